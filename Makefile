@@ -33,7 +33,7 @@ run: .venv/server ## start a server (ARGS="--listen 127.0.0.1:50052 …")
 	$(bin)/idalloc serve $(ARGS)
 
 test: lint type gen-check ## lint, type checks and all tests but the long ones, in under 5 minutes (ARGS="-k name" goes to pytest)
-	$(bin)/pytest -n $(JOBS) -m 'not mysql and not test_long and not languages' $(ARGS)
+	$(bin)/pytest -n $(JOBS) -m 'not mysql and not test_long and not languages and not xproto' $(ARGS)
 
 # Two at a time, as these tests kill, pause and flood processes that have deadlines.
 test-long: .venv/ready ## the long tests, which `test` leaves out; both must pass
@@ -41,6 +41,9 @@ test-long: .venv/ready ## the long tests, which `test` leaves out; both must pas
 
 test-languages: .venv/ready ## build and run the examples in Go, Java, Node and Python; skips languages that are not installed
 	$(bin)/pytest -m languages tests/languages $(ARGS)
+
+test-xproto: .venv/ready ## compare MySQL's clients for Python, Node and Java with MySQL's answers; skips what is not installed
+	$(bin)/pytest -n 0 tests/xproto $(ARGS)
 
 lint: .venv/ready ## ruff, import-linter, words, sizes, waits of tests, buf
 	$(bin)/ruff check --quiet
@@ -82,6 +85,9 @@ load: .venv/ready ## measure speed and memory
 
 bench-peers: .venv/ready ## measure idalloc beside Redis, PostgreSQL, CrateDB's recipe; writes docs/operations/benchmarks.md
 	$(bin)/python -m tests.load.peers $(ARGS)
+
+bench-xproto: .venv/ready ## measure adds of documents beside a live MySQL 8.0.31
+	$(bin)/python -m tests.load.xproto $(ARGS)
 
 bench-growth: .venv/ready ## measure what grows with sequences, nodes, connections; writes docs/operations/benchmarks.md
 	$(bin)/python -m tests.load.growth $(ARGS)
@@ -200,4 +206,4 @@ editable := $(bin)/pip install --quiet --disable-pip-version-check --no-deps --n
 	$(call venv,.venv-gen,$<)
 	@touch $@
 
-.PHONY: help run test test-long test-languages lint type format test-mysql trace load bench-peers bench-growth faults fuzz soak gen gen-check generated docs docs-reference go-prefix baseline lock tools dist image clean
+.PHONY: help run test test-long test-languages test-xproto lint type format test-mysql trace load bench-peers bench-xproto bench-growth faults fuzz soak gen gen-check generated docs docs-reference go-prefix baseline lock tools dist image clean

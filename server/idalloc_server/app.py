@@ -205,6 +205,7 @@ class _Node:
             {"address": listener.address, "store": store.address},
             settings.workers,
             lambda: self._draining.has_begun,
+            self._xproto.count,
         )
         self._add_services(settings, store, start)
 

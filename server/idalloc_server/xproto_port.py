@@ -1,6 +1,7 @@
 """The X Protocol's port of a server, as the settings describe it: its documents, certificates and access control."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping
 
 from idalloc_server.auth.access_control import AccessControl
@@ -12,6 +13,8 @@ from idalloc_server.listen.https import HttpsFiles
 from idalloc_server.process_mode import ProcessMode
 from idalloc_server.rpc.node import change_node
 from idalloc_server.store.urls import open_documents
+from idalloc_server.telemetry import families
+from idalloc_server.telemetry.metrics import Counts
 from idalloc_server.xproto.collections import Collections
 from idalloc_server.xproto.listener import Services, XListener
 
@@ -64,12 +67,13 @@ class XProtocolPort:
                 settings.tls_cert, settings.tls_key, settings.tls_client_ca, requires_client_certificate=requires
             )
         self._documents = open_documents(settings.store, settings.store_timeout)
+        self._collections = Collections(self._documents)
 
         async def change(given: Mapping[str, int], persist: bool) -> None:
             await change_node(given, doc_ids, mode.node_settings if persist else None, mode.workers, None)
 
         services = Services(
-            statements=Collections(self._documents),
+            statements=self._collections,
             documents=self._documents,
             doc_ids=doc_ids,
             change_node=change,
@@ -91,6 +95,16 @@ class XProtocolPort:
     def address(self) -> str:
         """The address, with the port in use once started; empty if nothing is served."""
         return self._listener.address if self._listener else ""
+
+    def count(self, counts: Counts) -> None:
+        """Add the metrics of the port; it has none if nothing is served."""
+        if self._listener is None:
+            return
+        counts.counters |= {
+            families.XPROTO_CALLS: self._listener.calls,
+            families.XPROTO_DOCUMENTS: Counter({"": self._collections.added}),
+        }
+        counts.gauges[families.XPROTO_CONNECTIONS] = {"": self._listener.connection_count}
 
     async def start(self) -> None:
         """Open the store of documents, bind the address and accept connections.

@@ -34,7 +34,7 @@ class Caller(Protocol):
         ...
 
     async def make_ids(self, count: int) -> list[str]:
-        """Return new document ids, made with the variables of this session and charged to the caller's quota.
+        """Return new document ids, made with the variables of this session; charge them and the call to the quota.
 
         Raises:
             XError: 1226, the quota is exhausted; 1105, no ids can be made.

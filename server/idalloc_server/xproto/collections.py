@@ -46,9 +46,13 @@ class Collections:
 
     Args:
         documents: The store.
+
+    Attributes:
+        added: How many documents were added.
     """
 
     def __init__(self, documents: Documents) -> None:
+        self.added = 0
         self._documents = documents
 
     async def execute(self, message: Message, caller: Caller) -> AsyncIterator[bytes]:
@@ -89,7 +93,7 @@ class Collections:
                 for number, row in enumerate(message.row, 1)
             ]
             without_id = [content for content in contents if "_id" not in content]
-            doc_ids = await caller.make_ids(len(without_id)) if without_id else []
+            doc_ids = await caller.make_ids(len(without_id))
             for content, doc_id in zip(without_id, doc_ids, strict=True):
                 content["_id"] = doc_id
             documents = [Document(key_of(content["_id"]), dump(content)) for content in contents]
@@ -99,6 +103,7 @@ class Collections:
                 if doc_ids:
                     caller.burn_ids(len(doc_ids))
                 raise
+        self.added += inserted.added
         if len(documents) > 1:
             yield frames.produced_message(f"Records: {len(documents)}  Duplicates: {inserted.replaced}  Warnings: 0")
         yield frames.rows_affected(inserted.added + 2 * inserted.replaced)

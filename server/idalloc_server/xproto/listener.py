@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import socket
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from typing import NamedTuple
@@ -26,9 +27,10 @@ from idalloc_server.xproto.session import Execute, LogIn, Request, Reset, Sessio
 from idalloc_server.xproto.sql import Sql
 from idalloc_server.xproto.variables import ChangeNode, Variables
 
-# How long a client may take from the connection to its login, and to read a reply.
+# How long a client may take from the connection to its login, and to read a reply or the last one.
 LOGIN_SECONDS = 30.0
 WRITE_SECONDS = 60.0
+LAST_SECONDS = 5.0
 READ_BYTES = 64 * 1024
 # How much of a reply is written at once.
 WRITE_BYTES = 256 * 1024
@@ -72,6 +74,10 @@ class XListener:
         max_message: The largest message, in bytes.
         max_connections: The most connections of this process.
         reuse_port: Whether other processes may bind the port.
+
+    Attributes:
+        calls: The calls that ended, by kind and code; see ``families.XPROTO_CALLS``.
+        draining: Set from the begin of a drain.
     """
 
     def __init__(
@@ -89,6 +95,7 @@ class XListener:
         self.tls = tls
         self.requires_tls = requires_tls
         self.max_message = max_message
+        self.calls: Counter[str] = Counter()
         self.draining = asyncio.Event()
         self._address = address
         self._max_connections = max_connections
@@ -101,6 +108,11 @@ class XListener:
     def address(self) -> str:
         """The address, with the port in use once started."""
         return self._address
+
+    @property
+    def connection_count(self) -> int:
+        """How many connections are open."""
+        return len(self._connections)
 
     async def start(self) -> None:
         """Bind the address and accept connections.
@@ -187,12 +199,14 @@ class _Connection:
         """Serve until the client leaves, the session ends or the server drains."""
         await self._send()
         async with asyncio.timeout(LOGIN_SECONDS):
-            while not self._session.is_logged_in and not self._session.is_closed:
-                if not await self._step():
-                    return
-        while not self._session.is_closed:
-            if not await self._step():
-                return
+            goes_on = True
+            while goes_on and not self._session.is_logged_in:
+                goes_on = await self._step()
+        while goes_on:
+            goes_on = await self._step()
+        self._writer.close()  # when what it buffers is sent
+        async with asyncio.timeout(LAST_SECONDS):
+            await self._writer.wait_closed()
 
     async def _step(self) -> bool:
         """Run what has arrived, or wait for more; return whether the connection goes on."""
@@ -233,6 +247,13 @@ class _Connection:
                 await self._writer.drain()
 
     async def _run(self, request: Request) -> None:
+        """Run a request, and count it."""
+        code = await self._answer(request)
+        if kind := _kind(request):
+            self._listener.calls[f"{kind} {code}"] += 1
+
+    async def _answer(self, request: Request) -> int:
+        """Run a request; return the code of its error, or 0."""
         session = self._session
         try:
             match request:
@@ -241,40 +262,48 @@ class _Connection:
                     if not session.is_closed and self._listener.tls is not None:
                         await self._writer.start_tls(self._listener.tls)
                 case LogIn():
-                    await self._log_in(request)
+                    return await self._log_in(request)
                 case Reset():
                     self._variables.reset()
                 case Execute():
                     await self._execute(request.message)
-        except XError as failure:
-            session.fail(failure)
-        except Unauthenticated:
-            session.fail(XError(1045, f"Access denied for user ''@'{self._host}' (using password: YES)", fatal=True))
-        except UnknownSchema as failure:
-            session.fail(unknown_schema(failure.schema))
-        except UnknownCollection as failure:
-            session.fail(unknown_collection(failure.schema, failure.name))
-        except DocumentsError as failure:
-            session.fail(XError(1105, str(failure)))
-        except Refusal as refusal:
-            session.fail(from_refusal(refusal))
+        except (XError, DocumentsError, Refusal) as failure:
+            error = self._error(failure)
+            session.fail(error)
+            return error.code
+        return 0
 
-    async def _log_in(self, request: LogIn) -> None:
+    def _error(self, failure: XError | DocumentsError | Refusal) -> XError:
+        match failure:
+            case XError():
+                return failure
+            case Unauthenticated():
+                return XError(1045, f"Access denied for user ''@'{self._host}' (using password: YES)", fatal=True)
+            case UnknownSchema():
+                return unknown_schema(failure.schema)
+            case UnknownCollection():
+                return unknown_collection(failure.schema, failure.name)
+            case DocumentsError():
+                return XError(1105, str(failure))
+            case _:
+                return from_refusal(failure)
+
+    async def _log_in(self, request: LogIn) -> int:
         schema, user, token, _ = request.credentials
         credential = self._services.logins.log_in(_LOGIN, user, token, self._peer)
         if credential is None:
-            self._session.reject_login()
-            return
+            return self._session.reject_login()
         if schema and schema not in await self._services.documents.list_schemas():
             raise XError(1049, unknown_schema(schema).message)
         self._credential, self.schema = credential, schema
         self._variables.reset()
         self._session.accept_login()
+        return 0
 
     async def _execute(self, message: Message) -> None:
-        identity = self._identity()
-        if not isinstance(message, StmtExecute) and not _inserts(message):
-            self._charge(identity, 0)
+        # SQL, commands and inserts are charged where they run.
+        if message.DESCRIPTOR.name not in ("StmtExecute", "Insert"):
+            self._charge(self._identity(), 0)
         async with aclosing(self._reply(message)) as reply:
             size = 0
             async for frame in reply:
@@ -331,6 +360,8 @@ class _Connection:
         """See ``Caller``."""
         identity = self._identity()
         self._charge(identity, count)
+        if not count:
+            return []
         try:
             runs = await self._services.doc_ids.generate(count, self._variables.offset, self._variables.increment)
         except Refusal:
@@ -353,6 +384,13 @@ class _Connection:
             await self._services.change_node(given, persist)
 
 
-def _inserts(message: Message) -> bool:
-    """Return whether a message's ids are charged with the call."""
-    return message.DESCRIPTOR.name == "Insert"
+def _kind(request: Request) -> str:
+    """Return what the metrics call a request; empty for one that they do not count."""
+    if isinstance(request, LogIn):
+        return "login"
+    if not isinstance(request, Execute):
+        return ""
+    message = request.message
+    if isinstance(message, StmtExecute):
+        return "command" if message.namespace == "mysqlx" else "sql"
+    return str(message.DESCRIPTOR.name).lower()

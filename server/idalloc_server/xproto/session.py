@@ -89,6 +89,11 @@ class Session:
         self._expectations = Expectations()
         self._output = [frames.HELLO]
 
+    @property
+    def buffered(self) -> int:
+        """How many bytes wait for the rest of their frame."""
+        return len(self._reader)
+
     def receive(self, data: bytes) -> None:
         """Add bytes that the client sent."""
         self._reader.feed(data)
@@ -135,10 +140,12 @@ class Session:
             frames.frame(frames.AUTHENTICATE_OK, connection_pb2.AuthenticateOk(auth_data=b"")),
         ]
 
-    def reject_login(self) -> None:
-        """End a request to log in: the credentials are wrong."""
+    def reject_login(self) -> int:
+        """End a request to log in: the credentials are wrong. Return the code of the error."""
         assert self._credentials is not None  # noqa: S101 - the request had them
-        self.fail(self._login.refusal(self._credentials))
+        refusal = self._login.refusal(self._credentials)
+        self.fail(refusal)
+        return refusal.code
 
     def _handle(self, kind: int, payload: bytes) -> Request | None:
         message = frames.parse(kind, payload)

@@ -11,7 +11,7 @@ from idalloc_server.xproto.caller import Caller
 from idalloc_server.xproto.errors import XError, no_schema, not_supported, unknown_collection, unknown_schema
 from idalloc_server.xproto.variables import VERSION, Assignment, Variables
 
-# The longest statement, in characters.
+# The longest statement with its arguments, in characters.
 MAX_STATEMENT = 4_096
 
 _NAME = r"(`(?:[^`]|``)+`|[\w$]+)"
@@ -83,9 +83,10 @@ class Sql:
         Raises:
             XError: The statement is not served, or failed.
         """
-        if len(statement) > MAX_STATEMENT:
+        bound = _bind(statement, args) if len(statement) <= MAX_STATEMENT else statement
+        if len(bound) > MAX_STATEMENT:
             raise not_supported(f"statements of more than {MAX_STATEMENT} characters")
-        text = _bind(statement, args).strip().removesuffix(";").strip()
+        text = bound.strip().removesuffix(";").strip()
         if not text:
             raise XError(1065, "Query was empty", "42000")
         for form, run in self._forms:
