@@ -129,48 +129,6 @@ LIMITS = {
             "each takes a thread",
         ),
     ],
-    "X Protocol port": [
-        Limit("connections", _setting("xproto_max_connections"), "MySQL's error 1040"),
-        Limit("size of a message", _setting("xproto_max_message", " bytes"), "the server closes the connection"),
-        Limit("size of a message before the login", _kib(session.MAX_LOGIN_FRAME), "the server closes the connection"),
-        Limit("time until the login", f"{listener.LOGIN_SECONDS:g} s", "the server closes the connection"),
-        Limit(
-            "time to read a part of a reply",
-            f"{listener.WRITE_SECONDS:g} s",
-            "the server closes the connection",
-            "a client that does not read costs the memory of one part",
-        ),
-        Limit("failed logins of a connection", number(login.MAX_FAILURES), "the last one closes the connection"),
-        Limit(
-            "name of a connection attribute",
-            f"{capabilities.MAX_ATTRIBUTE_NAME} bytes",
-            "MySQL's error 5005",
-            "MySQL's",
-        ),
-        Limit("documents of an insert", number(collections.MAX_INSERTED_DOCUMENTS), "MySQL's error 1105"),
-        Limit("`_id` of a document, as text", f"{json_text.MAX_KEY_BYTES} bytes", "MySQL's error 1406", "MySQL's"),
-        Limit("nesting of a document", number(json_text.MAX_DEPTH), "MySQL's error 3157", "MySQL's"),
-        Limit(
-            "documents that a statement sorts",
-            number(selection.MAX_SORTED_DOCUMENTS),
-            "MySQL's error 1038",
-            "they are sorted in memory",
-        ),
-        Limit("name of a schema or collection", f"{admin.MAX_NAME} characters", "MySQL's error 1059", "MySQL's"),
-        Limit("length of an SQL statement", f"{number(sql.MAX_STATEMENT)} characters", "MySQL's error 1235"),
-        Limit(
-            "`%` of a pattern for names",
-            number(admin.MAX_WILDCARDS),
-            "MySQL's error 1235",
-            "each may multiply the time to match",
-        ),
-        Limit(
-            "open blocks of expectations of a session",
-            number(expect.MAX_BLOCKS),
-            "the server closes the connection",
-            "clients do not close all of theirs",
-        ),
-    ],
     "HTTP port": [
         Limit(
             "open connections",
