@@ -7,6 +7,7 @@ import signal
 import ssl
 import subprocess
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -226,13 +227,15 @@ async def test_killed_servers_keep_what_they_answered(tmp_path: Path, rounds: in
         while True:
             received.extend((await client.add("{}", '{"n": 1}')).ids)
 
+    def has_received(count: int) -> bool:
+        return len(received) >= count
+
     for number in range(rounds):
         with running(tmp_path, xproto_listen="127.0.0.1:0", log_level="warn") as server:
             async with connected(address(server)) as first, connected(address(server)) as second:
                 await first.create_collection()
                 adding = [asyncio.create_task(add(client)) for client in (first, second)]
-                enough = len(received) + 40 + number
-                await until(lambda enough=enough: len(received) >= enough, "some ids")  # type: ignore[misc]
+                await until(partial(has_received, len(received) + 40 + number), "some ids")
                 server.send(signal.SIGKILL)
                 ended = await asyncio.gather(*adding, return_exceptions=True)
                 assert all(isinstance(each, asyncio.IncompleteReadError | OSError) for each in ended)

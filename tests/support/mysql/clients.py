@@ -27,7 +27,7 @@ def _node() -> list[str]:
     folder = _BUILD / "xdevapi-node"
     _install("@mysql/xdevapi", folder, ["package.json", "package-lock.json"], ["npm", "ci", "--silent"])
     # It finds its package beside itself.
-    return ["node", shutil.copy(_DRIVERS / "drive.mjs", folder)]
+    return ["node", str(shutil.copy(_DRIVERS / "drive.mjs", folder))]
 
 
 def _java() -> list[str]:
