@@ -49,7 +49,7 @@ async def test_a_stock_client_gets_mysqls_answers(
     settings = {"store": store[1], "tls_cert": shown.cert, "tls_key": shown.key, "xproto_listen": "127.0.0.1:0"}
     with ExitStack() as stack:
         # In a thread: the stand-in answers on this event loop.
-        server = await asyncio.to_thread(stack.enter_context, running(tmp_path, log_level="warn", **settings))
+        server = await asyncio.to_thread(stack.enter_context, running(tmp_path, log_level="warning", **settings))
         port = json.loads(server.serving)["xproto"].rpartition(":")[2]
         driving = await asyncio.create_subprocess_exec(
             *command, "--port", port, "--scenarios", conformance.SCENARIOS, stdout=asyncio.subprocess.PIPE
