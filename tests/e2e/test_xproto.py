@@ -196,12 +196,12 @@ async def test_metrics_have_calls_and_connections(tmp_path: Path) -> None:
             values = await asyncio.to_thread(metrics, server)
             shown = {name: value for name, value in values.items() if "xproto" in name}
         assert shown == {
-            "idalloc_xproto_calls_total login 0": 1,
-            "idalloc_xproto_calls_total sql 0": 1,
-            "idalloc_xproto_calls_total command 0": 1,
-            "idalloc_xproto_calls_total insert 0": 1,
-            "idalloc_xproto_calls_total insert 5116": 1,
-            "idalloc_xproto_calls_total find 0": 1,
+            "idalloc_xproto_calls_total 0 login": 1,
+            "idalloc_xproto_calls_total 0 sql": 1,
+            "idalloc_xproto_calls_total 0 command": 1,
+            "idalloc_xproto_calls_total 0 insert": 1,
+            "idalloc_xproto_calls_total 5116 insert": 1,
+            "idalloc_xproto_calls_total 0 find": 1,
             "idalloc_xproto_documents_added_total": 2,
             "idalloc_xproto_connections": 1,
         }
