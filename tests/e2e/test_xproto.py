@@ -166,7 +166,7 @@ async def test_quotas_hold_on_statements(access: Access, tmp_path: Path) -> None
 
 async def test_every_worker_listens(tmp_path: Path) -> None:
     """All workers serve the port; sessions of different workers make different ids in one collection."""
-    with running(tmp_path, xproto_listen="127.0.0.1:0", workers=2, log_level="warn") as server:
+    with running(tmp_path, xproto_listen="127.0.0.1:0", workers=2, log_level="warning") as server:
         async with connected(address(server)) as client:
             await client.create_collection()
         ids: set[str] = set()
@@ -196,12 +196,12 @@ async def test_metrics_have_calls_and_connections(tmp_path: Path) -> None:
             values = await asyncio.to_thread(metrics, server)
             shown = {name: value for name, value in values.items() if "xproto" in name}
         assert shown == {
-            "idalloc_xproto_calls_total login 0": 1,
-            "idalloc_xproto_calls_total sql 0": 1,
-            "idalloc_xproto_calls_total command 0": 1,
-            "idalloc_xproto_calls_total insert 0": 1,
-            "idalloc_xproto_calls_total insert 5116": 1,
-            "idalloc_xproto_calls_total find 0": 1,
+            "idalloc_xproto_calls_total 0 login": 1,
+            "idalloc_xproto_calls_total 0 sql": 1,
+            "idalloc_xproto_calls_total 0 command": 1,
+            "idalloc_xproto_calls_total 0 insert": 1,
+            "idalloc_xproto_calls_total 5116 insert": 1,
+            "idalloc_xproto_calls_total 0 find": 1,
             "idalloc_xproto_documents_added_total": 2,
             "idalloc_xproto_connections": 1,
         }
@@ -231,7 +231,7 @@ async def test_killed_servers_keep_what_they_answered(tmp_path: Path, rounds: in
         return len(received) >= count
 
     for number in range(rounds):
-        with running(tmp_path, xproto_listen="127.0.0.1:0", log_level="warn") as server:
+        with running(tmp_path, xproto_listen="127.0.0.1:0", log_level="warning") as server:
             async with connected(address(server)) as first, connected(address(server)) as second:
                 await first.create_collection()
                 adding = [asyncio.create_task(add(client)) for client in (first, second)]
@@ -240,7 +240,7 @@ async def test_killed_servers_keep_what_they_answered(tmp_path: Path, rounds: in
                 ended = await asyncio.gather(*adding, return_exceptions=True)
                 assert all(isinstance(each, asyncio.IncompleteReadError | OSError) for each in ended)
     assert len(set(received)) == len(received)
-    with running(tmp_path, xproto_listen="127.0.0.1:0", log_level="warn") as server:
+    with running(tmp_path, xproto_listen="127.0.0.1:0", log_level="warning") as server:
         async with connected(address(server)) as client:
             stored = [json.loads(row)["_id"] for row in (await client.find()).rows]
     assert set(received) <= set(stored)

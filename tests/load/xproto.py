@@ -65,7 +65,7 @@ def main() -> None:
     interpreter = environments.mysqlx_python()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        server = stack.enter_context(running(folder, xproto_listen="127.0.0.1:0", log_level="warn"))
+        server = stack.enter_context(running(folder, xproto_listen="127.0.0.1:0", log_level="warning"))
         ours = int(json.loads(server.serving)["xproto"].rpartition(":")[2])
         theirs = stack.enter_context(mysql.running())
         slower, rates = [], []

@@ -210,9 +210,7 @@ OPERATIONS: dict[str, Callable[[World, Step], Any]] = {
     "count": lambda w, s: w.collection(s).count(),
     "get_one": lambda w, s: plain(w.collection(s).get_one(w.fill(s["id"]))),
     "replace_one": lambda w, s: w.wrote(w.collection(s).replace_one(w.fill(s["id"]), w.fill(s["doc"])), ids=False),
-    "add_or_replace_one": lambda w, s: w.wrote(
-        w.collection(s).add_or_replace_one(w.fill(s["id"]), w.fill(s["doc"]))
-    ),
+    "add_or_replace_one": lambda w, s: w.wrote(w.collection(s).add_or_replace_one(w.fill(s["id"]), w.fill(s["doc"]))),
     "remove_one": lambda w, s: w.wrote(w.collection(s).remove_one(w.fill(s["id"])), ids=False),
     "begin": lambda w, s: ok(w.session(s).start_transaction()),
     "commit": lambda w, s: ok(w.session(s).commit()),
