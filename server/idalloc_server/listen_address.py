@@ -18,14 +18,7 @@ def check_listen_address(value: str) -> str:
                 f"must be unix:/PATH, at most {_MAX_UNIX_LENGTH} ASCII letters, digits and characters of /._@+-"
             )
         return value
-    match = re.fullmatch(r"([^\s:]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", value)
-    if match is None or int(match[2]) > 65_535:
-        raise ValueError("must be HOST:PORT such as 127.0.0.1:50051 or [::]:50051, or unix:/PATH")
-    try:
-        match[1].encode("idna")  # as the lookup at startup encodes it
-    except UnicodeError:
-        raise ValueError("must be HOST:PORT with a valid host name or address") from None
-    return value
+    return _check_host_and_port(value, "must be HOST:PORT such as 127.0.0.1:50051 or [::]:50051, or unix:/PATH")
 
 
 def check_http_address(value: str) -> str:
@@ -34,9 +27,18 @@ def check_http_address(value: str) -> str:
     Raises:
         ValueError: It is not HOST:PORT.
     """
-    if value.startswith("unix:"):
-        raise ValueError("must be HOST:PORT such as 127.0.0.1:50080, or empty")
-    return check_listen_address(value) if value else value
+    return _check_host_and_port(value, "must be HOST:PORT such as 127.0.0.1:50080, or empty") if value else value
+
+
+def _check_host_and_port(value: str, rule: str) -> str:
+    match = re.fullmatch(r"([^\s:]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", value)
+    if match is None or int(match[2]) > 65_535:
+        raise ValueError(rule)
+    try:
+        match[1].encode("idna")  # as the lookup at startup encodes it
+    except UnicodeError:
+        raise ValueError("must be HOST:PORT with a valid host name or address") from None
+    return value
 
 
 def unix_path(listen: str) -> str:

@@ -50,7 +50,7 @@ class NodeAnswers:
 
     async def _recent(self, arguments: Mapping[str, Any]) -> Any:
         """Return the last failed calls and events."""
-        return {"refusals": list(recent.refusals), "events": list(recent.events)}
+        return recent.lines()
 
 
 def _sequence(summary: SequenceSummary) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import ssl
 import subprocess
 import urllib.error
 import urllib.request
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -128,20 +129,27 @@ def test_sums_are_right_after_a_worker_was_killed(tmp_path: Path) -> None:
         assert server.stop() == 0
 
 
-def test_port_answers_while_no_worker_can_start(tmp_path: Path) -> None:
-    """Without a worker /livez and /metrics answer, and /readyz names the check."""
-    with running(tmp_path, http_listen=LOOPBACK, workers=2, store_timeout="1s") as server:
+@contextmanager
+def without_workers(folder: Path) -> Iterator[Server]:
+    """Run a server of two workers, whose workers are killed and cannot start again; at the end they can."""
+    with running(folder, http_listen=LOOPBACK, workers=2, store_timeout="1s") as server:
         wait_until(lambda: get(server, "readyz")[0] == 200)
-        with closing(sqlite3.connect(tmp_path / "ids.db", isolation_level=None)) as database:
+        with closing(sqlite3.connect(folder / "ids.db", isolation_level=None)) as database:
             database.execute("BEGIN IMMEDIATE")
             for line in log_events(server, "worker_started"):
                 os.kill(line["pid"], signal.SIGKILL)
             wait_until(lambda: get(server, "readyz")[0] == 503)
-            assert get(server, "readyz")[1].startswith("[-]workers failed: no worker serves\n")
-            assert get(server, "livez")[0] == 200
-            assert metrics(server)["idalloc_workers"] == 0
+            yield server
             database.execute("ROLLBACK")
         wait_until(lambda: get(server, "readyz")[0] == 200)
+
+
+def test_port_answers_while_no_worker_can_start(tmp_path: Path) -> None:
+    """Without a worker /livez and /metrics answer, and /readyz names the check."""
+    with without_workers(tmp_path) as server:
+        assert get(server, "readyz")[1].startswith("[-]workers failed: no worker serves\n")
+        assert get(server, "livez")[0] == 200
+        assert metrics(server)["idalloc_workers"] == 0
 
 
 @pytest.mark.test_long

@@ -1,8 +1,6 @@
 """The documents of the status page of real servers, with one process and with several."""
 
 import json
-import os
-import signal
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -12,9 +10,8 @@ import pytest
 
 import idalloc
 from tests.e2e.test_access import new_token
-from tests.e2e.test_http import LOOPBACK, get, metrics
+from tests.e2e.test_http import LOOPBACK, get, metrics, without_workers
 from tests.support.processes import Server, running
-from tests.support.server_calls import log_events
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(180)
@@ -93,18 +90,11 @@ def test_documents_need_the_role_read_on_all_sequences(tmp_path: Path, workers: 
 
 def test_status_answers_while_no_worker_serves(tmp_path: Path) -> None:
     """Without a worker the status names the failing check, and the list is 503 with one line."""
-    with running(tmp_path, http_listen=LOOPBACK, workers=2, store_timeout="1s") as server:
-        wait_until(lambda: get(server, "readyz")[0] == 200)
-        with closing(sqlite3.connect(tmp_path / "ids.db", isolation_level=None)) as database:
-            database.execute("BEGIN IMMEDIATE")
-            for line in log_events(server, "worker_started"):
-                os.kill(line["pid"], signal.SIGKILL)
-            wait_until(lambda: get(server, "readyz")[0] == 503)
-            health = {each["check"]: each["problem"] for each in document(server, "api/status")["health"]}
-            assert health["workers"] == "no worker serves"
-            assert get(server, "api/sequences") == (503, "no worker serves\n")
-            assert any(each["event"] == "worker_ended" for each in document(server, "api/status")["events"])
-            database.execute("ROLLBACK")
+    with without_workers(tmp_path) as server:
+        health = {each["check"]: each["problem"] for each in document(server, "api/status")["health"]}
+        assert health["workers"] == "no worker serves"
+        assert get(server, "api/sequences") == (503, "no worker serves\n")
+        assert any(each["event"] == "worker_ended" for each in document(server, "api/status")["events"])
 
 
 @pytest.mark.test_long

@@ -28,6 +28,11 @@ def record(logger: object, method: str, line: Any) -> Any:
     return line
 
 
+def lines() -> dict[str, list[Line]]:
+    """Return the last failed calls and events of this process, as JSON values."""
+    return {"refusals": list(refusals), "events": list(events)}
+
+
 def newest(*lists: list[Line]) -> list[Line]:
     """Return the newest lines of several lists, newest first."""
     lines = [line for each in lists for line in each]

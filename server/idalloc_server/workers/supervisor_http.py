@@ -11,7 +11,7 @@ from idalloc_server.auth.client_certificates import ClientCertificates
 from idalloc_server.config import Settings
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.rpc.methods import METHOD_TYPES
-from idalloc_server.telemetry import families
+from idalloc_server.telemetry import families, recent
 from idalloc_server.telemetry.metrics import Counts
 from idalloc_server.workers.questions import Questions
 from idalloc_server.workers.worker_process import WorkerProcess
@@ -29,7 +29,7 @@ class SupervisorHttp:
 
     Attributes:
         questions: Asks a worker.
-        ask, ask_all: See ``Source``.
+        ask: See ``Source``.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class SupervisorHttp:
         self._workers = workers
         self._counts = counts
         self.questions = Questions(workers)
-        self.ask, self.ask_all = self.questions.ask, self.questions.ask_all
+        self.ask = self.questions.ask
         self._access_file = access_file if settings.http_listen else None
         self._access_control = AccessControl(
             clock,
@@ -98,6 +98,11 @@ class SupervisorHttp:
         """See ``Source``."""
         serving = next((each.pipe.values["serving"] for each in self._workers if each.is_serving), ("", ""))
         return {"address": serving[0], "store": serving[1]}
+
+    async def ask_all(self, question: str, arguments: Mapping[str, Any], timeout: float) -> list[Any]:
+        """See ``Source``: the supervisor has a log of its own, and nothing else to answer."""
+        answers = await self.questions.ask_all(question, arguments, timeout)
+        return [*answers, recent.lines()] if question == "recent" else answers
 
     def counts(self) -> Counts:
         """See ``Source``."""

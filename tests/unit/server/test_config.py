@@ -93,3 +93,10 @@ def test_only_absolute_missing_paths_are_shown(tmp_path: Path, value: str) -> No
             assert "cannot read" in message
             assert (given in message) is shown
             assert "pLaNtEd" not in message
+
+
+@pytest.mark.parametrize("value", ["here", "127.0.0.1:70000", "unix:/run/idalloc.sock"])
+def test_the_http_port_is_no_unix_socket(value: str, tmp_path: Path) -> None:
+    """The error of an invalid ``http_listen`` proposes only what it can be."""
+    rule = f"must be HOST:PORT such as 127.0.0.1:50080, or empty, not {value!r}"
+    assert refused({"http_listen": value}, "flag", tmp_path).endswith(rule)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
+from idalloc_server.domain.administration.index import MAX_KEPT, SortKey
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.http.server import Handler
@@ -21,8 +22,7 @@ from idalloc_server.telemetry.metrics import CallMetrics, Counts
 # The longest wait for a process that answers a question.
 ANSWER_SECONDS = 2.0
 DEFAULT_LIMIT, MAX_LIMIT = 50, 100
-MAX_OFFSET = 10_000
-SORT_KEYS = ("name", "used", "rate", "exhausts")
+MAX_OFFSET = MAX_KEPT
 
 # The page has no text of a caller in its files, loads nothing from elsewhere, and is shown in no frame.
 PAGE_POLICY = (
@@ -100,9 +100,7 @@ class StatusPage:
             source: What the page shows.
             health: The problem that each check found, by its name; empty if it passes.
         """
-        answers = await source.ask_all("recent", {}, ANSWER_SECONDS)
-        own = {"refusals": list(recent.refusals), "events": list(recent.events)}
-        lists = answers if own in answers else [*answers, own]  # A single process has answered with its own.
+        lists = await source.ask_all("recent", {}, ANSWER_SECONDS)
         counts = source.counts()
         prefix = next(iter(counts.gauges[families.START_TIMESTAMP]), "")
         times = {"started_at": self._started_at, "now": self._clock.wall()}
@@ -126,8 +124,8 @@ class StatusPage:
         """
         query = request.query
         sort = query.get("sort", "name")
-        if sort not in SORT_KEYS:
-            raise _invalid(f"sort must be one of {', '.join(SORT_KEYS)}")
+        if sort not in [*SortKey]:
+            raise _invalid(f"sort must be one of {', '.join(SortKey)}")
         arguments = {
             "search": query.get("search", ""),
             "sort": sort,
