@@ -36,7 +36,7 @@ run: .venv/server ## start a server (ARGS="--listen 127.0.0.1:50052 …")
 	$(bin)/idalloc serve $(ARGS)
 
 test: lint type gen-check ## lint, type checks and all tests but the long ones, in under 5 minutes (ARGS="-k name" goes to pytest)
-	$(bin)/pytest -n $(JOBS) --dist worksteal -m 'not mysql and not test_long and not languages' $(ARGS)
+	$(bin)/pytest -n $(JOBS) --dist worksteal -m 'not mysql and not test_long and not languages and not xproto' $(ARGS)
 
 # Two at a time, as these tests kill, pause and flood processes that have deadlines.
 test-long: .venv/ready ## the long tests, which `test` leaves out; both must pass
@@ -44,6 +44,9 @@ test-long: .venv/ready ## the long tests, which `test` leaves out; both must pas
 
 test-languages: .venv/ready ## build and run the examples in Go, Java, Node and Python; skips languages that are not installed
 	$(bin)/pytest -m languages tests/languages $(ARGS)
+
+test-xproto: .venv/ready ## compare MySQL's clients for Python, Node and Java with MySQL's answers; skips what is not installed
+	$(bin)/pytest -n 0 tests/xproto $(ARGS)
 
 lint: .venv/ready ## ruff, import-linter, words, sizes, waits of tests, buf
 	$(bin)/ruff check --quiet
@@ -88,6 +91,9 @@ bench-peers: .venv/ready ## measure idalloc beside Redis, PostgreSQL, CrateDB's 
 
 bench-opensearch: .venv/ready ## measure idalloc beside the counter document of OpenSearch; writes docs/operations/benchmarks.md
 	$(bin)/python -m tests.load.counter_document $(ARGS)
+
+bench-xproto: .venv/ready ## measure adds of documents beside a live MySQL 8.0.31
+	$(bin)/python -m tests.load.xproto $(ARGS)
 
 bench-growth: .venv/ready ## measure what grows with sequences, nodes, connections; writes docs/operations/benchmarks.md
 	$(bin)/python -m tests.load.growth $(ARGS)
@@ -141,6 +147,7 @@ lock: ## update the locked requirements (needs uv; ARGS=--upgrade for the newest
 	$(lock) --group gen --output-file requirements/gen.txt
 	$(lock) --group deploy --output-file requirements/deploy.txt
 	$(lock) --group mysqlx --output-file requirements/mysqlx.txt
+	cp requirements/mysqlx.txt examples/mysql/python/requirements.txt
 	$(lock) --group uwsgi --output-file requirements/uwsgi.txt
 
 tools: .venv-deploy/installed.txt ## install what tests of deploy/ and .github/ run; helm and actionlint need Go: without them tests are skipped
@@ -156,7 +163,7 @@ image: ## build the container image
 
 clean: ## remove everything that make makes
 	rm -rf .venv .venv-deploy .venv-gen .venv-mysqlx .venv-uwsgi .build .cache dist .hypothesis .ruff_cache
-	rm -rf examples/java/target examples/node/dist examples/node/gen examples/node/node_modules
+	rm -rf examples/java/target examples/mysql/java/target examples/mysql/node/node_modules examples/node/dist examples/node/gen examples/node/node_modules
 	find client server tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call venv,FOLDER,REQUIREMENTS): a fresh virtual environment with exactly the locked versions.
@@ -205,4 +212,4 @@ editable := $(bin)/pip install --quiet --disable-pip-version-check --no-deps --n
 	$(call venv,.venv-gen,$<)
 	@touch $@
 
-.PHONY: help run test test-long test-languages lint type format test-mysql trace load bench-peers bench-opensearch bench-growth faults fuzz soak gen gen-check generated docs docs-reference go-prefix baseline lock tools dist image clean
+.PHONY: help run test test-long test-languages test-xproto lint type format test-mysql trace load bench-peers bench-opensearch bench-xproto bench-growth faults fuzz soak gen gen-check generated docs docs-reference go-prefix baseline lock tools dist image clean

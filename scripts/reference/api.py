@@ -21,6 +21,11 @@ _FILES = (
     "idalloc/v1/sequences.proto",
     "idalloc/v1/node.proto",
     "idalloc/xprotocol/v1/notice.proto",
+    "idalloc/xprotocol/v1/connection.proto",
+    "idalloc/xprotocol/v1/expect.proto",
+    "idalloc/xprotocol/v1/statement.proto",
+    "idalloc/xprotocol/v1/expression.proto",
+    "idalloc/xprotocol/v1/crud.proto",
 )
 _OWN_PAGE = "idalloc/v1/error_reason.proto"
 _SERVICE_CONFIG = ROOT / "protos/idalloc/v1/service_config.json"

@@ -14,6 +14,7 @@ from idalloc_server.domain import errors, generations
 from idalloc_server.domain.administration import index, paging
 from idalloc_server.domain.allocation import burned, counter_allocator, high_water_marks, survey, usage
 from idalloc_server.domain.document_ids import generator, start_timestamps
+from idalloc_server.domain.documents import json_text
 from idalloc_server.domain.idempotency import allocator as idempotency
 from idalloc_server.domain.sequences import formats, model, validation
 from idalloc_server.http import server as http
@@ -22,6 +23,7 @@ from idalloc_server.listen import transport
 from idalloc_server.rpc import health, id_allocator, sequences
 from idalloc_server.telemetry import log_queue, metrics, recent, series
 from idalloc_server.workers import supervisor
+from idalloc_server.xproto import admin, capabilities, collections, expect, listener, login, selection, session, sql
 from scripts.reference import links
 from scripts.reference.markdown import document, prose, table
 from scripts.reference.settings import shown_number
@@ -174,6 +176,35 @@ LIMITS = {
         Limit("a text of these", f"{recent.MAX_TEXT} characters", "the rest is cut"),
         Limit("`limit` of `/api/sequences`", str(status_page.MAX_LIMIT), "status 400"),
         Limit("`offset` of `/api/sequences`", number(status_page.MAX_OFFSET), "status 400"),
+    ],
+    "X Protocol port": [
+        Limit(
+            "connections to a process",
+            _setting("xproto_max_connections"),
+            "error 1040",
+            "each may hold a message in memory",
+        ),
+        Limit(
+            "size of a message",
+            f"{_setting('xproto_max_message')} bytes; before the login {_kib(session.MAX_LOGIN_FRAME)}",
+            "the server closes the connection",
+        ),
+        Limit("time of a login", f"{listener.LOGIN_SECONDS:g} s", "the server closes the connection"),
+        Limit("failed logins of a connection", str(login.MAX_FAILURES), "the last one closes the connection"),
+        Limit(
+            "time of a client to read a reply",
+            f"{listener.WRITE_SECONDS:g} s for each {_kib(listener.WRITE_BYTES)}",
+            "the server closes the connection",
+        ),
+        Limit("documents of an insert", number(collections.MAX_INSERTED_DOCUMENTS), "error 1105; nothing is stored"),
+        Limit("`_id`", f"{json_text.MAX_KEY_BYTES} bytes of UTF-8", "error 1406"),
+        Limit("nesting of a document", f"{json_text.MAX_DEPTH} levels", "error 3157"),
+        Limit("documents that a statement sorts", number(selection.MAX_SORTED_DOCUMENTS), "error 1038"),
+        Limit("name of a schema or a collection", f"{admin.MAX_NAME} characters", "error 1059"),
+        Limit("`%` in a pattern of names", str(admin.MAX_WILDCARDS), "error 1235", "each may multiply the time"),
+        Limit("SQL statement", f"{number(sql.MAX_STATEMENT)} characters", "error 1235"),
+        Limit("open Expect blocks", str(expect.MAX_BLOCKS), "error 5000, and the connection is closed"),
+        Limit("name of a connection attribute", f"{capabilities.MAX_ATTRIBUTE_NAME} bytes", "error 5005"),
     ],
     "Ids of a call": [
         Limit(

@@ -95,6 +95,21 @@ younger: keep `grpcio` where it is fast enough. To use TLS with `native`, put a 
 [monitoring](../operations/monitoring.md). With several workers the supervisor serves it. Port 0 selects a free port,
 which the server prints. `make run` sets `127.0.0.1:50080`. An address that other machines reach has the rule of
 [`insecure`](#insecure), and TLS is that of [`tls_cert`](#tls_cert).""",
+    "xproto_listen": """MySQL's X DevAPI clients connect here: `collection.add()` stores documents, and the server makes
+their ids. It is not MySQL: transactions, prepared statements, compression, tables and other SQL are refused with
+MySQL's errors. With SQLite the documents are in a file beside the store, such as `idalloc-documents.db`. See
+[MySQL X DevAPI clients](../guides/mysql-xdevapi.md).
+
+The user is the name of an identity, and the password its token. With [`access`](#access) the server starts only with
+[`tls_cert`](#tls_cert), and clients log in with TLS alone. Without a certificate clients need `ssl-mode=DISABLED`. An
+address that other machines reach has the rule of [`insecure`](#insecure). Port 0 selects a free port, which the server
+prints. Each of several workers serves it.
+
+A statement needs a role on `SCHEMA.COLLECTION`: `read` to find and count, `allocate` to add, `admin` for all others.
+To create or drop a schema, the role `admin` is needed on its name.""",
+    "xproto_max_message": """A longer message closes the connection. Clients read it as `@@mysqlx_max_allowed_packet`.
+Before a login a message has at most 64 KiB.""",
+    "xproto_max_connections": """A further connection gets MySQL's error 1040. Each may hold a message in memory.""",
     "store": f"""{_STORES}
 
 {_PARAMETERS}

@@ -38,6 +38,7 @@ from idalloc_server.store.counted import counted
 from idalloc_server.store.urls import open_store
 from idalloc_server.telemetry.logs import log_burned, watch_burned
 from idalloc_server.telemetry.metrics import CallMetrics
+from idalloc_server.xproto_port import XProtocolPort
 
 # The share of drain_timeout after which running streams are ended.
 STREAMS_SHARE = 0.8
@@ -185,6 +186,7 @@ class _Node:
         self._sequence_service = SequenceService(
             store, clock, self._allocator, store_timeout=settings.store_timeout, max_clock_skew=settings.max_clock_skew
         )
+        self._xproto = XProtocolPort(settings, mode, listener.access_control, self._doc_ids, self._allocator.burned)
         self._index = SequenceIndex(self._sequence_service, clock)
         self._metrics = CallMetrics()
         self._draining = Draining(self._metrics)
@@ -209,6 +211,7 @@ class _Node:
             {"address": listener.address, "store": store.address},
             settings.workers,
             lambda: self._draining.has_begun,
+            self._xproto.count,
         )
         self._add_services(settings, store, start)
 
@@ -263,6 +266,7 @@ class _Node:
                 if self._listener.access_file:
                     monitors.append(self._listener.access_file.follow(self._apply_access))
                 background = [tasks.create_task(job) for job in (*jobs, *monitors)]
+                await self._xproto.start()
                 await self._listener.server.start()
                 await self._mode.wait_all_ready(self._doc_ids, self._listener.access_control)
                 self._health.set_serving(serving=True)
@@ -270,13 +274,14 @@ class _Node:
                 # Exempt the long-lived objects from further collections.
                 gc.collect()
                 gc.freeze()
-                self._mode.report_serving(self._listener.address, store, prefix, http=http)
+                self._mode.report_serving(self._listener.address, store, prefix, http=http, xproto=self._xproto.address)
                 await self._mode.stop_requested.wait()
                 self._mode.report_stopping()
                 await self._drain()
                 for task in background:
                     task.cancel()
         finally:
+            await self._xproto.close()
             await self._release()
 
     async def _reload(self) -> None:
@@ -310,6 +315,8 @@ class _Node:
             self._draining.hold_new_calls()
         else:
             self._draining.reject_calls()
+        # Beside the calls: each connection ends when its statement has ended.
+        documents = asyncio.create_task(self._xproto.drain(remaining(STREAMS_SHARE)))
         await self._draining.wait_until_quiet(QUIET_SECONDS, timeout=min(MAX_QUIET_WAIT_SECONDS, timeout / 2))
         closing = None
         if self._can_send_goaway:
@@ -321,6 +328,7 @@ class _Node:
         if not await self._draining.wait_for_calls(timeout=remaining(STREAMS_SHARE)):
             self._draining.end_streams()
             await self._draining.wait_for_calls(timeout=remaining())
+        await documents
         self._health.end()
         self._reflection.end()
         if closing:

@@ -3,6 +3,7 @@
 import os
 import socket
 
+from idalloc_server import xproto_port
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.auth.access_file import AccessFile
 from idalloc_server.auth.client_certificates import ClientCertificates
@@ -52,6 +53,7 @@ class Listener:
             certificates=ClientCertificates(clock) if settings.tls_client_ca else None,
         )
         transport.check(settings, authenticates=self.access_control.requires_authentication)
+        xproto_port.check(settings, authenticates=self.access_control.requires_authentication)
         self.certificates = None
         if settings.tls_cert:
             self.certificates = Certificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca)

@@ -37,6 +37,7 @@ class NodeReport:
         described: The addresses of the server and of its store.
         workers: How many processes the server has. Only a single one decides itself which sequences have a series.
         is_draining: Returns whether the process drains.
+        count_more: Adds the metrics of other ports.
 
     Attributes:
         answers: Answers the questions of the HTTP port by name, with JSON values.
@@ -55,6 +56,7 @@ class NodeReport:
         described: Mapping[str, Any],
         workers: int,
         is_draining: Callable[[], bool],
+        count_more: Callable[[Counts], None],
     ) -> None:
         self._calls = calls
         self._allocator = allocator
@@ -64,6 +66,7 @@ class NodeReport:
         self._audit = audit
         self._store_calls = store_calls
         self._is_draining = is_draining
+        self._count_more = count_more
         self._names = SeriesNames() if workers == 1 else None
         self._survey = Survey()
         self._reserve: dict[str, float] = {}
@@ -151,4 +154,5 @@ class NodeReport:
             families.PREFIX_CONFLICT: {"": int(self._start_timestamps.has_conflict)},
             families.EXHAUSTS_IN: self._exhausts_in(),
         }
+        self._count_more(counts)
         return counts

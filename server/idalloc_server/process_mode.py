@@ -68,9 +68,11 @@ class ProcessMode:
     def require_authentication(self) -> None:
         """Require authentication in all workers, until the server ends."""
 
-    def report_serving(self, address: str, store: str, prefix: int, workers: int = 1, http: str = "") -> None:
+    def report_serving(
+        self, address: str, store: str, prefix: int, workers: int = 1, http: str = "", xproto: str = ""
+    ) -> None:
         """Report that health is SERVING, as ``logs.report_serving`` does, and notify the service manager."""
-        logs.report_serving(address, store, prefix, workers, http, self._created)
+        logs.report_serving(address, store, prefix, workers, http, self._created, xproto)
         service_manager.notify("READY=1")
 
     def report_stopping(self) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import grpc
@@ -12,12 +13,14 @@ from idalloc.cli import _UNREACHABLE_HINTS
 from idalloc.v1 import id_allocator_pb2, id_allocator_pb2_grpc
 from idalloc_server.auth.authorize import RULES
 from tests.support.documents import blocks, free_port, run_page
+from tests.support.environments import mysqlx_python
 from tests.support.paths import ROOT
 from tests.support.processes import running
 from tests.support.trace_collector import Collector, Span
 
 GUIDES = ROOT / "docs" / "guides"
 NO_OPENSEARCH = "test_opensearch_documents runs it"
+LANGUAGES_RUN = "tests/languages runs it"
 RETRY_WAITS = ("initialBackoff", "maxBackoff", "backoffMultiplier")
 
 
@@ -45,6 +48,39 @@ def test_deployment_works_on_a_running_server(tmp_path: Path, subtests: pytest.S
     with running(tmp_path) as server:
         ports = {50051: int(server.address.rpartition(":")[2])}
         run_page("docs/guides/deployment.md", tmp_path, subtests, not_run=not_run, files=["protos"], ports=ports)
+
+
+@pytest.fixture
+def mysqlx() -> Path:
+    """A Python with MySQL's client, which the first use installs."""
+    return mysqlx_python()
+
+
+@pytest.mark.test_long
+@pytest.mark.timeout(300)
+def test_mysql_clients_get_what_the_guide_shows(mysqlx: Path, tmp_path: Path, subtests: pytest.Subtests) -> None:
+    """The programs of the guide print what it shows, with MySQL's own Python client."""
+    not_run = {"pip install": "the test has installed it", "npm ci": LANGUAGES_RUN, "mvn": LANGUAGES_RUN}
+    assert mysqlx.is_relative_to(ROOT / ".venv-mysqlx")
+    files = ["examples", ".venv-mysqlx"]
+    run_page("docs/guides/mysql-xdevapi.md", tmp_path, subtests, not_run=not_run, files=files)
+
+
+@pytest.mark.test_long
+@pytest.mark.timeout(300)
+def test_the_guide_names_the_error_of_each_refused_statement(mysqlx: Path, tmp_path: Path) -> None:
+    """Each statement of the guide's table ends with its error, and the collection is as before."""
+    page = (GUIDES / "mysql-xdevapi.md").read_text().partition("## What is out")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(.*)` \| (\d+) \|$", page, re.MULTILINE)
+    assert len(rows) > 10
+    statements = [*(statement for statement, _ in rows), "orders.add({'_id': 'first'})", "orders.find('price = 3')"]
+    with running(tmp_path, xproto_listen="127.0.0.1:0") as server:
+        uri = f"mysqlx://shop:any@{json.loads(server.serving)['xproto']}?ssl-mode=DISABLED"
+        script = ROOT / "tests/support/mysql/run_statements.py"
+        done = subprocess.run([mysqlx, script, uri], input=json.dumps(statements), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    errors = [*(int(error) for _, error in rows), 5116, 0]
+    assert dict(zip(statements, json.loads(done.stdout), strict=True)) == dict(zip(statements, errors, strict=True))
 
 
 def test_the_policy_of_the_languages_guide_awaits_a_lone_server(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ REAL_OPENSEARCH = [
 ]
 OPENSEARCH = [pytest.param("opensearch", id="opensearch-stand-in"), *REAL_OPENSEARCH]
 BACKENDS = ["sqlite", *CRATEDB, *OPENSEARCH]
+# OpenSearch keeps no documents.
+WITH_DOCUMENTS = ["sqlite", *CRATEDB]
 # With the fake store of the unit tests, which keeps the same promises.
 ALL = [*BACKENDS, "memory"]
 

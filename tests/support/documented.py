@@ -15,14 +15,17 @@ from idalloc_server.domain import generations
 from idalloc_server.domain.administration import paging, summary
 from idalloc_server.domain.allocation import config, high_water_marks, usage
 from idalloc_server.domain.document_ids import generator, start_timestamps
+from idalloc_server.domain.documents import json_text
 from idalloc_server.domain.sequences import formats, model, validation
 from idalloc_server.domain.store import retention
 from idalloc_server.listen import transport
 from idalloc_server.rpc import health, id_allocator, sequences
+from idalloc_server.store.cratedb import documents as crate_documents
 from idalloc_server.store.opensearch import setup
 from idalloc_server.store.sqlite import store as sqlite_store
 from idalloc_server.telemetry import log_queue, metrics
 from idalloc_server.workers import supervisor, worker
+from idalloc_server.xproto import collections, selection
 from scripts.reference.setting_notes import lease_factor, reserve_factor
 from tests.support.paths import ROOT
 
@@ -240,6 +243,15 @@ def of_documents() -> Claims:
         "docs/guides/opensearch.md": [
             f"You need OpenSearch {'.'.join(map(str, setup._MIN_OPENSEARCH))} or newer.",
             f"{'.'.join(map(str, setup._MIN_ELASTICSEARCH))} or newer has the same requests",
+        ],
+        "docs/guides/mysql-xdevapi.md": [
+            f"| a message | `xproto_max_message`, {default('xproto_max_message') / 2**20:g} MiB |",
+            f"| connections of a process | `xproto_max_connections`, {default('xproto_max_connections'):g} |",
+            f"| documents of an `add` | {number(collections.MAX_INSERTED_DOCUMENTS)} |",
+            f"| an `_id` | {json_text.MAX_KEY_BYTES} bytes, as text |",
+            f"| nesting of a document | {json_text.MAX_DEPTH} |",
+            f"| documents that a find sorts | {number(selection.MAX_SORTED_DOCUMENTS)} |",
+            f"writes up to {number(crate_documents._ROWS_AN_INSERT)} documents a statement",
         ],
         "docs/guides/deployment.md": [
             f"({default('drain_timeout'):g} s by default) plus {supervisor.STOP_MARGIN_SECONDS:g} s.",

@@ -29,7 +29,7 @@ def test_go_packages_share_one_prefix() -> None:
     prefix = re.search(r"^GO_PREFIX \?= (\S+)$", makefile, re.MULTILINE)
     assert prefix
     protos = list((ROOT / "protos").rglob("*.proto"))
-    assert len(protos) == 5
+    assert len(protos) == 10
     for proto in protos:
         folder = proto.parent.relative_to(ROOT / "protos")
         assert f'option go_package = "{prefix[1]}/{folder};' in proto.read_text()

@@ -16,6 +16,7 @@ from idalloc_server.auth.authenticate import Authenticator
 from idalloc_server.auth.authorize import RULES, Rule, readable_sequences
 from idalloc_server.auth.client_certificates import ClientCertificates
 from idalloc_server.auth.limits import Limits
+from idalloc_server.auth.logins import Logins
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import PermissionDenied, Refusal, RequestIdBurned, RequestIdReused
 from idalloc_server.domain.sequences.model import MAX_NAME_BYTES
@@ -48,6 +49,7 @@ class AccessControl:
 
     Attributes:
         audit: The audit log.
+        logins: Authenticates sessions of the X Protocol.
         metadata_of: Reads the metadata of a call.
     """
 
@@ -67,6 +69,7 @@ class AccessControl:
         self.certificates = certificates
         self._limits = Limits(clock, current, self.audit)
         self._authenticator = Authenticator(current, self._limits, requires_authentication, metadata_of, certificates)
+        self.logins = Logins(self._authenticator, self._limits)
         self._max_ids = max_ids_per_call
         # If not, only administrative calls are wrapped, for the audit.
         self._checks_calls = policy is not None or certificates is not None

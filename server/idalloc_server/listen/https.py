@@ -1,4 +1,4 @@
-"""TLS of the HTTP port, with the same files as the gRPC server, and when their certificates expire."""
+"""TLS of the HTTP port and the X Protocol, with the files of the gRPC server, and when their certificates expire."""
 
 import asyncio
 import ssl
@@ -15,10 +15,11 @@ CHECK_SECONDS = 1.0
 class HttpsFiles:
     """The TLS context of new connections, reloaded when the files change.
 
-    Client certificates are optional here, so that probes need none; access control requires them elsewhere.
+    Client certificates are optional on the HTTP port, so that probes need none; access control requires them elsewhere.
 
     Args:
         tls_cert, tls_key, tls_client_ca: See ``listen.tls.Certificates``.
+        requires_client_certificate: Whether every client must present a certificate.
 
     Attributes:
         context: The context to serve with.
@@ -28,7 +29,10 @@ class HttpsFiles:
         StartRefused: A file cannot be read, or the files do not match.
     """
 
-    def __init__(self, tls_cert: str, tls_key: str, tls_client_ca: str = "") -> None:
+    def __init__(
+        self, tls_cert: str, tls_key: str, tls_client_ca: str = "", *, requires_client_certificate: bool = False
+    ) -> None:
+        self._verify_mode = ssl.CERT_REQUIRED if requires_client_certificate else ssl.CERT_OPTIONAL
         self._paths = {"tls_cert": Path(tls_cert), "tls_key": Path(tls_key)}
         if tls_client_ca:
             self._paths["tls_client_ca"] = Path(tls_client_ca)
@@ -49,7 +53,7 @@ class HttpsFiles:
         self._states = states_of(self._paths.values())
         context = load_context(self._paths)
         if "tls_client_ca" in self._paths:
-            context.verify_mode = ssl.CERT_OPTIONAL
+            context.verify_mode = self._verify_mode
         expires = {name: _first_expiry(path) for name, path in self._paths.items() if name != "tls_key"}
         self.expires = {name: expiry for name, expiry in expires.items() if expiry is not None}
         return context

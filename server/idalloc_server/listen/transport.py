@@ -56,7 +56,7 @@ def check(settings: Settings, *, authenticates: bool = False) -> None:
         for name in ("tls_cert", "max_connection_age"):
             if getattr(settings, name):
                 raise StartRefused(name, "is not supported by native: remove it, or use --transport grpcio")
-    for name in ("listen", "http_listen"):
+    for name in ("listen", "http_listen", "xproto_listen"):
         _check_reachable(settings, name, authenticates=authenticates)
 
 

@@ -70,16 +70,10 @@ class NodeServicer(node_pb2_grpc.NodeServiceServicer):
     async def UpdateNode(self, request: node_pb2.UpdateNodeRequest, context: Context) -> node_pb2.UpdateNodeResponse:
         """See node.proto."""
         given = {field: getattr(request.node, field) for field in _fields_to_change(request)}
-        save = None
-        if request.persist:
-            if self._node_settings is None:
-                raise InvalidRequest("persist", "this node cannot keep settings across restarts")
-            self._node_settings.check(given)
-            save = self._node_settings.save
-        if self._workers is not None:
-            await self._workers.change(given, save, context.time_remaining())
-        else:
-            await self._doc_ids.change(**given, save=save)
+        if request.persist and self._node_settings is None:
+            raise InvalidRequest("persist", "this node cannot keep settings across restarts")
+        kept = self._node_settings if request.persist else None
+        await change_node(given, self._doc_ids, kept, self._workers, context.time_remaining())
         return node_pb2.UpdateNodeResponse(node=self._node())
 
     def _node(self) -> node_pb2.Node:
@@ -93,6 +87,35 @@ class NodeServicer(node_pb2_grpc.NodeServiceServicer):
             worker_count=self._workers.count if self._workers else 1,
             store_error=self._allocator.store_health.error,
         )
+
+
+async def change_node(
+    given: Mapping[str, int],
+    doc_ids: DocIdGenerator,
+    node_settings: NodeSettingsFile | None,
+    workers: Workers | None,
+    timeout: float | None,
+) -> None:
+    """Change settings of this node, in all workers.
+
+    Args:
+        given: The settings to change.
+        doc_ids: Uses them in this process.
+        node_settings: Keeps them across restarts; None to change them until the next start.
+        workers: All workers of the server; None if it is a single process.
+        timeout: How long the caller waits for other workers, in seconds; None for the default.
+
+    Raises:
+        Refusal: The settings cannot be changed or kept.
+    """
+    save = None
+    if node_settings is not None:
+        node_settings.check(given)
+        save = node_settings.save
+    if workers is not None:
+        await workers.change(given, save, timeout)
+    else:
+        await doc_ids.change(**given, save=save)
 
 
 def _fields_to_change(request: node_pb2.UpdateNodeRequest) -> list[str]:

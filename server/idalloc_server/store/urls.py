@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from idalloc_server.domain.clock import Clock
+from idalloc_server.domain.documents.protocol import Documents
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.store.credentials import API_KEYS, SECRETS, authorization, tls_context
+from idalloc_server.store.sqlite.documents import SqliteDocuments, documents_path
 from idalloc_server.store.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
+    from idalloc_server.store.cratedb.http import CrateHttp
     from idalloc_server.store.opensearch.http import OpenSearchHttp
 
 _CRATE_PORT = 4200
@@ -54,7 +57,7 @@ def open_store(url: str, clock: Clock, timeout: float = 40.0) -> Store:
     """
     kind, separator, _ = url.partition("://")
     if separator and kind == "sqlite":
-        return _sqlite(url, clock)
+        return SqliteStore(_sqlite_path(url), clock)
     if separator and kind == "crate":
         return _crate(url, timeout)
     if separator and kind in _OPENSEARCH_KINDS:
@@ -77,7 +80,7 @@ def _split(url: str) -> SplitResult:
         raise _invalid("the URL is malformed: percent-encode its reserved characters") from None
 
 
-def _sqlite(url: str, clock: Clock) -> Store:
+def _sqlite_path(url: str) -> Path:
     parts = _split(url)
     path = Path(re.sub("^//+", "/", unquote(parts.path)))  # POSIX, and so Path, keeps two leading slashes
     if parts.netloc or not path.is_absolute() or not path.name or "\0" in path.name:
@@ -88,7 +91,28 @@ def _sqlite(url: str, clock: Clock) -> Store:
         )
     if parts.query or parts.fragment:
         raise _invalid("a SQLite URL takes no parameters; write ? as %3F and # as %23 in its path")
-    return SqliteStore(path, clock)
+    return path
+
+
+def open_documents(url: str, timeout: float = 40.0) -> Documents:
+    """Returns the documents beside the counters of a store, not connected yet; ``Documents.open`` connects.
+
+    Args:
+        url: The setting ``store``; see ``open_store``.
+        timeout: The timeout of a statement over the network, in seconds.
+
+    Raises:
+        StartRefused: The URL is invalid.
+    """
+    kind, separator, _ = url.partition("://")
+    if separator and kind == "sqlite":
+        return SqliteDocuments(documents_path(_sqlite_path(url)))
+    if separator and kind == "crate":
+        from idalloc_server.store.cratedb.documents import CrateDocuments
+
+        http, schema, _ = _crate_http(url, timeout)
+        return CrateDocuments(http, schema)
+    raise _invalid(f"a store of kind {kind!r} keeps no documents")
 
 
 def open_index(url: str, timeout: float = 40.0) -> "tuple[OpenSearchHttp, str]":
@@ -137,17 +161,23 @@ class _Cluster(NamedTuple):
 
 
 def _crate(url: str, timeout: float) -> Store:
+    # Imported late: a server on SQLite starts a fifth faster without an HTTP client.
+    from idalloc_server.store.cratedb.store import CrateStore
+
+    return CrateStore(*_crate_http(url, timeout))
+
+
+def _crate_http(url: str, timeout: float) -> "tuple[CrateHttp, str, str]":
+    """Returns the transport of a URL, its schema, and its address for people."""
     example = "crate://user:password@host:4200/?schema=doc"
     cluster = _split_cluster(url, "CrateDB", example, _CRATE_PORT, ("schema", "tls", "ca", *SECRETS))
     schema = cluster.parameters.get("schema", "doc")
     if not _SCHEMA.fullmatch(schema):
         raise _invalid("the parameter schema must consist of letters, digits, _ and -")
-    # Imported late: a server on SQLite starts a fifth faster without an HTTP client.
     from idalloc_server.store.cratedb.http import CrateHttp
-    from idalloc_server.store.cratedb.store import CrateStore
 
     http = CrateHttp(cluster.hosts, authorization=cluster.authorization, tls=cluster.tls, timeout=timeout)
-    return CrateStore(http, schema, cluster.address("crate", "schema", schema))
+    return http, schema, cluster.address("crate", "schema", schema)
 
 
 def _opensearch(url: str, kind: str, timeout: float) -> Store:

@@ -18,6 +18,8 @@ QUOTA_REJECTIONS = "idalloc_quota_rejections"
 AUTH_REJECTIONS = "idalloc_auth_rejections"
 LOG_LINES_LOST = "idalloc_log_lines_lost"
 WORKER_EXITS = "idalloc_worker_exits"
+XPROTO_CALLS = "idalloc_xproto_calls"
+XPROTO_DOCUMENTS = "idalloc_xproto_documents_added"
 
 BUILD_INFO = "idalloc_build_info"
 START_TIMESTAMP = "idalloc_start_timestamp_seconds"
@@ -30,6 +32,7 @@ SEQUENCES_BEHIND = "idalloc_sequences_behind"
 PREFIX_CONFLICT = "idalloc_prefix_conflict"
 EXHAUSTS_IN = "idalloc_sequence_exhausts_in_seconds"
 CERTIFICATE_EXPIRES = "idalloc_certificate_expires_timestamp_seconds"
+XPROTO_CONNECTIONS = "idalloc_xproto_connections"
 
 
 # The error reasons of these counters.
@@ -75,6 +78,12 @@ COUNTERS = {
         "Log lines lost because their reader was too slow, by share of the log's queue.", ("share",)
     ),
     WORKER_EXITS: Family("Worker processes that exited while the server ran; each was replaced."),
+    XPROTO_CALLS: Family(
+        "Calls of X DevAPI clients that ended, by kind (login, insert, find, update, delete, sql, command) and by "
+        "MySQL's error code, 0 for none.",
+        ("kind", "code"),
+    ),
+    XPROTO_DOCUMENTS: Family("Documents that X DevAPI clients added. A replaced document does not count."),
 }
 GAUGES = {
     BUILD_INFO: Family(
@@ -108,6 +117,7 @@ GAUGES = {
     CERTIFICATE_EXPIRES: Family(
         "When the first certificate in a file expires, in seconds since 1970, by setting.", ("file",), min
     ),
+    XPROTO_CONNECTIONS: Family("Open connections of X DevAPI clients."),
 }
 HISTOGRAMS = {
     REFILL_SECONDS: Family("Duration of writes counted by idalloc_refills_total, in seconds.", ("outcome",)),

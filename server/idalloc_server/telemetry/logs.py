@@ -75,7 +75,9 @@ def print_line(text: str, stream: int = STDOUT) -> None:
     _queue.put(Share.LOG, text, stream)
 
 
-def report_serving(address: str, store: str, prefix: int, workers: int, http: str = "", created: str = "") -> None:
+def report_serving(
+    address: str, store: str, prefix: int, workers: int, http: str = "", created: str = "", xproto: str = ""
+) -> None:
     """Report on standard output that the server serves: in text on a terminal, as the event ``serving`` elsewhere.
 
     Args:
@@ -85,6 +87,7 @@ def report_serving(address: str, store: str, prefix: int, workers: int, http: st
         workers: The number of processes that serve.
         http: The URL of the HTTP port; empty without one.
         created: The file of a store that this start has created; empty for an existing store.
+        xproto: The address of the X Protocol's port; empty without one.
     """
     release = version("idalloc")
     if not os.isatty(STDOUT):
@@ -97,11 +100,12 @@ def report_serving(address: str, store: str, prefix: int, workers: int, http: st
             prefix=prefix,
             workers=workers,
             **({"http": http} if http else {}),
+            **({"xproto": xproto} if xproto else {}),
         )
         return
     processes = f", {workers} workers" if workers > 1 else ""
-    port = f", {http}" if http else ""
-    print_line(f"idalloc {release} serves on {address}, store {store}, prefix {prefix}{processes}{port}")
+    ports = (f", {http}" if http else "") + (f", X Protocol on {xproto}" if xproto else "")
+    print_line(f"idalloc {release} serves on {address}, store {store}, prefix {prefix}{processes}{ports}")
     if created:
         print_line(f"store created at {created}")
 

@@ -101,6 +101,7 @@ class Supervisor:
         self._http = SupervisorHttp(self._settings, policy, access_file, self._workers.values(), self.counts)
         address = ReservedAddress(self._settings.listen, shared=True)
         self._settings = self._settings.model_copy(update={"listen": address.name})
+        documents = self._reserve_xproto()
         self._serving = asyncio.create_task(self._serve())
         try:
             await asyncio.wait({self._serving})
@@ -108,10 +109,20 @@ class Supervisor:
             await self._stop_all()
             await self._http.close()
             address.close()
+            if documents:
+                documents.close()
         if not self._serving.cancelled():
             self._serving.result()  # It raises.
         self._mode.report_final_counts(self.counts())
         return self._exit_code
+
+    def _reserve_xproto(self) -> ReservedAddress | None:
+        """Reserve the address of the X Protocol's port, which all workers share, and put its port into the settings."""
+        if not self._settings.xproto_listen:
+            return None
+        reserved = ReservedAddress(self._settings.xproto_listen, shared=True)
+        self._settings = self._settings.model_copy(update={"xproto_listen": reserved.name})
+        return reserved
 
     async def _serve(self) -> None:
         """Start all workers, then replace those that exit, until cancelled."""
@@ -123,7 +134,9 @@ class Supervisor:
                 if result is not None:
                     raise result
         address, store, prefix = self._workers[1].pipe.values["serving"]
-        self._mode.report_serving(address, store, prefix, self._settings.workers, self._http.url)
+        self._mode.report_serving(
+            address, store, prefix, self._settings.workers, self._http.url, self._settings.xproto_listen
+        )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(log_calls(lambda: self.counts().calls))
             for each in numbers:

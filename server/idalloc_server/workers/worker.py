@@ -114,7 +114,9 @@ class Worker(ProcessMode):
             self.requires_authentication = True
             self._pipe.send(requires_authentication=True)
 
-    def report_serving(self, address: str, store: str, prefix: int, workers: int = 1, http: str = "") -> None:
+    def report_serving(
+        self, address: str, store: str, prefix: int, workers: int = 1, http: str = "", xproto: str = ""
+    ) -> None:
         """See ``ProcessMode``."""
         self._pipe.send(serving=[address, store, prefix])
 

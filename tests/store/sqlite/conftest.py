@@ -41,5 +41,5 @@ async def last_granted(store: SqliteStore, wanted: int = 1) -> int:
 
 def pragma(store: SqliteStore, name: str) -> object:
     """Returns a PRAGMA of the store's connection; to be called on its thread."""
-    assert store._connection is not None
-    return store._connection.execute(f"PRAGMA {name}").fetchone()[0]
+    assert store._database._connection is not None
+    return store._database._connection.execute(f"PRAGMA {name}").fetchone()[0]

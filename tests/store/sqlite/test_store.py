@@ -51,23 +51,23 @@ class TestFailures:
 
     async def test_a_full_disk_is_rejected_and_recovers(self, store: SqliteStore) -> None:
         """STORE_UNAVAILABLE: a full disk rejects writes until there is room."""
-        pages = await store._run(lambda: pragma(store, "page_count"))
-        await store._run(lambda: pragma(store, f"max_page_count = {pages}"))
+        pages = await store._database._run(lambda: pragma(store, "page_count"))
+        await store._database._run(lambda: pragma(store, f"max_page_count = {pages}"))
         with pytest.raises(StoreAnsweredError, match="full") as caught:
             for number in range(10_000):
                 await store.create(new_row(f"{number:0255}"))
         assert caught.value.code == sqlite3.SQLITE_FULL
-        await store._run(lambda: pragma(store, "max_page_count = 100000"))
+        await store._database._run(lambda: pragma(store, "max_page_count = 100000"))
         await store.create(new_row("x" * 255))
         assert await last_granted(store) == 1
 
     async def test_a_read_only_database_is_refused(self, store: SqliteStore) -> None:
         """STORE_REFUSED: a database that became read-only refuses grants until it is writable."""
-        assert store._connection is not None
-        await store._run(lambda: store._connection.execute("PRAGMA query_only = ON"))  # type: ignore[union-attr]
+        assert store._database._connection is not None
+        await store._database._run(lambda: store._database._connection.execute("PRAGMA query_only = ON"))  # type: ignore[union-attr]
         with pytest.raises(StoreRefused, match="readonly"):
             await store.grant("s", 5, 1000)
-        await store._run(lambda: store._connection.execute("PRAGMA query_only = OFF"))  # type: ignore[union-attr]
+        await store._database._run(lambda: store._database._connection.execute("PRAGMA query_only = OFF"))  # type: ignore[union-attr]
         assert await last_granted(store) == 1
 
     @pytest.mark.parametrize(
@@ -84,12 +84,12 @@ class TestFailures:
         self, store: SqliteStore, statement: str, code: int, expected: type[Exception]
     ) -> None:
         """P9: only a failed COMMIT, unless it was busy, has an unknown outcome."""
-        healthy = store._connection
-        store._connection = FailingConnection(healthy, statement, code)  # type: ignore[assignment]
+        healthy = store._database._connection
+        store._database._connection = FailingConnection(healthy, statement, code)  # type: ignore[assignment]
         with pytest.raises(expected) as caught:
             await store.grant("s", 5, 1000)
         assert type(caught.value) is expected
-        store._connection = healthy
+        store._database._connection = healthy
         assert await last_granted(store) == 1
 
     async def test_a_value_beyond_64_bits_is_rejected(self, store: SqliteStore) -> None:
@@ -138,7 +138,7 @@ class TestThread:
     async def test_a_queued_call_that_is_cancelled_does_nothing(self, store: SqliteStore) -> None:
         """P9: a grant that is cancelled before its transaction takes no ids."""
         gate = threading.Event()
-        blocking = asyncio.create_task(store._run(gate.wait))
+        blocking = asyncio.create_task(store._database._run(gate.wait))
         await asyncio.sleep(0)
         granting = asyncio.create_task(store.grant("s", 5, 1000))
         await settle()
@@ -155,7 +155,7 @@ class TestThread:
         other.execute("BEGIN IMMEDIATE")
         granting = asyncio.create_task(store.grant("s", 5, 1000))
         await settle()
-        await until(store._thread._work_queue.empty, "the thread runs it")
+        await until(store._database._thread._work_queue.empty, "the thread runs it")
         granting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await granting

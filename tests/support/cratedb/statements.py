@@ -34,7 +34,7 @@ _VALUE = r"(?:\$\d+|\?|'(?:[^']|'')*'|-?\d+)"
 # Conditions of a scan, which reads the rows as of the last refresh.
 _SCAN = (
     r"name > VALUE_ AND name LIKE VALUE_(?: AND COALESCE\(mode, ''\) <> 'deleted')?(?: AND name NOT LIKE VALUE_)?"
-    r"|written_at < CURRENT_TIMESTAMP - CAST\(VALUE_ AS BIGINT\)|written_at <= VALUE_"
+    r"|doc_id > VALUE_|written_at < CURRENT_TIMESTAMP - CAST\(VALUE_ AS BIGINT\)|written_at <= VALUE_"
 )
 
 
@@ -62,6 +62,16 @@ class Statements(Tables):
                     r"(?: ON CONFLICT \((?P<key>\w+)\) DO (?:NOTHING|UPDATE SET (?P<sets>.+?)))?"
                     r"(?: RETURNING (?P<returning>[\w, ]+))?",
                     self._insert,
+                ),
+                # No recording has the forms of documents, up to UPDATE. Their contract tests run on a real CrateDB.
+                (
+                    r"(?P<into>INSERT INTO REFERENCE \([\w, ]+\)) SELECT \* FROM UNNEST\((?P<arrays>\?(?:, \?)*)\)"
+                    r"(?P<conflict> ON CONFLICT .+)",
+                    self._insert_unnested,
+                ),
+                (
+                    r"(?P<select>SELECT [\w, ]+ FROM REFERENCE WHERE (?P<key>\w+) = \?)(?: OR (?P=key) = \?)+",
+                    self._select_each,
                 ),
                 (
                     r"UPDATE REFERENCE SET (?P<sets>.+?) WHERE (?P<key>\w+) ?= ?(?P<is>VALUE_)"
@@ -183,6 +193,17 @@ class Statements(Tables):
             else:
                 sql += "NOTHING"
         return self._written(table, found, self._db.execute(f"{sql} RETURNING *", args).fetchall())
+
+    def _insert_unnested(self, found: re.Match[str], args: Sequence[Any]) -> Answer:
+        rows = list(zip(*args, strict=True))
+        places = ", ".join([f"({found['arrays']})"] * len(rows))
+        inner, run = self._parse(f"{found['into']} VALUES {places}{found['conflict']}")
+        return run(inner, [value for row in rows for value in row])
+
+    def _select_each(self, found: re.Match[str], args: Sequence[Any]) -> Answer:
+        inner, run = self._parse(found["select"])
+        answers = [run(inner, [key]) for key in args]
+        return {**answers[0], "rows": [row for answer in answers for row in answer["rows"]]}
 
     def _update(self, found: re.Match[str], args: Sequence[Any]) -> Answer:
         table = self._find(found, "DML", "UPDATE")

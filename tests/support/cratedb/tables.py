@@ -16,6 +16,7 @@ TYPES = {"TEXT": 4, "INTEGER": 9, "BIGINT": 10, "TIMESTAMP WITH TIME ZONE": 11}
 _OF_TABLE = r" WHERE table_schema = \? AND table_name = \?"
 _COLUMN = re.compile(
     r'"?(?P<name>\w+)"? (?P<type>TEXT|INTEGER|BIGINT|TIMESTAMP WITH TIME ZONE)(?P<key> PRIMARY KEY)?'
+    r"(?: INDEX OFF STORAGE WITH \(columnstore = false\))?"
     r"(?: GENERATED ALWAYS AS (?P<generated>.+?))?(?P<not_null> NOT NULL)?(?: DEFAULT (?P<default>'[^']*'|\d+))?"
     r"(?: CONSTRAINT (?P<check>\w+) CHECK \((?P<clause>.+)\))?",
     re.IGNORECASE,

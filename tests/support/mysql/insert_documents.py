@@ -6,7 +6,7 @@ Each line of standard input, {"offset": …, "increment": …, "prefix": …, "c
 import json
 import sys
 
-import mysqlx  # type: ignore[import-not-found]
+import mysqlx
 
 session = mysqlx.get_session(
     {"host": "127.0.0.1", "port": int(sys.argv[1]), "user": "root", "password": "", "ssl-mode": "DISABLED"}

@@ -4,7 +4,7 @@ import json
 import sys
 from typing import Any
 
-from mysqlx.protobuf import mysqlx_datatypes_pb2, mysqlx_notice_pb2, mysqlx_pb2  # type: ignore[import-not-found]
+from mysqlx.protobuf import mysqlx_datatypes_pb2, mysqlx_notice_pb2, mysqlx_pb2
 
 Frame = mysqlx_notice_pb2.Frame
 SessionStateChanged = mysqlx_notice_pb2.SessionStateChanged

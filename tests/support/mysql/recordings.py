@@ -34,6 +34,48 @@ class Restart(NamedTuple):
     boots: list[tuple[float, list[str]]]
 
 
+class Conversation(NamedTuple):
+    """Frames that a client sent to MySQL, and MySQL's replies.
+
+    Attributes:
+        case: The name of the case.
+        setup: What was done before.
+        sent: The frames of the client.
+        replies: The frames that MySQL sent, for each one sent.
+        unasked: The frames that MySQL sent before it received one.
+        closed: The index of the frame that made MySQL close the connection, or None.
+        stored: The documents in the collection afterwards: the key and the JSON text.
+    """
+
+    case: str
+    setup: list[dict[str, Any]]
+    sent: list[bytes]
+    replies: list[list[bytes]]
+    unasked: list[bytes]
+    closed: int | None
+    stored: list[dict[str, Any]]
+
+
+def conversations() -> list[Conversation]:
+    return [_conversation(line) for line in _lines("frames.jsonl")]
+
+
+def _conversation(line: dict[str, Any]) -> Conversation:
+    replies: list[list[bytes]] = [[] for _ in line["sent"]]
+    unasked, closed = [], None
+    for index, frame in line["received"]:
+        if frame == "EOF":
+            closed = len(line["sent"]) - 1 if index is None else index
+        elif frame == "SILENCE":
+            continue
+        elif index is None:
+            unasked.append(bytes.fromhex(frame))
+        else:
+            replies[index].append(bytes.fromhex(frame))
+    sent = [bytes.fromhex(frame) for frame in line["sent"]]
+    return Conversation(line["case"], line["setup"], sent, replies, unasked, closed, line.get("stored", []))
+
+
 def transitions() -> list[Transitions]:
     return [
         Transitions(

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!idalloc/xprotocol/v1/notice.proto\x12\x14idalloc.xprotocol.v1\"\xa6\x01\n\x05\x46rame\x12\x32\n\x04type\x18\x01 \x01(\x0e\x32\x1f.idalloc.xprotocol.v1.FrameTypeH\x00\x88\x01\x01\x12\x34\n\x05scope\x18\x02 \x01(\x0e\x32 .idalloc.xprotocol.v1.FrameScopeH\x01\x88\x01\x01\x12\x14\n\x07payload\x18\x03 \x01(\x0cH\x02\x88\x01\x01\x42\x07\n\x05_typeB\x08\n\x06_scopeB\n\n\x08_payload\"\x88\x01\n\x13SessionStateChanged\x12:\n\x05param\x18\x01 \x01(\x0e\x32&.idalloc.xprotocol.v1.SessionParameterH\x00\x88\x01\x01\x12+\n\x05value\x18\x02 \x03(\x0b\x32\x1c.idalloc.xprotocol.v1.ScalarB\x08\n\x06_param\"\xb8\x01\n\x06Scalar\x12\x33\n\x04type\x18\x01 \x01(\x0e\x32 .idalloc.xprotocol.v1.ScalarTypeH\x00\x88\x01\x01\x12\x1b\n\x0ev_unsigned_int\x18\x03 \x01(\x03H\x01\x88\x01\x01\x12\x33\n\x08v_octets\x18\x05 \x01(\x0b\x32\x1c.idalloc.xprotocol.v1.OctetsH\x02\x88\x01\x01\x42\x07\n\x05_typeB\x11\n\x0f_v_unsigned_intB\x0b\n\t_v_octets\"&\n\x06Octets\x12\x12\n\x05value\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x42\x08\n\x06_value*M\n\tFrameType\x12\x1a\n\x16\x46RAME_TYPE_UNSPECIFIED\x10\x00\x12$\n FRAME_TYPE_SESSION_STATE_CHANGED\x10\x03*X\n\nFrameScope\x12\x1b\n\x17\x46RAME_SCOPE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46RAME_SCOPE_GLOBAL\x10\x01\x12\x15\n\x11\x46RAME_SCOPE_LOCAL\x10\x02*\x8e\x01\n\x10SessionParameter\x12!\n\x1dSESSION_PARAMETER_UNSPECIFIED\x10\x00\x12)\n%SESSION_PARAMETER_GENERATED_INSERT_ID\x10\x03\x12,\n(SESSION_PARAMETER_GENERATED_DOCUMENT_IDS\x10\x0c*[\n\nScalarType\x12\x1b\n\x17SCALAR_TYPE_UNSPECIFIED\x10\x00\x12\x16\n\x12SCALAR_TYPE_V_UINT\x10\x02\x12\x18\n\x14SCALAR_TYPE_V_OCTETS\x10\x04\x42\x61\n\x17io.idalloc.xprotocol.v1B\x0bNoticeProtoP\x01Z7example.com/idalloc/go/idalloc/xprotocol/v1;xprotocolv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!idalloc/xprotocol/v1/notice.proto\x12\x14idalloc.xprotocol.v1\"\xa6\x01\n\x05\x46rame\x12\x32\n\x04type\x18\x01 \x01(\x0e\x32\x1f.idalloc.xprotocol.v1.FrameTypeH\x00\x88\x01\x01\x12\x34\n\x05scope\x18\x02 \x01(\x0e\x32 .idalloc.xprotocol.v1.FrameScopeH\x01\x88\x01\x01\x12\x14\n\x07payload\x18\x03 \x01(\x0cH\x02\x88\x01\x01\x42\x07\n\x05_typeB\x08\n\x06_scopeB\n\n\x08_payload\"\x88\x01\n\x13SessionStateChanged\x12:\n\x05param\x18\x01 \x01(\x0e\x32&.idalloc.xprotocol.v1.SessionParameterH\x00\x88\x01\x01\x12+\n\x05value\x18\x02 \x03(\x0b\x32\x1c.idalloc.xprotocol.v1.ScalarB\x08\n\x06_param\"\x8a\x03\n\x06Scalar\x12\x33\n\x04type\x18\x01 \x01(\x0e\x32 .idalloc.xprotocol.v1.ScalarTypeH\x00\x88\x01\x01\x12\x19\n\x0cv_signed_int\x18\x02 \x01(\x12H\x01\x88\x01\x01\x12\x1b\n\x0ev_unsigned_int\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x33\n\x08v_octets\x18\x05 \x01(\x0b\x32\x1c.idalloc.xprotocol.v1.OctetsH\x03\x88\x01\x01\x12\x15\n\x08v_double\x18\x06 \x01(\x01H\x04\x88\x01\x01\x12\x14\n\x07v_float\x18\x07 \x01(\x02H\x05\x88\x01\x01\x12\x13\n\x06v_bool\x18\x08 \x01(\x08H\x06\x88\x01\x01\x12\x31\n\x08v_string\x18\t \x01(\x0b\x32\x1a.idalloc.xprotocol.v1.TextH\x07\x88\x01\x01\x42\x07\n\x05_typeB\x0f\n\r_v_signed_intB\x11\n\x0f_v_unsigned_intB\x0b\n\t_v_octetsB\x0b\n\t_v_doubleB\n\n\x08_v_floatB\t\n\x07_v_boolB\x0b\n\t_v_string\"J\n\x04Text\x12\x12\n\x05value\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x12\x16\n\tcollation\x18\x02 \x01(\x03H\x01\x88\x01\x01\x42\x08\n\x06_valueB\x0c\n\n_collation\"c\n\x0e\x41nyObjectField\x12\x10\n\x03key\x18\x01 \x01(\tH\x00\x88\x01\x01\x12-\n\x05value\x18\x02 \x01(\x0b\x32\x19.idalloc.xprotocol.v1.AnyH\x01\x88\x01\x01\x42\x06\n\x04_keyB\x08\n\x06_value\">\n\tAnyObject\x12\x31\n\x03\x66ld\x18\x01 \x03(\x0b\x32$.idalloc.xprotocol.v1.AnyObjectField\"4\n\x08\x41nyArray\x12(\n\x05value\x18\x01 \x03(\x0b\x32\x19.idalloc.xprotocol.v1.Any\"\xf7\x01\n\x03\x41ny\x12\x30\n\x04type\x18\x01 \x01(\x0e\x32\x1d.idalloc.xprotocol.v1.AnyTypeH\x00\x88\x01\x01\x12\x31\n\x06scalar\x18\x02 \x01(\x0b\x32\x1c.idalloc.xprotocol.v1.ScalarH\x01\x88\x01\x01\x12\x31\n\x03obj\x18\x03 \x01(\x0b\x32\x1f.idalloc.xprotocol.v1.AnyObjectH\x02\x88\x01\x01\x12\x32\n\x05\x61rray\x18\x04 \x01(\x0b\x32\x1e.idalloc.xprotocol.v1.AnyArrayH\x03\x88\x01\x01\x42\x07\n\x05_typeB\t\n\x07_scalarB\x06\n\x04_objB\x08\n\x06_array\"R\n\x06Octets\x12\x12\n\x05value\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x12\x19\n\x0c\x63ontent_type\x18\x02 \x01(\x03H\x01\x88\x01\x01\x42\x08\n\x06_valueB\x0f\n\r_content_type\"\x81\x01\n\x07Warning\x12\x36\n\x05level\x18\x01 \x01(\x0e\x32\".idalloc.xprotocol.v1.WarningLevelH\x00\x88\x01\x01\x12\x11\n\x04\x63ode\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x10\n\x03msg\x18\x03 \x01(\tH\x02\x88\x01\x01\x42\x08\n\x06_levelB\x07\n\x05_codeB\x06\n\x04_msg*\x82\x01\n\tFrameType\x12\x1a\n\x16\x46RAME_TYPE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46RAME_TYPE_WARNING\x10\x01\x12$\n FRAME_TYPE_SESSION_STATE_CHANGED\x10\x03\x12\x1b\n\x17\x46RAME_TYPE_SERVER_HELLO\x10\x05*X\n\nFrameScope\x12\x1b\n\x17\x46RAME_SCOPE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46RAME_SCOPE_GLOBAL\x10\x01\x12\x15\n\x11\x46RAME_SCOPE_LOCAL\x10\x02*\x85\x02\n\x10SessionParameter\x12!\n\x1dSESSION_PARAMETER_UNSPECIFIED\x10\x00\x12)\n%SESSION_PARAMETER_GENERATED_INSERT_ID\x10\x03\x12#\n\x1fSESSION_PARAMETER_ROWS_AFFECTED\x10\x04\x12&\n\"SESSION_PARAMETER_PRODUCED_MESSAGE\x10\n\x12(\n$SESSION_PARAMETER_CLIENT_ID_ASSIGNED\x10\x0b\x12,\n(SESSION_PARAMETER_GENERATED_DOCUMENT_IDS\x10\x0c*\xf0\x01\n\nScalarType\x12\x1b\n\x17SCALAR_TYPE_UNSPECIFIED\x10\x00\x12\x16\n\x12SCALAR_TYPE_V_SINT\x10\x01\x12\x16\n\x12SCALAR_TYPE_V_UINT\x10\x02\x12\x16\n\x12SCALAR_TYPE_V_NULL\x10\x03\x12\x18\n\x14SCALAR_TYPE_V_OCTETS\x10\x04\x12\x18\n\x14SCALAR_TYPE_V_DOUBLE\x10\x05\x12\x17\n\x13SCALAR_TYPE_V_FLOAT\x10\x06\x12\x16\n\x12SCALAR_TYPE_V_BOOL\x10\x07\x12\x18\n\x14SCALAR_TYPE_V_STRING\x10\x08*a\n\x07\x41nyType\x12\x18\n\x14\x41NY_TYPE_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x41NY_TYPE_SCALAR\x10\x01\x12\x13\n\x0f\x41NY_TYPE_OBJECT\x10\x02\x12\x12\n\x0e\x41NY_TYPE_ARRAY\x10\x03*y\n\x0cWarningLevel\x12\x1d\n\x19WARNING_LEVEL_UNSPECIFIED\x10\x00\x12\x16\n\x12WARNING_LEVEL_NOTE\x10\x01\x12\x19\n\x15WARNING_LEVEL_WARNING\x10\x02\x12\x17\n\x13WARNING_LEVEL_ERROR\x10\x03\x42\x61\n\x17io.idalloc.xprotocol.v1B\x0bNoticeProtoP\x01Z7example.com/idalloc/go/idalloc/xprotocol/v1;xprotocolv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,20 +32,36 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'idalloc.xprotocol.v1.notice
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\027io.idalloc.xprotocol.v1B\013NoticeProtoP\001Z7example.com/idalloc/go/idalloc/xprotocol/v1;xprotocolv1'
-  _globals['_FRAMETYPE']._serialized_start=594
-  _globals['_FRAMETYPE']._serialized_end=671
-  _globals['_FRAMESCOPE']._serialized_start=673
-  _globals['_FRAMESCOPE']._serialized_end=761
-  _globals['_SESSIONPARAMETER']._serialized_start=764
-  _globals['_SESSIONPARAMETER']._serialized_end=906
-  _globals['_SCALARTYPE']._serialized_start=908
-  _globals['_SCALARTYPE']._serialized_end=999
+  _globals['_FRAMETYPE']._serialized_start=1526
+  _globals['_FRAMETYPE']._serialized_end=1656
+  _globals['_FRAMESCOPE']._serialized_start=1658
+  _globals['_FRAMESCOPE']._serialized_end=1746
+  _globals['_SESSIONPARAMETER']._serialized_start=1749
+  _globals['_SESSIONPARAMETER']._serialized_end=2010
+  _globals['_SCALARTYPE']._serialized_start=2013
+  _globals['_SCALARTYPE']._serialized_end=2253
+  _globals['_ANYTYPE']._serialized_start=2255
+  _globals['_ANYTYPE']._serialized_end=2352
+  _globals['_WARNINGLEVEL']._serialized_start=2354
+  _globals['_WARNINGLEVEL']._serialized_end=2475
   _globals['_FRAME']._serialized_start=60
   _globals['_FRAME']._serialized_end=226
   _globals['_SESSIONSTATECHANGED']._serialized_start=229
   _globals['_SESSIONSTATECHANGED']._serialized_end=365
   _globals['_SCALAR']._serialized_start=368
-  _globals['_SCALAR']._serialized_end=552
-  _globals['_OCTETS']._serialized_start=554
-  _globals['_OCTETS']._serialized_end=592
+  _globals['_SCALAR']._serialized_end=762
+  _globals['_TEXT']._serialized_start=764
+  _globals['_TEXT']._serialized_end=838
+  _globals['_ANYOBJECTFIELD']._serialized_start=840
+  _globals['_ANYOBJECTFIELD']._serialized_end=939
+  _globals['_ANYOBJECT']._serialized_start=941
+  _globals['_ANYOBJECT']._serialized_end=1003
+  _globals['_ANYARRAY']._serialized_start=1005
+  _globals['_ANYARRAY']._serialized_end=1057
+  _globals['_ANY']._serialized_start=1060
+  _globals['_ANY']._serialized_end=1307
+  _globals['_OCTETS']._serialized_start=1309
+  _globals['_OCTETS']._serialized_end=1391
+  _globals['_WARNING']._serialized_start=1394
+  _globals['_WARNING']._serialized_end=1523
 # @@protoc_insertion_point(module_scope)

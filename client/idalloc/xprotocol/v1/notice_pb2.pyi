@@ -12,10 +12,10 @@ import builtins as _builtins
 import sys
 import typing as _typing
 
-if sys.version_info >= (3, 10):
-    from typing import TypeAlias as _TypeAlias
+if sys.version_info >= (3, 11):
+    from typing import TypeAlias as _TypeAlias, Never as _Never
 else:
-    from typing_extensions import TypeAlias as _TypeAlias
+    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -27,16 +27,24 @@ class _FrameTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FrameType.V
     DESCRIPTOR: _descriptor.EnumDescriptor
     FRAME_TYPE_UNSPECIFIED: _FrameType.ValueType  # 0
     """Not used."""
+    FRAME_TYPE_WARNING: _FrameType.ValueType  # 1
+    """The payload is a Warning."""
     FRAME_TYPE_SESSION_STATE_CHANGED: _FrameType.ValueType  # 3
     """The payload is a SessionStateChanged."""
+    FRAME_TYPE_SERVER_HELLO: _FrameType.ValueType  # 5
+    """The server's first frame, without a payload."""
 
 class FrameType(_FrameType, metaclass=_FrameTypeEnumTypeWrapper):
     """Kinds of notices (Mysqlx.Notice.Frame.Type)."""
 
 FRAME_TYPE_UNSPECIFIED: FrameType.ValueType  # 0
 """Not used."""
+FRAME_TYPE_WARNING: FrameType.ValueType  # 1
+"""The payload is a Warning."""
 FRAME_TYPE_SESSION_STATE_CHANGED: FrameType.ValueType  # 3
 """The payload is a SessionStateChanged."""
+FRAME_TYPE_SERVER_HELLO: FrameType.ValueType  # 5
+"""The server's first frame, without a payload."""
 Global___FrameType: _TypeAlias = FrameType  # noqa: Y015
 
 class _FrameScope:
@@ -73,6 +81,12 @@ class _SessionParameterEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Sess
     """Not used."""
     SESSION_PARAMETER_GENERATED_INSERT_ID: _SessionParameter.ValueType  # 3
     """The first auto-increment id of an insert."""
+    SESSION_PARAMETER_ROWS_AFFECTED: _SessionParameter.ValueType  # 4
+    """The number of rows that a statement changed."""
+    SESSION_PARAMETER_PRODUCED_MESSAGE: _SessionParameter.ValueType  # 10
+    """A text about the statement, as "Records: 2  Duplicates: 0  Warnings: 0"."""
+    SESSION_PARAMETER_CLIENT_ID_ASSIGNED: _SessionParameter.ValueType  # 11
+    """The number of the connection, sent with the login."""
     SESSION_PARAMETER_GENERATED_DOCUMENT_IDS: _SessionParameter.ValueType  # 12
     """The document ids that the server generated, in the order of their rows."""
 
@@ -83,6 +97,12 @@ SESSION_PARAMETER_UNSPECIFIED: SessionParameter.ValueType  # 0
 """Not used."""
 SESSION_PARAMETER_GENERATED_INSERT_ID: SessionParameter.ValueType  # 3
 """The first auto-increment id of an insert."""
+SESSION_PARAMETER_ROWS_AFFECTED: SessionParameter.ValueType  # 4
+"""The number of rows that a statement changed."""
+SESSION_PARAMETER_PRODUCED_MESSAGE: SessionParameter.ValueType  # 10
+"""A text about the statement, as "Records: 2  Duplicates: 0  Warnings: 0"."""
+SESSION_PARAMETER_CLIENT_ID_ASSIGNED: SessionParameter.ValueType  # 11
+"""The number of the connection, sent with the login."""
 SESSION_PARAMETER_GENERATED_DOCUMENT_IDS: SessionParameter.ValueType  # 12
 """The document ids that the server generated, in the order of their rows."""
 Global___SessionParameter: _TypeAlias = SessionParameter  # noqa: Y015
@@ -95,25 +115,105 @@ class _ScalarTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ScalarType
     DESCRIPTOR: _descriptor.EnumDescriptor
     SCALAR_TYPE_UNSPECIFIED: _ScalarType.ValueType  # 0
     """Not used."""
+    SCALAR_TYPE_V_SINT: _ScalarType.ValueType  # 1
+    """A signed integer, in v_signed_int."""
     SCALAR_TYPE_V_UINT: _ScalarType.ValueType  # 2
     """An unsigned integer, in v_unsigned_int."""
+    SCALAR_TYPE_V_NULL: _ScalarType.ValueType  # 3
+    """No value: SQL's NULL."""
     SCALAR_TYPE_V_OCTETS: _ScalarType.ValueType  # 4
     """Bytes, in v_octets."""
+    SCALAR_TYPE_V_DOUBLE: _ScalarType.ValueType  # 5
+    """A double, in v_double."""
+    SCALAR_TYPE_V_FLOAT: _ScalarType.ValueType  # 6
+    """A float, in v_float."""
+    SCALAR_TYPE_V_BOOL: _ScalarType.ValueType  # 7
+    """A boolean, in v_bool."""
+    SCALAR_TYPE_V_STRING: _ScalarType.ValueType  # 8
+    """A text, in v_string."""
 
 class ScalarType(_ScalarType, metaclass=_ScalarTypeEnumTypeWrapper):
     """Types of scalars (Mysqlx.Datatypes.Scalar.Type)."""
 
 SCALAR_TYPE_UNSPECIFIED: ScalarType.ValueType  # 0
 """Not used."""
+SCALAR_TYPE_V_SINT: ScalarType.ValueType  # 1
+"""A signed integer, in v_signed_int."""
 SCALAR_TYPE_V_UINT: ScalarType.ValueType  # 2
 """An unsigned integer, in v_unsigned_int."""
+SCALAR_TYPE_V_NULL: ScalarType.ValueType  # 3
+"""No value: SQL's NULL."""
 SCALAR_TYPE_V_OCTETS: ScalarType.ValueType  # 4
 """Bytes, in v_octets."""
+SCALAR_TYPE_V_DOUBLE: ScalarType.ValueType  # 5
+"""A double, in v_double."""
+SCALAR_TYPE_V_FLOAT: ScalarType.ValueType  # 6
+"""A float, in v_float."""
+SCALAR_TYPE_V_BOOL: ScalarType.ValueType  # 7
+"""A boolean, in v_bool."""
+SCALAR_TYPE_V_STRING: ScalarType.ValueType  # 8
+"""A text, in v_string."""
 Global___ScalarType: _TypeAlias = ScalarType  # noqa: Y015
+
+class _AnyType:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AnyTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AnyType.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ANY_TYPE_UNSPECIFIED: _AnyType.ValueType  # 0
+    """Not used."""
+    ANY_TYPE_SCALAR: _AnyType.ValueType  # 1
+    """A scalar."""
+    ANY_TYPE_OBJECT: _AnyType.ValueType  # 2
+    """An object."""
+    ANY_TYPE_ARRAY: _AnyType.ValueType  # 3
+    """An array."""
+
+class AnyType(_AnyType, metaclass=_AnyTypeEnumTypeWrapper):
+    """Kinds of values (Mysqlx.Datatypes.Any.Type)."""
+
+ANY_TYPE_UNSPECIFIED: AnyType.ValueType  # 0
+"""Not used."""
+ANY_TYPE_SCALAR: AnyType.ValueType  # 1
+"""A scalar."""
+ANY_TYPE_OBJECT: AnyType.ValueType  # 2
+"""An object."""
+ANY_TYPE_ARRAY: AnyType.ValueType  # 3
+"""An array."""
+Global___AnyType: _TypeAlias = AnyType  # noqa: Y015
+
+class _WarningLevel:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WarningLevelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WarningLevel.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WARNING_LEVEL_UNSPECIFIED: _WarningLevel.ValueType  # 0
+    """Not used."""
+    WARNING_LEVEL_NOTE: _WarningLevel.ValueType  # 1
+    """A note."""
+    WARNING_LEVEL_WARNING: _WarningLevel.ValueType  # 2
+    """A warning."""
+    WARNING_LEVEL_ERROR: _WarningLevel.ValueType  # 3
+    """An error that did not stop the statement."""
+
+class WarningLevel(_WarningLevel, metaclass=_WarningLevelEnumTypeWrapper):
+    """Levels of warnings (Mysqlx.Notice.Warning.Level)."""
+
+WARNING_LEVEL_UNSPECIFIED: WarningLevel.ValueType  # 0
+"""Not used."""
+WARNING_LEVEL_NOTE: WarningLevel.ValueType  # 1
+"""A note."""
+WARNING_LEVEL_WARNING: WarningLevel.ValueType  # 2
+"""A warning."""
+WARNING_LEVEL_ERROR: WarningLevel.ValueType  # 3
+"""An error that did not stop the statement."""
+Global___WarningLevel: _TypeAlias = WarningLevel  # noqa: Y015
 
 @_typing.final
 class Frame(_message.Message):
-    """The part of MySQL's X Protocol that notifies a client of generated ids. Field numbers and values are MySQL's
+    """Notices of MySQL's X Protocol and the values that its messages share. Field numbers and values are MySQL's
     (Mysqlx.Notice and Mysqlx.Datatypes), so the bytes parse with MySQL's own classes. Every scalar field is explicitly
     optional: a zero that was set is written, as in MySQL's proto2.
 
@@ -194,43 +294,256 @@ class Scalar(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TYPE_FIELD_NUMBER: _builtins.int
+    V_SIGNED_INT_FIELD_NUMBER: _builtins.int
     V_UNSIGNED_INT_FIELD_NUMBER: _builtins.int
     V_OCTETS_FIELD_NUMBER: _builtins.int
+    V_DOUBLE_FIELD_NUMBER: _builtins.int
+    V_FLOAT_FIELD_NUMBER: _builtins.int
+    V_BOOL_FIELD_NUMBER: _builtins.int
+    V_STRING_FIELD_NUMBER: _builtins.int
     type: Global___ScalarType.ValueType
     """Which field is set."""
+    v_signed_int: _builtins.int
+    """The value of type SCALAR_TYPE_V_SINT."""
     v_unsigned_int: _builtins.int
-    """The value of type SCALAR_TYPE_V_UINT. Unsigned on MySQL's wire; ids are never negative here and lie below 2^63,
-    where a signed varint has the same bytes.
+    """The value of type SCALAR_TYPE_V_UINT. Unsigned on MySQL's wire, with the same bytes: a value of 2^63 and above reads
+    as negative here.
     """
+    v_double: _builtins.float
+    """The value of type SCALAR_TYPE_V_DOUBLE."""
+    v_float: _builtins.float
+    """The value of type SCALAR_TYPE_V_FLOAT."""
+    v_bool: _builtins.bool
+    """The value of type SCALAR_TYPE_V_BOOL."""
     @_builtins.property
     def v_octets(self) -> Global___Octets:
         """The value of type SCALAR_TYPE_V_OCTETS."""
+
+    @_builtins.property
+    def v_string(self) -> Global___Text:
+        """The value of type SCALAR_TYPE_V_STRING."""
 
     def __init__(
         self,
         *,
         type: Global___ScalarType.ValueType | None = ...,
+        v_signed_int: _builtins.int | None = ...,
         v_unsigned_int: _builtins.int | None = ...,
         v_octets: Global___Octets | None = ...,
+        v_double: _builtins.float | None = ...,
+        v_float: _builtins.float | None = ...,
+        v_bool: _builtins.bool | None = ...,
+        v_string: Global___Text | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_type", b"_type", "_v_octets", b"_v_octets", "_v_unsigned_int", b"_v_unsigned_int", "type", b"type", "v_octets", b"v_octets", "v_unsigned_int", b"v_unsigned_int"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_type", b"_type", "_v_bool", b"_v_bool", "_v_double", b"_v_double", "_v_float", b"_v_float", "_v_octets", b"_v_octets", "_v_signed_int", b"_v_signed_int", "_v_string", b"_v_string", "_v_unsigned_int", b"_v_unsigned_int", "type", b"type", "v_bool", b"v_bool", "v_double", b"v_double", "v_float", b"v_float", "v_octets", b"v_octets", "v_signed_int", b"v_signed_int", "v_string", b"v_string", "v_unsigned_int", b"v_unsigned_int"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_type", b"_type", "_v_octets", b"_v_octets", "_v_unsigned_int", b"_v_unsigned_int", "type", b"type", "v_octets", b"v_octets", "v_unsigned_int", b"v_unsigned_int"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_type", b"_type", "_v_bool", b"_v_bool", "_v_double", b"_v_double", "_v_float", b"_v_float", "_v_octets", b"_v_octets", "_v_signed_int", b"_v_signed_int", "_v_string", b"_v_string", "_v_unsigned_int", b"_v_unsigned_int", "type", b"type", "v_bool", b"v_bool", "v_double", b"v_double", "v_float", b"v_float", "v_octets", b"v_octets", "v_signed_int", b"v_signed_int", "v_string", b"v_string", "v_unsigned_int", b"v_unsigned_int"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__type: _TypeAlias = _typing.Literal["type"]  # noqa: Y015
     _WhichOneofArgType__type: _TypeAlias = _typing.Literal["_type", b"_type"]  # noqa: Y015
+    _WhichOneofReturnType__v_bool: _TypeAlias = _typing.Literal["v_bool"]  # noqa: Y015
+    _WhichOneofArgType__v_bool: _TypeAlias = _typing.Literal["_v_bool", b"_v_bool"]  # noqa: Y015
+    _WhichOneofReturnType__v_double: _TypeAlias = _typing.Literal["v_double"]  # noqa: Y015
+    _WhichOneofArgType__v_double: _TypeAlias = _typing.Literal["_v_double", b"_v_double"]  # noqa: Y015
+    _WhichOneofReturnType__v_float: _TypeAlias = _typing.Literal["v_float"]  # noqa: Y015
+    _WhichOneofArgType__v_float: _TypeAlias = _typing.Literal["_v_float", b"_v_float"]  # noqa: Y015
     _WhichOneofReturnType__v_octets: _TypeAlias = _typing.Literal["v_octets"]  # noqa: Y015
     _WhichOneofArgType__v_octets: _TypeAlias = _typing.Literal["_v_octets", b"_v_octets"]  # noqa: Y015
+    _WhichOneofReturnType__v_signed_int: _TypeAlias = _typing.Literal["v_signed_int"]  # noqa: Y015
+    _WhichOneofArgType__v_signed_int: _TypeAlias = _typing.Literal["_v_signed_int", b"_v_signed_int"]  # noqa: Y015
+    _WhichOneofReturnType__v_string: _TypeAlias = _typing.Literal["v_string"]  # noqa: Y015
+    _WhichOneofArgType__v_string: _TypeAlias = _typing.Literal["_v_string", b"_v_string"]  # noqa: Y015
     _WhichOneofReturnType__v_unsigned_int: _TypeAlias = _typing.Literal["v_unsigned_int"]  # noqa: Y015
     _WhichOneofArgType__v_unsigned_int: _TypeAlias = _typing.Literal["_v_unsigned_int", b"_v_unsigned_int"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__type) -> _WhichOneofReturnType__type | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__v_bool) -> _WhichOneofReturnType__v_bool | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__v_double) -> _WhichOneofReturnType__v_double | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__v_float) -> _WhichOneofReturnType__v_float | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__v_octets) -> _WhichOneofReturnType__v_octets | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__v_signed_int) -> _WhichOneofReturnType__v_signed_int | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__v_string) -> _WhichOneofReturnType__v_string | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__v_unsigned_int) -> _WhichOneofReturnType__v_unsigned_int | None: ...
 
 Global___Scalar: _TypeAlias = Scalar  # noqa: Y015
+
+@_typing.final
+class Text(_message.Message):
+    """A text (Mysqlx.Datatypes.Scalar.String)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUE_FIELD_NUMBER: _builtins.int
+    COLLATION_FIELD_NUMBER: _builtins.int
+    value: _builtins.bytes
+    """The text in UTF-8, not checked."""
+    collation: _builtins.int
+    """MySQL's number of the collation."""
+    def __init__(
+        self,
+        *,
+        value: _builtins.bytes | None = ...,
+        collation: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_collation", b"_collation", "_value", b"_value", "collation", b"collation", "value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_collation", b"_collation", "_value", b"_value", "collation", b"collation", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__collation: _TypeAlias = _typing.Literal["collation"]  # noqa: Y015
+    _WhichOneofArgType__collation: _TypeAlias = _typing.Literal["_collation", b"_collation"]  # noqa: Y015
+    _WhichOneofReturnType__value: _TypeAlias = _typing.Literal["value"]  # noqa: Y015
+    _WhichOneofArgType__value: _TypeAlias = _typing.Literal["_value", b"_value"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__collation) -> _WhichOneofReturnType__collation | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__value) -> _WhichOneofReturnType__value | None: ...
+
+Global___Text: _TypeAlias = Text  # noqa: Y015
+
+@_typing.final
+class AnyObjectField(_message.Message):
+    """A field of an object (Mysqlx.Datatypes.Object.ObjectField)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    """The name of the field."""
+    @_builtins.property
+    def value(self) -> Global___Any:
+        """Its value."""
+
+    def __init__(
+        self,
+        *,
+        key: _builtins.str | None = ...,
+        value: Global___Any | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "_value", b"_value", "key", b"key", "value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "_value", b"_value", "key", b"key", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__key: _TypeAlias = _typing.Literal["key"]  # noqa: Y015
+    _WhichOneofArgType__key: _TypeAlias = _typing.Literal["_key", b"_key"]  # noqa: Y015
+    _WhichOneofReturnType__value: _TypeAlias = _typing.Literal["value"]  # noqa: Y015
+    _WhichOneofArgType__value: _TypeAlias = _typing.Literal["_value", b"_value"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__key) -> _WhichOneofReturnType__key | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__value) -> _WhichOneofReturnType__value | None: ...
+
+Global___AnyObjectField: _TypeAlias = AnyObjectField  # noqa: Y015
+
+@_typing.final
+class AnyObject(_message.Message):
+    """An object (Mysqlx.Datatypes.Object)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FLD_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def fld(self) -> _containers.RepeatedCompositeFieldContainer[Global___AnyObjectField]:
+        """The fields, in their order."""
+
+    def __init__(
+        self,
+        *,
+        fld: _abc.Iterable[Global___AnyObjectField] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fld", b"fld"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AnyObject: _TypeAlias = AnyObject  # noqa: Y015
+
+@_typing.final
+class AnyArray(_message.Message):
+    """An array (Mysqlx.Datatypes.Array)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def value(self) -> _containers.RepeatedCompositeFieldContainer[Global___Any]:
+        """The items, in their order."""
+
+    def __init__(
+        self,
+        *,
+        value: _abc.Iterable[Global___Any] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AnyArray: _TypeAlias = AnyArray  # noqa: Y015
+
+@_typing.final
+class Any(_message.Message):
+    """A scalar, an object or an array (Mysqlx.Datatypes.Any)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TYPE_FIELD_NUMBER: _builtins.int
+    SCALAR_FIELD_NUMBER: _builtins.int
+    OBJ_FIELD_NUMBER: _builtins.int
+    ARRAY_FIELD_NUMBER: _builtins.int
+    type: Global___AnyType.ValueType
+    """Which field is set."""
+    @_builtins.property
+    def scalar(self) -> Global___Scalar:
+        """The value of type ANY_TYPE_SCALAR."""
+
+    @_builtins.property
+    def obj(self) -> Global___AnyObject:
+        """The value of type ANY_TYPE_OBJECT."""
+
+    @_builtins.property
+    def array(self) -> Global___AnyArray:
+        """The value of type ANY_TYPE_ARRAY."""
+
+    def __init__(
+        self,
+        *,
+        type: Global___AnyType.ValueType | None = ...,
+        scalar: Global___Scalar | None = ...,
+        obj: Global___AnyObject | None = ...,
+        array: Global___AnyArray | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_array", b"_array", "_obj", b"_obj", "_scalar", b"_scalar", "_type", b"_type", "array", b"array", "obj", b"obj", "scalar", b"scalar", "type", b"type"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_array", b"_array", "_obj", b"_obj", "_scalar", b"_scalar", "_type", b"_type", "array", b"array", "obj", b"obj", "scalar", b"scalar", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__array: _TypeAlias = _typing.Literal["array"]  # noqa: Y015
+    _WhichOneofArgType__array: _TypeAlias = _typing.Literal["_array", b"_array"]  # noqa: Y015
+    _WhichOneofReturnType__obj: _TypeAlias = _typing.Literal["obj"]  # noqa: Y015
+    _WhichOneofArgType__obj: _TypeAlias = _typing.Literal["_obj", b"_obj"]  # noqa: Y015
+    _WhichOneofReturnType__scalar: _TypeAlias = _typing.Literal["scalar"]  # noqa: Y015
+    _WhichOneofArgType__scalar: _TypeAlias = _typing.Literal["_scalar", b"_scalar"]  # noqa: Y015
+    _WhichOneofReturnType__type: _TypeAlias = _typing.Literal["type"]  # noqa: Y015
+    _WhichOneofArgType__type: _TypeAlias = _typing.Literal["_type", b"_type"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__array) -> _WhichOneofReturnType__array | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__obj) -> _WhichOneofReturnType__obj | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__scalar) -> _WhichOneofReturnType__scalar | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__type) -> _WhichOneofReturnType__type | None: ...
+
+Global___Any: _TypeAlias = Any  # noqa: Y015
 
 @_typing.final
 class Octets(_message.Message):
@@ -239,19 +552,69 @@ class Octets(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     VALUE_FIELD_NUMBER: _builtins.int
+    CONTENT_TYPE_FIELD_NUMBER: _builtins.int
     value: _builtins.bytes
     """The bytes; of a document id its 28 characters."""
+    content_type: _builtins.int
+    """What the bytes are: 0 or unset plain, 1 geometry, 2 JSON, 3 XML."""
     def __init__(
         self,
         *,
         value: _builtins.bytes | None = ...,
+        content_type: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_value", b"_value", "value", b"value"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_content_type", b"_content_type", "_value", b"_value", "content_type", b"content_type", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_value", b"_value", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_content_type", b"_content_type", "_value", b"_value", "content_type", b"content_type", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__content_type: _TypeAlias = _typing.Literal["content_type"]  # noqa: Y015
+    _WhichOneofArgType__content_type: _TypeAlias = _typing.Literal["_content_type", b"_content_type"]  # noqa: Y015
     _WhichOneofReturnType__value: _TypeAlias = _typing.Literal["value"]  # noqa: Y015
     _WhichOneofArgType__value: _TypeAlias = _typing.Literal["_value", b"_value"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__content_type) -> _WhichOneofReturnType__content_type | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__value) -> _WhichOneofReturnType__value | None: ...
 
 Global___Octets: _TypeAlias = Octets  # noqa: Y015
+
+@_typing.final
+class Warning(_message.Message):
+    """A warning of a statement (Mysqlx.Notice.Warning)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEVEL_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    MSG_FIELD_NUMBER: _builtins.int
+    level: Global___WarningLevel.ValueType
+    """How serious it is; unset means WARNING_LEVEL_WARNING."""
+    code: _builtins.int
+    """MySQL's error code."""
+    msg: _builtins.str
+    """The text for people."""
+    def __init__(
+        self,
+        *,
+        level: Global___WarningLevel.ValueType | None = ...,
+        code: _builtins.int | None = ...,
+        msg: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_code", b"_code", "_level", b"_level", "_msg", b"_msg", "code", b"code", "level", b"level", "msg", b"msg"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_code", b"_code", "_level", b"_level", "_msg", b"_msg", "code", b"code", "level", b"level", "msg", b"msg"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__code: _TypeAlias = _typing.Literal["code"]  # noqa: Y015
+    _WhichOneofArgType__code: _TypeAlias = _typing.Literal["_code", b"_code"]  # noqa: Y015
+    _WhichOneofReturnType__level: _TypeAlias = _typing.Literal["level"]  # noqa: Y015
+    _WhichOneofArgType__level: _TypeAlias = _typing.Literal["_level", b"_level"]  # noqa: Y015
+    _WhichOneofReturnType__msg: _TypeAlias = _typing.Literal["msg"]  # noqa: Y015
+    _WhichOneofArgType__msg: _TypeAlias = _typing.Literal["_msg", b"_msg"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__code) -> _WhichOneofReturnType__code | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__level) -> _WhichOneofReturnType__level | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__msg) -> _WhichOneofReturnType__msg | None: ...
+
+Global___Warning: _TypeAlias = Warning  # noqa: Y015

@@ -27,19 +27,27 @@ type FrameType int32
 const (
 	// Not used.
 	FrameType_FRAME_TYPE_UNSPECIFIED FrameType = 0
+	// The payload is a Warning.
+	FrameType_FRAME_TYPE_WARNING FrameType = 1
 	// The payload is a SessionStateChanged.
 	FrameType_FRAME_TYPE_SESSION_STATE_CHANGED FrameType = 3
+	// The server's first frame, without a payload.
+	FrameType_FRAME_TYPE_SERVER_HELLO FrameType = 5
 )
 
 // Enum value maps for FrameType.
 var (
 	FrameType_name = map[int32]string{
 		0: "FRAME_TYPE_UNSPECIFIED",
+		1: "FRAME_TYPE_WARNING",
 		3: "FRAME_TYPE_SESSION_STATE_CHANGED",
+		5: "FRAME_TYPE_SERVER_HELLO",
 	}
 	FrameType_value = map[string]int32{
 		"FRAME_TYPE_UNSPECIFIED":           0,
+		"FRAME_TYPE_WARNING":               1,
 		"FRAME_TYPE_SESSION_STATE_CHANGED": 3,
+		"FRAME_TYPE_SERVER_HELLO":          5,
 	}
 )
 
@@ -131,6 +139,12 @@ const (
 	SessionParameter_SESSION_PARAMETER_UNSPECIFIED SessionParameter = 0
 	// The first auto-increment id of an insert.
 	SessionParameter_SESSION_PARAMETER_GENERATED_INSERT_ID SessionParameter = 3
+	// The number of rows that a statement changed.
+	SessionParameter_SESSION_PARAMETER_ROWS_AFFECTED SessionParameter = 4
+	// A text about the statement, as "Records: 2  Duplicates: 0  Warnings: 0".
+	SessionParameter_SESSION_PARAMETER_PRODUCED_MESSAGE SessionParameter = 10
+	// The number of the connection, sent with the login.
+	SessionParameter_SESSION_PARAMETER_CLIENT_ID_ASSIGNED SessionParameter = 11
 	// The document ids that the server generated, in the order of their rows.
 	SessionParameter_SESSION_PARAMETER_GENERATED_DOCUMENT_IDS SessionParameter = 12
 )
@@ -140,11 +154,17 @@ var (
 	SessionParameter_name = map[int32]string{
 		0:  "SESSION_PARAMETER_UNSPECIFIED",
 		3:  "SESSION_PARAMETER_GENERATED_INSERT_ID",
+		4:  "SESSION_PARAMETER_ROWS_AFFECTED",
+		10: "SESSION_PARAMETER_PRODUCED_MESSAGE",
+		11: "SESSION_PARAMETER_CLIENT_ID_ASSIGNED",
 		12: "SESSION_PARAMETER_GENERATED_DOCUMENT_IDS",
 	}
 	SessionParameter_value = map[string]int32{
 		"SESSION_PARAMETER_UNSPECIFIED":            0,
 		"SESSION_PARAMETER_GENERATED_INSERT_ID":    3,
+		"SESSION_PARAMETER_ROWS_AFFECTED":          4,
+		"SESSION_PARAMETER_PRODUCED_MESSAGE":       10,
+		"SESSION_PARAMETER_CLIENT_ID_ASSIGNED":     11,
 		"SESSION_PARAMETER_GENERATED_DOCUMENT_IDS": 12,
 	}
 )
@@ -182,23 +202,47 @@ type ScalarType int32
 const (
 	// Not used.
 	ScalarType_SCALAR_TYPE_UNSPECIFIED ScalarType = 0
+	// A signed integer, in v_signed_int.
+	ScalarType_SCALAR_TYPE_V_SINT ScalarType = 1
 	// An unsigned integer, in v_unsigned_int.
 	ScalarType_SCALAR_TYPE_V_UINT ScalarType = 2
+	// No value: SQL's NULL.
+	ScalarType_SCALAR_TYPE_V_NULL ScalarType = 3
 	// Bytes, in v_octets.
 	ScalarType_SCALAR_TYPE_V_OCTETS ScalarType = 4
+	// A double, in v_double.
+	ScalarType_SCALAR_TYPE_V_DOUBLE ScalarType = 5
+	// A float, in v_float.
+	ScalarType_SCALAR_TYPE_V_FLOAT ScalarType = 6
+	// A boolean, in v_bool.
+	ScalarType_SCALAR_TYPE_V_BOOL ScalarType = 7
+	// A text, in v_string.
+	ScalarType_SCALAR_TYPE_V_STRING ScalarType = 8
 )
 
 // Enum value maps for ScalarType.
 var (
 	ScalarType_name = map[int32]string{
 		0: "SCALAR_TYPE_UNSPECIFIED",
+		1: "SCALAR_TYPE_V_SINT",
 		2: "SCALAR_TYPE_V_UINT",
+		3: "SCALAR_TYPE_V_NULL",
 		4: "SCALAR_TYPE_V_OCTETS",
+		5: "SCALAR_TYPE_V_DOUBLE",
+		6: "SCALAR_TYPE_V_FLOAT",
+		7: "SCALAR_TYPE_V_BOOL",
+		8: "SCALAR_TYPE_V_STRING",
 	}
 	ScalarType_value = map[string]int32{
 		"SCALAR_TYPE_UNSPECIFIED": 0,
+		"SCALAR_TYPE_V_SINT":      1,
 		"SCALAR_TYPE_V_UINT":      2,
+		"SCALAR_TYPE_V_NULL":      3,
 		"SCALAR_TYPE_V_OCTETS":    4,
+		"SCALAR_TYPE_V_DOUBLE":    5,
+		"SCALAR_TYPE_V_FLOAT":     6,
+		"SCALAR_TYPE_V_BOOL":      7,
+		"SCALAR_TYPE_V_STRING":    8,
 	}
 )
 
@@ -227,6 +271,120 @@ func (x ScalarType) Number() protoreflect.EnumNumber {
 // Deprecated: Use ScalarType.Descriptor instead.
 func (ScalarType) EnumDescriptor() ([]byte, []int) {
 	return file_idalloc_xprotocol_v1_notice_proto_rawDescGZIP(), []int{3}
+}
+
+// Kinds of values (Mysqlx.Datatypes.Any.Type).
+type AnyType int32
+
+const (
+	// Not used.
+	AnyType_ANY_TYPE_UNSPECIFIED AnyType = 0
+	// A scalar.
+	AnyType_ANY_TYPE_SCALAR AnyType = 1
+	// An object.
+	AnyType_ANY_TYPE_OBJECT AnyType = 2
+	// An array.
+	AnyType_ANY_TYPE_ARRAY AnyType = 3
+)
+
+// Enum value maps for AnyType.
+var (
+	AnyType_name = map[int32]string{
+		0: "ANY_TYPE_UNSPECIFIED",
+		1: "ANY_TYPE_SCALAR",
+		2: "ANY_TYPE_OBJECT",
+		3: "ANY_TYPE_ARRAY",
+	}
+	AnyType_value = map[string]int32{
+		"ANY_TYPE_UNSPECIFIED": 0,
+		"ANY_TYPE_SCALAR":      1,
+		"ANY_TYPE_OBJECT":      2,
+		"ANY_TYPE_ARRAY":       3,
+	}
+)
+
+func (x AnyType) Enum() *AnyType {
+	p := new(AnyType)
+	*p = x
+	return p
+}
+
+func (x AnyType) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (AnyType) Descriptor() protoreflect.EnumDescriptor {
+	return file_idalloc_xprotocol_v1_notice_proto_enumTypes[4].Descriptor()
+}
+
+func (AnyType) Type() protoreflect.EnumType {
+	return &file_idalloc_xprotocol_v1_notice_proto_enumTypes[4]
+}
+
+func (x AnyType) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use AnyType.Descriptor instead.
+func (AnyType) EnumDescriptor() ([]byte, []int) {
+	return file_idalloc_xprotocol_v1_notice_proto_rawDescGZIP(), []int{4}
+}
+
+// Levels of warnings (Mysqlx.Notice.Warning.Level).
+type WarningLevel int32
+
+const (
+	// Not used.
+	WarningLevel_WARNING_LEVEL_UNSPECIFIED WarningLevel = 0
+	// A note.
+	WarningLevel_WARNING_LEVEL_NOTE WarningLevel = 1
+	// A warning.
+	WarningLevel_WARNING_LEVEL_WARNING WarningLevel = 2
+	// An error that did not stop the statement.
+	WarningLevel_WARNING_LEVEL_ERROR WarningLevel = 3
+)
+
+// Enum value maps for WarningLevel.
+var (
+	WarningLevel_name = map[int32]string{
+		0: "WARNING_LEVEL_UNSPECIFIED",
+		1: "WARNING_LEVEL_NOTE",
+		2: "WARNING_LEVEL_WARNING",
+		3: "WARNING_LEVEL_ERROR",
+	}
+	WarningLevel_value = map[string]int32{
+		"WARNING_LEVEL_UNSPECIFIED": 0,
+		"WARNING_LEVEL_NOTE":        1,
+		"WARNING_LEVEL_WARNING":     2,
+		"WARNING_LEVEL_ERROR":       3,
+	}
+)
+
+func (x WarningLevel) Enum() *WarningLevel {
+	p := new(WarningLevel)
+	*p = x
+	return p
+}
+
+func (x WarningLevel) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (WarningLevel) Descriptor() protoreflect.EnumDescriptor {
+	return file_idalloc_xprotocol_v1_notice_proto_enumTypes[5].Descriptor()
+}
+
+func (WarningLevel) Type() protoreflect.EnumType {
+	return &file_idalloc_xprotocol_v1_notice_proto_enumTypes[5]
+}
+
+func (x WarningLevel) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use WarningLevel.Descriptor instead.
+func (WarningLevel) EnumDescriptor() ([]byte, []int) {
+	return file_idalloc_xprotocol_v1_notice_proto_rawDescGZIP(), []int{5}
 }
 
 // One notice of the X Protocol (Mysqlx.Notice.Frame): the payload of a frame of type NOTICE (11).
@@ -353,11 +511,21 @@ type Scalar struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Which field is set.
 	Type *ScalarType `protobuf:"varint,1,opt,name=type,proto3,enum=idalloc.xprotocol.v1.ScalarType,oneof" json:"type,omitempty"`
-	// The value of type SCALAR_TYPE_V_UINT. Unsigned on MySQL's wire; ids are never negative here and lie below 2^63,
-	// where a signed varint has the same bytes.
+	// The value of type SCALAR_TYPE_V_SINT.
+	VSignedInt *int64 `protobuf:"zigzag64,2,opt,name=v_signed_int,json=vSignedInt,proto3,oneof" json:"v_signed_int,omitempty"`
+	// The value of type SCALAR_TYPE_V_UINT. Unsigned on MySQL's wire, with the same bytes: a value of 2^63 and above reads
+	// as negative here.
 	VUnsignedInt *int64 `protobuf:"varint,3,opt,name=v_unsigned_int,json=vUnsignedInt,proto3,oneof" json:"v_unsigned_int,omitempty"`
 	// The value of type SCALAR_TYPE_V_OCTETS.
-	VOctets       *Octets `protobuf:"bytes,5,opt,name=v_octets,json=vOctets,proto3,oneof" json:"v_octets,omitempty"`
+	VOctets *Octets `protobuf:"bytes,5,opt,name=v_octets,json=vOctets,proto3,oneof" json:"v_octets,omitempty"`
+	// The value of type SCALAR_TYPE_V_DOUBLE.
+	VDouble *float64 `protobuf:"fixed64,6,opt,name=v_double,json=vDouble,proto3,oneof" json:"v_double,omitempty"`
+	// The value of type SCALAR_TYPE_V_FLOAT.
+	VFloat *float32 `protobuf:"fixed32,7,opt,name=v_float,json=vFloat,proto3,oneof" json:"v_float,omitempty"`
+	// The value of type SCALAR_TYPE_V_BOOL.
+	VBool *bool `protobuf:"varint,8,opt,name=v_bool,json=vBool,proto3,oneof" json:"v_bool,omitempty"`
+	// The value of type SCALAR_TYPE_V_STRING.
+	VString       *Text `protobuf:"bytes,9,opt,name=v_string,json=vString,proto3,oneof" json:"v_string,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -399,6 +567,13 @@ func (x *Scalar) GetType() ScalarType {
 	return ScalarType_SCALAR_TYPE_UNSPECIFIED
 }
 
+func (x *Scalar) GetVSignedInt() int64 {
+	if x != nil && x.VSignedInt != nil {
+		return *x.VSignedInt
+	}
+	return 0
+}
+
 func (x *Scalar) GetVUnsignedInt() int64 {
 	if x != nil && x.VUnsignedInt != nil {
 		return *x.VUnsignedInt
@@ -413,18 +588,323 @@ func (x *Scalar) GetVOctets() *Octets {
 	return nil
 }
 
+func (x *Scalar) GetVDouble() float64 {
+	if x != nil && x.VDouble != nil {
+		return *x.VDouble
+	}
+	return 0
+}
+
+func (x *Scalar) GetVFloat() float32 {
+	if x != nil && x.VFloat != nil {
+		return *x.VFloat
+	}
+	return 0
+}
+
+func (x *Scalar) GetVBool() bool {
+	if x != nil && x.VBool != nil {
+		return *x.VBool
+	}
+	return false
+}
+
+func (x *Scalar) GetVString() *Text {
+	if x != nil {
+		return x.VString
+	}
+	return nil
+}
+
+// A text (Mysqlx.Datatypes.Scalar.String).
+type Text struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The text in UTF-8, not checked.
+	Value []byte `protobuf:"bytes,1,opt,name=value,proto3,oneof" json:"value,omitempty"`
+	// MySQL's number of the collation.
+	Collation     *int64 `protobuf:"varint,2,opt,name=collation,proto3,oneof" json:"collation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Text) Reset() {
+	*x = Text{}
+	mi := &file_idalloc_xprotocol_v1_notice_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Text) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Text) ProtoMessage() {}
+
+func (x *Text) ProtoReflect() protoreflect.Message {
+	mi := &file_idalloc_xprotocol_v1_notice_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Text.ProtoReflect.Descriptor instead.
+func (*Text) Descriptor() ([]byte, []int) {
+	return file_idalloc_xprotocol_v1_notice_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Text) GetValue() []byte {
+	if x != nil {
+		return x.Value
+	}
+	return nil
+}
+
+func (x *Text) GetCollation() int64 {
+	if x != nil && x.Collation != nil {
+		return *x.Collation
+	}
+	return 0
+}
+
+// A field of an object (Mysqlx.Datatypes.Object.ObjectField).
+type AnyObjectField struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the field.
+	Key *string `protobuf:"bytes,1,opt,name=key,proto3,oneof" json:"key,omitempty"`
+	// Its value.
+	Value         *Any `protobuf:"bytes,2,opt,name=value,proto3,oneof" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AnyObjectField) Reset() {
+	*x = AnyObjectField{}
+	mi := &file_idalloc_xprotocol_v1_notice_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AnyObjectField) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AnyObjectField) ProtoMessage() {}
+
+func (x *AnyObjectField) ProtoReflect() protoreflect.Message {
+	mi := &file_idalloc_xprotocol_v1_notice_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AnyObjectField.ProtoReflect.Descriptor instead.
+func (*AnyObjectField) Descriptor() ([]byte, []int) {
+	return file_idalloc_xprotocol_v1_notice_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *AnyObjectField) GetKey() string {
+	if x != nil && x.Key != nil {
+		return *x.Key
+	}
+	return ""
+}
+
+func (x *AnyObjectField) GetValue() *Any {
+	if x != nil {
+		return x.Value
+	}
+	return nil
+}
+
+// An object (Mysqlx.Datatypes.Object).
+type AnyObject struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The fields, in their order.
+	Fld           []*AnyObjectField `protobuf:"bytes,1,rep,name=fld,proto3" json:"fld,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AnyObject) Reset() {
+	*x = AnyObject{}
+	mi := &file_idalloc_xprotocol_v1_notice_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AnyObject) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AnyObject) ProtoMessage() {}
+
+func (x *AnyObject) ProtoReflect() protoreflect.Message {
+	mi := &file_idalloc_xprotocol_v1_notice_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AnyObject.ProtoReflect.Descriptor instead.
+func (*AnyObject) Descriptor() ([]byte, []int) {
+	return file_idalloc_xprotocol_v1_notice_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *AnyObject) GetFld() []*AnyObjectField {
+	if x != nil {
+		return x.Fld
+	}
+	return nil
+}
+
+// An array (Mysqlx.Datatypes.Array).
+type AnyArray struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The items, in their order.
+	Value         []*Any `protobuf:"bytes,1,rep,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AnyArray) Reset() {
+	*x = AnyArray{}
+	mi := &file_idalloc_xprotocol_v1_notice_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AnyArray) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AnyArray) ProtoMessage() {}
+
+func (x *AnyArray) ProtoReflect() protoreflect.Message {
+	mi := &file_idalloc_xprotocol_v1_notice_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AnyArray.ProtoReflect.Descriptor instead.
+func (*AnyArray) Descriptor() ([]byte, []int) {
+	return file_idalloc_xprotocol_v1_notice_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *AnyArray) GetValue() []*Any {
+	if x != nil {
+		return x.Value
+	}
+	return nil
+}
+
+// A scalar, an object or an array (Mysqlx.Datatypes.Any).
+type Any struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which field is set.
+	Type *AnyType `protobuf:"varint,1,opt,name=type,proto3,enum=idalloc.xprotocol.v1.AnyType,oneof" json:"type,omitempty"`
+	// The value of type ANY_TYPE_SCALAR.
+	Scalar *Scalar `protobuf:"bytes,2,opt,name=scalar,proto3,oneof" json:"scalar,omitempty"`
+	// The value of type ANY_TYPE_OBJECT.
+	Obj *AnyObject `protobuf:"bytes,3,opt,name=obj,proto3,oneof" json:"obj,omitempty"`
+	// The value of type ANY_TYPE_ARRAY.
+	Array         *AnyArray `protobuf:"bytes,4,opt,name=array,proto3,oneof" json:"array,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Any) Reset() {
+	*x = Any{}
+	mi := &file_idalloc_xprotocol_v1_notice_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Any) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Any) ProtoMessage() {}
+
+func (x *Any) ProtoReflect() protoreflect.Message {
+	mi := &file_idalloc_xprotocol_v1_notice_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Any.ProtoReflect.Descriptor instead.
+func (*Any) Descriptor() ([]byte, []int) {
+	return file_idalloc_xprotocol_v1_notice_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Any) GetType() AnyType {
+	if x != nil && x.Type != nil {
+		return *x.Type
+	}
+	return AnyType_ANY_TYPE_UNSPECIFIED
+}
+
+func (x *Any) GetScalar() *Scalar {
+	if x != nil {
+		return x.Scalar
+	}
+	return nil
+}
+
+func (x *Any) GetObj() *AnyObject {
+	if x != nil {
+		return x.Obj
+	}
+	return nil
+}
+
+func (x *Any) GetArray() *AnyArray {
+	if x != nil {
+		return x.Array
+	}
+	return nil
+}
+
 // Raw bytes (Mysqlx.Datatypes.Scalar.Octets).
 type Octets struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The bytes; of a document id its 28 characters.
-	Value         []byte `protobuf:"bytes,1,opt,name=value,proto3,oneof" json:"value,omitempty"`
+	Value []byte `protobuf:"bytes,1,opt,name=value,proto3,oneof" json:"value,omitempty"`
+	// What the bytes are: 0 or unset plain, 1 geometry, 2 JSON, 3 XML.
+	ContentType   *int64 `protobuf:"varint,2,opt,name=content_type,json=contentType,proto3,oneof" json:"content_type,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Octets) Reset() {
 	*x = Octets{}
-	mi := &file_idalloc_xprotocol_v1_notice_proto_msgTypes[3]
+	mi := &file_idalloc_xprotocol_v1_notice_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -436,7 +916,7 @@ func (x *Octets) String() string {
 func (*Octets) ProtoMessage() {}
 
 func (x *Octets) ProtoReflect() protoreflect.Message {
-	mi := &file_idalloc_xprotocol_v1_notice_proto_msgTypes[3]
+	mi := &file_idalloc_xprotocol_v1_notice_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -449,7 +929,7 @@ func (x *Octets) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Octets.ProtoReflect.Descriptor instead.
 func (*Octets) Descriptor() ([]byte, []int) {
-	return file_idalloc_xprotocol_v1_notice_proto_rawDescGZIP(), []int{3}
+	return file_idalloc_xprotocol_v1_notice_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Octets) GetValue() []byte {
@@ -457,6 +937,77 @@ func (x *Octets) GetValue() []byte {
 		return x.Value
 	}
 	return nil
+}
+
+func (x *Octets) GetContentType() int64 {
+	if x != nil && x.ContentType != nil {
+		return *x.ContentType
+	}
+	return 0
+}
+
+// A warning of a statement (Mysqlx.Notice.Warning).
+type Warning struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How serious it is; unset means WARNING_LEVEL_WARNING.
+	Level *WarningLevel `protobuf:"varint,1,opt,name=level,proto3,enum=idalloc.xprotocol.v1.WarningLevel,oneof" json:"level,omitempty"`
+	// MySQL's error code.
+	Code *int64 `protobuf:"varint,2,opt,name=code,proto3,oneof" json:"code,omitempty"`
+	// The text for people.
+	Msg           *string `protobuf:"bytes,3,opt,name=msg,proto3,oneof" json:"msg,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Warning) Reset() {
+	*x = Warning{}
+	mi := &file_idalloc_xprotocol_v1_notice_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Warning) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Warning) ProtoMessage() {}
+
+func (x *Warning) ProtoReflect() protoreflect.Message {
+	mi := &file_idalloc_xprotocol_v1_notice_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Warning.ProtoReflect.Descriptor instead.
+func (*Warning) Descriptor() ([]byte, []int) {
+	return file_idalloc_xprotocol_v1_notice_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Warning) GetLevel() WarningLevel {
+	if x != nil && x.Level != nil {
+		return *x.Level
+	}
+	return WarningLevel_WARNING_LEVEL_UNSPECIFIED
+}
+
+func (x *Warning) GetCode() int64 {
+	if x != nil && x.Code != nil {
+		return *x.Code
+	}
+	return 0
+}
+
+func (x *Warning) GetMsg() string {
+	if x != nil && x.Msg != nil {
+		return *x.Msg
+	}
+	return ""
 }
 
 var File_idalloc_xprotocol_v1_notice_proto protoreflect.FileDescriptor
@@ -475,34 +1026,101 @@ const file_idalloc_xprotocol_v1_notice_proto_rawDesc = "" +
 	"\x13SessionStateChanged\x12A\n" +
 	"\x05param\x18\x01 \x01(\x0e2&.idalloc.xprotocol.v1.SessionParameterH\x00R\x05param\x88\x01\x01\x122\n" +
 	"\x05value\x18\x02 \x03(\v2\x1c.idalloc.xprotocol.v1.ScalarR\x05valueB\b\n" +
-	"\x06_param\"\xd5\x01\n" +
+	"\x06_param\"\xd4\x03\n" +
 	"\x06Scalar\x129\n" +
-	"\x04type\x18\x01 \x01(\x0e2 .idalloc.xprotocol.v1.ScalarTypeH\x00R\x04type\x88\x01\x01\x12)\n" +
-	"\x0ev_unsigned_int\x18\x03 \x01(\x03H\x01R\fvUnsignedInt\x88\x01\x01\x12<\n" +
-	"\bv_octets\x18\x05 \x01(\v2\x1c.idalloc.xprotocol.v1.OctetsH\x02R\avOctets\x88\x01\x01B\a\n" +
-	"\x05_typeB\x11\n" +
+	"\x04type\x18\x01 \x01(\x0e2 .idalloc.xprotocol.v1.ScalarTypeH\x00R\x04type\x88\x01\x01\x12%\n" +
+	"\fv_signed_int\x18\x02 \x01(\x12H\x01R\n" +
+	"vSignedInt\x88\x01\x01\x12)\n" +
+	"\x0ev_unsigned_int\x18\x03 \x01(\x03H\x02R\fvUnsignedInt\x88\x01\x01\x12<\n" +
+	"\bv_octets\x18\x05 \x01(\v2\x1c.idalloc.xprotocol.v1.OctetsH\x03R\avOctets\x88\x01\x01\x12\x1e\n" +
+	"\bv_double\x18\x06 \x01(\x01H\x04R\avDouble\x88\x01\x01\x12\x1c\n" +
+	"\av_float\x18\a \x01(\x02H\x05R\x06vFloat\x88\x01\x01\x12\x1a\n" +
+	"\x06v_bool\x18\b \x01(\bH\x06R\x05vBool\x88\x01\x01\x12:\n" +
+	"\bv_string\x18\t \x01(\v2\x1a.idalloc.xprotocol.v1.TextH\aR\avString\x88\x01\x01B\a\n" +
+	"\x05_typeB\x0f\n" +
+	"\r_v_signed_intB\x11\n" +
 	"\x0f_v_unsigned_intB\v\n" +
-	"\t_v_octets\"-\n" +
+	"\t_v_octetsB\v\n" +
+	"\t_v_doubleB\n" +
+	"\n" +
+	"\b_v_floatB\t\n" +
+	"\a_v_boolB\v\n" +
+	"\t_v_string\"\\\n" +
+	"\x04Text\x12\x19\n" +
+	"\x05value\x18\x01 \x01(\fH\x00R\x05value\x88\x01\x01\x12!\n" +
+	"\tcollation\x18\x02 \x01(\x03H\x01R\tcollation\x88\x01\x01B\b\n" +
+	"\x06_valueB\f\n" +
+	"\n" +
+	"_collation\"o\n" +
+	"\x0eAnyObjectField\x12\x15\n" +
+	"\x03key\x18\x01 \x01(\tH\x00R\x03key\x88\x01\x01\x124\n" +
+	"\x05value\x18\x02 \x01(\v2\x19.idalloc.xprotocol.v1.AnyH\x01R\x05value\x88\x01\x01B\x06\n" +
+	"\x04_keyB\b\n" +
+	"\x06_value\"C\n" +
+	"\tAnyObject\x126\n" +
+	"\x03fld\x18\x01 \x03(\v2$.idalloc.xprotocol.v1.AnyObjectFieldR\x03fld\";\n" +
+	"\bAnyArray\x12/\n" +
+	"\x05value\x18\x01 \x03(\v2\x19.idalloc.xprotocol.v1.AnyR\x05value\"\x91\x02\n" +
+	"\x03Any\x126\n" +
+	"\x04type\x18\x01 \x01(\x0e2\x1d.idalloc.xprotocol.v1.AnyTypeH\x00R\x04type\x88\x01\x01\x129\n" +
+	"\x06scalar\x18\x02 \x01(\v2\x1c.idalloc.xprotocol.v1.ScalarH\x01R\x06scalar\x88\x01\x01\x126\n" +
+	"\x03obj\x18\x03 \x01(\v2\x1f.idalloc.xprotocol.v1.AnyObjectH\x02R\x03obj\x88\x01\x01\x129\n" +
+	"\x05array\x18\x04 \x01(\v2\x1e.idalloc.xprotocol.v1.AnyArrayH\x03R\x05array\x88\x01\x01B\a\n" +
+	"\x05_typeB\t\n" +
+	"\a_scalarB\x06\n" +
+	"\x04_objB\b\n" +
+	"\x06_array\"f\n" +
 	"\x06Octets\x12\x19\n" +
-	"\x05value\x18\x01 \x01(\fH\x00R\x05value\x88\x01\x01B\b\n" +
-	"\x06_value*M\n" +
+	"\x05value\x18\x01 \x01(\fH\x00R\x05value\x88\x01\x01\x12&\n" +
+	"\fcontent_type\x18\x02 \x01(\x03H\x01R\vcontentType\x88\x01\x01B\b\n" +
+	"\x06_valueB\x0f\n" +
+	"\r_content_type\"\x93\x01\n" +
+	"\aWarning\x12=\n" +
+	"\x05level\x18\x01 \x01(\x0e2\".idalloc.xprotocol.v1.WarningLevelH\x00R\x05level\x88\x01\x01\x12\x17\n" +
+	"\x04code\x18\x02 \x01(\x03H\x01R\x04code\x88\x01\x01\x12\x15\n" +
+	"\x03msg\x18\x03 \x01(\tH\x02R\x03msg\x88\x01\x01B\b\n" +
+	"\x06_levelB\a\n" +
+	"\x05_codeB\x06\n" +
+	"\x04_msg*\x82\x01\n" +
 	"\tFrameType\x12\x1a\n" +
-	"\x16FRAME_TYPE_UNSPECIFIED\x10\x00\x12$\n" +
-	" FRAME_TYPE_SESSION_STATE_CHANGED\x10\x03*X\n" +
+	"\x16FRAME_TYPE_UNSPECIFIED\x10\x00\x12\x16\n" +
+	"\x12FRAME_TYPE_WARNING\x10\x01\x12$\n" +
+	" FRAME_TYPE_SESSION_STATE_CHANGED\x10\x03\x12\x1b\n" +
+	"\x17FRAME_TYPE_SERVER_HELLO\x10\x05*X\n" +
 	"\n" +
 	"FrameScope\x12\x1b\n" +
 	"\x17FRAME_SCOPE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12FRAME_SCOPE_GLOBAL\x10\x01\x12\x15\n" +
-	"\x11FRAME_SCOPE_LOCAL\x10\x02*\x8e\x01\n" +
+	"\x11FRAME_SCOPE_LOCAL\x10\x02*\x85\x02\n" +
 	"\x10SessionParameter\x12!\n" +
 	"\x1dSESSION_PARAMETER_UNSPECIFIED\x10\x00\x12)\n" +
-	"%SESSION_PARAMETER_GENERATED_INSERT_ID\x10\x03\x12,\n" +
-	"(SESSION_PARAMETER_GENERATED_DOCUMENT_IDS\x10\f*[\n" +
+	"%SESSION_PARAMETER_GENERATED_INSERT_ID\x10\x03\x12#\n" +
+	"\x1fSESSION_PARAMETER_ROWS_AFFECTED\x10\x04\x12&\n" +
+	"\"SESSION_PARAMETER_PRODUCED_MESSAGE\x10\n" +
+	"\x12(\n" +
+	"$SESSION_PARAMETER_CLIENT_ID_ASSIGNED\x10\v\x12,\n" +
+	"(SESSION_PARAMETER_GENERATED_DOCUMENT_IDS\x10\f*\xf0\x01\n" +
 	"\n" +
 	"ScalarType\x12\x1b\n" +
 	"\x17SCALAR_TYPE_UNSPECIFIED\x10\x00\x12\x16\n" +
-	"\x12SCALAR_TYPE_V_UINT\x10\x02\x12\x18\n" +
-	"\x14SCALAR_TYPE_V_OCTETS\x10\x04Ba\n" +
+	"\x12SCALAR_TYPE_V_SINT\x10\x01\x12\x16\n" +
+	"\x12SCALAR_TYPE_V_UINT\x10\x02\x12\x16\n" +
+	"\x12SCALAR_TYPE_V_NULL\x10\x03\x12\x18\n" +
+	"\x14SCALAR_TYPE_V_OCTETS\x10\x04\x12\x18\n" +
+	"\x14SCALAR_TYPE_V_DOUBLE\x10\x05\x12\x17\n" +
+	"\x13SCALAR_TYPE_V_FLOAT\x10\x06\x12\x16\n" +
+	"\x12SCALAR_TYPE_V_BOOL\x10\a\x12\x18\n" +
+	"\x14SCALAR_TYPE_V_STRING\x10\b*a\n" +
+	"\aAnyType\x12\x18\n" +
+	"\x14ANY_TYPE_UNSPECIFIED\x10\x00\x12\x13\n" +
+	"\x0fANY_TYPE_SCALAR\x10\x01\x12\x13\n" +
+	"\x0fANY_TYPE_OBJECT\x10\x02\x12\x12\n" +
+	"\x0eANY_TYPE_ARRAY\x10\x03*y\n" +
+	"\fWarningLevel\x12\x1d\n" +
+	"\x19WARNING_LEVEL_UNSPECIFIED\x10\x00\x12\x16\n" +
+	"\x12WARNING_LEVEL_NOTE\x10\x01\x12\x19\n" +
+	"\x15WARNING_LEVEL_WARNING\x10\x02\x12\x17\n" +
+	"\x13WARNING_LEVEL_ERROR\x10\x03Ba\n" +
 	"\x17io.idalloc.xprotocol.v1B\vNoticeProtoP\x01Z7example.com/idalloc/go/idalloc/xprotocol/v1;xprotocolv1b\x06proto3"
 
 var (
@@ -517,30 +1135,47 @@ func file_idalloc_xprotocol_v1_notice_proto_rawDescGZIP() []byte {
 	return file_idalloc_xprotocol_v1_notice_proto_rawDescData
 }
 
-var file_idalloc_xprotocol_v1_notice_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_idalloc_xprotocol_v1_notice_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
+var file_idalloc_xprotocol_v1_notice_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
+var file_idalloc_xprotocol_v1_notice_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_idalloc_xprotocol_v1_notice_proto_goTypes = []any{
 	(FrameType)(0),              // 0: idalloc.xprotocol.v1.FrameType
 	(FrameScope)(0),             // 1: idalloc.xprotocol.v1.FrameScope
 	(SessionParameter)(0),       // 2: idalloc.xprotocol.v1.SessionParameter
 	(ScalarType)(0),             // 3: idalloc.xprotocol.v1.ScalarType
-	(*Frame)(nil),               // 4: idalloc.xprotocol.v1.Frame
-	(*SessionStateChanged)(nil), // 5: idalloc.xprotocol.v1.SessionStateChanged
-	(*Scalar)(nil),              // 6: idalloc.xprotocol.v1.Scalar
-	(*Octets)(nil),              // 7: idalloc.xprotocol.v1.Octets
+	(AnyType)(0),                // 4: idalloc.xprotocol.v1.AnyType
+	(WarningLevel)(0),           // 5: idalloc.xprotocol.v1.WarningLevel
+	(*Frame)(nil),               // 6: idalloc.xprotocol.v1.Frame
+	(*SessionStateChanged)(nil), // 7: idalloc.xprotocol.v1.SessionStateChanged
+	(*Scalar)(nil),              // 8: idalloc.xprotocol.v1.Scalar
+	(*Text)(nil),                // 9: idalloc.xprotocol.v1.Text
+	(*AnyObjectField)(nil),      // 10: idalloc.xprotocol.v1.AnyObjectField
+	(*AnyObject)(nil),           // 11: idalloc.xprotocol.v1.AnyObject
+	(*AnyArray)(nil),            // 12: idalloc.xprotocol.v1.AnyArray
+	(*Any)(nil),                 // 13: idalloc.xprotocol.v1.Any
+	(*Octets)(nil),              // 14: idalloc.xprotocol.v1.Octets
+	(*Warning)(nil),             // 15: idalloc.xprotocol.v1.Warning
 }
 var file_idalloc_xprotocol_v1_notice_proto_depIdxs = []int32{
-	0, // 0: idalloc.xprotocol.v1.Frame.type:type_name -> idalloc.xprotocol.v1.FrameType
-	1, // 1: idalloc.xprotocol.v1.Frame.scope:type_name -> idalloc.xprotocol.v1.FrameScope
-	2, // 2: idalloc.xprotocol.v1.SessionStateChanged.param:type_name -> idalloc.xprotocol.v1.SessionParameter
-	6, // 3: idalloc.xprotocol.v1.SessionStateChanged.value:type_name -> idalloc.xprotocol.v1.Scalar
-	3, // 4: idalloc.xprotocol.v1.Scalar.type:type_name -> idalloc.xprotocol.v1.ScalarType
-	7, // 5: idalloc.xprotocol.v1.Scalar.v_octets:type_name -> idalloc.xprotocol.v1.Octets
-	6, // [6:6] is the sub-list for method output_type
-	6, // [6:6] is the sub-list for method input_type
-	6, // [6:6] is the sub-list for extension type_name
-	6, // [6:6] is the sub-list for extension extendee
-	0, // [0:6] is the sub-list for field type_name
+	0,  // 0: idalloc.xprotocol.v1.Frame.type:type_name -> idalloc.xprotocol.v1.FrameType
+	1,  // 1: idalloc.xprotocol.v1.Frame.scope:type_name -> idalloc.xprotocol.v1.FrameScope
+	2,  // 2: idalloc.xprotocol.v1.SessionStateChanged.param:type_name -> idalloc.xprotocol.v1.SessionParameter
+	8,  // 3: idalloc.xprotocol.v1.SessionStateChanged.value:type_name -> idalloc.xprotocol.v1.Scalar
+	3,  // 4: idalloc.xprotocol.v1.Scalar.type:type_name -> idalloc.xprotocol.v1.ScalarType
+	14, // 5: idalloc.xprotocol.v1.Scalar.v_octets:type_name -> idalloc.xprotocol.v1.Octets
+	9,  // 6: idalloc.xprotocol.v1.Scalar.v_string:type_name -> idalloc.xprotocol.v1.Text
+	13, // 7: idalloc.xprotocol.v1.AnyObjectField.value:type_name -> idalloc.xprotocol.v1.Any
+	10, // 8: idalloc.xprotocol.v1.AnyObject.fld:type_name -> idalloc.xprotocol.v1.AnyObjectField
+	13, // 9: idalloc.xprotocol.v1.AnyArray.value:type_name -> idalloc.xprotocol.v1.Any
+	4,  // 10: idalloc.xprotocol.v1.Any.type:type_name -> idalloc.xprotocol.v1.AnyType
+	8,  // 11: idalloc.xprotocol.v1.Any.scalar:type_name -> idalloc.xprotocol.v1.Scalar
+	11, // 12: idalloc.xprotocol.v1.Any.obj:type_name -> idalloc.xprotocol.v1.AnyObject
+	12, // 13: idalloc.xprotocol.v1.Any.array:type_name -> idalloc.xprotocol.v1.AnyArray
+	5,  // 14: idalloc.xprotocol.v1.Warning.level:type_name -> idalloc.xprotocol.v1.WarningLevel
+	15, // [15:15] is the sub-list for method output_type
+	15, // [15:15] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_idalloc_xprotocol_v1_notice_proto_init() }
@@ -552,13 +1187,17 @@ func file_idalloc_xprotocol_v1_notice_proto_init() {
 	file_idalloc_xprotocol_v1_notice_proto_msgTypes[1].OneofWrappers = []any{}
 	file_idalloc_xprotocol_v1_notice_proto_msgTypes[2].OneofWrappers = []any{}
 	file_idalloc_xprotocol_v1_notice_proto_msgTypes[3].OneofWrappers = []any{}
+	file_idalloc_xprotocol_v1_notice_proto_msgTypes[4].OneofWrappers = []any{}
+	file_idalloc_xprotocol_v1_notice_proto_msgTypes[7].OneofWrappers = []any{}
+	file_idalloc_xprotocol_v1_notice_proto_msgTypes[8].OneofWrappers = []any{}
+	file_idalloc_xprotocol_v1_notice_proto_msgTypes[9].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_idalloc_xprotocol_v1_notice_proto_rawDesc), len(file_idalloc_xprotocol_v1_notice_proto_rawDesc)),
-			NumEnums:      4,
-			NumMessages:   4,
+			NumEnums:      6,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -13,6 +13,7 @@ class BurnCause(StrEnum):
     """Why ids were burned."""
 
     CANCELLED = "cancelled"  # taken for a call that was cancelled before its reply
+    DOCUMENT_NOT_STORED = "document_not_stored"  # made for documents of an insert that failed
     EXPIRED = "expired"  # left in an expired lease
     GENERATION = "generation"  # left in a lease of an older generation
     LEFTOVER = "leftover"  # skipped because a larger request needed a contiguous range

@@ -3,6 +3,7 @@
 import os
 import sqlite3
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -45,7 +46,9 @@ _ALLOCATIONS = (
 )
 
 
-def connect(path: Path, busy_timeout: float) -> tuple[sqlite3.Connection, DatabaseFiles]:
+def connect(
+    path: Path, busy_timeout: float, create_tables: Callable[[sqlite3.Connection, Path], None]
+) -> tuple[sqlite3.Connection, DatabaseFiles]:
     """Opens a database, and creates the file and its folder if they are missing. Every commit reaches the disk.
 
     Safe for concurrent calls of several processes.
@@ -53,6 +56,7 @@ def connect(path: Path, busy_timeout: float) -> tuple[sqlite3.Connection, Databa
     Args:
         path: The file.
         busy_timeout: How long a statement waits while another process writes, in seconds.
+        create_tables: Creates the tables that are missing, and refuses another program's database.
 
     Returns:
         The connection, and its files, which must be closed after it.
@@ -77,7 +81,7 @@ def connect(path: Path, busy_timeout: float) -> tuple[sqlite3.Connection, Databa
         claimed = _journal_mode(db) == "wal"
         if claimed:
             files.claim()
-        _create_tables(db, path)
+        create_tables(db, path)
         _switch_to_wal(db, path, time.monotonic() + busy_timeout)
         if not claimed:
             _journal_mode(db)
@@ -114,7 +118,12 @@ def _make_folder(folder: Path) -> list[Path]:
     return [folder, *folder.parents]
 
 
-def _create_tables(db: sqlite3.Connection, path: Path) -> None:
+def create_tables(db: sqlite3.Connection, path: Path) -> None:
+    """Creates the tables of the counters, or adopts the guide's.
+
+    Raises:
+        StartRefused: The database is not idalloc's.
+    """
     db.execute("BEGIN IMMEDIATE")
     try:
         columns = _check_database(db, path)

@@ -1,30 +1,19 @@
 """The store in one SQLite file, shared by processes on one machine."""
 
-import asyncio
 import sqlite3
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 from idalloc_server.domain.clock import Clock
-from idalloc_server.domain.errors import (
-    StartRefused,
-    StoreAnsweredError,
-    StoreOutcomeUnknown,
-    StoreRefused,
-    StoreUnreachable,
-    StoreWentBackwards,
-)
+from idalloc_server.domain.errors import StoreWentBackwards
 from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.domain.store.records import NO_FLOOR, Claim, Grant, GrantFloor, RecordedAllocation, Revision, Row
 from idalloc_server.domain.store.retention import RecordPosition, Retention
-from idalloc_server.store.sqlite import recorded, rows, schema
-from idalloc_server.store.sqlite.errors import code, failure_of, is_busy
-from idalloc_server.store.sqlite.files import DatabaseFiles, FilesChanged
-from idalloc_server.store.sqlite.schema import roll_back
+from idalloc_server.store.sqlite import recorded, rows
+from idalloc_server.store.sqlite.database import Database
+from idalloc_server.store.sqlite.files import FilesChanged
 
 _T = TypeVar("_T")
 
@@ -46,10 +35,7 @@ class SqliteStore:
     def __init__(self, path: Path, clock: Clock, busy_timeout: float = _BUSY_TIMEOUT) -> None:
         self._path = path
         self._clock = clock
-        self._busy_timeout = busy_timeout
-        self._thread = ThreadPoolExecutor(1, "sqlite")
-        self._connection: sqlite3.Connection | None = None
-        self._files: DatabaseFiles | None = None
+        self._database = Database(path, busy_timeout)
 
     @property
     def address(self) -> str:
@@ -58,7 +44,7 @@ class SqliteStore:
 
     async def open(self) -> None:
         """See ``Store.open``."""
-        await self._run(self._open)
+        await self._database.open()
 
     async def grant(self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR) -> Grant | None:
         """See ``Store.grant``."""
@@ -72,47 +58,49 @@ class SqliteStore:
 
     async def create(self, row: Row) -> Row:
         """See ``Store.create``."""
-        return await self._write(lambda db: rows.create(db, row))
+        return await self._database.write(lambda db: rows.create(db, row))
 
     async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
         """See ``Store.open_period``."""
-        await self._write(lambda db: rows.open_period(db, name, sequence, at_least, generation))
+        await self._database.write(lambda db: rows.open_period(db, name, sequence, at_least, generation))
 
     async def get(self, name: str) -> Row | None:
         """See ``Store.get``."""
-        return await self._read(lambda db: rows.get(db, name))
+        return await self._database.read(lambda db: rows.get(db, name))
 
     async def list(self, prefix: str, after: str, limit: int, *, deleted: bool, periods: bool) -> list[Row]:
         """See ``Store.list``."""
-        return await self._read(lambda db: rows.list_rows(db, prefix, after, limit, deleted=deleted, periods=periods))
+        return await self._database.read(
+            lambda db: rows.list_rows(db, prefix, after, limit, deleted=deleted, periods=periods)
+        )
 
     async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
         """See ``Store.revise``."""
-        return await self._write(lambda db: rows.revise(db, name, revision, change))
+        return await self._database.write(lambda db: rows.revise(db, name, revision, change))
 
     async def record(self, allocations: Many[RecordedAllocation]) -> dict[str, RecordedAllocation]:
         """See ``Store.record``."""
-        return await self._write(lambda db: recorded.record(db, allocations, self._clock.wall()))
+        return await self._database.write(lambda db: recorded.record(db, allocations, self._clock.wall()))
 
     async def recorded(self, request_id: str) -> RecordedAllocation | None:
         """See ``Store.recorded``."""
-        return await self._read(lambda db: recorded.recorded(db, request_id))
+        return await self._database.read(lambda db: recorded.recorded(db, request_id))
 
     async def newest_recorded(self) -> RecordPosition | None:
         """See ``Store.newest_recorded``."""
-        return await self._read(recorded.newest)
+        return await self._database.read(recorded.newest)
 
     async def count_recorded(self, limit: int) -> int:
         """See ``Store.count_recorded``."""
-        return await self._read(lambda db: recorded.count(db, limit))
+        return await self._database.read(lambda db: recorded.count(db, limit))
 
     async def forget_recorded(self, retention: Retention, limit: int) -> int:
         """See ``Store.forget_recorded``."""
-        return await self._write(lambda db: recorded.forget(db, retention, limit))
+        return await self._database.write(lambda db: recorded.forget(db, retention, limit))
 
     async def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:
         """See ``Store.give_back``."""
-        return await self._write(lambda db: rows.give_back(db, name, count, version))
+        return await self._database.write(lambda db: rows.give_back(db, name, count, version))
 
     async def claim_start(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
         """See ``Store.claim_start``."""
@@ -132,15 +120,15 @@ class SqliteStore:
             ).fetchone()
             return Claim(start, held_by, seen_at)
 
-        return await self._write(work)
+        return await self._database.write(work)
 
     async def keep_prefix(self, prefix: int, holder: str, stale_after: float) -> None:
         """See ``Store.keep_prefix``."""
-        await self._write(lambda db: self._set_holder(db, prefix, holder, stale_after))
+        await self._database.write(lambda db: self._set_holder(db, prefix, holder, stale_after))
 
     async def release_prefix(self, prefix: int, holder: str) -> None:
         """See ``Store.release_prefix``."""
-        await self._write(
+        await self._database.write(
             lambda db: db.execute(
                 "UPDATE start_timestamps SET holder = NULL WHERE prefix = ? AND holder = ?", (prefix, holder)
             )
@@ -148,13 +136,13 @@ class SqliteStore:
 
     async def claimed_starts(self) -> dict[int, int]:
         """See ``Store.claimed_starts``."""
-        return await self._read(
+        return await self._database.read(
             lambda db: dict(db.execute("SELECT prefix, last_start FROM start_timestamps").fetchall())
         )
 
     async def raise_start(self, prefix: int, last_start: int) -> None:
         """See ``Store.raise_start``."""
-        await self._write(
+        await self._database.write(
             lambda db: db.execute(
                 "INSERT INTO start_timestamps (prefix, last_start) VALUES (?, ?)"
                 " ON CONFLICT (prefix) DO UPDATE SET last_start = max(last_start, excluded.last_start)",
@@ -168,9 +156,7 @@ class SqliteStore:
 
     async def close(self) -> None:
         """See ``Store.close``."""
-        with suppress(StoreUnreachable):  # already closed
-            await self._run(self._close)
-        self._thread.shutdown(wait=False)
+        await self._database.close()
 
     def _set_holder(self, db: sqlite3.Connection, prefix: int, holder: str, stale_after: float) -> None:
         now = self._clock.wall()
@@ -182,79 +168,6 @@ class SqliteStore:
 
     async def _grant(self, name: str, work: Callable[[sqlite3.Connection], _T]) -> _T:
         try:
-            return await self._run(lambda: self._transaction(work))
+            return await self._database.transact(work)
         except FilesChanged as error:
             raise StoreWentBackwards(name, seen=f"the file {self._path}", found=error.found) from error
-
-    async def _read(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        return await self._write(work, "BEGIN")
-
-    async def _write(self, work: Callable[[sqlite3.Connection], _T], begin: str = "BEGIN IMMEDIATE") -> _T:
-        try:
-            return await self._run(lambda: self._transaction(work, begin))
-        except FilesChanged as error:
-            raise StoreRefused(f"the file {self._path} {error}; restart this node") from error
-
-    async def _run(self, job: Callable[[], _T]) -> _T:
-        try:
-            running = asyncio.get_running_loop().run_in_executor(self._thread, job)
-        except RuntimeError as error:  # the executor was shut down
-            raise StoreUnreachable("the store is closed") from error
-        return await running
-
-    # The methods below run on the store's thread.
-
-    def _transaction(self, work: Callable[[sqlite3.Connection], _T], begin: str = "BEGIN IMMEDIATE") -> _T:
-        db, files = self._connection, self._files
-        if db is None or files is None:
-            raise StoreUnreachable("the store is not open")
-        try:
-            db.execute(begin)
-            files.check()
-            answer = work(db)
-        except (sqlite3.Error, OverflowError) as error:
-            raise failure_of(self._path, error) from error
-        except PermissionError as error:
-            raise StoreRefused(
-                f"the file {error.filename} cannot be examined: {error.strerror}; let the user of this server read it"
-            ) from error
-        except OSError as error:
-            raise StoreAnsweredError(f"the file {error.filename} cannot be examined: {error.strerror}") from error
-        else:
-            self._commit(db)
-        finally:
-            roll_back(db)
-        try:
-            files.check()
-        except (FilesChanged, OSError) as error:
-            # The process may have been paused after the first check, while others replaced the files.
-            raise StoreOutcomeUnknown(f"SQLite at {self._path}, after the commit: {error}") from error
-        return answer
-
-    def _commit(self, db: sqlite3.Connection) -> None:
-        try:
-            db.execute("COMMIT")
-        except sqlite3.Error as error:
-            kind = StoreAnsweredError if is_busy(error) else StoreOutcomeUnknown
-            raise kind(f"SQLite at {self._path}, at the commit: {error}", code=code(error)) from error
-
-    def _open(self) -> None:
-        if self._connection is not None:
-            return
-        try:
-            self._connection, self._files = schema.connect(self._path, self._busy_timeout)
-        except (OSError, sqlite3.Error) as error:
-            if is_busy(error):
-                raise StoreAnsweredError(f"SQLite at {self._path}: {error}", code=code(error)) from error
-            why = error.strerror if isinstance(error, OSError) else error
-            raise StartRefused(
-                "store",
-                f"cannot use {self._path} as a SQLite database: {why}; "
-                "choose a new file or one of idalloc's, in a folder that can be written to",
-            ) from error
-
-    def _close(self) -> None:
-        if self._connection is not None and self._files is not None:
-            self._connection.close()
-            self._files.close()
-            self._connection = self._files = None

@@ -1,0 +1,101 @@
+"""Changes to a document: set, replace and remove fields, and merge patches (RFC 7396), as in MySQL.
+
+The values of all changes are computed from the document as it was before. ``_id`` never changes.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from idalloc_server.domain.documents.criteria import NULL, Node, Null, Path, evaluate, find
+from idalloc_server.domain.documents.errors import NotADocument
+from idalloc_server.domain.documents.json_text import Json, check_depth, parse
+
+
+class Kind(Enum):
+    """What a change does to the field at its path.
+
+    SET writes it, if its parent exists; REPLACE only if it exists; REMOVE removes it; PATCH merges an object into the
+    whole document.
+    """
+
+    SET = "set"
+    REPLACE = "replace"
+    REMOVE = "remove"
+    PATCH = "patch"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change.
+
+    Attributes:
+        kind: What it does.
+        path: The field; empty for the whole document.
+        value: The new value; None for REMOVE.
+    """
+
+    kind: Kind
+    path: Path
+    value: Node | None = None
+
+
+def changed(document: dict[str, Json], changes: Sequence[Change]) -> dict[str, Json]:
+    """Returns a changed copy of a document, with its ``_id``.
+
+    Raises:
+        NotADocument: The result is no object.
+        InvalidJson: A patch is a text that is not JSON.
+        TooDeep: The result is nested too deeply.
+    """
+    result: Json = copy.deepcopy(document)
+    for change in changes:
+        value = None if change.value is None else copy.deepcopy(evaluate(change.value, document))
+        if isinstance(value, Null):
+            value = None
+        if change.kind is Kind.PATCH:
+            result = _merged(result, parse(value) if isinstance(value, str) else value)
+        elif change.kind is Kind.REMOVE:
+            _remove(result, change.path)
+        elif not change.path:
+            result = value
+        elif change.kind is Kind.SET or find(result, change.path) is not NULL:
+            _set(result, change.path, value)
+    if not isinstance(result, dict):
+        raise NotADocument("the result of an update is no object")
+    result["_id"] = document["_id"]
+    check_depth(result)
+    return result
+
+
+def _set(document: Json, path: Path, value: Json) -> None:
+    parent, last = find(document, path[:-1]), path[-1]
+    if isinstance(last, str):
+        if isinstance(parent, dict):
+            parent[last] = value
+    elif isinstance(parent, list):
+        parent[last : last + 1] = [value]  # past the end, it is appended
+    elif not isinstance(parent, Null) and len(path) > 1:
+        _set(document, path[:-1], [parent, value] if last else value)
+
+
+def _remove(document: Json, path: Path) -> None:
+    parent, last = find(document, path[:-1]), path[-1]
+    if isinstance(last, str):
+        if isinstance(parent, dict):
+            parent.pop(last, None)
+    elif isinstance(parent, list):
+        del parent[last : last + 1]
+
+
+def _merged(document: Json, patch: Json) -> Json:
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(document) if isinstance(document, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            result.pop(name, None)
+        else:
+            result[name] = _merged(result.get(name), value)
+    return result

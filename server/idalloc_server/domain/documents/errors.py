@@ -1,0 +1,80 @@
+"""What makes a statement on documents fail."""
+
+
+class DocumentsError(Exception):
+    """A statement on documents failed, and nothing of it was applied."""
+
+
+class UnknownSchema(DocumentsError):
+    """The schema does not exist.
+
+    Attributes:
+        schema: Its name.
+    """
+
+    def __init__(self, schema: str) -> None:
+        super().__init__(f"schema {schema!r} does not exist")
+        self.schema = schema
+
+
+class UnknownCollection(DocumentsError):
+    """The collection does not exist.
+
+    Attributes:
+        schema: The name of its schema.
+        name: Its name.
+    """
+
+    def __init__(self, schema: str, name: str) -> None:
+        super().__init__(f"collection {schema}.{name} does not exist")
+        self.schema = schema
+        self.name = name
+
+
+class DuplicateKey(DocumentsError):
+    """A key is already in the collection, or twice in the batch."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"the collection has a document with _id {key!r} already")
+        self.key = key
+
+
+class KeyTooLong(DocumentsError):
+    """The text of an ``_id`` is longer than ``MAX_KEY_BYTES``."""
+
+
+class WriteConflict(DocumentsError):
+    """Others changed the same document during each attempt. Earlier documents may have been changed."""
+
+
+class Busy(DocumentsError):
+    """Another writer held the database for too long."""
+
+
+class InvalidJson(DocumentsError):
+    """A text is not JSON.
+
+    Attributes:
+        reason: MySQL's description.
+        position: Where, in bytes.
+    """
+
+    def __init__(self, reason: str, position: int) -> None:
+        super().__init__(f"{reason} at position {position}")
+        self.reason = reason
+        self.position = position
+
+
+class TooDeep(DocumentsError):
+    """A document is nested deeper than ``MAX_DEPTH``."""
+
+    def __init__(self) -> None:
+        super().__init__("The JSON document exceeds the maximum depth.")
+
+
+class NotADocument(DocumentsError):
+    """A value that must be a document is no object."""
+
+
+class TooManyToSort(DocumentsError):
+    """A statement sorts more than ``MAX_SORTED`` documents."""

@@ -1,0 +1,193 @@
+"""JSON text as MySQL reads and normalises it (``Json_dom`` and ``Json_wrapper::to_string`` of MySQL 8.0.31)."""
+
+import json
+import re
+from decimal import Decimal
+from json.encoder import encode_basestring
+from typing import Any, NoReturn, TypeAlias
+
+from idalloc_server.domain.documents.errors import InvalidJson, KeyTooLong, TooDeep
+
+Json: TypeAlias = dict[str, Any] | list[Any] | str | int | float | bool | None
+
+# MySQL's limits of nesting, and of the column _id.
+MAX_DEPTH = 100
+MAX_KEY_BYTES = 32
+
+_MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**64 - 1
+_LONGEST_INTEGER = 20  # characters
+_WHOLE_BELOW, _PLAIN_FROM = 1e15, 1e-15
+_INFINITY = float("inf")
+
+_SCALAR = re.compile(r'"(?:[^"\\]|\\.)*"|NaN|-?Infinity|-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?', re.DOTALL)
+_NESTING = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}]', re.DOTALL)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+_INVALID_VALUE = "Invalid value."
+_REASONS = {
+    "Expecting property name": "Missing a name for object member.",
+    "Illegal trailing comma before end of object": "Missing a name for object member.",
+    "Illegal trailing comma before end of array": _INVALID_VALUE,
+    "Extra data": "The document root must not be followed by other values.",
+    "Expecting ':'": "Missing a colon after a name of object member.",
+    "Unterminated string": "Missing a closing quotation mark in string.",
+    "Invalid control character": "Invalid encoding in string.",
+    "Invalid \\": "Invalid escape character in string.",
+}
+
+
+class _NotANumber(Exception):
+    """A number that JSON or MySQL does not have."""
+
+
+def parse(text: str) -> Json:
+    """Returns the value of a JSON text; of equal keys of an object, the last one.
+
+    Raises:
+        InvalidJson: The text is not JSON, or has a number that does not fit in a double.
+        TooDeep: It is nested deeper than ``MAX_DEPTH``.
+    """
+    try:
+        value: Json = _DECODER.decode(text)
+    except json.JSONDecodeError as error:
+        _raise_invalid(text, error)
+    except _NotANumber:
+        _raise_not_a_number(text)
+    except RecursionError:
+        raise TooDeep from None
+    check_depth(value)
+    if "\\u" in text and _SURROGATE.search(dump(value)):
+        raise InvalidJson("The surrogate pair in string is invalid.", _bytes(text, text.index("\\u")))
+    return value
+
+
+def load(text: str) -> dict[str, Json]:
+    """Returns the value of a document's normalised text, which is not checked."""
+    value: dict[str, Json] = json.loads(text)
+    return value
+
+
+def dump(value: Json) -> str:
+    """Returns the normalised text: keys by length, then by bytes; numbers as MySQL writes them."""
+    if isinstance(value, str):
+        return encode_basestring(value)
+    if isinstance(value, dict):
+        keys = sorted((len(name := key.encode(errors="surrogatepass")), name, key) for key in value)
+        return f"{{{', '.join(f'{encode_basestring(key)}: {dump(value[key])}' for _, _, key in keys)}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(dump, value))}]"
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, int) else _double(value)
+
+
+def plain_text(value: Json) -> str:
+    """Returns the content of a string, and the JSON text of any other value (JSON_UNQUOTE)."""
+    return value if isinstance(value, str) else dump(value)
+
+
+def key_of(value: Json) -> str:
+    """Returns the key of a document, which is the plain text of its ``_id``.
+
+    Raises:
+        KeyTooLong: It has more than ``MAX_KEY_BYTES`` bytes.
+    """
+    key = plain_text(value)
+    if len(key.encode()) > MAX_KEY_BYTES:
+        raise KeyTooLong(f"an _id has at most {MAX_KEY_BYTES} bytes")
+    return key
+
+
+def check_depth(value: Json) -> None:
+    """Refuses a value whose objects and arrays are nested deeper than ``MAX_DEPTH``.
+
+    Raises:
+        TooDeep: It is.
+    """
+    level: list[Json] = [value]
+    for _ in range(MAX_DEPTH):
+        inner: list[Json] = []
+        for each in level:
+            if isinstance(each, dict):
+                inner += each.values()
+            elif isinstance(each, list):
+                inner += each
+        level = [each for each in inner if isinstance(each, dict | list)]
+        if not level:
+            return
+    raise TooDeep
+
+
+def _integer(text: str) -> int | float:
+    if len(text) <= _LONGEST_INTEGER and _MIN_INTEGER <= (value := int(text)) <= _MAX_INTEGER:
+        return value
+    return _float(text)
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if abs(value) == _INFINITY:
+        raise _NotANumber
+    return value
+
+
+def _refuse_constant(_: str) -> NoReturn:
+    raise _NotANumber
+
+
+_DECODER = json.JSONDecoder(parse_int=_integer, parse_float=_float, parse_constant=_refuse_constant)
+
+
+def _double(value: float) -> str:
+    whole = value == int(value)
+    if whole and abs(value) < _WHOLE_BELOW:
+        return repr(value)
+    number = Decimal(repr(value)).normalize()
+    if not whole and abs(value) >= _PLAIN_FROM:
+        return f"{number:f}"
+    mantissa, _, exponent = f"{number:e}".partition("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def _raise_invalid(text: str, error: json.JSONDecodeError) -> NoReturn:
+    position = error.pos
+    if error.msg.startswith("Illegal trailing comma"):
+        position += 1
+    while text[position : position + 1].isspace() and "string" not in error.msg and "control" not in error.msg:
+        position += 1
+    reason = next((reason for start, reason in _REASONS.items() if error.msg.startswith(start)), _INVALID_VALUE)
+    if error.msg.startswith("Expecting ','"):
+        closing = "'}' after an object member" if _is_in_object(text[: error.pos]) else "']' after an array element"
+        reason = f"Missing a comma or {closing}."
+    elif not text.strip():
+        reason = "The document is empty."
+    elif error.msg.startswith("Unterminated string"):
+        position = len(text)
+    elif reason is _INVALID_VALUE and text[position : position + 1] in ("n", "t", "f"):
+        position += 1  # MySQL's parser reads the first character of null, true and false
+    raise InvalidJson(reason, _bytes(text, position)) from None
+
+
+def _raise_not_a_number(text: str) -> NoReturn:
+    for found in _SCALAR.finditer(text):
+        if found[0] in ("NaN", "Infinity", "-Infinity"):
+            raise InvalidJson(_INVALID_VALUE, _bytes(text, found.start() + (found[0][0] == "-"))) from None
+        if not found[0].startswith('"') and abs(float(found[0])) == _INFINITY:
+            raise InvalidJson("Number too big to be stored in double.", _bytes(text, found.start())) from None
+    raise InvalidJson(_INVALID_VALUE, 0) from None
+
+
+def _is_in_object(text: str) -> bool:
+    open_brackets: list[str] = []
+    for found in _NESTING.findall(text):
+        if found in "{[":
+            open_brackets.append(found)
+        elif found in "}]" and open_brackets:
+            open_brackets.pop()
+    return open_brackets[-1:] == ["{"]
+
+
+def _bytes(text: str, position: int) -> int:
+    return len(text[:position].encode(errors="surrogatepass"))

@@ -1,0 +1,290 @@
+"""Documents in a CrateDB cluster: a table for each collection, since names of collections may be any texts.
+
+CrateDB has no transactions. An insert marks its rows with an id of its batch. If a key was there first, it deletes the
+rows of its batch; a process that ends before leaves them. A change of many documents goes document by document.
+"""
+
+# ruff: noqa: S608 - the names of the tables are digests, and the schema is checked
+
+import hashlib
+import uuid
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from itertools import count
+from typing import NamedTuple, TypeVar
+
+from idalloc_server.domain.documents.errors import DuplicateKey, UnknownCollection, UnknownSchema, WriteConflict
+from idalloc_server.domain.documents.protocol import PAGE, Document, Inserted, Plan, Rewritten
+from idalloc_server.domain.errors import StartRefused, StoreFailure, StoreOutcomeUnknown, StoreRefused
+from idalloc_server.store.cratedb.http import CrateHttp
+
+_T = TypeVar("_T")
+
+_KEYS_A_READ = 100
+_ROWS_AN_INSERT = 1000
+_ATTEMPTS = 5
+
+_UNINDEXED = "TEXT INDEX OFF STORAGE WITH (columnstore = false)"  # indexed, a text has at most 32,766 bytes
+_WITH = (
+    "CLUSTERED INTO 1 SHARDS WITH (number_of_replicas = '0-2', \"translog.durability\" = 'REQUEST',"
+    " column_policy = 'strict')"
+)
+
+
+class _Row(NamedTuple):
+    """A stored document and its version."""
+
+    document: Document
+    seq_no: int
+    term: int
+
+
+class CrateDocuments:
+    """Documents in a CrateDB cluster; see ``Documents``.
+
+    Args:
+        http: The transport.
+        schema: The schema of the tables; letters, digits, ``_`` and ``-``.
+    """
+
+    def __init__(self, http: CrateHttp, schema: str) -> None:
+        self._http = http
+        self._schema = schema
+        self._schemas = f'"{schema}"."document_schemas"'
+        self._collections = f'"{schema}"."document_collections"'
+
+    async def open(self) -> None:
+        """See ``Documents.open``."""
+        names = "collection_key TEXT PRIMARY KEY, schema_name TEXT, collection_name TEXT"
+        try:
+            await self._http.write(f"CREATE TABLE IF NOT EXISTS {self._schemas} (name TEXT PRIMARY KEY) {_WITH}")
+            await self._http.write(f"CREATE TABLE IF NOT EXISTS {self._collections} ({names}) {_WITH}")
+        except StoreRefused as error:
+            raise StartRefused("store", f"cannot create the tables of documents: {error}") from error
+
+    async def close(self) -> None:
+        """See ``Documents.close``."""
+        await self._http.close()
+
+    async def create_schema(self, name: str) -> bool:
+        """See ``Documents.create_schema``."""
+        insert = f"INSERT INTO {self._schemas} (name) VALUES (?) ON CONFLICT (name) DO NOTHING RETURNING name"
+        return bool(await self._http.write(insert, name))
+
+    async def drop_schema(self, name: str) -> int | None:
+        """See ``Documents.drop_schema``."""
+        if not await self._has_schema(name):
+            return None
+        collections = await self.list_collections(name)
+        for collection in collections:
+            await self.drop_collection(name, collection)
+        await self._http.write(f"DELETE FROM {self._schemas} WHERE name = ?", name)
+        return len(collections)
+
+    async def list_schemas(self) -> list[str]:
+        """See ``Documents.list_schemas``."""
+        await self._http.write(f"REFRESH TABLE {self._schemas}")
+        return sorted(str(name) for (name,) in await self._http.read(f"SELECT name FROM {self._schemas}"))
+
+    async def create_collection(self, schema: str, name: str) -> bool:
+        """See ``Documents.create_collection``."""
+        if not await self._has_schema(schema):
+            raise UnknownSchema(schema)
+        key = _key(schema, name)
+        # The row is first: a table without a row would never be found again. A repeated call creates a missing table.
+        insert = (
+            f"INSERT INTO {self._collections} (collection_key, schema_name, collection_name) VALUES (?, ?, ?)"
+            " ON CONFLICT (collection_key) DO NOTHING RETURNING collection_key"
+        )
+        created = bool(await self._http.write(insert, key, schema, name))
+        columns = f"doc_id TEXT PRIMARY KEY, doc {_UNINDEXED}, batch {_UNINDEXED}"
+        await self._http.write(f"CREATE TABLE IF NOT EXISTS {self._table(key)} ({columns}) {_WITH}")
+        return created
+
+    async def drop_collection(self, schema: str, name: str) -> bool:
+        """See ``Documents.drop_collection``."""
+        key = _key(schema, name)
+        if not await self._has_collection(key):
+            return False
+        await self._http.write(f"DROP TABLE IF EXISTS {self._table(key)}")
+        await self._http.write(f"DELETE FROM {self._collections} WHERE collection_key = ?", key)
+        return True
+
+    async def list_collections(self, schema: str) -> list[str]:
+        """See ``Documents.list_collections``."""
+        await self._http.write(f"REFRESH TABLE {self._collections}")
+        rows = await self._http.read(f"SELECT schema_name, collection_name FROM {self._collections}")
+        return sorted(str(name) for of_schema, name in rows if of_schema == schema)
+
+    async def check(self, schema: str, name: str) -> None:
+        """See ``Documents.check``."""
+        await self._find(schema, name)
+
+    async def count(self, schema: str, name: str) -> int:
+        """See ``Documents.count``."""
+        table = await self._find(schema, name)
+        await self._http.write(f"REFRESH TABLE {table}")
+        ((number,),) = await self._http.read(f"SELECT COUNT(*) FROM {table}")
+        return int(str(number))
+
+    async def insert(self, schema: str, name: str, documents: Sequence[Document], *, upsert: bool = False) -> Inserted:
+        """See ``Documents.insert``."""
+        table = await self._find(schema, name)
+        if upsert:
+            replaced = [await self._upsert(table, document) for document in documents]
+            return Inserted(replaced.count(None), replaced.count(True))
+        keys = [document.key for document in documents]
+        if len(set(keys)) < len(keys):
+            raise DuplicateKey(next(key for key in keys if keys.count(key) > 1))
+        if len(keys) > 1 and (there := await self._read(table, keys)):  # so that a refused batch is rarely seen
+            raise DuplicateKey(there[0].document.key)
+        batch = str(uuid.uuid4())
+        written: list[tuple[str, int, int]] = []
+        try:
+            for part in _parts(documents, _ROWS_AN_INSERT):
+                ours = await self._insert(table, part, batch)
+                written += ours
+                if missing := {document.key for document in part} - {key for key, _, _ in ours}:
+                    raise DuplicateKey(min(missing))
+        except (DuplicateKey, StoreFailure):
+            await self._undo(table, written, batch)
+            raise
+        return Inserted(len(documents), 0)
+
+    async def get(self, schema: str, name: str, keys: Collection[str]) -> list[Document]:
+        """See ``Documents.get``."""
+        table = await self._find(schema, name)
+        return [row.document for row in await self._read(table, keys)]
+
+    async def page(self, schema: str, name: str, after: str | None, limit: int = PAGE) -> list[Document]:
+        """See ``Documents.page``."""
+        table = await self._find(schema, name)
+        if after is None:
+            await self._http.write(f"REFRESH TABLE {table}")
+        return [row.document for row in await self._page(table, after, limit)]
+
+    async def rewrite(self, schema: str, name: str, keys: Collection[str] | None, plan: Plan) -> Rewritten:
+        """See ``Documents.rewrite``."""
+        table = await self._find(schema, name)
+        if keys is None:
+            rows = {row.document.key: row async for row in self._all(table)}
+        else:
+            rows = {row.document.key: row for row in await self._read(table, keys)}
+        done = [
+            await self._rewrite(table, rows[key], text, plan)
+            for key, text in list(plan([row.document for row in rows.values()]))
+        ]
+        return Rewritten(len(done) - done.count(None), done.count(True))
+
+    async def _insert(self, table: str, documents: Sequence[Document], batch: str) -> list[tuple[str, int, int]]:
+        """Inserts rows whose keys are free; returns the keys and versions of the rows of this batch."""
+        insert = (
+            f"INSERT INTO {table} (doc_id, doc, batch) SELECT * FROM UNNEST(?, ?, ?)"
+            " ON CONFLICT (doc_id) DO UPDATE SET batch = batch RETURNING doc_id, batch, _seq_no, _primary_term"
+        )
+        keys, texts = zip(*documents, strict=True)
+        rows = await self._http.write(insert, list(keys), list(texts), [batch] * len(documents))
+        if len(rows) < len(documents):
+            raise StoreOutcomeUnknown("CrateDB returned fewer rows than were inserted")
+        return [(str(key), int(str(seq_no)), int(str(term))) for key, of, seq_no, term in rows if of == batch]
+
+    async def _undo(self, table: str, rows: Sequence[tuple[str, int, int]], batch: str) -> None:
+        """Deletes rows of a refused batch, unless others changed them."""
+        delete = f"DELETE FROM {table} WHERE doc_id = ? AND _seq_no = ? AND _primary_term = ?"
+        left = list(rows)
+        for _ in range(_ATTEMPTS):
+            if not left or await self._http.write_each(delete, left) == len(left):
+                return
+            # Another insert of the same key gave the row a new version, and left its batch.
+            read = f"SELECT batch, _seq_no, _primary_term FROM {table} WHERE doc_id = ?"
+            found = [(key, *row) for key, _, _ in left for row in await self._http.read(read, key)]
+            left = [(key, int(str(seq_no)), int(str(term))) for key, of, seq_no, term in found if of == batch]
+        if left:
+            raise StoreOutcomeUnknown("documents of a refused insert could not be removed: others wrote them")
+
+    async def _upsert(self, table: str, document: Document) -> bool | None:
+        """Writes a document; returns None if it is new, else whether the old one had another text."""
+        for _ in range(_ATTEMPTS):
+            if await self._insert(table, [document], str(uuid.uuid4())):
+                return None
+            for row in await self._read(table, [document.key]):
+                if row.document.text == document.text:
+                    return False
+                if await self._replace(table, row, document.text):
+                    return True
+        raise WriteConflict(document.key)
+
+    async def _rewrite(self, table: str, row: _Row, text: str | None, plan: Plan) -> bool | None:
+        """Applies one rewrite; returns whether it changed the document, or None if the document matches no longer."""
+        for attempt in count(1):
+            if text == row.document.text:
+                return False
+            if await self._replace(table, row, text):
+                return True
+            if attempt == _ATTEMPTS:
+                break
+            rows = await self._read(table, [row.document.key])
+            planned = list(plan([each.document for each in rows]))
+            if not planned:
+                return None
+            row, text = rows[0], planned[0].text
+        raise WriteConflict(row.document.key)
+
+    async def _replace(self, table: str, row: _Row, text: str | None) -> bool:
+        """Replaces or deletes a row that has not changed since it was read."""
+        where = "WHERE doc_id = ? AND _seq_no = ? AND _primary_term = ?"
+        version = (row.document.key, row.seq_no, row.term)
+        if text is None:
+            return await self._http.write_each(f"DELETE FROM {table} {where}", [version]) == 1
+        return bool(await self._http.write(f"UPDATE {table} SET doc = ? {where} RETURNING doc_id", text, *version))
+
+    async def _read(self, table: str, keys: Collection[str]) -> list[_Row]:
+        rows: list[_Row] = []
+        for part in _parts(sorted(keys), _KEYS_A_READ):
+            where = " OR ".join(["doc_id = ?"] * len(part))  # IN would be a scan, which lags
+            read = f"SELECT doc_id, doc, _seq_no, _primary_term FROM {table} WHERE {where}"
+            rows += _rows(await self._http.read(read, *part))
+        return sorted(rows)
+
+    async def _page(self, table: str, after: str | None, limit: int) -> list[_Row]:
+        where, arguments = ("", [limit]) if after is None else ("WHERE doc_id > ? ", [after, limit])
+        read = f"SELECT doc_id, doc, _seq_no, _primary_term FROM {table} {where}ORDER BY doc_id LIMIT ?"
+        return list(_rows(await self._http.read(read, *arguments)))
+
+    async def _all(self, table: str) -> AsyncIterator[_Row]:
+        await self._http.write(f"REFRESH TABLE {table}")
+        after = None
+        while page := await self._page(table, after, PAGE):
+            for row in page:
+                yield row
+            after = page[-1].document.key
+
+    def _table(self, key: str) -> str:
+        return f'"{self._schema}"."documents_{key}"'
+
+    async def _find(self, schema: str, name: str) -> str:
+        """Returns the table of a collection."""
+        key = _key(schema, name)
+        if not await self._has_collection(key):
+            raise UnknownCollection(schema, name) if await self._has_schema(schema) else UnknownSchema(schema)
+        return self._table(key)
+
+    async def _has_schema(self, name: str) -> bool:
+        return bool(await self._http.read(f"SELECT name FROM {self._schemas} WHERE name = ?", name))
+
+    async def _has_collection(self, key: str) -> bool:
+        read = f"SELECT collection_key FROM {self._collections} WHERE collection_key = ?"
+        return bool(await self._http.read(read, key))
+
+
+def _key(schema: str, name: str) -> str:
+    """Returns the key of a collection, which a table's name can hold."""
+    return hashlib.sha256(f"{len(schema)}:{schema}{name}".encode()).hexdigest()[:16]
+
+
+def _parts(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def _rows(rows: Sequence[Sequence[object]]) -> Iterator[_Row]:
+    for key, text, seq_no, term in rows:
+        yield _Row(Document(str(key), str(text)), int(str(seq_no)), int(str(term)))

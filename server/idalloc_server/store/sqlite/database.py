@@ -1,0 +1,151 @@
+"""One SQLite file, used by one thread of this process."""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from idalloc_server.domain.errors import (
+    StartRefused,
+    StoreAnsweredError,
+    StoreOutcomeUnknown,
+    StoreRefused,
+    StoreUnreachable,
+)
+from idalloc_server.store.sqlite import schema
+from idalloc_server.store.sqlite.errors import code, failure_of, is_busy
+from idalloc_server.store.sqlite.files import DatabaseFiles, FilesChanged
+from idalloc_server.store.sqlite.schema import roll_back
+
+_T = TypeVar("_T")
+
+
+class Database:
+    """A SQLite file whose transactions run one after another on a thread.
+
+    An acknowledged write survives a power cut. A cancelled call is dropped if its transaction has not begun; otherwise
+    the transaction completes.
+
+    Args:
+        path: The file; it and its folder are created if they are missing.
+        busy_timeout: How long a transaction waits while another process writes, in seconds.
+        create_tables: Creates the tables that are missing, and refuses another program's database.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        busy_timeout: float,
+        create_tables: Callable[[sqlite3.Connection, Path], None] = schema.create_tables,
+    ) -> None:
+        self._path = path
+        self._busy_timeout = busy_timeout
+        self._create_tables = create_tables
+        self._thread = ThreadPoolExecutor(1, "sqlite")
+        self._connection: sqlite3.Connection | None = None
+        self._files: DatabaseFiles | None = None
+
+    async def open(self) -> None:
+        """Opens the file.
+
+        Raises:
+            StartRefused: It cannot be used.
+        """
+        await self._run(self._open)
+
+    async def close(self) -> None:
+        """Closes the file."""
+        with suppress(StoreUnreachable):  # already closed
+            await self._run(self._close)
+        self._thread.shutdown(wait=False)
+
+    async def read(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        """Runs a transaction that changes nothing; see ``write``."""
+        return await self.write(work, "BEGIN")
+
+    async def write(self, work: Callable[[sqlite3.Connection], _T], begin: str = "BEGIN IMMEDIATE") -> _T:
+        """Runs a transaction. An exception of ``work`` rolls it back.
+
+        Raises:
+            StoreFailure: SQLite failed, or the files were replaced.
+        """
+        try:
+            return await self.transact(work, begin)
+        except FilesChanged as error:
+            raise StoreRefused(f"the file {self._path} {error}; restart this node") from error
+
+    async def transact(self, work: Callable[[sqlite3.Connection], _T], begin: str = "BEGIN IMMEDIATE") -> _T:
+        """Runs a transaction as ``write`` does.
+
+        Raises:
+            FilesChanged: The files were replaced; nothing was applied.
+            StoreFailure: SQLite failed.
+        """
+        return await self._run(lambda: self._transaction(work, begin))
+
+    async def _run(self, job: Callable[[], _T]) -> _T:
+        try:
+            running = asyncio.get_running_loop().run_in_executor(self._thread, job)
+        except RuntimeError as error:  # the executor was shut down
+            raise StoreUnreachable("the store is closed") from error
+        return await running
+
+    # The methods below run on the file's thread.
+
+    def _transaction(self, work: Callable[[sqlite3.Connection], _T], begin: str) -> _T:
+        db, files = self._connection, self._files
+        if db is None or files is None:
+            raise StoreUnreachable("the store is not open")
+        try:
+            db.execute(begin)
+            files.check()
+            answer = work(db)
+        except (sqlite3.Error, OverflowError) as error:
+            raise failure_of(self._path, error) from error
+        except PermissionError as error:
+            raise StoreRefused(
+                f"the file {error.filename} cannot be examined: {error.strerror}; let the user of this server read it"
+            ) from error
+        except OSError as error:
+            raise StoreAnsweredError(f"the file {error.filename} cannot be examined: {error.strerror}") from error
+        else:
+            self._commit(db)
+        finally:
+            roll_back(db)
+        try:
+            files.check()
+        except (FilesChanged, OSError) as error:
+            # The process may have been paused after the first check, while others replaced the files.
+            raise StoreOutcomeUnknown(f"SQLite at {self._path}, after the commit: {error}") from error
+        return answer
+
+    def _commit(self, db: sqlite3.Connection) -> None:
+        try:
+            db.execute("COMMIT")
+        except sqlite3.Error as error:
+            kind = StoreAnsweredError if is_busy(error) else StoreOutcomeUnknown
+            raise kind(f"SQLite at {self._path}, at the commit: {error}", code=code(error)) from error
+
+    def _open(self) -> None:
+        if self._connection is not None:
+            return
+        try:
+            self._connection, self._files = schema.connect(self._path, self._busy_timeout, self._create_tables)
+        except (OSError, sqlite3.Error) as error:
+            if is_busy(error):
+                raise StoreAnsweredError(f"SQLite at {self._path}: {error}", code=code(error)) from error
+            why = error.strerror if isinstance(error, OSError) else error
+            raise StartRefused(
+                "store",
+                f"cannot use {self._path} as a SQLite database: {why}; "
+                "choose a new file or one of idalloc's, in a folder that can be written to",
+            ) from error
+
+    def _close(self) -> None:
+        if self._connection is not None and self._files is not None:
+            self._connection.close()
+            self._files.close()
+            self._connection = self._files = None

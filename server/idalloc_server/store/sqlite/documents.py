@@ -1,0 +1,236 @@
+"""Documents in one SQLite file beside the counters. A statement is one transaction, so all of it is applied or none."""
+
+import sqlite3
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from idalloc_server.domain.documents.errors import Busy, DuplicateKey, UnknownCollection, UnknownSchema
+from idalloc_server.domain.documents.protocol import PAGE, Document, Inserted, Plan, Rewritten
+from idalloc_server.domain.errors import StartRefused, StoreAnsweredError
+from idalloc_server.store.sqlite.database import Database
+from idalloc_server.store.sqlite.errors import is_busy
+from idalloc_server.store.sqlite.schema import roll_back
+
+_T = TypeVar("_T")
+
+_APPLICATION_ID = 0x69646C64  # PRAGMA application_id: "idld"
+_BUSY_TIMEOUT = 5.0
+
+_TABLES = (
+    "schemas (name TEXT PRIMARY KEY)",
+    "collections (id INTEGER PRIMARY KEY, schema TEXT NOT NULL, name TEXT NOT NULL, UNIQUE (schema, name))",
+    # Keys are BLOBs: SQLite compares them by bytes, as MySQL compares its VARBINARY(32).
+    "documents (collection INTEGER, key BLOB, text TEXT NOT NULL, PRIMARY KEY (collection, key)) WITHOUT ROWID",
+)
+
+
+def documents_path(store: Path) -> Path:
+    """Returns the file of the documents beside the file of the counters, such as ``idalloc-documents.db``."""
+    return store.with_stem(f"{store.stem}-documents")
+
+
+class SqliteDocuments:
+    """Documents in one file; see ``Documents``.
+
+    Args:
+        path: The file; it and its folder are created if they are missing.
+        busy_timeout: How long a transaction waits while another process writes, in seconds.
+    """
+
+    def __init__(self, path: Path, busy_timeout: float = _BUSY_TIMEOUT) -> None:
+        self._database = Database(path, busy_timeout, _create_tables)
+
+    async def open(self) -> None:
+        """See ``Documents.open``."""
+        await self._database.open()
+
+    async def close(self) -> None:
+        """See ``Documents.close``."""
+        await self._database.close()
+
+    async def create_schema(self, name: str) -> bool:
+        """See ``Documents.create_schema``."""
+        return await self._write(
+            lambda db: db.execute("INSERT OR IGNORE INTO schemas (name) VALUES (?)", (name,)).rowcount == 1
+        )
+
+    async def drop_schema(self, name: str) -> int | None:
+        """See ``Documents.drop_schema``."""
+
+        def work(db: sqlite3.Connection) -> int | None:
+            if not db.execute("DELETE FROM schemas WHERE name = ?", (name,)).rowcount:
+                return None
+            db.execute(
+                "DELETE FROM documents WHERE collection IN (SELECT id FROM collections WHERE schema = ?)", (name,)
+            )
+            return db.execute("DELETE FROM collections WHERE schema = ?", (name,)).rowcount
+
+        return await self._write(work)
+
+    async def list_schemas(self) -> list[str]:
+        """See ``Documents.list_schemas``."""
+        return await self._read(lambda db: [name for (name,) in db.execute("SELECT name FROM schemas ORDER BY name")])
+
+    async def create_collection(self, schema: str, name: str) -> bool:
+        """See ``Documents.create_collection``."""
+
+        def work(db: sqlite3.Connection) -> bool:
+            _check_schema(db, schema)
+            insert = "INSERT OR IGNORE INTO collections (schema, name) VALUES (?, ?)"
+            return db.execute(insert, (schema, name)).rowcount == 1
+
+        return await self._write(work)
+
+    async def drop_collection(self, schema: str, name: str) -> bool:
+        """See ``Documents.drop_collection``."""
+
+        def work(db: sqlite3.Connection) -> bool:
+            try:
+                collection = _collection(db, schema, name)
+            except (UnknownSchema, UnknownCollection):
+                return False
+            db.execute("DELETE FROM documents WHERE collection = ?", (collection,))
+            return db.execute("DELETE FROM collections WHERE id = ?", (collection,)).rowcount == 1
+
+        return await self._write(work)
+
+    async def list_collections(self, schema: str) -> list[str]:
+        """See ``Documents.list_collections``."""
+        select = "SELECT name FROM collections WHERE schema = ? ORDER BY name"
+        return await self._read(lambda db: [name for (name,) in db.execute(select, (schema,))])
+
+    async def check(self, schema: str, name: str) -> None:
+        """See ``Documents.check``."""
+        await self._read(lambda db: _collection(db, schema, name))
+
+    async def count(self, schema: str, name: str) -> int:
+        """See ``Documents.count``."""
+
+        def work(db: sqlite3.Connection) -> int:
+            collection = _collection(db, schema, name)
+            return int(db.execute("SELECT count(*) FROM documents WHERE collection = ?", (collection,)).fetchone()[0])
+
+        return await self._read(work)
+
+    async def insert(self, schema: str, name: str, documents: Sequence[Document], *, upsert: bool = False) -> Inserted:
+        """See ``Documents.insert``."""
+
+        def work(db: sqlite3.Connection) -> Inserted:
+            collection = _collection(db, schema, name)
+            if upsert:
+                return _upsert(db, collection, documents)
+            for document in documents:
+                try:
+                    db.execute(
+                        "INSERT INTO documents (collection, key, text) VALUES (?, ?, ?)",
+                        (collection, document.key.encode(), document.text),
+                    )
+                except sqlite3.IntegrityError as error:
+                    raise DuplicateKey(document.key) from error
+            return Inserted(len(documents), 0)
+
+        return await self._write(work)
+
+    async def get(self, schema: str, name: str, keys: Collection[str]) -> list[Document]:
+        """See ``Documents.get``."""
+        return await self._read(lambda db: list(_by_key(db, _collection(db, schema, name), keys)))
+
+    async def page(self, schema: str, name: str, after: str | None, limit: int = PAGE) -> list[Document]:
+        """See ``Documents.page``."""
+        return await self._read(lambda db: _page(db, _collection(db, schema, name), after, limit))
+
+    async def rewrite(self, schema: str, name: str, keys: Collection[str] | None, plan: Plan) -> Rewritten:
+        """See ``Documents.rewrite``."""
+
+        def work(db: sqlite3.Connection) -> Rewritten:
+            collection = _collection(db, schema, name)
+            documents = _all(db, collection) if keys is None else _by_key(db, collection, keys)
+            matched = changed = 0
+            # The plan reads ahead of the writes by one page, and each write is to a document that it has read.
+            for key, text in plan(documents):
+                row = (collection, key.encode())
+                matched += 1
+                if text is None:
+                    changed += db.execute("DELETE FROM documents WHERE collection = ? AND key = ?", row).rowcount
+                else:
+                    update = "UPDATE documents SET text = ?1 WHERE collection = ?2 AND key = ?3 AND text <> ?1"
+                    changed += db.execute(update, (text, *row)).rowcount
+            return Rewritten(matched, changed)
+
+        return await self._write(work)
+
+    async def _read(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        return await self._database.read(work)
+
+    async def _write(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        try:
+            return await self._database.write(work)
+        except StoreAnsweredError as error:
+            if error.__cause__ is not None and isinstance(error.__cause__, sqlite3.Error) and is_busy(error.__cause__):
+                raise Busy(str(error)) from error
+            raise
+
+
+def _create_tables(db: sqlite3.Connection, path: Path) -> None:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        application_id = db.execute("PRAGMA application_id").fetchone()[0]
+        if application_id != _APPLICATION_ID and db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
+            raise StartRefused("store", f"{path} is a SQLite database of another program; move it away")
+        for table in _TABLES:
+            db.execute(f"CREATE TABLE IF NOT EXISTS {table}")
+        db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        db.execute("COMMIT")
+    finally:
+        roll_back(db)
+
+
+def _check_schema(db: sqlite3.Connection, schema: str) -> None:
+    if not db.execute("SELECT 1 FROM schemas WHERE name = ?", (schema,)).fetchone():
+        raise UnknownSchema(schema)
+
+
+def _collection(db: sqlite3.Connection, schema: str, name: str) -> int:
+    found = db.execute("SELECT id FROM collections WHERE schema = ? AND name = ?", (schema, name)).fetchone()
+    if found is None:
+        _check_schema(db, schema)
+        raise UnknownCollection(schema, name)
+    return int(found[0])
+
+
+def _by_key(db: sqlite3.Connection, collection: int, keys: Collection[str]) -> Iterator[Document]:
+    for key in sorted(keys):
+        select = "SELECT text FROM documents WHERE collection = ? AND key = ?"
+        found = db.execute(select, (collection, key.encode(errors="surrogatepass"))).fetchone()
+        if found is not None:
+            yield Document(key, found[0])
+
+
+def _page(db: sqlite3.Connection, collection: int, after: str | None, limit: int) -> list[Document]:
+    select = "SELECT key, text FROM documents WHERE collection = ?"
+    arguments: list[object] = [collection]
+    if after is not None:
+        select += " AND key > ?"
+        arguments.append(after.encode())
+    rows = db.execute(f"{select} ORDER BY key LIMIT ?", (*arguments, limit))
+    return [Document(key.decode(), text) for key, text in rows]
+
+
+def _all(db: sqlite3.Connection, collection: int) -> Iterator[Document]:
+    after = None
+    while page := _page(db, collection, after, PAGE):
+        yield from page
+        after = page[-1].key
+
+
+def _upsert(db: sqlite3.Connection, collection: int, documents: Sequence[Document]) -> Inserted:
+    added = replaced = 0
+    for key, text in documents:
+        row = (collection, key.encode(), text)
+        new = db.execute("INSERT OR IGNORE INTO documents (collection, key, text) VALUES (?, ?, ?)", row).rowcount
+        added += new
+        if not new:
+            update = "UPDATE documents SET text = ?3 WHERE collection = ?1 AND key = ?2 AND text <> ?3"
+            replaced += db.execute(update, row).rowcount
+    return Inserted(added, replaced)

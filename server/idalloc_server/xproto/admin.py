@@ -1,0 +1,196 @@
+"""Commands of the namespace `mysqlx`: schemas' collections, notices and ping."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from idalloc.xprotocol.v1 import notice_pb2, statement_pb2
+from idalloc_server.auth.access import ADMIN, READ
+from idalloc_server.xproto import frames
+from idalloc_server.xproto.caller import Caller
+from idalloc_server.xproto.errors import XError, no_schema, not_supported, unknown_schema
+
+MAX_NAME = 64
+# The most % of a pattern: each may multiply the time to match a name.
+MAX_WILDCARDS = 3
+
+# What MySQL has besides, and idalloc does not.
+_OTHER = frozenset(
+    {"create_collection_index", "drop_collection_index", "modify_collection_options", "get_collection_options",
+     "list_clients", "kill_client", "list_notices"}
+)  # fmt: skip
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "ping": (),
+    "create_collection": ("schema", "name", "options"),
+    "ensure_collection": ("schema", "name", "options"),
+    "drop_collection": ("schema", "name"),
+    "list_objects": ("schema", "pattern"),
+    "enable_notices": ("notice",),
+    "disable_notices": ("notice",),
+}
+_TEXTS = (notice_pb2.SCALAR_TYPE_V_STRING, notice_pb2.SCALAR_TYPE_V_OCTETS)
+
+
+class Schemas(Protocol):
+    """What the commands need of the store of documents; see ``domain.documents``."""
+
+    async def create_schema(self, name: str) -> bool: ...  # noqa: D102
+
+    async def drop_schema(self, name: str) -> int | None: ...  # noqa: D102
+
+    async def list_schemas(self) -> list[str]: ...  # noqa: D102
+
+    async def create_collection(self, schema: str, name: str) -> bool: ...  # noqa: D102
+
+    async def drop_collection(self, schema: str, name: str) -> bool: ...  # noqa: D102
+
+    async def list_collections(self, schema: str) -> list[str]: ...  # noqa: D102
+
+    async def count(self, schema: str, name: str) -> int: ...  # noqa: D102
+
+
+class Admin:
+    """Runs the commands.
+
+    Args:
+        documents: The store of documents.
+    """
+
+    def __init__(self, documents: Schemas) -> None:
+        self._documents = documents
+
+    async def execute(self, command: str, args: Sequence[notice_pb2.Any], caller: Caller) -> list[bytes]:
+        """Run a command and return the frames of its reply.
+
+        Raises:
+            XError: The command is unknown, or failed.
+        """
+        if command not in _FIELDS:
+            raise not_supported(command) if command in _OTHER else XError(5157, f"Invalid xplugin command {command}")
+        values = _fields(command, args)
+        match command:
+            case "create_collection" | "ensure_collection":
+                await self._create(command, values, caller)
+            case "drop_collection":
+                await self._drop(values, caller)
+            case "list_objects":
+                return [*await self._list(values, caller), frames.DONE_EXECUTING]
+            case "enable_notices" | "disable_notices":
+                _check_notices(command, values)
+        return [frames.DONE_EXECUTING]
+
+    async def _create(self, command: str, values: Mapping[str, notice_pb2.Any], caller: Caller) -> None:
+        schema, name = _text(values, "schema"), _text(values, "name")
+        if not schema:
+            raise XError(5112, "Invalid schema")
+        _check_name(name)
+        reuses = _check_options(values.get("options")) or command == "ensure_collection"
+        caller.require_role(ADMIN, "CREATE", schema, name)
+        if schema not in await self._documents.list_schemas():
+            raise unknown_schema(schema)
+        if not await self._documents.create_collection(schema, name) and not reuses:
+            raise XError(1050, f"Table '{name}' already exists", "42S01")
+
+    async def _drop(self, values: Mapping[str, notice_pb2.Any], caller: Caller) -> None:
+        schema, name = _text(values, "schema"), _text(values, "name")
+        if not name:
+            raise XError(5113, "Invalid collection name")
+        caller.require_role(ADMIN, "DROP", schema, name)
+        if name not in await self._documents.list_collections(schema):
+            raise XError(1051, f"Unknown table '{schema}.{name}'", "42S02")
+        await self._documents.drop_collection(schema, name)
+
+    async def _list(self, values: Mapping[str, notice_pb2.Any], caller: Caller) -> list[bytes]:
+        schema = _text(values, "schema") if "schema" in values else caller.schema
+        if not schema:
+            raise no_schema()
+        caller.require_role(READ, "SHOW", schema, "")
+        if schema not in await self._documents.list_schemas():
+            raise unknown_schema(schema)
+        matches = like(_text(values, "pattern")) if "pattern" in values else None
+        names = await self._documents.list_collections(schema)
+        kinds = statement_pb2.COLUMN_TYPE_BYTES
+        return [
+            frames.column(kinds, "name", original=("name", "", "", ""), collation=frames.BINARY, length=192),
+            frames.column(kinds, "type", collation=frames.UTF8MB4, length=60, flags=frames.NOT_NULL),
+            *(
+                frames.row([frames.text_field(name), frames.text_field("COLLECTION")])
+                for name in names
+                if matches is None or matches.fullmatch(name)
+            ),
+            frames.DONE_FETCHING,
+        ]
+
+
+def like(pattern: str) -> re.Pattern[str]:
+    """Return the expression of a pattern of SQL's LIKE, for names of at most 64 characters."""
+    # Runs of % are one: several would backtrack.
+    parts = re.findall(r"\\.|%+|_|[^\\%_]+|\\", pattern[: 4 * MAX_NAME], re.DOTALL)
+    if sum(part[0] == "%" for part in parts) > MAX_WILDCARDS:
+        raise not_supported(f"LIKE with more than {MAX_WILDCARDS} %")
+    known = {"_": "."}
+    texts = (
+        ".*" if part[0] == "%" else known.get(part) or re.escape(part.removeprefix("\\") or part) for part in parts
+    )
+    return re.compile("".join(texts), re.DOTALL)
+
+
+def _fields(command: str, args: Sequence[notice_pb2.Any]) -> dict[str, notice_pb2.Any]:
+    allowed = _FIELDS[command]
+    if not args:
+        values: dict[str, notice_pb2.Any] = {}
+    elif len(args) > 1 or args[0].type != notice_pb2.ANY_TYPE_OBJECT:
+        raise XError(5016, f"Invalid type of arguments for {command}, expected one object")
+    else:
+        values = {field.key: field.value for field in args[0].obj.fld}
+    for key in values:
+        if key not in allowed:
+            raise XError(5021, f"'{key}' is not a valid field for {command} command")
+    if command != "list_objects":
+        for key in allowed:
+            if key not in values and key != "options":
+                raise XError(5015, f"Invalid number of arguments, expected value for '{key}'")
+    return values
+
+
+def _text(values: Mapping[str, notice_pb2.Any], key: str) -> str:
+    value = values[key]
+    if value.type != notice_pb2.ANY_TYPE_SCALAR or value.scalar.type not in _TEXTS:
+        raise XError(5017, f"Invalid type of value for argument '{key}', expected text")
+    scalar = value.scalar
+    content = scalar.v_string.value if scalar.type == notice_pb2.SCALAR_TYPE_V_STRING else scalar.v_octets.value
+    return content.decode("utf-8", "replace")
+
+
+def _check_name(name: str) -> None:
+    if not name:
+        raise XError(5113, "Invalid collection name")
+    if len(name) > MAX_NAME:
+        raise XError(1059, f"Identifier name '{name[:MAX_NAME]}' is too long", "42000")
+    if name.endswith(" "):
+        raise XError(1103, f"Incorrect table name '{name}'", "42000")
+
+
+def _check_options(options: notice_pb2.Any | None) -> bool:
+    """Return whether an existing collection is no error."""
+    reuses = False
+    for field in options.obj.fld if options is not None else ():
+        if field.key == "reuse_existing":
+            reuses = field.value.scalar.v_bool
+        elif field.key == "validation":
+            levels = [each.value.scalar.v_string.value for each in field.value.obj.fld if each.key == "level"]
+            if levels not in ([b"off"], [b"OFF"]):
+                raise not_supported("validation")
+        else:
+            raise XError(5021, f"'{field.key}' is not a valid field for create_collection command")
+    return reuses
+
+
+def _check_notices(command: str, values: Mapping[str, notice_pb2.Any]) -> None:
+    array = values["notice"]
+    names = array.array.value if array.type == notice_pb2.ANY_TYPE_ARRAY else [array]
+    for each in names:
+        name = _text({"notice": each}, "notice")
+        if name != "warnings":
+            text = "Cannot disable notice" if command == "disable_notices" else "Invalid notice name"
+            raise XError(5163, f"{text} {name}")

@@ -1,0 +1,362 @@
+"""Statements on collections: Insert, Find, Update and Delete of Mysqlx.Crud."""
+
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from google.protobuf.message import Message
+
+from idalloc.xprotocol.v1 import crud_pb2 as crud
+from idalloc.xprotocol.v1 import expression_pb2 as expr
+from idalloc.xprotocol.v1 import notice_pb2 as pb
+from idalloc.xprotocol.v1 import statement_pb2
+from idalloc_server.auth.access import ADMIN, ALLOCATE, READ
+from idalloc_server.domain.documents import errors
+from idalloc_server.domain.documents.changes import Change, Kind, changed
+from idalloc_server.domain.documents.criteria import Field, Node, Null, ObjectOf, Value, evaluate
+from idalloc_server.domain.documents.json_text import Json, dump, key_of, load, parse
+from idalloc_server.domain.documents.protocol import PAGE, Document, Documents, Rewrite
+from idalloc_server.xproto import frames
+from idalloc_server.xproto.caller import Caller
+from idalloc_server.xproto.errors import XError, no_schema, not_supported, unknown_collection, unknown_schema
+from idalloc_server.xproto.expressions import Expressions, check_content_type, document_path, text_of
+from idalloc_server.xproto.notice import document_ids_frame
+from idalloc_server.xproto.selection import MAX_SORTED_DOCUMENTS, Selection, selection_of
+
+# The limit of one statement.
+MAX_INSERTED_DOCUMENTS = 10_000
+
+_LONGEST_DOCUMENT = 2**32 - 1  # MySQL's length of a JSON column
+_TEXT, _JSON = 0, 2  # content types of octets
+
+_KINDS = {
+    crud.UPDATE_TYPE_ITEM_SET: Kind.SET,
+    crud.UPDATE_TYPE_ITEM_REPLACE: Kind.REPLACE,
+    crud.UPDATE_TYPE_ITEM_REMOVE: Kind.REMOVE,
+    crud.UPDATE_TYPE_MERGE_PATCH: Kind.PATCH,
+}
+_REFUSED_KINDS = {
+    crud.UPDATE_TYPE_ARRAY_INSERT: "array_insert",
+    crud.UPDATE_TYPE_ARRAY_APPEND: "array_append",
+    crud.UPDATE_TYPE_ITEM_MERGE: "item_merge",
+}
+
+
+class Collections:
+    """Runs the statements of Mysqlx.Crud.
+
+    Args:
+        documents: The store.
+
+    Attributes:
+        added: How many documents were added.
+    """
+
+    def __init__(self, documents: Documents) -> None:
+        self.added = 0
+        self._documents = documents
+
+    async def execute(self, message: Message, caller: Caller) -> AsyncIterator[bytes]:
+        """Run a Find, Insert, Update or Delete, and yield the frames of its reply, up to StmtExecuteOk.
+
+        Raises:
+            XError: The statement failed. Frames before it may have been sent.
+            StoreFailure: The store failed.
+        """
+        if isinstance(message, crud.Insert):
+            reply = self._insert(message, caller)
+        elif isinstance(message, crud.Find):
+            reply = self._find(message, caller)
+        elif isinstance(message, crud.Update):
+            reply = self._update(message, caller)
+        elif isinstance(message, crud.Delete):
+            reply = self._delete(message, caller)
+        else:
+            raise XError(1047, "Unexpected message received")
+        async for frame in reply:
+            yield frame
+
+    async def _insert(self, message: crud.Insert, caller: Caller) -> AsyncIterator[bytes]:
+        schema, name = _collection(message, caller)
+        caller.require_role(ALLOCATE, "INSERT", schema, name)
+        if message.projection:
+            raise XError(5114, "Invalid projection for document operation")
+        if not message.row:
+            raise XError(5013, "Missing row data for Insert")
+        if len(message.row) > MAX_INSERTED_DOCUMENTS:
+            raise XError(1105, f"an insert has at most {MAX_INSERTED_DOCUMENTS} documents")
+        if any(len(row.field) != 1 for row in message.row):
+            raise XError(5014, "Wrong number of fields in row being inserted")
+        with _mapped(name):
+            await self._documents.check(schema, name)
+            contents = [
+                _row(row.field[0], Expressions(message.args, schema), name, number)
+                for number, row in enumerate(message.row, 1)
+            ]
+            without_id = [content for content in contents if "_id" not in content]
+            doc_ids = await caller.make_ids(len(without_id))
+            for content, doc_id in zip(without_id, doc_ids, strict=True):
+                content["_id"] = doc_id
+            documents = [Document(key_of(content["_id"]), dump(content)) for content in contents]
+            try:
+                inserted = await self._documents.insert(schema, name, documents, upsert=message.upsert)
+            except BaseException:
+                if doc_ids:
+                    caller.burn_ids(len(doc_ids))
+                raise
+        self.added += inserted.added
+        if len(documents) > 1:
+            yield frames.produced_message(f"Records: {len(documents)}  Duplicates: {inserted.replaced}  Warnings: 0")
+        yield frames.rows_affected(inserted.added + 2 * inserted.replaced)
+        if doc_ids:
+            yield document_ids_frame(doc_ids)
+        yield frames.DONE_EXECUTING
+
+    async def _find(self, message: crud.Find, caller: Caller) -> AsyncIterator[bytes]:
+        schema, name = _collection(message, caller)
+        caller.require_role(READ, "SELECT", schema, name)
+        if message.HasField("locking_options") and not message.HasField("locking"):
+            text = 'Invalid "find" message, "locking" field is required when "locking_options" is set.'
+            raise XError(5169, text)
+        if message.grouping or message.HasField("grouping_criteria"):
+            raise not_supported("grouping")
+        expressions = Expressions(message.args, schema)
+        selection = selection_of(message, expressions)
+        projection = _projection(message.projection, expressions)
+        with _mapped(name):
+            await self._documents.check(schema, name)
+            found = self._sorted(schema, name, selection) if selection.order else self._by_key(schema, name, selection)
+            yield _document_column(schema, name, projected=projection is not None)
+            async for text in found:
+                yield frames.row([frames.text_field(text if projection is None else _projected(projection, text))])
+        yield frames.DONE_FETCHING
+        yield frames.DONE_EXECUTING
+
+    async def _by_key(self, schema: str, name: str, selection: Selection) -> AsyncIterator[str]:
+        """Yield the texts of the chosen documents, by key."""
+        to_skip, left = selection.offset, selection.limit
+        async for page in self._pages(schema, name, selection):
+            for document, _ in selection.matched(page):
+                if left == 0:
+                    return
+                if to_skip:
+                    to_skip -= 1
+                    continue
+                yield document.text
+                left = None if left is None else left - 1
+            if left == 0:
+                return
+
+    async def _sorted(self, schema: str, name: str, selection: Selection) -> AsyncIterator[str]:
+        """Yield the texts of the chosen documents in their order."""
+        matched: list[tuple[Document, dict[str, Json]]] = []
+        async for page in self._pages(schema, name, selection):
+            matched += selection.matched(page)
+            if len(matched) > MAX_SORTED_DOCUMENTS:
+                raise errors.TooManyToSort
+        end = None if selection.limit is None else selection.offset + selection.limit
+        for document, _ in selection.sorted(matched)[selection.offset : end]:
+            yield document.text
+
+    async def _pages(self, schema: str, name: str, selection: Selection) -> AsyncIterator[list[Document]]:
+        """Yield the documents that may meet the condition, by key."""
+        if (keys := selection.keys) is not None:
+            yield await self._documents.get(schema, name, keys)
+            return
+        page = await self._documents.page(schema, name, None)
+        yield page
+        while len(page) == PAGE:
+            page = await self._documents.page(schema, name, page[-1].key)
+            yield page
+
+    async def _update(self, message: crud.Update, caller: Caller) -> AsyncIterator[bytes]:
+        schema, name = _collection(message, caller)
+        caller.require_role(ADMIN, "UPDATE", schema, name)
+        changes = _changes(message, schema)
+        selection = selection_of(message, Expressions(message.args, schema), may_skip=False)
+
+        def plan(documents: Iterable[Document]) -> Iterator[Rewrite]:
+            for document, content in selection.chosen(documents):
+                yield Rewrite(document.key, dump(changed(content, changes)))
+
+        with _mapped(name):
+            done = await self._documents.rewrite(schema, name, selection.keys, plan)
+        yield frames.produced_message(f"Rows matched: {done.matched}  Changed: {done.changed}  Warnings: 0")
+        yield frames.rows_affected(done.changed)
+        yield frames.DONE_EXECUTING
+
+    async def _delete(self, message: crud.Delete, caller: Caller) -> AsyncIterator[bytes]:
+        schema, name = _collection(message, caller)
+        caller.require_role(ADMIN, "DELETE", schema, name)
+        selection = selection_of(message, Expressions(message.args, schema), may_skip=False)
+
+        def plan(documents: Iterable[Document]) -> Iterator[Rewrite]:
+            return (Rewrite(document.key, None) for document, _ in selection.chosen(documents))
+
+        with _mapped(name):
+            done = await self._documents.rewrite(schema, name, selection.keys, plan)
+        yield frames.rows_affected(done.changed)
+        yield frames.DONE_EXECUTING
+
+
+def _collection(message: crud.Insert | crud.Find | crud.Update | crud.Delete, caller: Caller) -> tuple[str, str]:
+    """Return the schema and the name of a statement's collection."""
+    if message.data_model == crud.DATA_MODEL_TABLE:
+        raise not_supported("tables")
+    schema = message.collection.schema or caller.schema
+    if not message.collection.name:
+        raise XError(5113, "Invalid name of table/collection")
+    if not schema:
+        raise no_schema()
+    return schema, message.collection.name
+
+
+def _row(expression: expr.Expr, expressions: Expressions, collection: str, number: int) -> dict[str, Json]:
+    """Return the document of a row.
+
+    Raises:
+        XError: It is no document.
+    """
+    if expression.type == expr.EXPR_TYPE_OBJECT:
+        value = expressions.node(expression)
+        if not isinstance(value, Value):
+            raise XError(1054, "Unknown column 'doc' in 'field list'", "42S22")
+        content = value.value
+    elif expression.type in (expr.EXPR_TYPE_LITERAL, expr.EXPR_TYPE_PLACEHOLDER):
+        content = _json_of(expressions.scalar(expression), collection)
+    else:
+        content = None
+    if not isinstance(content, dict):
+        raise errors.NotADocument
+    if "_id" in content:
+        try:
+            key_of(content["_id"])
+        except errors.KeyTooLong:
+            raise XError(1406, f"Data too long for column '_id' at row {number}", "22001") from None
+    return content
+
+
+def _json_of(scalar: pb.Scalar, collection: str) -> Json:
+    """Return the value of a JSON text."""
+    if scalar.type == pb.SCALAR_TYPE_V_STRING:
+        text = text_of(scalar.v_string.value)
+    elif scalar.type == pb.SCALAR_TYPE_V_OCTETS:
+        check_content_type(scalar.v_octets)
+        if scalar.v_octets.content_type not in (_TEXT, _JSON):
+            return None
+        text = text_of(scalar.v_octets.value)
+    elif scalar.type == pb.SCALAR_TYPE_V_NULL:
+        return None
+    else:
+        raise _invalid_text("not a JSON text, may need CAST", 0, collection)
+    try:
+        return parse(text)
+    except errors.InvalidJson as error:
+        raise _invalid_text(error.reason, error.position, collection) from None
+
+
+def _invalid_text(reason: str, position: int, collection: str) -> XError:
+    text = f"Invalid JSON text: \"{reason}\" at position {position} in value for column '{collection}.doc'."
+    return XError(3140, text, "22032")
+
+
+def _projection(given: Sequence[crud.Projection], expressions: Expressions) -> Node | None:
+    """Return the object that a find makes of each document; None for the document itself."""
+    if not given:
+        return None
+    if len(given) == 1 and not given[0].alias and given[0].source.type == expr.EXPR_TYPE_OBJECT:
+        return expressions.node(given[0].source)
+    if any(not each.alias for each in given):
+        raise XError(5120, "Invalid projection target name")
+    return ObjectOf(tuple((each.alias, expressions.node(each.source)) for each in given))
+
+
+def _projected(projection: Node, text: str) -> str:
+    value = evaluate(projection, load(text))
+    return dump(None if isinstance(value, Null) else value)
+
+
+def _document_column(schema: str, name: str, *, projected: bool) -> bytes:
+    return frames.column(
+        statement_pb2.COLUMN_TYPE_BYTES,
+        "doc",
+        original=("", "", "", "") if projected else ("doc", name, name, schema),
+        collation=frames.UTF8MB4_BIN if projected else frames.BINARY,
+        length=_LONGEST_DOCUMENT,
+        content_type=frames.JSON,
+    )
+
+
+def _changes(message: crud.Update, schema: str) -> list[Change]:
+    """Return the changes of an update."""
+    if not message.operation:
+        raise XError(5050, "Invalid update expression list")
+    expressions = Expressions(message.args, schema, in_update=True)
+    return [_change(operation, expressions) for operation in message.operation]
+
+
+def _change(operation: crud.UpdateOperation, expressions: Expressions) -> Change:
+    items = operation.source.document_path
+    if operation.operation == crud.UPDATE_TYPE_SET:
+        raise XError(5051, "Invalid type of update operation for document")
+    if operation.source.name:
+        raise XError(5052, "Invalid column name to update")
+    if items and items[0].type != expr.DOCUMENT_PATH_ITEM_TYPE_MEMBER:
+        raise XError(5053, "Invalid document member location")
+    if len(items) == 1 and items[0].value == "_id":
+        raise XError(5053, "Forbidden update operation on '$._id' member")
+    if items and operation.operation in (crud.UPDATE_TYPE_ITEM_MERGE, crud.UPDATE_TYPE_MERGE_PATCH):
+        raise XError(5050, "Unexpected source for ITEM_MERGE operation")
+    if operation.operation in _REFUSED_KINDS:
+        raise not_supported(_REFUSED_KINDS[operation.operation])
+    wildcards = (expr.DOCUMENT_PATH_ITEM_TYPE_MEMBER, expr.DOCUMENT_PATH_ITEM_TYPE_ARRAY_INDEX)
+    if any(item.type not in wildcards for item in items):
+        text = "In this situation, path expressions may not contain the * and ** tokens or an array range."
+        raise XError(3149, text, "42000")
+    kind, path = _KINDS[operation.operation], document_path(items)
+    if kind is Kind.REMOVE:
+        if not path:
+            raise XError(3153, "The path expression '$' is not allowed in this context.", "42000")
+        return Change(kind, path)
+    # Without a value, as the Python client sends None, MySQL sets the field to the whole document.
+    value = expressions.node(operation.value) if operation.HasField("value") else Field(())
+    if kind is Kind.PATCH and isinstance(value, Value) and not isinstance(value.value, dict | str | Null):
+        raise XError(
+            3146,
+            "Invalid data type for JSON data in argument 2 to function json_merge_patch;"
+            " a JSON string or JSON type is required.",
+            "22032",
+        )
+    return Change(kind, path, value)
+
+
+# The errors whose text does not depend on the error.
+_ERRORS: dict[type[errors.DocumentsError], Callable[[], XError]] = {
+    errors.DuplicateKey: lambda: XError(5116, "Document contains a field value that is not unique but required to be"),
+    errors.NotADocument: lambda: XError(5115, "Document is missing a required field"),
+    errors.TooDeep: lambda: XError(3157, "The JSON document exceeds the maximum depth.", "22032"),
+    errors.Busy: lambda: XError(1205, "Lock wait timeout exceeded; try restarting transaction"),
+    errors.WriteConflict: lambda: XError(
+        1213, "Deadlock found when trying to get lock; try restarting transaction", "40001"
+    ),
+    errors.TooManyToSort: lambda: XError(
+        1038, "Out of sort memory, consider increasing server sort buffer size", "HY001"
+    ),
+}
+
+
+@contextmanager
+def _mapped(collection: str) -> Iterator[None]:
+    """Raise errors of the domain as MySQL's."""
+    try:
+        yield
+    except errors.UnknownSchema as error:
+        raise unknown_schema(error.schema) from error
+    except errors.UnknownCollection as error:
+        raise unknown_collection(error.schema, error.name) from error
+    except errors.InvalidJson as error:
+        text = f'Invalid JSON text in argument 2 to function json_merge_patch: "{error.reason}" at position'
+        raise XError(3141, f"{text} {error.position}.", "22032") from error
+    except errors.DocumentsError as error:
+        if type(error) not in _ERRORS:
+            raise XError(1105, str(error)) from error
+        raise _ERRORS[type(error)]() from error

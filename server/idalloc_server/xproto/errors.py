@@ -1,0 +1,61 @@
+"""Errors of the X Protocol: MySQL's code, SQL state and text."""
+
+from idalloc_server.domain.errors import Refusal, StoreOutcomeUnknown, StoreUnavailable
+
+
+class XError(Exception):
+    """An error that the client receives.
+
+    Args:
+        code: MySQL's error code.
+        message: The text for people.
+        sql_state: The SQL state of five characters.
+        fatal: Whether the connection ends.
+    """
+
+    def __init__(self, code: int, message: str, sql_state: str = "HY000", *, fatal: bool = False) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.sql_state = sql_state
+        self.fatal = fatal
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, XError) and vars(self) == vars(other)
+
+    __hash__ = Exception.__hash__
+
+
+def parse_error() -> XError:
+    """Return the error of a frame that cannot be parsed."""
+    return XError(5000, "Parse error unserializing protobuf message", fatal=True)
+
+
+def not_supported(what: str) -> XError:
+    """Return the error of a feature of MySQL that idalloc does not serve."""
+    return XError(1235, f"This version of idalloc doesn't yet support '{what}'", "42000")
+
+
+def no_schema() -> XError:
+    """Return the error of a collection without a schema."""
+    return XError(1046, "No database selected", "3D000")
+
+
+def unknown_schema(schema: str) -> XError:
+    """Return the error of a schema that does not exist."""
+    return XError(1049, f"Unknown database '{schema}'", "42000")
+
+
+def unknown_collection(schema: str, name: str) -> XError:
+    """Return the error of a collection that does not exist."""
+    return XError(1146, f"Table '{schema}.{name}' doesn't exist", "42S02")
+
+
+def from_refusal(refusal: Refusal) -> XError:
+    """Return the error of a refusal of the domain or of the store: 1105 with its first line."""
+    lines = str(refusal).splitlines() or [""]
+    if isinstance(refusal, StoreOutcomeUnknown):
+        return XError(1105, f"the outcome is unknown, the statement may have been applied: {lines[0]}")
+    if isinstance(refusal, StoreUnavailable):
+        return XError(1105, f"the store is unavailable, and nothing was written: {lines[0]}")
+    return XError(1105, lines[0])

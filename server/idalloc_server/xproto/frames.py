@@ -1,0 +1,297 @@
+"""Frames of the X Protocol: the bytes of a connection to messages, and replies to bytes.
+
+A frame is the length of what follows (uint32, little endian), the type of its message, and the message.
+"""
+
+from collections.abc import Sequence
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError, Message
+
+from idalloc.xprotocol.v1 import connection_pb2, crud_pb2, expect_pb2, notice_pb2, statement_pb2
+from idalloc_server.xproto.errors import XError, parse_error
+
+# The types of the messages that a client sends (Mysqlx.ClientMessages.Type) and that idalloc serves.
+CLIENT_MESSAGES: dict[int, type[Message]] = {
+    1: connection_pb2.CapabilitiesGet,
+    2: connection_pb2.CapabilitiesSet,
+    3: connection_pb2.ConnectionClose,
+    4: connection_pb2.AuthenticateStart,
+    5: connection_pb2.AuthenticateContinue,
+    6: connection_pb2.SessionReset,
+    7: connection_pb2.SessionClose,
+    12: statement_pb2.StmtExecute,
+    17: crud_pb2.Find,
+    18: crud_pb2.Insert,
+    19: crud_pb2.Update,
+    20: crud_pb2.Delete,
+    24: expect_pb2.ExpectOpen,
+    25: expect_pb2.ExpectClose,
+}
+# The types of the messages that the server sends (Mysqlx.ServerMessages.Type).
+OK, ERROR, CAPABILITIES, AUTHENTICATE_CONTINUE, AUTHENTICATE_OK = 0, 1, 2, 3, 4
+NOTICE, COLUMN_META_DATA, ROW, FETCH_DONE, STMT_EXECUTE_OK = 11, 12, 13, 14, 17
+
+# The bytes of the length and the type.
+HEAD = 5
+
+# MySQL's numbers of collations, and its flag of a column without NULL.
+BINARY, UTF8MB4_BIN, UTF8MB4 = 63, 46, 255
+NOT_NULL = 16
+JSON = 2
+
+# The fields that MySQL requires, as `required` of proto2, by the message. Without one a frame cannot be parsed.
+_REQUIRED: dict[str, tuple[str, ...]] = {
+    "Scalar": ("type",),
+    "Text": ("value",),
+    "Octets": ("value",),
+    "AnyObjectField": ("key", "value"),
+    "Any": ("type",),
+    "Capability": ("name", "value"),
+    "CapabilitiesSet": ("capabilities",),
+    "AuthenticateStart": ("mech_name",),
+    "AuthenticateContinue": ("auth_data",),
+    "ExpectCondition": ("condition_key",),
+    "StmtExecute": ("stmt",),
+    "Expr": ("type",),
+    "Identifier": ("name",),
+    "DocumentPathItem": ("type",),
+    "FunctionCall": ("name",),
+    "Operator": ("name",),
+    "ObjectExprField": ("key", "value"),
+    "Collection": ("name",),
+    "Projection": ("source",),
+    "Limit": ("row_count",),
+    "LimitExpr": ("row_count",),
+    "Order": ("expr",),
+    "UpdateOperation": ("source", "operation"),
+    "Find": ("collection",),
+    "Insert": ("collection",),
+    "Update": ("collection",),
+    "Delete": ("collection",),
+}
+
+
+def parse(kind: int, payload: bytes) -> Message | None:
+    """Return the message of a frame; None if idalloc does not serve its type.
+
+    Raises:
+        XError: The payload is not such a message, is nested too deeply, or lacks a required field.
+    """
+    cls = CLIENT_MESSAGES.get(kind)
+    if cls is None:
+        return None
+    message = cls()
+    try:
+        message.ParseFromString(payload)
+    except DecodeError:
+        raise parse_error() from None
+    if not _is_complete(message):
+        raise parse_error()
+    return message
+
+
+def _is_complete(message: Message) -> bool:
+    """Return whether a message and those in it have their required fields. Their depth is protobuf's limit, 100."""
+    for name in _REQUIRED.get(message.DESCRIPTOR.name, ()):
+        if not message.HasField(name):
+            return False
+        field = message.DESCRIPTOR.fields_by_name[name]
+        # A value that MySQL has no name for counts as none.
+        if field.enum_type:
+            number = getattr(message, name)
+            if not number or number not in field.enum_type.values_by_number:
+                return False
+    for field, value in message.ListFields():
+        if field.type == FieldDescriptor.TYPE_MESSAGE:
+            if field.is_repeated:
+                if not all(map(_is_complete, value)):
+                    return False
+            elif not _is_complete(value):
+                return False
+    return True
+
+
+class FrameReader:
+    """Cuts the bytes of a connection into frames, and buffers an incomplete one.
+
+    Attributes:
+        max_length: The largest length of a frame, in bytes; ``take`` ends the connection at a longer one.
+    """
+
+    def __init__(self, max_length: int) -> None:
+        self.max_length = max_length
+        self._buffer = bytearray()
+
+    def __len__(self) -> int:
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> None:
+        """Add bytes that arrived."""
+        self._buffer += data
+
+    def clear(self) -> bytes:
+        """Return and remove all bytes, as before a TLS handshake."""
+        rest = bytes(self._buffer)
+        self._buffer.clear()
+        return rest
+
+    def take(self) -> tuple[int, bytes] | None:
+        """Return the next frame's type and payload; None if it has not arrived.
+
+        Raises:
+            XError: The frame has no type.
+            FrameTooLong: The frame is longer than ``max_length``.
+        """
+        buffer = self._buffer
+        if len(buffer) < HEAD - 1:
+            return None
+        length = int.from_bytes(buffer[:4], "little")
+        if not length:
+            raise XError(5000, "Messages without payload are not supported", fatal=True)
+        if length > self.max_length:
+            raise FrameTooLong
+        end = HEAD - 1 + length
+        if len(buffer) < end:
+            return None
+        kind, payload = buffer[4], bytes(buffer[HEAD:end])
+        del buffer[:end]
+        return kind, payload
+
+
+class FrameTooLong(Exception):
+    """A frame is longer than the limit: the connection is closed without a reply, as MySQL closes it."""
+
+
+def frame(kind: int, message: Message | bytes = b"") -> bytes:
+    """Return a frame of a message or of its bytes."""
+    payload = message if isinstance(message, bytes) else message.SerializeToString()
+    return (len(payload) + 1).to_bytes(4, "little") + bytes((kind,)) + payload
+
+
+def ok(text: str = "") -> bytes:
+    """Return the frame of Ok."""
+    return frame(OK, connection_pb2.Ok(msg=text) if text else b"")
+
+
+def error(failure: XError) -> bytes:
+    """Return the frame of an error."""
+    severity = connection_pb2.ERROR_SEVERITY_FATAL if failure.fatal else connection_pb2.ERROR_SEVERITY_UNSPECIFIED
+    message = connection_pb2.Error(
+        severity=severity, code=failure.code, msg=failure.message, sql_state=failure.sql_state
+    )
+    return frame(ERROR, message)
+
+
+def state_changed(parameter: notice_pb2.SessionParameter.ValueType, number: int) -> bytes:
+    """Return the frame of a notice with a number, such as ROWS_AFFECTED."""
+    value = notice_pb2.Scalar(type=notice_pb2.SCALAR_TYPE_V_UINT, v_unsigned_int=number)
+    return _notice(
+        notice_pb2.FRAME_TYPE_SESSION_STATE_CHANGED,
+        notice_pb2.SessionStateChanged(param=parameter, value=[value]).SerializeToString(),
+    )
+
+
+def rows_affected(count: int) -> bytes:
+    """Return the frame of the notice of changed rows."""
+    return state_changed(notice_pb2.SESSION_PARAMETER_ROWS_AFFECTED, count)
+
+
+def client_id(number: int) -> bytes:
+    """Return the frame of the notice of a connection's number."""
+    return state_changed(notice_pb2.SESSION_PARAMETER_CLIENT_ID_ASSIGNED, number)
+
+
+def produced_message(text: str) -> bytes:
+    """Return the frame of the notice of a text. MySQL writes its inner lengths in four bytes each."""
+    content = text.encode()
+    scalar = b"\x08\x08\x4a" + _padded(len(content) + 2) + b"\x0a" + bytes((len(content),)) + content
+    notice = b"\x08\x0a\x12" + _padded(len(scalar)) + scalar
+    return frame(NOTICE, b"\x08\x03\x10\x02\x1a" + _padded(len(notice)) + notice)
+
+
+def warning(level: notice_pb2.WarningLevel.ValueType, code: int, text: str) -> bytes:
+    """Return the frame of the notice of a warning or a note."""
+    message = notice_pb2.Warning(level=level, code=code, msg=text)
+    return _notice(notice_pb2.FRAME_TYPE_WARNING, message.SerializeToString())
+
+
+def column(
+    kind: statement_pb2.ColumnType.ValueType,
+    name: str,
+    *,
+    original: tuple[str, str, str, str] = ("", "", "", ""),
+    collation: int = 0,
+    length: int = 0,
+    flags: int = 0,
+    content_type: int = 0,
+    compact: bool = False,
+) -> bytes:
+    """Return the frame of a column's metadata.
+
+    Args:
+        kind: The type of its values.
+        name: The name that the client shows.
+        original: The column's own name, the table, the table's own name and the schema.
+        collation: MySQL's number of the collation; 0 is not written.
+        length: The largest length of a value, in bytes; 0 is not written.
+        flags: MySQL's flags; 0 is not written.
+        content_type: What the bytes are; 0 is not written.
+        compact: Whether to leave out the names.
+    """
+    optional = {"collation": collation, "length": length, "flags": flags, "content_type": content_type}
+    numbers = statement_pb2.ColumnMetaData(type=kind, **{key: value for key, value in optional.items() if value})
+    payload = numbers.SerializeToString()
+    if not compact:
+        own, table, original_table, schema = (each.encode() for each in original)
+        # MySQL writes the names behind the numbers, empty ones too.
+        payload += statement_pb2.ColumnMetaData(
+            name=name.encode(),
+            original_name=own,
+            table=table,
+            original_table=original_table,
+            schema=schema,
+            catalog=b"def",
+        ).SerializeToString()
+    return frame(COLUMN_META_DATA, payload)
+
+
+def row(fields: Sequence[bytes]) -> bytes:
+    """Return the frame of a row, of the bytes that ``text_field`` and its like return."""
+    return frame(ROW, statement_pb2.Row(field=fields))
+
+
+def text_field(text: str | bytes | None) -> bytes:
+    """Return a text or a document in a row; None is NULL."""
+    if text is None:
+        return b""
+    return (text.encode() if isinstance(text, str) else text) + b"\0"
+
+
+def signed_field(number: int) -> bytes:
+    """Return a number of a COLUMN_TYPE_SINT in a row, from -2^63 to 2^63-1."""
+    return unsigned_field(number << 1 if number >= 0 else ~(number << 1))
+
+
+def unsigned_field(number: int) -> bytes:
+    """Return a number of a COLUMN_TYPE_UINT in a row, from 0 to 2^64-1."""
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _notice(kind: notice_pb2.FrameType.ValueType, payload: bytes) -> bytes:
+    return frame(NOTICE, notice_pb2.Frame(type=kind, scope=notice_pb2.FRAME_SCOPE_LOCAL, payload=payload))
+
+
+def _padded(length: int) -> bytes:
+    """Return a length as a varint of four bytes."""
+    return bytes((length & 0x7F | 0x80, length >> 7 & 0x7F | 0x80, length >> 14 & 0x7F | 0x80, length >> 21))
+
+
+HELLO = frame(NOTICE, notice_pb2.Frame(type=notice_pb2.FRAME_TYPE_SERVER_HELLO, payload=b""))
+DONE_FETCHING = frame(FETCH_DONE)
+DONE_EXECUTING = frame(STMT_EXECUTE_OK)

@@ -1,0 +1,396 @@
+"""The port of the X Protocol: connections, TLS, and the statements of sessions that are logged in."""
+
+import asyncio
+import itertools
+import socket
+import ssl
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from typing import NamedTuple
+
+import structlog
+from google.protobuf.message import Message
+
+from idalloc.xprotocol.v1.statement_pb2 import StmtExecute
+from idalloc_server.auth.access import ADMIN, Identity, Role
+from idalloc_server.auth.audit import Audit
+from idalloc_server.auth.logins import Credential, Logins, Peer
+from idalloc_server.domain.document_ids.generator import DocIdGenerator
+from idalloc_server.domain.documents.errors import DocumentsError, UnknownCollection, UnknownSchema
+from idalloc_server.domain.errors import PermissionDenied, QuotaExceeded, Refusal, StartRefused, Unauthenticated
+from idalloc_server.xproto import frames
+from idalloc_server.xproto.admin import Admin, Schemas
+from idalloc_server.xproto.caller import Statements
+from idalloc_server.xproto.errors import XError, from_refusal, unknown_collection, unknown_schema
+from idalloc_server.xproto.session import Execute, LogIn, Request, Reset, Session, StartTls
+from idalloc_server.xproto.sql import Sql
+from idalloc_server.xproto.variables import ChangeNode, Variables
+
+# How long a client may take from the connection to its login, and to read a reply or the last one.
+LOGIN_SECONDS = 30.0
+WRITE_SECONDS = 60.0
+LAST_SECONDS = 5.0
+READ_BYTES = 64 * 1024
+# How much of a reply is written at once.
+WRITE_BYTES = 256 * 1024
+
+# What the audit and the metrics call the listener's calls.
+_LOGIN, _STATEMENT, _SET = "xproto/login", "xproto/statement", "xproto/set"
+
+_log = structlog.get_logger("idalloc.xproto")
+
+
+class Services(NamedTuple):
+    """What sessions use.
+
+    Attributes:
+        statements: Runs Mysqlx.Crud.
+        documents: Schemas and collections.
+        doc_ids: Makes document ids.
+        change_node: Changes the node's settings, in all workers.
+        logins: Authenticates sessions.
+        audit: Records changes of the node.
+        burn: Counts ids that no stored document has.
+    """
+
+    statements: Statements
+    documents: Schemas
+    doc_ids: DocIdGenerator
+    change_node: ChangeNode
+    logins: Logins
+    audit: Audit
+    burn: Callable[[int], None]
+
+
+class XListener:
+    """Serves MySQL's X DevAPI clients.
+
+    Args:
+        address: HOST:PORT; port 0 selects a free one.
+        services: What sessions use.
+        tls: The context of TLS; None without a certificate.
+        requires_tls: Whether a login needs TLS.
+        max_message: The largest message, in bytes.
+        max_connections: The most connections of this process.
+        reuse_port: Whether other processes may bind the port.
+
+    Attributes:
+        calls: The calls that ended, by kind and code; see ``families.XPROTO_CALLS``.
+        draining: Set from the begin of a drain.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        services: Services,
+        *,
+        tls: ssl.SSLContext | None,
+        requires_tls: bool,
+        max_message: int,
+        max_connections: int,
+        reuse_port: bool = False,
+    ) -> None:
+        self.services = services
+        self.tls = tls
+        self.requires_tls = requires_tls
+        self.max_message = max_message
+        self.calls: Counter[str] = Counter()
+        self.draining = asyncio.Event()
+        self._address = address
+        self._max_connections = max_connections
+        self._reuse_port = reuse_port
+        self._numbers = itertools.count(1)
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    @property
+    def address(self) -> str:
+        """The address, with the port in use once started."""
+        return self._address
+
+    @property
+    def connection_count(self) -> int:
+        """How many connections are open."""
+        return len(self._connections)
+
+    async def start(self) -> None:
+        """Bind the address and accept connections.
+
+        Raises:
+            StartRefused: The address is in use, or cannot be bound.
+        """
+        host, _, port = self._address.rpartition(":")
+        try:
+            self._server = await asyncio.start_server(
+                self._accept, host.strip("[]"), int(port), reuse_port=self._reuse_port or None, limit=READ_BYTES
+            )
+        except OSError as error:
+            raise StartRefused("xproto_listen", f"cannot bind {self._address}: {error.strerror}") from None
+        bound: int = self._server.sockets[0].getsockname()[1]
+        self._address = f"{host}:{bound}"
+
+    async def drain(self, timeout: float) -> None:
+        """Accept no more connections, and end each one when its statement has ended, at the latest after a timeout."""
+        self.draining.set()
+        if self._server:
+            self._server.close()
+        if self._connections:
+            await asyncio.wait(self._connections, timeout=timeout)
+        await self.close()
+
+    async def close(self) -> None:
+        """End all connections now."""
+        if self._server:
+            self._server.close()
+        for task in self._connections:
+            task.cancel()
+        if self._connections:
+            await asyncio.wait(self._connections)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - start_server runs this in a task
+        if len(self._connections) >= self._max_connections or self.draining.is_set():
+            writer.write(frames.error(XError(1040, "Too many connections", "08004", fatal=True)))
+            writer.close()
+            return
+        self._connections.add(task)
+        connection = _Connection(self, next(self._numbers), reader, writer)
+        try:
+            await connection.serve()
+        except (OSError, TimeoutError, ssl.SSLError, asyncio.IncompleteReadError):
+            pass  # The client left, or took too long.
+        except Exception:
+            _log.exception("xproto_connection_failed")
+        finally:
+            self._connections.discard(task)
+            writer.transport.abort()
+
+
+class _Connection:
+    """One connection: runs the requests of its session. It is the ``Caller`` of its statements."""
+
+    def __init__(
+        self, listener: XListener, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.schema = ""
+        self.connection_id = number
+        self._listener = listener
+        self._services = listener.services
+        self._reader = reader
+        self._writer = writer
+        host, port, *_ = writer.get_extra_info("peername") or ("", 0)
+        kind = "ipv6" if ":" in host else "ipv4"
+        self._peer = Peer(f"{kind}:[{host}]:{port}" if kind == "ipv6" else f"{kind}:{host}:{port}")
+        self._host = host
+        raw = writer.get_extra_info("socket")
+        if raw is not None:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._session = Session(
+            number, host, listener.max_message, has_tls=listener.tls is not None, requires_tls=listener.requires_tls
+        )
+        self._credential: Credential | None = None
+        self._variables = Variables(self._services.doc_ids, self._change_node, listener.max_message)
+        self._admin = Admin(self._services.documents)
+        self._sql = Sql(self._services.documents, self._variables, self, self._use)
+
+    async def serve(self) -> None:
+        """Serve until the client leaves, the session ends or the server drains."""
+        await self._send()
+        async with asyncio.timeout(LOGIN_SECONDS):
+            goes_on = True
+            while goes_on and not self._session.is_logged_in:
+                goes_on = await self._step()
+        while goes_on:
+            goes_on = await self._step()
+        self._writer.close()  # when what it buffers is sent
+        async with asyncio.timeout(LAST_SECONDS):
+            await self._writer.wait_closed()
+
+    async def _step(self) -> bool:
+        """Run what has arrived, or wait for more; return whether the connection goes on."""
+        if (request := self._session.next_request()) is not None:
+            await self._run(request)
+            await self._send()
+            return True
+        await self._send()
+        if self._session.is_closed:
+            return False
+        data = await self._read()
+        if data is None:
+            self._session.fail(XError(1053, "Server shutdown in progress", "08S01", fatal=True))
+            await self._send()
+            return False
+        self._session.receive(data)
+        return bool(data)
+
+    async def _read(self) -> bytes | None:
+        """Return bytes that arrived; empty at the end, None if the server drains."""
+        if self._listener.draining.is_set():
+            return None
+        reading = asyncio.ensure_future(self._reader.read(READ_BYTES))
+        draining = asyncio.ensure_future(self._listener.draining.wait())
+        try:
+            await asyncio.wait((reading, draining), return_when=asyncio.FIRST_COMPLETED)
+            return reading.result() if reading.done() else None
+        finally:
+            for each in (reading, draining):
+                each.cancel()
+            await asyncio.gather(reading, draining, return_exceptions=True)
+
+    async def _send(self) -> None:
+        output = self._session.take_output()
+        for start in range(0, len(output), WRITE_BYTES):
+            self._writer.write(output[start : start + WRITE_BYTES])
+            async with asyncio.timeout(WRITE_SECONDS):
+                await self._writer.drain()
+
+    async def _run(self, request: Request) -> None:
+        """Run a request, and count it."""
+        code = await self._answer(request)
+        if kind := _kind(request):
+            self._listener.calls[f"{kind} {code}"] += 1
+
+    async def _answer(self, request: Request) -> int:
+        """Run a request; return the code of its error, or 0."""
+        session = self._session
+        try:
+            match request:
+                case StartTls():
+                    await self._send()
+                    if not session.is_closed and self._listener.tls is not None:
+                        await self._writer.start_tls(self._listener.tls)
+                case LogIn():
+                    return await self._log_in(request)
+                case Reset():
+                    self._variables.reset()
+                case Execute():
+                    await self._execute(request.message)
+        except (XError, DocumentsError, Refusal) as failure:
+            error = self._error(failure)
+            session.fail(error)
+            return error.code
+        return 0
+
+    def _error(self, failure: XError | DocumentsError | Refusal) -> XError:
+        match failure:
+            case XError():
+                return failure
+            case Unauthenticated():
+                return XError(1045, f"Access denied for user ''@'{self._host}' (using password: YES)", fatal=True)
+            case UnknownSchema():
+                return unknown_schema(failure.schema)
+            case UnknownCollection():
+                return unknown_collection(failure.schema, failure.name)
+            case DocumentsError():
+                return XError(1105, str(failure))
+            case _:
+                return from_refusal(failure)
+
+    async def _log_in(self, request: LogIn) -> int:
+        schema, user, token, _ = request.credentials
+        credential = self._services.logins.log_in(_LOGIN, user, token, self._peer)
+        if credential is None:
+            return self._session.reject_login()
+        if schema and schema not in await self._services.documents.list_schemas():
+            raise XError(1049, unknown_schema(schema).message)
+        self._credential, self.schema = credential, schema
+        self._variables.reset()
+        self._session.accept_login()
+        return 0
+
+    async def _execute(self, message: Message) -> None:
+        # SQL, commands and inserts are charged where they run.
+        if message.DESCRIPTOR.name not in ("StmtExecute", "Insert"):
+            self._charge(self._identity(), 0)
+        async with aclosing(self._reply(message)) as reply:
+            size = 0
+            async for frame in reply:
+                self._session.reply(frame)
+                size += len(frame)
+                if size > WRITE_BYTES:
+                    await self._send()
+                    size = 0
+
+    async def _reply(self, message: Message) -> AsyncIterator[bytes]:
+        if not isinstance(message, StmtExecute):
+            async with aclosing(self._services.statements.execute(message, self)) as reply:  # type: ignore[type-var]
+                async for frame in reply:
+                    yield frame
+            return
+        namespace = message.namespace or "sql"
+        text = message.stmt.decode("utf-8", "replace")
+        if namespace not in ("sql", "mysqlx"):
+            raise XError(5162, f"Unknown namespace {namespace}")
+        self._charge(self._identity(), 0)
+        if namespace == "sql":
+            found = await self._sql.execute(text, message.args)
+        else:
+            found = await self._admin.execute(text, message.args, self)
+        for frame in found:
+            yield frame
+
+    def _use(self, schema: str) -> None:
+        self.schema = schema
+
+    def _identity(self) -> Identity:
+        assert self._credential is not None  # noqa: S101 - statements follow a login
+        return self._services.logins.identity(self._credential)
+
+    def _charge(self, identity: Identity, ids: int) -> None:
+        try:
+            self._services.logins.charge(_STATEMENT, identity, ids)
+        except QuotaExceeded as refusal:
+            raise XError(1226, str(refusal), "42000") from None
+
+    # Caller: what statements ask of their session.
+
+    def require_role(self, role: Role, command: str, schema: str, collection: str) -> None:
+        """See ``Caller``. A schema alone is matched as its name."""
+        identity = self._identity()
+        name = f"{schema}.{collection}" if collection else schema
+        if identity.has_role(role, name):
+            return
+        self._services.logins.record_denied(_STATEMENT, identity, role, name, self._peer)
+        user = f"'{identity.name}'@'{self._host}'"
+        raise XError(1142, f"{command} command denied to user {user} for table '{collection or schema}'", "42000")
+
+    async def make_ids(self, count: int) -> list[str]:
+        """See ``Caller``."""
+        identity = self._identity()
+        self._charge(identity, count)
+        if not count:
+            return []
+        try:
+            runs = await self._services.doc_ids.generate(count, self._variables.offset, self._variables.increment)
+        except Refusal:
+            self._services.logins.refund(identity, count)
+            raise
+        return [text for run in runs for text in run.texts()]
+
+    def burn_ids(self, count: int) -> None:
+        """See ``Caller``."""
+        self._services.burn(count)
+
+    async def _change_node(self, given: Mapping[str, int], persist: bool) -> None:
+        """Change the node as UpdateNode does: with the role admin on all sequences, and recorded by the audit."""
+        identity = self._identity()
+        if not identity.roles[ADMIN].any_name:
+            self._services.logins.record_denied(_SET, identity, ADMIN, None, self._peer)
+            raise PermissionDenied(identity.name, ADMIN, None)
+        record = self._services.audit.record_admin_call
+        with record(identity=identity.name, peer=self._peer.address, method=_SET, persist=persist):
+            await self._services.change_node(given, persist)
+
+
+def _kind(request: Request) -> str:
+    """Return what the metrics call a request; empty for one that they do not count."""
+    if isinstance(request, LogIn):
+        return "login"
+    if not isinstance(request, Execute):
+        return ""
+    message = request.message
+    if isinstance(message, StmtExecute):
+        return "command" if message.namespace == "mysqlx" else "sql"
+    return str(message.DESCRIPTOR.name).lower()

@@ -1,0 +1,94 @@
+"""Logins: MYSQL41, SHA256_MEMORY and PLAIN.
+
+Without an access file every name and proof is accepted. With one only PLAIN over TLS succeeds: the other mechanisms
+would need a digest in the access file that itself works as a password.
+"""
+
+import secrets
+from collections.abc import Callable
+from typing import NamedTuple
+
+from idalloc_server.xproto.errors import XError
+
+SALT_BYTES = 20
+# Failed logins of a connection, of which the last one ends it.
+MAX_FAILURES = 3
+
+_MECHANISMS = ("MYSQL41", "SHA256_MEMORY", "PLAIN")
+_DOLLAR = ord("$")
+
+
+def new_salt() -> bytes:
+    """Return a salt as MySQL makes it: 19 bytes from 1 to 127 without a dollar sign, and a NUL."""
+    allowed = [byte for byte in range(1, 128) if byte != _DOLLAR]
+    return bytes(secrets.choice(allowed) for _ in range(SALT_BYTES - 1)) + b"\0"
+
+
+class Credentials(NamedTuple):
+    """What a client logs in with.
+
+    Attributes:
+        schema: The default schema; empty for none.
+        user: The user's name.
+        token: The password of PLAIN; None of a proof, from which it cannot be recovered.
+        has_password: Whether the client sent a password or a proof.
+    """
+
+    schema: str
+    user: str
+    token: str | None
+    has_password: bool
+
+
+class Login:
+    """The logins that one connection tries.
+
+    Args:
+        host: The client's host, for the error.
+        make_salt: Returns a salt.
+    """
+
+    def __init__(self, host: str, make_salt: Callable[[], bytes] = new_salt) -> None:
+        self._host = host
+        self._make_salt = make_salt
+        self._failures = 0
+        self._waits = False
+
+    def start(self, mechanism: str, data: bytes, *, is_secure: bool) -> Credentials | bytes:
+        """Start a login; return the credentials, or the salt for the client.
+
+        Raises:
+            XError: The mechanism is unknown, or needs TLS.
+        """
+        if mechanism not in _MECHANISMS or (mechanism == "PLAIN" and not is_secure):
+            raise XError(1251, f"Invalid authentication method {mechanism}", fatal=True)
+        if mechanism == "PLAIN":
+            self._waits = False
+            return _credentials(data, is_plain=True)
+        self._waits = True
+        return self._make_salt()
+
+    def proceed(self, data: bytes) -> Credentials:
+        """Return the credentials that a client sends after the salt.
+
+        Raises:
+            XError: No login has started.
+        """
+        if not self._waits:
+            raise XError(5000, "Invalid message", fatal=True)
+        self._waits = False
+        return _credentials(data, is_plain=False)
+
+    def refusal(self, credentials: Credentials) -> XError:
+        """Count a failed login, and return its error."""
+        self._failures += 1
+        using = "YES" if credentials.has_password else "NO"
+        text = f"Access denied for user '{credentials.user}'@'{self._host}' (using password: {using})"
+        return XError(1045, text, fatal=self._failures >= MAX_FAILURES)
+
+
+def _credentials(data: bytes, *, is_plain: bool) -> Credentials:
+    schema, user, secret, *_ = (*data.split(b"\0", 3), b"", b"", b"")
+    names = [each.decode("utf-8", "replace") for each in (schema, user)]
+    token = secret.decode("utf-8", "surrogateescape") if is_plain else None
+    return Credentials(names[0], names[1], token, bool(secret))

@@ -1,0 +1,221 @@
+"""A session of the X Protocol as a state machine without I/O: bytes in, bytes and requests out.
+
+The owner feeds bytes with ``receive``, sends what ``take_output`` returns, and answers each request of
+``next_request`` with ``reply`` and ``finish``, or with ``fail``, before it asks for the next one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from google.protobuf.message import Message
+
+from idalloc.xprotocol.v1 import connection_pb2, expect_pb2
+from idalloc_server.xproto import frames
+from idalloc_server.xproto.capabilities import Capabilities
+from idalloc_server.xproto.errors import XError
+from idalloc_server.xproto.expect import Expectations
+from idalloc_server.xproto.login import Credentials, Login, new_salt
+
+# The largest frame before the login.
+MAX_LOGIN_FRAME = 64 * 1024
+
+_EXPECT_CLOSE = 25
+_LOGIN = (connection_pb2.AuthenticateStart, connection_pb2.AuthenticateContinue)
+
+
+@dataclass(frozen=True)
+class StartTls:
+    """Send the output, and start TLS. ``finish`` when it has started."""
+
+
+@dataclass(frozen=True)
+class LogIn:
+    """Check the credentials. ``accept_login`` or ``reject_login``."""
+
+    credentials: Credentials
+
+
+@dataclass(frozen=True)
+class Reset:
+    """Forget the variables of the session. ``finish`` when done."""
+
+
+@dataclass(frozen=True)
+class Execute:
+    """Run a statement."""
+
+    message: Message
+
+
+Request = StartTls | LogIn | Reset | Execute
+
+
+class Session:
+    """One connection of a client.
+
+    Args:
+        connection_id: The number of the connection.
+        host: The client's host, for errors.
+        max_message: The largest length of a frame after the login, in bytes.
+        has_tls: Whether the server has a certificate.
+        requires_tls: Whether a login needs TLS.
+        make_salt: Returns the salt of a login.
+
+    Attributes:
+        is_closed: Whether to close the connection after the output.
+        is_logged_in: Whether a login has succeeded.
+    """
+
+    def __init__(
+        self,
+        connection_id: int,
+        host: str,
+        max_message: int,
+        *,
+        has_tls: bool,
+        requires_tls: bool = False,
+        make_salt: Callable[[], bytes] = new_salt,
+    ) -> None:
+        self.is_closed = False
+        self.is_logged_in = False
+        self._had_session = False
+        self._connection_id = connection_id
+        self._max_message = max_message
+        self._requires_tls = requires_tls
+        self._reader = frames.FrameReader(min(MAX_LOGIN_FRAME, max_message))
+        self._capabilities = Capabilities(has_tls=has_tls)
+        self._login = Login(host, make_salt)
+        self._credentials: Credentials | None = None
+        self._expectations = Expectations()
+        self._output = [frames.HELLO]
+
+    @property
+    def buffered(self) -> int:
+        """How many bytes wait for the rest of their frame."""
+        return len(self._reader)
+
+    def receive(self, data: bytes) -> None:
+        """Add bytes that the client sent."""
+        self._reader.feed(data)
+
+    def take_output(self) -> bytes:
+        """Return and remove the bytes to send."""
+        output, self._output = b"".join(self._output), []
+        return output
+
+    def next_request(self) -> Request | None:
+        """Handle frames up to the next one that needs the owner; None if more bytes are needed, or at the end."""
+        while not self.is_closed:
+            try:
+                found = self._reader.take()
+                if found is None:
+                    return None
+                request = self._handle(*found)
+            except frames.FrameTooLong:
+                self.is_closed = True
+            except XError as failure:
+                self.fail(failure)
+            else:
+                if request is not None:
+                    return request
+        return None
+
+    def reply(self, frame: bytes) -> None:
+        """Add a frame of the reply to the current request."""
+        self._output.append(frame)
+
+    def fail(self, failure: XError) -> None:
+        """End the current request with an error."""
+        self._output.append(frames.error(failure))
+        self.is_closed = self.is_closed or failure.fatal
+        self._expectations.record_error()
+
+    def accept_login(self) -> None:
+        """End a request to log in: the session begins."""
+        self.is_logged_in = self._had_session = True
+        self._reader.max_length = self._max_message
+        self._expectations = Expectations()
+        self._output += [
+            frames.client_id(self._connection_id),
+            frames.frame(frames.AUTHENTICATE_OK, connection_pb2.AuthenticateOk(auth_data=b"")),
+        ]
+
+    def reject_login(self) -> int:
+        """End a request to log in: the credentials are wrong. Return the code of the error."""
+        assert self._credentials is not None  # noqa: S101 - the request had them
+        refusal = self._login.refusal(self._credentials)
+        self.fail(refusal)
+        return refusal.code
+
+    def _handle(self, kind: int, payload: bytes) -> Request | None:
+        message = frames.parse(kind, payload)
+        if isinstance(message, connection_pb2.ConnectionClose):
+            self._output.append(frames.ok("bye!"))
+            self.is_closed = True
+            return None
+        return self._run(kind, message) if self.is_logged_in else self._prepare(message)
+
+    def _prepare(self, message: Message | None) -> Request | None:
+        """Handle a message before the login."""
+        if self._had_session and not isinstance(message, _LOGIN):
+            raise XError(5000, "Invalid message", fatal=True)
+        match message:
+            case connection_pb2.CapabilitiesGet():
+                self._output.append(frames.frame(frames.CAPABILITIES, self._capabilities.message()))
+            case connection_pb2.CapabilitiesSet():
+                starts_tls = self._capabilities.set(message)
+                self._output.append(frames.ok())
+                if starts_tls:
+                    # Bytes that came before the handshake could be an attacker's.
+                    self.is_closed = bool(self._reader.clear())
+                    return StartTls()
+            case connection_pb2.AuthenticateStart():
+                return self._start_login(message)
+            case connection_pb2.AuthenticateContinue():
+                self._credentials = self._login.proceed(message.auth_data)
+                return LogIn(self._credentials)
+            case _:
+                raise XError(5000, "Invalid message", fatal=True)
+        return None
+
+    def _start_login(self, message: connection_pb2.AuthenticateStart) -> Request | None:
+        is_secure = self._capabilities.is_secure
+        if self._requires_tls and not is_secure:
+            raise XError(3159, "Connections using insecure transport are prohibited: use TLS", fatal=True)
+        found = self._login.start(message.mech_name, message.auth_data, is_secure=is_secure)
+        if isinstance(found, Credentials):
+            self._credentials = found
+            return LogIn(found)
+        salt = connection_pb2.AuthenticateContinue(auth_data=found)
+        self._output.append(frames.frame(frames.AUTHENTICATE_CONTINUE, salt))
+        return None
+
+    def _run(self, kind: int, message: Message | None) -> Request | None:
+        """Handle a message after the login."""
+        match message:
+            case connection_pb2.SessionReset():
+                if not message.keep_open:
+                    self._log_out()
+                self._output.append(frames.ok())
+                return Reset()
+            case connection_pb2.SessionClose():
+                self._log_out()
+                self._output.append(frames.ok())
+                return Reset()
+            case expect_pb2.ExpectOpen():
+                self._expectations.open(message)
+                self._output.append(frames.ok())
+                return None
+        if kind == _EXPECT_CLOSE:
+            self._expectations.close()
+            self._output.append(frames.ok())
+            return None
+        self._expectations.check()
+        if message is None or message.DESCRIPTOR.file.name.endswith("connection.proto"):
+            raise XError(1047, "Unexpected message received")
+        return Execute(message)
+
+    def _log_out(self) -> None:
+        self.is_logged_in = False
+        self._reader.max_length = min(MAX_LOGIN_FRAME, self._max_message)
+        self._expectations = Expectations()

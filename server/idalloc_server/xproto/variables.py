@@ -1,0 +1,158 @@
+"""System variables: those of document ids, and those that clients read or set at a login."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple, Protocol
+
+from idalloc.xprotocol.v1 import notice_pb2
+from idalloc_server.domain.errors import PermissionDenied, Refusal
+from idalloc_server.xproto import frames
+from idalloc_server.xproto.errors import XError, not_supported
+
+PREFIX = "mysqlx_document_id_unique_prefix"
+OFFSET, INCREMENT = "auto_increment_offset", "auto_increment_increment"
+VERSION = "8.0.31-idalloc"
+
+# The smallest value and the default of each variable of document ids; the largest is 65535.
+_LEAST = {PREFIX: 0, OFFSET: 1, INCREMENT: 1}
+_MOST = 65_535
+# The names of the settings of UpdateNode.
+_NODE_SETTINGS = {PREFIX: "prefix", OFFSET: OFFSET, INCREMENT: INCREMENT}
+# Set by clients; without effect here.
+_IGNORED = ("mysqlx_wait_timeout", "character_set_", "time_zone", "collation_connection", "sql_mode", "net_")
+
+
+class Assignment(NamedTuple):
+    """One assignment of SET.
+
+    Attributes:
+        scope: ``SESSION``, ``GLOBAL`` or ``PERSIST``.
+        name: The variable, in lower case.
+        value: The number, or the text; None for DEFAULT.
+    """
+
+    scope: str
+    name: str
+    value: int | str | None
+
+
+class Node(Protocol):
+    """The settings of document ids of this node."""
+
+    @property
+    def settings(self) -> Mapping[str, int]:
+        """The settings, by their names on the wire."""
+        ...
+
+
+ChangeNode = Callable[[Mapping[str, int], bool], Awaitable[None]]
+
+
+class Variables:
+    """The variables of one session.
+
+    Args:
+        node: The node's settings.
+        change_node: Changes the node's settings, and keeps them over restarts if asked to.
+        max_message: The largest message, in bytes.
+    """
+
+    def __init__(self, node: Node, change_node: ChangeNode, max_message: int) -> None:
+        self._node = node
+        self._change_node = change_node
+        self._max_message = max_message
+        self._own: dict[str, int] = {}
+
+    @property
+    def offset(self) -> int:
+        """The session's auto_increment_offset; 0 for the node's."""
+        return self._own.get(OFFSET, 0)
+
+    @property
+    def increment(self) -> int:
+        """The session's auto_increment_increment; 0 for the node's."""
+        return self._own.get(INCREMENT, 0)
+
+    def reset(self) -> None:
+        """Forget the session's own values."""
+        self._own = {}
+
+    def read(self, name: str, *, is_global: bool = False) -> int | str:
+        """Return the value of a variable.
+
+        Raises:
+            XError: There is no such variable.
+        """
+        values = self.all(is_global=is_global)
+        if name.lower() not in values:
+            raise XError(1193, f"Unknown system variable '{name}'")
+        return values[name.lower()]
+
+    def all(self, *, is_global: bool = False) -> dict[str, int | str]:
+        """Return all variables, by name."""
+        node = self._node.settings
+        own = {} if is_global else self._own
+        values: dict[str, int | str] = {
+            "autocommit": 1,
+            INCREMENT: own.get(INCREMENT, node[INCREMENT]),
+            OFFSET: own.get(OFFSET, node[OFFSET]),
+            "lower_case_table_names": 0,
+            PREFIX: node["prefix"],
+            "mysqlx_max_allowed_packet": self._max_message,
+            "mysqlx_wait_timeout": 28_800,
+            "sql_mode": "",
+            "version": VERSION,
+            "version_comment": "idalloc, an id allocator: not MySQL",
+        }
+        return dict(sorted(values.items()))
+
+    async def set(self, assignments: list[Assignment]) -> list[bytes]:
+        """Make the assignments, all or none, and return the frames of their warnings.
+
+        Raises:
+            XError: A variable is unknown, or cannot have the value.
+        """
+        warnings: list[bytes] = []
+        own, node = dict(self._own), {}
+        persist = False
+        for each in assignments:
+            if each.name not in _LEAST:
+                _check_ignored(each)
+                continue
+            number = _number(each, warnings)
+            if each.scope == "SESSION":
+                if each.name == PREFIX:
+                    text = f"Variable '{PREFIX}' is a GLOBAL variable and should be set with SET GLOBAL"
+                    raise XError(1229, text)
+                own[each.name] = number
+            else:
+                node[_NODE_SETTINGS[each.name]] = number
+                persist = persist or each.scope == "PERSIST"
+        if node:
+            try:
+                await self._change_node(node, persist)
+            except PermissionDenied as refusal:
+                raise XError(1227, f"Access denied; {refusal}", "42000") from None
+            except Refusal as refusal:
+                raise XError(1105, str(refusal)) from None
+        self._own = own
+        return warnings
+
+
+def _check_ignored(each: Assignment) -> None:
+    if each.name == "autocommit":
+        if each.value not in (1, "1", "ON", "on", None):
+            raise not_supported("autocommit = 0")
+    elif not each.name.startswith(_IGNORED):
+        raise XError(1193, f"Unknown system variable '{each.name}'")
+
+
+def _number(each: Assignment, warnings: list[bytes]) -> int:
+    if each.value is None:
+        return _LEAST[each.name]
+    if isinstance(each.value, str):
+        raise XError(1232, f"Incorrect argument type to variable '{each.name}'", "42000")
+    number = min(max(each.value, _LEAST[each.name]), _MOST)
+    if number != each.value:
+        text = f"Truncated incorrect {each.name} value: '{each.value}'"
+        warnings.append(frames.warning(notice_pb2.WARNING_LEVEL_WARNING, 1292, text))
+    return number

@@ -1,0 +1,135 @@
+"""The X Protocol's port of a server, as the settings describe it: its documents, certificates and access control."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+
+from idalloc_server.auth.access_control import AccessControl
+from idalloc_server.config import Settings
+from idalloc_server.domain.allocation.burned import BurnCause, BurnedIds
+from idalloc_server.domain.document_ids.generator import DocIdGenerator
+from idalloc_server.domain.errors import StartRefused
+from idalloc_server.listen.https import HttpsFiles
+from idalloc_server.process_mode import ProcessMode
+from idalloc_server.rpc.node import change_node
+from idalloc_server.store.urls import open_documents
+from idalloc_server.telemetry import families
+from idalloc_server.telemetry.metrics import Counts
+from idalloc_server.xproto.collections import Collections
+from idalloc_server.xproto.listener import Services, XListener
+
+# The sequence of burned document ids in the log: they have none.
+_BURNED_SEQUENCE = "document ids"
+
+
+def check(settings: Settings, *, authenticates: bool) -> None:
+    """Check the settings of the port.
+
+    Raises:
+        StartRefused: Callers would have to send their tokens in clear text.
+    """
+    if settings.xproto_listen and authenticates and not settings.tls_cert:
+        raise StartRefused(
+            "xproto_listen", "with access, clients send their token as the password: set tls_cert and tls_key"
+        )
+
+
+class XProtocolPort:
+    """The port; without ``xproto_listen`` nothing is served.
+
+    Args:
+        settings: All settings.
+        mode: Whether this process is the whole server or one of its workers.
+        access_control: Authenticates and authorizes the sessions.
+        doc_ids: Makes document ids.
+        burned: Counts ids that no stored document has.
+
+    Raises:
+        StartRefused: A setting or a file prevents the start.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        mode: ProcessMode,
+        access_control: AccessControl,
+        doc_ids: DocIdGenerator,
+        burned: BurnedIds,
+    ) -> None:
+        self._listener: XListener | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._files: HttpsFiles | None = None
+        if not settings.xproto_listen:
+            return
+        if settings.tls_cert:
+            requires = bool(settings.tls_client_ca)
+            self._files = HttpsFiles(
+                settings.tls_cert, settings.tls_key, settings.tls_client_ca, requires_client_certificate=requires
+            )
+        self._documents = open_documents(settings.store, settings.store_timeout)
+        self._collections = Collections(self._documents)
+
+        async def change(given: Mapping[str, int], persist: bool) -> None:
+            await change_node(given, doc_ids, mode.node_settings if persist else None, mode.workers, None)
+
+        services = Services(
+            statements=self._collections,
+            documents=self._documents,
+            doc_ids=doc_ids,
+            change_node=change,
+            logins=access_control.logins,
+            audit=access_control.audit,
+            burn=lambda count: burned.add(_BURNED_SEQUENCE, "", BurnCause.DOCUMENT_NOT_STORED, count),
+        )
+        self._listener = XListener(
+            settings.xproto_listen,
+            services,
+            tls=self._files.context if self._files else None,
+            requires_tls=bool(settings.tls_client_ca) or access_control.requires_authentication,
+            max_message=settings.xproto_max_message,
+            max_connections=settings.xproto_max_connections,
+            reuse_port=mode.workers is not None,
+        )
+
+    @property
+    def address(self) -> str:
+        """The address, with the port in use once started; empty if nothing is served."""
+        return self._listener.address if self._listener else ""
+
+    def count(self, counts: Counts) -> None:
+        """Add the metrics of the port; it has none if nothing is served."""
+        if self._listener is None:
+            return
+        counts.counters |= {
+            families.XPROTO_CALLS: self._listener.calls,
+            families.XPROTO_DOCUMENTS: Counter({"": self._collections.added}),
+        }
+        counts.gauges[families.XPROTO_CONNECTIONS] = {"": self._listener.connection_count}
+
+    async def start(self) -> None:
+        """Open the store of documents, bind the address and accept connections.
+
+        Raises:
+            StartRefused: The address or the store cannot be used.
+            StoreFailure: The store was not reached.
+        """
+        if self._listener is None:
+            return
+        await self._documents.open()
+        await self._listener.start()
+        if self._files:
+            self._following = asyncio.create_task(self._files.follow())
+
+    async def drain(self, timeout: float) -> None:
+        """End each connection when its statement has ended, at the latest after ``timeout`` seconds."""
+        if self._listener:
+            await self._listener.drain(timeout)
+
+    async def close(self) -> None:
+        """Close the address, all connections and the store of documents."""
+        if self._following:
+            self._following.cancel()
+            await asyncio.wait([self._following])
+        if self._listener:
+            await self._listener.close()
+            await self._documents.close()

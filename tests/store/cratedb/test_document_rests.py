@@ -1,0 +1,62 @@
+"""What a crash within an add leaves on CrateDB, and the query of the guide that finds it."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from idalloc_server.domain.documents.protocol import Document
+from idalloc_server.store.urls import open_documents
+from tests.support.cratedb.emulator import CrateEmulator, Fault
+from tests.support.documents import blocks
+from tests.support.paths import ROOT
+from tests.support.waiting import until
+
+ROWS_A_STATEMENT = 1000
+WRITE = "UNNEST"
+
+
+def queries() -> list[str]:
+    """Return the guide's statements: for the names of tables, to refresh one, and for its batches."""
+    page = (ROOT / "docs/guides/mysql-xdevapi.md").read_text()
+    [block] = [each for each in blocks(page) if each.language == "sql"]
+    return block.text.replace("\n", "").rstrip(";").split(";")
+
+
+async def test_the_guide_s_query_finds_what_a_crash_left() -> None:
+    """A server that dies within an add leaves a part, which the guide's query lists as a batch with too few rows."""
+    names, refresh, batches = queries()
+    added = [Document(f"0007{number:024x}", "{}") for number in range(ROWS_A_STATEMENT + 1)]
+    async with CrateEmulator() as crate:
+        documents = open_documents(f"crate://{crate.host}/?schema=idalloc")
+        await documents.open()
+        await documents.create_schema("shop")
+        await documents.create_collection("shop", "orders")
+        await documents.insert("shop", "orders", [Document("own", "{}")])
+        assert await documents.list_collections("shop") == ["orders"]
+        # The first statement of the add is applied, the second one never arrives.
+        crate.inject(Fault("delay", match=WRITE), Fault("hang", match=WRITE, applied=False))
+        before = len(crate.requests)
+        adding = asyncio.create_task(documents.insert("shop", "orders", added))
+        await until(
+            lambda: sum(WRITE in statement for _, statement in crate.requests[before:]) == 2, "the second statement"
+        )
+        adding.cancel()  # as a process that ends: nothing is undone
+        with pytest.raises(asyncio.CancelledError):
+            await adding
+        await documents.close()
+
+        def run(statement: str) -> list[list[str]]:
+            rows: list[list[str]] = crate.statements.execute(statement, [])["rows"]
+            return rows
+
+        [[key, schema, collection]] = run(names)
+        assert (schema, collection) == ("shop", "orders")
+        table = f"documents_{key}"
+        crate.statements.execute(refresh.replace("documents_0123456789abcdef", table), [])
+        of_table = batches.replace("documents_0123456789abcdef", table)
+        assert sorted(Counter(batch for _, batch in run(of_table)).values()) == [1, ROWS_A_STATEMENT]
+        last = added[ROWS_A_STATEMENT - 3].key
+        after = run(of_table.replace("ORDER BY", f"WHERE doc_id > '{last}' ORDER BY"))
+        assert [doc_id for doc_id, _ in after] == [added[-3].key, added[-2].key, "own"]
+        assert crate.unknown == []

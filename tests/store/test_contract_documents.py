@@ -1,0 +1,165 @@
+"""The contract of ``Documents``, on every store."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator
+
+import pytest
+
+from idalloc_server.domain.documents.errors import DuplicateKey, UnknownCollection, UnknownSchema
+from idalloc_server.domain.documents.protocol import Document, Documents, Inserted, Rewrite, Rewritten
+from idalloc_server.store.urls import open_documents
+from tests.store.conftest import WITH_DOCUMENTS
+from tests.support.store_backends import Opener, SqlBackend
+
+pytestmark = pytest.mark.parametrize("opener", WITH_DOCUMENTS, indirect=True)
+
+A, B, C = (Document(key, f'{{"_id": "{key}"}}') for key in "abc")
+
+
+@pytest.fixture
+async def documents(opener: Opener) -> AsyncIterator[Documents]:
+    documents = open_documents(opener.backend.url)
+    await documents.open()
+    await documents.create_schema("s")
+    await documents.create_collection("s", "c")
+    yield documents
+    for schema in await documents.list_schemas():
+        await documents.drop_schema(schema)
+    await documents.close()
+    assert isinstance(opener.backend, SqlBackend)
+    if opener.backend.url.startswith("crate"):
+        for table in ("document_schemas", "document_collections"):
+            await opener.backend.sql(f"DROP TABLE {{}}{table}")
+
+
+def count_up(found: Iterable[Document]) -> list[Rewrite]:
+    return [Rewrite(each.key, f"{int(each.text) + 1}") for each in found]
+
+
+async def all_of(documents: Documents) -> list[Document]:
+    return await documents.page("s", "c", None)
+
+
+class TestNames:
+    async def test_schemas_and_collections_live_and_end(self, documents: Documents) -> None:
+        """A name may be any text; a second creation and a second drop say so."""
+        odd = "Ünï `c'\"; -- ."
+        assert not await documents.create_schema("s")
+        assert await documents.create_collection("s", odd)
+        assert not await documents.create_collection("s", odd)
+        assert await documents.list_collections("s") == ["c", odd]
+        await documents.insert("s", odd, [A])
+        assert await documents.count("s", "c") == 0
+        assert await documents.drop_collection("s", odd)
+        assert not await documents.drop_collection("s", odd)
+        assert await documents.drop_schema("s") == 1
+        assert await documents.drop_schema("s") is None
+        assert await documents.list_schemas() == []
+
+    async def test_what_does_not_exist_is_named(self, documents: Documents) -> None:
+        """An unknown schema and an unknown collection are different errors."""
+        with pytest.raises(UnknownSchema):
+            await documents.insert("nope", "c", [A])
+        with pytest.raises(UnknownSchema):
+            await documents.create_collection("nope", "c")
+        with pytest.raises(UnknownCollection):
+            await documents.count("s", "nope")
+
+    async def test_a_dropped_collection_comes_back_empty(self, documents: Documents) -> None:
+        """A collection that is created again has no documents of the old one."""
+        await documents.insert("s", "c", [A])
+        await documents.drop_collection("s", "c")
+        await documents.create_collection("s", "c")
+        assert await documents.count("s", "c") == 0
+
+
+class TestInsert:
+    async def test_all_or_nothing(self, documents: Documents) -> None:
+        """F7: a batch with a key that exists, or twice, leaves nothing."""
+        await documents.insert("s", "c", [B])
+        for batch in ([A, B, C], [A, C, A]):
+            with pytest.raises(DuplicateKey):
+                await documents.insert("s", "c", batch)
+            assert await all_of(documents) == [B]
+
+    async def test_pages_are_ordered_by_bytes(self, documents: Documents) -> None:
+        """NF2: keys are compared as bytes: case, trailing spaces and Unicode forms are different."""
+        keys = ["", "A", "a", "a ", "\u00e9", "e\u0301", "ÿ", "𐀀", "�"]
+        await documents.insert("s", "c", [Document(key, "{}") for key in keys])
+        expected = sorted(keys, key=str.encode)
+        assert [document.key for document in await all_of(documents)] == expected
+        rest = await documents.page("s", "c", expected[3], limit=2)
+        assert [document.key for document in rest] == expected[4:6]
+        assert [document.key for document in await documents.get("s", "c", ["a ", "zz", ""])] == ["", "a "]
+
+    async def test_many_documents(self, documents: Documents) -> None:
+        """More documents than a page or a statement has are inserted, counted and changed."""
+        many = [Document(f"{number:05}", "{}") for number in range(2100)]
+        assert await documents.insert("s", "c", many) == Inserted(2100, 0)
+        assert await documents.count("s", "c") == 2100
+        with pytest.raises(DuplicateKey):
+            await documents.insert("s", "c", [*(Document(f"x{each.key}", "{}") for each in many[:1500]), many[7]])
+        assert await documents.count("s", "c") == 2100
+        done = await documents.rewrite("s", "c", None, lambda found: [Rewrite(each.key, None) for each in found][:2099])
+        assert done == Rewritten(2099, 2099)
+        assert [document.key for document in await all_of(documents)] == ["02099"]
+
+    async def test_upsert_counts(self, documents: Documents) -> None:
+        """New, replaced and identical documents are counted apart; of equal keys the last one stays."""
+        await documents.insert("s", "c", [A, B])
+        other = Document("b", '{"_id": "b", "n": 1}')
+        twice = [Document("d", "{}"), Document("d", '{"n": 2}')]
+        assert await documents.insert("s", "c", [A, other, C, *twice], upsert=True) == Inserted(2, 2)
+        assert await all_of(documents) == [A, other, C, twice[1]]
+
+    async def test_one_of_two_writers_wins(self, documents: Documents, opener: Opener) -> None:
+        """F7: of nodes that insert the same keys at once, one wins each key's batch; nothing of the others is left."""
+        other = open_documents(opener.backend.url)
+        await other.open()
+        try:
+            for number in range(5):
+                key = f"k{number}"
+                batches = [[Document(f"{who}{number}", "{}"), Document(key, f'{{"by": "{who}"}}')] for who in "xy"]
+                results = await asyncio.gather(
+                    *(store.insert("s", "c", batch) for store, batch in zip((documents, other), batches, strict=True)),
+                    return_exceptions=True,
+                )
+                winners = [batch for batch, result in zip(batches, results, strict=True) if result == Inserted(2, 0)]
+                assert len(winners) == 1
+                assert sum(isinstance(result, DuplicateKey) for result in results) == 1
+                keys = [document.key for batch in batches for document in batch]
+                assert await documents.get("s", "c", set(keys)) == sorted(winners[0])
+        finally:
+            await other.close()
+
+
+class TestRewrite:
+    async def test_changes_and_matches_are_counted(self, documents: Documents) -> None:
+        """A document whose text stays is matched and not changed; one that is not planned stays."""
+        await documents.insert("s", "c", [A, B, C])
+
+        def plan(found: Iterable[Document]) -> Iterator[Rewrite]:
+            texts = {"a": A.text, "b": '{"_id": "b", "n": 1}'}
+            yield from (Rewrite(each.key, texts[each.key]) for each in found if each.key in texts)
+
+        assert await documents.rewrite("s", "c", None, plan) == Rewritten(2, 1)
+        assert await documents.rewrite("s", "c", ["c", "zz"], plan) == Rewritten(0, 0)
+        assert [document.text for document in await all_of(documents)] == [A.text, '{"_id": "b", "n": 1}', C.text]
+
+    async def test_concurrent_changes_are_not_lost(self, documents: Documents, opener: Opener) -> None:
+        """Each of two nodes that count up the same document sees the other's change."""
+        other = open_documents(opener.backend.url)
+        await other.open()
+        await documents.insert("s", "c", [Document("n", "0")])
+        try:
+            for _ in range(5):
+                up = [
+                    store.rewrite(
+                        "s", "c", ["n"], lambda found: [Rewrite("n", f"{int(each.text) + 1}") for each in found]
+                    )
+                    for store in (documents, other)
+                ]
+                await asyncio.gather(*up)
+        finally:
+            await other.close()
+        assert await all_of(documents) == [Document("n", "10")]

@@ -1,0 +1,69 @@
+"""Criteria select documents as MySQL does."""
+
+import sqlite3
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from idalloc_server.domain.documents.criteria import ID, NULL, Call, Field, Node, Value, keys_of, like_pattern, matches
+from idalloc_server.domain.documents.json_text import Json, dump
+
+V = Field(("v",))
+# MySQL's recorded collection of mixed types (scenario find/sort_mixed).
+MIXED: dict[str, Json] = {
+    "b1": 2, "b2": 10, "b3": "10", "b4": "a", "b5": None, "b7": True, "b8": [1], "b9": {"a": 1}, "ba": 1.5, "bb": "B",
+    "bc": False,
+}  # fmt: skip
+
+
+def selected(node: Node) -> set[str]:
+    documents: list[dict[str, Json]] = [{"_id": key, "v": value} for key, value in MIXED.items()]
+    return {each["_id"] for each in [*documents, {"_id": "b6"}] if matches(node, each)}
+
+
+class TestMixedTypes:
+    @pytest.mark.parametrize(
+        ("node", "expected"),
+        [
+            (Call(">", (V, Value(1))), "b1 b2 b3 b4 b7 b8 b9 ba bb bc"),
+            (Call(">", (V, Value("A"))), "b4 b7 b8 b9 bb bc"),
+            (Call("<", (V, Value("a"))), "b1 b2 b3 b5 ba bb"),
+            (Call("==", (V, Value(True))), "b7"),
+            (Call("in", (V, Value(2), Value("a"))), "b1 b4"),
+            (V, "b1 b2 b3 b4 b5 b7 b8 b9 ba bb bc"),
+            (Call("is", (V, Value(NULL))), "b6"),
+            (Call("==", (V, Value(NULL))), ""),
+        ],
+    )
+    def test_as_recorded(self, node: Node, expected: str) -> None:
+        """Values of mixed types compare as MySQL 8.0.31 compared them."""
+        assert selected(node) == set(expected.split())
+
+
+class TestKeys:
+    def test_keys_are_found_in_conditions(self) -> None:
+        """A condition that names keys is a read by key, also inside of `and`; any other is a scan."""
+        one = Call("==", (ID, Value("a")))
+        some = Call("in", (ID, Value("a"), Value("b")))
+        assert keys_of(Call("==", (Value("a"), ID))) == {"a"}
+        assert keys_of(Call("&&", (some, V))) == {"a", "b"}
+        assert keys_of(Call("&&", (some, one))) == {"a"}
+        assert keys_of(Call("||", (one, one))) is None
+        assert keys_of(Call("==", (ID, Value(42)))) is None
+
+
+class TestAgainstSqlite:
+    @given(st.sampled_from(["==", "!=", "<", "<=", ">", ">="]), st.integers(-5, 5), st.integers(-5, 5) | st.none())
+    def test_numbers_compare_equally(self, operator: str, left: int, right: int | None) -> None:
+        """Numbers and missing fields compare as SQLite's JSON functions compare them."""
+        document: dict[str, Json] = {"v": left} if right is None else {"v": left, "w": right}
+        sql = f"SELECT json_extract(?1, '$.v') {operator} json_extract(?1, '$.w')"
+        expected = sqlite3.connect(":memory:").execute(sql, (dump(document),)).fetchone()[0]
+        assert matches(Call(operator, (V, Field(("w",)))), document) is (expected == 1)
+
+    @given(st.text("ab%_", max_size=8), st.text("ab", max_size=8))
+    def test_like_matches_equally(self, pattern: str, text: str) -> None:
+        """A pattern matches the texts that SQLite's LIKE matches, on letters of one case."""
+        expected = sqlite3.connect(":memory:").execute("SELECT ? LIKE ?", (text, pattern)).fetchone()[0]
+        assert like_pattern(pattern)(text) is (expected == 1)

@@ -1,0 +1,134 @@
+"""The port of the X Protocol bounds its connections, and ends them in a drain."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+from google.protobuf.message import Message
+
+from idalloc.xprotocol.v1 import statement_pb2
+from idalloc_server.auth.access_control import AccessControl
+from idalloc_server.domain.clock import SystemClock
+from idalloc_server.xproto import frames
+from idalloc_server.xproto import listener as xlistener
+from idalloc_server.xproto.caller import Caller
+from idalloc_server.xproto.listener import Services, XListener
+from tests.support.waiting import until
+from tests.support.xproto_client import XClient, connected, insert
+from tests.unit.server.xproto.test_sql import FakeDocuments, FakeNode
+
+
+class NoStatements:
+    """Fails each statement with a fault."""
+
+    async def execute(self, message: Message, caller: Caller) -> AsyncIterator[bytes]:
+        raise NotImplementedError
+        yield b""
+
+
+@asynccontextmanager
+async def listening(max_connections: int = 10) -> AsyncIterator[XListener]:
+    access, node = AccessControl(SystemClock(), 1000), FakeNode()
+    services = Services(
+        statements=NoStatements(),
+        documents=FakeDocuments(),
+        doc_ids=cast(Any, node),
+        change_node=node.change,
+        logins=access.logins,
+        audit=access.audit,
+        burn=cast(Callable[[int], None], print),
+    )
+    listener = XListener(
+        "127.0.0.1:0",
+        services,
+        tls=None,
+        requires_tls=False,
+        max_message=2**20,
+        max_connections=max_connections,
+    )
+    await listener.start()
+    try:
+        yield listener
+    finally:
+        await listener.close()
+
+
+async def test_a_statement_is_answered() -> None:
+    """A client logs in, and gets the answer of a statement."""
+    async with listening() as listener, connected(listener.address) as client:
+        reply = await client.sql("SELECT 1")
+        kinds = [kind for kind, _ in reply.frames]
+        assert kinds == [frames.COLUMN_META_DATA, frames.ROW, frames.FETCH_DONE, frames.NOTICE, frames.STMT_EXECUTE_OK]
+        client.writer.write(frames.frame(3))
+        assert await client.read() == (frames.OK, frames.ok("bye!")[5:])
+        assert await client.reader.read() == b""
+        assert listener.calls == {"login 0": 1, "sql 0": 1}
+
+
+async def test_connections_are_bounded() -> None:
+    """A connection beyond the limit gets 1040; one that ends makes room for another."""
+    async with listening(max_connections=1) as listener:
+        async with connected(listener.address) as first:
+            second = await XClient.connect(listener.address)
+            assert (await second.reply()).code == 1040
+            assert await second.reader.read() == b""
+            second.close()
+            first.writer.write(frames.frame(3))
+            await first.read()
+            assert await first.reader.read() == b""
+        async with connected(listener.address):
+            assert listener.connection_count == 1
+
+
+async def test_a_drain_ends_idle_connections() -> None:
+    """A drain sends each idle session the error 1053, and closes the port."""
+    async with listening() as listener, connected(listener.address) as client:
+        await listener.drain(5)
+        assert (await client.reply()).code == 1053
+        assert await client.reader.read() == b""
+
+
+async def test_an_oversized_frame_closes_the_connection() -> None:
+    """A frame longer than the limit closes the connection without a reply, also before the login."""
+    async with listening() as listener, connected(listener.address, logs_in=False) as client:
+        client.writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        assert await client.reader.read() == b""
+
+
+async def test_an_unknown_schema_refuses_a_login() -> None:
+    """A login with a schema that does not exist fails with 1049."""
+    async with listening() as listener, connected(listener.address, logs_in=False) as client:
+        reply = await client.log_in(schema="nope")
+        assert (reply.code, reply.text) == (1049, "Unknown database 'nope'")
+
+
+@pytest.mark.parametrize("starts", [False, True])
+async def test_a_login_that_never_ends_is_closed(monkeypatch: pytest.MonkeyPatch, starts: bool) -> None:
+    """A client that does not log in in time is disconnected, also one that sends a part of a frame, or asks on."""
+    monkeypatch.setattr(xlistener, "LOGIN_SECONDS", 0.2)
+    async with listening() as listener, connected(listener.address, logs_in=False) as client:
+        if starts:
+            client.writer.write(frames.frame(1) + b"\x09")
+        await client.reader.read()
+        assert client.reader.at_eof()
+        await until(lambda: listener.connection_count == 0)
+
+
+async def test_a_fault_ends_its_connection_only() -> None:
+    """A statement that fails with a fault of the server ends its connection, and no other one."""
+    async with listening() as listener, connected(listener.address) as client, connected(listener.address) as other:
+        client.send(insert("{}"))
+        assert await client.reader.read() == b""
+        assert (await other.sql("SELECT 1")).code == 0
+
+
+async def test_a_reply_is_sent_whole_before_the_end() -> None:
+    """A client that pipelines statements and the end of the session gets all replies, also if it reads late."""
+    async with listening() as listener, connected(listener.address) as client:
+        count = 2_000
+        statement = frames.frame(12, statement_pb2.StmtExecute(stmt=b"SHOW VARIABLES"))
+        client.writer.write(statement * count + frames.frame(3))
+        replies = [await client.reply() for _ in range(count)]
+        assert all(reply.code == 0 and len(reply.rows) == 10 for reply in replies)
+        assert await client.read() == (frames.OK, frames.ok("bye!")[5:])
