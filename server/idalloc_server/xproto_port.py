@@ -12,7 +12,7 @@ from idalloc_server.domain.errors import StartRefused
 from idalloc_server.listen.https import HttpsFiles
 from idalloc_server.process_mode import ProcessMode
 from idalloc_server.rpc.node import change_node
-from idalloc_server.store.urls import open_documents
+from idalloc_server.store.urls import keeps_documents, open_documents
 from idalloc_server.telemetry import families
 from idalloc_server.telemetry.metrics import Counts
 from idalloc_server.xproto.collections import Collections
@@ -26,8 +26,10 @@ def check(settings: Settings, *, authenticates: bool) -> None:
     """Check the settings of the port.
 
     Raises:
-        StartRefused: Callers would have to send their tokens in clear text.
+        StartRefused: The store keeps no documents, or callers would have to send their tokens in clear text.
     """
+    if settings.xproto_listen and not keeps_documents(settings.store):
+        raise StartRefused("xproto_listen", "documents need a store of sqlite:// or crate://: remove xproto_listen")
     if settings.xproto_listen and authenticates and not settings.tls_cert:
         raise StartRefused(
             "xproto_listen", "with access, clients send their token as the password: set tls_cert and tls_key"

@@ -70,6 +70,12 @@ def test_access_without_a_certificate_is_refused(access: Access, tmp_path: Path)
     assert "tls_cert" in error
 
 
+def test_a_store_without_documents_is_refused_at_start(tmp_path: Path) -> None:
+    """OpenSearch keeps no documents: the start is refused before the store is reached."""
+    error = refused_start(store="opensearch://127.0.0.1:1/", xproto_listen="127.0.0.1:0")
+    assert "xproto_listen: documents need a store of sqlite:// or crate://" in error
+
+
 def test_an_open_address_needs_insecure(tmp_path: Path) -> None:
     """An address that other machines reach needs TLS and access, or insecure."""
     error = refused_start(store=f"sqlite://{tmp_path}/ids.db", xproto_listen="0.0.0.0:0")

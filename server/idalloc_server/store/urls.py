@@ -94,6 +94,11 @@ def _sqlite_path(url: str) -> Path:
     return path
 
 
+def keeps_documents(url: str) -> bool:
+    """Returns whether documents of MySQL's clients can be kept beside the counters of a store."""
+    return url.partition("://")[0] not in _OPENSEARCH_KINDS
+
+
 def open_documents(url: str, timeout: float = 40.0) -> Documents:
     """Returns the documents beside the counters of a store, not connected yet; ``Documents.open`` connects.
 
