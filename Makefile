@@ -14,11 +14,15 @@ JOBS ?= 4
 # Where Go finds the generated code: `make go-prefix` writes it into the protos, once, before the first release.
 GO_PREFIX ?= example.com/idalloc/go
 
+# The tests start hundreds of processes, each of which would compile the project again.
+unexport PYTHONDONTWRITEBYTECODE
+
 bin := .venv/bin
 protos := $(shell find protos -name '*.proto')
 services := $(shell grep -l '^service ' $(protos))
 go_examples = $(wildcard examples/go/*.go examples/go/*/*.go examples/go/README.md)
 generated := idalloc/v1 idalloc/xprotocol/v1 idalloc/protos
+go_tools := helm.sh/helm/v3/cmd/helm@v3.19.0 github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 protoc = PATH="$(CURDIR)/.venv-gen/bin:$$PATH" .venv-gen/bin/python -m grpc_tools.protoc \
   --proto_path=protos --proto_path=third_party/googleapis
 lock := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
@@ -32,7 +36,7 @@ run: .venv/server ## start a server (ARGS="--listen 127.0.0.1:50052 …")
 	$(bin)/idalloc serve $(ARGS)
 
 test: lint type gen-check ## lint, type checks and all tests but the long ones, in under 5 minutes (ARGS="-k name" goes to pytest)
-	$(bin)/pytest -n $(JOBS) -m 'not mysql and not test_long and not languages' $(ARGS)
+	$(bin)/pytest -n $(JOBS) --dist worksteal -m 'not mysql and not test_long and not languages' $(ARGS)
 
 # Two at a time, as these tests kill, pause and flood processes that have deadlines.
 test-long: .venv/ready ## the long tests, which `test` leaves out; both must pass
@@ -136,9 +140,9 @@ lock: ## update the locked requirements (needs uv; ARGS=--upgrade for the newest
 	$(lock) --group mysqlx --output-file requirements/mysqlx.txt
 	$(lock) --group uwsgi --output-file requirements/uwsgi.txt
 
-tools: ## compile helm and actionlint with Go, for tests of deploy/ and .github/; without them these tests are skipped
-	GOBIN=$(CURDIR)/.build/bin go install helm.sh/helm/v3/cmd/helm@v3.19.0
-	GOBIN=$(CURDIR)/.build/bin go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
+tools: .venv-deploy/installed.txt ## install what tests of deploy/ and .github/ run; helm and actionlint need Go: without them tests are skipped
+	@$(foreach tool,$(go_tools),GOBIN=$(CURDIR)/.build/bin go install $(tool) \
+	  || echo 'Not installed: $(tool). The tests that run it are skipped.' >&2;)
 
 dist: .venv/ready ## build wheel and sdist into dist/
 	@rm -rf dist
@@ -169,6 +173,11 @@ define install
 endef
 
 editable := $(bin)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+
+# Tests that need it make it, too: tests/support/environments.py.
+.venv-deploy/installed.txt: requirements/deploy.txt
+	$(call venv,.venv-deploy,$<)
+	@cp $< $@
 
 # A server alone: some 140 MB of packages instead of 500.
 .venv/runtime: requirements/server.txt

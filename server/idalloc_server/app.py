@@ -11,6 +11,7 @@ import structlog
 
 from idalloc_server.auth.access import AccessPolicy
 from idalloc_server.config import Settings
+from idalloc_server.domain.administration.index import SequenceIndex
 from idalloc_server.domain.administration.service import SequenceService
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import AllocationConfig
@@ -21,7 +22,6 @@ from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
 from idalloc_server.domain.store.protocol import WRITES, Store
 from idalloc_server.domain.uuids import UuidGenerator
-from idalloc_server.http.port import HttpPort
 from idalloc_server.listen import transport
 from idalloc_server.listener import Listener
 from idalloc_server.node_report import NodeReport
@@ -75,13 +75,18 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
     clock = SystemClock()
     is_worker = mode.workers is not None
     listener = Listener(settings, mode, clock)
-    http = HttpPort(settings if not is_worker else None, listener.access_control, clock, METHOD_TYPES)
+    http = None
+    if settings.http_listen and not is_worker:
+        from idalloc_server.http.port import HttpPort  # only here: see HttpPort
+
+        http = HttpPort(settings, listener.access_control, clock, METHOD_TYPES)
     store_calls: Counter[str] = Counter()
     store = counted(open_store(settings.store, clock, settings.store_timeout), store_calls)
     if listener.traces is not None:
         store = listener.traces.trace_writes(store, store.address, WRITES)
     try:
-        await http.start()
+        if http:
+            await http.start()
         await _open(store, settings.store_timeout)
         start_timestamps = StartTimestamps(
             store,
@@ -96,12 +101,14 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
         node = _Node(
             settings, mode, clock, store, listener, start_timestamps, await start_timestamps.start(), store_calls
         )
-        http.source = node.report
+        if http:
+            http.source = node.report
         if is_worker:
             listener.bind()
-        await node.serve_until_stopped(store.address, settings.node_prefix, http.url)
+        await node.serve_until_stopped(store.address, settings.node_prefix, http.url if http else "")
     finally:
-        await http.close()
+        if http:
+            await http.close()
         await listener.server.stop(None)
         await store.close()
         listener.release_address()
@@ -159,6 +166,7 @@ class _Node:
         store_calls: Counter[str],
     ) -> None:
         self._mode = mode
+        self._serves_http = bool(settings.http_listen)
         self._clock = clock
         self._listener = listener
         self._can_send_goaway = transport.can_send_goaway(settings.transport)
@@ -177,6 +185,7 @@ class _Node:
         self._sequence_service = SequenceService(
             store, clock, self._allocator, store_timeout=settings.store_timeout, max_clock_skew=settings.max_clock_skew
         )
+        self._index = SequenceIndex(self._sequence_service, clock)
         self._metrics = CallMetrics()
         self._draining = Draining(self._metrics)
         self._calls = CallLayer(
@@ -196,6 +205,8 @@ class _Node:
             start_timestamps,
             listener.access_control.audit,
             store_calls,
+            self._index,
+            {"address": listener.address, "store": store.address},
             settings.workers,
             lambda: self._draining.has_begun,
         )
@@ -247,6 +258,8 @@ class _Node:
                     ),
                     self._reload(),
                 ]
+                if self._serves_http:
+                    monitors.append(self._index.follow())
                 if self._listener.access_file:
                     monitors.append(self._listener.access_file.follow(self._apply_access))
                 background = [tasks.create_task(job) for job in (*jobs, *monitors)]
