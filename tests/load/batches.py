@@ -6,25 +6,21 @@ python -m tests.load.batches [--transport native] [--seconds 5] [--requests 1000
 import argparse
 import asyncio
 import json
-import socket
 import tempfile
 import time
-from pathlib import Path
 
 import grpc
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
-from tests.load.servers import started
+from tests.load.servers import running
 
 SEQUENCES = 50
 IN_FLIGHT = 4
-_START_SECONDS = 30.0
 
 
 async def _measure(address: str, size: int, seconds: float) -> dict[str, float]:
     async with grpc.aio.insecure_channel(address) as channel:
-        await asyncio.wait_for(channel.channel_ready(), _START_SECONDS)
         stub = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
         single = [pb.AllocateRangeRequest(sequence=f"s{n % SEQUENCES}", id_count=1) for n in range(size)]
         batch = pb.BatchAllocateRangesRequest(requests=single)
@@ -57,18 +53,10 @@ def _main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--requests", type=int, default=1000)
     options = parser.parse_args()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
     with tempfile.TemporaryDirectory() as folder:
-        variables = {
-            "IDALLOC_LISTEN": address,
-            "IDALLOC_STORE": f"sqlite:///{Path(folder) / 'ids.db'}",
-            "IDALLOC_TRANSPORT": options.transport,
-        }
-        command = [str(Path(".venv/bin/idalloc").absolute()), "serve"]
-        with started(*command, variables=variables):
-            rates = asyncio.run(_measure(address, options.requests, options.seconds))
+        flags = ["--listen=127.0.0.1:0", f"--store=sqlite://{folder}/ids.db", f"--transport={options.transport}"]
+        with running("idalloc_server", *flags) as server:
+            rates = asyncio.run(_measure(server.address, options.requests, options.seconds))
     print(json.dumps({"transport": options.transport, "requests": options.requests} | rates))
 
 

@@ -43,15 +43,12 @@ Allocate = Callable[..., Results]
 @both
 def test_results_are_in_the_order_of_the_requests(server: FakeServer, allocate: Allocate) -> None:
     """Each request has its range, in order, also if the requests come from a generator."""
-    results = allocate(server.target, ((name, n) for name, n in (("orders", 2), ("lines", 20), ("orders", 3))))
+    asked = [("orders", 2), ("lines", 20), ("orders", 3)]
+    results = allocate(server.target, (each for each in asked))
     assert [list(each)[:2] for each in results if isinstance(each, idalloc.Range)] == [[1, 2], [1, 2], [3, 4]]
     assert [len(each) for each in results if isinstance(each, idalloc.Range)] == [2, 20, 3]
     [request] = server.requests["BatchAllocateRanges"]
-    assert [(each.sequence, each.id_count) for each in request.requests] == [
-        ("orders", 2),
-        ("lines", 20),
-        ("orders", 3),
-    ]
+    assert [(each.sequence, each.id_count) for each in request.requests] == asked
 
 
 @both
