@@ -18,7 +18,7 @@ from idalloc_server.domain.document_ids import generator, start_timestamps
 from idalloc_server.domain.sequences import formats, model, validation
 from idalloc_server.domain.store import retention
 from idalloc_server.listen import transport
-from idalloc_server.rpc import health, id_allocator, sequences
+from idalloc_server.rpc import batches, health, id_allocator, sequences
 from idalloc_server.store.sqlite import store as sqlite_store
 from idalloc_server.telemetry import log_queue, metrics
 from idalloc_server.workers import supervisor, worker

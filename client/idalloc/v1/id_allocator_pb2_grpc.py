@@ -104,7 +104,7 @@ class IdAllocatorServiceServicer(object):
         Requests for the same sequence get disjoint ranges. Roles and quotas apply to each request as to a call of
         AllocateRange.
 
-        Errors of the call: INVALID_REQUEST, SERVER_DRAINING. Errors of a request: those of AllocateRange.
+        Errors: INVALID_REQUEST, SERVER_DRAINING; of each request: those of AllocateRange.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -58,7 +58,7 @@ class IdAllocatorServiceStub:
     Requests for the same sequence get disjoint ranges. Roles and quotas apply to each request as to a call of
     AllocateRange.
 
-    Errors of the call: INVALID_REQUEST, SERVER_DRAINING. Errors of a request: those of AllocateRange.
+    Errors: INVALID_REQUEST, SERVER_DRAINING; of each request: those of AllocateRange.
     """
     StreamRanges: _grpc.UnaryStreamMultiCallable[_id_allocator_pb2.StreamRangesRequest, _id_allocator_pb2.StreamRangesResponse]
     """Allocates ids from a sequence chunk by chunk until the total is reached.
@@ -123,7 +123,7 @@ class IdAllocatorServiceAsyncStub(IdAllocatorServiceStub):
     Requests for the same sequence get disjoint ranges. Roles and quotas apply to each request as to a call of
     AllocateRange.
 
-    Errors of the call: INVALID_REQUEST, SERVER_DRAINING. Errors of a request: those of AllocateRange.
+    Errors: INVALID_REQUEST, SERVER_DRAINING; of each request: those of AllocateRange.
     """
     StreamRanges: _aio.UnaryStreamMultiCallable[_id_allocator_pb2.StreamRangesRequest, _id_allocator_pb2.StreamRangesResponse]  # type: ignore[assignment]
     """Allocates ids from a sequence chunk by chunk until the total is reached.
@@ -197,7 +197,7 @@ class IdAllocatorServiceServicer(metaclass=_abc_1.ABCMeta):
         Requests for the same sequence get disjoint ranges. Roles and quotas apply to each request as to a call of
         AllocateRange.
 
-        Errors of the call: INVALID_REQUEST, SERVER_DRAINING. Errors of a request: those of AllocateRange.
+        Errors: INVALID_REQUEST, SERVER_DRAINING; of each request: those of AllocateRange.
         """
 
     @_abc_1.abstractmethod

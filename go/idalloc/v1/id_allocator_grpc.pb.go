@@ -55,7 +55,7 @@ type IdAllocatorServiceClient interface {
 	// Requests for the same sequence get disjoint ranges. Roles and quotas apply to each request as to a call of
 	// AllocateRange.
 	//
-	// Errors of the call: INVALID_REQUEST, SERVER_DRAINING. Errors of a request: those of AllocateRange.
+	// Errors: INVALID_REQUEST, SERVER_DRAINING; of each request: those of AllocateRange.
 	BatchAllocateRanges(ctx context.Context, in *BatchAllocateRangesRequest, opts ...grpc.CallOption) (*BatchAllocateRangesResponse, error)
 	// Allocates ids from a sequence chunk by chunk until the total is reached.
 	//
@@ -201,7 +201,7 @@ type IdAllocatorServiceServer interface {
 	// Requests for the same sequence get disjoint ranges. Roles and quotas apply to each request as to a call of
 	// AllocateRange.
 	//
-	// Errors of the call: INVALID_REQUEST, SERVER_DRAINING. Errors of a request: those of AllocateRange.
+	// Errors: INVALID_REQUEST, SERVER_DRAINING; of each request: those of AllocateRange.
 	BatchAllocateRanges(context.Context, *BatchAllocateRangesRequest) (*BatchAllocateRangesResponse, error)
 	// Allocates ids from a sequence chunk by chunk until the total is reached.
 	//
