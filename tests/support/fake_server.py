@@ -52,9 +52,12 @@ def status_of(
     return status
 
 
-def trailers(reason: str, code: grpc.StatusCode, **details: Any) -> tuple[tuple[str, bytes], ...]:
-    """Return the trailers of an error, as the service sends them; ``status_of`` has the arguments."""
-    return (("grpc-status-details-bin", status_of(reason, code, **details).SerializeToString()),)
+def trailers(
+    reason: str, code: grpc.StatusCode, retry_after: float | None = None, **metadata: object
+) -> tuple[tuple[str, bytes], ...]:
+    """Return the trailers of an error, as the service sends them."""
+    status = status_of(reason, code, retry_after, **metadata)
+    return (("grpc-status-details-bin", status.SerializeToString()),)
 
 
 class FakeServer(FakeSequences, IdAllocatorServiceServicer, NodeServiceServicer):
