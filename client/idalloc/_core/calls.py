@@ -49,11 +49,7 @@ def allocate_range(
         request_id = uuid.uuid4()
     if request_id is not None and not str(request_id):  # on the wire, empty means none
         raise ValueError("request_id must be a UUID, not empty")
-    at_least_one("n", n)
-    try:
-        request = pb.AllocateRangeRequest(sequence=sequence, id_count=n)
-    except (TypeError, ValueError):
-        request = new_request(pb.AllocateRangeRequest, sequence=sequence, id_count=n)
+    request = _range_request(sequence, n)
     if request_id is not None:
         request.request_id = str(request_id)
     if texts:
@@ -63,9 +59,16 @@ def allocate_range(
 
 def allocate_ranges(requests: Iterable[tuple[str, int]]) -> Call[list[Range | IdallocError]]:
     """Return a call for a range for each sequence and count."""
-    calls = [allocate_range(sequence, n) for sequence, n in requests]
-    batch = pb.BatchAllocateRangesRequest(requests=[call.request for call in calls])
+    batch = pb.BatchAllocateRangesRequest(requests=[_range_request(sequence, n) for sequence, n in requests])
     return Call(batch, lambda reply: [_to_result(result) for result in reply.results])
+
+
+def _range_request(sequence: str, n: int) -> pb.AllocateRangeRequest:
+    at_least_one("n", n)
+    try:
+        return pb.AllocateRangeRequest(sequence=sequence, id_count=n)
+    except (TypeError, ValueError):
+        return new_request(pb.AllocateRangeRequest, sequence=sequence, id_count=n)
 
 
 def _to_result(result: pb.AllocateRangeResult) -> Range | IdallocError:

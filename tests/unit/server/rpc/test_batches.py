@@ -106,6 +106,10 @@ async def test_requests_from_the_lease_need_no_wait() -> None:
     with pytest.raises(StopIteration):
         batch.wait(None).send(None)
     assert asyncio.all_tasks() == tasks
-    taken: list[IdRange] = []
-    batch.reply(lambda response, each: taken.append(each) is None, lambda result, why: None)
-    assert [each.first_id for each in taken] == list(range(3, 13))
+
+    def fill(response: pb.AllocateRangeResponse, each: IdRange) -> bool:
+        response.range.first_id = each.first_id
+        return True
+
+    reply = batch.reply(fill, lambda result, why: None)
+    assert [each.response.range.first_id for each in reply.results] == list(range(3, 13))
