@@ -212,6 +212,8 @@ def _rule(service: Element, rpc: Element) -> Any:
 def _role(rule: Any) -> str:
     if rule.all_sequences:
         return f"`{rule.role}` on `*`"
+    if rule.is_batch:
+        return f"`{rule.role}` on the sequence of each request"
     return f"`{rule.role}` on the sequence" if rule.sequence_field else f"`{rule.role}` on any sequence"
 
 

@@ -20,7 +20,7 @@ from idalloc_server.domain.sequences import formats, model, validation
 from idalloc_server.http import server as http
 from idalloc_server.http.status_page import page as status_page
 from idalloc_server.listen import transport
-from idalloc_server.rpc import health, id_allocator, sequences
+from idalloc_server.rpc import batches, health, id_allocator, sequences
 from idalloc_server.telemetry import log_queue, metrics, recent, series
 from idalloc_server.workers import supervisor
 from idalloc_server.xproto import admin, capabilities, collections, expect, listener, login, selection, session, sql
@@ -209,6 +209,12 @@ LIMITS = {
     "Ids of a call": [
         Limit(
             "ids of a range, or of a chunk", _setting("max_ids_per_call"), _INVALID, "it bounds what one mistake burns"
+        ),
+        Limit(
+            "requests of `BatchAllocateRanges`",
+            f"{number(batches.MAX_BATCH_REQUESTS)}, and as many as fit into {_kib(transport.MAX_REQUEST_BYTES)}",
+            f"{_INVALID}; nothing is allocated",
+            "one call must not hold up all others for long; with the longest names, some 990 fit",
         ),
         Limit("document ids as runs", _setting("max_ids_per_call"), _INVALID),
         Limit(

@@ -226,6 +226,7 @@ class _Node:
                 self._request_ids,
                 UuidGenerator(self._clock),
                 start.node,
+                self._calls.record_failure,
             ),
             SequencesServicer(self._sequence_service),
             NodeServicer(self._allocator, self._doc_ids, store.address, mode.node_settings, mode.workers),

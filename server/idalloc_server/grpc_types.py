@@ -11,6 +11,11 @@ UnaryHandler = Callable[[Any, Context], Awaitable[Any]]
 # have them, and ends the stream by raising a ``Refusal``.
 Admit = Callable[[int], Awaitable[None]]
 StreamHandler = Callable[[Any, Context, Admit], AsyncGenerator[Any, None]]
+# Called with the sequence and id_count of each request of a batch, before its ids are taken. It raises a ``Refusal``,
+# or returns what refunds the ids; None if none were charged.
+Refund = Callable[[], None]
+AdmitRequest = Callable[[str, int], Refund | None]
+BatchHandler = Callable[[Any, Context, AdmitRequest], Awaitable[Any]]
 MetadataReader = Callable[[Context], Iterable[tuple[str, Any]]]
 
 

@@ -16,11 +16,16 @@ LONGEST_RETRY_SECONDS = 365 * 86_400.0
 
 
 class Status(NamedTuple):
-    """The status and trailers of a failed call."""
+    """The status and trailers of a failed call.
+
+    Attributes:
+        details: The status with its details, which the trailers have, too.
+    """
 
     code: grpc.StatusCode
     message: str
     trailers: tuple[tuple[str, str | bytes], ...]
+    details: status_pb2.Status
 
 
 def from_refusal(refusal: Refusal) -> Status:
@@ -49,7 +54,7 @@ def from_refusal(refusal: Refusal) -> Status:
     status = status_pb2.Status(code=code.value[0], message=message)
     for detail in (info, *details):
         status.details.add().Pack(detail)
-    return Status(code, message, (*trailers, ("grpc-status-details-bin", status.SerializeToString())))
+    return Status(code, message, (*trailers, ("grpc-status-details-bin", status.SerializeToString())), status)
 
 
 def internal() -> Status:

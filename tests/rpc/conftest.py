@@ -115,7 +115,9 @@ async def serving(
 
     request_ids = IdempotentAllocator(allocator, store, clock, node="here:1", window=3600.0, store_timeout=5.0)
     servicers = (
-        IdAllocatorServicer(allocator, doc_ids, clock, max_ids, request_ids, UuidGenerator(clock), start.node),
+        IdAllocatorServicer(
+            allocator, doc_ids, clock, max_ids, request_ids, UuidGenerator(clock), start.node, calls.record_failure
+        ),
         NodeServicer(allocator, doc_ids, store.address),
         SequencesServicer(SequenceService(store, clock, allocator, store_timeout=5.0)),
     )

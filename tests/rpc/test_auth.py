@@ -43,6 +43,7 @@ METHODS = {
 # The required role of each method, independent of RULES, and a request for the sequence "mine".
 REQUIRED: dict[str, tuple[Role, dict[str, Any]]] = {
     "AllocateRange": (ALLOCATE, {"sequence": "mine"}),
+    "BatchAllocateRanges": (ALLOCATE, {"requests": [{"sequence": "mine"}]}),
     "StreamRanges": (ALLOCATE, {"sequence": "mine", "total_id_count": 1}),
     "GenerateDocId": (ALLOCATE, {}),
     "StreamDocIds": (ALLOCATE, {"total_id_count": 1}),
@@ -102,7 +103,7 @@ async def test_each_role_authorizes_its_own_methods_only(secured: Served) -> Non
 async def test_role_applies_to_matching_sequences_only(secured: Served) -> None:
     """A role applies only to sequences that match its patterns."""
     # A method without a sequence requires the role on any one; UpdateNode requires it on all.
-    free = {"GenerateDocId", "StreamDocIds", "GenerateUuid", "ListSequences", "GetNode"}
+    free = {"BatchAllocateRanges", "GenerateDocId", "StreamDocIds", "GenerateUuid", "ListSequences", "GetNode"}
     for method, descriptor in METHODS.items():
         expected = "" if descriptor.name in free else "PERMISSION_DENIED"
         assert await error_reason_of(secured, method, bearer("lower")) == expected, method

@@ -19,7 +19,7 @@ from idalloc_server.domain.documents import json_text
 from idalloc_server.domain.sequences import formats, model, validation
 from idalloc_server.domain.store import retention
 from idalloc_server.listen import transport
-from idalloc_server.rpc import health, id_allocator, sequences
+from idalloc_server.rpc import batches, health, id_allocator, sequences
 from idalloc_server.store.cratedb import documents as crate_documents
 from idalloc_server.store.opensearch import setup
 from idalloc_server.store.sqlite import store as sqlite_store
@@ -122,6 +122,11 @@ def of_protos() -> Claims:
         ],
         "AllocateRangeRequest.request_id": [f"request_id_window (default {default('request_id_window') / 3600:g} h)"],
         "AllocateRangeResponse.node_id": [f"{power(start_timestamps.TIMESTAMP_END)} times the prefix"],
+        "BatchAllocateRangesRequest.requests": [f"1 to {number(batches.MAX_BATCH_REQUESTS)} requests"],
+        "IdAllocatorService.BatchAllocateRanges": [
+            f"up to {number(batches.MAX_BATCH_REQUESTS)} requests",
+            f"{batches.REPLY_SECONDS * 1000:g} ms before the call's deadline",
+        ],
         "StreamRangesRequest.chunk_id_count": [f"0 (unset) means {chunk};"],
         "GenerateDocIdRequest.id_count": [
             f"0 (unset) means {id_allocator.DEFAULT_ID_COUNT};",
@@ -175,6 +180,7 @@ def of_documents() -> Claims:
             f"tried up to five times within the client's `timeout`, {defaults.DEFAULT_TIMEOUT:g} s by default",
             f"streams up to {resumption.MAX_RETRY_AFTER:g} s at a time",
             f"| one for {number(calls.MAX_UUIDS_PER_CALL)} |",
+            f"| one for up to {number(batches.MAX_BATCH_REQUESTS)} requests |",
             f"id_count: must be between 1 and {default('max_ids_per_call'):.0f}, or 0 for the default, not 2000000",
         ],
         "docs/guides/sqlalchemy.md": [

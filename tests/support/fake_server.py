@@ -14,6 +14,7 @@ with serving() as server:
     server.also = {"generation": 3}     # further fields of replies with ranges
     server.authorizations["GetNode"]    # the metadata `authorization` of each call of a method, None if absent
     server.traceparents["GetNode"]      # the same of the metadata `traceparent`
+    server.failing["orders"] = status   # the error of each request of a batch for a sequence
     server.tokens = {"secret"}          # calls without one of these tokens are rejected
 """
 
@@ -37,10 +38,10 @@ from idalloc.v1.sequences_pb2_grpc import add_SequenceServiceServicer_to_server
 from tests.support.fake_sequences import FakeSequences
 
 
-def trailers(
+def status_of(
     reason: str, code: grpc.StatusCode, retry_after: float | None = None, **metadata: object
-) -> tuple[tuple[str, bytes], ...]:
-    """Return the trailers of an error, as the service sends them."""
+) -> status_pb2.Status:
+    """Return an error with its details, as the service sends it."""
     status = status_pb2.Status(code=code.value[0], message=reason)
     values = {name: str(value) for name, value in metadata.items()}
     status.details.add().Pack(error_details_pb2.ErrorInfo(reason=reason, domain="idalloc", metadata=values))
@@ -48,6 +49,14 @@ def trailers(
         delay = Duration()
         delay.FromNanoseconds(int(retry_after * 1e9))
         status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+    return status
+
+
+def trailers(
+    reason: str, code: grpc.StatusCode, retry_after: float | None = None, **metadata: object
+) -> tuple[tuple[str, bytes], ...]:
+    """Return the trailers of an error, as the service sends them."""
+    status = status_of(reason, code, retry_after, **metadata)
     return (("grpc-status-details-bin", status.SerializeToString()),)
 
 
@@ -69,6 +78,7 @@ class FakeServer(FakeSequences, IdAllocatorServiceServicer, NodeServiceServicer)
         self.requests: dict[str, list[Any]] = defaultdict(list)
         self.authorizations: dict[str, list[str | None]] = defaultdict(list)
         self.traceparents: dict[str, list[str | None]] = defaultdict(list)
+        self.failing: dict[str, status_pb2.Status] = {}
         self.tokens: set[str] = set()
         self.deadlines: dict[str, list[float | None]] = defaultdict(list)
         self.health = health.HealthServicer()
@@ -92,6 +102,18 @@ class FakeServer(FakeSequences, IdAllocatorServiceServicer, NodeServiceServicer)
             node_id=self._node_id(),
             **self.also,
         )
+
+    def BatchAllocateRanges(self, request: pb.BatchAllocateRangesRequest, context: grpc.ServicerContext) -> Any:
+        self._receive("BatchAllocateRanges", request, context)
+        reply = pb.BatchAllocateRangesResponse()
+        for each in request.requests:
+            result = reply.results.add()
+            if each.sequence in self.failing:
+                result.error.CopyFrom(self.failing[each.sequence])
+            else:
+                ids = self._take(each.sequence, each.id_count or 1, context)
+                result.response.MergeFrom(pb.AllocateRangeResponse(range=ids, ttl=self._ttl(), node_id=self._node_id()))
+        return reply
 
     def StreamRanges(self, request: pb.StreamRangesRequest, context: grpc.ServicerContext) -> Iterator[Any]:
         self._receive("StreamRanges", request, context)

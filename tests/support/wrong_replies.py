@@ -207,6 +207,17 @@ def chunks(request: Any) -> Iterator[pb.StreamRangesResponse]:
     return (chunk(ids(1 + at, size)) for at in range(0, request.total_id_count, size))
 
 
+def _batch_of(name: str, answer: Callable[[int], Any], error: str) -> WrongReply:
+    """Return a wrong reply of BatchAllocateRanges, made from the count of each of its requests."""
+    return WrongReply(name, "BatchAllocateRanges", lambda request: answer(request.requests[0].id_count), error)
+
+
+def results(*each: Any) -> pb.BatchAllocateRangesResponse:
+    """Return the reply to a batch: ranges, and None for results without a range and an error."""
+    made = [pb.AllocateRangeResult(response=one) if one else pb.AllocateRangeResult() for one in each]
+    return pb.BatchAllocateRangesResponse(results=made)
+
+
 WRONG_REPLIES = [
     # Ranges
     _range(
@@ -250,6 +261,13 @@ WRONG_REPLIES = [
     _texts("more texts", lambda n: [f"T{i}" for i in range(n + 1)], "texts has 6 items"),
     _texts("the same text twice", lambda n: ["T1"] * n, "texts has 'T1' twice"),
     _texts("an empty text", lambda n: ["", *(f"T{i}" for i in range(n - 1))], "texts has an empty item"),
+    # Batches
+    _batch_of("a batch without results", lambda _: results(), "results has 0 items"),
+    _batch_of("a result too few", lambda n: results(reply(ids(1, n))), "results has 1 items"),
+    _batch_of("a result too many", lambda n: results(*[reply(ids(1, n))] * 3), "results has 3 items"),
+    _batch_of("an empty result", lambda n: results(reply(ids(1, n)), None), r"results\[1\] has no range and no error"),
+    _batch_of("a wrong range in a batch", lambda n: results(reply(ids(1, n)), reply(ids(9, n, step=0))), "step is 0"),
+    _batch_of("a batch of other bytes", lambda _: b"\x0a\xff\xff\xff\xff\x07", "cannot be parsed"),
     # Streams
     _stream("an empty message", lambda _: [b""], "range.id_count is 0"),
     _stream("empty messages without end", lambda _: (b"" for _ in count()), "range.id_count is 0"),

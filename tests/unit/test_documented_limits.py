@@ -18,6 +18,7 @@ DOCUMENTS = {name: (ROOT / name).read_text() for name in documented.of_documents
 FACTS: Claims = {
     "IdAllocatorService.GenerateDocId": ["28 lower-case hexadecimal characters: 4 of", "8 of its", "16 of a serial"],
     "IdAllocatorService.GenerateUuid": ["version 7", "RFC 9562, section 6.2", "version 4"],
+    "IdAllocatorService.BatchAllocateRanges": ["(AIP-231)"],
     "AllocateRangeRequest.request_id": ["36 characters", "version 4 (AIP-155)"],
     "AllocateRangeResponse.period": ['"2026", "2026-11" or "2026-11-21"'],
     "AllocateRangeResponse.node_id": ["0 means unknown"],

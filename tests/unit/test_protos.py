@@ -10,17 +10,18 @@ from tests.support.paths import ROOT
 GOOGLEAPIS = ROOT / "third_party" / "googleapis"
 
 
-def test_googles_proto_equals_the_installed_package() -> None:
-    """The copy of Google's proto equals the installed package's, and its README names the version."""
-    file = "field_behavior.proto"
-    assert (GOOGLEAPIS / "google/api" / file).read_bytes() == files("google.api").joinpath(file).read_bytes()
+def test_googles_protos_equal_the_installed_package() -> None:
+    """Each copy of Google's protos equals the installed package's, and its README names the version."""
+    for package, file in (("api", "field_behavior.proto"), ("rpc", "status.proto")):
+        copied = (GOOGLEAPIS / "google" / package / file).read_bytes()
+        assert copied == files(f"google.{package}").joinpath(file).read_bytes()
     assert f"googleapis-common-protos {version('googleapis-common-protos')} " in (GOOGLEAPIS / "README.md").read_text()
 
 
 def test_only_imported_files_of_google_are_copied() -> None:
     """Only the files of Google that the protos import are copied."""
     copied = {str(file.relative_to(GOOGLEAPIS)) for file in GOOGLEAPIS.rglob("*") if file.is_file()}
-    assert copied == {"LICENSE", "README.md", "google/api/field_behavior.proto"}
+    assert copied == {"LICENSE", "README.md", "google/api/field_behavior.proto", "google/rpc/status.proto"}
 
 
 def test_go_packages_share_one_prefix() -> None:

@@ -1,7 +1,7 @@
 """The calls to IdAllocatorService and NodeService: their requests, and the conversion of their replies."""
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -9,7 +9,9 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 
 from idalloc._core.conversions import to_doc_ids
+from idalloc._core.errors import IdallocError
 from idalloc._core.resumption import Stream, at_least_one
+from idalloc._core.rpc_errors import from_status
 from idalloc._core.types import Node, ParsedId, Range, from_message, to_range
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import node_pb2
@@ -47,16 +49,30 @@ def allocate_range(
         request_id = uuid.uuid4()
     if request_id is not None and not str(request_id):  # on the wire, empty means none
         raise ValueError("request_id must be a UUID, not empty")
-    at_least_one("n", n)
-    try:
-        request = pb.AllocateRangeRequest(sequence=sequence, id_count=n)
-    except (TypeError, ValueError):
-        request = new_request(pb.AllocateRangeRequest, sequence=sequence, id_count=n)
+    request = _range_request(sequence, n)
     if request_id is not None:
         request.request_id = str(request_id)
     if texts:
         request.view = pb.RANGE_VIEW_TEXTS
     return Call(request, to_range)
+
+
+def allocate_ranges(requests: Iterable[tuple[str, int]]) -> Call[list[Range | IdallocError]]:
+    """Return a call for a range for each sequence and count."""
+    batch = pb.BatchAllocateRangesRequest(requests=[_range_request(sequence, n) for sequence, n in requests])
+    return Call(batch, lambda reply: [_to_result(result) for result in reply.results])
+
+
+def _range_request(sequence: str, n: int) -> pb.AllocateRangeRequest:
+    at_least_one("n", n)
+    try:
+        return pb.AllocateRangeRequest(sequence=sequence, id_count=n)
+    except (TypeError, ValueError):
+        return new_request(pb.AllocateRangeRequest, sequence=sequence, id_count=n)
+
+
+def _to_result(result: pb.AllocateRangeResult) -> Range | IdallocError:
+    return to_range(result.response) if result.HasField("response") else from_status(result.error)
 
 
 def stream_ranges(sequence: str, total: int, chunk: int, texts: bool, timeout: float | None) -> Stream[Range]:

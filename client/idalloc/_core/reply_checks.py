@@ -169,6 +169,18 @@ def _check_range(reply: Ranges, min_count: int, max_count: int, with_texts: bool
     return count
 
 
+def _check_batch(request: pb.BatchAllocateRangesRequest, reply: pb.BatchAllocateRangesResponse) -> None:
+    """Check that each request has a result: a valid range, or an error."""
+    if len(reply.results) != len(request.requests):
+        count = len(request.requests)
+        raise _wrong_count(reply, "results", f"has {len(reply.results)} items", count, count)
+    for number, (asked, result) in enumerate(zip(request.requests, reply.results, strict=True)):
+        if result.HasField("response"):
+            _check_range(result.response, asked.id_count, asked.id_count, with_texts=False)
+        elif not result.error.code:
+            raise protocol_error(reply, f"results[{number}]", "has no range and no error", "one of them")
+
+
 def _check_doc_ids(reply: DocIds, min_count: int, max_count: int) -> int:
     """Check a message with document ids in the view COMPACT; return the number of ids."""
     if reply.doc_ids:
@@ -297,6 +309,7 @@ CHECKS: dict[type[Message], Callable[[Any, Any], object]] = {
     pb.AllocateRangeResponse: lambda request, reply: _check_range(
         reply, request.id_count, request.id_count, request.view == pb.RANGE_VIEW_TEXTS
     ),
+    pb.BatchAllocateRangesResponse: _check_batch,
     pb.GenerateDocIdResponse: lambda request, reply: _check_doc_ids(reply, request.id_count, request.id_count),
     pb.GenerateUuidResponse: _check_uuids,
     sequences.CreateSequenceResponse: lambda request, reply: _check_named_sequence(reply, request.sequence.name),

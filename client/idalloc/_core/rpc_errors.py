@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -30,6 +30,7 @@ _BY_CODE: dict[grpc.StatusCode, type[IdallocError]] = {
     grpc.StatusCode.UNAUTHENTICATED: errors.Unauthenticated,
     grpc.StatusCode.PERMISSION_DENIED: errors.PermissionDenied,
 }
+_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 _NO_ANSWER = (ServerUnreachable, DeadlineExceeded)
 
 # The largest protobuf Duration in seconds: 10,000 years.
@@ -70,6 +71,22 @@ def from_rpc_error(error: grpc.RpcError, target: str) -> IdallocError:
         return ProtocolError(f"{invalid}; the error is {code.name}: {message}", metadata=invalid.metadata)
     if info is None:
         return _without_details(code, message, target, retry_after)
+    return _with_details(code, message, info, retry_after)
+
+
+def from_status(status: status_pb2.Status) -> IdallocError:
+    """Return the exception for the error of one request of a batch."""
+    code = _CODES.get(status.code, grpc.StatusCode.UNKNOWN)
+    try:
+        info, retry_after = _unpack(status.details)
+    except ProtocolError as invalid:
+        return ProtocolError(f"{invalid}; the error is {code.name}: {status.message}", metadata=invalid.metadata)
+    return _with_details(code, status.message, info or error_details_pb2.ErrorInfo(reason=code.name), retry_after)
+
+
+def _with_details(
+    code: grpc.StatusCode, message: str, info: error_details_pb2.ErrorInfo, retry_after: float | None
+) -> IdallocError:
     kind = _BY_REASON.get(info.reason, Unavailable if code is grpc.StatusCode.UNAVAILABLE else IdallocError)
     return kind(message, code=code, reason=info.reason, metadata=info.metadata, retry_after=retry_after)
 
@@ -93,18 +110,20 @@ def _details(
     trailers: Iterable[tuple[str, str | bytes]] | None,
 ) -> tuple[error_details_pb2.ErrorInfo | None, float | None]:
     """Return the service's ErrorInfo and the seconds in RetryInfo; None for each that is absent or unparsable."""
+    packed = [value for key, value in trailers or () if key == DETAILS_KEY and isinstance(value, bytes)]
+    return _unpack(detail for value in packed for detail in _status(value).details)
+
+
+def _unpack(details: Iterable[Any]) -> tuple[error_details_pb2.ErrorInfo | None, float | None]:
     info, retry_after = None, None
-    for key, value in trailers or ():
-        if key != DETAILS_KEY or not isinstance(value, bytes):
-            continue
-        for detail in _status(value).details:
-            found, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
-            with suppress(DecodeError):  # as in _status
-                if detail.Unpack(found) and found.domain == DOMAIN:
-                    info = found
-                elif detail.Unpack(retry):
-                    check_duration(retry, "retry_delay", retry.retry_delay, _MAX_DURATION_SECONDS)
-                    retry_after = retry.retry_delay.ToTimedelta().total_seconds()
+    for detail in details:
+        found, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+        with suppress(DecodeError):  # as in _status
+            if detail.Unpack(found) and found.domain == DOMAIN:
+                info = found
+            elif detail.Unpack(retry):
+                check_duration(retry, "retry_delay", retry.retry_delay, _MAX_DURATION_SECONDS)
+                retry_after = retry.retry_delay.ToTimedelta().total_seconds()
     return info, retry_after
 
 

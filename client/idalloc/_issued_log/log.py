@@ -89,6 +89,10 @@ class IssuedLog:
         """Record the ids of a reply or of a stream's message, if it has any. UUIDs are not recorded."""
         if isinstance(response, pb.AllocateRangeResponse | pb.StreamRangesResponse):
             self.range(request, response, asked)
+        elif isinstance(response, pb.BatchAllocateRangesResponse):
+            for each, result in zip(request.requests, response.results, strict=True):
+                if result.HasField("response"):
+                    self.range(each, result.response, asked)
         elif isinstance(response, pb.GenerateDocIdResponse | pb.StreamDocIdsResponse):
             self.doc_ids(response, asked)
 

@@ -1,9 +1,10 @@
 """The client for threads."""
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from idalloc._core import calls
+from idalloc._core.errors import IdallocError
 from idalloc._core.types import Node, ParsedId, Range
 from idalloc._sync.base import BaseClient
 from idalloc._sync.ids import Ids
@@ -90,6 +91,26 @@ class Client(BaseClient):
         """
         call = calls.allocate_range(sequence, n, request_id=request_id, exactly_once=exactly_once, texts=texts)
         return self._call(call)
+
+    def allocate_ranges(self, requests: Iterable[tuple[str, int]]) -> list[Range | IdallocError]:
+        """Allocate a range for each of up to 1,000 sequences and counts, in one call.
+
+        The results do not depend on each other: an error of one is in the list, and is not raised. Requests for the
+        same sequence get ranges without common ids. Shortly before the timeout the server answers each request that
+        still waits for its store with ``StoreUnavailable``, so that the others are not lost. The client retries the
+        call as a whole, as any other; it does not repeat single requests.
+
+        Args:
+            requests: The name of a sequence and the number of ids, as in ``allocate_range``, 1 to 1,000 times. A
+                sequence may occur more than once.
+
+        Returns:
+            The range or the error of each request, in the order of the requests.
+
+        Raises:
+            InvalidRequest: There are no requests, or more than 1,000.
+        """
+        return self._call(calls.allocate_ranges(requests))
 
     def allocate_texts(
         self,

@@ -1,9 +1,10 @@
 """The client for asyncio: ``idalloc.aio.Client`` has the methods of ``idalloc.Client``."""
 
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 from idalloc._core import calls
+from idalloc._core.errors import IdallocError
 from idalloc._core.types import Node, ParsedId, Range
 from idalloc.aio._base import BaseClient
 from idalloc.aio._coalescing import CallCoalescer
@@ -61,6 +62,10 @@ class Client(BaseClient):
         if request_id is not None or exactly_once or texts:
             return await self._call(call)
         return await self._coalescer.allocate(sequence, n, call)
+
+    async def allocate_ranges(self, requests: Iterable[tuple[str, int]]) -> list[Range | IdallocError]:
+        """As ``idalloc.Client.allocate_ranges``; it shares no call with others."""
+        return await self._call(calls.allocate_ranges(requests))
 
     async def allocate_texts(
         self,

@@ -24,10 +24,11 @@ _sym_db = _symbol_database.Default()
 
 from google.api import field_behavior_pb2 as google_dot_api_dot_field__behavior__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 from idalloc.xprotocol.v1 import notice_pb2 as idalloc_dot_xprotocol_dot_v1_dot_notice__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1didalloc/v1/id_allocator.proto\x12\nidalloc.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x1egoogle/protobuf/duration.proto\x1a!idalloc/xprotocol/v1/notice.proto\"\x8b\x01\n\x14\x41llocateRangeRequest\x12\x16\n\x08sequence\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x16\n\x08id_count\x18\x02 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12)\n\x04view\x18\x03 \x01(\x0e\x32\x15.idalloc.v1.RangeViewB\x04\xe2\x41\x01\x01\x12\x18\n\nrequest_id\x18\x04 \x01(\tB\x04\xe2\x41\x01\x01\"\x9b\x02\n\x15\x41llocateRangeResponse\x12\"\n\x05range\x18\x01 \x01(\x0b\x32\x13.idalloc.v1.IdRange\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12&\n\x03ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x08ordering\x18\x04 \x01(\x0e\x32\x14.idalloc.v1.Ordering\x12\x39\n\x06notice\x18\x05 \x01(\x0b\x32).idalloc.xprotocol.v1.SessionStateChanged\x12\r\n\x05texts\x18\x06 \x03(\t\x12\x0e\n\x06period\x18\x07 \x01(\t\x12\x0f\n\x07node_id\x18\x08 \x01(\x03\x12\x0f\n\x07\x63reated\x18\t \x01(\x08\"\x94\x01\n\x13StreamRangesRequest\x12\x16\n\x08sequence\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x1c\n\x0etotal_id_count\x18\x02 \x01(\x03\x42\x04\xe2\x41\x01\x02\x12\x1c\n\x0e\x63hunk_id_count\x18\x03 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12)\n\x04view\x18\x04 \x01(\x0e\x32\x15.idalloc.v1.RangeViewB\x04\xe2\x41\x01\x01\"\xdf\x01\n\x14StreamRangesResponse\x12\"\n\x05range\x18\x01 \x01(\x0b\x32\x13.idalloc.v1.IdRange\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12&\n\x03ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x08ordering\x18\x04 \x01(\x0e\x32\x14.idalloc.v1.Ordering\x12\r\n\x05texts\x18\x05 \x03(\t\x12\x0e\n\x06period\x18\x06 \x01(\t\x12\x0f\n\x07node_id\x18\x07 \x01(\x03\x12\x0f\n\x07\x63reated\x18\x08 \x01(\x08\"\xa6\x01\n\x14GenerateDocIdRequest\x12\x16\n\x08id_count\x18\x01 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12#\n\x15\x61uto_increment_offset\x18\x02 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12&\n\x18\x61uto_increment_increment\x18\x03 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12)\n\x04view\x18\x04 \x01(\x0e\x32\x15.idalloc.v1.DocIdViewB\x04\xe2\x41\x01\x01\"\x9d\x01\n\x15GenerateDocIdResponse\x12\x0f\n\x07\x64oc_ids\x18\x01 \x03(\t\x12\"\n\x04runs\x18\x02 \x03(\x0b\x32\x14.idalloc.v1.DocIdRun\x12\x39\n\x06notice\x18\x03 \x01(\x0b\x32).idalloc.xprotocol.v1.SessionStateChanged\x12\x14\n\x0cnotice_frame\x18\x04 \x01(\x0c\"\xc9\x01\n\x13StreamDocIdsRequest\x12\x1c\n\x0etotal_id_count\x18\x01 \x01(\x03\x42\x04\xe2\x41\x01\x02\x12\x1c\n\x0e\x63hunk_id_count\x18\x02 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12#\n\x15\x61uto_increment_offset\x18\x03 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12&\n\x18\x61uto_increment_increment\x18\x04 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12)\n\x04view\x18\x05 \x01(\x0e\x32\x15.idalloc.v1.DocIdViewB\x04\xe2\x41\x01\x01\"\x9c\x01\n\x14StreamDocIdsResponse\x12\x0f\n\x07\x64oc_ids\x18\x01 \x03(\t\x12\"\n\x04runs\x18\x02 \x03(\x0b\x32\x14.idalloc.v1.DocIdRun\x12\x39\n\x06notice\x18\x03 \x01(\x0b\x32).idalloc.xprotocol.v1.SessionStateChanged\x12\x14\n\x0cnotice_frame\x18\x04 \x01(\x0c\"\x87\x01\n\x13GenerateUuidRequest\x12\x16\n\x08id_count\x18\x01 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12.\n\x07version\x18\x02 \x01(\x0e\x32\x17.idalloc.v1.UuidVersionB\x04\xe2\x41\x01\x01\x12(\n\x04view\x18\x03 \x01(\x0e\x32\x14.idalloc.v1.UuidViewB\x04\xe2\x41\x01\x01\"9\n\x14GenerateUuidResponse\x12\r\n\x05uuids\x18\x01 \x03(\t\x12\x12\n\nuuid_bytes\x18\x02 \x03(\x0c\"L\n\x07IdRange\x12\x10\n\x08\x66irst_id\x18\x01 \x01(\x03\x12\x0f\n\x07last_id\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x10\n\x08id_count\x18\x04 \x01(\x03\"@\n\x08\x44ocIdRun\x12\x14\n\x0c\x66irst_doc_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x10\n\x08id_count\x18\x03 \x01(\x03*j\n\tRangeView\x12\x1a\n\x16RANGE_VIEW_UNSPECIFIED\x10\x00\x12\x14\n\x10RANGE_VIEW_BASIC\x10\x01\x12\x15\n\x11RANGE_VIEW_NOTICE\x10\x02\x12\x14\n\x10RANGE_VIEW_TEXTS\x10\x03*S\n\x0bUuidVersion\x12\x1c\n\x18UUID_VERSION_UNSPECIFIED\x10\x00\x12\x12\n\x0eUUID_VERSION_4\x10\x04\x12\x12\n\x0eUUID_VERSION_7\x10\x07*N\n\x08UuidView\x12\x19\n\x15UUID_VIEW_UNSPECIFIED\x10\x00\x12\x12\n\x0eUUID_VIEW_TEXT\x10\x01\x12\x13\n\x0fUUID_VIEW_BYTES\x10\x02*\x8a\x01\n\tDocIdView\x12\x1b\n\x17\x44OC_ID_VIEW_UNSPECIFIED\x10\x00\x12\x14\n\x10\x44OC_ID_VIEW_FULL\x10\x01\x12\x13\n\x0f\x44OC_ID_VIEW_IDS\x10\x02\x12\x17\n\x13\x44OC_ID_VIEW_COMPACT\x10\x03\x12\x1c\n\x18\x44OC_ID_VIEW_NOTICE_FRAME\x10\x04*W\n\x08Ordering\x12\x18\n\x14ORDERING_UNSPECIFIED\x10\x00\x12\x1c\n\x18ORDERING_RISING_PER_NODE\x10\x01\x12\x13\n\x0fORDERING_RISING\x10\x02\x32\xbd\x03\n\x12IdAllocatorService\x12T\n\rAllocateRange\x12 .idalloc.v1.AllocateRangeRequest\x1a!.idalloc.v1.AllocateRangeResponse\x12S\n\x0cStreamRanges\x12\x1f.idalloc.v1.StreamRangesRequest\x1a .idalloc.v1.StreamRangesResponse0\x01\x12T\n\rGenerateDocId\x12 .idalloc.v1.GenerateDocIdRequest\x1a!.idalloc.v1.GenerateDocIdResponse\x12S\n\x0cStreamDocIds\x12\x1f.idalloc.v1.StreamDocIdsRequest\x1a .idalloc.v1.StreamDocIdsResponse0\x01\x12Q\n\x0cGenerateUuid\x12\x1f.idalloc.v1.GenerateUuidRequest\x1a .idalloc.v1.GenerateUuidResponseBP\n\rio.idalloc.v1B\x10IdAllocatorProtoP\x01Z+example.com/idalloc/go/idalloc/v1;idallocv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1didalloc/v1/id_allocator.proto\x12\nidalloc.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\x1a!idalloc/xprotocol/v1/notice.proto\"\x8b\x01\n\x14\x41llocateRangeRequest\x12\x16\n\x08sequence\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x16\n\x08id_count\x18\x02 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12)\n\x04view\x18\x03 \x01(\x0e\x32\x15.idalloc.v1.RangeViewB\x04\xe2\x41\x01\x01\x12\x18\n\nrequest_id\x18\x04 \x01(\tB\x04\xe2\x41\x01\x01\"\x9b\x02\n\x15\x41llocateRangeResponse\x12\"\n\x05range\x18\x01 \x01(\x0b\x32\x13.idalloc.v1.IdRange\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12&\n\x03ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x08ordering\x18\x04 \x01(\x0e\x32\x14.idalloc.v1.Ordering\x12\x39\n\x06notice\x18\x05 \x01(\x0b\x32).idalloc.xprotocol.v1.SessionStateChanged\x12\r\n\x05texts\x18\x06 \x03(\t\x12\x0e\n\x06period\x18\x07 \x01(\t\x12\x0f\n\x07node_id\x18\x08 \x01(\x03\x12\x0f\n\x07\x63reated\x18\t \x01(\x08\"V\n\x1a\x42\x61tchAllocateRangesRequest\x12\x38\n\x08requests\x18\x01 \x03(\x0b\x32 .idalloc.v1.AllocateRangeRequestB\x04\xe2\x41\x01\x02\"O\n\x1b\x42\x61tchAllocateRangesResponse\x12\x30\n\x07results\x18\x01 \x03(\x0b\x32\x1f.idalloc.v1.AllocateRangeResult\"{\n\x13\x41llocateRangeResult\x12\x35\n\x08response\x18\x01 \x01(\x0b\x32!.idalloc.v1.AllocateRangeResponseH\x00\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\x08\n\x06result\"\x94\x01\n\x13StreamRangesRequest\x12\x16\n\x08sequence\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x1c\n\x0etotal_id_count\x18\x02 \x01(\x03\x42\x04\xe2\x41\x01\x02\x12\x1c\n\x0e\x63hunk_id_count\x18\x03 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12)\n\x04view\x18\x04 \x01(\x0e\x32\x15.idalloc.v1.RangeViewB\x04\xe2\x41\x01\x01\"\xdf\x01\n\x14StreamRangesResponse\x12\"\n\x05range\x18\x01 \x01(\x0b\x32\x13.idalloc.v1.IdRange\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12&\n\x03ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x08ordering\x18\x04 \x01(\x0e\x32\x14.idalloc.v1.Ordering\x12\r\n\x05texts\x18\x05 \x03(\t\x12\x0e\n\x06period\x18\x06 \x01(\t\x12\x0f\n\x07node_id\x18\x07 \x01(\x03\x12\x0f\n\x07\x63reated\x18\x08 \x01(\x08\"\xa6\x01\n\x14GenerateDocIdRequest\x12\x16\n\x08id_count\x18\x01 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12#\n\x15\x61uto_increment_offset\x18\x02 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12&\n\x18\x61uto_increment_increment\x18\x03 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12)\n\x04view\x18\x04 \x01(\x0e\x32\x15.idalloc.v1.DocIdViewB\x04\xe2\x41\x01\x01\"\x9d\x01\n\x15GenerateDocIdResponse\x12\x0f\n\x07\x64oc_ids\x18\x01 \x03(\t\x12\"\n\x04runs\x18\x02 \x03(\x0b\x32\x14.idalloc.v1.DocIdRun\x12\x39\n\x06notice\x18\x03 \x01(\x0b\x32).idalloc.xprotocol.v1.SessionStateChanged\x12\x14\n\x0cnotice_frame\x18\x04 \x01(\x0c\"\xc9\x01\n\x13StreamDocIdsRequest\x12\x1c\n\x0etotal_id_count\x18\x01 \x01(\x03\x42\x04\xe2\x41\x01\x02\x12\x1c\n\x0e\x63hunk_id_count\x18\x02 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12#\n\x15\x61uto_increment_offset\x18\x03 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12&\n\x18\x61uto_increment_increment\x18\x04 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12)\n\x04view\x18\x05 \x01(\x0e\x32\x15.idalloc.v1.DocIdViewB\x04\xe2\x41\x01\x01\"\x9c\x01\n\x14StreamDocIdsResponse\x12\x0f\n\x07\x64oc_ids\x18\x01 \x03(\t\x12\"\n\x04runs\x18\x02 \x03(\x0b\x32\x14.idalloc.v1.DocIdRun\x12\x39\n\x06notice\x18\x03 \x01(\x0b\x32).idalloc.xprotocol.v1.SessionStateChanged\x12\x14\n\x0cnotice_frame\x18\x04 \x01(\x0c\"\x87\x01\n\x13GenerateUuidRequest\x12\x16\n\x08id_count\x18\x01 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12.\n\x07version\x18\x02 \x01(\x0e\x32\x17.idalloc.v1.UuidVersionB\x04\xe2\x41\x01\x01\x12(\n\x04view\x18\x03 \x01(\x0e\x32\x14.idalloc.v1.UuidViewB\x04\xe2\x41\x01\x01\"9\n\x14GenerateUuidResponse\x12\r\n\x05uuids\x18\x01 \x03(\t\x12\x12\n\nuuid_bytes\x18\x02 \x03(\x0c\"L\n\x07IdRange\x12\x10\n\x08\x66irst_id\x18\x01 \x01(\x03\x12\x0f\n\x07last_id\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x10\n\x08id_count\x18\x04 \x01(\x03\"@\n\x08\x44ocIdRun\x12\x14\n\x0c\x66irst_doc_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x10\n\x08id_count\x18\x03 \x01(\x03*j\n\tRangeView\x12\x1a\n\x16RANGE_VIEW_UNSPECIFIED\x10\x00\x12\x14\n\x10RANGE_VIEW_BASIC\x10\x01\x12\x15\n\x11RANGE_VIEW_NOTICE\x10\x02\x12\x14\n\x10RANGE_VIEW_TEXTS\x10\x03*S\n\x0bUuidVersion\x12\x1c\n\x18UUID_VERSION_UNSPECIFIED\x10\x00\x12\x12\n\x0eUUID_VERSION_4\x10\x04\x12\x12\n\x0eUUID_VERSION_7\x10\x07*N\n\x08UuidView\x12\x19\n\x15UUID_VIEW_UNSPECIFIED\x10\x00\x12\x12\n\x0eUUID_VIEW_TEXT\x10\x01\x12\x13\n\x0fUUID_VIEW_BYTES\x10\x02*\x8a\x01\n\tDocIdView\x12\x1b\n\x17\x44OC_ID_VIEW_UNSPECIFIED\x10\x00\x12\x14\n\x10\x44OC_ID_VIEW_FULL\x10\x01\x12\x13\n\x0f\x44OC_ID_VIEW_IDS\x10\x02\x12\x17\n\x13\x44OC_ID_VIEW_COMPACT\x10\x03\x12\x1c\n\x18\x44OC_ID_VIEW_NOTICE_FRAME\x10\x04*W\n\x08Ordering\x12\x18\n\x14ORDERING_UNSPECIFIED\x10\x00\x12\x1c\n\x18ORDERING_RISING_PER_NODE\x10\x01\x12\x13\n\x0fORDERING_RISING\x10\x02\x32\xa5\x04\n\x12IdAllocatorService\x12T\n\rAllocateRange\x12 .idalloc.v1.AllocateRangeRequest\x1a!.idalloc.v1.AllocateRangeResponse\x12\x66\n\x13\x42\x61tchAllocateRanges\x12&.idalloc.v1.BatchAllocateRangesRequest\x1a\'.idalloc.v1.BatchAllocateRangesResponse\x12S\n\x0cStreamRanges\x12\x1f.idalloc.v1.StreamRangesRequest\x1a .idalloc.v1.StreamRangesResponse0\x01\x12T\n\rGenerateDocId\x12 .idalloc.v1.GenerateDocIdRequest\x1a!.idalloc.v1.GenerateDocIdResponse\x12S\n\x0cStreamDocIds\x12\x1f.idalloc.v1.StreamDocIdsRequest\x1a .idalloc.v1.StreamDocIdsResponse0\x01\x12Q\n\x0cGenerateUuid\x12\x1f.idalloc.v1.GenerateUuidRequest\x1a .idalloc.v1.GenerateUuidResponseBP\n\rio.idalloc.v1B\x10IdAllocatorProtoP\x01Z+example.com/idalloc/go/idalloc/v1;idallocv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,6 +44,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ALLOCATERANGEREQUEST'].fields_by_name['view']._serialized_options = b'\342A\001\001'
   _globals['_ALLOCATERANGEREQUEST'].fields_by_name['request_id']._loaded_options = None
   _globals['_ALLOCATERANGEREQUEST'].fields_by_name['request_id']._serialized_options = b'\342A\001\001'
+  _globals['_BATCHALLOCATERANGESREQUEST'].fields_by_name['requests']._loaded_options = None
+  _globals['_BATCHALLOCATERANGESREQUEST'].fields_by_name['requests']._serialized_options = b'\342A\001\002'
   _globals['_STREAMRANGESREQUEST'].fields_by_name['sequence']._loaded_options = None
   _globals['_STREAMRANGESREQUEST'].fields_by_name['sequence']._serialized_options = b'\342A\001\002'
   _globals['_STREAMRANGESREQUEST'].fields_by_name['total_id_count']._loaded_options = None
@@ -75,40 +78,46 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEUUIDREQUEST'].fields_by_name['version']._serialized_options = b'\342A\001\001'
   _globals['_GENERATEUUIDREQUEST'].fields_by_name['view']._loaded_options = None
   _globals['_GENERATEUUIDREQUEST'].fields_by_name['view']._serialized_options = b'\342A\001\001'
-  _globals['_RANGEVIEW']._serialized_start=1983
-  _globals['_RANGEVIEW']._serialized_end=2089
-  _globals['_UUIDVERSION']._serialized_start=2091
-  _globals['_UUIDVERSION']._serialized_end=2174
-  _globals['_UUIDVIEW']._serialized_start=2176
-  _globals['_UUIDVIEW']._serialized_end=2254
-  _globals['_DOCIDVIEW']._serialized_start=2257
-  _globals['_DOCIDVIEW']._serialized_end=2395
-  _globals['_ORDERING']._serialized_start=2397
-  _globals['_ORDERING']._serialized_end=2484
-  _globals['_ALLOCATERANGEREQUEST']._serialized_start=146
-  _globals['_ALLOCATERANGEREQUEST']._serialized_end=285
-  _globals['_ALLOCATERANGERESPONSE']._serialized_start=288
-  _globals['_ALLOCATERANGERESPONSE']._serialized_end=571
-  _globals['_STREAMRANGESREQUEST']._serialized_start=574
-  _globals['_STREAMRANGESREQUEST']._serialized_end=722
-  _globals['_STREAMRANGESRESPONSE']._serialized_start=725
-  _globals['_STREAMRANGESRESPONSE']._serialized_end=948
-  _globals['_GENERATEDOCIDREQUEST']._serialized_start=951
-  _globals['_GENERATEDOCIDREQUEST']._serialized_end=1117
-  _globals['_GENERATEDOCIDRESPONSE']._serialized_start=1120
-  _globals['_GENERATEDOCIDRESPONSE']._serialized_end=1277
-  _globals['_STREAMDOCIDSREQUEST']._serialized_start=1280
-  _globals['_STREAMDOCIDSREQUEST']._serialized_end=1481
-  _globals['_STREAMDOCIDSRESPONSE']._serialized_start=1484
-  _globals['_STREAMDOCIDSRESPONSE']._serialized_end=1640
-  _globals['_GENERATEUUIDREQUEST']._serialized_start=1643
-  _globals['_GENERATEUUIDREQUEST']._serialized_end=1778
-  _globals['_GENERATEUUIDRESPONSE']._serialized_start=1780
-  _globals['_GENERATEUUIDRESPONSE']._serialized_end=1837
-  _globals['_IDRANGE']._serialized_start=1839
-  _globals['_IDRANGE']._serialized_end=1915
-  _globals['_DOCIDRUN']._serialized_start=1917
-  _globals['_DOCIDRUN']._serialized_end=1981
-  _globals['_IDALLOCATORSERVICE']._serialized_start=2487
-  _globals['_IDALLOCATORSERVICE']._serialized_end=2932
+  _globals['_RANGEVIEW']._serialized_start=2302
+  _globals['_RANGEVIEW']._serialized_end=2408
+  _globals['_UUIDVERSION']._serialized_start=2410
+  _globals['_UUIDVERSION']._serialized_end=2493
+  _globals['_UUIDVIEW']._serialized_start=2495
+  _globals['_UUIDVIEW']._serialized_end=2573
+  _globals['_DOCIDVIEW']._serialized_start=2576
+  _globals['_DOCIDVIEW']._serialized_end=2714
+  _globals['_ORDERING']._serialized_start=2716
+  _globals['_ORDERING']._serialized_end=2803
+  _globals['_ALLOCATERANGEREQUEST']._serialized_start=171
+  _globals['_ALLOCATERANGEREQUEST']._serialized_end=310
+  _globals['_ALLOCATERANGERESPONSE']._serialized_start=313
+  _globals['_ALLOCATERANGERESPONSE']._serialized_end=596
+  _globals['_BATCHALLOCATERANGESREQUEST']._serialized_start=598
+  _globals['_BATCHALLOCATERANGESREQUEST']._serialized_end=684
+  _globals['_BATCHALLOCATERANGESRESPONSE']._serialized_start=686
+  _globals['_BATCHALLOCATERANGESRESPONSE']._serialized_end=765
+  _globals['_ALLOCATERANGERESULT']._serialized_start=767
+  _globals['_ALLOCATERANGERESULT']._serialized_end=890
+  _globals['_STREAMRANGESREQUEST']._serialized_start=893
+  _globals['_STREAMRANGESREQUEST']._serialized_end=1041
+  _globals['_STREAMRANGESRESPONSE']._serialized_start=1044
+  _globals['_STREAMRANGESRESPONSE']._serialized_end=1267
+  _globals['_GENERATEDOCIDREQUEST']._serialized_start=1270
+  _globals['_GENERATEDOCIDREQUEST']._serialized_end=1436
+  _globals['_GENERATEDOCIDRESPONSE']._serialized_start=1439
+  _globals['_GENERATEDOCIDRESPONSE']._serialized_end=1596
+  _globals['_STREAMDOCIDSREQUEST']._serialized_start=1599
+  _globals['_STREAMDOCIDSREQUEST']._serialized_end=1800
+  _globals['_STREAMDOCIDSRESPONSE']._serialized_start=1803
+  _globals['_STREAMDOCIDSRESPONSE']._serialized_end=1959
+  _globals['_GENERATEUUIDREQUEST']._serialized_start=1962
+  _globals['_GENERATEUUIDREQUEST']._serialized_end=2097
+  _globals['_GENERATEUUIDRESPONSE']._serialized_start=2099
+  _globals['_GENERATEUUIDRESPONSE']._serialized_end=2156
+  _globals['_IDRANGE']._serialized_start=2158
+  _globals['_IDRANGE']._serialized_end=2234
+  _globals['_DOCIDRUN']._serialized_start=2236
+  _globals['_DOCIDRUN']._serialized_end=2300
+  _globals['_IDALLOCATORSERVICE']._serialized_start=2806
+  _globals['_IDALLOCATORSERVICE']._serialized_end=3355
 # @@protoc_insertion_point(module_scope)

@@ -9,6 +9,7 @@ from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.rpc import status_pb2 as _status_pb2
 from idalloc.xprotocol.v1 import notice_pb2 as _notice_pb2
 import builtins as _builtins
 import sys
@@ -275,6 +276,86 @@ class AllocateRangeResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AllocateRangeResponse: _TypeAlias = AllocateRangeResponse  # noqa: Y015
+
+@_typing.final
+class BatchAllocateRangesRequest(_message.Message):
+    """Request of BatchAllocateRanges."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___AllocateRangeRequest]:
+        """What to allocate: 1 to 1,000 requests. Their view and request_id must be unset."""
+
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[Global___AllocateRangeRequest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BatchAllocateRangesRequest: _TypeAlias = BatchAllocateRangesRequest  # noqa: Y015
+
+@_typing.final
+class BatchAllocateRangesResponse(_message.Message):
+    """Response of BatchAllocateRanges."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___AllocateRangeResult]:
+        """One result for each request, in the order of the requests."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___AllocateRangeResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BatchAllocateRangesResponse: _TypeAlias = BatchAllocateRangesResponse  # noqa: Y015
+
+@_typing.final
+class AllocateRangeResult(_message.Message):
+    """The result of one request of BatchAllocateRanges."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESPONSE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def response(self) -> Global___AllocateRangeResponse:
+        """The reply of AllocateRange."""
+
+    @_builtins.property
+    def error(self) -> _status_pb2.Status:
+        """The error that AllocateRange would have ended with, with the same details."""
+
+    def __init__(
+        self,
+        *,
+        response: Global___AllocateRangeResponse | None = ...,
+        error: _status_pb2.Status | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "response", b"response", "result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "response", b"response", "result", b"result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["response", "error"]  # noqa: Y015
+    _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
+
+Global___AllocateRangeResult: _TypeAlias = AllocateRangeResult  # noqa: Y015
 
 @_typing.final
 class StreamRangesRequest(_message.Message):

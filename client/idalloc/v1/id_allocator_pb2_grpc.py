@@ -45,6 +45,11 @@ class IdAllocatorServiceStub(object):
                 request_serializer=idalloc_dot_v1_dot_id__allocator__pb2.AllocateRangeRequest.SerializeToString,
                 response_deserializer=idalloc_dot_v1_dot_id__allocator__pb2.AllocateRangeResponse.FromString,
                 _registered_method=True)
+        self.BatchAllocateRanges = channel.unary_unary(
+                '/idalloc.v1.IdAllocatorService/BatchAllocateRanges',
+                request_serializer=idalloc_dot_v1_dot_id__allocator__pb2.BatchAllocateRangesRequest.SerializeToString,
+                response_deserializer=idalloc_dot_v1_dot_id__allocator__pb2.BatchAllocateRangesResponse.FromString,
+                _registered_method=True)
         self.StreamRanges = channel.unary_stream(
                 '/idalloc.v1.IdAllocatorService/StreamRanges',
                 request_serializer=idalloc_dot_v1_dot_id__allocator__pb2.StreamRangesRequest.SerializeToString,
@@ -86,6 +91,20 @@ class IdAllocatorServiceServicer(object):
         Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_EXHAUSTED, SEQUENCE_AHEAD_OF_CLOCK,
         TOO_MANY_SEQUENCES, STORE_UNAVAILABLE, STORE_REFUSED, STORE_WENT_BACKWARDS, REQUEST_ID_REUSED, REQUEST_ID_BURNED,
         SERVER_DRAINING.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def BatchAllocateRanges(self, request, context):
+        """Allocates one range for each of up to 1,000 requests (AIP-231). No request depends on another: each result is a range
+        or an error. A request that is not finished 50 ms before the call's deadline gets the error STORE_UNAVAILABLE, so
+        that a slow one does not lose the results of the others; its ids, if it took any, are burned.
+
+        Requests for the same sequence get disjoint ranges. Roles and quotas apply to each request as to a call of
+        AllocateRange.
+
+        Errors: INVALID_REQUEST, SERVER_DRAINING; of each request: those of AllocateRange.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -147,6 +166,11 @@ def add_IdAllocatorServiceServicer_to_server(servicer, server):
                     request_deserializer=idalloc_dot_v1_dot_id__allocator__pb2.AllocateRangeRequest.FromString,
                     response_serializer=idalloc_dot_v1_dot_id__allocator__pb2.AllocateRangeResponse.SerializeToString,
             ),
+            'BatchAllocateRanges': grpc.unary_unary_rpc_method_handler(
+                    servicer.BatchAllocateRanges,
+                    request_deserializer=idalloc_dot_v1_dot_id__allocator__pb2.BatchAllocateRangesRequest.FromString,
+                    response_serializer=idalloc_dot_v1_dot_id__allocator__pb2.BatchAllocateRangesResponse.SerializeToString,
+            ),
             'StreamRanges': grpc.unary_stream_rpc_method_handler(
                     servicer.StreamRanges,
                     request_deserializer=idalloc_dot_v1_dot_id__allocator__pb2.StreamRangesRequest.FromString,
@@ -201,6 +225,33 @@ class IdAllocatorService(object):
             '/idalloc.v1.IdAllocatorService/AllocateRange',
             idalloc_dot_v1_dot_id__allocator__pb2.AllocateRangeRequest.SerializeToString,
             idalloc_dot_v1_dot_id__allocator__pb2.AllocateRangeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BatchAllocateRanges(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/idalloc.v1.IdAllocatorService/BatchAllocateRanges',
+            idalloc_dot_v1_dot_id__allocator__pb2.BatchAllocateRangesRequest.SerializeToString,
+            idalloc_dot_v1_dot_id__allocator__pb2.BatchAllocateRangesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -50,6 +50,16 @@ class IdAllocatorServiceStub:
     TOO_MANY_SEQUENCES, STORE_UNAVAILABLE, STORE_REFUSED, STORE_WENT_BACKWARDS, REQUEST_ID_REUSED, REQUEST_ID_BURNED,
     SERVER_DRAINING.
     """
+    BatchAllocateRanges: _grpc.UnaryUnaryMultiCallable[_id_allocator_pb2.BatchAllocateRangesRequest, _id_allocator_pb2.BatchAllocateRangesResponse]
+    """Allocates one range for each of up to 1,000 requests (AIP-231). No request depends on another: each result is a range
+    or an error. A request that is not finished 50 ms before the call's deadline gets the error STORE_UNAVAILABLE, so
+    that a slow one does not lose the results of the others; its ids, if it took any, are burned.
+
+    Requests for the same sequence get disjoint ranges. Roles and quotas apply to each request as to a call of
+    AllocateRange.
+
+    Errors: INVALID_REQUEST, SERVER_DRAINING; of each request: those of AllocateRange.
+    """
     StreamRanges: _grpc.UnaryStreamMultiCallable[_id_allocator_pb2.StreamRangesRequest, _id_allocator_pb2.StreamRangesResponse]
     """Allocates ids from a sequence chunk by chunk until the total is reached.
 
@@ -104,6 +114,16 @@ class IdAllocatorServiceAsyncStub(IdAllocatorServiceStub):
     Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_EXHAUSTED, SEQUENCE_AHEAD_OF_CLOCK,
     TOO_MANY_SEQUENCES, STORE_UNAVAILABLE, STORE_REFUSED, STORE_WENT_BACKWARDS, REQUEST_ID_REUSED, REQUEST_ID_BURNED,
     SERVER_DRAINING.
+    """
+    BatchAllocateRanges: _aio.UnaryUnaryMultiCallable[_id_allocator_pb2.BatchAllocateRangesRequest, _id_allocator_pb2.BatchAllocateRangesResponse]  # type: ignore[assignment]
+    """Allocates one range for each of up to 1,000 requests (AIP-231). No request depends on another: each result is a range
+    or an error. A request that is not finished 50 ms before the call's deadline gets the error STORE_UNAVAILABLE, so
+    that a slow one does not lose the results of the others; its ids, if it took any, are burned.
+
+    Requests for the same sequence get disjoint ranges. Roles and quotas apply to each request as to a call of
+    AllocateRange.
+
+    Errors: INVALID_REQUEST, SERVER_DRAINING; of each request: those of AllocateRange.
     """
     StreamRanges: _aio.UnaryStreamMultiCallable[_id_allocator_pb2.StreamRangesRequest, _id_allocator_pb2.StreamRangesResponse]  # type: ignore[assignment]
     """Allocates ids from a sequence chunk by chunk until the total is reached.
@@ -162,6 +182,22 @@ class IdAllocatorServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_EXHAUSTED, SEQUENCE_AHEAD_OF_CLOCK,
         TOO_MANY_SEQUENCES, STORE_UNAVAILABLE, STORE_REFUSED, STORE_WENT_BACKWARDS, REQUEST_ID_REUSED, REQUEST_ID_BURNED,
         SERVER_DRAINING.
+        """
+
+    @_abc_1.abstractmethod
+    def BatchAllocateRanges(
+        self,
+        request: _id_allocator_pb2.BatchAllocateRangesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_id_allocator_pb2.BatchAllocateRangesResponse, _abc.Awaitable[_id_allocator_pb2.BatchAllocateRangesResponse]]:
+        """Allocates one range for each of up to 1,000 requests (AIP-231). No request depends on another: each result is a range
+        or an error. A request that is not finished 50 ms before the call's deadline gets the error STORE_UNAVAILABLE, so
+        that a slow one does not lose the results of the others; its ids, if it took any, are burned.
+
+        Requests for the same sequence get disjoint ranges. Roles and quotas apply to each request as to a call of
+        AllocateRange.
+
+        Errors: INVALID_REQUEST, SERVER_DRAINING; of each request: those of AllocateRange.
         """
 
     @_abc_1.abstractmethod

@@ -9,6 +9,7 @@ package idallocv1
 import (
 	v1 "example.com/idalloc/go/idalloc/xprotocol/v1"
 	_ "google.golang.org/genproto/googleapis/api/annotations"
+	status "google.golang.org/genproto/googleapis/rpc/status"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
@@ -506,6 +507,185 @@ func (x *AllocateRangeResponse) GetCreated() bool {
 	return false
 }
 
+// Request of BatchAllocateRanges.
+type BatchAllocateRangesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What to allocate: 1 to 1,000 requests. Their view and request_id must be unset.
+	Requests      []*AllocateRangeRequest `protobuf:"bytes,1,rep,name=requests,proto3" json:"requests,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BatchAllocateRangesRequest) Reset() {
+	*x = BatchAllocateRangesRequest{}
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BatchAllocateRangesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BatchAllocateRangesRequest) ProtoMessage() {}
+
+func (x *BatchAllocateRangesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BatchAllocateRangesRequest.ProtoReflect.Descriptor instead.
+func (*BatchAllocateRangesRequest) Descriptor() ([]byte, []int) {
+	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *BatchAllocateRangesRequest) GetRequests() []*AllocateRangeRequest {
+	if x != nil {
+		return x.Requests
+	}
+	return nil
+}
+
+// Response of BatchAllocateRanges.
+type BatchAllocateRangesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One result for each request, in the order of the requests.
+	Results       []*AllocateRangeResult `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BatchAllocateRangesResponse) Reset() {
+	*x = BatchAllocateRangesResponse{}
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BatchAllocateRangesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BatchAllocateRangesResponse) ProtoMessage() {}
+
+func (x *BatchAllocateRangesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BatchAllocateRangesResponse.ProtoReflect.Descriptor instead.
+func (*BatchAllocateRangesResponse) Descriptor() ([]byte, []int) {
+	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *BatchAllocateRangesResponse) GetResults() []*AllocateRangeResult {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
+// The result of one request of BatchAllocateRanges.
+type AllocateRangeResult struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Either the range or the error.
+	//
+	// Types that are valid to be assigned to Result:
+	//
+	//	*AllocateRangeResult_Response
+	//	*AllocateRangeResult_Error
+	Result        isAllocateRangeResult_Result `protobuf_oneof:"result"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AllocateRangeResult) Reset() {
+	*x = AllocateRangeResult{}
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AllocateRangeResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AllocateRangeResult) ProtoMessage() {}
+
+func (x *AllocateRangeResult) ProtoReflect() protoreflect.Message {
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AllocateRangeResult.ProtoReflect.Descriptor instead.
+func (*AllocateRangeResult) Descriptor() ([]byte, []int) {
+	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *AllocateRangeResult) GetResult() isAllocateRangeResult_Result {
+	if x != nil {
+		return x.Result
+	}
+	return nil
+}
+
+func (x *AllocateRangeResult) GetResponse() *AllocateRangeResponse {
+	if x != nil {
+		if x, ok := x.Result.(*AllocateRangeResult_Response); ok {
+			return x.Response
+		}
+	}
+	return nil
+}
+
+func (x *AllocateRangeResult) GetError() *status.Status {
+	if x != nil {
+		if x, ok := x.Result.(*AllocateRangeResult_Error); ok {
+			return x.Error
+		}
+	}
+	return nil
+}
+
+type isAllocateRangeResult_Result interface {
+	isAllocateRangeResult_Result()
+}
+
+type AllocateRangeResult_Response struct {
+	// The reply of AllocateRange.
+	Response *AllocateRangeResponse `protobuf:"bytes,1,opt,name=response,proto3,oneof"`
+}
+
+type AllocateRangeResult_Error struct {
+	// The error that AllocateRange would have ended with, with the same details.
+	Error *status.Status `protobuf:"bytes,2,opt,name=error,proto3,oneof"`
+}
+
+func (*AllocateRangeResult_Response) isAllocateRangeResult_Result() {}
+
+func (*AllocateRangeResult_Error) isAllocateRangeResult_Result() {}
+
 // Request of StreamRanges.
 type StreamRangesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -524,7 +704,7 @@ type StreamRangesRequest struct {
 
 func (x *StreamRangesRequest) Reset() {
 	*x = StreamRangesRequest{}
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[2]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -536,7 +716,7 @@ func (x *StreamRangesRequest) String() string {
 func (*StreamRangesRequest) ProtoMessage() {}
 
 func (x *StreamRangesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[2]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -549,7 +729,7 @@ func (x *StreamRangesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamRangesRequest.ProtoReflect.Descriptor instead.
 func (*StreamRangesRequest) Descriptor() ([]byte, []int) {
-	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{2}
+	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *StreamRangesRequest) GetSequence() string {
@@ -605,7 +785,7 @@ type StreamRangesResponse struct {
 
 func (x *StreamRangesResponse) Reset() {
 	*x = StreamRangesResponse{}
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[3]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -617,7 +797,7 @@ func (x *StreamRangesResponse) String() string {
 func (*StreamRangesResponse) ProtoMessage() {}
 
 func (x *StreamRangesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[3]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -630,7 +810,7 @@ func (x *StreamRangesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamRangesResponse.ProtoReflect.Descriptor instead.
 func (*StreamRangesResponse) Descriptor() ([]byte, []int) {
-	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{3}
+	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *StreamRangesResponse) GetRange() *IdRange {
@@ -708,7 +888,7 @@ type GenerateDocIdRequest struct {
 
 func (x *GenerateDocIdRequest) Reset() {
 	*x = GenerateDocIdRequest{}
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[4]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -720,7 +900,7 @@ func (x *GenerateDocIdRequest) String() string {
 func (*GenerateDocIdRequest) ProtoMessage() {}
 
 func (x *GenerateDocIdRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[4]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -733,7 +913,7 @@ func (x *GenerateDocIdRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerateDocIdRequest.ProtoReflect.Descriptor instead.
 func (*GenerateDocIdRequest) Descriptor() ([]byte, []int) {
-	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{4}
+	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *GenerateDocIdRequest) GetIdCount() int64 {
@@ -781,7 +961,7 @@ type GenerateDocIdResponse struct {
 
 func (x *GenerateDocIdResponse) Reset() {
 	*x = GenerateDocIdResponse{}
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[5]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -793,7 +973,7 @@ func (x *GenerateDocIdResponse) String() string {
 func (*GenerateDocIdResponse) ProtoMessage() {}
 
 func (x *GenerateDocIdResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[5]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -806,7 +986,7 @@ func (x *GenerateDocIdResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerateDocIdResponse.ProtoReflect.Descriptor instead.
 func (*GenerateDocIdResponse) Descriptor() ([]byte, []int) {
-	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{5}
+	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *GenerateDocIdResponse) GetDocIds() []string {
@@ -857,7 +1037,7 @@ type StreamDocIdsRequest struct {
 
 func (x *StreamDocIdsRequest) Reset() {
 	*x = StreamDocIdsRequest{}
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[6]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -869,7 +1049,7 @@ func (x *StreamDocIdsRequest) String() string {
 func (*StreamDocIdsRequest) ProtoMessage() {}
 
 func (x *StreamDocIdsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[6]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -882,7 +1062,7 @@ func (x *StreamDocIdsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamDocIdsRequest.ProtoReflect.Descriptor instead.
 func (*StreamDocIdsRequest) Descriptor() ([]byte, []int) {
-	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{6}
+	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *StreamDocIdsRequest) GetTotalIdCount() int64 {
@@ -937,7 +1117,7 @@ type StreamDocIdsResponse struct {
 
 func (x *StreamDocIdsResponse) Reset() {
 	*x = StreamDocIdsResponse{}
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[7]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -949,7 +1129,7 @@ func (x *StreamDocIdsResponse) String() string {
 func (*StreamDocIdsResponse) ProtoMessage() {}
 
 func (x *StreamDocIdsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[7]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -962,7 +1142,7 @@ func (x *StreamDocIdsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamDocIdsResponse.ProtoReflect.Descriptor instead.
 func (*StreamDocIdsResponse) Descriptor() ([]byte, []int) {
-	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{7}
+	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *StreamDocIdsResponse) GetDocIds() []string {
@@ -1009,7 +1189,7 @@ type GenerateUuidRequest struct {
 
 func (x *GenerateUuidRequest) Reset() {
 	*x = GenerateUuidRequest{}
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[8]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1021,7 +1201,7 @@ func (x *GenerateUuidRequest) String() string {
 func (*GenerateUuidRequest) ProtoMessage() {}
 
 func (x *GenerateUuidRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[8]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1034,7 +1214,7 @@ func (x *GenerateUuidRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerateUuidRequest.ProtoReflect.Descriptor instead.
 func (*GenerateUuidRequest) Descriptor() ([]byte, []int) {
-	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{8}
+	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GenerateUuidRequest) GetIdCount() int64 {
@@ -1071,7 +1251,7 @@ type GenerateUuidResponse struct {
 
 func (x *GenerateUuidResponse) Reset() {
 	*x = GenerateUuidResponse{}
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[9]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1083,7 +1263,7 @@ func (x *GenerateUuidResponse) String() string {
 func (*GenerateUuidResponse) ProtoMessage() {}
 
 func (x *GenerateUuidResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[9]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1096,7 +1276,7 @@ func (x *GenerateUuidResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerateUuidResponse.ProtoReflect.Descriptor instead.
 func (*GenerateUuidResponse) Descriptor() ([]byte, []int) {
-	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{9}
+	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GenerateUuidResponse) GetUuids() []string {
@@ -1130,7 +1310,7 @@ type IdRange struct {
 
 func (x *IdRange) Reset() {
 	*x = IdRange{}
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[10]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1142,7 +1322,7 @@ func (x *IdRange) String() string {
 func (*IdRange) ProtoMessage() {}
 
 func (x *IdRange) ProtoReflect() protoreflect.Message {
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[10]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1155,7 +1335,7 @@ func (x *IdRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdRange.ProtoReflect.Descriptor instead.
 func (*IdRange) Descriptor() ([]byte, []int) {
-	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{10}
+	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *IdRange) GetFirstId() int64 {
@@ -1201,7 +1381,7 @@ type DocIdRun struct {
 
 func (x *DocIdRun) Reset() {
 	*x = DocIdRun{}
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[11]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1213,7 +1393,7 @@ func (x *DocIdRun) String() string {
 func (*DocIdRun) ProtoMessage() {}
 
 func (x *DocIdRun) ProtoReflect() protoreflect.Message {
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[11]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1226,7 +1406,7 @@ func (x *DocIdRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DocIdRun.ProtoReflect.Descriptor instead.
 func (*DocIdRun) Descriptor() ([]byte, []int) {
-	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{11}
+	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DocIdRun) GetFirstDocId() string {
@@ -1255,7 +1435,7 @@ var File_idalloc_v1_id_allocator_proto protoreflect.FileDescriptor
 const file_idalloc_v1_id_allocator_proto_rawDesc = "" +
 	"\n" +
 	"\x1didalloc/v1/id_allocator.proto\x12\n" +
-	"idalloc.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x1egoogle/protobuf/duration.proto\x1a!idalloc/xprotocol/v1/notice.proto\"\xaf\x01\n" +
+	"idalloc.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\x1a!idalloc/xprotocol/v1/notice.proto\"\xaf\x01\n" +
 	"\x14AllocateRangeRequest\x12 \n" +
 	"\bsequence\x18\x01 \x01(\tB\x04\xe2A\x01\x02R\bsequence\x12\x1f\n" +
 	"\bid_count\x18\x02 \x01(\x03B\x04\xe2A\x01\x01R\aidCount\x12/\n" +
@@ -1273,7 +1453,15 @@ const file_idalloc_v1_id_allocator_proto_rawDesc = "" +
 	"\x05texts\x18\x06 \x03(\tR\x05texts\x12\x16\n" +
 	"\x06period\x18\a \x01(\tR\x06period\x12\x17\n" +
 	"\anode_id\x18\b \x01(\x03R\x06nodeId\x12\x18\n" +
-	"\acreated\x18\t \x01(\bR\acreated\"\xc0\x01\n" +
+	"\acreated\x18\t \x01(\bR\acreated\"`\n" +
+	"\x1aBatchAllocateRangesRequest\x12B\n" +
+	"\brequests\x18\x01 \x03(\v2 .idalloc.v1.AllocateRangeRequestB\x04\xe2A\x01\x02R\brequests\"X\n" +
+	"\x1bBatchAllocateRangesResponse\x129\n" +
+	"\aresults\x18\x01 \x03(\v2\x1f.idalloc.v1.AllocateRangeResultR\aresults\"\x8c\x01\n" +
+	"\x13AllocateRangeResult\x12?\n" +
+	"\bresponse\x18\x01 \x01(\v2!.idalloc.v1.AllocateRangeResponseH\x00R\bresponse\x12*\n" +
+	"\x05error\x18\x02 \x01(\v2\x12.google.rpc.StatusH\x00R\x05errorB\b\n" +
+	"\x06result\"\xc0\x01\n" +
 	"\x13StreamRangesRequest\x12 \n" +
 	"\bsequence\x18\x01 \x01(\tB\x04\xe2A\x01\x02R\bsequence\x12*\n" +
 	"\x0etotal_id_count\x18\x02 \x01(\x03B\x04\xe2A\x01\x02R\ftotalIdCount\x12*\n" +
@@ -1351,9 +1539,10 @@ const file_idalloc_v1_id_allocator_proto_rawDesc = "" +
 	"\bOrdering\x12\x18\n" +
 	"\x14ORDERING_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18ORDERING_RISING_PER_NODE\x10\x01\x12\x13\n" +
-	"\x0fORDERING_RISING\x10\x022\xbd\x03\n" +
+	"\x0fORDERING_RISING\x10\x022\xa5\x04\n" +
 	"\x12IdAllocatorService\x12T\n" +
-	"\rAllocateRange\x12 .idalloc.v1.AllocateRangeRequest\x1a!.idalloc.v1.AllocateRangeResponse\x12S\n" +
+	"\rAllocateRange\x12 .idalloc.v1.AllocateRangeRequest\x1a!.idalloc.v1.AllocateRangeResponse\x12f\n" +
+	"\x13BatchAllocateRanges\x12&.idalloc.v1.BatchAllocateRangesRequest\x1a'.idalloc.v1.BatchAllocateRangesResponse\x12S\n" +
 	"\fStreamRanges\x12\x1f.idalloc.v1.StreamRangesRequest\x1a .idalloc.v1.StreamRangesResponse0\x01\x12T\n" +
 	"\rGenerateDocId\x12 .idalloc.v1.GenerateDocIdRequest\x1a!.idalloc.v1.GenerateDocIdResponse\x12S\n" +
 	"\fStreamDocIds\x12\x1f.idalloc.v1.StreamDocIdsRequest\x1a .idalloc.v1.StreamDocIdsResponse0\x01\x12Q\n" +
@@ -1373,61 +1562,71 @@ func file_idalloc_v1_id_allocator_proto_rawDescGZIP() []byte {
 }
 
 var file_idalloc_v1_id_allocator_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_idalloc_v1_id_allocator_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_idalloc_v1_id_allocator_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_idalloc_v1_id_allocator_proto_goTypes = []any{
-	(RangeView)(0),                 // 0: idalloc.v1.RangeView
-	(UuidVersion)(0),               // 1: idalloc.v1.UuidVersion
-	(UuidView)(0),                  // 2: idalloc.v1.UuidView
-	(DocIdView)(0),                 // 3: idalloc.v1.DocIdView
-	(Ordering)(0),                  // 4: idalloc.v1.Ordering
-	(*AllocateRangeRequest)(nil),   // 5: idalloc.v1.AllocateRangeRequest
-	(*AllocateRangeResponse)(nil),  // 6: idalloc.v1.AllocateRangeResponse
-	(*StreamRangesRequest)(nil),    // 7: idalloc.v1.StreamRangesRequest
-	(*StreamRangesResponse)(nil),   // 8: idalloc.v1.StreamRangesResponse
-	(*GenerateDocIdRequest)(nil),   // 9: idalloc.v1.GenerateDocIdRequest
-	(*GenerateDocIdResponse)(nil),  // 10: idalloc.v1.GenerateDocIdResponse
-	(*StreamDocIdsRequest)(nil),    // 11: idalloc.v1.StreamDocIdsRequest
-	(*StreamDocIdsResponse)(nil),   // 12: idalloc.v1.StreamDocIdsResponse
-	(*GenerateUuidRequest)(nil),    // 13: idalloc.v1.GenerateUuidRequest
-	(*GenerateUuidResponse)(nil),   // 14: idalloc.v1.GenerateUuidResponse
-	(*IdRange)(nil),                // 15: idalloc.v1.IdRange
-	(*DocIdRun)(nil),               // 16: idalloc.v1.DocIdRun
-	(*durationpb.Duration)(nil),    // 17: google.protobuf.Duration
-	(*v1.SessionStateChanged)(nil), // 18: idalloc.xprotocol.v1.SessionStateChanged
+	(RangeView)(0),                      // 0: idalloc.v1.RangeView
+	(UuidVersion)(0),                    // 1: idalloc.v1.UuidVersion
+	(UuidView)(0),                       // 2: idalloc.v1.UuidView
+	(DocIdView)(0),                      // 3: idalloc.v1.DocIdView
+	(Ordering)(0),                       // 4: idalloc.v1.Ordering
+	(*AllocateRangeRequest)(nil),        // 5: idalloc.v1.AllocateRangeRequest
+	(*AllocateRangeResponse)(nil),       // 6: idalloc.v1.AllocateRangeResponse
+	(*BatchAllocateRangesRequest)(nil),  // 7: idalloc.v1.BatchAllocateRangesRequest
+	(*BatchAllocateRangesResponse)(nil), // 8: idalloc.v1.BatchAllocateRangesResponse
+	(*AllocateRangeResult)(nil),         // 9: idalloc.v1.AllocateRangeResult
+	(*StreamRangesRequest)(nil),         // 10: idalloc.v1.StreamRangesRequest
+	(*StreamRangesResponse)(nil),        // 11: idalloc.v1.StreamRangesResponse
+	(*GenerateDocIdRequest)(nil),        // 12: idalloc.v1.GenerateDocIdRequest
+	(*GenerateDocIdResponse)(nil),       // 13: idalloc.v1.GenerateDocIdResponse
+	(*StreamDocIdsRequest)(nil),         // 14: idalloc.v1.StreamDocIdsRequest
+	(*StreamDocIdsResponse)(nil),        // 15: idalloc.v1.StreamDocIdsResponse
+	(*GenerateUuidRequest)(nil),         // 16: idalloc.v1.GenerateUuidRequest
+	(*GenerateUuidResponse)(nil),        // 17: idalloc.v1.GenerateUuidResponse
+	(*IdRange)(nil),                     // 18: idalloc.v1.IdRange
+	(*DocIdRun)(nil),                    // 19: idalloc.v1.DocIdRun
+	(*durationpb.Duration)(nil),         // 20: google.protobuf.Duration
+	(*v1.SessionStateChanged)(nil),      // 21: idalloc.xprotocol.v1.SessionStateChanged
+	(*status.Status)(nil),               // 22: google.rpc.Status
 }
 var file_idalloc_v1_id_allocator_proto_depIdxs = []int32{
 	0,  // 0: idalloc.v1.AllocateRangeRequest.view:type_name -> idalloc.v1.RangeView
-	15, // 1: idalloc.v1.AllocateRangeResponse.range:type_name -> idalloc.v1.IdRange
-	17, // 2: idalloc.v1.AllocateRangeResponse.ttl:type_name -> google.protobuf.Duration
+	18, // 1: idalloc.v1.AllocateRangeResponse.range:type_name -> idalloc.v1.IdRange
+	20, // 2: idalloc.v1.AllocateRangeResponse.ttl:type_name -> google.protobuf.Duration
 	4,  // 3: idalloc.v1.AllocateRangeResponse.ordering:type_name -> idalloc.v1.Ordering
-	18, // 4: idalloc.v1.AllocateRangeResponse.notice:type_name -> idalloc.xprotocol.v1.SessionStateChanged
-	0,  // 5: idalloc.v1.StreamRangesRequest.view:type_name -> idalloc.v1.RangeView
-	15, // 6: idalloc.v1.StreamRangesResponse.range:type_name -> idalloc.v1.IdRange
-	17, // 7: idalloc.v1.StreamRangesResponse.ttl:type_name -> google.protobuf.Duration
-	4,  // 8: idalloc.v1.StreamRangesResponse.ordering:type_name -> idalloc.v1.Ordering
-	3,  // 9: idalloc.v1.GenerateDocIdRequest.view:type_name -> idalloc.v1.DocIdView
-	16, // 10: idalloc.v1.GenerateDocIdResponse.runs:type_name -> idalloc.v1.DocIdRun
-	18, // 11: idalloc.v1.GenerateDocIdResponse.notice:type_name -> idalloc.xprotocol.v1.SessionStateChanged
-	3,  // 12: idalloc.v1.StreamDocIdsRequest.view:type_name -> idalloc.v1.DocIdView
-	16, // 13: idalloc.v1.StreamDocIdsResponse.runs:type_name -> idalloc.v1.DocIdRun
-	18, // 14: idalloc.v1.StreamDocIdsResponse.notice:type_name -> idalloc.xprotocol.v1.SessionStateChanged
-	1,  // 15: idalloc.v1.GenerateUuidRequest.version:type_name -> idalloc.v1.UuidVersion
-	2,  // 16: idalloc.v1.GenerateUuidRequest.view:type_name -> idalloc.v1.UuidView
-	5,  // 17: idalloc.v1.IdAllocatorService.AllocateRange:input_type -> idalloc.v1.AllocateRangeRequest
-	7,  // 18: idalloc.v1.IdAllocatorService.StreamRanges:input_type -> idalloc.v1.StreamRangesRequest
-	9,  // 19: idalloc.v1.IdAllocatorService.GenerateDocId:input_type -> idalloc.v1.GenerateDocIdRequest
-	11, // 20: idalloc.v1.IdAllocatorService.StreamDocIds:input_type -> idalloc.v1.StreamDocIdsRequest
-	13, // 21: idalloc.v1.IdAllocatorService.GenerateUuid:input_type -> idalloc.v1.GenerateUuidRequest
-	6,  // 22: idalloc.v1.IdAllocatorService.AllocateRange:output_type -> idalloc.v1.AllocateRangeResponse
-	8,  // 23: idalloc.v1.IdAllocatorService.StreamRanges:output_type -> idalloc.v1.StreamRangesResponse
-	10, // 24: idalloc.v1.IdAllocatorService.GenerateDocId:output_type -> idalloc.v1.GenerateDocIdResponse
-	12, // 25: idalloc.v1.IdAllocatorService.StreamDocIds:output_type -> idalloc.v1.StreamDocIdsResponse
-	14, // 26: idalloc.v1.IdAllocatorService.GenerateUuid:output_type -> idalloc.v1.GenerateUuidResponse
-	22, // [22:27] is the sub-list for method output_type
-	17, // [17:22] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	21, // 4: idalloc.v1.AllocateRangeResponse.notice:type_name -> idalloc.xprotocol.v1.SessionStateChanged
+	5,  // 5: idalloc.v1.BatchAllocateRangesRequest.requests:type_name -> idalloc.v1.AllocateRangeRequest
+	9,  // 6: idalloc.v1.BatchAllocateRangesResponse.results:type_name -> idalloc.v1.AllocateRangeResult
+	6,  // 7: idalloc.v1.AllocateRangeResult.response:type_name -> idalloc.v1.AllocateRangeResponse
+	22, // 8: idalloc.v1.AllocateRangeResult.error:type_name -> google.rpc.Status
+	0,  // 9: idalloc.v1.StreamRangesRequest.view:type_name -> idalloc.v1.RangeView
+	18, // 10: idalloc.v1.StreamRangesResponse.range:type_name -> idalloc.v1.IdRange
+	20, // 11: idalloc.v1.StreamRangesResponse.ttl:type_name -> google.protobuf.Duration
+	4,  // 12: idalloc.v1.StreamRangesResponse.ordering:type_name -> idalloc.v1.Ordering
+	3,  // 13: idalloc.v1.GenerateDocIdRequest.view:type_name -> idalloc.v1.DocIdView
+	19, // 14: idalloc.v1.GenerateDocIdResponse.runs:type_name -> idalloc.v1.DocIdRun
+	21, // 15: idalloc.v1.GenerateDocIdResponse.notice:type_name -> idalloc.xprotocol.v1.SessionStateChanged
+	3,  // 16: idalloc.v1.StreamDocIdsRequest.view:type_name -> idalloc.v1.DocIdView
+	19, // 17: idalloc.v1.StreamDocIdsResponse.runs:type_name -> idalloc.v1.DocIdRun
+	21, // 18: idalloc.v1.StreamDocIdsResponse.notice:type_name -> idalloc.xprotocol.v1.SessionStateChanged
+	1,  // 19: idalloc.v1.GenerateUuidRequest.version:type_name -> idalloc.v1.UuidVersion
+	2,  // 20: idalloc.v1.GenerateUuidRequest.view:type_name -> idalloc.v1.UuidView
+	5,  // 21: idalloc.v1.IdAllocatorService.AllocateRange:input_type -> idalloc.v1.AllocateRangeRequest
+	7,  // 22: idalloc.v1.IdAllocatorService.BatchAllocateRanges:input_type -> idalloc.v1.BatchAllocateRangesRequest
+	10, // 23: idalloc.v1.IdAllocatorService.StreamRanges:input_type -> idalloc.v1.StreamRangesRequest
+	12, // 24: idalloc.v1.IdAllocatorService.GenerateDocId:input_type -> idalloc.v1.GenerateDocIdRequest
+	14, // 25: idalloc.v1.IdAllocatorService.StreamDocIds:input_type -> idalloc.v1.StreamDocIdsRequest
+	16, // 26: idalloc.v1.IdAllocatorService.GenerateUuid:input_type -> idalloc.v1.GenerateUuidRequest
+	6,  // 27: idalloc.v1.IdAllocatorService.AllocateRange:output_type -> idalloc.v1.AllocateRangeResponse
+	8,  // 28: idalloc.v1.IdAllocatorService.BatchAllocateRanges:output_type -> idalloc.v1.BatchAllocateRangesResponse
+	11, // 29: idalloc.v1.IdAllocatorService.StreamRanges:output_type -> idalloc.v1.StreamRangesResponse
+	13, // 30: idalloc.v1.IdAllocatorService.GenerateDocId:output_type -> idalloc.v1.GenerateDocIdResponse
+	15, // 31: idalloc.v1.IdAllocatorService.StreamDocIds:output_type -> idalloc.v1.StreamDocIdsResponse
+	17, // 32: idalloc.v1.IdAllocatorService.GenerateUuid:output_type -> idalloc.v1.GenerateUuidResponse
+	27, // [27:33] is the sub-list for method output_type
+	21, // [21:27] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_idalloc_v1_id_allocator_proto_init() }
@@ -1435,13 +1634,17 @@ func file_idalloc_v1_id_allocator_proto_init() {
 	if File_idalloc_v1_id_allocator_proto != nil {
 		return
 	}
+	file_idalloc_v1_id_allocator_proto_msgTypes[4].OneofWrappers = []any{
+		(*AllocateRangeResult_Response)(nil),
+		(*AllocateRangeResult_Error)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_idalloc_v1_id_allocator_proto_rawDesc), len(file_idalloc_v1_id_allocator_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   12,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -19,11 +19,12 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	IdAllocatorService_AllocateRange_FullMethodName = "/idalloc.v1.IdAllocatorService/AllocateRange"
-	IdAllocatorService_StreamRanges_FullMethodName  = "/idalloc.v1.IdAllocatorService/StreamRanges"
-	IdAllocatorService_GenerateDocId_FullMethodName = "/idalloc.v1.IdAllocatorService/GenerateDocId"
-	IdAllocatorService_StreamDocIds_FullMethodName  = "/idalloc.v1.IdAllocatorService/StreamDocIds"
-	IdAllocatorService_GenerateUuid_FullMethodName  = "/idalloc.v1.IdAllocatorService/GenerateUuid"
+	IdAllocatorService_AllocateRange_FullMethodName       = "/idalloc.v1.IdAllocatorService/AllocateRange"
+	IdAllocatorService_BatchAllocateRanges_FullMethodName = "/idalloc.v1.IdAllocatorService/BatchAllocateRanges"
+	IdAllocatorService_StreamRanges_FullMethodName        = "/idalloc.v1.IdAllocatorService/StreamRanges"
+	IdAllocatorService_GenerateDocId_FullMethodName       = "/idalloc.v1.IdAllocatorService/GenerateDocId"
+	IdAllocatorService_StreamDocIds_FullMethodName        = "/idalloc.v1.IdAllocatorService/StreamDocIds"
+	IdAllocatorService_GenerateUuid_FullMethodName        = "/idalloc.v1.IdAllocatorService/GenerateUuid"
 )
 
 // IdAllocatorServiceClient is the client API for IdAllocatorService service.
@@ -47,6 +48,15 @@ type IdAllocatorServiceClient interface {
 	// TOO_MANY_SEQUENCES, STORE_UNAVAILABLE, STORE_REFUSED, STORE_WENT_BACKWARDS, REQUEST_ID_REUSED, REQUEST_ID_BURNED,
 	// SERVER_DRAINING.
 	AllocateRange(ctx context.Context, in *AllocateRangeRequest, opts ...grpc.CallOption) (*AllocateRangeResponse, error)
+	// Allocates one range for each of up to 1,000 requests (AIP-231). No request depends on another: each result is a range
+	// or an error. A request that is not finished 50 ms before the call's deadline gets the error STORE_UNAVAILABLE, so
+	// that a slow one does not lose the results of the others; its ids, if it took any, are burned.
+	//
+	// Requests for the same sequence get disjoint ranges. Roles and quotas apply to each request as to a call of
+	// AllocateRange.
+	//
+	// Errors: INVALID_REQUEST, SERVER_DRAINING; of each request: those of AllocateRange.
+	BatchAllocateRanges(ctx context.Context, in *BatchAllocateRangesRequest, opts ...grpc.CallOption) (*BatchAllocateRangesResponse, error)
 	// Allocates ids from a sequence chunk by chunk until the total is reached.
 	//
 	// Each chunk is one contiguous range. The server takes it just before it writes the message: a cancelled stream burns
@@ -89,6 +99,16 @@ func (c *idAllocatorServiceClient) AllocateRange(ctx context.Context, in *Alloca
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(AllocateRangeResponse)
 	err := c.cc.Invoke(ctx, IdAllocatorService_AllocateRange_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *idAllocatorServiceClient) BatchAllocateRanges(ctx context.Context, in *BatchAllocateRangesRequest, opts ...grpc.CallOption) (*BatchAllocateRangesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(BatchAllocateRangesResponse)
+	err := c.cc.Invoke(ctx, IdAllocatorService_BatchAllocateRanges_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -174,6 +194,15 @@ type IdAllocatorServiceServer interface {
 	// TOO_MANY_SEQUENCES, STORE_UNAVAILABLE, STORE_REFUSED, STORE_WENT_BACKWARDS, REQUEST_ID_REUSED, REQUEST_ID_BURNED,
 	// SERVER_DRAINING.
 	AllocateRange(context.Context, *AllocateRangeRequest) (*AllocateRangeResponse, error)
+	// Allocates one range for each of up to 1,000 requests (AIP-231). No request depends on another: each result is a range
+	// or an error. A request that is not finished 50 ms before the call's deadline gets the error STORE_UNAVAILABLE, so
+	// that a slow one does not lose the results of the others; its ids, if it took any, are burned.
+	//
+	// Requests for the same sequence get disjoint ranges. Roles and quotas apply to each request as to a call of
+	// AllocateRange.
+	//
+	// Errors: INVALID_REQUEST, SERVER_DRAINING; of each request: those of AllocateRange.
+	BatchAllocateRanges(context.Context, *BatchAllocateRangesRequest) (*BatchAllocateRangesResponse, error)
 	// Allocates ids from a sequence chunk by chunk until the total is reached.
 	//
 	// Each chunk is one contiguous range. The server takes it just before it writes the message: a cancelled stream burns
@@ -214,6 +243,9 @@ type UnimplementedIdAllocatorServiceServer struct{}
 
 func (UnimplementedIdAllocatorServiceServer) AllocateRange(context.Context, *AllocateRangeRequest) (*AllocateRangeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method AllocateRange not implemented")
+}
+func (UnimplementedIdAllocatorServiceServer) BatchAllocateRanges(context.Context, *BatchAllocateRangesRequest) (*BatchAllocateRangesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method BatchAllocateRanges not implemented")
 }
 func (UnimplementedIdAllocatorServiceServer) StreamRanges(*StreamRangesRequest, grpc.ServerStreamingServer[StreamRangesResponse]) error {
 	return status.Error(codes.Unimplemented, "method StreamRanges not implemented")
@@ -262,6 +294,24 @@ func _IdAllocatorService_AllocateRange_Handler(srv interface{}, ctx context.Cont
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(IdAllocatorServiceServer).AllocateRange(ctx, req.(*AllocateRangeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _IdAllocatorService_BatchAllocateRanges_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(BatchAllocateRangesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IdAllocatorServiceServer).BatchAllocateRanges(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: IdAllocatorService_BatchAllocateRanges_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IdAllocatorServiceServer).BatchAllocateRanges(ctx, req.(*BatchAllocateRangesRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -334,6 +384,10 @@ var IdAllocatorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "AllocateRange",
 			Handler:    _IdAllocatorService_AllocateRange_Handler,
+		},
+		{
+			MethodName: "BatchAllocateRanges",
+			Handler:    _IdAllocatorService_BatchAllocateRanges_Handler,
 		},
 		{
 			MethodName: "GenerateDocId",

@@ -7,6 +7,7 @@ to quotas (``limits.py``). Rejected and administrative calls are recorded (``aud
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from operator import attrgetter
 from typing import Any, NoReturn
 
@@ -22,8 +23,10 @@ from idalloc_server.domain.errors import PermissionDenied, Refusal, RequestIdBur
 from idalloc_server.domain.sequences.model import MAX_NAME_BYTES
 from idalloc_server.grpc_types import (
     Admit,
+    BatchHandler,
     Context,
     MetadataReader,
+    Refund,
     StreamHandler,
     UnaryHandler,
     invocation_metadata,
@@ -93,10 +96,13 @@ class AccessControl:
 
         Args:
             method: The full name of the method, such as ``/idalloc.v1.NodeService/GetNode``.
-            handler: A ``StreamHandler`` or ``UnaryHandler``.
-            streams: Whether ``handler`` and the returned handler are of type ``StreamHandler``.
+            handler: A ``StreamHandler``, a ``BatchHandler`` or a ``UnaryHandler``.
+            streams: Whether ``handler`` and the returned handler are of type ``StreamHandler``. Any other returned
+                handler is a ``UnaryHandler``.
         """
         rule = RULES[method]
+        if rule.is_batch:
+            return self._check_batch(method, rule, handler)
         if rule.role == ADMIN:
             return self._check_admin(method, rule, handler)
         if not self._checks_calls:
@@ -128,6 +134,34 @@ class AccessControl:
                 raise  # The call may have burned as many ids.
             except Refusal:
                 quotas.refund(budgets, ids)
+                raise
+
+        return call
+
+    def _check_batch(self, method: str, rule: Rule, handler: BatchHandler) -> UnaryHandler:
+        role, most, limits, quotas = rule.role, self._max_ids, self._limits, self._limits.quotas
+
+        async def call(request: Any, context: Context) -> Any:
+            if not self._checks_calls:
+                return await handler(request, context, lambda sequence, ids: None)
+            identity, _ = self._authorize(method, rule, request, context)
+
+            def admit(sequence: str, ids: int) -> Refund | None:
+                if not identity.has_role(role, sequence):
+                    self._deny(method, context, identity, rule, sequence)
+                budgets = quotas.budgets_of(identity, sequence)
+                if not budgets:
+                    return None
+                ids = ids or 1
+                if not 0 < ids <= most:
+                    ids = 0
+                limits.charge(method, identity, budgets, ids)
+                return partial(quotas.refund, budgets, ids)
+
+            try:
+                return await handler(request, context, admit)
+            except Refusal:
+                limits.charge_call(method, identity)  # An invalid request is a call, too.
                 raise
 
         return call

@@ -15,17 +15,20 @@ class Rule(NamedTuple):
         sequence_field: The path of the request's field that names the sequence; empty if there is none.
         all_sequences: Whether the role is required on every sequence.
         audited_fields: Further fields of the request in the audit log.
+        is_batch: Whether the role is also required on the sequence of each of the request's requests.
     """
 
     role: Role
     sequence_field: str = ""
     all_sequences: bool = False
     audited_fields: tuple[str, ...] = ()
+    is_batch: bool = False
 
 
 # The server does not start if a method of its services has no rule.
 RULES = {
     "/idalloc.v1.IdAllocatorService/AllocateRange": Rule(ALLOCATE, "sequence"),
+    "/idalloc.v1.IdAllocatorService/BatchAllocateRanges": Rule(ALLOCATE, is_batch=True),
     "/idalloc.v1.IdAllocatorService/StreamRanges": Rule(ALLOCATE, "sequence"),
     "/idalloc.v1.IdAllocatorService/GenerateDocId": Rule(ALLOCATE),
     "/idalloc.v1.IdAllocatorService/StreamDocIds": Rule(ALLOCATE),

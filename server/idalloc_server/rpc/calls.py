@@ -205,7 +205,7 @@ class CallLayer:
                 )
                 raise
             except Exception as error:
-                failure = self._status_of(name, error)
+                failure = self.record_failure(name, error)
                 code = failure.code.name
                 await self._abort(context, failure)
             finally:
@@ -233,7 +233,13 @@ class CallLayer:
 
         return write_all
 
-    def _status_of(self, name: str, error: Exception) -> status.Status:
+    def record_failure(self, name: str, error: Exception) -> status.Status:
+        """Record the error of a call, or of one request of a batch, and return its status.
+
+        Args:
+            name: The full name of the method.
+            error: The error; one that is no ``Refusal`` is a fault of the server.
+        """
         if isinstance(error, Refusal):
             failure = status.from_refusal(error)
             self.failed.add(name, failure.code.name, error.reason, failure.message)

@@ -127,7 +127,8 @@ class HealthServicer:
 def _rejecting_undecodable(handler: UnaryHandler) -> UnaryHandler:
     async def call(request: Any, context: Context) -> Any:
         if request is UNDECODABLE:
-            await context.abort(*status.from_refusal(undecodable_request()))
+            failure = status.from_refusal(undecodable_request())
+            await context.abort(failure.code, failure.message, failure.trailers)
         return await handler(request, context)
 
     return call

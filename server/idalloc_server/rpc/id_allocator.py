@@ -1,7 +1,7 @@
 """The servicer of idalloc.v1.IdAllocatorService."""
 
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, NoReturn
 
 from idalloc.v1 import id_allocator_pb2 as pb
@@ -16,7 +16,9 @@ from idalloc_server.domain.idempotency.allocator import IdempotentAllocator, wit
 from idalloc_server.domain.sequences.formats import compile_format
 from idalloc_server.domain.sequences.model import Reset
 from idalloc_server.domain.uuids import UUID_BYTES, UuidGenerator
-from idalloc_server.grpc_types import Admit, Context
+from idalloc_server.grpc_types import Admit, AdmitRequest, Context
+from idalloc_server.rpc.batches import MAX_BATCH_REQUESTS, RangeBatch
+from idalloc_server.status import Status
 from idalloc_server.xproto import notice
 
 # What 0 means in id_count (auth/access_control.py charges as many), and in chunk_id_count.
@@ -24,6 +26,7 @@ DEFAULT_ID_COUNT = 1
 DEFAULT_CHUNK = 10_000
 MAX_TEXTS_PER_MESSAGE = 10_000
 
+_BATCH = "/idalloc.v1.IdAllocatorService/BatchAllocateRanges"
 _RANGE_VIEWS = frozenset(pb.RangeView.values())
 _DOC_ID_VIEWS = frozenset(pb.DocIdView.values())
 _UUID_VERSIONS = frozenset(pb.UuidVersion.values())
@@ -43,6 +46,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         request_ids: Issues ranges to requests with a request id.
         uuids: Generates UUIDs.
         node_id: The id of this process in its replies.
+        record_failure: Records the error of one request of a batch of a method, and returns its status.
     """
 
     descriptor = pb.DESCRIPTOR.services_by_name["IdAllocatorService"]
@@ -56,6 +60,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         request_ids: IdempotentAllocator,
         uuids: UuidGenerator,
         node_id: int,
+        record_failure: Callable[[str, Exception], Status],
     ) -> None:
         self._allocator = allocator
         self._doc_ids = doc_ids
@@ -65,6 +70,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         self._request_ids = request_ids
         self._uuids = uuids
         self._node_id = node_id
+        self._record_failure = record_failure
 
     async def AllocateRange(self, request: pb.AllocateRangeRequest, context: Context) -> pb.AllocateRangeResponse:
         """See id_allocator.proto."""
@@ -85,6 +91,19 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         if view > pb.RANGE_VIEW_BASIC:
             self._add_view(reply, view, with_date(id_range, self._clock.wall()), self._doc_ids.prefix)
         return reply
+
+    async def BatchAllocateRanges(  # type: ignore[override]
+        self, request: pb.BatchAllocateRangesRequest, context: Context, admit: AdmitRequest
+    ) -> pb.BatchAllocateRangesResponse:
+        """See id_allocator.proto."""
+        requests = request.requests
+        if not 0 < len(requests) <= MAX_BATCH_REQUESTS:
+            raise InvalidRequest("requests", f"must be 1 to {MAX_BATCH_REQUESTS} requests, not {len(requests)}")
+        batch = RangeBatch(self._allocator, admit, self._count_ids_in_batch)
+        for each in requests:
+            batch.add(each)
+        await batch.wait(context.time_remaining())
+        return batch.reply(self._fill, self._fail)
 
     async def StreamRanges(  # type: ignore[override]
         self, request: pb.StreamRangesRequest, context: Context, admit: Admit
@@ -162,6 +181,16 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         reply.created = self._allocator.pop_created(request.sequence)
         self._add_view(reply, request.view, id_range, prefix)
         return reply
+
+    def _count_ids_in_batch(self, request: pb.AllocateRangeRequest) -> int:
+        if request.view:
+            raise InvalidRequest("view", "must be unset in a batch")
+        if request.request_id:
+            raise InvalidRequest("request_id", "must be unset in a batch")
+        return self._check_count("id_count", request.id_count, most=self._max_ids)
+
+    def _fail(self, result: pb.AllocateRangeResult, error: Exception) -> None:
+        result.error.CopyFrom(self._record_failure(_BATCH, error).details)
 
     def _fill(self, reply: pb.AllocateRangeResponse | pb.StreamRangesResponse, id_range: IdRange) -> bool:
         """Set the fields that both replies with a range share, one by one: this is the fastest way.

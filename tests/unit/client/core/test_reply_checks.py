@@ -45,6 +45,7 @@ CALLERS: dict[str, list[tuple[str, Way]]] = {
         ("ids", lambda client: client.ids("orders")),
     ],
     "AllocateRange texts": [("allocate_texts", lambda client: client.allocate_texts("orders", 5))],
+    "BatchAllocateRanges": [("allocate_ranges", lambda client: client.allocate_ranges([("orders", 5), ("lines", 5)]))],
     "StreamRanges": [("stream_ranges", lambda client: client.stream_ranges("orders", 10, 5))],
     "GenerateDocId": [("doc_ids", lambda client: client.doc_ids(5))],
     "StreamDocIds": [("stream_doc_ids", lambda client: client.stream_doc_ids(10, 5))],

@@ -41,6 +41,10 @@ async def drain(ids: Any) -> None:
 # The call of each RPC in the client for threads, and in the client for asyncio.
 CALLS: dict[str, tuple[Callable[[idalloc.Client], Any], Callable[[idalloc.aio.Client], Awaitable[Any]]]] = {
     "AllocateRange": (lambda c: c.allocate_range("orders"), lambda c: c.allocate_range("orders")),
+    "BatchAllocateRanges": (
+        lambda c: c.allocate_ranges([("orders", 1)]),
+        lambda c: c.allocate_ranges([("orders", 1)]),
+    ),
     "StreamRanges": (lambda c: list(c.stream_ranges("orders", 3)), lambda c: drain(c.stream_ranges("orders", 3))),
     "GenerateDocId": (lambda c: c.doc_ids(), lambda c: c.doc_ids()),
     "StreamDocIds": (lambda c: list(c.stream_doc_ids(3)), lambda c: drain(c.stream_doc_ids(3))),

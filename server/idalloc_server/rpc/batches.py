@@ -1,0 +1,122 @@
+"""The ranges of one call of BatchAllocateRanges."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from idalloc.v1 import id_allocator_pb2 as pb
+from idalloc_server.domain.allocation.allocator import Allocator
+from idalloc_server.domain.allocation.burned import BurnCause
+from idalloc_server.domain.allocation.id_range import IdRange
+from idalloc_server.domain.errors import Refusal, StoreUnavailable
+from idalloc_server.grpc_types import AdmitRequest, Refund
+
+MAX_BATCH_REQUESTS = 1_000
+# How long before the deadline of the call its unfinished requests are answered, so that the reply arrives in time.
+REPLY_SECONDS = 0.05
+
+# Returns the number of ids that a request is for, or raises ``InvalidRequest``.
+CountIds = Callable[[pb.AllocateRangeRequest], int]
+# Fills a reply with a range, and returns whether its lease is still valid.
+Fill = Callable[[pb.AllocateRangeResponse, IdRange], bool]
+# Records the error of a request, and fills the result with its status.
+Fail = Callable[[pb.AllocateRangeResult, Exception], None]
+
+
+class RangeBatch:
+    """Takes a range for each request of a call: from the lease at once, or after a refill.
+
+    Args:
+        allocator: Issues the ranges.
+        admit: Authorizes and charges each request.
+        count_ids: Checks each request.
+    """
+
+    def __init__(self, allocator: Allocator, admit: AdmitRequest, count_ids: CountIds) -> None:
+        self._allocator = allocator
+        self._admit = admit
+        self._count_ids = count_ids
+        # The range or the error of each request, in order; None until the store answered.
+        self._outcomes: list[IdRange | Exception | None] = []
+        self._sequences: list[str] = []
+        self._refunds: dict[int, Refund] = {}
+        self._waiting: list[tuple[int, str, int]] = []
+        self._created: set[int] = set()
+
+    def add(self, request: pb.AllocateRangeRequest) -> None:
+        """Take the range of the next request from the lease. If the lease has too few ids, ``wait`` takes it."""
+        number, sequence = len(self._outcomes), request.sequence
+        outcome: IdRange | Exception | None
+        try:
+            refund = self._admit(sequence, request.id_count)
+            if refund is not None:
+                self._refunds[number] = refund
+            count = self._count_ids(request)
+            outcome = self._allocator.allocate_from_lease(sequence, count)
+            if outcome is None:
+                self._waiting.append((number, sequence, count))
+        except Exception as error:
+            outcome = error
+        self._outcomes.append(outcome)
+        self._sequences.append(sequence)
+
+    async def wait(self, seconds: float | None) -> None:
+        """Take the other ranges from the store, each in its own task, until ``REPLY_SECONDS`` before the deadline.
+
+        If the call is cancelled, all ids that it took are burned.
+
+        Args:
+            seconds: The time until the deadline of the call; None if it has none.
+        """
+        if not self._waiting:
+            return
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if seconds is None else seconds - REPLY_SECONDS):
+                    async with asyncio.TaskGroup() as tasks:
+                        for number, sequence, count in self._waiting:
+                            tasks.create_task(self._take(number, sequence, count))
+        except asyncio.CancelledError:
+            for number, outcome in enumerate(self._outcomes):
+                self._burn(number, outcome, BurnCause.CANCELLED)
+            raise
+
+    async def _take(self, number: int, sequence: str, count: int) -> None:
+        try:
+            self._outcomes[number] = await self._allocator.allocate(sequence, count)
+        except Exception as error:
+            self._outcomes[number] = error
+        else:
+            if self._allocator.pop_created(sequence):
+                self._created.add(number)
+
+    def reply(self, fill: Fill, fail: Fail) -> pb.BatchAllocateRangesResponse:
+        """Return the reply. A request that is not finished has an error, and so has one whose lease has expired."""
+        reply = pb.BatchAllocateRangesResponse()
+        add = reply.results.add
+        for number, outcome in enumerate(self._outcomes):
+            result = add()
+            error: Exception
+            if isinstance(outcome, IdRange):
+                if fill(result.response, outcome):
+                    if number in self._created:
+                        result.response.created = True
+                    continue
+                self._burn(number, outcome, BurnCause.EXPIRED)
+                error = StoreUnavailable(
+                    f"the lease of sequence {self._sequences[number]!r} expired before the reply; try again"
+                )
+            elif outcome is None:
+                error = StoreUnavailable(
+                    f"sequence {self._sequences[number]!r} got no ids from the store before the deadline; try again"
+                )
+            else:
+                error = outcome
+            if isinstance(error, Refusal) and number in self._refunds:
+                self._refunds[number]()
+            fail(result, error)
+        return reply
+
+    def _burn(self, number: int, outcome: IdRange | Exception | None, cause: BurnCause) -> None:
+        if isinstance(outcome, IdRange):
+            self._allocator.burned.add(self._sequences[number], outcome.period, cause, outcome.id_count)
