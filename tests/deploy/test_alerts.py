@@ -267,20 +267,23 @@ def test_prometheus_scrapes_a_server(tmp_path: Path) -> None:
         with (tmp_path / "prometheus.log").open("w") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log)
 
-        def targets() -> list[dict[str, Any]]:
+        def ask(path: str, answers: str) -> list[dict[str, Any]]:
             try:
-                with urllib.request.urlopen(f"http://{address}/api/v1/targets", timeout=5) as answer:
-                    return list(json.load(answer)["data"]["activeTargets"])
+                with urllib.request.urlopen(f"http://{address}/api/v1/{path}", timeout=5) as answer:
+                    return list(json.load(answer)["data"][answers])
             except OSError:
                 return []
 
+        def scraped() -> list[dict[str, Any]]:
+            return [each for each in ask("targets", "activeTargets") if each["health"] != "unknown"]
+
         try:
-            wait_until(lambda: [each for each in targets() if each["health"] != "unknown"], "a scrape", 120)
-            [found] = targets()
+            wait_until(scraped, "a scrape", 120)
+            [found] = scraped()
             assert (found["health"], found["lastError"]) == ("up", "")
-            query = f"http://{address}/api/v1/query?query=idalloc_build_info"
-            with urllib.request.urlopen(query, timeout=5) as answer:
-                [result] = json.load(answer)["data"]["result"]
+            # A query finds the samples a moment after the target is up.
+            wait_until(lambda: ask("query?query=idalloc_build_info", "result"), "the samples of the scrape")
+            [result] = ask("query?query=idalloc_build_info", "result")
             assert result["metric"]["version"] == json.loads(server.serving)["version"]
         finally:
             process.terminate()

@@ -3,6 +3,7 @@
 `make faults` writes docs/operations/fault-tests.md.
 """
 
+import asyncio
 import os
 import random
 import uuid
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from idalloc_server.domain.clock import SystemClock
+from idalloc_server.store.urls import open_store
 from tests.support.faults import results_page
 from tests.support.faults.scenario import Scenario
 from tests.support.opensearch.real import RELEASES, OpenSearchNode, missing
@@ -70,8 +73,16 @@ def opensearch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenSearchN
 
 @pytest.fixture
 def opensearch_url(opensearch: OpenSearchNode) -> str:
-    """The URL of a store with indices of its own."""
-    return f"opensearch://{opensearch.host}/?prefix=idalloc-{uuid.uuid4().hex[:12]}"
+    """The URL of a store with indices of its own. They exist: their creation may take longer than a short timeout."""
+    url = f"opensearch://{opensearch.host}/?prefix=idalloc-{uuid.uuid4().hex[:12]}"
+
+    async def create() -> None:
+        store = open_store(url, SystemClock())
+        await store.open()
+        await store.close()
+
+    asyncio.run(create())
+    return url
 
 
 @pytest.fixture(params=["sqlite", "opensearch"])
