@@ -26,6 +26,7 @@ _ITEM = re.compile(
     rf"(?:\s+(?:AS\s+)?{_NAME})?\s*(?:,|$)",
     re.IGNORECASE,
 )
+_QUOTED_OR_END = re.compile(rf"{_TEXT}|`[^`]*`|;")
 _BEGINNINGS = re.compile(
     r"(SELECT|INSERT|UPDATE|DELETE|REPLACE|CREATE|DROP|ALTER|SHOW|SET|USE|CALL|DO|WITH|GRANT|REVOKE|TRUNCATE|EXPLAIN|"
     r"DESCRIBE|DESC|LOCK|UNLOCK|LOAD|RENAME|ANALYZE|FLUSH|KILL|START|BEGIN|COMMIT|ROLLBACK|SAVEPOINT|RELEASE|XA|TABLE|"
@@ -89,13 +90,12 @@ class Sql:
         text = bound.strip().removesuffix(";").strip()
         if not text:
             raise XError(1065, "Query was empty", "42000")
+        if end := next((found for found in _QUOTED_OR_END.finditer(text) if found[0] == ";"), None):
+            raise _syntax_error(text[end.end() :].strip())
         for form, run in self._forms:
             if match := form.fullmatch(text):
                 return [*await run(match), frames.DONE_EXECUTING]
-        if _BEGINNINGS.match(text):
-            raise not_supported(text[:80])
-        manual = "check the manual that corresponds to your MySQL server version for the right syntax to use near"
-        raise XError(1064, f"You have an error in your SQL syntax; {manual} '{text[:80]}' at line 1", "42000")
+        raise not_supported(text[:80]) if _BEGINNINGS.match(text) else _syntax_error(text)
 
     async def _create_schema(self, match: re.Match[str]) -> Iterable[bytes]:
         name = _unquoted(match[2])
@@ -248,6 +248,11 @@ class Sql:
         if not schema:
             raise no_schema()
         return schema
+
+
+def _syntax_error(near: str) -> XError:
+    manual = "check the manual that corresponds to your MySQL server version for the right syntax to use near"
+    return XError(1064, f"You have an error in your SQL syntax; {manual} '{near[:80]}' at line 1", "42000")
 
 
 def _counted(name: str, count: int) -> list[bytes]:

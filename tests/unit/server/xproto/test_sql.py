@@ -160,6 +160,7 @@ async def test_session_variables_are_the_sessions_own() -> None:
         ("SAVEPOINT a", 1235),
         ("SELECT * FROM s.c", 1235),
         ("nonsense", 1064),
+        ("SELECT 'a;b'; SELECT 2", 1064),
         (" ; ", 1065),
         ("USE nope", 1049),
         ("SELECT '" + "x" * MAX_STATEMENT + "'", 1235),
@@ -170,6 +171,12 @@ async def test_other_statements_are_refused(statement: str, code: int) -> None:
     with pytest.raises(XError) as refused:
         await Server().run(statement)
     assert refused.value.code == code
+
+
+async def test_a_quoted_semicolon_ends_no_statement() -> None:
+    """A semicolon in quotes is text, and one at the end of a statement is ignored."""
+    reply = await Server().run("SELECT 'a;b', \"c;d\";")
+    assert [payload for kind, payload in reply if kind == frames.ROW] == [b"\x0a\x04a;b\0\x0a\x04c;d\0"]
 
 
 async def test_arguments_take_the_places_of_question_marks() -> None:
