@@ -23,7 +23,18 @@ from idalloc_server.listen import transport
 from idalloc_server.rpc import batches, health, id_allocator, sequences
 from idalloc_server.telemetry import log_queue, metrics, recent, series
 from idalloc_server.workers import supervisor
-from idalloc_server.xproto import admin, capabilities, collections, expect, listener, login, selection, session, sql
+from idalloc_server.xproto import (
+    admin,
+    capabilities,
+    collections,
+    expect,
+    listener,
+    login,
+    selection,
+    session,
+    sql,
+    variables,
+)
 from scripts.reference import links
 from scripts.reference.markdown import document, prose, table
 from scripts.reference.settings import shown_number
@@ -190,6 +201,11 @@ LIMITS = {
             "the server closes the connection",
         ),
         Limit("time of a login", f"{listener.LOGIN_SECONDS:g} s", "the server closes the connection"),
+        Limit(
+            "time of a session without a message",
+            f"{variables.IDLE_SECONDS / 3600:g} h",
+            "the server closes the connection",
+        ),
         Limit("failed logins of a connection", str(login.MAX_FAILURES), "the last one closes the connection"),
         Limit(
             "time of a client to read a reply",

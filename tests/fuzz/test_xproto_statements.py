@@ -26,7 +26,7 @@ from tests.support.mysql import recordings, x_frames
 from tests.support.xproto_caller import FakeCaller, reply_to
 from tests.unit.server.xproto.test_sql import FakeNode
 
-_CRUD = (crud_pb2.Find, crud_pb2.Insert, crud_pb2.Update, crud_pb2.Delete)
+_CRUD = [crud_pb2.DESCRIPTOR.message_types_by_name[name] for name in ("Find", "Insert", "Update", "Delete")]
 RECORDED = [
     frames.frame(each.kind, each.payload)
     for case in x_frames.cases()
@@ -82,7 +82,7 @@ def parsed(frame: bytes) -> Message | None:
 
 def test_random_statements_are_answered(world: World, tried: str) -> None:
     """A statement with any values in its fields gets rows, or an error."""
-    any_message = st.sampled_from(_CRUD).flatmap(lambda cls: messages(cls.DESCRIPTOR))
+    any_message = st.sampled_from(_CRUD).flatmap(messages)
     numbers = {cls: kind for kind, cls in frames.CLIENT_MESSAGES.items()}
 
     @tries(150)
@@ -106,7 +106,7 @@ def test_damaged_statements_are_answered(world: World, tried: str) -> None:
     def check(frame: bytes) -> None:
         TRIED[tried] += 1
         found = parsed(frame) if len(frame) > frames.HEAD else None
-        if isinstance(found, _CRUD):
+        if found is not None and found.DESCRIPTOR in _CRUD:
             world.answer(found)
 
     check()

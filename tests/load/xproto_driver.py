@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-import mysqlx  # type: ignore[import-not-found]
+import mysqlx
 
 AT_ONCE = 1000
 

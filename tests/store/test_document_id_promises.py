@@ -61,7 +61,7 @@ class Nodes:
 
     def _services(self, doc_ids: DocIdGenerator, stored: Documents) -> Services:
         async def change(given: Mapping[str, int], persist: bool) -> None:
-            await doc_ids.change(**given)
+            await doc_ids.change(save=None, **given)
 
         def burn(count: int) -> None:
             self.burned += count

@@ -2,6 +2,7 @@
 
 import pytest
 
+from idalloc.xprotocol.v1 import connection_pb2
 from idalloc.xprotocol.v1 import crud_pb2 as crud
 from idalloc.xprotocol.v1 import expression_pb2 as expr
 from idalloc.xprotocol.v1 import notice_pb2 as pb
@@ -38,7 +39,7 @@ def update(kind: crud.UpdateType.ValueType, path: str, value: str) -> crud.Updat
 
 def code_of(reply: list[bytes]) -> int:
     assert reply[-1][4] == frames.ERROR
-    return frames.connection_pb2.Error.FromString(reply[-1][5:]).code
+    return connection_pb2.Error.FromString(reply[-1][5:]).code
 
 
 async def stored(documents: Documents) -> list[Document]:

@@ -1,6 +1,6 @@
 """What a statement may ask about, and of, the session that runs it."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from google.protobuf.message import Message
@@ -49,7 +49,7 @@ class Caller(Protocol):
 class Statements(Protocol):
     """Runs statements on collections: Mysqlx.Crud."""
 
-    def execute(self, message: Message, caller: Caller) -> AsyncIterator[bytes]:
+    def execute(self, message: Message, caller: Caller) -> AsyncGenerator[bytes, None]:
         """Run a Find, Insert, Update or Delete, and yield the frames of its reply, up to StmtExecuteOk.
 
         Raises:

@@ -1,6 +1,6 @@
 """Statements on collections: Insert, Find, Update and Delete of Mysqlx.Crud."""
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from google.protobuf.message import Message
@@ -55,7 +55,7 @@ class Collections:
         self.added = 0
         self._documents = documents
 
-    async def execute(self, message: Message, caller: Caller) -> AsyncIterator[bytes]:
+    async def execute(self, message: Message, caller: Caller) -> AsyncGenerator[bytes, None]:
         """Run a Find, Insert, Update or Delete, and yield the frames of its reply, up to StmtExecuteOk.
 
         Raises:
@@ -75,7 +75,7 @@ class Collections:
         async for frame in reply:
             yield frame
 
-    async def _insert(self, message: crud.Insert, caller: Caller) -> AsyncIterator[bytes]:
+    async def _insert(self, message: crud.Insert, caller: Caller) -> AsyncGenerator[bytes, None]:
         schema, name = _collection(message, caller)
         caller.require_role(ALLOCATE, "INSERT", schema, name)
         if message.projection:
@@ -111,7 +111,7 @@ class Collections:
             yield document_ids_frame(doc_ids)
         yield frames.DONE_EXECUTING
 
-    async def _find(self, message: crud.Find, caller: Caller) -> AsyncIterator[bytes]:
+    async def _find(self, message: crud.Find, caller: Caller) -> AsyncGenerator[bytes, None]:
         schema, name = _collection(message, caller)
         caller.require_role(READ, "SELECT", schema, name)
         if message.HasField("locking_options") and not message.HasField("locking"):
@@ -168,7 +168,7 @@ class Collections:
             page = await self._documents.page(schema, name, page[-1].key)
             yield page
 
-    async def _update(self, message: crud.Update, caller: Caller) -> AsyncIterator[bytes]:
+    async def _update(self, message: crud.Update, caller: Caller) -> AsyncGenerator[bytes, None]:
         schema, name = _collection(message, caller)
         caller.require_role(ADMIN, "UPDATE", schema, name)
         changes = _changes(message, schema)
@@ -184,7 +184,7 @@ class Collections:
         yield frames.rows_affected(done.changed)
         yield frames.DONE_EXECUTING
 
-    async def _delete(self, message: crud.Delete, caller: Caller) -> AsyncIterator[bytes]:
+    async def _delete(self, message: crud.Delete, caller: Caller) -> AsyncGenerator[bytes, None]:
         schema, name = _collection(message, caller)
         caller.require_role(ADMIN, "DELETE", schema, name)
         selection = selection_of(message, Expressions(message.args, schema), may_skip=False)

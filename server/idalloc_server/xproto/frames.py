@@ -4,6 +4,7 @@ A frame is the length of what follows (uint32, little endian), the type of its m
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
@@ -239,7 +240,7 @@ def column(
         content_type: What the bytes are; 0 is not written.
         compact: Whether to leave out the names.
     """
-    optional = {"collation": collation, "length": length, "flags": flags, "content_type": content_type}
+    optional: dict[str, Any] = {"collation": collation, "length": length, "flags": flags, "content_type": content_type}
     numbers = statement_pb2.ColumnMetaData(type=kind, **{key: value for key, value in optional.items() if value})
     payload = numbers.SerializeToString()
     if not compact:

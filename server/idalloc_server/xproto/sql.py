@@ -201,7 +201,9 @@ class Sql:
         raise not_supported(" ".join(match[1].upper().split()))
 
     async def _select(self, match: re.Match[str]) -> Iterable[bytes]:
-        text, at, columns, fields = match[1].strip(), 0, [], []
+        text, at = match[1].strip(), 0
+        columns: list[bytes] = []
+        fields: list[bytes] = []
         while at < len(text) or not columns:
             found = _ITEM.match(text, at)
             if found is None:

@@ -11,6 +11,8 @@ from idalloc_server.xproto.errors import XError, not_supported
 PREFIX = "mysqlx_document_id_unique_prefix"
 OFFSET, INCREMENT = "auto_increment_offset", "auto_increment_increment"
 VERSION = "8.0.31-idalloc"
+# How long a session may wait for its next message: MySQL's default of mysqlx_wait_timeout.
+IDLE_SECONDS = 28_800
 
 # The smallest value and the default of each variable of document ids; the largest is 65535.
 _LEAST = {PREFIX: 0, OFFSET: 1, INCREMENT: 1}
@@ -98,7 +100,7 @@ class Variables:
             "lower_case_table_names": 0,
             PREFIX: node["prefix"],
             "mysqlx_max_allowed_packet": self._max_message,
-            "mysqlx_wait_timeout": 28_800,
+            "mysqlx_wait_timeout": IDLE_SECONDS,
             "sql_mode": "",
             "version": VERSION,
             "version_comment": "idalloc, an id allocator: not MySQL",

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import mysqlx  # type: ignore[import-not-found]
+import mysqlx
 
 Step = dict[str, Any]
 _SET_UP = [

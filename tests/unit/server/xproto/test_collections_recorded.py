@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from idalloc.xprotocol.v1 import connection_pb2
 from idalloc_server.domain.documents.json_text import dump
 from idalloc_server.domain.documents.protocol import Document
 from idalloc_server.store.sqlite.documents import SqliteDocuments
@@ -77,5 +78,5 @@ class TestRecorded:
             message = frames.parse(kind, payload)
             assert message is not None
             last = (await reply_to(documents, message))[-1]
-            codes += [frames.connection_pb2.Error.FromString(last[5:]).code] if last[4] == frames.ERROR else []
+            codes += [connection_pb2.Error.FromString(last[5:]).code] if last[4] == frames.ERROR else []
         assert codes == [_CODES[case.name]]

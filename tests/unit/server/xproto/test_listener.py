@@ -1,6 +1,6 @@
 """The port of the X Protocol bounds its connections, and ends them in a drain."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -22,9 +22,8 @@ from tests.unit.server.xproto.test_sql import FakeDocuments, FakeNode
 class NoStatements:
     """Fails each statement with a fault."""
 
-    async def execute(self, message: Message, caller: Caller) -> AsyncIterator[bytes]:
+    def execute(self, message: Message, caller: Caller) -> AsyncGenerator[bytes, None]:
         raise NotImplementedError
-        yield b""
 
 
 @asynccontextmanager
@@ -101,6 +100,16 @@ async def test_an_unknown_schema_refuses_a_login() -> None:
     async with listening() as listener, connected(listener.address, logs_in=False) as client:
         reply = await client.log_in(schema="nope")
         assert (reply.code, reply.text) == (1049, "Unknown database 'nope'")
+
+
+async def test_an_idle_session_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that sends nothing for mysqlx_wait_timeout is disconnected, and makes room for another."""
+    monkeypatch.setattr(xlistener, "IDLE_SECONDS", 0.2)
+    async with listening(max_connections=1) as listener:
+        async with connected(listener.address) as client:
+            assert await client.reader.read() == b""
+        async with connected(listener.address) as client:
+            assert (await client.sql("SELECT 1")).code == 0
 
 
 @pytest.mark.parametrize("starts", [False, True])
