@@ -25,7 +25,7 @@ from idalloc_server.store.opensearch import setup
 from idalloc_server.store.sqlite import store as sqlite_store
 from idalloc_server.telemetry import log_queue, metrics
 from idalloc_server.workers import supervisor, worker
-from idalloc_server.xproto import collections, selection
+from idalloc_server.xproto import collections, selection, session
 from scripts.reference.setting_notes import lease_factor, reserve_factor
 from tests.support.paths import ROOT
 
@@ -224,6 +224,7 @@ def of_documents() -> Claims:
         ],
         "docs/operations/upgrades.md": [],
         "docs/explanation/architecture.md": [
+            f"Before the login a frame is at most {session.MAX_LOGIN_FRAME / 1024:g} KiB.",
             f"all at once and for {app.RELEASE_SECONDS:g} s at most",
             f"acknowledged the GOAWAY, up to {app.LAST_REPLIES_SECONDS:g} s,",
             f"plus a margin of {generations.MARGIN_SECONDS:g} s",

@@ -42,7 +42,14 @@ async def update(
     request = node_pb2.UpdateNodeRequest(node=node_pb2.Node(**node), persist=node_settings is not None)  # type: ignore[arg-type]
     request.update_mask.paths.extend(paths)
     servicer = NodeServicer(allocator, doc_ids, "memory:", node_settings)
-    return (await servicer.UpdateNode(request, None)).node  # type: ignore[arg-type]
+    return (await servicer.UpdateNode(request, FakeContext())).node  # type: ignore[arg-type]
+
+
+class FakeContext:
+    """The context of a call without a deadline."""
+
+    def time_remaining(self) -> None:
+        return None
 
 
 class TestChange:
