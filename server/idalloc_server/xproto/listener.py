@@ -23,7 +23,7 @@ from idalloc_server.xproto import frames
 from idalloc_server.xproto.admin import Admin, Schemas
 from idalloc_server.xproto.caller import Statements
 from idalloc_server.xproto.errors import XError, from_refusal, unknown_collection, unknown_schema
-from idalloc_server.xproto.session import Execute, LogIn, Request, Reset, Session, StartTls
+from idalloc_server.xproto.session import Execute, LogIn, Request, Reset, Session, StartTls, kind_of
 from idalloc_server.xproto.sql import Sql
 from idalloc_server.xproto.variables import IDLE_SECONDS, ChangeNode, Variables
 
@@ -259,7 +259,7 @@ class _Connection:
     async def _run(self, request: Request) -> None:
         """Run a request, and count it."""
         code = await self._answer(request)
-        if kind := _kind(request):
+        if kind := kind_of(request):
             self._listener.calls[f"{kind} {code}"] += 1
 
     async def _answer(self, request: Request) -> int:
@@ -392,15 +392,3 @@ class _Connection:
         record = self._services.audit.record_admin_call
         with record(identity=identity.name, peer=self._peer.address, method=_SET, persist=persist):
             await self._services.change_node(given, persist)
-
-
-def _kind(request: Request) -> str:
-    """Return what the metrics call a request; empty for one that they do not count."""
-    if isinstance(request, LogIn):
-        return "login"
-    if not isinstance(request, Execute):
-        return ""
-    message = request.message
-    if isinstance(message, StmtExecute):
-        return "command" if message.namespace == "mysqlx" else "sql"
-    return str(message.DESCRIPTOR.name).lower()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import Message
 
-from idalloc.xprotocol.v1 import connection_pb2, expect_pb2
+from idalloc.xprotocol.v1 import connection_pb2, expect_pb2, statement_pb2
 from idalloc_server.xproto import frames
 from idalloc_server.xproto.capabilities import Capabilities
 from idalloc_server.xproto.errors import XError
@@ -48,6 +48,18 @@ class Execute:
 
 
 Request = StartTls | LogIn | Reset | Execute
+
+
+def kind_of(request: Request) -> str:
+    """Return what the metrics call a request; empty for one that they do not count."""
+    if isinstance(request, LogIn):
+        return "login"
+    if not isinstance(request, Execute):
+        return ""
+    message = request.message
+    if isinstance(message, statement_pb2.StmtExecute):
+        return "command" if message.namespace == "mysqlx" else "sql"
+    return str(message.DESCRIPTOR.name).lower()
 
 
 class Session:
