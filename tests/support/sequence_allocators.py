@@ -33,10 +33,11 @@ def own_counter(allocator: Allocator, name: str) -> CounterAllocator:
 
 def right_after_serving(counter: CounterAllocator, act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls ``act`` after a refill has served its waiters, before they resume."""
-    serve = counter._serve
+    serve = CounterAllocator._serve
 
-    def serve_and_act(at_bound: bool, remaining: int, most: int) -> None:
-        serve(at_bound, remaining, most)
-        act()
+    def serve_and_act(self: CounterAllocator, at_bound: bool, remaining: int, most: int) -> None:
+        serve(self, at_bound, remaining, most)
+        if self is counter:
+            act()
 
-    monkeypatch.setattr(counter, "_serve", serve_and_act)
+    monkeypatch.setattr(CounterAllocator, "_serve", serve_and_act)

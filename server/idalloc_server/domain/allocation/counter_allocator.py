@@ -47,9 +47,14 @@ class CounterAllocator:
         shared: The state shared by all allocators.
 
     Attributes:
-        row: The counter's row in the store.
         new_ids: See ``Issuer``.
     """
+
+    __slots__ = (
+        *("row", "new_ids", "_clock", "_config", "_high_water_marks", "_store_health", "_drop_unknown", "_refills"),
+        *("_issuing", "_lease", "_renew_at", "_refilled_at", "_has_failed", "_waiters", "_refill_task"),
+        *("_went_backwards", "_recheck_at", "_remaining", "_writes", "_reserve", "_returning", "_last_activity"),
+    )
 
     def __init__(self, row: CounterRow, shared: SharedState) -> None:
         self.row = row
@@ -213,8 +218,7 @@ class CounterAllocator:
     def _start_refill(self) -> None:
         if not self._refill_task:
             # In a trace, the refill belongs to the call that waits for it; without one it belongs to no call.
-            context = self._waiters.first_context()
-            self._refill_task = asyncio.get_running_loop().create_task(self._run_refill(), context=context)
+            self._refill_task = asyncio.create_task(self._run_refill(), context=self._waiters.first_context())
 
     async def _run_refill(self) -> None:
         """Runs one refill; its error goes to the waiters. Callers that wait by then start the next one."""
@@ -329,7 +333,7 @@ class CounterAllocator:
         now = self._clock.boot()
         deferred: list[Waiter] = []
         for _ in range(most):
-            waiter = self._waiters[0]
+            waiter = self._waiters.first
             if not waiter.answer.done():
                 count = 0 if self.has_reset else waiter.id_count
                 if remaining and not at_bound:  # the last ids of a sequence are not skipped
@@ -346,7 +350,7 @@ class CounterAllocator:
                 else:
                     left, largest = self._lease.left + remaining, self._lease.next_range_size or remaining
                     waiter.answer.set_exception(self.row.insufficient_ids_error(count, left, largest))
-            self._waiters.popleft()
+            self._waiters.pop_first()
         self._waiters.defer(deferred)
 
     def _count_issued(self, count: int) -> None:

@@ -13,6 +13,8 @@ from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.domain.store.records import Grant
 
 _DEFAULTS = Sequence()
+# Shared by all leases of one range, which are most of them.
+_NO_LATER_RANGES: list[tuple[int, int]] = []
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +41,7 @@ class Lease:
     # The first range, and the others as (first_id, id_count).
     _first: int = 0
     _count: int = 0
-    _later_ranges: list[tuple[int, int]] = field(default_factory=list)  # mostly empty: a deque is ten times as large
+    _later_ranges: list[tuple[int, int]] = field(default_factory=lambda: _NO_LATER_RANGES)
     # The row after the last write.
     _last_value: int = 0
     _version: tuple[int, int, int] = (0, 0, 0)

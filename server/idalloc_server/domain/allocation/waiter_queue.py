@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Iterator
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 from itertools import islice
@@ -31,16 +32,34 @@ class Waiter:
         return answer.result().id_count if answer.done() and not answer.cancelled() and not answer.exception() else 0
 
 
-class WaiterQueue(deque[Waiter]):
+# Shared by all queues without waiters: a deque of its own would be most of the memory of an idle sequence.
+_NO_WAITERS: deque[Waiter] = deque()
+_NONE_ACTIVE: set[Waiter] = set()
+
+
+class WaiterQueue:
     """The waiters in FIFO order, and those that were served but have not resumed yet."""
 
-    __slots__ = ("_active", "_next_write")
+    __slots__ = ("_active", "_next_write", "_waiting")
 
     def __init__(self) -> None:
-        super().__init__()
-        self._active: set[Waiter] = set()
+        self._waiting = _NO_WAITERS
+        self._active = _NONE_ACTIVE
         # The next write is for this many waiters at the front; None for all.
         self._next_write: int | None = None
+
+    def __len__(self) -> int:
+        """Returns the number of waiters."""
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Waiter]:
+        """Yields the waiters in FIFO order."""
+        return iter(self._waiting)
+
+    @property
+    def first(self) -> Waiter:
+        """The waiter that is served next; there must be one."""
+        return self._waiting[0]
 
     @property
     def served_ids(self) -> int:
@@ -50,26 +69,34 @@ class WaiterQueue(deque[Waiter]):
     def add(self, count: int) -> Waiter:
         """Appends a waiter. Its caller calls ``mark_resumed`` when it resumes."""
         waiter = Waiter(count, asyncio.get_running_loop().create_future(), copy_context())
-        self.append(waiter)
+        if self._active is _NONE_ACTIVE:
+            self._waiting, self._active = deque(), set()
+        self._waiting.append(waiter)
         self._active.add(waiter)
         return waiter
+
+    def pop_first(self) -> Waiter:
+        """Removes and returns the waiter that is served next; there must be one."""
+        return self._waiting.popleft()
 
     def mark_resumed(self, waiter: Waiter) -> None:
         """Records that a waiter has resumed: its ids no longer count as served."""
         self._active.discard(waiter)
+        if not self._active and not self._waiting:
+            self._waiting, self._active = _NO_WAITERS, _NONE_ACTIVE
 
     def defer(self, waiters: list[Waiter]) -> None:
         """Puts waiters back to the front. If there are any, the next write is only for these."""
-        self.extendleft(reversed(waiters))
+        self._waiting.extendleft(reversed(waiters))
         self._next_write = len(waiters) or None
 
     def first_context(self) -> Context:
         """Returns the context of the first waiter's call, or an empty one."""
-        return self[0].context if self else Context()
+        return self.first.context if self else Context()
 
     def requested_ids(self) -> int:
         """Returns the number of ids that the next write is for, and ends a deferral."""
-        waiters, self._next_write = islice(self, self._next_write), None
+        waiters, self._next_write = islice(self._waiting, self._next_write), None
         return sum(waiter.id_count for waiter in waiters if not waiter.answer.done())
 
     def reject_above(self, limit: int, which: str) -> None:
@@ -82,6 +109,6 @@ class WaiterQueue(deque[Waiter]):
     def fail_all(self, error: Exception) -> None:
         """Removes all waiters and fails them."""
         while self:
-            answer = self.popleft().answer
+            answer = self.pop_first().answer
             if not answer.done():
                 answer.set_exception(error)
