@@ -122,11 +122,8 @@ def test_envoy_limits_connections(short_folder: Path) -> None:
     changes = {"max_active_downstream_connections: 2000": "max_active_downstream_connections: 5"}
     with proxying(short_folder, changes) as proxy, serving(proxy), ExitStack() as stack:
         opened = [stack.enter_context(raw(proxy)) for _ in range(5)]
-        host, _, port = proxy.address.rpartition(":")
-        with pytest.raises(OSError):
+        with pytest.raises(OSError, match="closed|reset|EOF|Broken"):
             stack.enter_context(raw(proxy))
-        assert int(port)
-        assert host
         opened[0].sendall(http2.headers(1, "AllocateRange") + http2.message(1, ORDERS))
         while http2.read_frame(opened[0])[0] != http2.DATA:
             pass
@@ -144,9 +141,8 @@ def test_envoy_refuses_requests_when_its_memory_is_used(short_folder: Path) -> N
     with proxying(short_folder, {"max_heap_size_bytes: 167772160": "max_heap_size_bytes: 1000000"}) as proxy:
         wait_until(lambda: proxy.stat("overload.envoy.overload_actions.stop_accepting_requests.active"), "overload")
         wait_until(lambda: proxy.stat("overload.envoy.overload_actions.stop_accepting_connections.active"), "overload")
-        with proxy.channel() as channel:
-            with pytest.raises(grpc.RpcError) as failed:
-                id_allocator(channel).AllocateRange(pb.AllocateRangeRequest(sequence="orders"), timeout=3)
+        with proxy.channel() as channel, pytest.raises(grpc.RpcError) as failed:
+            id_allocator(channel).AllocateRange(pb.AllocateRangeRequest(sequence="orders"), timeout=3)
         assert failed.value.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
 
 

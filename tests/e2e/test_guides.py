@@ -26,6 +26,7 @@ RETRY_WAITS = ("initialBackoff", "maxBackoff", "backoffMultiplier")
         ("verify", {}),
         ("migration", {}),
         ("languages", {}),
+        ("envoy", {}),
         pytest.param("tls", {}, marks=pytest.mark.test_long),
         pytest.param("choosing-a-key", {"--past-table": "it needs a CrateDB"}, marks=pytest.mark.test_long),
     ],
