@@ -85,6 +85,9 @@ bench-peers: .venv/ready ## measure idalloc beside Redis, PostgreSQL, CrateDB's 
 bench-growth: .venv/ready ## measure what grows with sequences, nodes, connections; writes docs/operations/benchmarks.md
 	$(bin)/python -m tests.load.growth $(ARGS)
 
+bench-envoy: .venv/ready ## measure native behind Envoy beside grpcio, both with TLS (needs ghz); prints the figures
+	$(bin)/python -m tests.load.proxy $(ARGS)
+
 gen: generated ## write the code of the protos: Python, and Go if Go is installed
 	@rm -rf $(generated:%=client/%/*_pb2*) client/idalloc/protos
 	@cp -R .build/gen/idalloc client
@@ -194,4 +197,4 @@ editable := $(bin)/pip install --quiet --disable-pip-version-check --no-deps --n
 	$(call venv,.venv-gen,$<)
 	@touch $@
 
-.PHONY: help run test test-long test-languages lint type format test-mysql trace load bench-peers bench-growth faults fuzz soak gen gen-check generated docs docs-reference go-prefix baseline lock tools dist image clean
+.PHONY: help run test test-long test-languages lint type format test-mysql trace load bench-envoy bench-peers bench-growth faults fuzz soak gen gen-check generated docs docs-reference go-prefix baseline lock tools dist image clean
