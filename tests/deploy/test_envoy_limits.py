@@ -122,7 +122,7 @@ def test_envoy_limits_connections(short_folder: Path) -> None:
     changes = {"max_active_downstream_connections: 2000": "max_active_downstream_connections: 5"}
     with proxying(short_folder, changes) as proxy, serving(proxy), ExitStack() as stack:
         opened = [stack.enter_context(raw(proxy)) for _ in range(5)]
-        with pytest.raises(OSError, match="closed|reset|EOF|Broken"):
+        with pytest.raises(OSError, match=r"closed|reset|EOF|Broken"):
             stack.enter_context(raw(proxy))
         opened[0].sendall(http2.headers(1, "AllocateRange") + http2.message(1, ORDERS))
         while http2.read_frame(opened[0])[0] != http2.DATA:

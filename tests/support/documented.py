@@ -247,7 +247,8 @@ def of_documents() -> Claims:
             f"An exit waits up to {log_queue.FLUSH_SECONDS:g} s for the queue",
         ],
         "docs/guides/envoy.md": [
-            f"{transport.MAX_REQUEST_BYTES // 1024} KiB a request, {transport.MAX_STREAMS_PER_CONNECTION['native']} streams",
+            f"{transport.MAX_REQUEST_BYTES // 1024} KiB a request, "
+            f"{transport.MAX_STREAMS_PER_CONNECTION['native']} streams a connection",
         ],
         "docs/guides/languages.md": [
             f"up to {retries['maxAttempts']} attempts, whose waits sum to {sum(waits):g} s",
