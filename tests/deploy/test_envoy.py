@@ -29,9 +29,9 @@ from tests.support.waiting import wait_until
 
 REAL = pytest.mark.test_long
 HEALTH = {f"/grpc.health.v1.Health/{method}" for method in ("Check", "List", "Watch")}
-SET_BY_ENVOY = {"x-forwarded-for", "x-forwarded-proto"}
+SET_BY_ENVOY = {"x-forwarded-for", "x-forwarded-proto", "x-envoy-external-address"}
 REFLECTION = {f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo" for version in ("v1", "v1alpha")}
-ACCESS = """[[identities]]
+ACCESS = """[[identity]]
 name = "billing"
 token_sha256 = ["c2de1b12a9d1a25c2ce7ac3ab82e3ccaf5a3d9bd2ee0aa3d3e75ee5d1c5a7a2f"]
 allocate = ["*"]
