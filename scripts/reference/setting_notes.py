@@ -84,10 +84,10 @@ callers, or with [`insecure`](#insecure).""",
 
 `native` serves several times as many unary calls a second ([performance](../explanation/performance.md)). It is
 younger: keep `grpcio` where it is fast enough. To use TLS with `native`, put a proxy in front, on the same machine.""",
-    "http_listen": """Answers `/livez`, `/readyz` and `/metrics`, see [monitoring](../operations/monitoring.md). With
-several workers the supervisor serves it. Port 0 selects a free port, which the server prints. `make run` sets
-`127.0.0.1:50080`. An address that other machines reach has the rule of [`insecure`](#insecure), and TLS is that of
-[`tls_cert`](#tls_cert).""",
+    "http_listen": """Serves the [status page](../operations/status-page.md), `/livez`, `/readyz` and `/metrics`, see
+[monitoring](../operations/monitoring.md). With several workers the supervisor serves it. Port 0 selects a free port,
+which the server prints. `make run` sets `127.0.0.1:50080`. An address that other machines reach has the rule of
+[`insecure`](#insecure), and TLS is that of [`tls_cert`](#tls_cert).""",
     "store": f"""{_STORES}
 
 {_PARAMETERS}

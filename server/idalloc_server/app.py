@@ -11,6 +11,7 @@ import structlog
 
 from idalloc_server.auth.access import AccessPolicy
 from idalloc_server.config import Settings
+from idalloc_server.domain.administration.index import SequenceIndex
 from idalloc_server.domain.administration.service import SequenceService
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import AllocationConfig
@@ -159,6 +160,7 @@ class _Node:
         store_calls: Counter[str],
     ) -> None:
         self._mode = mode
+        self._serves_http = bool(settings.http_listen)
         self._clock = clock
         self._listener = listener
         self._can_send_goaway = transport.can_send_goaway(settings.transport)
@@ -177,6 +179,7 @@ class _Node:
         self._sequence_service = SequenceService(
             store, clock, self._allocator, store_timeout=settings.store_timeout, max_clock_skew=settings.max_clock_skew
         )
+        self._index = SequenceIndex(self._sequence_service, clock)
         self._metrics = CallMetrics()
         self._draining = Draining(self._metrics)
         self._calls = CallLayer(
@@ -196,6 +199,8 @@ class _Node:
             start_timestamps,
             listener.access_control.audit,
             store_calls,
+            self._index,
+            {"address": listener.address, "store": store.address},
             settings.workers,
             lambda: self._draining.has_begun,
         )
@@ -247,6 +252,8 @@ class _Node:
                     ),
                     self._reload(),
                 ]
+                if self._serves_http:
+                    monitors.append(self._index.follow())
                 if self._listener.access_file:
                     monitors.append(self._listener.access_file.follow(self._apply_access))
                 background = [tasks.create_task(job) for job in (*jobs, *monitors)]

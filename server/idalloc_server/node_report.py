@@ -2,24 +2,24 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from idalloc_server.auth.audit import Audit
+from idalloc_server.domain.administration.index import NEAREST, SequenceIndex
 from idalloc_server.domain.administration.service import SequenceService
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.survey import Survey
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
+from idalloc_server.node_answers import Answer, NodeAnswers
 from idalloc_server.telemetry import families
 from idalloc_server.telemetry.log_queue import Share
 from idalloc_server.telemetry.logs import lost_lines
 from idalloc_server.telemetry.metrics import CallMetrics, Counts
 from idalloc_server.telemetry.series import OTHER, IssuedSeries, SeriesNames
 
-# Answers a question by its arguments.
-Answer = Callable[[Mapping[str, Any]], Awaitable[Any]]
 # The texts have no details: callers without authentication read them, and the log has the errors.
 STORE_FAILS = "the last calls of the store failed"
 # How many issuers of ids are sampled before other tasks of the event loop run.
@@ -33,6 +33,8 @@ class NodeReport:
         calls: The calls.
         allocator, doc_ids, sequences, start_timestamps, audit: The parts of the process; each counts what it does.
         store_calls: The calls of the store, by method and outcome.
+        index: The sequences of the store.
+        described: The addresses of the server and of its store.
         workers: How many processes the server has. Only a single one decides itself which sequences have a series.
         is_draining: Returns whether the process drains.
 
@@ -49,6 +51,8 @@ class NodeReport:
         start_timestamps: StartTimestamps,
         audit: Audit,
         store_calls: Counter[str],
+        index: SequenceIndex,
+        described: Mapping[str, Any],
         workers: int,
         is_draining: Callable[[], bool],
     ) -> None:
@@ -64,12 +68,22 @@ class NodeReport:
         self._survey = Survey()
         self._reserve: dict[str, float] = {}
         self.series = IssuedSeries(workers)
-        self.answers: dict[str, Answer] = {}
+        self._index = index
+        self._described = described
+        self.answers: dict[str, Answer] = NodeAnswers(index, allocator).by_question()
+
+    def describe(self) -> Mapping[str, Any]:
+        """Return the addresses of the server and of its store, see ``Source``."""
+        return self._described
 
     async def ask(self, question: str, arguments: Mapping[str, Any], timeout: float) -> Any:
         """Return the answer to a question of the HTTP port, see ``Source``."""
         async with asyncio.timeout(timeout):
             return await self.answers[question](arguments)
+
+    async def ask_all(self, question: str, arguments: Mapping[str, Any], timeout: float) -> list[Any]:
+        """Return the answer of this only process to a question of the HTTP port, see ``Source``."""
+        return [await self.ask(question, arguments, timeout)]
 
     async def sample(self) -> None:
         """Sample issued ids and reserves every second, until cancelled."""
@@ -103,6 +117,11 @@ class NodeReport:
             "lease-renewals": f"{late} leases near their end were not renewed" if late else "",
         }
 
+    def _exhausts_in(self) -> dict[str, float]:
+        """Return the forecasts of all sequences known; those in use are measured more often."""
+        known = {**self._index.exhausts_in(), **self._survey.exhausts_in}
+        return {name: known[name] for name in sorted(known, key=known.__getitem__)[:NEAREST]}
+
     def final_counts(self) -> Counts:
         """Return the metrics of this process, with all issued ids."""
         for sequence, ids in self._allocator.issued_ids.pop_new():
@@ -130,6 +149,6 @@ class NodeReport:
             families.STORE_UP: {"": 0 if self._allocator.store_health.error else 1},
             families.SEQUENCES_BEHIND: {"": self._survey.behind},
             families.PREFIX_CONFLICT: {"": int(self._start_timestamps.has_conflict)},
-            families.EXHAUSTS_IN: self._survey.exhausts_in,
+            families.EXHAUSTS_IN: self._exhausts_in(),
         }
         return counts

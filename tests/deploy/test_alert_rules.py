@@ -1,5 +1,6 @@
 """The alerts are valid, lead to the runbook, and fire on written states; test_alerts.py has recorded ones."""
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -51,6 +52,23 @@ def test_prometheus_accepts_the_files() -> None:
         assert done.returncode == 0, done.stderr
 
 
+def test_prometheus_accepts_the_queries_of_the_dashboard(tmp_path: Path) -> None:
+    """`promtool` parses each panel's query, after Grafana has put values in place of its variables."""
+    panels = json.loads((DEPLOY / "grafana/idalloc.json").read_text())["panels"]
+    queries = [target["expr"] for panel in panels for target in panel["targets"]]
+    assert len(queries) > 20
+    filled = [query.replace("$__rate_interval", "1m").replace("$instance", ".*") for query in queries]
+    assert [query for query in filled if "$" in query] == []
+    file = tmp_path / "rules.json"  # JSON is YAML
+    for wrong in (False, True):  # an open parenthesis shows that the check can fail
+        expressions = [*filled, "sum("] if wrong else filled
+        rules = [{"record": f"query_{at}", "expr": each} for at, each in enumerate(expressions)]
+        file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+        command = [installed_program("promtool"), "check", "rules", str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode != 0) is wrong, done.stderr
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule["alert"]))
 def test_each_alert_leads_to_the_runbook(rule: dict[str, dict[str, str]]) -> None:
     """The link of each alert names a section of the runbook."""
@@ -61,6 +79,13 @@ def test_each_alert_leads_to_the_runbook(rule: dict[str, dict[str, str]]) -> Non
     assert anchor in anchors
     assert rule["annotations"]["summary"]
     assert rule["labels"]["severity"] in ("critical", "warning")
+
+
+def test_the_page_on_monitoring_lists_the_alerts() -> None:
+    """Its table has each alert with the section of its link."""
+    page = (ROOT / "docs/operations/monitoring.md").read_text()
+    links = {rule["alert"]: rule["annotations"]["runbook_url"].rpartition("/")[2] for rule in RULES}
+    assert dict(re.findall(r"^\| `(Idalloc\w+)` \|.*\[runbook\]\((.*)\) \|$", page, re.MULTILINE)) == links
 
 
 def test_a_healthy_server_raises_no_alert(tmp_path: Path) -> None:

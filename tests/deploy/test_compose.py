@@ -11,9 +11,6 @@ from idalloc_server.config import Settings
 from tests.support.environments import deploy_program
 from tests.support.manifests import DEPLOY, read_yaml
 
-# The first test may have to install its program.
-pytestmark = pytest.mark.timeout(600)
-
 FOLDER = DEPLOY / "compose"
 COMPOSE: dict[str, Any] = read_yaml(FOLDER / "compose.yaml")
 SERVERS = {name: each for name, each in COMPOSE["services"].items() if name.startswith("idalloc")}
@@ -26,6 +23,8 @@ def checked(path: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.test_long  # it may have to install its program
+@pytest.mark.timeout(600)
 def test_it_follows_the_compose_specification(tmp_path: Path) -> None:
     """The file matches the specification's schema, and a misspelled key does not."""
     done = checked(FOLDER / "compose.yaml")

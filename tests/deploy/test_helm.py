@@ -14,9 +14,6 @@ from idalloc_server.workers.supervisor import STOP_MARGIN_SECONDS
 from tests.support.environments import deploy_program, installed_program
 from tests.support.manifests import CHART, read_yaml
 
-# The first test may have to install its program.
-pytestmark = pytest.mark.timeout(600)
-
 KUBERNETES = ("1.28", "1.37")  # the oldest that the chart allows, and the newest with a schema
 FULL = CHART / "ci/full-values.yaml"
 # What the kubelet writes into these fields.
@@ -66,6 +63,8 @@ class TestChart:
         done = helm("lint", "--strict", CHART, *values)
         assert done.returncode == 0, done.stdout
 
+    @pytest.mark.test_long  # it may have to install its program
+    @pytest.mark.timeout(600)
     def test_kubernetes_accepts_its_objects(self, values: list[str | Path], tmp_path: Path) -> None:
         """Each object matches Kubernetes' schema, strictly; a ServiceMonitor has none and a test of its own."""
         found = [each for each in objects(*values).values() if each["kind"] != "ServiceMonitor"]
@@ -83,8 +82,10 @@ class TestChart:
     def test_servers_accept_their_settings(self, values: list[str | Path]) -> None:
         """Each variable is a setting with a valid value, and the ordinal is the prefix."""
         variables = environment(objects(*values))
-        settings = {name.removeprefix("IDALLOC_").lower(): value for name, value in variables.items()}
+        own = {name: value for name, value in variables.items() if name.startswith("IDALLOC_")}
+        settings = {name.removeprefix("IDALLOC_").lower(): value for name, value in own.items()}
         assert set(settings) <= {*Settings.model_fields}
+        assert {*variables} - {*own} == ({"OTEL_EXPORTER_OTLP_ENDPOINT"} if values else set())
         assert Settings.model_validate(settings).node_prefix == 3
 
     def test_secrets_are_files_only(self, values: list[str | Path]) -> None:
@@ -142,6 +143,25 @@ def test_the_service_monitor_finds_the_metrics() -> None:
     assert (endpoint["path"], endpoint["scheme"], endpoint["interval"]) == ("/metrics", "https", "30s")
     assert endpoint["authorization"] == {"credentials": {"name": "orders-scrape", "key": "token"}}
     assert endpoint["tlsConfig"]["serverName"] == "idalloc.orders.svc"
+    assert "IDALLOC_TLS_CLIENT_CA" in environment(found)
+    assert {"ca", "cert", "keySecret"} <= {*endpoint["tlsConfig"]}
+
+
+def test_policies_select_the_pods_and_their_ports() -> None:
+    """The budget, the network policy and the services select the servers' pods; the policy opens their ports only."""
+    found = objects("--values", FULL)
+    labels = found["StatefulSet", "orders-idalloc"]["spec"]["template"]["metadata"]["labels"].items()
+    policy, budget = found["NetworkPolicy", "orders-idalloc"]["spec"], found["PodDisruptionBudget", "orders-idalloc"]
+    assert budget["spec"]["maxUnavailable"] == 1
+    services = [each["spec"]["selector"] for (kind, _), each in found.items() if kind == "Service"]
+    assert len(services) == 2
+    for selector in (policy["podSelector"]["matchLabels"], budget["spec"]["selector"]["matchLabels"], *services):
+        assert selector
+        assert selector.items() <= labels
+    assert [rule["ports"][0]["port"] for rule in policy["egress"]] == [53, 4200, 4317]
+    opened = [port["port"] for rule in policy["ingress"] for port in rule["ports"]]
+    assert sorted(opened) == sorted(port["containerPort"] for port in container(found)["ports"])
+    assert all(rule["from"] for rule in policy["ingress"])  # an empty list would admit all
 
 
 def test_the_default_has_no_service_monitor() -> None:
@@ -158,6 +178,7 @@ def test_the_default_has_no_service_monitor() -> None:
         ("settings.node_prefix=7", "settings.node_prefix: the chart sets it"),
         ("store.url=sqlite:///tmp/ids.db", "/store/url"),
         ("replica=3", "replica"),
+        ("env.IDALLOC_WORKERS=2", "IDALLOC_WORKERS"),
     ],
 )
 def test_wrong_values_are_refused(values: str, message: str) -> None:

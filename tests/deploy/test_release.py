@@ -16,9 +16,6 @@ from tests.support.environments import deploy_program, installed_program
 from tests.support.manifests import CHART, read_yaml
 from tests.support.paths import ROOT
 
-# The first test may have to install its program, and a build takes a while on a busy machine.
-pytestmark = pytest.mark.timeout(600)
-
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -39,6 +36,9 @@ def metadata(wheel: Path) -> Message:
         return message_from_bytes(file.read(name))
 
 
+# They build wheel and sdist, and may have to install their program.
+@pytest.mark.test_long
+@pytest.mark.timeout(600)
 class TestDist:
     def test_an_index_accepts_wheel_and_sdist(self, dist: list[Path]) -> None:
         """`twine check --strict` has no complaint, and the description renders."""
@@ -93,6 +93,8 @@ class TestWorkflows:
         done = subprocess.run([installed_program("actionlint"), *files], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
 
+    @pytest.mark.test_long  # it may have to install its program
+    @pytest.mark.timeout(600)
     def test_zizmor_finds_no_weakness(self) -> None:
         """`zizmor` finds no weakness: actions have hashes, permissions are minimal, no text runs as a script."""
         command = [str(deploy_program("zizmor")), "--offline", "--no-progress", str(ROOT / ".github")]

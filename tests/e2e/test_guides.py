@@ -14,6 +14,7 @@ from idalloc_server.auth.authorize import RULES
 from tests.support.documents import blocks, free_port, run_page
 from tests.support.paths import ROOT
 from tests.support.processes import running
+from tests.support.trace_collector import Collector, Span
 
 GUIDES = ROOT / "docs" / "guides"
 RETRY_WAITS = ("initialBackoff", "maxBackoff", "backoffMultiplier")
@@ -39,7 +40,8 @@ def test_guides_do_what_they_say(name: str, not_run: dict[str, str], tmp_path: P
 
 def test_deployment_works_on_a_running_server(tmp_path: Path, subtests: pytest.Subtests) -> None:
     """The settings files of the guide are valid, and both Python clients reach one of two servers."""
-    not_run = {"docker run": "it needs a container engine", "useradd": "it changes the system"}
+    engine = "it needs a container engine"
+    not_run = {"docker run": engine, "docker compose": engine, "useradd": "it changes the system"}
     with running(tmp_path) as server:
         ports = {50051: int(server.address.rpartition(":")[2])}
         run_page("docs/guides/deployment.md", tmp_path, subtests, not_run=not_run, files=["protos"], ports=ports)
@@ -81,6 +83,26 @@ def test_the_table_of_roles_has_every_rpc() -> None:
     }
 
 
+def test_tracing_exports_spans_as_the_page_says(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    """The server of the page exports the call that the page's program makes."""
+    with Collector() as collector:
+        ports = {4317: int(collector.endpoint.rpartition(":")[2])}
+        not_run = {"pip install": "it needs the repository and a package index"}
+
+        def calls() -> list[Span]:
+            return [span for span in collector.spans if span.name == "idalloc.v1.IdAllocatorService/AllocateRange"]
+
+        run_page(
+            "docs/operations/tracing.md",
+            tmp_path,
+            subtests,
+            not_run=not_run,
+            ports=ports,
+            finally_true=lambda: len(calls()) > 0,
+        )
+        assert [span.attributes["idalloc.sequence"] for span in calls()] == ["orders"]
+
+
 def test_monitoring_shows_what_the_server_answers(tmp_path: Path, subtests: pytest.Subtests) -> None:
     """Probes and metrics answer as the page on monitoring shows."""
-    run_page("docs/operations/monitoring.md", tmp_path, subtests, not_run={})
+    run_page("docs/operations/monitoring.md", tmp_path, subtests, not_run={}, files=["deploy"])

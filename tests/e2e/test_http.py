@@ -209,6 +209,39 @@ def test_https_uses_the_certificates_of_the_server(tmp_path: Path, workers: int)
         assert "[-]certificates failed: expired: tls_cert\n" in get(server, "readyz", tls=trust)[1]
 
 
+@pytest.mark.parametrize(("workers", "with_access"), [(1, True), (2, True), (1, False)])
+def test_client_certificates_give_the_roles(tmp_path: Path, workers: int, with_access: bool) -> None:
+    """With `tls_client_ca` /metrics needs a certificate of it; with access, one of an identity that may read all."""
+    write_certificate(tmp_path)
+    authority, access = trustme.CA(), tmp_path / "access.toml"
+    authority.cert_pem.write_to_path(str(tmp_path / "clients.pem"))
+    identity = '[[identity]]\nname = "{0}"\ncertificate = ["dns:{0}.example.org"]\nread = ["{1}"]\n'
+    access.write_text(identity.format("prometheus", "*") + identity.format("billing", "billing*"))
+    settings = {"tls_cert": tmp_path / "cert.pem", "tls_key": tmp_path / "key.pem"}
+    settings |= {"tls_client_ca": tmp_path / "clients.pem"} | ({"access": access} if with_access else {})
+
+    def presenting(name: str = "", issuer: trustme.CA = authority) -> ssl.SSLContext:
+        client = ssl.create_default_context()
+        client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+        if name:
+            issuer.issue_cert(f"{name}.example.org").configure_cert(client)
+        return client
+
+    with running(tmp_path, http_listen=LOOPBACK, workers=workers, **settings) as server:
+        wait_until(lambda: get(server, "readyz", tls=presenting()) == (200, "ok\n"), "a probe without a certificate")
+        status, text = get(server, "metrics", tls=presenting("prometheus"))
+        assert (status, "idalloc_build_info{" in text) == (200, True)
+        assert get(server, "metrics", tls=presenting())[0] == 401
+        with pytest.raises(OSError):  # noqa: PT011 - the handshake fails, or the first read after it
+            get(server, "metrics", tls=presenting("prometheus", trustme.CA()))
+        billing, unknown = (get(server, "metrics", tls=presenting(name)) for name in ("billing", "unknown"))
+        assert (billing[0], unknown[0]) == ((403, 401) if with_access else (200, 200))
+        if with_access:
+            assert "identity 'billing'" in billing[1]
+            audited = {(each["method"], each["identity"], each["reason"]) for each in log_events(server, "audit")}
+            assert ("GET /metrics", "billing", "PERMISSION_DENIED") in audited
+
+
 def test_port_in_use_ends_the_start(tmp_path: Path) -> None:
     """A start whose HTTP port is taken ends with exit code 2 and one line."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -253,6 +286,7 @@ def test_connections_are_limited(tmp_path: Path) -> None:
         with ExitStack() as held:
             for _ in range(MAX_CONNECTIONS):
                 held.enter_context(closing(socket.create_connection(("127.0.0.1", port))))
-            with pytest.raises(OSError):  # noqa: PT011 - reset, or closed without an answer
+            with pytest.raises(OSError) as refused:  # noqa: PT011 - reset, or closed without an answer
                 get(server, "livez")
+            assert "timed out" not in str(refused.value)
         wait_until(lambda: is_alive(server))

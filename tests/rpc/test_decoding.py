@@ -40,7 +40,12 @@ async def test_undecodable_request_is_invalid_argument(
     assert found.code is grpc.StatusCode.INVALID_ARGUMENT
     assert found.info.reason == "INVALID_REQUEST"
     assert [each.field for each in found.bad_request.field_violations] == ["request"]
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING and not _is_of_grpcio(record)]
+
+
+def _is_of_grpcio(record: logging.LogRecord) -> bool:
+    """Return whether grpcio's poller met the closed loop of an earlier test: its events may come that late."""
+    return record.name == "asyncio" and "PollerCompletionQueue._handle_events" in record.getMessage()
 
 
 async def test_reflection_and_health_answer_decodable_requests(served: Served) -> None:

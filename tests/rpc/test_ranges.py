@@ -11,6 +11,8 @@ from google.protobuf.message import Message
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import node_pb2
 from idalloc_server.domain.allocation.burned import BurnCause
+from idalloc_server.domain.allocation.id_range import IdRange
+from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import StoreUnreachable
 from idalloc_server.domain.sequences.model import MAX_ID, Ordering, Reset, Sequence
 from tests.rpc.conftest import MAX_IDS_PER_CALL, Served
@@ -33,6 +35,30 @@ async def test_range_has_all_promised_fields(served: Served) -> None:
     assert reply.ordering == pb.ORDERING_RISING_PER_NODE
     assert not reply.HasField("notice")
     assert (list(reply.texts), reply.period) == ([], "")
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_ids_taken_before_a_pause_are_not_sent_after_it(
+    served: Served, monkeypatch: pytest.MonkeyPatch, streams: bool
+) -> None:
+    """P4: if the process is paused past the lease between taking ids and filling the reply, the ids are burned."""
+    boot, allocate, paused = SystemClock.boot, served.allocator.allocate, 0.0
+
+    async def allocate_and_pause(sequence: str, count: int) -> IdRange:
+        nonlocal paused
+        taken = await allocate(sequence, count)
+        paused = 200.0
+        return taken
+
+    monkeypatch.setattr(SystemClock, "boot", lambda clock: boot() + paused)
+    monkeypatch.setattr(served.allocator, "allocate", allocate_and_pause)
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        if streams:
+            await served.ids.StreamRanges(pb.StreamRangesRequest(sequence="orders", total_id_count=5)).read()
+        else:
+            await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders", id_count=5))
+    assert details_of(failed.value).info.reason == "STORE_UNAVAILABLE"
+    assert served.allocator.burned.by_cause[BurnCause.EXPIRED] == 5
 
 
 async def test_every_reply_has_the_node_id(served: Served) -> None:

@@ -15,7 +15,7 @@ last. The terminal is a pseudo terminal, for commands print tables on a terminal
 import re
 import shutil
 import socket
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +24,12 @@ import pytest
 
 from tests.support.paths import ROOT
 from tests.support.terminal import Terminal
+from tests.support.waiting import wait_until
 
 FENCE = re.compile(r"^( *)(```+)(\w*)[^\n]*\n(.*?)^\1\2 *$", re.MULTILINE | re.DOTALL)
 FILE_NAME = re.compile(r"^(?:#|//|--) ([\w./-]+\.\w+)\n")
 PORT = re.compile(r"(?:127\.0\.0\.1|localhost|0\.0\.0\.0|\]):(\d{4,5})\b")
-TOOLS = ("docker", "grpcurl", "ghz", "jq", "curl", "openssl", "sqlite3", "crash")
+TOOLS = ("docker", "grpcurl", "ghz", "jq", "curl", "openssl", "sqlite3", "crash", "promtool")
 # What differs from run to run: each becomes its name in the page and in the output before these are compared.
 VARIES = {
     r"\b\d{4}-\d\d-\d\d([T ][\d:.]+Z?)?": "DATE",
@@ -132,6 +133,7 @@ def run_page(
     files: Collection[str] = (),
     stopped_before: Collection[str] = (),
     ports: Mapping[int, int] | None = None,
+    finally_true: Callable[[], bool] | None = None,
 ) -> None:
     """Run all blocks of a page in order. Blocks that are not run, or need a tool that is absent, are skipped by name.
 
@@ -144,6 +146,7 @@ def run_page(
         stopped_before: Texts in blocks before which the page says to stop the servers.
         ports: Ports of the page at which the test itself serves something, and where it does. All other ports of
             loopback in the page are replaced by free ones.
+        finally_true: What becomes true after the last block, while the servers of the page still run.
     """
     page = (ROOT / name).read_text()
     unknown = [text for text in (*not_run, *stopped_before) if not any(text in each.text for each in blocks(page))]
@@ -163,3 +166,5 @@ def run_page(
             if any(text in block.text for text in stopped_before):
                 terminal.stop_servers()
             run(block, terminal)
+        if finally_true:
+            wait_until(finally_true, f"the effect of {name}")

@@ -4,7 +4,6 @@ import asyncio
 import platform
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Any, Protocol
 
 from aiohttp import web
 
@@ -14,30 +13,13 @@ from idalloc_server.domain.clock import Clock
 from idalloc_server.http.access import require_reader
 from idalloc_server.http.readiness import Readiness, livez
 from idalloc_server.http.server import Handler, HttpServer
+from idalloc_server.http.status_page.page import Source, StatusPage
 from idalloc_server.listen.https import HttpsFiles
 from idalloc_server.telemetry.exposition import CONTENT_TYPE, Exposition
 from idalloc_server.telemetry.families import BUILD_INFO, CERTIFICATE_EXPIRES
 from idalloc_server.telemetry.metrics import Counts
 
-
-class Source(Protocol):
-    """What the port shows: a whole server in one process, or the supervisor of several."""
-
-    def checks(self) -> Mapping[str, str]:
-        """Return the problem that each check of readiness found, by its name; empty if it passes."""
-        ...
-
-    async def ask(self, question: str, arguments: Mapping[str, Any], timeout: float) -> Any:
-        """Return the answer of a process with an open store to a question, as a JSON value.
-
-        Raises:
-            StoreUnavailable, TimeoutError: No process answered within ``timeout`` seconds.
-        """
-        ...
-
-    def counts(self) -> Counts:
-        """Return the metrics of the server, without those of the port's own."""
-        ...
+STARTS = "the server starts"
 
 
 class HttpPort:
@@ -62,17 +44,20 @@ class HttpPort:
         self._clock = clock
         self._files: HttpsFiles | None = None
         self._server: HttpServer | None = None
-        self._following: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         if settings is None or not settings.http_listen:
             return
         if settings.tls_cert:
             self._files = HttpsFiles(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
-        # The status page adds its routes here.
-        metrics = require_reader(access_control, self._metrics)
+        self._page = StatusPage(
+            clock, {"version": version("idalloc"), "workers": settings.workers, "transport": settings.transport}
+        )
+        data = {"/metrics": self._metrics, "/api/status": self._status, "/api/sequences": self._sequences}
         routes: list[tuple[str, Handler]] = [
             ("/livez", livez),
             ("/readyz", Readiness(self._checks).readyz),
-            ("/metrics", metrics),
+            *((path, require_reader(access_control, handler)) for path, handler in data.items()),
+            *self._page.file_routes(),
         ]
         self._server = HttpServer(settings.http_listen, routes, self._files.context if self._files else None)
 
@@ -89,19 +74,39 @@ class HttpPort:
         """
         if self._server:
             await self._server.start()
+            self._tasks.append(asyncio.create_task(self._sample_calls()))
         if self._files:
-            self._following = asyncio.create_task(self._files.follow())
+            self._tasks.append(asyncio.create_task(self._files.follow()))
 
     async def close(self) -> None:
         """Close the address and all connections."""
-        if self._following:
-            self._following.cancel()
-            await asyncio.wait([self._following])
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         if self._server:
             await self._server.close()
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=self._exposition.text(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _status(self, request: web.Request) -> web.Response:
+        return await self._page.status(self._ready_source(), self._checks())
+
+    async def _sequences(self, request: web.Request) -> web.Response:
+        return await self._page.sequences(self._ready_source(), request)
+
+    def _ready_source(self) -> Source:
+        if self.source is None:
+            raise web.HTTPServiceUnavailable(reason=STARTS)
+        return self.source
+
+    async def _sample_calls(self) -> None:
+        """Sample the calls for the page every second, until cancelled."""
+        while True:
+            if self.source:
+                self._page.sample(self.source.counts().calls)
+            await asyncio.sleep(1)
 
     def _counts(self) -> Counts:
         counts = self.source.counts() if self.source else Counts()
@@ -113,7 +118,7 @@ class HttpPort:
 
     def _checks(self) -> Mapping[str, str]:
         if self.source is None:
-            return {"start": "the server starts"}
+            return {"start": STARTS}
         expires = self._files.expires if self._files else {}
         expired = [name for name, at in expires.items() if at <= self._clock.wall()]
         problem = f"expired: {', '.join(expired)}" if expired else ""

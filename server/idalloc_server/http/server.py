@@ -3,6 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
+from typing import cast
 
 from aiohttp import web
 
@@ -121,8 +122,7 @@ class _Refused(asyncio.Protocol):
     """The protocol of a connection beyond ``MAX_CONNECTIONS``."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if isinstance(transport, asyncio.Transport):
-            transport.abort()
+        cast("asyncio.Transport", transport).abort()  # uvloop's transports are no subclass of it
 
 
 @web.middleware

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, NoReturn
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
@@ -11,7 +11,7 @@ from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.document_ids.generator import DocIdGenerator, DocIdRun
-from idalloc_server.domain.errors import InvalidRequest
+from idalloc_server.domain.errors import InvalidRequest, StoreUnavailable
 from idalloc_server.domain.idempotency.allocator import IdempotentAllocator, with_date
 from idalloc_server.domain.sequences.formats import compile_format
 from idalloc_server.domain.sequences.model import Reset
@@ -80,7 +80,8 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         if id_range is None:
             id_range = await self._allocator.allocate(request.sequence, count)
             reply.created = self._allocator.pop_created(request.sequence)
-        self._fill(reply, id_range)
+        if not self._fill(reply, id_range):
+            self._refuse_expired(request.sequence, id_range)
         if view > pb.RANGE_VIEW_BASIC:
             self._add_view(reply, view, with_date(id_range, self._clock.wall()), self._doc_ids.prefix)
         return reply
@@ -103,7 +104,8 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
             if id_range is None:
                 id_range = await self._allocator.allocate(request.sequence, count)
                 reply.created = self._allocator.pop_created(request.sequence)
-            self._fill(reply, id_range)
+            if not self._fill(reply, id_range):
+                self._refuse_expired(request.sequence, id_range)
             if view == pb.RANGE_VIEW_TEXTS:
                 self._add_view(reply, view, with_date(id_range, self._clock.wall()), self._doc_ids.prefix)
             try:
@@ -161,8 +163,12 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         self._add_view(reply, request.view, id_range, prefix)
         return reply
 
-    def _fill(self, reply: pb.AllocateRangeResponse | pb.StreamRangesResponse, id_range: IdRange) -> None:
-        """Set the fields that both replies with a range share, one by one: this is the fastest way."""
+    def _fill(self, reply: pb.AllocateRangeResponse | pb.StreamRangesResponse, id_range: IdRange) -> bool:
+        """Set the fields that both replies with a range share, one by one: this is the fastest way.
+
+        Returns:
+            Whether the lease of the ids is still valid.
+        """
         first_id, id_count, step, generation, expires_at, sequence, period = id_range
         issued = reply.range
         issued.first_id = first_id
@@ -172,10 +178,21 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         reply.generation = generation
         reply.node_id = self._node_id
         left = expires_at - self._clock.boot()
-        reply.ttl.seconds = int(left) if left > 0 else 0
+        is_valid = left > 0
+        reply.ttl.seconds = int(left) if is_valid else 0
         reply.ordering = sequence.ordering  # type: ignore[assignment]
         if period:
             reply.period = period
+        return is_valid
+
+    def _refuse_expired(self, sequence: str, id_range: IdRange) -> NoReturn:
+        """Burn ids whose lease expired after they were taken, since the process was paused.
+
+        Raises:
+            StoreUnavailable: Always.
+        """
+        self._allocator.burned.add(sequence, id_range.period, BurnCause.EXPIRED, id_range.id_count)
+        raise StoreUnavailable(f"the lease of sequence {sequence!r} expired before the reply; try again")
 
     def _add_view(
         self,

@@ -100,8 +100,8 @@ GAUGES = {
     ),
     PREFIX_CONFLICT: Family("1 if another live node held this node's prefix at the last claim, else 0.", merge=max),
     EXHAUSTS_IN: Family(
-        "Seconds until a sequence has no ids left in the store, at its present rate; only the 20 sequences in use with "
-        "the shortest time.",
+        "Seconds until a sequence has no ids left in the store, at its present rate; only the 20 sequences of the "
+        "store with the shortest time.",
         ("sequence",),
         min,
     ),

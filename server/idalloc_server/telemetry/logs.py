@@ -16,6 +16,7 @@ from typing import Any
 
 import structlog
 
+from idalloc_server.telemetry import recent
 from idalloc_server.telemetry.log_queue import STDERR, STDOUT, LogQueue, Share
 
 # How many lines are queued before other tasks of the event loop run.
@@ -43,6 +44,7 @@ def configure(level: str, **always: object) -> None:
         processors=[
             lambda logger, method, line: {**line, **always},
             *_COMMON,
+            recent.record,
             *(on_terminal if os.isatty(STDERR) else _JSON),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),

@@ -6,7 +6,7 @@ from itertools import count
 from typing import Any
 
 from idalloc_server.domain.errors import Refusal, StoreUnavailable
-from idalloc_server.node_report import Answer
+from idalloc_server.node_answers import Answer
 from idalloc_server.workers.pipe import Values
 from idalloc_server.workers.worker_process import WorkerProcess
 
@@ -37,6 +37,16 @@ class Questions:
         worker = next((each for each in self._workers if each.is_serving), None)
         if worker is None:
             raise StoreUnavailable("no worker serves")
+        return await self._ask(worker, question, arguments, timeout)
+
+    async def ask_all(self, question: str, arguments: Mapping[str, Any], timeout: float) -> list[Any]:
+        """Return the answers of all workers that serve and answered in time; the arguments are those of ``ask``."""
+        workers = [each for each in self._workers if each.is_serving]
+        asked = (self._ask(each, question, arguments, timeout) for each in workers)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        return [each for each in answers if not isinstance(each, BaseException)]
+
+    async def _ask(self, worker: WorkerProcess, question: str, arguments: Mapping[str, Any], timeout: float) -> Any:
         number, answer = next(self._ids), asyncio.get_running_loop().create_future()
         self._answers[number] = answer
         worker.pipe.send(ask=[number, question, dict(arguments)])

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from idalloc_server.auth.access import AccessPolicy
 from idalloc_server.auth.access_control import AccessControl
@@ -29,7 +30,7 @@ class SupervisorHttp:
 
     Attributes:
         questions: Asks a worker.
-        ask: See ``Source``.
+        ask, ask_all: See ``Source``.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class SupervisorHttp:
         self._workers = workers
         self._counts = counts
         self.questions = Questions(workers)
-        self.ask = self.questions.ask
+        self.ask, self.ask_all = self.questions.ask, self.questions.ask_all
         self._access_file = access_file if settings.http_listen else None
         self._access_control = AccessControl(
             clock,
@@ -87,6 +88,11 @@ class SupervisorHttp:
     def require_authentication(self) -> None:
         """Require authentication from now on."""
         self._access_control.require_authentication()
+
+    def describe(self) -> Mapping[str, Any]:
+        """See ``Source``."""
+        serving = next((each.pipe.values["serving"] for each in self._workers if each.is_serving), ("", ""))
+        return {"address": serving[0], "store": serving[1]}
 
     def counts(self) -> Counts:
         """See ``Source``."""

@@ -92,7 +92,8 @@ class ControlledClock(SystemClock):
 
     def boot(self) -> float:
         """See ``Clock.boot``."""
-        self.last_boot = super().boot() + self._control.state.boot_offset
+        offset = self._control.state.boot_offset  # first, as it may take long
+        self.last_boot = super().boot() + offset
         return self.last_boot
 
     def wall(self) -> float:

@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import structlog
@@ -111,7 +112,11 @@ class SequenceService:
         check_period(row.sequence, period)
         if row.last_value is None:
             raise SequenceInvalid(name, NULL_LAST_VALUE)
-        return await self._summary(row, period)
+        return await self.summary_of(row, period)
+
+    async def read_rows(self, prefix: str, after: str, limit: int, *, deleted: bool = False) -> list[Row]:
+        """Returns the rows of sequences in the byte order of their names; see ``Store.list``."""
+        return await self._call_store(self._store.list(prefix, after, limit, deleted=deleted, periods=False))
 
     async def list(
         self, prefix: str, after: str, limit: int, *, deleted: bool, visible: Patterns | None = None
@@ -127,12 +132,9 @@ class SequenceService:
             deleted: Whether to include deleted sequences.
             visible: The names that the caller may read; None for all.
         """
-
-        def read(prefix: str, after: str, limit: int) -> Awaitable[list[Row]]:
-            return self._call_store(self._store.list(prefix, after, limit, deleted=deleted, periods=False))
-
+        read = partial(self.read_rows, deleted=deleted)
         rows, next_after = await read_page(read, prefix, after, limit, visible)
-        return await map_in_batches(self._summary, rows), next_after
+        return await map_in_batches(self.summary_of, rows), next_after
 
     async def parse(self, name: str, text: str) -> ParsedId:
         """Parses a formatted id.
@@ -159,7 +161,7 @@ class SequenceService:
         check_name(name, "name")
         check_texts({**given, "name": name})
         sequence = resolve_settings(given)
-        return await self._summary(await self._run_to_completion(name, self._create(name, sequence, change_token)))
+        return await self.summary_of(await self._run_to_completion(name, self._create(name, sequence, change_token)))
 
     async def update(self, name: str, given: Mapping[str, Any], etag: str, change_token: ChangeToken) -> ChangeResult:
         """Updates settings of a sequence.
@@ -338,7 +340,8 @@ class SequenceService:
             return period, row.sequence.before_start
         return period, counter.last_value
 
-    async def _summary(self, row: Row, period: str = "") -> SequenceSummary:
+    async def summary_of(self, row: Row, period: str = "") -> SequenceSummary:
+        """Returns the summary of a row in a period; empty for the current one."""
         if row.last_value is None:
             return summarize(row, "", None, self._clock.wall(), None)
         period, last_value = await self._counter(row, period)
@@ -346,7 +349,7 @@ class SequenceService:
         return summarize(row, period, last_value, self._clock.wall(), self._allocator.rates.per_second(name))
 
     async def _result(self, row: Row, period: str = "", *, ends_leases: bool = True) -> ChangeResult:
-        summary = await self._summary(row, period)
+        summary = await self.summary_of(row, period)
         delay = row.lease_ms / 1000 + MARGIN_SECONDS if ends_leases and row.lease_ms else 0.0
         return ChangeResult(summary, self._clock.wall() + delay, delay)
 

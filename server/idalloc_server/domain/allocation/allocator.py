@@ -81,6 +81,11 @@ class Allocator:
         allocator = self._sequence_allocators.get(sequence)
         return allocator.reserve_seconds if allocator else None
 
+    def ids_in_memory(self, sequence: str) -> int:
+        """Returns how many ids of a sequence could be issued from memory, of all its periods."""
+        allocator = self._sequence_allocators.get(sequence)
+        return sum(each.state.ids_in_memory for each in allocator.counters) if allocator else 0
+
     async def survey(self) -> Survey:
         """Returns a survey of all sequences in use; the more there are, the longer it takes."""
 

@@ -1,9 +1,12 @@
 """Burned ids: taken from the store by this node and never issued (P9)."""
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
+
+# For how many sequences the burned ids are kept: those that burned ids last.
+MAX_BURNED_SEQUENCES = 1_000
 
 
 class BurnCause(StrEnum):
@@ -40,10 +43,12 @@ class BurnedIds:
 
     Attributes:
         by_cause: The totals of this process.
+        by_sequence: The totals by cause of the ``MAX_BURNED_SEQUENCES`` sequences that burned ids last.
     """
 
     def __init__(self) -> None:
         self.by_cause: Counter[BurnCause] = Counter()
+        self.by_sequence: OrderedDict[str, Counter[BurnCause]] = OrderedDict()
         self._new: Counter[tuple[str, str, BurnCause]] = Counter()
 
     def add(self, sequence: str, period: str, cause: BurnCause, count: int) -> None:
@@ -51,6 +56,11 @@ class BurnedIds:
         if count:
             self.by_cause[cause] += count
             self._new[sequence, period, cause] += count
+            causes = self.by_sequence.setdefault(sequence, Counter())
+            causes[cause] += count
+            self.by_sequence.move_to_end(sequence)
+            if len(self.by_sequence) > MAX_BURNED_SEQUENCES:
+                self.by_sequence.popitem(last=False)
 
     def pop_new(self) -> Iterator[Burn]:
         """Yields and removes the counts since the last call, one by one: a break of the loop loses none."""

@@ -85,10 +85,10 @@ class CounterAllocator:
     @property
     def state(self) -> CounterState:
         """What a survey shows of this counter."""
-        row, lease = self.row, self._lease
-        remaining = self._remaining if self._writes else None
-        of_lease = (self.has_lease, lease.expires_at, remaining, self._refilled_at, self._has_failed)
-        return CounterState(row.name, row.period, row.settings, *of_lease, self._went_backwards is not None)
+        row, lease, behind = self.row, self._lease, self._went_backwards is not None
+        left, remaining = lease.left if self.has_lease else 0, self._remaining if self._writes else None
+        times = (lease.expires_at, remaining, self._refilled_at)
+        return CounterState(row.name, row.period, row.settings, left, *times, self._has_failed, behind)
 
     @property
     def reserve_seconds(self) -> float | None:

@@ -14,7 +14,7 @@ class CounterState(NamedTuple):
         name: The name of its row.
         period: The period; empty if the sequence has no reset.
         settings: The settings of the sequence.
-        has_lease: Whether ids could be issued from memory.
+        ids_in_memory: How many ids could be issued from memory.
         expires_at: When the lease expires.
         remaining: How many ids the store had left after the last write; None before the first one.
         refilled_at: When that write was sent.
@@ -25,12 +25,17 @@ class CounterState(NamedTuple):
     name: str
     period: str
     settings: Sequence
-    has_lease: bool
+    ids_in_memory: int
     expires_at: float
     remaining: int | None
     refilled_at: float
     has_failed: bool
     is_behind: bool
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether ids could be issued from memory."""
+        return self.ids_in_memory > 0
 
     def is_renewal_late(self, now: float, lease_ttl: float) -> bool:
         """Returns whether the lease is in its last third because its renewal failed."""

@@ -21,7 +21,7 @@ class Clock:
 
 def state(name: str = "orders", **changed: object) -> CounterState:
     """Return the state of a counter with a lease until 280 s and 600 ids left in the store."""
-    usual = CounterState(name, "", Sequence(), True, 280.0, 600, 100.0, False, False)
+    usual = CounterState(name, "", Sequence(), 5, 280.0, 600, 100.0, False, False)
     return usual._replace(**changed)  # type: ignore[arg-type]
 
 
@@ -50,14 +50,14 @@ def test_renewal_is_late_in_the_last_third_of_the_lease() -> None:
     """A failed renewal counts while the lease has ids and is in its last third."""
     assert not state(has_failed=True).is_renewal_late(159.0, 180.0)
     assert not state().is_renewal_late(250.0, 180.0)
-    assert not state(has_failed=True, has_lease=False).is_renewal_late(250.0, 180.0)
+    assert not state(has_failed=True, ids_in_memory=0).is_renewal_late(250.0, 180.0)
     assert state(has_failed=True).is_renewal_late(250.0, 180.0)
 
 
 async def test_survey_keeps_the_nearest_forecasts() -> None:
     """Of thousands of sequences the survey counts all, and keeps the forecasts of the nearest 20."""
     states = {f"s{number}": state(f"s{number}", remaining=10 * number) for number in range(1000)}
-    states["s7"] = states["s7"]._replace(is_behind=True, has_lease=False)
+    states["s7"] = states["s7"]._replace(is_behind=True, ids_in_memory=0)
     found = await survey(
         [*states, "gone"], lambda name: [states[name]] if name in states else [], lambda _: 1.0, Clock(), 180.0
     )

@@ -1,0 +1,158 @@
+"""An index of the sequences in the store: for lists that are searched and sorted, and for forecasts."""
+
+import asyncio
+import heapq
+from collections.abc import Callable
+from enum import StrEnum
+from typing import NamedTuple
+
+import structlog
+
+from idalloc_server.domain.administration.paging import map_in_batches
+from idalloc_server.domain.administration.service import SequenceService
+from idalloc_server.domain.administration.summary import SequenceSummary
+from idalloc_server.domain.clock import Clock
+from idalloc_server.domain.errors import SequenceInvalid, StoreFailure
+
+# How many sequences are kept: the first ones by name.
+MAX_KEPT = 10_000
+# How many of all scanned sequences are kept as those exhausted next.
+NEAREST = 20
+# How many sequences are read at once, and how much longer than a read the pause after it is.
+BATCH, PAUSE_RATIO, LONGEST_PAUSE_SECONDS = 250, 20, 5.0
+# The pause between two scans; the shorter one if the list was requested since the last one.
+IDLE_SECONDS, REQUESTED_SECONDS = 60.0, 5.0
+
+_log = structlog.get_logger("idalloc.administration")
+
+
+class SortKey(StrEnum):
+    """What a list is sorted by."""
+
+    NAME = "name"
+    USED = "used"
+    RATE = "rate"
+    EXHAUSTS = "exhausts"
+
+
+# Names come in their order; without a forecast a sequence is exhausted last.
+_KEYS: dict[SortKey, Callable[[SequenceSummary], float]] = {
+    SortKey.USED: lambda each: each.used_ratio,
+    SortKey.RATE: lambda each: each.ids_per_second,
+    SortKey.EXHAUSTS: lambda each: float("inf") if each.exhaust_time is None else each.exhaust_time,
+}
+
+
+class Found(NamedTuple):
+    """A part of a list.
+
+    Attributes:
+        sequences: The part.
+        total: The number of sequences in the whole list.
+        is_complete: Whether the index has all sequences of the store.
+        as_of: When the scan began, in seconds since 1970; None before the end of the first scan.
+    """
+
+    sequences: list[SequenceSummary]
+    total: int
+    is_complete: bool
+    as_of: float | None
+
+
+class SequenceIndex:
+    """Scans the store again and again, in steps that use at most a twentieth of the time.
+
+    Not thread-safe: call all methods on one event loop.
+
+    Args:
+        service: Reads the sequences.
+        clock: The clock.
+    """
+
+    def __init__(self, service: SequenceService, clock: Clock) -> None:
+        self._service = service
+        self._clock = clock
+        self._kept: list[SequenceSummary] = []
+        self._folded: list[str] = []
+        self._sorted: dict[SortKey, list[int]] = {}
+        self._is_complete = True
+        self._as_of: float | None = None
+        self._nearest: dict[str, float] = {}  # when, in seconds since 1970
+        self._requested = asyncio.Event()
+
+    async def follow(self) -> None:
+        """Scan until cancelled."""
+        while True:
+            try:
+                await self._scan()
+            except StoreFailure as error:
+                _log.info("scan_failed", error=str(error))
+            await asyncio.sleep(REQUESTED_SECONDS)
+            try:
+                async with asyncio.timeout(IDLE_SECONDS - REQUESTED_SECONDS):
+                    await self._requested.wait()
+            except TimeoutError:
+                pass
+            self._requested.clear()
+
+    def exhausts_in(self) -> dict[str, float]:
+        """Returns the seconds until no ids are left, by sequence, of the ``NEAREST`` sequences of the store."""
+        now = self._clock.wall()
+        return {name: max(0.0, at - now) for name, at in self._nearest.items()}
+
+    def find(self, search: str, sort: SortKey, *, descending: bool, offset: int, limit: int) -> Found:
+        """Returns a part of the list of sequences whose names contain a text, in any case of its letters.
+
+        Args:
+            search: The text; empty for all sequences.
+            sort: What the list is sorted by; equal ones are in the order of their names.
+            descending: Whether the largest comes first.
+            offset: How many sequences of the list come before the part.
+            limit: The most sequences to return.
+        """
+        self._requested.set()
+        order = self._order(sort)
+        if search:
+            text, folded = search.casefold(), self._folded
+            order = [number for number in order if text in folded[number]]
+        if descending:
+            order = order[::-1]
+        part = [self._kept[number] for number in order[offset : offset + limit]]
+        return Found(part, len(order), self._is_complete, self._as_of)
+
+    def _order(self, sort: SortKey) -> list[int]:
+        if sort not in self._sorted:
+            numbers, key = range(len(self._kept)), _KEYS.get(sort)
+            values = [key(each) for each in self._kept] if key else []
+            self._sorted[sort] = sorted(numbers, key=values.__getitem__) if key else list(numbers)
+        return self._sorted[sort]
+
+    async def _scan(self) -> None:
+        as_of, after, kept = self._clock.wall(), "", list[SequenceSummary]()
+        nearest: list[tuple[float, str]] = []  # a heap, with the latest time first
+        is_complete, limit = True, BATCH
+        while True:
+            began = self._clock.boot()
+            try:
+                rows = await self._service.read_rows("", after, limit)
+                found = await map_in_batches(self._service.summary_of, rows)
+            except SequenceInvalid as invalid:
+                if limit == 1:
+                    after = invalid.metadata["sequence"]
+                limit = 1  # Only the corrupt row is left out.
+                continue
+            for each in found:
+                if each.exhaust_time is not None:
+                    heapq.heappush(nearest, (-each.exhaust_time, each.row.name))
+                    if len(nearest) > NEAREST:
+                        heapq.heappop(nearest)
+            room = MAX_KEPT - len(kept)
+            kept += found[:room]
+            is_complete = is_complete and len(found) <= room
+            if not rows:
+                break
+            after, limit = rows[-1].name, min(BATCH, 2 * limit)
+            await asyncio.sleep(min(LONGEST_PAUSE_SECONDS, PAUSE_RATIO * (self._clock.boot() - began)))
+        self._kept, self._is_complete, self._as_of = kept, is_complete, as_of
+        self._folded, self._sorted = [each.row.name.casefold() for each in kept], {}
+        self._nearest = {name: -at for at, name in nearest}

@@ -1,0 +1,178 @@
+"""The status page and the two JSON documents that it reads; it changes nothing.
+
+The files of the page are open to all and have no data. The page requests the documents every two seconds.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any, Protocol
+
+from aiohttp import web
+
+from idalloc_server.domain.clock import Clock
+from idalloc_server.domain.errors import StoreUnavailable
+from idalloc_server.http.server import Handler
+from idalloc_server.telemetry import families, recent
+from idalloc_server.telemetry.call_rates import CallRates
+from idalloc_server.telemetry.metrics import CallMetrics, Counts
+
+# The longest wait for a process that answers a question.
+ANSWER_SECONDS = 2.0
+DEFAULT_LIMIT, MAX_LIMIT = 50, 100
+MAX_OFFSET = 10_000
+SORT_KEYS = ("name", "used", "rate", "exhausts")
+
+# The page has no text of a caller in its files, loads nothing from elsewhere, and is shown in no frame.
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+FILES = {
+    "/": ("index.html", "text/html"),
+    "/status.css": ("status.css", "text/css"),
+    "/status.js": ("status.js", "text/javascript"),
+}
+
+
+class Source(Protocol):
+    """What the HTTP port shows: a whole server in one process, or the supervisor of several."""
+
+    def describe(self) -> Mapping[str, Any]:
+        """Return the server's address and that of its store, without secrets."""
+        ...
+
+    def checks(self) -> Mapping[str, str]:
+        """Return the problem that each check of readiness found, by its name; empty if it passes."""
+        ...
+
+    async def ask_all(self, question: str, arguments: Mapping[str, Any], timeout: float) -> list[Any]:
+        """Return the answers of all processes that answered in time to a question, as JSON values."""
+        ...
+
+    async def ask(self, question: str, arguments: Mapping[str, Any], timeout: float) -> Any:
+        """Return the answer of a process with an open store to a question, as a JSON value.
+
+        Raises:
+            StoreUnavailable, TimeoutError: No process answered within ``timeout`` seconds.
+        """
+        ...
+
+    def counts(self) -> Counts:
+        """Return the metrics of the server, without those of the port's own."""
+        ...
+
+
+class StatusPage:
+    """Serves the page and its documents.
+
+    Args:
+        clock: The clock.
+        node: What does not change while the server runs, as JSON values.
+    """
+
+    def __init__(self, clock: Clock, node: Mapping[str, Any]) -> None:
+        self._clock = clock
+        self._node = node
+        self._started_at = clock.wall()
+        self._rates = CallRates()
+        folder = files("idalloc_server.http.status_page")
+        self._files = {path: (folder.joinpath(name).read_bytes(), kind) for path, (name, kind) in FILES.items()}
+
+    def file_routes(self) -> list[tuple[str, Handler]]:
+        """Return the routes of the page's files."""
+        return [(path, self._file) for path in FILES]
+
+    def sample(self, calls: CallMetrics) -> None:
+        """Add a sample of the calls, for their rates."""
+        self._rates.add(calls, self._clock.boot())
+
+    async def _file(self, request: web.Request) -> web.Response:
+        content, kind = self._files[request.path]
+        headers = {"Content-Security-Policy": PAGE_POLICY}
+        return web.Response(body=content, content_type=kind, charset="utf-8", headers=headers)
+
+    async def status(self, source: Source, health: Mapping[str, str]) -> web.Response:
+        """Answer with the state of the server.
+
+        Args:
+            source: What the page shows.
+            health: The problem that each check found, by its name; empty if it passes.
+        """
+        answers = await source.ask_all("recent", {}, ANSWER_SECONDS)
+        own = {"refusals": list(recent.refusals), "events": list(recent.events)}
+        lists = answers if own in answers else [*answers, own]  # A single process has answered with its own.
+        counts = source.counts()
+        prefix = next(iter(counts.gauges[families.START_TIMESTAMP]), "")
+        times = {"started_at": self._started_at, "now": self._clock.wall()}
+        node = {**self._node, **source.describe(), "prefix": prefix, **times}
+        return _json(
+            {
+                "node": node,
+                "health": [{"check": name, "problem": problem} for name, problem in health.items()],
+                "calls": self._rates.by_method(),
+                "totals": _totals(counts),
+                "refusals": recent.newest(*(each["refusals"] for each in lists)),
+                "events": recent.newest(*(each["events"] for each in lists)),
+            }
+        )
+
+    async def sequences(self, source: Source, request: web.Request) -> web.Response:
+        """Answer with a part of the list of sequences.
+
+        Raises:
+            HTTPBadRequest: A parameter is invalid.
+        """
+        query = request.query
+        sort = query.get("sort", "name")
+        if sort not in SORT_KEYS:
+            raise _invalid(f"sort must be one of {', '.join(SORT_KEYS)}")
+        arguments = {
+            "search": query.get("search", ""),
+            "sort": sort,
+            "descending": bool(_number(request, "descending", 0, 0, 1)),
+            "offset": _number(request, "offset", 0, 0, MAX_OFFSET),
+            "limit": _number(request, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT),
+        }
+        try:
+            found = await source.ask("sequences", arguments, ANSWER_SECONDS)
+        except (StoreUnavailable, TimeoutError) as error:
+            return web.Response(status=503, text=f"{str(error) or 'no process answered in time'}\n")
+        names = [each["name"] for each in found["sequences"]]
+        held = await source.ask_all("in_memory", {"names": names}, ANSWER_SECONDS) if names else []
+        for each in found["sequences"]:
+            parts = [part[each["name"]] for part in held]
+            burned = Counter[str]()
+            for part in parts:
+                burned.update(part["burned"])
+            each["lease_ids"] = str(sum(part["lease_ids"] for part in parts))
+            each["burned"] = {cause: str(ids) for cause, ids in burned.items()}
+        return _json({**found, "offset": arguments["offset"]})
+
+
+def _totals(counts: Counts) -> dict[str, Any]:
+    counters, gauges = counts.counters, counts.gauges
+    return {
+        "ids_issued": str(counters[families.IDS_ISSUED].total()),
+        "doc_ids_issued": str(counters[families.DOCUMENT_IDS_ISSUED].total()),
+        "burned": {cause: str(ids) for cause, ids in counters[families.IDS_BURNED].items() if ids},
+        "in_flight": counts.calls.in_flight,
+        "sequences_in_memory": int(gauges[families.SEQUENCES_IN_MEMORY].get("", 0)),
+        "leases": counts.lease_count,
+    }
+
+
+def _number(request: web.Request, name: str, default: int, least: int, most: int) -> int:
+    text = request.query.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and least <= int(text) <= most):
+        raise _invalid(f"{name} must be between {least} and {most}")
+    return int(text)
+
+
+def _invalid(rule: str) -> web.HTTPBadRequest:
+    return web.HTTPBadRequest(reason=rule)
+
+
+def _json(content: Mapping[str, Any]) -> web.Response:
+    return web.Response(body=json.dumps(content).encode(), content_type="application/json", charset="utf-8")
