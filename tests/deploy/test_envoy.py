@@ -5,14 +5,15 @@ import ssl
 import stat
 import subprocess
 import threading
+import warnings
 from collections.abc import Iterator
 from concurrent import futures
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+import trustme
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -22,29 +23,16 @@ from idalloc_server.auth.authorize import RULES
 from idalloc_server.auth.rejected_callers import BURST
 from tests.support import environments
 from tests.support.manifests import DEPLOY, read_yaml
-from tests.support.processes import Server, running
-from tests.support.proxy import OPTIONS, Proxy
+from tests.support.http2 import client_context
+from tests.support.proxy import HEALTHY, OPTIONS, Proxy, render, serving
 from tests.support.server_calls import id_allocator, log_events
+from tests.support.under_attack import write_access
 from tests.support.waiting import wait_until
 
 REAL = pytest.mark.test_long
 HEALTH = {f"/grpc.health.v1.Health/{method}" for method in ("Check", "List", "Watch")}
 SET_BY_ENVOY = {"x-forwarded-for", "x-forwarded-proto", "x-envoy-external-address"}
 REFLECTION = {f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo" for version in ("v1", "v1alpha")}
-ACCESS = """[[identity]]
-name = "billing"
-token_sha256 = ["c2de1b12a9d1a25c2ce7ac3ab82e3ccaf5a3d9bd2ee0aa3d3e75ee5d1c5a7a2f"]
-allocate = ["*"]
-"""
-
-
-@contextmanager
-def serving(proxy: Proxy, **settings: object) -> Iterator[Server]:
-    """Run the first server behind a proxy."""
-    settings = {"transport": "native", "listen": proxy.sockets[0], "trust_proxy": "true"} | settings
-    with running(proxy.folder, **settings) as server:
-        wait_until(lambda: proxy.serves(1), "Envoy knows the server")
-        yield server
 
 
 def allocate(channel: grpc.Channel, **options: Any) -> Any:
@@ -69,6 +57,17 @@ def test_envoy_passes_the_methods_of_the_server_only() -> None:
     paths = [each["match"]["path"] for each in routes() if "route" in each]
     assert sorted(paths) == sorted({*RULES, *HEALTH, *REFLECTION})
     assert [each["match"]["prefix"] for each in routes() if "route" not in each] == ["/", "/"]
+
+
+@REAL
+def test_envoy_accepts_the_configuration(short_folder: Path) -> None:
+    """`envoy --mode validate` accepts the files of deploy/envoy, and refuses an unknown field."""
+    for text, code in (({}, 0), ({"enable_reuse_port": "enable_reuse_ports"}, 1)):
+        config = render(short_folder, text)
+        done = subprocess.run(
+            [environments.envoy(), "--mode", "validate", "-c", config], capture_output=True, timeout=60, check=False
+        )
+        assert done.returncode == code, done.stderr[-2000:]
 
 
 @REAL
@@ -134,24 +133,30 @@ def test_envoy_requires_modern_tls_and_a_certificate(proxy: Proxy) -> None:
     """Without TLS 1.2, HTTP/2 by ALPN or a client certificate, no call is answered."""
     host, _, port = proxy.address.rpartition(":")
 
-    def shake(context: ssl.SSLContext) -> tuple[str | None, bytes]:
+    def shake(context: ssl.SSLContext, request: bytes = b"") -> tuple[str | None, bytes]:
         plain = socket.create_connection((host, int(port)), timeout=20)
         with plain, context.wrap_socket(plain, server_hostname=host) as secured:
-            secured.sendall(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+            secured.sendall(request)
             return secured.selected_alpn_protocol(), secured.recv(1000)
 
-    old = proxy.tls()
-    old.minimum_version = ssl.TLSVersion.TLSv1
-    old.maximum_version = ssl.TLSVersion.TLSv1_1
+    old = client_context(proxy.tls)
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
     old.set_ciphers("ALL:@SECLEVEL=0")
-    with pytest.raises((ssl.SSLError, ConnectionError)):
+    with pytest.raises(ssl.SSLError, match="PROTOCOL_VERSION"):
         shake(old)
-    with pytest.raises((ssl.SSLError, ConnectionError)):
-        shake(proxy.tls(certificate=False))
-    selected, answer = shake(proxy.tls(protocols=("http/1.1",)))
+    with pytest.raises(ssl.SSLError, match="CERTIFICATE_REQUIRED"):
+        shake(ssl.create_default_context(cafile=proxy.tls / "ca.pem"))
+    stranger = client_context(proxy.tls)
+    trustme.CA().issue_cert("client.example").configure_cert(stranger)
+    with pytest.raises(ssl.SSLError, match="UNKNOWN_CA"):
+        shake(stranger)
+    older = client_context(proxy.tls)
+    older.set_alpn_protocols(["http/1.1"])
+    selected, answer = shake(older, b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
     assert selected is None
     assert not answer.startswith(b"HTTP/1.1")
-    two = proxy.tls()
+    two = client_context(proxy.tls)
     two.maximum_version = ssl.TLSVersion.TLSv1_2
     assert shake(two)[0] == "h2"
 
@@ -163,7 +168,7 @@ def test_envoy_reloads_certificates(proxy: Proxy) -> None:
 
     def serial() -> str:
         plain = socket.create_connection((host, int(port)), timeout=20)
-        with plain, proxy.tls().wrap_socket(plain, server_hostname=host) as secured:
+        with plain, client_context(proxy.tls).wrap_socket(plain, server_hostname=host) as secured:
             found = secured.getpeercert()
             assert found
             return str(found["serialNumber"])
@@ -198,7 +203,7 @@ def test_envoy_removes_addresses_and_names_of_clients(proxy: Proxy) -> None:
     server.add_insecure_port(proxy.sockets[0])
     server.start()
     try:
-        wait_until(lambda: proxy.serves(1), "Envoy knows the server")
+        wait_until(lambda: proxy.stat(HEALTHY) == 1, "Envoy knows the server")
         forged = ["x-forwarded-for", "x-forwarded-host", "x-forwarded-client-cert", "x-forwarded-proto", "forwarded"]
         forged += ["x-real-ip", "x-envoy-external-address", "x-envoy-max-retries", "x-envoy-upstream-rq-timeout-ms"]
         with proxy.channel() as channel:
@@ -216,9 +221,7 @@ def test_envoy_removes_addresses_and_names_of_clients(proxy: Proxy) -> None:
 @REAL
 def test_a_caller_behind_envoy_is_limited_by_its_address(proxy: Proxy) -> None:
     """Audit and limits see the caller's address, whatever it sends; wrong tokens are limited per host."""
-    access = proxy.folder / "access.toml"
-    access.write_text(ACCESS)
-    with serving(proxy, access=access) as server:
+    with serving(proxy, access=write_access(proxy.folder)) as server:
         with proxy.channel() as channel:
             forged = [("x-forwarded-for", "9.9.9.9"), ("authorization", "Bearer wrong")]
             errors = [failure(channel, metadata=forged) for _ in range(BURST + 5)]
@@ -277,25 +280,23 @@ def test_a_rolling_restart_behind_envoy_fails_no_call(proxy: Proxy) -> None:
                 except grpc.RpcError as error:
                     failed.append((error.code(), error.details()))
 
-    settings: dict[str, object] = {"transport": "native", "trust_proxy": "true"}
     callers = [threading.Thread(target=call_until_stopped) for _ in range(4)]
-    with running(proxy.folder, **settings, listen=proxy.sockets[0]) as one:  # noqa: SIM117 - one ends first
-        with running(proxy.folder, **settings, listen=proxy.sockets[1]) as two:
-            wait_until(lambda: proxy.serves(2), "Envoy knows both servers")
-            for caller in callers:
-                caller.start()
-            try:
-                wait_until(lambda: len(done) > 100, "calls")
-                assert one.stop() == 0
-                with running(proxy.folder, **settings, listen=proxy.sockets[0]):
-                    wait_until(lambda: proxy.serves(2), "Envoy knows the new server")
-                    assert two.stop() == 0
-                    before = len(done)
-                    wait_until(lambda: len(done) > before + 100, "calls of the new server")
-                    stop.set()
-                    for caller in callers:
-                        caller.join()
-            finally:
+    with serving(proxy) as one, serving(proxy, listen=proxy.sockets[1]) as two:
+        for caller in callers:
+            caller.start()
+        try:
+            wait_until(lambda: len(done) > 100 or failed, "calls")
+            assert one.stop() == 0
+            wait_until(lambda: proxy.stat(HEALTHY) == 1, "Envoy knows that the first server has stopped")
+            with serving(proxy):
+                assert two.stop() == 0
+                before = len(done)
+                wait_until(lambda: len(done) > before + 100 or failed, "calls of the new server")
                 stop.set()
+                for caller in callers:
+                    caller.join()
+        finally:
+            stop.set()
     assert failed == []
+    assert len(set(done)) == len(done)
     assert len(done) == len(set(done))

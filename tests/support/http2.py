@@ -4,6 +4,7 @@ import socket
 import ssl
 import struct
 from collections.abc import Iterable
+from pathlib import Path
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SERVICE = "/idalloc.v1.IdAllocatorService/"
@@ -52,6 +53,14 @@ def message(stream: int, request: bytes, *, is_packed: bool = False) -> bytes:
     pieces = [content[start : start + MAX_FRAME] for start in range(0, len(content), MAX_FRAME)]
     last = frame(DATA, END_STREAM, stream, pieces.pop())
     return b"".join(frame(DATA, 0, stream, piece) for piece in pieces) + last
+
+
+def client_context(folder: Path | str) -> ssl.SSLContext:
+    """Returns the context of a client with the files ca.pem, client.pem and client.key of a folder."""
+    context = ssl.create_default_context(cafile=Path(folder, "ca.pem"))
+    context.load_cert_chain(Path(folder, "client.pem"), Path(folder, "client.key"))
+    context.set_alpn_protocols(["h2"])
+    return context
 
 
 def connect(target: str, window: int = 65_535, tls: ssl.SSLContext | None = None) -> socket.socket:

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import socket
-import ssl
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,12 +17,14 @@ import trustme
 
 from tests.support import environments
 from tests.support.manifests import DEPLOY
+from tests.support.processes import Server, running
 from tests.support.waiting import wait_until
 
 # The options of docs/guides/envoy.md.
 OPTIONS = ("--concurrency", "1", "--disable-hot-restart")
 # What the configuration has as on a server, and its names in a test's folder.
 PLACES = {"/etc/idalloc": "etc", "/run/idalloc": "run", "/run/envoy": "admin"}
+HEALTHY = "cluster.idalloc.membership_healthy"
 FREE_PORT = {"address: 0.0.0.0, port_value: 50051": "address: 127.0.0.1, port_value: 0"}
 
 
@@ -52,33 +53,21 @@ class Proxy:
         """The admin interface's socket."""
         return self.folder / "admin/admin.sock"
 
-    def credentials(self) -> grpc.ChannelCredentials:
-        """Return credentials of a client with a certificate."""
-        leaf = self.authority.issue_cert("client.example")
-        chain = b"".join(each.bytes() for each in leaf.cert_chain_pems)
-        return grpc.ssl_channel_credentials(self.authority.cert_pem.bytes(), leaf.private_key_pem.bytes(), chain)
+    @property
+    def tls(self) -> Path:
+        """The folder with the files of its certificate, and with a client's."""
+        return self.folder / "etc/tls"
 
     def channel(self, **options: Any) -> grpc.Channel:
         """Return a channel with a connection of its own."""
-        own = [("grpc.use_local_subchannel_pool", 1), *options.pop("options", [])]
-        return grpc.secure_channel(self.address, self.credentials(), own, **options)
-
-    def tls(self, *, protocols: tuple[str, ...] = ("h2",), certificate: bool = True) -> ssl.SSLContext:
-        """Return a client's context."""
-        context = ssl.create_default_context(cadata=self.authority.cert_pem.bytes().decode())
-        context.set_alpn_protocols(list(protocols))
-        if certificate:
-            self.authority.issue_cert("client.example").configure_cert(context)
-        return context
+        return secure_channel(self.address, self.tls, **options)
 
     def certify(self) -> None:
         """Put a new certificate in place as `mv` does."""
-        leaf, tls = self.authority.issue_cert("127.0.0.1"), self.folder / "etc/tls"
-        for name, blobs in (("server.key", [leaf.private_key_pem]), ("server.pem", leaf.cert_chain_pems)):
-            (tls / f".{name}").write_bytes(b"".join(each.bytes() for each in blobs))
-        self.authority.cert_pem.write_to_path(str(tls / ".ca.pem"))
+        write_certificate(self.authority, "127.0.0.1", self.tls / ".server")
+        self.authority.cert_pem.write_to_path(str(self.tls / ".ca.pem"))
         for name in ("server.key", "server.pem", "ca.pem"):
-            (tls / f".{name}").rename(tls / name)
+            (self.tls / f".{name}").rename(self.tls / name)
 
     def ask(self, path: str) -> str:
         """Return an answer of the admin interface."""
@@ -99,9 +88,29 @@ class Proxy:
         lines = (self.folder / "access.log").read_text().splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]
 
-    def serves(self, servers: int) -> bool:
-        """Return whether it knows that so many servers are healthy."""
-        return self.stat("cluster.idalloc.membership_healthy") == servers
+
+def secure_channel(address: str, tls: Path, **options: Any) -> grpc.Channel:
+    """Return a channel with a connection of its own, and with the client's certificate in a folder."""
+    files = [(tls / name).read_bytes() for name in ("ca.pem", "client.key", "client.pem")]
+    own = [("grpc.use_local_subchannel_pool", 1), *options.pop("options", [])]
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(*files), own, **options)
+
+
+def write_certificate(authority: trustme.CA, name: str, file: Path) -> None:
+    """Write a certificate and its key to ``file`` with the endings .pem and .key."""
+    leaf = authority.issue_cert(name)
+    leaf.private_key_pem.write_to_path(f"{file}.key")
+    Path(f"{file}.pem").write_bytes(b"".join(each.bytes() for each in leaf.cert_chain_pems))
+
+
+@contextmanager
+def serving(proxy: Proxy, **settings: object) -> Iterator[Server]:
+    """Run a native server behind a proxy until the end of the block; by default the first of its two."""
+    settings = {"transport": "native", "listen": proxy.sockets[0], "trust_proxy": "true"} | settings
+    known = proxy.stat(HEALTHY)
+    with running(proxy.folder, **settings) as server:
+        wait_until(lambda: proxy.stat(HEALTHY) > known, "Envoy knows the server")
+        yield server
 
 
 def render(folder: Path, changes: Mapping[str, str]) -> Path:
@@ -132,6 +141,7 @@ def proxying(folder: Path, changes: Mapping[str, str] | None = None) -> Iterator
     with (folder / "access.log").open("wb") as out, (folder / "envoy.log").open("wb") as errors:
         proxy = Proxy(None, folder, authority)  # type: ignore[arg-type]
         proxy.certify()
+        write_certificate(authority, "client.example", proxy.tls / "client")
         command = [program, "-c", config, *OPTIONS]
         proxy.process = subprocess.Popen(command, stdout=out, stderr=errors, start_new_session=True)
 
