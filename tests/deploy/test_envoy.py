@@ -22,8 +22,8 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc_server.auth.authorize import RULES
 from idalloc_server.auth.rejected_callers import BURST
 from tests.support import environments
-from tests.support.manifests import DEPLOY, read_yaml
 from tests.support.http2 import client_context
+from tests.support.manifests import DEPLOY, read_yaml
 from tests.support.proxy import HEALTHY, OPTIONS, Proxy, render, serving
 from tests.support.server_calls import id_allocator, log_events
 from tests.support.under_attack import write_access
@@ -56,7 +56,7 @@ def test_envoy_passes_the_methods_of_the_server_only() -> None:
     """Envoy routes each method of the server by its exact path, and answers all others itself."""
     paths = [each["match"]["path"] for each in routes() if "route" in each]
     assert sorted(paths) == sorted({*RULES, *HEALTH, *REFLECTION})
-    assert [each["match"]["prefix"] for each in routes() if "route" not in each] == ["/", "/"]
+    assert [each["match"]["prefix"] for each in routes() if "route" not in each] == ["/", "/", "/"]
 
 
 @REAL

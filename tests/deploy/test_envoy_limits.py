@@ -190,10 +190,11 @@ def test_an_attack_takes_bounded_memory_and_delays_nobody(proxy: Proxy, name: st
 
 
 @pytest.mark.parametrize(
-    "metadata", [[("grpc-encoding", "gzip")], [("grpc-encoding", "GZIP")], [("grpc-encoding", "identity,gzip")], []]
+    "encodings", [["gzip"], ["GZIP"], ["identity,gzip"], ["identity", "gzip"], ["gzip", "identity"], ["identity"], []]
 )
-def test_packed_requests_are_never_unpacked(proxy: Proxy, metadata: list[tuple[str, str]]) -> None:
+def test_packed_requests_are_never_unpacked(proxy: Proxy, encodings: list[str]) -> None:
     """A gzip bomb is refused, by its header or by its flag alone."""
+    metadata = [("grpc-encoding", each) for each in encodings]
     bomb = gzip.compress(bytes(200_000_000))
     with serving(proxy) as server, raw(proxy) as connection:
         before = megabytes(server, proxy)
