@@ -17,7 +17,7 @@ from tests.support.faults.resources import read_resources
 from tests.support.processes import Server
 from tests.support.proxy import Proxy, proxying, serving
 from tests.support.server_calls import id_allocator
-from tests.support.under_attack import ATTACKS, MAX_MB, MAX_P99_MS, attack, write_access
+from tests.support.under_attack import ATTACKS, MAX_MB, MAX_P99_MS, UNAUTHENTICATED, attack, write_access
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.test_long
@@ -164,7 +164,7 @@ def test_requests_that_never_end_take_bounded_memory(proxy: Proxy) -> None:
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_takes_bounded_memory_and_delays_nobody(proxy: Proxy, name: str) -> None:
     """Server and proxy take less than 400 MB, and a steady caller's p99 is below 250 ms."""
-    settings = {"access": write_access(proxy.folder)} if name == "rejected_calls" else {}
+    settings = {"access": write_access(proxy.folder)} if name in UNAUTHENTICATED else {}
     with serving(proxy, **settings) as server:
         measured = attack(name, proxy.address, proxy.tls, [server.process.pid, proxy.process.pid])
         arrived = proxy.stat("cluster.idalloc.upstream_rq_total")
@@ -182,7 +182,7 @@ def test_an_attack_takes_bounded_memory_and_delays_nobody(proxy: Proxy, name: st
             assert closed > 0
         case "continuations":
             assert measured.seen["hung up"] > 0
-        case "rejected_calls":
+        case "calls_without_a_token" | "rejected_calls":
             assert arrived > 1000
         case "unread_streams":
             assert measured.seen == {"opened": 100}

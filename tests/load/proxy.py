@@ -20,7 +20,7 @@ import grpc
 from tests.load.run import CONCURRENCY, CONNECTIONS, ratio, report
 from tests.support.processes import running
 from tests.support.proxy import proxying, serving
-from tests.support.under_attack import ATTACKS, MAX_MB, MAX_P99_MS, attack, write_access
+from tests.support.under_attack import ATTACKS, MAX_MB, MAX_P99_MS, UNAUTHENTICATED, attack, write_access
 
 RATE_TARGET = 3
 
@@ -101,7 +101,7 @@ def measure_unary(rounds: int, calls: int) -> None:
 def measure_attacks() -> None:
     """Print memory and the steady caller's p99 during each attack."""
     for name in ATTACKS:
-        with contenders(tokens=name == "rejected_calls") as both:
+        with contenders(tokens=name in UNAUTHENTICATED) as both:
             for each in both:
                 print(f"{name}, {each.name}:", flush=True)
                 try:

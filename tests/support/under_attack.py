@@ -27,9 +27,12 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "unknown_methods": _FLOOD | {"kind": "unknown_methods"},
     "rapid_resets": _FLOOD | {"kind": "rapid_resets"},
     "continuations": _FLOOD | {"kind": "continuations"},
+    "calls_without_a_token": _FLOOD | {"kind": "calls"},
     "rejected_calls": _FLOOD | {"kind": "rejected_calls"},
     "unread_streams": {"attack": "slow_readers", "number": 100},
 }
+# Attacks on servers that authenticate.
+UNAUTHENTICATED = ("calls_without_a_token", "rejected_calls")
 # A call every 20 ms.
 PAUSE_SECONDS, MIN_CALLS = 0.02, 250
 
