@@ -207,7 +207,7 @@ def test_envoy_removes_addresses_and_names_of_clients(proxy: Proxy) -> None:
         forged = ["x-forwarded-for", "x-forwarded-host", "x-forwarded-client-cert", "x-forwarded-proto", "forwarded"]
         forged += ["x-real-ip", "x-envoy-external-address", "x-envoy-max-retries", "x-envoy-upstream-rq-timeout-ms"]
         with proxy.channel() as channel:
-            metadata = [*((name, "9.9.9.9") for name in forged), ("authorization", "Bearer t")]
+            metadata = [*((name, "9.9.9.9") for name in [*forged, *forged]), ("authorization", "Bearer t")]
             channel.unary_unary("/idalloc.v1.NodeService/GetNode")(b"", timeout=20, metadata=metadata)
     finally:
         server.stop(None).wait()
