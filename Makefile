@@ -14,6 +14,9 @@ JOBS ?= 4
 # Where Go finds the generated code: `make go-prefix` writes it into the protos, once, before the first release.
 GO_PREFIX ?= example.com/idalloc/go
 
+# The tests start hundreds of processes, each of which would compile the project again.
+unexport PYTHONDONTWRITEBYTECODE
+
 bin := .venv/bin
 protos := $(shell find protos -name '*.proto')
 services := $(shell grep -l '^service ' $(protos))
@@ -33,7 +36,7 @@ run: .venv/server ## start a server (ARGS="--listen 127.0.0.1:50052 …")
 	$(bin)/idalloc serve $(ARGS)
 
 test: lint type gen-check ## lint, type checks and all tests but the long ones, in under 5 minutes (ARGS="-k name" goes to pytest)
-	$(bin)/pytest -n $(JOBS) -m 'not mysql and not test_long and not languages' $(ARGS)
+	$(bin)/pytest -n $(JOBS) --dist worksteal -m 'not mysql and not test_long and not languages' $(ARGS)
 
 # Two at a time, as these tests kill, pause and flood processes that have deadlines.
 test-long: .venv/ready ## the long tests, which `test` leaves out; both must pass

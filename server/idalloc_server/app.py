@@ -22,7 +22,6 @@ from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
 from idalloc_server.domain.store.protocol import WRITES, Store
 from idalloc_server.domain.uuids import UuidGenerator
-from idalloc_server.http.port import HttpPort
 from idalloc_server.listen import transport
 from idalloc_server.listener import Listener
 from idalloc_server.node_report import NodeReport
@@ -76,13 +75,18 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
     clock = SystemClock()
     is_worker = mode.workers is not None
     listener = Listener(settings, mode, clock)
-    http = HttpPort(settings if not is_worker else None, listener.access_control, clock, METHOD_TYPES)
+    http = None
+    if settings.http_listen and not is_worker:
+        from idalloc_server.http.port import HttpPort  # only here: see HttpPort
+
+        http = HttpPort(settings, listener.access_control, clock, METHOD_TYPES)
     store_calls: Counter[str] = Counter()
     store = counted(open_store(settings.store, clock, settings.store_timeout), store_calls)
     if listener.traces is not None:
         store = listener.traces.trace_writes(store, store.address, WRITES)
     try:
-        await http.start()
+        if http:
+            await http.start()
         await _open(store, settings.store_timeout)
         start_timestamps = StartTimestamps(
             store,
@@ -97,12 +101,14 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
         node = _Node(
             settings, mode, clock, store, listener, start_timestamps, await start_timestamps.start(), store_calls
         )
-        http.source = node.report
+        if http:
+            http.source = node.report
         if is_worker:
             listener.bind()
-        await node.serve_until_stopped(store.address, settings.node_prefix, http.url)
+        await node.serve_until_stopped(store.address, settings.node_prefix, http.url if http else "")
     finally:
-        await http.close()
+        if http:
+            await http.close()
         await listener.server.stop(None)
         await store.close()
         listener.release_address()

@@ -151,6 +151,7 @@ def test_an_invalid_access_file_is_refused_at_startup(tmp_path: Path, workers: i
     assert not (tmp_path / "ids.db").exists()
 
 
+@pytest.mark.test_long
 def test_a_replaced_worker_authenticates_if_the_old_one_did(tmp_path: Path) -> None:
     """A replacement worker requires authentication, also if the file has lost its identities."""
     file = tmp_path / "access.toml"

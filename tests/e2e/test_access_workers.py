@@ -28,6 +28,7 @@ def statuses(server: Server, token: str = "") -> set[grpc.StatusCode]:
     return {allocate_status(server, token) for _ in range(16)}
 
 
+@pytest.mark.test_long
 def test_replaced_workers_keep_requiring_authentication(tmp_path: Path) -> None:
     """Once one worker requires authentication, every later worker does."""
     file = tmp_path / "access.toml"

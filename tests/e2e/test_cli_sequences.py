@@ -86,6 +86,7 @@ def test_update_rejects_a_bound_behind_the_counter(server: Server) -> None:
     )
 
 
+@pytest.mark.test_long
 def test_advance_waits_until_effective(server: Server) -> None:
     """P5: after advance returns, no node issues an id up to --past."""
     lines(server, "allocate", "imported", "5")
@@ -93,6 +94,7 @@ def test_advance_waits_until_effective(server: Server) -> None:
     assert lines(server, "allocate", "imported") == ["5001"]
 
 
+@pytest.mark.test_long
 def test_advance_of_a_period_shows_that_period(server: Server) -> None:
     """advance --period changes and shows only that period's counter."""
     lines(server, "sequences", "create", "monthly", "--format", "{year}-{month}-{value:06d}", "--reset", "monthly")
@@ -113,6 +115,7 @@ def test_past_table_with_unreachable_cratedb_fails(server: Server) -> None:
     assert line == "cannot reach CrateDB at http://127.0.0.1:1: Connection refused\n"
 
 
+@pytest.mark.test_long
 def test_recreated_sequence_continues_past_old_ids(server: Server) -> None:
     """P5: a name that is deleted and created again continues past its last id."""
     lines(server, "allocate", "deleted", "5")

@@ -83,6 +83,7 @@ def test_the_table_of_roles_has_every_rpc() -> None:
     }
 
 
+@pytest.mark.test_long
 def test_tracing_exports_spans_as_the_page_says(tmp_path: Path, subtests: pytest.Subtests) -> None:
     """The server of the page exports the call that the page's program makes."""
     with Collector() as collector:

@@ -144,6 +144,7 @@ def test_port_answers_while_no_worker_can_start(tmp_path: Path) -> None:
         wait_until(lambda: get(server, "readyz")[0] == 200)
 
 
+@pytest.mark.test_long
 @pytest.mark.parametrize("workers", [1, 2])
 def test_readyz_names_the_store_while_it_is_away(tmp_path: Path, workers: int) -> None:
     """While the store is away /readyz is 503 with the check's name, and /livez is 200."""
@@ -209,7 +210,10 @@ def test_https_uses_the_certificates_of_the_server(tmp_path: Path, workers: int)
         assert "[-]certificates failed: expired: tls_cert\n" in get(server, "readyz", tls=trust)[1]
 
 
-@pytest.mark.parametrize(("workers", "with_access"), [(1, True), (2, True), (1, False)])
+@pytest.mark.parametrize(
+    ("workers", "with_access"),
+    [(1, True), *(pytest.param(*each, marks=pytest.mark.test_long) for each in ((2, True), (1, False)))],
+)
 def test_client_certificates_give_the_roles(tmp_path: Path, workers: int, with_access: bool) -> None:
     """With `tls_client_ca` /metrics needs a certificate of it; with access, one of an identity that may read all."""
     write_certificate(tmp_path)

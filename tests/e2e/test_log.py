@@ -72,7 +72,7 @@ def printed_before_the_kill(script: str, address: str, log: Path, lines: int) ->
     return [line.decode().strip() for line in [*begun, *rest]]
 
 
-@pytest.mark.parametrize("ending", [".log", ".jsonl"])
+@pytest.mark.parametrize("ending", [".log", pytest.param(".jsonl", marks=pytest.mark.test_long)])
 def test_every_id_of_a_killed_client_is_in_its_log(tmp_path: Path, ending: str) -> None:
     """P1: the log of a client killed by SIGKILL has every id that it received."""
     with running(tmp_path) as server:

@@ -45,6 +45,7 @@ def start(store: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(serve_command(store=store), env=environment(), capture_output=True, text=True, timeout=30)
 
 
+@pytest.mark.test_long
 def test_a_retired_store_creates_nothing(tmp_path: Path, store: str) -> None:
     """P1: a retired store refuses creations, claims and starts, and names its successor."""
     with running(tmp_path, store=store, **LEASE) as server, Client(server.address) as client:
@@ -77,6 +78,7 @@ def test_a_retired_store_creates_nothing(tmp_path: Path, store: str) -> None:
     assert "idalloc store import --unretire FILE" in line
 
 
+@pytest.mark.test_long
 def test_an_import_undoes_a_retirement(tmp_path: Path) -> None:
     """P1: after `store import --unretire` of the newest export the store continues beyond all issued ids."""
     store = f"sqlite://{tmp_path}/ids.db"

@@ -141,7 +141,7 @@ def test_a_folder_mounted_twice_is_shared(tmp_path: Path) -> None:
     assert len(issued | others | later) == 3 * MANY
 
 
-@pytest.mark.parametrize("removed", ["-shm", "-wal -shm"])
+@pytest.mark.parametrize("removed", ["-shm", pytest.param("-wal -shm", marks=pytest.mark.test_long)])
 def test_a_start_after_the_lock_was_removed_is_refused(tmp_path: Path, removed: str) -> None:
     """P1: two servers whose locks are in different files never issue the same id."""
     file = tmp_path / "ids.db"
@@ -158,6 +158,7 @@ def test_a_start_after_the_lock_was_removed_is_refused(tmp_path: Path, removed: 
     assert min(second(file)[0]) > max(issued)
 
 
+@pytest.mark.test_long
 def test_a_worker_start_after_the_lock_was_removed_is_refused(tmp_path: Path) -> None:
     """P1: a worker that starts after -shm was removed issues no id of another worker."""
     with running(tmp_path, workers=2) as server:

@@ -61,6 +61,7 @@ def test_page_shows_the_server_and_follows_its_load(server: Server, browser: Bro
         wait_until(lambda: browser.column("sequences", 2) != [before])
 
 
+@pytest.mark.test_long
 def test_a_thousand_sequences_are_searched_sorted_and_paged(server: Server, browser: Browser) -> None:
     """A thousand sequences come in pages of fifty; search and sort are those of the whole list."""
     with idalloc.Client(server.address) as client:
@@ -117,6 +118,7 @@ def test_a_token_signs_in_and_out(tmp_path: Path, browser: Browser) -> None:
         assert all("status of 40" in line for line in browser.errors())
 
 
+@pytest.mark.test_long
 def test_the_page_is_used_by_keyboard(server: Server, browser: Browser) -> None:
     """Search, paging and sorting are reached by the tab key, and focus stays while the page updates."""
     with idalloc.Client(server.address) as client:
@@ -134,6 +136,7 @@ def test_the_page_is_used_by_keyboard(server: Server, browser: Browser) -> None:
         assert browser.driver.switch_to.active_element.get_attribute("data-sort") == "name"
 
 
+@pytest.mark.test_long
 def test_a_store_that_is_away_is_named(tmp_path: Path, browser: Browser) -> None:
     """While the store is away the page names the failing check; when the server is gone, it says so."""
     with running(tmp_path, http_listen=LOOPBACK, store_timeout="1s") as server:

@@ -131,6 +131,7 @@ def test_an_export_of_an_empty_store_fails(tmp_path: Path) -> None:
     assert nothing.stderr == f"idalloc: there is nothing in {store} to export\n"
 
 
+@pytest.mark.test_long
 def test_an_import_repairs_a_restored_backup(crate: Crate, tmp_path: Path) -> None:
     """P3: a node refuses a restored backup, and an import of the newest export repairs it."""
     with running(tmp_path, store=crate.url) as server:
@@ -221,6 +222,7 @@ def test_an_adopted_sqlite_table_can_be_moved(tmp_path: Path) -> None:
     assert_recipe_continues(tmp_path, f"sqlite://{tmp_path}/shop.db")
 
 
+@pytest.mark.test_long
 def test_an_adopted_cratedb_table_can_be_moved(crate: Crate, tmp_path: Path) -> None:
     """The table of CrateDB's guide, in CrateDB, can be exported."""
     with closing(crate_client.connect(f"http://127.0.0.1:{crate.port}")) as shop:

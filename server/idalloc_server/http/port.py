@@ -23,10 +23,12 @@ STARTS = "the server starts"
 
 
 class HttpPort:
-    """The HTTP port; without settings, or without ``http_listen``, nothing is served.
+    """The HTTP port.
+
+    A process without it does not import this module: aiohttp's part in the time of a start is a third.
 
     Args:
-        settings: All settings; None in a worker, whose supervisor serves HTTP.
+        settings: All settings, with ``http_listen``.
         access_control: Authenticates and authorizes the callers, except those of probes.
         clock: The clock by which certificates expire.
         method_types: The type of each RPC by its full name, such as ``unary``.
@@ -36,17 +38,14 @@ class HttpPort:
     """
 
     def __init__(
-        self, settings: Settings | None, access_control: AccessControl, clock: Clock, method_types: Mapping[str, str]
+        self, settings: Settings, access_control: AccessControl, clock: Clock, method_types: Mapping[str, str]
     ) -> None:
         self.source: Source | None = None
         self._exposition = Exposition(self._counts, method_types)
-        self._transport = settings.transport if settings else ""
+        self._transport = settings.transport
         self._clock = clock
         self._files: HttpsFiles | None = None
-        self._server: HttpServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        if settings is None or not settings.http_listen:
-            return
         if settings.tls_cert:
             self._files = HttpsFiles(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
         self._page = StatusPage(
@@ -63,8 +62,8 @@ class HttpPort:
 
     @property
     def url(self) -> str:
-        """The URL of the port; empty if nothing is served."""
-        return self._server.url if self._server else ""
+        """The URL of the port."""
+        return self._server.url
 
     async def start(self) -> None:
         """Bind the address and answer requests.
@@ -72,9 +71,8 @@ class HttpPort:
         Raises:
             StartRefused: The address is in use, or cannot be bound.
         """
-        if self._server:
-            await self._server.start()
-            self._tasks.append(asyncio.create_task(self._sample_calls()))
+        await self._server.start()
+        self._tasks.append(asyncio.create_task(self._sample_calls()))
         if self._files:
             self._tasks.append(asyncio.create_task(self._files.follow()))
 
@@ -84,8 +82,7 @@ class HttpPort:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        if self._server:
-            await self._server.close()
+        await self._server.close()
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=self._exposition.text(), headers={"Content-Type": CONTENT_TYPE})

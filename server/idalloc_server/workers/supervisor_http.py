@@ -10,7 +10,6 @@ from idalloc_server.auth.access_file import AccessFile
 from idalloc_server.auth.client_certificates import ClientCertificates
 from idalloc_server.config import Settings
 from idalloc_server.domain.clock import SystemClock
-from idalloc_server.http.port import HttpPort
 from idalloc_server.rpc.methods import METHOD_TYPES
 from idalloc_server.telemetry import families
 from idalloc_server.telemetry.metrics import Counts
@@ -53,14 +52,18 @@ class SupervisorHttp:
             policy,
             certificates=ClientCertificates(clock) if settings.tls_client_ca else None,
         )
-        self._port = HttpPort(settings, self._access_control, clock, METHOD_TYPES)
-        self._port.source = self
+        self._port = None
+        if settings.http_listen:
+            from idalloc_server.http.port import HttpPort  # only here: see HttpPort
+
+            self._port = HttpPort(settings, self._access_control, clock, METHOD_TYPES)
+            self._port.source = self
         self._following: asyncio.Task[None] | None = None
 
     @property
     def url(self) -> str:
         """The URL of the port; empty if nothing is served."""
-        return self._port.url
+        return self._port.url if self._port else ""
 
     async def start(self) -> None:
         """Bind the address and answer requests.
@@ -68,7 +71,8 @@ class SupervisorHttp:
         Raises:
             StartRefused: The address is in use, or cannot be bound.
         """
-        await self._port.start()
+        if self._port:
+            await self._port.start()
         if self._access_file:
             self._following = asyncio.create_task(self._access_file.follow(self._access_control.apply_policy))
 
@@ -77,7 +81,8 @@ class SupervisorHttp:
         if self._following:
             self._following.cancel()
             await asyncio.wait([self._following])
-        await self._port.close()
+        if self._port:
+            await self._port.close()
         self._access_control.audit.log_totals()
 
     def reload(self) -> None:

@@ -107,6 +107,7 @@ def test_an_exception_anywhere_repeats_no_chunk(server: FakeServer) -> None:
         assert at_each_place(take) > 50
 
 
+@pytest.mark.test_long
 def test_an_exception_anywhere_repeats_no_chunk_in_asyncio(server: FakeServer) -> None:
     """P1: a stream of the asyncio client yields no range twice, and the next stream works."""
 
@@ -126,6 +127,7 @@ def test_an_exception_anywhere_repeats_no_chunk_in_asyncio(server: FakeServer) -
     assert at_each_place(lambda places: run(use(places))) > 50
 
 
+@pytest.mark.test_long
 def test_an_exception_anywhere_leaves_coalescing_usable(server: FakeServer) -> None:
     """P1: coalesced callers get no id twice, and the next caller is served at once."""
 

@@ -4,9 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[3] / "scripts" / "trace_calls.py"
 
 
+@pytest.mark.test_long
 def test_trace_counts_the_transactions_of_each_request() -> None:
     """The script runs against the present server; a first use needs at most two store transactions."""
     printed = subprocess.run([sys.executable, SCRIPT], check=True, capture_output=True, text=True, timeout=60).stdout

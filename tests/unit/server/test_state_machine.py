@@ -297,7 +297,9 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.mark.timeout(0 if EXAMPLES else 300)
-@pytest.mark.parametrize(("machine", "share"), [(Service, 1.0), (ServiceOnDisk, 0.1)])
+@pytest.mark.parametrize(
+    ("machine", "share"), [(Service, 1.0), pytest.param(ServiceOnDisk, 0.1, marks=pytest.mark.test_long)]
+)
 def test_the_promises_hold_in_any_order_of_events(machine: type[Service], share: float) -> None:
     """P1 to P7, P9: nodes under any calls, changes, faults, pauses and restores keep the promises."""
     if EXAMPLES:

@@ -152,6 +152,7 @@ def test_command_line_overrides_environment(
         assert server.authorizations["GetNode"][2:] == [BEARER] * 2
 
 
+@pytest.mark.test_long
 def test_tls_errors_are_one_line_with_a_hint(
     certificates: Certificates, run: SecretCommand, shown: Shown, tmp_path: Path
 ) -> None:
