@@ -114,7 +114,11 @@ def test_an_outage_uses_up_the_reserve(tmp_path: Path) -> None:
         wait_until(lambda: reserve() > 60, "the reserve is filled", 120)
         with closing(sqlite3.connect(tmp_path / "ids.db", timeout=20, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            wait_until(lambda: reserve() < 45, "half of the reserve is used up", 240)
+            wait_until(
+                lambda: reserve() < 45 and re.search(r"^idalloc_store_up(?:{.*})? 0\.0$", texts[-1], re.MULTILINE),
+                "half of the reserve is used up, and a refill has failed",
+                240,
+            )
         recording = Recording(texts[-2], texts[-1], 1)
         assert {"IdallocReserveLow", "IdallocStoreAway"} <= recording.firing(tmp_path)
 
