@@ -170,7 +170,7 @@ def test_an_attack_takes_bounded_memory_and_delays_nobody(proxy: Proxy, name: st
         measured = attack(name, proxy.address, proxy.tls, [server.process.pid, proxy.process.pid])
         arrived = proxy.stat("cluster.idalloc.upstream_rq_total")
         closed = proxy.stat(RESETS)
-    print(name, measured, arrived)
+
     assert measured.memory < MAX_MB
     assert measured.p99 < MAX_P99_MS
     match name:
