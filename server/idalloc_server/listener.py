@@ -9,7 +9,9 @@ from idalloc_server.auth.access_file import AccessFile
 from idalloc_server.auth.client_certificates import ClientCertificates
 from idalloc_server.config import Settings
 from idalloc_server.domain.clock import Clock
+from idalloc_server.grpc_types import connection_peer
 from idalloc_server.listen import transport
+from idalloc_server.listen.peers import proxied_peer
 from idalloc_server.listen.reservation import ReservedAddress, cannot_bind
 from idalloc_server.listen.tls import Certificates
 from idalloc_server.listen_address import unix_path
@@ -44,13 +46,15 @@ class Listener:
     def __init__(self, settings: Settings, mode: ProcessMode, clock: Clock) -> None:
         is_worker = mode.workers is not None
         self.access_file = AccessFile(settings.access) if settings.access else None
+        metadata_of = transport.metadata_reader(settings.transport)
         self.access_control = AccessControl(
             clock,
             settings.max_ids_per_call,
             self.access_file.read(may_be_empty=mode.requires_authentication) if self.access_file else None,
             requires_authentication=mode.requires_authentication,
-            metadata_of=transport.metadata_reader(settings.transport),
+            metadata_of=metadata_of,
             certificates=ClientCertificates(clock) if settings.tls_client_ca else None,
+            peer_of=proxied_peer(metadata_of) if settings.trust_proxy else connection_peer,
         )
         transport.check(settings, authenticates=self.access_control.requires_authentication)
         xproto_port.check(settings, authenticates=self.access_control.requires_authentication)

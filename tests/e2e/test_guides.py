@@ -31,6 +31,7 @@ RETRY_WAITS = ("initialBackoff", "maxBackoff", "backoffMultiplier")
         ("verify", {}),
         ("migration", {":9200": NO_OPENSEARCH, "allocate cartons": NO_OPENSEARCH}),
         ("languages", {}),
+        ("envoy", {}),
         pytest.param("tls", {}, marks=pytest.mark.test_long),
         pytest.param("choosing-a-key", {"--past-table": "it needs a CrateDB"}, marks=pytest.mark.test_long),
     ],

@@ -270,6 +270,10 @@ def of_documents() -> Claims:
             f"Each reason has up to {metrics.MAX_CAUSES} causes a second",
             f"An exit waits up to {log_queue.FLUSH_SECONDS:g} s for the queue",
         ],
+        "docs/guides/envoy.md": [
+            f"{transport.MAX_REQUEST_BYTES // 1024} KiB a request, "
+            f"{transport.MAX_STREAMS_PER_CONNECTION['native']} streams a connection",
+        ],
         "docs/guides/languages.md": [
             f"up to {retries['maxAttempts']} attempts, whose waits sum to {sum(waits):g} s",
         ],

@@ -1,8 +1,10 @@
 """A minimal HTTP/2 client for misbehaving on purpose: it reads frames only on request."""
 
 import socket
+import ssl
 import struct
 from collections.abc import Iterable
+from pathlib import Path
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SERVICE = "/idalloc.v1.IdAllocatorService/"
@@ -53,11 +55,21 @@ def message(stream: int, request: bytes, *, is_packed: bool = False) -> bytes:
     return b"".join(frame(DATA, 0, stream, piece) for piece in pieces) + last
 
 
-def connect(target: str, window: int = 65_535) -> socket.socket:
-    """Opens a connection, and reads up to the server's SETTINGS."""
+def client_context(folder: Path | str) -> ssl.SSLContext:
+    """Returns the context of a client with the files ca.pem, client.pem and client.key of a folder."""
+    context = ssl.create_default_context(cafile=Path(folder, "ca.pem"))
+    context.load_cert_chain(Path(folder, "client.pem"), Path(folder, "client.key"))
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def connect(target: str, window: int = 65_535, tls: ssl.SSLContext | None = None) -> socket.socket:
+    """Opens a connection, by default without TLS, and reads up to the server's SETTINGS."""
     host, _, port = target.rpartition(":")
     connection = socket.create_connection((host, int(port)), timeout=30)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if tls:
+        connection = tls.wrap_socket(connection, server_hostname=host)
     connection.sendall(PREFACE + settings(window))
     while True:
         kind, flags, _, _ = read_frame(connection)

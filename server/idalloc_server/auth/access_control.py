@@ -26,9 +26,11 @@ from idalloc_server.grpc_types import (
     BatchHandler,
     Context,
     MetadataReader,
+    PeerReader,
     Refund,
     StreamHandler,
     UnaryHandler,
+    connection_peer,
     invocation_metadata,
 )
 
@@ -49,11 +51,13 @@ class AccessControl:
         requires_authentication: Whether authentication is required even if the policy has no identity.
         metadata_of: Reads the metadata of a call.
         certificates: Checks client certificates; None if clients present none.
+        peer_of: Reads the address of a call's peer; by default the connection's.
 
     Attributes:
         audit: The audit log.
         logins: Authenticates sessions of the X Protocol.
         metadata_of: Reads the metadata of a call.
+        peer_of: Reads the address of a call's peer.
     """
 
     def __init__(
@@ -65,12 +69,14 @@ class AccessControl:
         requires_authentication: bool = False,
         metadata_of: MetadataReader = invocation_metadata,
         certificates: ClientCertificates | None = None,
+        peer_of: PeerReader = connection_peer,
     ) -> None:
         current = AccessPolicy() if policy is None else policy
         self.audit = Audit()
         self.metadata_of = metadata_of
         self.certificates = certificates
-        self._limits = Limits(clock, current, self.audit)
+        self.peer_of = peer_of
+        self._limits = Limits(clock, current, self.audit, peer_of)
         self._authenticator = Authenticator(current, self._limits, requires_authentication, metadata_of, certificates)
         self.logins = Logins(self._authenticator, self._limits)
         self._max_ids = max_ids_per_call
@@ -229,7 +235,9 @@ class AccessControl:
             fields: dict[str, Any] = {} if sequence is None else {"sequence": sequence}
             fields |= {name: getattr(request, name) for name in rule.audited_fields}
             fields = {name: shorten(value) if isinstance(value, str) else value for name, value in fields.items()}
-            with self.audit.record_admin_call(identity=identity.name, peer=context.peer(), method=method, **fields):
+            with self.audit.record_admin_call(
+                identity=identity.name, peer=self.peer_of(context), method=method, **fields
+            ):
                 return await handler(request, context)
 
         return call
@@ -260,7 +268,7 @@ class AccessControl:
 
     def describe_caller(self, context: Context) -> dict[str, str | None]:
         """Return the address and the identity that called, for the log; the identity is None if it was rejected."""
-        return {"peer": context.peer(), "identity": self._authenticator.name_of(context)}
+        return {"peer": self.peer_of(context), "identity": self._authenticator.name_of(context)}
 
     def authenticate_and_charge(self, method: str, context: Context) -> Identity:
         """Authenticate and charge a call that requires no role, and return its identity."""

@@ -12,7 +12,7 @@ from idalloc_server.auth.quotas import Budget, Quotas
 from idalloc_server.auth.rejected_callers import ATTEMPTS_PER_SECOND, RejectedCallers, host_of
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import QuotaExceeded, Refusal, Unauthenticated
-from idalloc_server.grpc_types import Context
+from idalloc_server.grpc_types import Context, PeerReader
 
 
 class Limits:
@@ -22,14 +22,16 @@ class Limits:
         clock: The clock of the token buckets.
         policy: The quotas of identities and sequences.
         audit: Records rejected calls.
+        peer_of: Reads the address of a call's peer.
 
     Attributes:
         quotas: The token buckets of identities and sequences.
     """
 
-    def __init__(self, clock: Clock, policy: AccessPolicy, audit: Audit) -> None:
+    def __init__(self, clock: Clock, policy: AccessPolicy, audit: Audit, peer_of: PeerReader) -> None:
         self.quotas = Quotas(clock, policy)
         self._audit = audit
+        self._peer_of = peer_of
         self._unauthenticated_hosts = RejectedCallers(clock)
         self._denied_identities = RejectedCallers(clock)
 
@@ -60,7 +62,7 @@ class Limits:
 
     def record_unauthenticated(self, method: str, context: Context, refusal: Unauthenticated) -> QuotaExceeded | None:
         """Record an unauthenticated call; if its host sends such calls too often, return that error."""
-        peer = context.peer()
+        peer = self._peer_of(context)
         host = host_of(peer)
         seconds = self._unauthenticated_hosts.count_rejection(host)
         if not seconds:
@@ -77,7 +79,9 @@ class Limits:
         if self._denied_identities.count_rejection(name):
             self._audit.count_rejected(refusal, identity=name, method=method, subject=f"identity:{name}")
         else:
-            self._audit.record_rejected(refusal, identity=name, peer=context.peer(), method=method, sequence=sequence)
+            self._audit.record_rejected(
+                refusal, identity=name, peer=self._peer_of(context), method=method, sequence=sequence
+            )
 
     def _count(self, method: str, identity: Identity, refusal: QuotaExceeded) -> None:
         self._audit.count_rejected(refusal, identity=identity.name, method=method, subject=refusal.subject)

@@ -1,5 +1,6 @@
 """The rate limit of rejected callers: hosts with wrong credentials, and identities that lack a role."""
 
+import re
 from heapq import nlargest
 from ipaddress import IPv6Network, ip_address
 from urllib.parse import unquote
@@ -14,6 +15,7 @@ ATTEMPTS_PER_SECOND = 1
 MAX_CALLERS = 10_000
 # The smallest network that a provider assigns to one customer.
 IPV6_PREFIX = 64
+_PORT = re.compile(r"(?<![:\[]):\d+$")
 
 
 class RejectedCallers:
@@ -50,11 +52,14 @@ class RejectedCallers:
 
 
 def host_of(peer: str) -> str:
-    """Return the host of a gRPC peer such as ``ipv4:10.0.0.7:51234``; for an IPv6 address its /64 network."""
+    """Return the host of a peer such as ``ipv4:10.0.0.7:51234``; for an IPv6 address its /64 network.
+
+    A peer whose address a proxy named has no port.
+    """
     kind, _, address = peer.partition(":")
     if kind not in ("ipv4", "ipv6"):
         return kind
-    host = unquote(address).rpartition(":")[0].strip("[]")
+    host = _PORT.sub("", unquote(address)).strip("[]")
     try:
         parsed = ip_address(host.partition("%")[0])
     except ValueError:

@@ -51,6 +51,11 @@ def check(settings: Settings, *, authenticates: bool = False) -> None:
     Raises:
         StartRefused: A check failed; the message has the next step.
     """
+    if settings.trust_proxy and not unix_path(settings.listen):
+        raise StartRefused(
+            "trust_proxy",
+            f"any machine that reaches {settings.listen} could name an address: listen on unix:/PATH, or remove it",
+        )
     if settings.transport == "native":
         _check_one_address(settings.listen)
         for name in ("tls_cert", "max_connection_age"):

@@ -12,7 +12,7 @@ from idalloc_server import status
 from idalloc_server.auth.client_certificates import ClientCertificates
 from idalloc_server.auth.rejected_callers import host_of
 from idalloc_server.domain.errors import ServerDraining, Unauthenticated
-from idalloc_server.grpc_types import Context, UnaryHandler
+from idalloc_server.grpc_types import Context, PeerReader, UnaryHandler, connection_peer
 from idalloc_server.rpc.calls import UNDECODABLE, add_handlers, undecodable_request
 
 # The most open watches in total, and per host. A watch costs some kB and the size of its request, has no time limit,
@@ -38,12 +38,19 @@ class HealthServicer:
     Args:
         services: The names of the services, besides the empty one.
         certificates: Checks client certificates; None if clients present none.
+        peer_of: Reads the address of a call's peer; by default the connection's.
     """
 
     descriptor: Any = health_pb2.DESCRIPTOR.services_by_name["Health"]
 
-    def __init__(self, services: Iterable[str], certificates: ClientCertificates | None = None) -> None:
+    def __init__(
+        self,
+        services: Iterable[str],
+        certificates: ClientCertificates | None = None,
+        peer_of: PeerReader = connection_peer,
+    ) -> None:
         self._certificates = certificates
+        self._peer_of = peer_of
         self._services = frozenset(["", *services])
         self._statuses: dict[str, int] = dict.fromkeys([*self._services, STORE], _Response.NOT_SERVING)
         self._changed = asyncio.Event()
@@ -93,7 +100,7 @@ class HealthServicer:
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"the request has {request.ByteSize()} bytes; at most {MAX_REQUEST_BYTES}",
             )
-        host = host_of(context.peer())
+        host = host_of(self._peer_of(context))
         if self._watches[host] >= MAX_WATCHES_OF_HOST or self._watches.total() >= MAX_WATCHES:
             limits = f"at most {MAX_WATCHES}, and {MAX_WATCHES_OF_HOST} of one host"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"too many open watches ({limits}): use Check")

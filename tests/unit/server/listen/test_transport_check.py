@@ -55,3 +55,11 @@ async def test_access_file_with_quotas_only_does_not_authenticate(tmp_path: Path
     settings = Settings.model_validate(OPEN | {"access": str(file), "store": f"sqlite://{tmp_path}/ids.db"})
     with pytest.raises(StartRefused, match="callers are not authenticated: set access and tls_cert"):
         await app.serve(settings, ProcessMode(NodeSettingsFile(None, "0.0.0.0:0"), 1.0))
+
+
+@pytest.mark.parametrize("transport", ["grpcio", "native"])
+def test_a_proxy_is_trusted_on_a_unix_socket_only(transport: str) -> None:
+    """`trust_proxy` without a Unix socket is refused: any caller could name an address."""
+    trusting: dict[str, object] = {"transport": transport, "trust_proxy": True}
+    assert refusal(trusting | {"listen": "127.0.0.1:0"}).startswith("trust_proxy: ")
+    check(Settings.model_validate(trusting | {"listen": "unix:/run/idalloc.sock"}))

@@ -1,0 +1,32 @@
+"""The address of a call's peer, also behind a proxy on the server's Unix socket."""
+
+from ipaddress import ip_address
+
+from idalloc_server.grpc_types import Context, MetadataReader, PeerReader
+
+# The header in which a proxy names its peer, as the last of its addresses. Clients can send it, too.
+PROXY_HEADER = "x-forwarded-for"
+
+
+def proxied_peer(metadata_of: MetadataReader) -> PeerReader:
+    """Return the function that reads the peer's address from the proxy's header, on Unix sockets only.
+
+    The proxy appends the address of its own peer, so the last address of the last header is the proxy's, whatever the
+    client sent. A call without a valid address keeps the peer of its connection.
+
+    Args:
+        metadata_of: Reads the metadata of a call.
+    """
+
+    def peer_of(context: Context) -> str:
+        peer = context.peer()
+        if not peer.startswith("unix:"):
+            return peer
+        forwarded = [value for key, value in metadata_of(context) if key == PROXY_HEADER]
+        try:
+            address = ip_address(str(forwarded[-1]).rpartition(",")[2].strip())
+        except (IndexError, ValueError):
+            return peer
+        return f"ipv4:{address}" if address.version == 4 else f"ipv6:[{address}]"
+
+    return peer_of

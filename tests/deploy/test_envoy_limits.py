@@ -1,0 +1,215 @@
+"""The limits of a real Envoy in front of a native server: each of deploy/envoy/envoy.yaml is reached."""
+
+import gzip
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from idalloc.v1 import id_allocator_pb2 as pb
+from tests.support import http2
+from tests.support.faults.resources import read_resources
+from tests.support.processes import Server
+from tests.support.proxy import Proxy, proxying, serving
+from tests.support.server_calls import id_allocator
+from tests.support.under_attack import ATTACKS, MAX_MB, MAX_P99_MS, UNAUTHENTICATED, attack, write_access
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.test_long
+ORDERS = pb.AllocateRangeRequest(sequence="orders").SerializeToString()
+RESETS = "http.grpc.downstream_rq_too_many_premature_resets"
+
+
+@contextmanager
+def steady_caller(proxy: Proxy) -> Iterator[None]:
+    """Call in turn during the block; each call must succeed."""
+    stop, failed, calls = threading.Event(), [], []
+
+    def call_until_stopped() -> None:
+        with proxy.channel() as channel:
+            while not stop.wait(0.02):
+                try:
+                    calls.append(allocate(channel))
+                except grpc.RpcError as error:
+                    failed.append((error.code(), error.details()))
+
+    caller = threading.Thread(target=call_until_stopped)
+    caller.start()
+    try:
+        wait_until(lambda: calls or failed, "the steady caller")
+        yield
+        enough = len(calls) + 10
+        wait_until(lambda: len(calls) > enough or failed, "calls after the attack")
+    finally:
+        stop.set()
+        caller.join()
+    assert failed == []
+
+
+def allocate(channel: grpc.Channel) -> Any:
+    return id_allocator(channel).AllocateRange(pb.AllocateRangeRequest(sequence="orders"), timeout=20)
+
+
+def refusal(channel: grpc.Channel, request: bytes = ORDERS, **options: Any) -> grpc.StatusCode:
+    with pytest.raises(grpc.RpcError) as failed:
+        channel.unary_unary("/idalloc.v1.IdAllocatorService/AllocateRange")(request, timeout=20, **options)
+    code: grpc.StatusCode = failed.value.code()
+    return code
+
+
+def megabytes(server: Server, proxy: Proxy) -> float:
+    return sum(read_resources(process.pid).memory for process in (server.process, proxy.process))
+
+
+def raw(proxy: Proxy, window: int = 65_535) -> socket.socket:
+    return http2.connect(proxy.address, window, http2.client_context(proxy.tls))
+
+
+def answers(connection: socket.socket, stream: int = 1) -> list[tuple[int, bytes]]:
+    """Read the frames of a stream up to its end, or until Envoy closes the connection."""
+    found: list[tuple[int, bytes]] = []
+    with suppress(ConnectionError, ssl.SSLError):
+        while True:
+            kind, flags, number, payload = http2.read_frame(connection)
+            if number == stream:
+                found.append((kind, payload))
+                if kind == http2.RST_STREAM or (kind != http2.WINDOW_UPDATE and flags & http2.END_STREAM):
+                    break
+    return found
+
+
+def test_envoy_limits_headers_and_requests(proxy: Proxy) -> None:
+    """Metadata over 16 kB or 100 headers, and requests over 256 KiB, are refused; a smaller call is answered."""
+    with serving(proxy), proxy.channel() as channel:
+        assert refusal(channel, metadata=[("x-a", "v" * 20_000)]) == grpc.StatusCode.INTERNAL
+        assert refusal(channel, metadata=[(f"x-{n}", "v") for n in range(120)]) == grpc.StatusCode.INTERNAL
+        allocate(channel)
+        assert refusal(channel, ORDERS + bytes(300_000)) == grpc.StatusCode.UNKNOWN  # HTTP's 413
+        allocate(channel)
+    wait_until(lambda: len(proxy.log) >= 3, "the access log")
+    assert proxy.stat("cluster.idalloc.upstream_rq_total") == 2, proxy.log
+
+
+def test_envoy_limits_streams_of_a_connection(proxy: Proxy) -> None:
+    """A connection has 100 streams; Envoy closes it when it opens one more."""
+    request = pb.StreamRangesRequest(sequence="orders", total_id_count=2**50, chunk_id_count=1).SerializeToString()
+    with serving(proxy), raw(proxy, window=0) as connection:
+        for stream in range(1, 2 * 100, 2):
+            connection.sendall(http2.headers(stream, "StreamRanges") + http2.message(stream, request))
+        wait_until(lambda: proxy.stat("cluster.idalloc.upstream_rq_total") == 100, "100 streams")
+        connection.sendall(http2.headers(201, "StreamRanges") + http2.message(201, request))
+        assert answers(connection, 201) == []
+        wait_until(lambda: not proxy.stat("http.grpc.downstream_cx_active"), "the end of the connection")
+        assert proxy.stat("cluster.idalloc.upstream_rq_total") == 100
+
+
+def test_envoy_limits_connections(short_folder: Path) -> None:
+    """Beyond the limit Envoy closes connections, and those within it go on."""
+    changes = {"max_active_downstream_connections: 2000": "max_active_downstream_connections: 5"}
+    with proxying(short_folder, changes) as proxy, serving(proxy), ExitStack() as stack:
+        opened = [stack.enter_context(raw(proxy)) for _ in range(5)]
+        with pytest.raises(OSError, match=r"closed|reset|EOF|Broken"):
+            stack.enter_context(raw(proxy))
+        for each in opened:
+            each.sendall(http2.headers(1, "AllocateRange") + http2.message(1, ORDERS))
+            assert http2.DATA in dict(answers(each))
+
+
+def test_envoy_ends_old_connections_without_an_error(short_folder: Path) -> None:
+    """At its maximum age a connection gets GOAWAY; no call of a client fails, and a stream goes on."""
+    changes = {
+        "max_connection_duration: 1800s": "max_connection_duration: 1s",
+        "drain_timeout: 20s": "drain_timeout: 1s",
+    }
+    endless = pb.StreamRangesRequest(sequence="orders", total_id_count=2**50, chunk_id_count=1)
+    reached = "http.grpc.downstream_cx_max_duration_reached"
+    with proxying(short_folder, changes) as proxy, serving(proxy), proxy.channel() as channel:
+        stream = id_allocator(channel).StreamRanges(endless)
+        next(stream)
+        with steady_caller(proxy):
+            wait_until(lambda: next(stream) and proxy.stat(reached) >= 3, "three old connections")
+        stream.cancel()
+
+
+def test_envoy_refuses_requests_when_its_memory_is_used(short_folder: Path) -> None:
+    """With its heap's limit reached, Envoy accepts neither calls nor connections."""
+    actions = "overload.envoy.overload_actions"
+    with proxying(short_folder, {"max_heap_size_bytes: 167772160": "max_heap_size_bytes: 1000000"}) as proxy:
+        for action in ("stop_accepting_requests", "stop_accepting_connections"):
+            wait_until(lambda action=action: proxy.stat(f"{actions}.{action}.active"), action)
+        with proxy.channel() as channel, pytest.raises(grpc.RpcError) as failed:
+            id_allocator(channel).AllocateRange(pb.AllocateRangeRequest(sequence="orders"), timeout=3)
+        assert failed.value.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
+
+
+def test_requests_that_never_end_take_bounded_memory(proxy: Proxy) -> None:
+    """200 MB of unfinished requests are reset at the limit of Envoy's heap, and a steady caller is served."""
+    with serving(proxy) as server, steady_caller(proxy), ExitStack() as stack:
+        most = 0.0
+        for _ in range(200):
+            connection = stack.enter_context(raw(proxy))
+            connection.sendall(http2.frame(http2.WINDOW_UPDATE, 0, 0, (2**20).to_bytes(4, "big")))
+            for stream in (1, 3, 5, 7):
+                body = http2.frame(http2.DATA, 0, stream, bytes(http2.MAX_FRAME)) * 15
+                connection.sendall(http2.headers(stream, "AllocateRange") + body)
+            most = max(most, megabytes(server, proxy))
+        assert most < MAX_MB
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_takes_bounded_memory_and_delays_nobody(proxy: Proxy, name: str) -> None:
+    """Server and proxy take less than 400 MB, and a steady caller's p99 is below 250 ms."""
+    settings = {"access": write_access(proxy.folder)} if name in UNAUTHENTICATED else {}
+    with serving(proxy, **settings) as server:
+        measured = attack(name, proxy.address, proxy.tls, [server.process.pid, proxy.process.pid])
+        arrived = proxy.stat("cluster.idalloc.upstream_rq_total")
+        closed = proxy.stat(RESETS)
+
+    assert measured.memory < MAX_MB
+    assert measured.p99 < MAX_P99_MS
+    match name:
+        case "gzip_bombs":
+            assert measured.seen == {"answered": 32}
+        case "unknown_methods":
+            assert measured.seen["sent"] > 1000
+            assert {each["server"] for each in proxy.log if each["method"].startswith("/no.such")} == {None}
+        case "rapid_resets":
+            assert closed > 0
+        case "continuations":
+            assert measured.seen["hung up"] > 0
+        case "calls_without_a_token" | "rejected_calls":
+            assert arrived > 1000
+        case "unread_streams":
+            assert measured.seen == {"opened": 100}
+            assert arrived > 100
+
+
+@pytest.mark.parametrize(
+    "encodings", [["gzip"], ["GZIP"], ["identity,gzip"], ["identity", "gzip"], ["gzip", "identity"], ["identity"], []]
+)
+def test_packed_requests_are_never_unpacked(proxy: Proxy, encodings: list[str]) -> None:
+    """A gzip bomb is refused, by its header or by its flag alone."""
+    metadata = [("grpc-encoding", each) for each in encodings]
+    bomb = gzip.compress(bytes(200_000_000))
+    with serving(proxy) as server, raw(proxy) as connection:
+        before = megabytes(server, proxy)
+        with suppress(ConnectionError, ssl.SSLError):
+            connection.sendall(http2.headers(1, "AllocateRange", metadata) + http2.message(1, bomb, is_packed=True))
+        kinds = [kind for kind, _ in answers(connection)]
+        assert http2.DATA not in kinds
+        assert megabytes(server, proxy) < before + 50
+
+
+@pytest.mark.parametrize("suffix", ["?a", "?", "#a", "%3f", "/", "//"])
+def test_only_exact_paths_reach_the_server(proxy: Proxy, suffix: str) -> None:
+    """A path with a query or any other addition is answered by Envoy, since native would keep its memory."""
+    with serving(proxy), raw(proxy) as connection:
+        connection.sendall(http2.headers(1, "AllocateRange" + suffix) + http2.message(1, ORDERS))
+        assert http2.DATA not in dict(answers(connection))
+        assert proxy.stat("cluster.idalloc.upstream_rq_total") == 0
