@@ -80,7 +80,7 @@ def test_calls_through_envoy_are_those_of_the_server(proxy: Proxy) -> None:
         with pytest.raises(grpc.RpcError) as failed:
             id_allocator(channel).AllocateRange(pb.AllocateRangeRequest(sequence="orders", id_count=-1), timeout=20)
         assert failed.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-        trailers = dict(failed.value.trailing_metadata())
+        trailers: Any = dict(failed.value.trailing_metadata() or ())  # type: ignore[arg-type]
         details = status_pb2.Status.FromString(trailers["grpc-status-details-bin"]).details
         reasons = error_details_pb2.ErrorInfo()
         assert any(each.Unpack(reasons) for each in details)
@@ -102,7 +102,7 @@ def test_calls_through_envoy_are_those_of_the_server(proxy: Proxy) -> None:
             yield reflection_pb2.ServerReflectionRequest(list_services="")
             asked.wait(30)  # The answer must not wait for the end of the questions.
 
-        reflection: Any = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[arg-type]
+        reflection: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
         answer = next(reflection.ServerReflectionInfo(questions(), timeout=20))
         asked.set()
         names = {each.name for each in answer.list_services_response.service}
@@ -114,8 +114,9 @@ def test_envoy_refuses_unknown_methods_and_compression(proxy: Proxy) -> None:
     """Envoy answers unknown methods and compressed requests with UNIMPLEMENTED, without a server."""
     with proxy.channel() as channel:
         for method in ("/idalloc.v1.IdAllocatorService/Nothing", "/idalloc.v1.IdAllocatorService/AllocateRange/", "/a"):
+            call: Any = channel.unary_unary(method)
             with pytest.raises(grpc.RpcError) as failed:
-                channel.unary_unary(method)(b"", timeout=20)
+                call(b"", timeout=20)
             assert (failed.value.code(), failed.value.details()) == (grpc.StatusCode.UNIMPLEMENTED, "unknown method")
         for compression in (grpc.Compression.Gzip, grpc.Compression.Deflate):
             packed = failure(channel, compression=compression)
@@ -178,7 +179,7 @@ def test_envoy_reloads_certificates(proxy: Proxy) -> None:
     wait_until(lambda: serial() != before, "the new certificate")
 
 
-class Recorder(grpc.GenericRpcHandler):  # type: ignore[misc]
+class Recorder(grpc.GenericRpcHandler):
     """Answers every method, and records the metadata of its calls."""
 
     def __init__(self) -> None:
@@ -208,7 +209,8 @@ def test_envoy_removes_addresses_and_names_of_clients(proxy: Proxy) -> None:
         forged += ["x-real-ip", "x-envoy-external-address", "x-envoy-max-retries", "x-envoy-upstream-rq-timeout-ms"]
         with proxy.channel() as channel:
             metadata = [*((name, "9.9.9.9") for name in [*forged, *forged]), ("authorization", "Bearer t")]
-            channel.unary_unary("/idalloc.v1.NodeService/GetNode")(b"", timeout=20, metadata=metadata)
+            call: Any = channel.unary_unary("/idalloc.v1.NodeService/GetNode")
+            call(b"", timeout=20, metadata=metadata)
     finally:
         server.stop(None).wait()
     assert recorder.seen["authorization"] == "Bearer t"

@@ -20,9 +20,11 @@ import grpc
 from tests.load.run import CONCURRENCY, CONNECTIONS, ratio, report
 from tests.support.processes import running
 from tests.support.proxy import proxying, serving
-from tests.support.under_attack import ATTACKS, MAX_MB, MAX_P99_MS, UNAUTHENTICATED, attack, write_access
+from tests.support.under_attack import ATTACKS, MAX_MB, UNAUTHENTICATED, attack, write_access
 
 RATE_TARGET = 3
+# Of the steady caller, in milliseconds.
+P99_TARGET = 250
 
 
 class Contender(NamedTuple):
@@ -44,16 +46,18 @@ class Contender(NamedTuple):
 def unary(contender: Contender, calls: int) -> float:
     """Return the calls a second that ghz made."""
     flags = {
-        "config": "examples/ghz/allocate_range_flat.json",
+        "call": "idalloc.v1.IdAllocatorService.AllocateRange",
+        "data": '{"sequence": "orders"}',
         "proto": "protos/idalloc/v1/id_allocator.proto",
         "import-paths": "protos,third_party/googleapis",
-        "insecure": "false",
         "cacert": contender.tls / "ca.pem",
         "cert": contender.tls / "client.pem",
         "key": contender.tls / "client.key",
         "connections": CONNECTIONS,
         "concurrency": CONCURRENCY,
         "total": calls,
+        "disable-template-functions": "true",
+        "disable-template-data": "true",
         "format": "json",
     }
     command = ["ghz", *(f"--{name}={value}" for name, value in flags.items()), contender.address]
@@ -109,7 +113,7 @@ def measure_attacks() -> None:
                 except grpc.RpcError as error:
                     print(f"  a call of the steady caller failed: {error.code().name}")
                     continue
-                report("steady caller's p99, ms", measured.p99, MAX_P99_MS, most=True)
+                report("steady caller's p99, ms", measured.p99, P99_TARGET, most=True)
                 report("memory, MB", measured.memory, MAX_MB, most=True)
 
 

@@ -142,7 +142,7 @@ def proxying(folder: Path, changes: Mapping[str, str] | None = None) -> Iterator
         proxy = Proxy(None, folder, authority)  # type: ignore[arg-type]
         proxy.certify()
         write_certificate(authority, "client.example", proxy.tls / "client")
-        command = [program, "-c", config, *OPTIONS, "--file-flush-interval-msec", "100"]
+        command = [str(program), "-c", str(config), *OPTIONS, "--file-flush-interval-msec", "100"]
         proxy.process = subprocess.Popen(command, stdout=out, stderr=errors, start_new_session=True)
 
     def is_listening() -> bool:
