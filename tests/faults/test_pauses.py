@@ -14,8 +14,8 @@ from tests.support.faults.scenario import ClientProcess, Scenario
 from tests.support.processes import Server
 from tests.support.waiting import hold_for
 
-LEASE_SECONDS = 1.5
-LEASES = {"lease_ttl": f"{LEASE_SECONDS}s", "store_timeout": "500ms", "outage_reserve": "500ms"}
+LEASE_SECONDS = 3
+LEASES = {"lease_ttl": f"{LEASE_SECONDS}s", "store_timeout": "2s", "outage_reserve": "500ms"}
 # A client's deadline, which outlasts a pause.
 TIMEOUT = 30.0
 # More ids than any node holds.

@@ -22,8 +22,8 @@ from tests.support.waiting import hold_for
 TITLE = "the store restored from an older copy"
 NAMES = {"sqlit": "SQLite", "crate": "the CrateDB emulator", "opens": "a real OpenSearch"}
 # An advance takes this time and a second.
-LEASE_SECONDS = 2
-LEASES = {"lease_ttl": f"{LEASE_SECONDS}s", "store_timeout": "1s", "outage_reserve": "600ms"}
+LEASE_SECONDS = 4
+LEASES = {"lease_ttl": f"{LEASE_SECONDS}s", "store_timeout": "3s", "outage_reserve": "600ms"}
 # Seconds between the calls of a client, to limit the load.
 PAUSE = 0.01
 
