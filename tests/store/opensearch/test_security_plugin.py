@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 import trustme
 
-from idalloc_server.domain.errors import StartRefused, StoreRefused, StoreUnreachable
+from idalloc_server.domain.errors import StartRefused, StoreAnsweredError, StoreRefused, StoreUnreachable
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import RecordedAllocation
 from idalloc_server.domain.store.retention import Retention
@@ -143,6 +143,17 @@ async def test_a_permission_lost_while_running_is_named(node: SecuredNode, opene
         await store.grant("s", 10, 1000)
     node.put_role(ROLE)
     assert (await grant(store, "s", 10)).last_value == 20
+
+
+async def test_a_changed_password_is_first_unavailable(node: SecuredNode, opened: Open) -> None:
+    """STORE_UNAVAILABLE: nothing is applied, and the same server continues with the right password."""
+    store = await opened()
+    await store.create(requested_row("s"))
+    node.put_role(ROLE, password="an-Other-long-passw0rd")
+    with pytest.raises(StoreAnsweredError, match="answered 401: Unauthorized"):
+        await store.grant("s", 10, 1000)
+    node.put_role(ROLE)
+    assert (await grant(store, "s", 10)).last_value == 10
 
 
 @pytest.mark.parametrize(

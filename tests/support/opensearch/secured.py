@@ -86,10 +86,10 @@ class SecuredNode(OpenSearchNode):
         permissions = {"index_patterns": [*patterns], "allowed_actions": [*index]}
         self.put_role({"cluster_permissions": [*cluster], "index_permissions": [permissions]})
 
-    def put_role(self, role: dict[str, Any]) -> None:
+    def put_role(self, role: dict[str, Any], password: str = PASSWORD) -> None:
         """Gives the user exactly this role."""
         self._put(f"roles/{USER}", role)
-        self._put(f"internalusers/{USER}", {"password": PASSWORD, "opendistro_security_roles": [USER]})
+        self._put(f"internalusers/{USER}", {"password": password, "opendistro_security_roles": [USER]})
 
     def map_role(self, backend_role: str) -> None:
         """Gives the user's role to all who have a role of a token."""
