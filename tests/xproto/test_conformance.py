@@ -56,6 +56,7 @@ async def test_a_stock_client_gets_mysqls_answers(
         "tls_cert": shown.cert,
         "tls_key": shown.key,
         "xproto_listen": "127.0.0.1:0",
+        "xproto_max_message": 64 * 2**20,  # MySQL's default
     }
     with ExitStack() as stack:
         # In a thread: the stand-in answers on this event loop.

@@ -32,6 +32,8 @@ _BEGINNINGS = re.compile(
     r"VALUES|PREPARE|EXECUTE|RESET)\b",
     re.IGNORECASE,
 )
+# A statement, and what follows its semicolon.
+_SEVERAL = re.compile(rf"(?:[^;'\"`]|(?>{_TEXT})|`[^`]*`)*+;\s*(?P<rest>.+)", re.DOTALL)
 _CHARSETS = ("utf8mb4", "utf8mb3", "utf8", "latin1", "ascii", "binary")
 _NUMBER = statement_pb2.COLUMN_TYPE_UINT
 _BYTES = statement_pb2.COLUMN_TYPE_BYTES
@@ -89,13 +91,14 @@ class Sql:
         text = bound.strip().removesuffix(";").strip()
         if not text:
             raise XError(1065, "Query was empty", "42000")
+        if several := _SEVERAL.fullmatch(text):
+            raise _syntax_error(several["rest"])
         for form, run in self._forms:
             if match := form.fullmatch(text):
                 return [*await run(match), frames.DONE_EXECUTING]
         if _BEGINNINGS.match(text):
             raise not_supported(text[:80])
-        manual = "check the manual that corresponds to your MySQL server version for the right syntax to use near"
-        raise XError(1064, f"You have an error in your SQL syntax; {manual} '{text[:80]}' at line 1", "42000")
+        raise _syntax_error(text)
 
     async def _create_schema(self, match: re.Match[str]) -> Iterable[bytes]:
         name = _unquoted(match[2])
@@ -248,6 +251,11 @@ class Sql:
         if not schema:
             raise no_schema()
         return schema
+
+
+def _syntax_error(text: str) -> XError:
+    manual = "check the manual that corresponds to your MySQL server version for the right syntax to use near"
+    return XError(1064, f"You have an error in your SQL syntax; {manual} '{text[:80]}' at line 1", "42000")
 
 
 def _counted(name: str, count: int) -> list[bytes]:
