@@ -1,4 +1,3 @@
-import os
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -8,10 +7,16 @@ import pytest
 from idalloc_server.domain.store.protocol import Store
 from tests.support.cratedb.emulator import CrateEmulator
 from tests.support.fake_store import FakeClock
-from tests.support.store_backends import CrateBackend, MemoryBackend, MemoryOpener, Opener, SqliteBackend
+from tests.support.store_backends import (
+    BACKENDS,
+    REAL_CRATEDB,
+    CrateBackend,
+    MemoryBackend,
+    MemoryOpener,
+    Opener,
+    SqliteBackend,
+)
 
-REAL_CRATEDB = os.environ.get("IDALLOC_TEST_CRATEDB_URL", "")
-BACKENDS = ["sqlite", "emulator", *([pytest.param("cratedb", marks=pytest.mark.cratedb)] if REAL_CRATEDB else [])]
 CRATEDB = BACKENDS[1:]
 # With the fake store of the unit tests, which keeps the same promises.
 ALL = [*BACKENDS, "memory"]

@@ -154,7 +154,7 @@ class XListener:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - start_server runs this in a task
         if len(self._connections) >= self._max_connections or self.is_draining:
-            writer.write(frames.error(XError(1040, "Too many connections", "08004", fatal=True)))
+            writer.write(frames.error(XError(1040, "Too many connections", fatal=True)))
             writer.close()
             return
         connection = _Connection(self, next(self._numbers), reader, writer)
