@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.certificates import Certificates
 from tests.support.mysql import clients, conformance
+from tests.support.paths import ROOT
 from tests.support.processes import running_beside
 from tests.support.store_backends import REAL_CRATEDB, empty_store
 
@@ -21,7 +22,7 @@ NAMES = {"sqlite": "SQLite", "emulator": "CrateDB's stand-in", "cratedb": "Crate
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("emulator", marks=XPROTO), *CRATEDB])
 @pytest.mark.parametrize("client", ["python", *(pytest.param(name, marks=XPROTO) for name in ("node", "java"))])
 async def test_a_stock_client_gets_mysqls_answers(client: str, kind: str, tmp_path: Path, table: list[str]) -> None:
-    """Every scenario has MySQL's answers, but for the named deviations."""
+    """Every scenario has MySQL's answers, but for the named deviations; the guide has the numbers."""
     command = await asyncio.to_thread(clients.driver, client)
     shown = Certificates(tmp_path).client("127.0.0.1")
     # A fixed port, for SET PERSIST.
@@ -48,4 +49,6 @@ async def test_a_stock_client_gets_mysqls_answers(client: str, kind: str, tmp_pa
     table.append(f"{client} on {NAMES[kind]}: {found}")
     assert "\n".join(found.different) == ""
     assert driving.returncode == 0
+    row = f"| {client.title()} | {found.equal} | {found.deviating} | {found.out_of_scope} | 0 |"
+    assert row in (ROOT / "docs/guides/mysql-xdevapi.md").read_text()
     assert "xproto_connection_failed" not in log
