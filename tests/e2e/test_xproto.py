@@ -15,8 +15,9 @@ import pytest
 from idalloc.xprotocol.v1 import connection_pb2
 from tests.e2e.test_http import metrics
 from tests.support.certificates import Certificates
-from tests.support.processes import IDALLOC, Server, running
+from tests.support.processes import IDALLOC, Server, running, running_beside
 from tests.support.server_calls import log_events, refused_start
+from tests.support.store_backends import WITH_DOCUMENTS, empty_store
 from tests.support.waiting import until
 from tests.support.xproto_client import XClient, connected
 
@@ -225,7 +226,8 @@ async def test_a_stop_ends_idle_sessions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rounds", [2, pytest.param(10, marks=pytest.mark.test_long)])
-async def test_killed_servers_keep_what_they_answered(tmp_path: Path, rounds: int) -> None:
+@pytest.mark.parametrize("kind", WITH_DOCUMENTS)
+async def test_killed_servers_keep_what_they_answered(kind: str, tmp_path: Path, rounds: int) -> None:
     """kill -9 amid adds: no id is made twice, and each id that a client received is stored."""
     received: list[str] = []
 
@@ -236,18 +238,25 @@ async def test_killed_servers_keep_what_they_answered(tmp_path: Path, rounds: in
     def has_received(count: int) -> bool:
         return len(received) >= count
 
-    for number in range(rounds):
-        with running(tmp_path, xproto_listen="127.0.0.1:0", log_level="warning") as server:
-            async with connected(address(server)) as first, connected(address(server)) as second:
+    settings = {"xproto_listen": "127.0.0.1:0", "log_level": "warning"}
+    async with empty_store(kind, tmp_path) as store:
+        for number in range(rounds):
+            async with (
+                running_beside(tmp_path, store=store, **settings) as server,
+                connected(address(server)) as first,
+                connected(address(server)) as second,
+            ):
                 await first.create_collection()
                 adding = [asyncio.create_task(add(client)) for client in (first, second)]
                 await until(partial(has_received, len(received) + 40 + number), "some ids")
                 server.send(signal.SIGKILL)
                 ended = await asyncio.gather(*adding, return_exceptions=True)
                 assert all(isinstance(each, asyncio.IncompleteReadError | OSError) for each in ended)
-    assert len(set(received)) == len(received)
-    with running(tmp_path, xproto_listen="127.0.0.1:0", log_level="warning") as server:
-        async with connected(address(server)) as client:
+        assert len(set(received)) == len(received)
+        async with (
+            running_beside(tmp_path, store=store, **settings) as server,
+            connected(address(server)) as client,
+        ):
             stored = [json.loads(row)["_id"] for row in (await client.find()).rows]
     assert set(received) <= set(stored)
     assert len(set(stored)) == len(stored)

@@ -1,10 +1,6 @@
 """Clients that misbehave on the X Protocol's port do not harm a server, nor the callers of gRPC."""
 
-import asyncio
-import resource
-import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +11,7 @@ from idalloc_server.xproto import frames
 from tests.e2e.test_xproto import address
 from tests.support.faults.resources import read_resources
 from tests.support.processes import Server, running
-from tests.support.xproto_client import XClient, connected, insert
+from tests.support.xproto_client import connected, insert
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -41,17 +37,6 @@ async def grpc_client(server: Server) -> AsyncIterator[idalloc.aio.Client]:
 def memory(server: Server) -> float:
     """Return the resident memory of a server, in megabytes."""
     return read_resources(server.process.pid).memory
-
-
-@contextmanager
-def open_files(most: int) -> Iterator[None]:
-    """Allow this process more open files."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < most:
-        pytest.skip(f"this process may open {hard} files only")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def nested(depth: int) -> bytes:
@@ -126,42 +111,6 @@ async def test_a_message_is_bounded(server: Server) -> None:
         assert (await client.add(f'{{"text": "{"x" * 15_000_000}"}}')).code == 0
         client.writer.write((16 * 2**20 + 1).to_bytes(4, "little"))
         assert await client.reader.read() == b""
-
-
-@pytest.mark.test_long
-async def test_5000_connections_leave_grpc_callers_alone(server: Server, grpc_client: idalloc.aio.Client) -> None:
-    """Of 5,000 connections those beyond the limit get 1040, memory is bounded, and gRPC's callers are served."""
-    with open_files(6000):
-        before = memory(server)
-        clients: list[XClient] = []
-        kinds = []
-        slowest = 0.0
-        for _ in range(10):  # not all at once: the kernel drops what its queue cannot hold
-            opening = asyncio.gather(*(XClient.connect(address(server)) for _ in range(500)))
-            while not opening.done():
-                started = time.monotonic()
-                await grpc_client.allocate_range("orders", 1)
-                slowest = max(slowest, time.monotonic() - started)
-            clients += opening.result()
-            kinds += [await client.read() for client in clients[-500:]]
-        refused = sum(kind == frames.ERROR for kind, _ in kinds)
-        try:
-            assert refused >= 4900
-            assert memory(server) - before < MOST_MB
-            assert slowest < 10
-        finally:
-            for client in clients:
-                client.close()
-        await asyncio.sleep(0)
-
-    async def accepted() -> bool:
-        with suppress(AssertionError, asyncio.IncompleteReadError):
-            async with connected(address(server)) as client:
-                return (await client.sql("SELECT 1")).code == 0
-        return False
-
-    attempts = [await accepted() for _ in range(20)]
-    assert attempts[-1]
 
 
 async def test_pipelined_messages_are_answered_in_order(server: Server) -> None:

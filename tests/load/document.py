@@ -4,6 +4,7 @@ python -m tests.load.document    writes them without measuring.
 """
 
 import json
+import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tests.load import chart
 
 PEERS, GROWTH = Path(".build/bench/peers.json"), Path(".build/bench/growth.json")
 OPENSEARCH = Path(".build/bench/opensearch.json")
+XPROTO = Path(".build/bench/xproto.json")
 DOCUMENT, CHART = Path("docs/operations/benchmarks.md"), Path("docs/operations/benchmarks.svg")
 _COUNTER_DOCUMENT_TITLE = "## The counter document of OpenSearch\n"
 _NOT_RUN = "This part did not run yet.\n"
@@ -20,8 +22,8 @@ _HEAD = """\
 # Benchmarks
 
 This page compares idalloc with Redis, PostgreSQL and the recipes for CrateDB and OpenSearch on one machine, and shows
-what grows with sequences, nodes and connections. Three commands write it on your machine: `make bench-peers`,
-`make bench-opensearch` and `make bench-growth`.
+what grows with sequences, nodes and connections. It also compares the X Protocol's port with MySQL. These commands
+write it on your machine: `make bench-peers`, `make bench-opensearch`, `make bench-growth` and `make bench-xproto`.
 """
 
 _WHAT = """\
@@ -44,6 +46,24 @@ a crash loses are burned. `ids()` makes no calls of its own, so it has no latenc
 threads of one Python process, which limits both sides. OpenSearch ran with 256 MB of heap and the JIT's first tier, as
 in the tests; its own speed is higher with more of both.
 """
+
+_ADDED_DOCUMENTS_TITLE = "## Documents beside MySQL\n"
+_ADDED_DOCUMENTS = """\
+MySQL's Python client adds documents without an `_id`, in one connection, to idalloc's
+[port for the X Protocol](../guides/mysql-xdevapi.md) and to a MySQL 8.0.31 on the same disk. They take turns:
+{rounds} rounds, {seconds:g} s of each kind of add. idalloc stores the documents in SQLite with `synchronous = FULL`,
+MySQL in InnoDB with its defaults, without a binary log. Both write each add to the disk before the answer.
+Compression and TLS are off. A figure is the median of the rounds.
+"""
+_CALLERS = """\
+One gRPC caller of idalloc, with 2 ms between its calls, beside the same adds:
+"""
+_ADDED_DOCUMENTS_UNFAIR = """\
+What was not fair: the client is Python, and its time is in both figures. It shares the cores with the servers, so gRPC
+calls wait for it, too, also where it adds to MySQL.
+"""
+# The goals of one add's duration and of the documents a second of large adds, as multiples of MySQL's.
+_ADD_GOAL, _RATE_GOAL = 2.0, 0.3
 
 _UNFAIR = """\
 ## What was not fair
@@ -79,11 +99,13 @@ make bench-peers                                   # about 7 minutes
 IDALLOC_BENCH_CRATEDB_URL='crate://crate@127.0.0.1:4200/?schema=bench' make bench-peers
 make bench-opensearch                              # about 2 minutes
 make bench-growth                                  # about 5 minutes
+make bench-xproto                                  # about 2 minutes
 ```
 
 They need Linux. `ghz` makes the unary calls if it is on the PATH. Otherwise `idalloc bench` does, which uses more CPU
 than the servers and so improves every ratio to the no-op server. Debian's packages `redis-server`, `redis-tools` and
-`postgresql` provide the others; the page lists missing ones. Running servers are not touched: all servers start on
+`postgresql` provide the others; the page lists missing ones. `make bench-xproto` needs Maven, which fetches MySQL, and
+Debian's `libaio1` and `libnuma1`. Running servers are not touched: all servers start on
 free ports of loopback, with their files in a temporary folder, and are stopped at the end. `ARGS="--rounds 3
 --seconds 1"` makes it shorter.
 """
@@ -101,6 +123,8 @@ def write() -> None:
         parts += ["## idalloc beside the alternatives\n", _NOT_RUN]
     parts += [counter_document(counters) if counters else f"{_COUNTER_DOCUMENT_TITLE}\n{_NOT_RUN}"]
     parts += ["## Cost as work grows\n", growth(growth_result) if growth_result else _NOT_RUN]
+    xproto_result = json.loads(XPROTO.read_text()) if XPROTO.exists() else None
+    parts += [added_documents(xproto_result) if xproto_result else f"{_ADDED_DOCUMENTS_TITLE}\n{_NOT_RUN}"]
     machines = [
         (what, result["machine"])
         for what, result in (
@@ -110,6 +134,8 @@ def write() -> None:
         )
         if result
     ]
+    if xproto_result:
+        machines.append(("Documents beside MySQL", xproto_result["machine"]))
     parts += ["## The machine\n", *(_machine(what, each) for what, each in machines)]
     if machines:
         parts.append(_unfair(machines[0][1]))
@@ -181,6 +207,48 @@ def growth(result: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
+def added_documents(result: dict[str, Any]) -> str:
+    """Return the results of `make bench-xproto` as Markdown."""
+    ours, theirs = result["adds"]["idalloc"], result["adds"]["MySQL"]
+    slower, rate = (
+        statistics.median(one[name] / other[name] for one, other in zip(ours, theirs, strict=True))
+        for name in ("p50", "documents_per_s")
+    )
+    add = [number(_median(each, "p50"), 1e3) for each in (ours, theirs)]
+    many = [number(_median(each, "documents_per_s")) for each in (ours, theirs)]
+    rows = [
+        ("one document: p50, ms", *add, number(slower), f"<= {number(_ADD_GOAL)}", _verdict(slower <= _ADD_GOAL)),
+        (
+            "1,000 in one message: documents/s",
+            *many,
+            number(rate),
+            f">= {number(_RATE_GOAL)}",
+            _verdict(rate >= _RATE_GOAL),
+        ),
+    ]
+    callers = (
+        (
+            beside,
+            *(number(_median(each, name), 1e3) for name in ("p50", "p99")),
+            f"{sum(one['calls'] for one in each):,}",
+        )
+        for beside, each in result["callers"].items()
+    )
+    parts = [
+        _ADDED_DOCUMENTS_TITLE,
+        _ADDED_DOCUMENTS.format(**result),
+        _table(("An add of", "idalloc", "MySQL", "Ratio", "Target", "Result"), "lrrrrl", rows),
+        _CALLERS,
+        _table(("Beside", "p50, ms", "p99, ms", "Calls"), "lrrr", callers),
+        _ADDED_DOCUMENTS_UNFAIR,
+    ]
+    return "\n".join(parts)
+
+
+def _median(rounds: Iterable[dict[str, float]], name: str) -> float:
+    return statistics.median(each[name] for each in rounds)
+
+
 def _chart(result: dict[str, Any]) -> str:
     named = [(_bar(each), each["ids_rate"]) for each in result["contenders"] if each["ids_rate"]]
     CHART.write_text(chart.bars("Ids a second", named))
@@ -202,8 +270,11 @@ def _table(head: Sequence[str], align: str, rows: Iterable[Sequence[str]]) -> st
 
 def _target(row: dict[str, Any]) -> Sequence[str]:
     value, sign = row["value"], ">=" if row["at"] == "least" else "<="
-    verdict = {None: "did not run", True: "met", False: "**missed**"}[row["met"]]
-    return row["what"], number(value), f"{sign} {number(row['target'])}", verdict
+    return row["what"], number(value), f"{sign} {number(row['target'])}", _verdict(row["met"])
+
+
+def _verdict(met: bool | None) -> str:
+    return {None: "did not run", True: "met", False: "**missed**"}[met]
 
 
 def _row(each: dict[str, Any]) -> Sequence[str]:

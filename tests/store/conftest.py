@@ -12,10 +12,17 @@ from tests.support.fake_store import FakeClock
 from tests.support.opensearch.backend import OpenSearchBackend
 from tests.support.opensearch.real import RELEASES, OpenSearchNode, missing
 from tests.support.opensearch.stand_in import OpenSearchStandIn
-from tests.support.store_backends import CrateBackend, MemoryBackend, MemoryOpener, Opener, SqliteBackend
+from tests.support.store_backends import (
+    REAL_CRATEDB,
+    WITH_DOCUMENTS,
+    CrateBackend,
+    MemoryBackend,
+    MemoryOpener,
+    Opener,
+    SqliteBackend,
+)
 
-REAL_CRATEDB = os.environ.get("IDALLOC_TEST_CRATEDB_URL", "")
-CRATEDB = ["emulator", *([pytest.param("cratedb", marks=pytest.mark.cratedb)] if REAL_CRATEDB else [])]
+CRATEDB = WITH_DOCUMENTS[1:]
 # Its first start fetches the jars.
 REAL_OPENSEARCH = [
     pytest.param(version, marks=[pytest.mark.test_long, pytest.mark.timeout(900)], id=f"opensearch-{version}")
@@ -23,8 +30,6 @@ REAL_OPENSEARCH = [
 ]
 OPENSEARCH = [pytest.param("opensearch", id="opensearch-stand-in"), *REAL_OPENSEARCH]
 BACKENDS = ["sqlite", *CRATEDB, *OPENSEARCH]
-# OpenSearch keeps no documents.
-WITH_DOCUMENTS = ["sqlite", *CRATEDB]
 # With the fake store of the unit tests, which keeps the same promises.
 ALL = [*BACKENDS, "memory"]
 

@@ -8,8 +8,7 @@ import pytest
 from idalloc_server.domain.documents.errors import DuplicateKey, UnknownCollection, UnknownSchema
 from idalloc_server.domain.documents.protocol import Document, Documents, Inserted, Rewrite, Rewritten
 from idalloc_server.store.urls import open_documents
-from tests.store.conftest import WITH_DOCUMENTS
-from tests.support.store_backends import Opener, SqlBackend
+from tests.support.store_backends import WITH_DOCUMENTS, Opener, SqlBackend
 
 pytestmark = pytest.mark.parametrize("opener", WITH_DOCUMENTS, indirect=True)
 

@@ -15,10 +15,9 @@ from idalloc_server.domain.documents.protocol import Documents
 from idalloc_server.store.urls import open_documents
 from idalloc_server.xproto.collections import Collections
 from idalloc_server.xproto.listener import Services, XListener
-from tests.store.conftest import WITH_DOCUMENTS
 from tests.store.test_contract_documents import documents
 from tests.support.fake_store import FakeClock
-from tests.support.store_backends import Opener
+from tests.support.store_backends import WITH_DOCUMENTS, Opener
 from tests.support.xproto_client import XClient, connected
 
 __all__ = ["documents"]

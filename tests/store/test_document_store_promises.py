@@ -9,8 +9,8 @@ from idalloc.xprotocol.v1 import notice_pb2 as pb
 from idalloc_server.domain.documents.protocol import Document, Documents
 from idalloc_server.xproto import frames
 from idalloc_server.xproto.notice import document_ids_frame
-from tests.store.conftest import WITH_DOCUMENTS
 from tests.store.test_contract_documents import documents
+from tests.support.store_backends import WITH_DOCUMENTS
 from tests.support.xproto_caller import FakeCaller, numbered, reply_to
 
 __all__ = ["documents"]

@@ -1,5 +1,6 @@
 """Start real servers on free ports, and stop them by process id."""
 
+import asyncio
 import json
 import os
 import signal
@@ -7,8 +8,8 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,3 +133,10 @@ def running(
             process.kill()
         process.wait()
         process.stdout.close()
+
+
+@asynccontextmanager
+async def running_beside(folder: Path, **settings: object) -> AsyncIterator[Server]:
+    """Run a server as ``running`` does, while this event loop serves others, such as the server's store."""
+    with ExitStack() as stack:
+        yield await asyncio.to_thread(stack.enter_context, running(folder, **settings))

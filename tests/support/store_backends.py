@@ -1,18 +1,27 @@
 """The backends of the stores under test, with access to their rows without idalloc."""
 
 import asyncio
+import os
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+import pytest
 from crate import client as crate_client
 
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.store.urls import open_store
+from tests.support.cratedb.emulator import CrateEmulator
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.waiting import hold_for_async
+
+REAL_CRATEDB = os.environ.get("IDALLOC_TEST_CRATEDB_URL", "")
+# The kinds of stores that keep documents, for parameters of tests; OpenSearch keeps none.
+WITH_DOCUMENTS = ["sqlite", "emulator", *([pytest.param("cratedb", marks=pytest.mark.cratedb)] if REAL_CRATEDB else [])]
 
 GUIDE_TABLE = "(name TEXT PRIMARY KEY, last_value BIGINT)"
 COLUMNS = ("last_value", "step", "min_value", "max_value", "generation", "lease_ms")
@@ -248,3 +257,15 @@ class MemoryOpener(Opener):
 
     def new(self) -> Store:
         return self._store
+
+
+@asynccontextmanager
+async def empty_store(kind: str, folder: Path) -> AsyncIterator[str]:
+    """Yield the URL of an empty store of one of ``WITH_DOCUMENTS``."""
+    if kind == "emulator":
+        async with CrateEmulator() as crate:
+            yield f"crate://{crate.host}/?schema=idalloc_test"
+    elif kind == "cratedb":
+        yield f"{REAL_CRATEDB.partition('?')[0]}?schema=idalloc_test_{uuid.uuid4().hex[:12]}"
+    else:
+        yield f"sqlite://{folder}/ids.db"

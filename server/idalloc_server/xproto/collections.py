@@ -1,7 +1,9 @@
 """Statements on collections: Insert, Find, Update and Delete of Mysqlx.Crud."""
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from google.protobuf.message import Message
 
@@ -22,8 +24,12 @@ from idalloc_server.xproto.expressions import Expressions, check_content_type, d
 from idalloc_server.xproto.notice import document_ids_frame
 from idalloc_server.xproto.selection import MAX_SORTED_DOCUMENTS, Selection, selection_of
 
+_T = TypeVar("_T")
+
 # The limit of one statement.
 MAX_INSERTED_DOCUMENTS = 10_000
+# How many documents of an insert are handled before others have the event loop: less than a millisecond's work.
+ITEMS_A_TURN = 25
 
 _LONGEST_DOCUMENT = 2**32 - 1  # MySQL's length of a JSON column
 _TEXT, _JSON = 0, 2  # content types of octets
@@ -86,17 +92,21 @@ class Collections:
             raise XError(1105, f"an insert has at most {MAX_INSERTED_DOCUMENTS} documents")
         if any(len(row.field) != 1 for row in message.row):
             raise XError(5014, "Wrong number of fields in row being inserted")
+        expressions = Expressions(message.args, schema)
         with _mapped(name):
-            await self._documents.check(schema, name)
-            contents = [
-                _row(row.field[0], Expressions(message.args, schema), name, number)
-                for number, row in enumerate(message.row, 1)
-            ]
+            try:
+                contents = [
+                    _row(row.field[0], expressions, name, number)
+                    async for number, row in _in_turns(enumerate(message.row, 1))
+                ]
+            except (XError, errors.DocumentsError):
+                await self._documents.check(schema, name)  # whose error goes first
+                raise
             without_id = [content for content in contents if "_id" not in content]
             doc_ids = await caller.make_ids(len(without_id))
             for content, doc_id in zip(without_id, doc_ids, strict=True):
                 content["_id"] = doc_id
-            documents = [Document(key_of(content["_id"]), dump(content)) for content in contents]
+            documents = [Document(key_of(content["_id"]), dump(content)) async for content in _in_turns(contents)]
             try:
                 inserted = await self._documents.insert(schema, name, documents, upsert=message.upsert)
             except BaseException:
@@ -208,6 +218,14 @@ def _collection(message: crud.Insert | crud.Find | crud.Update | crud.Delete, ca
     if not schema:
         raise no_schema()
     return schema, message.collection.name
+
+
+async def _in_turns(items: Iterable[_T]) -> AsyncIterator[_T]:
+    """Yield the items, and let the event loop serve others between them."""
+    for number, item in enumerate(items, 1):
+        yield item
+        if not number % ITEMS_A_TURN:
+            await asyncio.sleep(0)
 
 
 def _row(expression: expr.Expr, expressions: Expressions, collection: str, number: int) -> dict[str, Json]:

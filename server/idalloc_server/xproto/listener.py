@@ -80,7 +80,7 @@ class XListener:
 
     Attributes:
         calls: The calls that ended, by kind and code; see ``families.XPROTO_CALLS``.
-        draining: Set from the begin of a drain.
+        is_draining: Whether a drain has begun.
     """
 
     def __init__(
@@ -99,13 +99,13 @@ class XListener:
         self.requires_tls = requires_tls
         self.max_message = max_message
         self.calls: Counter[str] = Counter()
-        self.draining = asyncio.Event()
+        self.is_draining = False
         self._address = address
         self._max_connections = max_connections
         self._reuse_port = reuse_port
         self._numbers = itertools.count(1)
         self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], _Connection] = {}
 
     @property
     def address(self) -> str:
@@ -140,9 +140,11 @@ class XListener:
 
     async def drain(self, timeout: float) -> None:
         """Accept no more connections, and end each one when its statement has ended, at the latest after a timeout."""
-        self.draining.set()
+        self.is_draining = True
         if self._server:
             self._server.close()
+        for connection in self._connections.values():
+            connection.drain()
         if self._connections:
             await asyncio.wait(self._connections, timeout=timeout)
         await self.close()
@@ -159,12 +161,12 @@ class XListener:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - start_server runs this in a task
-        if len(self._connections) >= self._max_connections or self.draining.is_set():
-            writer.write(frames.error(XError(1040, "Too many connections", "08004", fatal=True)))
+        if len(self._connections) >= self._max_connections or self.is_draining:
+            writer.write(frames.error(XError(1040, "Too many connections", fatal=True)))
             writer.close()
             return
-        self._connections.add(task)
         connection = _Connection(self, next(self._numbers), reader, writer)
+        self._connections[task] = connection
         try:
             await connection.serve()
         except (OSError, TimeoutError, ssl.SSLError, asyncio.IncompleteReadError):
@@ -172,8 +174,12 @@ class XListener:
         except Exception:
             _log.exception("xproto_connection_failed")
         finally:
-            self._connections.discard(task)
+            del self._connections[task]
             writer.transport.abort()
+
+
+class _Drained(Exception):
+    """The server drains while a connection waits for its client."""
 
 
 class _Connection:
@@ -202,6 +208,10 @@ class _Connection:
         self._variables = Variables(self._services.doc_ids, self._change_node, listener.max_message)
         self._admin = Admin(self._services.documents)
         self._sql = Sql(self._services.documents, self._variables, self, self._use)
+
+    def drain(self) -> None:
+        """Read no more: the session ends after its present statement."""
+        self._reader.set_exception(_Drained())
 
     async def serve(self) -> None:
         """Serve until the client leaves, the session ends or the server drains."""
@@ -235,19 +245,15 @@ class _Connection:
 
     async def _read(self) -> bytes | None:
         """Return bytes that arrived; empty at the end or after ``IDLE_SECONDS``, None if the server drains."""
-        if self._listener.draining.is_set():
+        if self._listener.is_draining:
             return None
-        reading = asyncio.ensure_future(self._reader.read(READ_BYTES))
-        draining = asyncio.ensure_future(self._listener.draining.wait())
         try:
-            await asyncio.wait((reading, draining), timeout=IDLE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            if reading.done():
-                return reading.result()
-            return None if draining.done() else b""
-        finally:
-            for each in (reading, draining):
-                each.cancel()
-            await asyncio.gather(reading, draining, return_exceptions=True)
+            async with asyncio.timeout(IDLE_SECONDS):
+                return await self._reader.read(READ_BYTES)
+        except TimeoutError:
+            return b""
+        except _Drained:
+            return None
 
     async def _send(self) -> None:
         output = self._session.take_output()

@@ -115,9 +115,23 @@ def test_page_notes_too_few_refills() -> None:
     assert "fewer refills" not in document.peers(peers_result(refills=[one | {"refills": 100}]))
 
 
+def test_page_compares_added_documents_with_mysql() -> None:
+    """Ratios are medians of the rounds; each has its target and whether it was met."""
+    adds = {
+        "idalloc": [{"p50": 0.003, "documents_per_s": 500.0}, {"p50": 0.003, "documents_per_s": 900.0}],
+        "MySQL": [{"p50": 0.001, "documents_per_s": 1000.0}, {"p50": 0.001, "documents_per_s": 1000.0}],
+    }
+    callers = {"nothing": [{"p50": 0.001, "p99": 0.004, "calls": 900}, {"p50": 0.001, "p99": 0.006, "calls": 900}]}
+    text = document.added_documents({"rounds": 2, "seconds": 2.0, "adds": adds, "callers": callers})
+
+    assert "| one document: p50, ms | 3 | 1 | 3 | <= 2 | **missed** |" in text
+    assert "| 1,000 in one message: documents/s | 700 | 1,000 | 0.7 | >= 0.3 | met |" in text
+    assert "| nothing | 1 | 5 | 1,800 |" in text
+
+
 def test_page_notes_parts_that_did_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page notes a part that did not run, and describes the machine."""
-    for name in ("PEERS", "GROWTH", "OPENSEARCH", "DOCUMENT", "CHART"):
+    for name in ("PEERS", "GROWTH", "OPENSEARCH", "XPROTO", "DOCUMENT", "CHART"):
         monkeypatch.setattr(document, name, tmp_path / name)
     document.PEERS.write_text(json.dumps(peers_result()))
     document.write()

@@ -161,6 +161,8 @@ async def test_session_variables_are_the_sessions_own() -> None:
         ("SELECT * FROM s.c", 1235),
         ("nonsense", 1064),
         ("SELECT 'a;b'; SELECT 2", 1064),
+        ("SELECT 1; SELECT 2", 1064),
+        ("SELECT '" + "''" * 2000, 1235),
         (" ; ", 1065),
         ("USE nope", 1049),
         ("SELECT '" + "x" * MAX_STATEMENT + "'", 1235),

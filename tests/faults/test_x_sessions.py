@@ -1,0 +1,110 @@
+"""Thousands of connections to the port of the X Protocol: bounded memory, and gRPC's callers are served."""
+
+import asyncio
+import json
+import resource
+from collections.abc import Iterator
+
+import pytest
+
+from idalloc_server.xproto import frames
+from idalloc_server.xproto.listener import LOGIN_SECONDS
+from tests.faults.test_overload import Overload
+from tests.support.faults.resources import ResourceMonitor
+from tests.support.faults.scenario import Scenario
+from tests.support.xproto_client import connected
+
+pytestmark = pytest.mark.parametrize("transport", ["grpcio", "native"])
+
+NUMBER = 5000
+# Memory of a connection; measured: 11 kB.
+SESSION_MB = 0.02
+
+
+@pytest.fixture
+def overload(scenario: Scenario, transport: str, max_connections: int) -> Iterator[Overload]:
+    """A node with the port, and a client of gRPC."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2 * NUMBER:
+        pytest.skip(f"a process may open {hard} files only")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2 * NUMBER), hard))
+    try:
+        node = scenario.start_node(
+            transport=transport, xproto_listen="127.0.0.1:0", xproto_max_connections=max_connections
+        )
+        bystander = scenario.start_client(
+            node, sequence="payments", mode="ranges,ids,stream,docids", timeout=20, pause=0.01
+        )
+        scenario.wait_for_records([bystander], 100)
+        with ResourceMonitor(node.process.pid) as watch:
+            yield Overload(scenario, node, transport, watch, bystander)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def address(overload: Overload) -> str:
+    """Return the address of the port."""
+    return str(json.loads(overload.node.serving)["xproto"])
+
+
+async def added_ids(overload: Overload) -> list[str]:
+    """Add a document, and return the ids."""
+    async with connected(address(overload)) as client:
+        await client.create_collection()
+        return (await client.add("{}")).ids
+
+
+@pytest.mark.scenario(10, "connections of X DevAPI clients")
+@pytest.mark.parametrize("max_connections", [2 * NUMBER])
+def test_thousands_of_sessions_use_bounded_memory(overload: Overload) -> None:
+    """5,000 sessions at once use bounded memory; their end frees all descriptors."""
+    number = overload.scenario.pick(300, NUMBER)
+    with overload.attack("x_sessions", number, target=address(overload), until="session") as attack:
+        overload.scenario.count_faults(number)
+        assert attack.seen == {str(frames.AUTHENTICATE_OK): number}
+        assert len(asyncio.run(added_ids(overload))) == 1
+        assert overload.watch.peak.descriptors >= number
+        assert attack.end() == number
+    overload.assert_memory(SESSION_MB * number)
+    overload.assert_resources_released()
+    overload.prove(f"{number:,} sessions")
+
+
+@pytest.mark.scenario(10, "connections of X DevAPI clients")
+@pytest.mark.parametrize("max_connections", [2 * NUMBER])
+@pytest.mark.parametrize("until", ["hello", "half a login"])
+def test_logins_that_never_end_are_closed(overload: Overload, until: str) -> None:
+    """5,000 connections whose login never ends use bounded memory, and are closed."""
+    number = overload.scenario.pick(300, NUMBER)
+    with overload.attack("x_sessions", number, target=address(overload), until=until) as attack:
+        overload.scenario.count_faults(number)
+        last = frames.NOTICE if until == "hello" else frames.AUTHENTICATE_CONTINUE
+        assert attack.seen == {str(last): number}
+        assert len(asyncio.run(added_ids(overload))) == 1
+
+        def closed() -> bool:
+            return overload.watch.now().descriptors <= overload.watch.before.descriptors + 2
+
+        overload.scenario.wait_until(closed, "the end of the connections", within=LOGIN_SECONDS + 30)
+        assert attack.end() == 0
+    overload.assert_memory(SESSION_MB * number)
+    overload.assert_resources_released()
+    overload.prove(f"{number:,} logins that never end, {until}")
+
+
+@pytest.mark.scenario(10, "connections of X DevAPI clients")
+@pytest.mark.parametrize("max_connections", [100])
+def test_connections_beyond_the_limit_are_refused(overload: Overload, max_connections: int) -> None:
+    """Of 5,000 connections those beyond xproto_max_connections get an error, and use no memory."""
+    number = overload.scenario.pick(300, NUMBER)
+    with overload.attack("x_sessions", number, target=address(overload), until="session") as attack:
+        overload.scenario.count_faults(number)
+        assert attack.seen == {
+            str(frames.AUTHENTICATE_OK): max_connections,
+            str(frames.ERROR): number - max_connections,
+        }
+        assert attack.end() == max_connections
+    overload.assert_memory(SESSION_MB * max_connections)
+    overload.assert_resources_released()
+    assert len(asyncio.run(added_ids(overload))) == 1
+    overload.prove(f"{number:,} connections, of which {max_connections} have a session")
