@@ -89,7 +89,7 @@ load: .venv/ready ## measure speed and memory
 bench-peers: .venv/ready ## measure idalloc beside Redis, PostgreSQL, CrateDB's recipe; writes docs/operations/benchmarks.md
 	$(bin)/python -m tests.load.peers $(ARGS)
 
-bench-xproto: .venv/ready ## measure adds of documents beside a live MySQL 8.0.31
+bench-xproto: .venv/ready ## measure adds of documents beside a live MySQL 8.0.31; writes docs/operations/benchmarks.md
 	$(bin)/python -m tests.load.xproto $(ARGS)
 
 bench-growth: .venv/ready ## measure what grows with sequences, nodes, connections; writes docs/operations/benchmarks.md

@@ -4,6 +4,7 @@ A frame is the length of what follows (uint32, little endian), the type of its m
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
@@ -108,14 +109,15 @@ def _strict_messages() -> dict[int, type[Message]]:
         if file.name in added:
             return
         added.add(file.name)
-        for needed in file.dependencies:
-            add(needed)
-        pool.Add(_strict_file(file))  # type: ignore[no-untyped-call]
+        needed: list[Any] = list(file.dependencies)
+        for each in needed:
+            add(each)
+        pool.Add(_strict_file(file))
 
     for cls in CLIENT_MESSAGES.values():
         add(cls.DESCRIPTOR.file)
     return {
-        kind: GetMessageClass(pool.FindMessageTypeByName(cls.DESCRIPTOR.full_name))  # type: ignore[no-untyped-call]
+        kind: GetMessageClass(pool.FindMessageTypeByName(cls.DESCRIPTOR.full_name))
         for kind, cls in CLIENT_MESSAGES.items()
     }
 

@@ -237,8 +237,6 @@ class _Connection:
 
     async def _read(self) -> bytes | None:
         """Return bytes that arrived; empty at the end, None if the server drains."""
-        if self._listener.is_draining:
-            return None
         try:
             return await self._reader.read(READ_BYTES)
         except _Drained:

@@ -13,10 +13,9 @@ from idalloc_server.domain.store.protocol import Store
 from idalloc_server.store.cratedb.http import CrateHttp, HostTimeouts
 from idalloc_server.store.cratedb.store import CrateStore
 from idalloc_server.store.urls import open_store
-from tests.store.conftest import REAL_CRATEDB
 from tests.support.cratedb.emulator import CrateEmulator, Fault
 from tests.support.fake_store import FakeClock
-from tests.support.store_backends import CrateBackend
+from tests.support.store_backends import REAL_CRATEDB, CrateBackend
 from tests.support.store_rows import requested_row
 
 GUIDE = "name TEXT PRIMARY KEY, last_value BIGINT"
