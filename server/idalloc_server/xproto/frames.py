@@ -105,13 +105,12 @@ def _strict_messages() -> dict[int, type[Message]]:
     pool = DescriptorPool()
     added: set[str] = set()
 
-    def add(file: FileDescriptor) -> None:
+    def add(file: Any) -> None:
         if file.name in added:
             return
         added.add(file.name)
-        needed: list[Any] = list(file.dependencies)
-        for each in needed:
-            add(each)
+        for needed in file.dependencies:
+            add(needed)
         pool.Add(_strict_file(file))
 
     for cls in CLIENT_MESSAGES.values():
