@@ -92,7 +92,7 @@ bench-peers: .venv/ready ## measure idalloc beside Redis, PostgreSQL, CrateDB's 
 bench-opensearch: .venv/ready ## measure idalloc beside the counter document of OpenSearch; writes docs/operations/benchmarks.md
 	$(bin)/python -m tests.load.counter_document $(ARGS)
 
-bench-xproto: .venv/ready ## measure adds of documents beside a live MySQL 8.0.31
+bench-xproto: .venv/ready ## measure adds of documents beside a live MySQL 8.0.31; writes docs/operations/benchmarks.md
 	$(bin)/python -m tests.load.xproto $(ARGS)
 
 bench-growth: .venv/ready ## measure what grows with sequences, nodes, connections; writes docs/operations/benchmarks.md

@@ -1,5 +1,7 @@
 """The requirements of MySQL's WL#10955 that concern stored documents, by its names, on every store."""
 
+import asyncio
+
 import pytest
 
 from idalloc.xprotocol.v1 import connection_pb2
@@ -8,6 +10,7 @@ from idalloc.xprotocol.v1 import expression_pb2 as expr
 from idalloc.xprotocol.v1 import notice_pb2 as pb
 from idalloc_server.domain.documents.protocol import Document, Documents
 from idalloc_server.xproto import frames
+from idalloc_server.xproto.collections import ITEMS_A_TURN
 from idalloc_server.xproto.notice import document_ids_frame
 from tests.store.test_contract_documents import documents
 from tests.support.store_backends import WITH_DOCUMENTS
@@ -106,3 +109,27 @@ class TestRequirements:
             assert (await reply_to(documents, refused, caller))[-1][4] == frames.ERROR
         assert await caller.make_ids(1) == [_FIRST]
         assert await stored(documents) == []
+
+    async def test_an_unknown_collection_goes_before_an_invalid_document(self, documents: Documents) -> None:
+        """An insert into a collection that does not exist is 1146, whatever its documents are, and counts its ids."""
+        caller = FakeCaller()
+        await documents.drop_collection("s", "c")
+        assert code_of(await reply_to(documents, insert("{}", "{"), caller)) == 1146
+        assert code_of(await reply_to(documents, insert("{}", "{}"), caller)) == 1146
+        assert caller.burned == 2
+
+    async def test_a_large_insert_lets_others_run(self, documents: Documents) -> None:
+        """The event loop serves others between the documents of an insert."""
+        turns = 0
+
+        async def count_turns() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(count_turns())
+        content = await reply_to(documents, insert(*["{}"] * 500))
+        counting.cancel()
+        assert content[-1] == frames.DONE_EXECUTING
+        assert turns >= 2 * 500 // ITEMS_A_TURN

@@ -106,8 +106,8 @@ class Collections:
             doc_ids = await caller.make_ids(len(without_id))
             for content, doc_id in zip(without_id, doc_ids, strict=True):
                 content["_id"] = doc_id
-            documents = [Document(key_of(content["_id"]), dump(content)) async for content in _in_turns(contents)]
             try:
+                documents = [Document(key_of(content["_id"]), dump(content)) async for content in _in_turns(contents)]
                 inserted = await self._documents.insert(schema, name, documents, upsert=message.upsert)
             except BaseException:
                 if doc_ids:

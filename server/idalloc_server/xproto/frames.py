@@ -105,7 +105,7 @@ def _strict_messages() -> dict[int, type[Message]]:
     pool = DescriptorPool()
     added: set[str] = set()
 
-    def add(file: FileDescriptor) -> None:
+    def add(file: Any) -> None:
         if file.name in added:
             return
         added.add(file.name)

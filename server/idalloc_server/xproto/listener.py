@@ -245,8 +245,6 @@ class _Connection:
 
     async def _read(self) -> bytes | None:
         """Return bytes that arrived; empty at the end or after ``IDLE_SECONDS``, None if the server drains."""
-        if self._listener.is_draining:
-            return None
         try:
             async with asyncio.timeout(IDLE_SECONDS):
                 return await self._reader.read(READ_BYTES)

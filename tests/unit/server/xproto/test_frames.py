@@ -119,8 +119,9 @@ def test_long_frames_and_empty_frames_end_a_connection() -> None:
             collection=crud_pb2.Collection(name="c"),
             args=[notice_pb2.Scalar(type=notice_pb2.SCALAR_TYPE_UNSPECIFIED)],
         ),
+        crud_pb2.Find(collection=crud_pb2.Collection(name="c"), args=[notice_pb2.Scalar.FromString(b"\x08\x63")]),
     ],
-    ids=["collection", "name", "type of expression", "type of scalar"],
+    ids=["collection", "name", "type of expression", "type of scalar", "type without a name"],
 )
 def test_a_message_without_a_required_field_is_refused(message: Message) -> None:
     """A message that lacks a field that MySQL requires is refused as one that cannot be parsed."""
