@@ -6,9 +6,9 @@ from idalloc_server.domain.allocation.lease import Lease
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Revision
 from idalloc_server.store.cratedb.statements import Statements
-from tests.store.conftest import ALL, CRATEDB
+from tests.store.conftest import ALL, BACKENDS, CRATEDB
 from tests.support.fake_store import FakeClock
-from tests.support.store_backends import BACKENDS, CrateBackend, Opener
+from tests.support.store_backends import CrateBackend, Opener
 from tests.support.store_rows import grant, new_row, read_row
 
 LEASE_MS = 180_000

@@ -114,7 +114,7 @@ def _strict_messages() -> dict[int, type[Message]]:
         pool.Add(_strict_file(file))
 
     for cls in CLIENT_MESSAGES.values():
-        add(cls.DESCRIPTOR.file)  # type: ignore[arg-type]
+        add(cls.DESCRIPTOR.file)
     return {
         kind: GetMessageClass(pool.FindMessageTypeByName(cls.DESCRIPTOR.full_name))
         for kind, cls in CLIENT_MESSAGES.items()
