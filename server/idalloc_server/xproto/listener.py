@@ -250,7 +250,7 @@ class _Connection:
             async with asyncio.timeout(IDLE_SECONDS) as self._waiting:
                 return await self._reader.read(READ_BYTES)
         except TimeoutError:
-            return None if self._listener.is_draining else b""
+            return None if self._listener.is_draining else b""  # type: ignore[redundant-expr] # it changes meanwhile
         finally:
             self._waiting = None
 
