@@ -178,10 +178,6 @@ class XListener:
             writer.transport.abort()
 
 
-class _Drained(Exception):
-    """The server drains while a connection waits for its client."""
-
-
 class _Connection:
     """One connection: runs the requests of its session. It is the ``Caller`` of its statements."""
 
@@ -194,6 +190,7 @@ class _Connection:
         self._services = listener.services
         self._reader = reader
         self._writer = writer
+        self._waiting: asyncio.Timeout | None = None
         host, port, *_ = writer.get_extra_info("peername") or ("", 0)
         kind = "ipv6" if ":" in host else "ipv4"
         self._peer = Peer(f"{kind}:[{host}]:{port}" if kind == "ipv6" else f"{kind}:{host}:{port}")
@@ -211,7 +208,9 @@ class _Connection:
 
     def drain(self) -> None:
         """Read no more: the session ends after its present statement."""
-        self._reader.set_exception(_Drained())
+        # An exception of the reader would also end the writes of the reply that is on its way.
+        if self._waiting is not None and not self._waiting.expired():
+            self._waiting.reschedule(0)
 
     async def serve(self) -> None:
         """Serve until the client leaves, the session ends or the server drains."""
@@ -245,13 +244,15 @@ class _Connection:
 
     async def _read(self) -> bytes | None:
         """Return bytes that arrived; empty at the end or after ``IDLE_SECONDS``, None if the server drains."""
+        if self._listener.is_draining:
+            return None
         try:
-            async with asyncio.timeout(IDLE_SECONDS):
+            async with asyncio.timeout(IDLE_SECONDS) as self._waiting:
                 return await self._reader.read(READ_BYTES)
         except TimeoutError:
-            return b""
-        except _Drained:
-            return None
+            return None if self._listener.is_draining else b""  # type: ignore[redundant-expr] # it changes meanwhile
+        finally:
+            self._waiting = None
 
     async def _send(self) -> None:
         output = self._session.take_output()

@@ -1,5 +1,6 @@
 """The port of the X Protocol bounds its connections, and ends them in a drain."""
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -12,7 +13,7 @@ from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.xproto import frames
 from idalloc_server.xproto import listener as xlistener
-from idalloc_server.xproto.caller import Caller
+from idalloc_server.xproto.caller import Caller, Statements
 from idalloc_server.xproto.listener import Services, XListener
 from tests.support.waiting import until
 from tests.support.xproto_client import XClient, connected, insert
@@ -27,10 +28,10 @@ class NoStatements:
 
 
 @asynccontextmanager
-async def listening(max_connections: int = 10) -> AsyncIterator[XListener]:
+async def listening(max_connections: int = 10, statements: Statements | None = None) -> AsyncIterator[XListener]:
     access, node = AccessControl(SystemClock(), 1000), FakeNode()
     services = Services(
-        statements=NoStatements(),
+        statements=statements or NoStatements(),
         documents=FakeDocuments(),
         doc_ids=cast(Any, node),
         change_node=node.change,
@@ -88,6 +89,30 @@ async def test_a_drain_ends_idle_connections() -> None:
         await listener.drain(5)
         assert (await client.reply()).code == 1053
         assert await client.reader.read() == b""
+
+
+async def test_a_drain_sends_a_running_reply_whole() -> None:
+    """A statement that runs when a drain begins is answered in full; then its session gets 1053."""
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    row = frames.row([b"x" * 2**20])
+
+    class LargeReply:
+        async def execute(self, message: Message, caller: Caller) -> AsyncGenerator[bytes, None]:
+            begun.set()
+            await go_on.wait()
+            for _ in range(16):
+                yield row
+            yield frames.DONE_EXECUTING
+
+    async with listening(statements=LargeReply()) as listener, connected(listener.address) as client:
+        client.send(insert("{}"))
+        await begun.wait()
+        drain = asyncio.create_task(listener.drain(10))
+        await until(lambda: listener.is_draining)
+        go_on.set()
+        assert [(await client.read())[0] for _ in range(17)] == [frames.ROW] * 16 + [frames.STMT_EXECUTE_OK]
+        assert (await client.reply()).code == 1053
+        await drain
 
 
 async def test_an_oversized_frame_closes_the_connection() -> None:
