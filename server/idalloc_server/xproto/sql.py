@@ -33,7 +33,6 @@ _BEGINNINGS = re.compile(
     r"VALUES|PREPARE|EXECUTE|RESET)\b",
     re.IGNORECASE,
 )
-# A statement, and what follows its semicolon.
 _CHARSETS = ("utf8mb4", "utf8mb3", "utf8", "latin1", "ascii", "binary")
 _NUMBER = statement_pb2.COLUMN_TYPE_UINT
 _BYTES = statement_pb2.COLUMN_TYPE_BYTES
