@@ -1,4 +1,4 @@
-"""The secrets of a store URL: passwords, tokens, the files that hold them, and the TLS context."""
+"""The secrets of a store URL: passwords, tokens, the files that hold them; and TLS."""
 
 import base64
 import ssl
@@ -10,6 +10,8 @@ from idalloc_server.domain.errors import StartRefused, shown_path
 SECRETS = ("jwt", "jwt_file", "password_file")
 # Of OpenSearch and Elasticsearch; CrateDB has none.
 API_KEYS = ("api_key", "api_key_file")
+# OpenSSL's codes: no trusted CA signed the certificate, or one of its chain.
+_UNTRUSTED_CA = (18, 19, 20, 21)
 
 
 def has_secret(url: str) -> bool:
@@ -71,6 +73,15 @@ def tls_context(parameters: dict[str, str]) -> ssl.SSLContext | None:
         return ssl.create_default_context(cafile=ca)
     except OSError as error:  # also ssl.SSLError
         raise StartRefused("store", f"the parameter ca must be a file of certificates in PEM: {ca}: {error}") from error
+
+
+def certificate_problem(error: Exception) -> str:
+    """Returns why a server's certificate was refused, with the next step; empty for any other error of a connection."""
+    reason = getattr(error, "certificate_error", None)
+    if not isinstance(reason, ssl.SSLCertVerificationError):
+        return ""
+    step = "; set ca in the URL to the file of the CA that signed it" if reason.verify_code in _UNTRUSTED_CA else ""
+    return f"its certificate is refused: {reason.verify_message}{step}"
 
 
 def _basic(user: str, password: str) -> str:

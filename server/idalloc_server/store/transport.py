@@ -21,6 +21,7 @@ from idalloc_server.domain.errors import (
     StoreRefused,
     StoreUnreachable,
 )
+from idalloc_server.store.credentials import certificate_problem
 from idalloc_server.store.hosts import Host, Hosts
 
 _HTTP_UNAUTHORIZED = 401
@@ -349,7 +350,8 @@ class Transport(ABC):
             keep = not self._closed
             return answer
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise StoreUnreachable(f"cannot connect to {self.PRODUCT} at {host.name}: {one_line(error)}") from error
+            problem = certificate_problem(error) or one_line(error)
+            raise StoreUnreachable(f"cannot connect to {self.PRODUCT} at {host.name}: {problem}") from error
         except aiohttp.ClientResponseError as error:
             raise StoreOutcomeUnknown(
                 f"the server at {host.name} is not {self.PRODUCT}'s HTTP endpoint, whose port is usually {self.PORT}"
@@ -378,10 +380,7 @@ async def _close_idle(host: Host) -> None:
 
 
 def is_unauthorized(error: StoreFailure) -> bool:
-    """Whether the user is unknown, or the password or token is wrong.
-
-    A missing privilege is not: CrateDB answers 401 with a code, OpenSearch 403.
-    """
+    """Whether the user, password or token is wrong. For a missing privilege CrateDB answers 401 with a code."""
     return error.http_status == _HTTP_UNAUTHORIZED and error.code is None
 
 

@@ -22,6 +22,12 @@ def script_error(kind: str) -> dict[str, Any]:
     return error("illegal_argument_exception", "failed to execute script", caused_by=cause)
 
 
+def missing(privilege: str) -> dict[str, Any]:
+    """The answer of the security plugin of OpenSearch 3.4.0 to a user without a privilege."""
+    user = "User [name=idalloc, backend_roles=[], requestedTenant=null]"
+    return error("security_exception", f"no permissions for [{privilege}] and {user}")
+
+
 BLOCKED = "cluster_block_exception"
 TOO_MANY = error("illegal_argument_exception", caused_by={"type": "circuit_breaking_exception", "reason": "too many"})
 
@@ -40,6 +46,10 @@ TOO_MANY = error("illegal_argument_exception", caused_by={"type": "circuit_break
         (403, error(BLOCKED, "index [x] blocked by: [FORBIDDEN/8/index write (api)];"), StoreRefused, "index.blocks"),
         (403, error(BLOCKED, "blocked by: [FORBIDDEN/6/cluster read-only (api)];"), StoreRefused, "_cluster/settings"),
         (403, error("security_exception"), StoreRefused, "grant the user read, write, refresh and monitor"),
+        (403, missing("indices:admin/get"), StoreRefused, "; grant the user indices:admin/get on a-sequences*"),
+        (403, missing("indices:data/write/bulk[s]"), StoreRefused, "; grant the user indices:data/write/bulk[s] on a-"),
+        (403, missing("indices:data/write/bulk"), StoreRefused, "the cluster permission indices:data/write/bulk"),
+        (403, missing("cluster:monitor/main"), StoreRefused, "; grant the user the cluster permission cluster:mon"),
         (400, script_error("class_cast_exception"), RowInvalid, "cannot cast"),
         (400, script_error("null_pointer_exception"), RowInvalid, "failed to execute"),
         (400, error("mapper_parsing_exception"), RowInvalid, "mapper_parsing"),

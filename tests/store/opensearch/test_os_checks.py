@@ -115,7 +115,9 @@ class TestPrivileges:
             ("TOUCH", "the index of idalloc-starts cannot be used: .*; grant the user read, write, refresh"),
             ("_refresh", "the index of idalloc-starts cannot be used: .*; grant the user read, write, refresh"),
             ("_search", "the index of idalloc-starts cannot be used: .*; grant the user read, write, refresh"),
-            ("GET / ", "check the host, and the user and the password or api_key"),
+            ("_bulk", "the index of idalloc-starts cannot be used: .*; grant the user read, write, refresh"),
+            ("GET / ", "the version of the cluster cannot be read: .*; grant the user the permission to monitor"),
+            ("/_nodes/_local", "the clock of the cluster cannot be read: .*; grant the user the permission to monitor"),
         ],
     )
     async def test_a_missing_privilege_is_refused(self, match: str, message: str) -> None:

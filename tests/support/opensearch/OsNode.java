@@ -3,6 +3,7 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.Paths;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.Collection;
 import java.util.Collections;
 import java.util.List;
@@ -16,7 +17,10 @@ import org.opensearch.plugins.Plugin;
 import org.opensearch.plugins.PluginInfo;
 import org.opensearch.transport.TransportService;
 
-/** OsNode HOME SETTING=VALUE...: one OpenSearch node. It prints its ports, and ends with its standard input. */
+/**
+ * OsNode HOME [PLUGIN...] SETTING=VALUE...: one OpenSearch node, with more plugins by their classes. It prints its
+ * ports, and ends with its standard input.
+ */
 public class OsNode {
   static final String[] PLUGINS_2 = {"org.opensearch.painless.PainlessPlugin", "org.opensearch.transport.Netty4Plugin"};
   static final String[] PLUGINS_3 = {
@@ -27,9 +31,14 @@ public class OsNode {
     Path home = Paths.get(arguments[0]);
     Files.createDirectories(home.resolve("config"));
     Settings.Builder settings = Settings.builder().put("path.home", home.toString());
+    List<String> plugins = new ArrayList<>(Arrays.asList(Version.CURRENT.major < 3 ? PLUGINS_2 : PLUGINS_3));
     for (int i = 1; i < arguments.length; i++) {
       String[] setting = arguments[i].split("=", 2);
-      settings.put(setting[0], setting[1]);
+      if (setting.length == 1) {
+        plugins.add(setting[0]);
+      } else {
+        settings.put(setting[0], setting[1]);
+      }
     }
     Environment environment =
         InternalSettingsPreparer.prepareEnvironment(
@@ -37,7 +46,7 @@ public class OsNode {
     // The erasure of its arguments is the same in all versions; up to version 2 the plugins are classes.
     Constructor<Node> make = Node.class.getDeclaredConstructor(Environment.class, Collection.class, boolean.class);
     make.setAccessible(true);
-    Node node = make.newInstance(environment, plugins(), false);
+    Node node = make.newInstance(environment, loaded(plugins), false);
     node.start();
     Runtime.getRuntime().addShutdownHook(new Thread(() -> close(node)));
     int http = node.injector().getInstance(HttpServerTransport.class).boundAddress().publishAddress().getPort();
@@ -47,9 +56,9 @@ public class OsNode {
     System.exit(0);
   }
 
-  static List<Object> plugins() throws Exception {
+  static List<Object> loaded(List<String> names) throws Exception {
     List<Object> plugins = new ArrayList<>();
-    for (String name : Version.CURRENT.major < 3 ? PLUGINS_2 : PLUGINS_3) {
+    for (String name : names) {
       Class<? extends Plugin> plugin = Class.forName(name).asSubclass(Plugin.class);
       if (Version.CURRENT.major < 3) {
         plugins.add(plugin);

@@ -21,18 +21,22 @@ SYSTEM_JAVA = Path("/usr/lib/jvm")
 # Little memory, and little CPU for a start: the JIT's second tier costs more than it saves here.
 JVM_OPTIONS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 START_SECONDS = 240
+SECURITY_PLUGIN = "org.opensearch.security.OpenSearchSecurityPlugin"
 
 
 @dataclass(frozen=True)
 class Release:
-    """A version of OpenSearch, its log4j, and the major versions of Java that run it."""
+    """A version of OpenSearch, its log4j, the major versions of Java that run it, and its security plugin if any."""
 
     version: str
     log4j: str
     min_java: int
     max_java: int
+    security: str = ""
 
 
+# The newest with a security plugin in Maven Central.
+SECURED = Release("3.4.0", "2.21.0", 21, 99, security="3.4.0.0")
 RELEASES = {each.version: each for each in (Release("3.8.0", "2.25.4", 21, 99), Release("2.19.1", "2.21.0", 11, 23))}
 
 
@@ -48,7 +52,7 @@ def missing(release: Release) -> str:
 
 
 def prepared(release: Release) -> Path:
-    """Returns the folder with the jars and the launcher of a release; fetches and compiles them the first time."""
+    """Returns the folder with the jars, plugin and launcher of a release; fetches and compiles them the first time."""
     inputs = [SOURCES / "pom.xml", SOURCES / "OsNode.java", _hashes(release)]
     key = hashlib.sha256(b"".join(each.read_bytes() for each in inputs)).hexdigest()[:12]
     folder = CACHE / f"{release.version}-{key}"
@@ -60,6 +64,8 @@ def prepared(release: Release) -> Path:
             shutil.rmtree(making, ignore_errors=True)
             _fetch(release, making / "jars")
             _check_jars(release, making / "jars")
+            for plugin in (making / "jars").glob("*.zip"):
+                shutil.unpack_archive(plugin, making / "plugin")
             _compile(release, making)
             making.rename(folder)
     _check_jars(release, folder / "jars")
@@ -108,8 +114,9 @@ class OpenSearchNode:
         folder, java = prepared(self._release), _java_home(self._release)
         self._home.mkdir(parents=True, exist_ok=True)
         settings = [f"{name}={value}" for name, value in self.settings.items()]
-        classes = f"{folder / 'classes'}{os.pathsep}{folder / 'jars'}/*"
-        command = [f"{java}/bin/java", *JVM_OPTIONS, "-cp", classes, "OsNode", str(self._home), *settings]
+        classes = os.pathsep.join(map(str, (folder / "classes", folder / "jars" / "*", folder / "plugin" / "*")))
+        command = [f"{java}/bin/java", *JVM_OPTIONS, "-cp", classes, "OsNode", str(self._home)]
+        command += [SECURITY_PLUGIN] * bool(self._release.security) + settings
         with self._log.open("wb") as log:
             # It ends with its standard input, so also when the tests are killed.
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
@@ -159,6 +166,8 @@ def _hashes(release: Release) -> Path:
 
 def _fetch(release: Release, folder: Path) -> None:
     versions = [f"-Dopensearch.version={release.version}", f"-Dlog4j.version={release.log4j}"]
+    if release.security:
+        versions.append(f"-Dsecurity.version={release.security}")
     copy = ["dependency:copy-dependencies", f"-DoutputDirectory={folder}", "-DincludeScope=runtime"]
     command = ["mvn", "-B", "-q", "-f", str(SOURCES / "pom.xml"), *versions, *copy]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -5,6 +5,7 @@ Types of errors differ between versions, so only the few in this module decide.
 """
 
 import json
+import re
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
@@ -24,6 +25,9 @@ _BLOCKS = {
     "index read (api)": "read",
     "index metadata (api)": "metadata",
 }
+# A missing privilege, as OpenSearch's security plugin names it. It checks these for the cluster, others for an index.
+_MISSING_PRIVILEGE = re.compile(r"no permissions for \[(.+?)\] and ")
+_CLUSTER_PRIVILEGE = re.compile(r"cluster:.*|indices:data/write/bulk")
 _TOO_MANY_SCRIPTS = "circuit_breaking_exception"
 # The errors of a script that read a text, a double or null where the row must have a number.
 _WRONG_VALUE = ("class_cast_exception", "null_pointer_exception")
@@ -151,5 +155,14 @@ def _next_step(error: StoreFailure, subject: str) -> str:
     if _BLOCKED in text and block:
         return f'run PUT /{subject}/_settings {{"index.blocks.{block}": null}}'
     if error.http_status == _FORBIDDEN:
-        return f"grant the user read, write, refresh and monitor on {subject}"
+        return _missing_privilege(text, subject)
     return f"remove the cause that OpenSearch names from {subject}"
+
+
+def _missing_privilege(text: str, subject: str) -> str:
+    found = _MISSING_PRIVILEGE.search(text)
+    if found and _CLUSTER_PRIVILEGE.fullmatch(found[1]):
+        return f"grant the user the cluster permission {found[1]}"
+    if not subject:
+        return "grant the user the permission to monitor the cluster"
+    return f"grant the user {found[1] if found else 'read, write, refresh and monitor'} on {subject}*"

@@ -207,6 +207,17 @@ class Requests:
         """Writes a row that does not exist, which changes nothing."""
         return self._update(index.alias(self._prefix), _CONFIRMATION + "ed", {"script": _script(scripts.TOUCH)}, "")
 
+    def change_missing(self, index: Index) -> Request[list[Source | None]]:
+        """Updates, replaces and deletes a row that does not exist by ``_bulk``, which changes nothing.
+
+        OpenSearch has a privilege for each of the four.
+        """
+        key = _CONFIRMATION + "ed"
+        written = {"_id": key, "if_seq_no": 0, "if_primary_term": 1}
+        update = [{"update": {"_id": key}}, {"script": _script(scripts.TOUCH)}]
+        lines = [*update, {"index": written}, {}, {"delete": written}]
+        return self._bulk(index.alias(self._prefix), lines, is_whole=True)
+
     def refresh(self, index: Index) -> Request[None]:
         """Makes all acknowledged writes of an index visible to searches."""
         alias = index.alias(self._prefix)

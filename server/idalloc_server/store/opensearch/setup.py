@@ -27,10 +27,11 @@ _MIN_OPENSEARCH = (2, 17)
 _MIN_ELASTICSEARCH = (8, 9)
 _SUPPORTED = "OpenSearch 2.17 or newer, or Elasticsearch 8.9 or newer"
 _MAX_ATTEMPTS = 3
+_HTTP_FORBIDDEN = 403
 
 
 def _request(method: str, path: str, parse: Any, body: object = None, none_for: tuple[str, ...] = ()) -> Request[Any]:
-    subject = path.partition("?")[0].strip("/").removesuffix("-1")
+    subject = "" if path.startswith("/_") else path.partition("?")[0].strip("/").removesuffix("-1")
     read = partial(read_answer, parse=parse, subject=subject, none_for=none_for)
     return Request(method, path, None if body is None else json_body(body), read, subject)
 
@@ -59,6 +60,7 @@ async def set_up(http: OpenSearchHttp, requests: Requests, prefix: str) -> None:
         StoreFailure: The cluster cannot be reached, or fails.
     """
     nodes = await _check_versions(http)
+    await _check_clock(http)
     await _create_missing(http, requests, prefix)
     for index in INDICES:
         alias = index.alias(prefix)
@@ -89,6 +91,8 @@ async def _check_versions(http: OpenSearchHttp) -> int | None:
     except (StoreAnsweredError, StoreRefused) as error:
         if error.http_status is not None and error.http_status >= 500:
             raise
+        if error.http_status == _HTTP_FORBIDDEN and isinstance(error, StoreRefused):
+            raise StartRefused("store", f"the version of the cluster cannot be read: {error}") from error
         raise StartRefused(
             "store", f"check the host, and the user and the password or api_key of the URL: {error}"
         ) from error
@@ -104,6 +108,13 @@ async def _check_versions(http: OpenSearchHttp) -> int | None:
     for version in versions:
         check_version(distribution, version)
     return len(versions)
+
+
+async def _check_clock(http: OpenSearchHttp) -> None:
+    try:
+        await http.send_read(CLOCK)
+    except StoreRefused as error:
+        raise StartRefused("store", f"the clock of the cluster cannot be read: {error}") from error
 
 
 async def _create_missing(http: OpenSearchHttp, requests: Requests, prefix: str) -> None:
@@ -168,13 +179,14 @@ async def _has_documents(http: OpenSearchHttp, requests: Requests, index: Index)
 
 
 async def _check_privileges(http: OpenSearchHttp, requests: Requests, index: Index, alias: str) -> None:
-    """Checks the privileges by a write of a row that does not exist, and a search.
+    """Checks the privileges by writes of a row that does not exist, and a search.
 
     Raises:
         StartRefused: The user lacks a privilege, or the index is blocked or closed.
     """
     try:
         await http.send_write(requests.touch_missing(index))
+        await http.send_write(requests.change_missing(index))
         await http.send_read(requests.refresh(index))
         await http.send_read(requests.count(index))
     except StoreRefused as error:
