@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
-from typing import Any, TypeAlias
+from functools import cached_property, lru_cache
+from typing import Any, TypeAlias, TypeGuard
 
 from idalloc_server.domain.documents.json_text import Json, dump, plain_text
 
@@ -59,6 +59,17 @@ class Call:
     operator: str
     operands: tuple["Node", ...]
 
+    @cached_property
+    def literals(self) -> frozenset[str | int | float]:
+        """The texts and numbers among the operands after the first, so that ``in`` takes no longer with many."""
+        values = (other.value for other in self.operands[1:] if isinstance(other, Value))
+        return frozenset(value for value in values if _is_simple(value))
+
+    @cached_property
+    def others(self) -> tuple["Node", ...]:
+        """The operands after the first that are not ``literals``."""
+        return tuple(other for other in self.operands[1:] if not (isinstance(other, Value) and _is_simple(other.value)))
+
 
 Node: TypeAlias = Value | Field | ObjectOf | ArrayOf | Call
 
@@ -75,7 +86,7 @@ def evaluate(node: Node, document: Json) -> Json | Null:
         return {name: _json(member, document) for name, member in node.members}
     if isinstance(node, ArrayOf):
         return [_json(item, document) for item in node.items]
-    known = OPERATORS[node.operator](node.operands, document)
+    known = OPERATORS[node.operator](node, document)
     return NULL if known is None else known
 
 
@@ -193,7 +204,7 @@ def _json(node: Node, document: Json) -> Json:
 
 def _truth(node: Node, document: Json) -> bool | None:
     if isinstance(node, Call):
-        return OPERATORS[node.operator](node.operands, document)
+        return OPERATORS[node.operator](node, document)
     value = evaluate(node, document)
     if isinstance(value, Null):
         return None
@@ -231,6 +242,11 @@ def _difference(left: Node, right: Node, document: Json) -> int | None:
     return compare(one, other)
 
 
+def _is_simple(value: Json | Null) -> TypeGuard[str | int | float]:
+    """Whether a value equals another one exactly if Python says so."""
+    return isinstance(value, str | int | float) and not isinstance(value, bool)
+
+
 def _not(known: bool | None) -> bool | None:
     return None if known is None else not known
 
@@ -244,48 +260,55 @@ def _all(known: Iterator[bool | None]) -> bool | None:
     return None if unknown else True
 
 
-_Operator: TypeAlias = Callable[[tuple[Node, ...], Json], bool | None]
+_Operator: TypeAlias = Callable[[Call, Json], bool | None]
 
 
 def _comparison(holds: Callable[[int], bool]) -> _Operator:
-    def run(operands: tuple[Node, ...], document: Json) -> bool | None:
-        left, right = operands
+    def run(call: Call, document: Json) -> bool | None:
+        left, right = call.operands
         difference = _difference(left, right, document)
         return None if difference is None else holds(difference)
 
     return run
 
 
-def _and(operands: tuple[Node, ...], document: Json) -> bool | None:
-    return _all(_truth(operand, document) for operand in operands)
+def _and(call: Call, document: Json) -> bool | None:
+    return _all(_truth(operand, document) for operand in call.operands)
 
 
-def _or(operands: tuple[Node, ...], document: Json) -> bool | None:
-    return _not(_all(_not(_truth(operand, document)) for operand in operands))
+def _or(call: Call, document: Json) -> bool | None:
+    return _not(_all(_not(_truth(operand, document)) for operand in call.operands))
 
 
-def _is(operands: tuple[Node, ...], document: Json) -> bool:
-    tested, expected = operands
+def _is(call: Call, document: Json) -> bool:
+    tested, expected = call.operands
     wanted = evaluate(expected, document)
     if isinstance(wanted, Null):
         return isinstance(evaluate(tested, document), Null)
     return _truth(tested, document) is (_truth(expected, document) is True)
 
 
-def _in(operands: tuple[Node, ...], document: Json) -> bool | None:
-    tested, *others = operands
-    differences = (_difference(tested, other, document) for other in others)
+def _in(call: Call, document: Json) -> bool | None:
+    tested = call.operands[0]
+    value = evaluate(tested, document)
+    if isinstance(value, Null):
+        return None
+    if _is_simple(value) and value in call.literals:
+        return True
+    if tested == ID and plain_text(value) in call.literals:
+        return True
+    differences = (_difference(tested, other, document) for other in call.others)
     return _not(_all(None if each is None else each != 0 for each in differences))
 
 
-def _between(operands: tuple[Node, ...], document: Json) -> bool | None:
-    tested, low, high = operands
+def _between(call: Call, document: Json) -> bool | None:
+    tested, low, high = call.operands
     above, below = _difference(tested, low, document), _difference(tested, high, document)
     return _all(iter((None if above is None else above >= 0, None if below is None else below <= 0)))
 
 
-def _like(operands: tuple[Node, ...], document: Json) -> bool | None:
-    values = [evaluate(operand, document) for operand in operands]
+def _like(call: Call, document: Json) -> bool | None:
+    values = [evaluate(operand, document) for operand in call.operands]
     texts = [plain_text(value) for value in values if not isinstance(value, Null)]
     if len(texts) < len(values):
         return None
@@ -293,11 +316,11 @@ def _like(operands: tuple[Node, ...], document: Json) -> bool | None:
 
 
 def _negated(operator: _Operator) -> _Operator:
-    return lambda operands, document: _not(operator(operands, document))
+    return lambda call, document: _not(operator(call, document))
 
 
-def _negation(operands: tuple[Node, ...], document: Json) -> bool | None:
-    return _not(_truth(operands[0], document))
+def _negation(call: Call, document: Json) -> bool | None:
+    return _not(_truth(call.operands[0], document))
 
 
 OPERATORS: Mapping[str, _Operator] = {

@@ -6,7 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idalloc_server.domain.documents.criteria import ID, NULL, Call, Field, Node, Value, keys_of, like_pattern, matches
+from idalloc_server.domain.documents.criteria import (
+    ID,
+    NULL,
+    Call,
+    Field,
+    Node,
+    Null,
+    Value,
+    evaluate,
+    keys_of,
+    like_pattern,
+    matches,
+)
 from idalloc_server.domain.documents.json_text import Json, dump
 
 V = Field(("v",))
@@ -52,6 +64,27 @@ class TestKeys:
         assert keys_of(Call("&&", (some, one))) == frozenset({"a"})
         assert keys_of(Call("||", (one, one))) is None
         assert keys_of(Call("==", (ID, Value(42)))) is None
+
+
+_VALUES: st.SearchStrategy[Json] = st.sampled_from(
+    [0, 1, 1.0, 2**63, 0.5, "", "a", "1", True, False, None, [1], {"a": 1}]
+)
+_OTHERS = st.lists(_VALUES | st.just(NULL), min_size=1, max_size=4)
+
+
+class TestIn:
+    @given(
+        st.sampled_from([V, ID, Field(("missing",))]),
+        _VALUES,
+        st.lists(_VALUES | st.just(NULL), min_size=1, max_size=4),
+    )
+    def test_in_is_equal_to_one_of(self, tested: Node, value: Json, others: list[Json | Null]) -> None:
+        """`in` with any mixture of values is as `==` with each of them, joined by `or`."""
+        document: Json = {"_id": value, "v": value}
+        equal: Node = Call("==", (tested, Value(others[0])))
+        for other in others[1:]:
+            equal = Call("||", (equal, Call("==", (tested, Value(other)))))
+        assert evaluate(Call("in", (tested, *map(Value, others))), document) == evaluate(equal, document)
 
 
 class TestAgainstSqlite:
