@@ -14,13 +14,14 @@ from idalloc_server.domain import errors, generations
 from idalloc_server.domain.administration import index, paging
 from idalloc_server.domain.allocation import burned, counter_allocator, high_water_marks, survey, usage
 from idalloc_server.domain.document_ids import generator, start_timestamps
-from idalloc_server.domain.documents import json_text
+from idalloc_server.domain.documents import json_text, selection
 from idalloc_server.domain.idempotency import allocator as idempotency
 from idalloc_server.domain.sequences import formats, model, validation
 from idalloc_server.http import server as http
 from idalloc_server.http.status_page import page as status_page
 from idalloc_server.listen import transport
 from idalloc_server.rpc import batches, health, id_allocator, sequences
+from idalloc_server.store.cratedb import documents
 from idalloc_server.telemetry import log_queue, metrics, recent, series
 from idalloc_server.workers import supervisor
 from idalloc_server.xproto import (
@@ -30,7 +31,6 @@ from idalloc_server.xproto import (
     expect,
     listener,
     login,
-    selection,
     session,
     sql,
     variables,
@@ -215,7 +215,18 @@ LIMITS = {
         Limit("documents of an insert", number(collections.MAX_INSERTED_DOCUMENTS), "error 1105; nothing is stored"),
         Limit("`_id`", f"{json_text.MAX_KEY_BYTES} bytes of UTF-8", "error 1406"),
         Limit("nesting of a document", f"{json_text.MAX_DEPTH} levels", "error 3157"),
-        Limit("documents that a statement sorts", number(selection.MAX_SORTED_DOCUMENTS), "error 1038"),
+        Limit(
+            "documents that a statement sorts",
+            f"{number(selection.MAX_SORTED_DOCUMENTS)}, with {number(selection.MAX_SORTED_TEXT)} characters",
+            "error 1038",
+            "they are in memory",
+        ),
+        Limit(
+            "documents that a statement changes or removes on CrateDB",
+            number(documents.MAX_CHANGED_DOCUMENTS),
+            "error 1105; nothing is changed",
+            "CrateDB has no transactions: the change is tried on all of them first",
+        ),
         Limit("name of a schema or a collection", f"{admin.MAX_NAME} characters", "error 1059"),
         Limit("`%` in a pattern of names", str(admin.MAX_WILDCARDS), "error 1235", "each may multiply the time"),
         Limit("SQL statement", f"{number(sql.MAX_STATEMENT)} characters", "error 1235"),

@@ -134,4 +134,5 @@ class XProtocolPort:
             await asyncio.wait([self._following])
         if self._listener:
             await self._listener.close()
+            self._collections.close()
             await self._documents.close()

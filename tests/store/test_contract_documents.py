@@ -1,12 +1,16 @@
 """The contract of ``Documents``, on every store."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
-from idalloc_server.domain.documents.errors import DuplicateKey, UnknownCollection, UnknownSchema
-from idalloc_server.domain.documents.protocol import Document, Documents, Inserted, Rewrite, Rewritten
+from idalloc_server.domain.documents.criteria import ID, Call, Field, Value
+from idalloc_server.domain.documents.document import Document
+from idalloc_server.domain.documents.errors import DuplicateKey, NotADocument, UnknownCollection, UnknownSchema
+from idalloc_server.domain.documents.json_text import dump, load
+from idalloc_server.domain.documents.protocol import PAGE_TEXT, Documents, Inserted, Rewritten
+from idalloc_server.domain.documents.selection import Selection
 from idalloc_server.store.urls import open_documents
 from tests.support.store_backends import WITH_DOCUMENTS, Opener, SqlBackend
 
@@ -31,12 +35,15 @@ async def documents(opener: Opener) -> AsyncIterator[Documents]:
             await opener.backend.sql(f"DROP TABLE {{}}{table}")
 
 
-def count_up(found: Iterable[Document]) -> list[Rewrite]:
-    return [Rewrite(each.key, f"{int(each.text) + 1}") for each in found]
-
-
 async def all_of(documents: Documents) -> list[Document]:
-    return await documents.page("s", "c", None)
+    found: list[Document] = []
+    while page := await documents.page("s", "c", found[-1].key if found else None):
+        found += page
+    return found
+
+
+def with_key(*keys: str) -> Selection:
+    return Selection(Call("in", (ID, *map(Value, keys))))
 
 
 class TestNames:
@@ -87,9 +94,30 @@ class TestInsert:
         await documents.insert("s", "c", [Document(key, "{}") for key in keys])
         expected = sorted(keys, key=str.encode)
         assert [document.key for document in await all_of(documents)] == expected
-        rest = await documents.page("s", "c", expected[3], limit=2)
-        assert [document.key for document in rest] == expected[4:6]
-        assert [document.key for document in await documents.get("s", "c", ["a ", "zz", ""])] == ["", "a "]
+        rest = await documents.page("s", "c", expected[3])
+        assert [document.key for document in rest] == expected[4:]
+        some = ["", "a ", "zz"]
+        assert [document.key for document in await documents.page("s", "c", None, some)] == ["", "a "]
+        assert [document.key for document in await documents.page("s", "c", "", some)] == ["a "]
+        assert not await documents.page("s", "c", "a ", some)
+
+    async def test_a_page_ends_at_its_length(self, documents: Documents) -> None:
+        """A page has documents up to the one that reaches the length of a page, so that large ones need no memory."""
+        sizes = {"a": PAGE_TEXT - 4, "b": 10, "c": 10, "d": 2 * PAGE_TEXT, "e": 10}
+        await documents.insert("s", "c", [Document(key, "é" * size) for key, size in sizes.items()])
+        for keys in (None, sorted(sizes)):
+            pages, after = [], None
+            while page := await documents.page("s", "c", after, keys):
+                pages.append("".join(document.key for document in page))
+                after = page[-1].key
+            assert pages == ["ab", "cd", "e"]
+
+    async def test_missing_keys_do_not_end_a_read(self, documents: Documents) -> None:
+        """A page of keys has documents as long as there are any after it, however many keys have none."""
+        await documents.insert("s", "c", [Document("k0999", "{}")])
+        keys = [f"k{number:04}" for number in range(1000)]
+        assert [document.key for document in await documents.page("s", "c", None, keys)] == ["k0999"]
+        assert not await documents.page("s", "c", "k0999", keys)
 
     async def test_many_documents(self, documents: Documents) -> None:
         """More documents than a page or a statement has are inserted, counted and changed."""
@@ -99,7 +127,7 @@ class TestInsert:
         with pytest.raises(DuplicateKey):
             await documents.insert("s", "c", [*(Document(f"x{each.key}", "{}") for each in many[:1500]), many[7]])
         assert await documents.count("s", "c") == 2100
-        done = await documents.rewrite("s", "c", None, lambda found: [Rewrite(each.key, None) for each in found][:2099])
+        done = await documents.rewrite("s", "c", Selection(limit=2099), lambda _: None)
         assert done == Rewritten(2099, 2099)
         assert [document.key for document in await all_of(documents)] == ["02099"]
 
@@ -127,7 +155,7 @@ class TestInsert:
                 assert len(winners) == 1
                 assert sum(isinstance(result, DuplicateKey) for result in results) == 1
                 keys = [document.key for batch in batches for document in batch]
-                assert await documents.get("s", "c", set(keys)) == sorted(winners[0])
+                assert await documents.page("s", "c", None, sorted(set(keys))) == sorted(winners[0])
         finally:
             await other.close()
 
@@ -137,28 +165,50 @@ class TestRewrite:
         """A document whose text stays is matched and not changed; one that is not planned stays."""
         await documents.insert("s", "c", [A, B, C])
 
-        def plan(found: Iterable[Document]) -> Iterator[Rewrite]:
-            texts = {"a": A.text, "b": '{"_id": "b", "n": 1}'}
-            yield from (Rewrite(each.key, texts[each.key]) for each in found if each.key in texts)
-
-        assert await documents.rewrite("s", "c", None, plan) == Rewritten(2, 1)
-        assert await documents.rewrite("s", "c", ["c", "zz"], plan) == Rewritten(0, 0)
+        texts = {A.text: A.text, B.text: '{"_id": "b", "n": 1}'}
+        assert await documents.rewrite("s", "c", with_key("a", "b"), texts.__getitem__) == Rewritten(2, 1)
+        assert await documents.rewrite("s", "c", with_key("zz"), texts.__getitem__) == Rewritten(0, 0)
         assert [document.text for document in await all_of(documents)] == [A.text, '{"_id": "b", "n": 1}', C.text]
+
+    async def test_the_order_says_which_are_changed(self, documents: Documents) -> None:
+        """With an order and a limit, the first ones of that order are changed, on any page."""
+        many = [
+            Document(f"{number:04}", dump({"_id": f"{number:04}", "n": number * 7 % 1000})) for number in range(1000)
+        ]
+        await documents.insert("s", "c", many)
+        last = Selection(order=[(Field(("n",)), True)], limit=3)
+        assert await documents.rewrite("s", "c", last, lambda _: None) == Rewritten(3, 3)
+        gone = set(many) - set(await all_of(documents))
+        assert sorted(str(load(each.text)["n"]) for each in gone) == ["997", "998", "999"]
+
+    async def test_a_change_that_fails_changes_nothing(self, documents: Documents) -> None:
+        """If the change of one document is refused, those on earlier pages stay as they were."""
+        many = [Document(f"{number:04}", "{}") for number in range(500)] + [Document("z", '{"n": 1}')]
+        await documents.insert("s", "c", many)
+
+        def change(text: str) -> str:
+            if text != "{}":
+                raise NotADocument
+            return '{"n": 2}'
+
+        with pytest.raises(NotADocument):
+            await documents.rewrite("s", "c", Selection(), change)
+        assert await all_of(documents) == many
 
     async def test_concurrent_changes_are_not_lost(self, documents: Documents, opener: Opener) -> None:
         """Each of two nodes that count up the same document sees the other's change."""
         other = open_documents(opener.backend.url)
         await other.open()
-        await documents.insert("s", "c", [Document("n", "0")])
+        await documents.insert("s", "c", [Document("n", '{"n": 0, "_id": "n"}')])
+
+        def count_up(text: str) -> str:
+            document = load(text)
+            return dump({**document, "n": int(str(document["n"])) + 1})
+
         try:
             for _ in range(5):
-                up = [
-                    store.rewrite(
-                        "s", "c", ["n"], lambda found: [Rewrite("n", f"{int(each.text) + 1}") for each in found]
-                    )
-                    for store in (documents, other)
-                ]
+                up = [store.rewrite("s", "c", with_key("n"), count_up) for store in (documents, other)]
                 await asyncio.gather(*up)
         finally:
             await other.close()
-        assert await all_of(documents) == [Document("n", "10")]
+        assert await all_of(documents) == [Document("n", '{"n": 10, "_id": "n"}')]

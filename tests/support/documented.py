@@ -15,7 +15,7 @@ from idalloc_server.domain import generations
 from idalloc_server.domain.administration import paging, summary
 from idalloc_server.domain.allocation import config, high_water_marks, usage
 from idalloc_server.domain.document_ids import generator, start_timestamps
-from idalloc_server.domain.documents import json_text
+from idalloc_server.domain.documents import json_text, selection
 from idalloc_server.domain.sequences import formats, model, validation
 from idalloc_server.domain.store import retention
 from idalloc_server.listen import transport
@@ -25,7 +25,7 @@ from idalloc_server.store.opensearch import setup
 from idalloc_server.store.sqlite import store as sqlite_store
 from idalloc_server.telemetry import log_queue, metrics
 from idalloc_server.workers import supervisor, worker
-from idalloc_server.xproto import collections, selection, session
+from idalloc_server.xproto import collections, session
 from scripts.reference.setting_notes import lease_factor, reserve_factor
 from tests.support.paths import ROOT
 
@@ -257,7 +257,9 @@ def of_documents() -> Claims:
             f"| documents of an `add` | {number(collections.MAX_INSERTED_DOCUMENTS)} |",
             f"| an `_id` | {json_text.MAX_KEY_BYTES} bytes, as text |",
             f"| nesting of a document | {json_text.MAX_DEPTH} |",
-            f"| documents that a find sorts | {number(selection.MAX_SORTED_DOCUMENTS)} |",
+            f"| documents that a statement sorts | {number(selection.MAX_SORTED_DOCUMENTS)},"
+            f" with {number(selection.MAX_SORTED_TEXT)} characters |",
+            f"changes or removes on CrateDB | {number(crate_documents.MAX_CHANGED_DOCUMENTS)} |",
             f"writes up to {number(crate_documents._ROWS_AN_INSERT)} documents a statement",
         ],
         "docs/guides/deployment.md": [

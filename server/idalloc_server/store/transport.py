@@ -5,6 +5,7 @@ request queued on its connection and would run it before the next one there.
 """
 
 import asyncio
+import io
 import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from idalloc_server.store.hosts import Host, Hosts
 _HTTP_UNAUTHORIZED = 401
 _HTTP_UNAVAILABLE = 503
 _MAX_MESSAGE_LENGTH = 300
+_LARGE_BODY = 64 * 1024  # bytes; aiohttp sends a file in parts, and others have the event loop between them
 
 _T = TypeVar("_T")
 
@@ -339,11 +341,11 @@ class Transport(ABC):
         session = self._new_session() if fresh or not host.idle else host.idle.pop()
         # Without ``encoded`` yarl would change the path: it resolves a sequence's name such as ``..``.
         url = yarl.URL(f"{'http' if self._tls is None else 'https'}://{host.name}{request.path}", encoded=True)
+        body = io.BytesIO(request.body) if request.body and len(request.body) > _LARGE_BODY else request.body
         keep = False
-        try:
-            # aiohttp never retries a POST, but would follow a redirect with one.
+        try:  # aiohttp never retries a POST, but would follow a redirect with one.
             async with session.request(
-                request.method, url, data=request.body, headers=self._headers, allow_redirects=False
+                request.method, url, data=body, headers=self._headers, allow_redirects=False
             ) as response:
                 content = await response.read()
             answer = request.read(host.name, response.status, content)

@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
+from functools import partial
+from typing import ParamSpec, TypeVar
 
 from google.protobuf.message import Message
 
@@ -15,22 +17,26 @@ from idalloc_server.auth.access import ADMIN, ALLOCATE, READ
 from idalloc_server.domain.documents import errors
 from idalloc_server.domain.documents.changes import Change, Kind, changed
 from idalloc_server.domain.documents.criteria import Field, Node, Null, ObjectOf, Value, evaluate
+from idalloc_server.domain.documents.document import Document
 from idalloc_server.domain.documents.json_text import Json, dump, key_of, load, parse
-from idalloc_server.domain.documents.protocol import PAGE, Document, Documents, Rewrite
+from idalloc_server.domain.documents.protocol import Documents
+from idalloc_server.domain.documents.selection import Chooser, Selection
 from idalloc_server.xproto import frames
 from idalloc_server.xproto.caller import Caller
 from idalloc_server.xproto.errors import XError, no_schema, not_supported, unknown_collection, unknown_schema
 from idalloc_server.xproto.expressions import Expressions, check_content_type, document_path, text_of
 from idalloc_server.xproto.notice import document_ids_frame
-from idalloc_server.xproto.selection import MAX_SORTED_DOCUMENTS, Selection, selection_of
+from idalloc_server.xproto.selection import selection_of
 
 _T = TypeVar("_T")
+_P = ParamSpec("_P")
 
 # The limit of one statement.
 MAX_INSERTED_DOCUMENTS = 10_000
 # How many documents of an insert are handled before others have the event loop: less than a millisecond's work.
 ITEMS_A_TURN = 25
 
+_LARGE = 16 * 1024  # bytes: less than a millisecond's work, unless the condition is large
 _LONGEST_DOCUMENT = 2**32 - 1  # MySQL's length of a JSON column
 _TEXT, _JSON = 0, 2  # content types of octets
 
@@ -60,6 +66,11 @@ class Collections:
     def __init__(self, documents: Documents) -> None:
         self.added = 0
         self._documents = documents
+        self._thread = ThreadPoolExecutor(1, "statements")
+
+    def close(self) -> None:
+        """End the thread of large statements."""
+        self._thread.shutdown(wait=False)
 
     async def execute(self, message: Message, caller: Caller) -> AsyncGenerator[bytes, None]:
         """Run a Find, Insert, Update or Delete, and yield the frames of its reply, up to StmtExecuteOk.
@@ -96,7 +107,7 @@ class Collections:
         with _mapped(name):
             try:
                 contents = [
-                    _row(row.field[0], expressions, name, number)
+                    await self._run(row.ByteSize(), _row, row.field[0], expressions, name, number)
                     async for number, row in _in_turns(enumerate(message.row, 1))
                 ]
             except (XError, errors.DocumentsError):
@@ -107,7 +118,10 @@ class Collections:
             for content, doc_id in zip(without_id, doc_ids, strict=True):
                 content["_id"] = doc_id
             try:
-                documents = [Document(key_of(content["_id"]), dump(content)) async for content in _in_turns(contents)]
+                documents = [
+                    Document(key_of(content["_id"]), await self._run(row.ByteSize(), dump, content))
+                    async for row, content in _in_turns(zip(message.row, contents, strict=True))
+                ]
                 inserted = await self._documents.insert(schema, name, documents, upsert=message.upsert)
             except BaseException:
                 if doc_ids:
@@ -130,66 +144,46 @@ class Collections:
         if message.grouping or message.HasField("grouping_criteria"):
             raise not_supported("grouping")
         expressions = Expressions(message.args, schema)
-        selection = selection_of(message, expressions)
-        projection = _projection(message.projection, expressions)
+        selection = await self._run(message.ByteSize(), selection_of, message, expressions)
+        projection = await self._run(message.ByteSize(), _projection, message.projection, expressions)
         with _mapped(name):
             await self._documents.check(schema, name)
-            found = self._sorted(schema, name, selection) if selection.order else self._by_key(schema, name, selection)
             yield _document_column(schema, name, projected=projection is not None)
-            async for text in found:
-                yield frames.row([frames.text_field(text if projection is None else _projected(projection, text))])
+            async for text in self._found(schema, name, selection, projection):
+                yield frames.row([frames.text_field(text)])
         yield frames.DONE_FETCHING
         yield frames.DONE_EXECUTING
 
-    async def _by_key(self, schema: str, name: str, selection: Selection) -> AsyncIterator[str]:
-        """Yield the texts of the chosen documents, by key."""
-        to_skip, left = selection.offset, selection.limit
-        async for page in self._pages(schema, name, selection):
-            for document, _ in selection.matched(page):
-                if left == 0:
-                    return
-                if to_skip:
-                    to_skip -= 1
-                    continue
-                yield document.text
-                left = None if left is None else left - 1
-            if left == 0:
-                return
+    async def _found(self, schema: str, name: str, selection: Selection, projection: Node | None) -> AsyncIterator[str]:
+        """Yield what a find returns of each chosen document."""
 
-    async def _sorted(self, schema: str, name: str, selection: Selection) -> AsyncIterator[str]:
-        """Yield the texts of the chosen documents in their order."""
-        matched: list[tuple[Document, dict[str, Json]]] = []
-        async for page in self._pages(schema, name, selection):
-            matched += selection.matched(page)
-            if len(matched) > MAX_SORTED_DOCUMENTS:
-                raise errors.TooManyToSort
-        end = None if selection.limit is None else selection.offset + selection.limit
-        for document, _ in selection.sorted(matched)[selection.offset : end]:
-            yield document.text
+        def texts(documents: Iterable[Document]) -> list[str]:
+            return [each.text if projection is None else _projected(projection, each.text) for each in documents]
 
-    async def _pages(self, schema: str, name: str, selection: Selection) -> AsyncIterator[list[Document]]:
-        """Yield the documents that may meet the condition, by key."""
-        if (keys := selection.keys) is not None:
-            yield await self._documents.get(schema, name, keys)
-            return
-        page = await self._documents.page(schema, name, None)
-        yield page
-        while len(page) == PAGE:
-            page = await self._documents.page(schema, name, page[-1].key)
-            yield page
+        chooser, keys, after = Chooser(selection), selection.keys, None
+        while not chooser.is_done and (page := await self._documents.page(schema, name, after, keys)):
+            for text in await self._run(len(page[0].text) * len(page), texts, chooser.choose(page)):
+                yield text
+            after = page[-1].key
+        if selection.order:
+            async for text in _in_turns(await self._run(_LARGE, lambda: texts(chooser.sorted()))):
+                yield text
+
+    async def _run(self, size: int, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Run a function: in the thread if what it reads is large, so that others have the event loop meanwhile."""
+        if size < _LARGE:
+            return function(*args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(function, *args, **kwargs))
 
     async def _update(self, message: crud.Update, caller: Caller) -> AsyncGenerator[bytes, None]:
         schema, name = _collection(message, caller)
         caller.require_role(ADMIN, "UPDATE", schema, name)
-        changes = _changes(message, schema)
-        selection = selection_of(message, Expressions(message.args, schema), may_skip=False)
-
-        def plan(documents: Iterable[Document]) -> Iterator[Rewrite]:
-            for document, content in selection.chosen(documents):
-                yield Rewrite(document.key, dump(changed(content, changes)))
-
+        changes = await self._run(message.ByteSize(), _changes, message, schema)
+        selection = await self._run(message.ByteSize(), _selection_of_change, message, schema)
         with _mapped(name):
-            done = await self._documents.rewrite(schema, name, selection.keys, plan)
+            done = await self._documents.rewrite(
+                schema, name, selection, lambda text: dump(changed(load(text), changes))
+            )
         yield frames.produced_message(f"Rows matched: {done.matched}  Changed: {done.changed}  Warnings: 0")
         yield frames.rows_affected(done.changed)
         yield frames.DONE_EXECUTING
@@ -197,13 +191,9 @@ class Collections:
     async def _delete(self, message: crud.Delete, caller: Caller) -> AsyncGenerator[bytes, None]:
         schema, name = _collection(message, caller)
         caller.require_role(ADMIN, "DELETE", schema, name)
-        selection = selection_of(message, Expressions(message.args, schema), may_skip=False)
-
-        def plan(documents: Iterable[Document]) -> Iterator[Rewrite]:
-            return (Rewrite(document.key, None) for document, _ in selection.chosen(documents))
-
+        selection = await self._run(message.ByteSize(), _selection_of_change, message, schema)
         with _mapped(name):
-            done = await self._documents.rewrite(schema, name, selection.keys, plan)
+            done = await self._documents.rewrite(schema, name, selection, lambda _: None)
         yield frames.rows_affected(done.changed)
         yield frames.DONE_EXECUTING
 
@@ -218,6 +208,10 @@ def _collection(message: crud.Insert | crud.Find | crud.Update | crud.Delete, ca
     if not schema:
         raise no_schema()
     return schema, message.collection.name
+
+
+def _selection_of_change(message: crud.Update | crud.Delete, schema: str) -> Selection:
+    return selection_of(message, Expressions(message.args, schema), may_skip=False)
 
 
 async def _in_turns(items: Iterable[_T]) -> AsyncIterator[_T]:

@@ -1,73 +1,13 @@
-"""Which documents a statement is about: its criteria, order and limit."""
-
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+"""The selection of a statement: its criteria, order and limit."""
 
 from idalloc.xprotocol.v1 import crud_pb2 as crud
 from idalloc.xprotocol.v1 import expression_pb2 as expr
 from idalloc.xprotocol.v1 import notice_pb2 as pb
-from idalloc_server.domain.documents import errors
-from idalloc_server.domain.documents.criteria import Node, SortKey, evaluate, keys_of
-from idalloc_server.domain.documents.criteria import matches as meets
-from idalloc_server.domain.documents.json_text import Json, load
-from idalloc_server.domain.documents.protocol import Document
+from idalloc_server.domain.documents.selection import Selection
 from idalloc_server.xproto.errors import XError
 from idalloc_server.xproto.expressions import Expressions
 
-# The most documents that a statement sorts, in memory.
-MAX_SORTED_DOCUMENTS = 100_000
-
 _MAX_UNSIGNED = 2**64 - 1
-
-
-class Selection(NamedTuple):
-    """Which documents a statement is about, and in which order.
-
-    Attributes:
-        criteria: The condition; None for all.
-        order: The expressions to sort by, and whether descending.
-        limit: The most documents; None for all.
-        offset: How many to skip first.
-    """
-
-    criteria: Node | None
-    order: Sequence[tuple[Node, bool]]
-    limit: int | None
-    offset: int
-
-    @property
-    def keys(self) -> frozenset[str] | None:
-        """The only keys that can meet the condition; None if it does not name them."""
-        return None if self.criteria is None else keys_of(self.criteria)
-
-    def chosen(self, documents: Iterable[Document]) -> Iterator[tuple[Document, dict[str, Json]]]:
-        """Yield the documents with their contents."""
-        matched = self.matched(documents)
-        if self.order:
-            matched = iter(self.sorted(list(_bounded(matched))))
-        end = None if self.limit is None else self.offset + self.limit
-        for index, document in enumerate(matched):
-            if end is not None and index >= end:
-                return
-            if index >= self.offset:
-                yield document
-
-    def matched(self, documents: Iterable[Document]) -> Iterator[tuple[Document, dict[str, Json]]]:
-        """Yield the documents that meet the condition."""
-        for document in documents:
-            content = load(document.text)
-            if self.criteria is None or meets(self.criteria, content):
-                yield document, content
-
-    def sorted(self, matched: list[tuple[Document, dict[str, Json]]]) -> Sequence[tuple[Document, dict[str, Json]]]:
-        """Return documents in their order."""
-        for node, descending in reversed(self.order):
-
-            def key(each: tuple[Document, dict[str, Json]], node: Node = node) -> SortKey:
-                return SortKey(evaluate(node, each[1]))
-
-            matched.sort(key=key, reverse=descending)
-        return matched
 
 
 def selection_of(
@@ -109,12 +49,3 @@ def _limit_number(expression: expr.Expr, expressions: Expressions) -> int:
     if scalar.v_signed_int < 0:
         raise XError(1690, f"BIGINT UNSIGNED value is out of range in '{scalar.v_signed_int}'", "22003")
     return scalar.v_signed_int
-
-
-def _bounded(
-    matched: Iterable[tuple[Document, dict[str, Json]]],
-) -> Iterator[tuple[Document, dict[str, Json]]]:
-    for index, each in enumerate(matched):
-        if index >= MAX_SORTED_DOCUMENTS:
-            raise errors.TooManyToSort
-        yield each

@@ -5,12 +5,17 @@ from collections import Counter
 
 import pytest
 
-from idalloc_server.domain.documents.protocol import Document
+from idalloc.xprotocol.v1 import crud_pb2
+from idalloc_server.domain.documents.document import Document
+from idalloc_server.store.cratedb import documents as crate_documents
 from idalloc_server.store.urls import open_documents
+from idalloc_server.xproto import frames
+from idalloc_server.xproto.errors import XError
 from tests.support.cratedb.emulator import CrateEmulator, Fault
 from tests.support.documents import blocks
 from tests.support.paths import ROOT
 from tests.support.waiting import until
+from tests.support.xproto_caller import reply_to
 
 ROWS_A_STATEMENT = 1000
 WRITE = "UNNEST"
@@ -60,3 +65,23 @@ async def test_the_guide_s_query_finds_what_a_crash_left() -> None:
         after = run(of_table.replace("ORDER BY", f"WHERE doc_id > '{last}' ORDER BY"))
         assert [doc_id for doc_id, _ in after] == [added[-3].key, added[-2].key, "own"]
         assert crate.unknown == []
+
+
+async def test_a_statement_that_changes_too_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of more documents than a statement may change is error 1105, and changes nothing."""
+    monkeypatch.setattr(crate_documents, "MAX_CHANGED_DOCUMENTS", 10)
+    async with CrateEmulator() as crate:
+        documents = open_documents(f"crate://{crate.host}/?schema=idalloc")
+        await documents.open()
+        await documents.create_schema("shop")
+        await documents.create_collection("shop", "orders")
+        await documents.insert("shop", "orders", [Document(f"{number:02}", "{}") for number in range(11)])
+        delete = crud_pb2.Delete(collection=crud_pb2.Collection(schema="shop", name="orders"))
+        reply = await reply_to(documents, delete)
+        text = "a statement changes at most 10 documents; choose fewer, by criteria or a limit"
+        assert reply == [frames.error(XError(1105, text))]
+        assert await documents.count("shop", "orders") == 11
+        delete.limit.row_count = 10
+        assert (await reply_to(documents, delete))[-1] == frames.DONE_EXECUTING
+        assert await documents.count("shop", "orders") == 1
+        await documents.close()

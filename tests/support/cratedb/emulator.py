@@ -84,7 +84,7 @@ class CrateEmulator:
         self._faults: list[Fault] = []
         self._tls = tls
         self._ports: list[int] = []
-        app = web.Application()
+        app = web.Application(client_max_size=100 * 2**20)
         app.router.add_get("/", self._root)
         app.router.add_post("/_sql", self._sql)
         app.router.add_post("/_emulator/faults", self._add_faults)

@@ -70,8 +70,12 @@ class Statements(Tables):
                     self._insert_unnested,
                 ),
                 (
-                    r"(?P<select>SELECT [\w, ]+ FROM REFERENCE WHERE (?P<key>\w+) = \?)(?: OR (?P=key) = \?)+",
+                    r"(?P<select>SELECT [\w, ()]+ FROM REFERENCE WHERE (?P<key>\w+) = \?)(?: OR (?P=key) = \?)+",
                     self._select_each,
+                ),
+                (
+                    r"(?P<select>SELECT \w+, )LENGTH\((?P<text>\w+)\)(?P<rest> FROM .+)",
+                    self._select_lengths,
                 ),
                 (
                     r"UPDATE REFERENCE SET (?P<sets>.+?) WHERE (?P<key>\w+) ?= ?(?P<is>VALUE_)"
@@ -203,7 +207,14 @@ class Statements(Tables):
     def _select_each(self, found: re.Match[str], args: Sequence[Any]) -> Answer:
         inner, run = self._parse(found["select"])
         answers = [run(inner, [key]) for key in args]
-        return {**answers[0], "rows": [row for answer in answers for row in answer["rows"]]}
+        rows = [row for answer in answers for row in answer["rows"]]
+        return {**answers[0], "rows": rows, "rowcount": len(rows)}
+
+    def _select_lengths(self, found: re.Match[str], args: Sequence[Any]) -> Answer:
+        inner, run = self._parse(f"{found['select']}{found['text']}{found['rest']}")
+        answer = run(inner, args)
+        cols, rows = [answer["cols"][0], "length"], [[key, len(text)] for key, text in answer["rows"]]
+        return {**answer, "cols": cols, "rows": rows, "col_types": [answer["col_types"][0], 9]}
 
     def _update(self, found: re.Match[str], args: Sequence[Any]) -> Answer:
         table = self._find(found, "DML", "UPDATE")

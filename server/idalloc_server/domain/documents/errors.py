@@ -77,4 +77,16 @@ class NotADocument(DocumentsError):
 
 
 class TooManyToSort(DocumentsError):
-    """A statement sorts more than ``MAX_SORTED`` documents."""
+    """A statement sorts more documents, or longer ones, than fit in memory."""
+
+
+class TooManyToChange(DocumentsError):
+    """A statement changes more documents than the store can at once, and none was changed.
+
+    Attributes:
+        most: How many it can.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"a statement changes at most {most} documents; choose fewer, by criteria or a limit")
+        self.most = most

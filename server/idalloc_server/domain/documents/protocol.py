@@ -1,34 +1,15 @@
 """What a store of documents must do."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
-# How many documents a page of a scan has. A page is parsed on the event loop: it must not take long.
+from idalloc_server.domain.documents.document import Document
+from idalloc_server.domain.documents.selection import Selection
+
+# How many documents a page has. A page is parsed on the event loop: it must not take long.
 PAGE = 200
-
-
-class Document(NamedTuple):
-    """A stored document.
-
-    Attributes:
-        key: The text of its ``_id``, which is unique in its collection and ordered by its bytes.
-        text: Its normalised JSON text.
-    """
-
-    key: str
-    text: str
-
-
-class Rewrite(NamedTuple):
-    """A document that a statement matched, and what becomes of it.
-
-    Attributes:
-        key: Its key.
-        text: The new text; None to delete the document.
-    """
-
-    key: str
-    text: str | None
+# A page ends with the document that reaches this length, so that memory does not grow with the size of documents.
+PAGE_TEXT = 256 * 1024  # characters
 
 
 class Inserted(NamedTuple):
@@ -45,8 +26,8 @@ class Rewritten(NamedTuple):
     changed: int
 
 
-# Chooses from documents those that a statement matches. A store may call it more than once.
-Plan: TypeAlias = Callable[[Iterable[Document]], Iterable[Rewrite]]
+# Returns the new text of a document for its text; None to delete the document. It is called more than once.
+Change: TypeAlias = Callable[[str], str | None]
 
 
 class Documents(Protocol):
@@ -114,24 +95,25 @@ class Documents(Protocol):
         """
         ...
 
-    async def get(self, schema: str, name: str, keys: Collection[str]) -> list[Document]:
-        """Returns the documents with these keys that exist, by key."""
-        ...
-
-    async def page(self, schema: str, name: str, after: str | None, limit: int = PAGE) -> list[Document]:
-        """Returns documents by key, from after a key (None: from the first), at most ``limit``."""
-        ...
-
-    async def rewrite(self, schema: str, name: str, keys: Collection[str] | None, plan: Plan) -> Rewritten:
-        """Changes or deletes documents.
+    async def page(
+        self, schema: str, name: str, after: str | None, keys: Sequence[str] | None = None
+    ) -> list[Document]:
+        """Returns documents by key, up to ``PAGE`` of them or ``PAGE_TEXT``; none only at the end.
 
         Args:
             schema: The schema.
             name: The collection.
-            keys: The keys of the documents to read; None for all.
-            plan: Chooses among them, and returns their new texts.
+            after: The key before the first one; None from the first document.
+            keys: The sorted keys of the documents to read; None for all.
+        """
+        ...
+
+    async def rewrite(self, schema: str, name: str, selection: Selection, change: Change) -> Rewritten:
+        """Changes or deletes the chosen documents. If the change of one fails, nothing is changed.
 
         Raises:
+            TooManyToSort: The selection has an order and chooses too many.
+            TooManyToChange: It chooses more than the store changes at once.
             WriteConflict: Others changed a document again and again; earlier ones of this call may be changed.
         """
         ...

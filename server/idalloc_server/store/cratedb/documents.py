@@ -1,26 +1,38 @@
 """Documents in a CrateDB cluster: a table for each collection, since names of collections may be any texts.
 
 CrateDB has no transactions. An insert marks its rows with an id of its batch. If a key was there first, it deletes the
-rows of its batch; a process that ends before leaves them. A change of many documents goes document by document.
+rows of its batch; a process that ends before leaves them. A change of many documents is tried on all of them first, and
+then goes document by document.
 """
 
 # ruff: noqa: S608 - the names of the tables are digests, and the schema is checked
 
+import asyncio
 import hashlib
 import uuid
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
-from itertools import count
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate, count
 from typing import NamedTuple, TypeVar
 
-from idalloc_server.domain.documents.errors import DuplicateKey, UnknownCollection, UnknownSchema, WriteConflict
-from idalloc_server.domain.documents.protocol import PAGE, Document, Inserted, Plan, Rewritten
+from idalloc_server.domain.documents.document import Document
+from idalloc_server.domain.documents.errors import (
+    DuplicateKey,
+    TooManyToChange,
+    UnknownCollection,
+    UnknownSchema,
+    WriteConflict,
+)
+from idalloc_server.domain.documents.protocol import PAGE, PAGE_TEXT, Change, Inserted, Rewritten
+from idalloc_server.domain.documents.selection import Chooser, Selection
 from idalloc_server.domain.errors import StartRefused, StoreFailure, StoreOutcomeUnknown, StoreRefused
 from idalloc_server.store.cratedb.http import CrateHttp
 
 _T = TypeVar("_T")
 
-_KEYS_A_READ = 100
 _ROWS_AN_INSERT = 1000
+MAX_CHANGED_DOCUMENTS = 100_000  # a statement keeps their keys in memory
 _ATTEMPTS = 5
 
 _UNINDEXED = "TEXT INDEX OFF STORAGE WITH (columnstore = false)"  # indexed, a text has at most 32,766 bytes
@@ -49,6 +61,7 @@ class CrateDocuments:
     def __init__(self, http: CrateHttp, schema: str) -> None:
         self._http = http
         self._schema = schema
+        self._thread = ThreadPoolExecutor(1, "documents")  # chooses, so that others have the event loop meanwhile
         self._schemas = f'"{schema}"."document_schemas"'
         self._collections = f'"{schema}"."document_collections"'
 
@@ -63,6 +76,7 @@ class CrateDocuments:
 
     async def close(self) -> None:
         """See ``Documents.close``."""
+        self._thread.shutdown(wait=False)
         await self._http.close()
 
     async def create_schema(self, name: str) -> bool:
@@ -135,8 +149,9 @@ class CrateDocuments:
         keys = [document.key for document in documents]
         if len(set(keys)) < len(keys):
             raise DuplicateKey(next(key for key in keys if keys.count(key) > 1))
-        if len(keys) > 1 and (there := await self._read(table, keys)):  # so that a refused batch is rarely seen
-            raise DuplicateKey(there[0].document.key)
+        # A batch that would be refused is rarely written, and seen.
+        if len(keys) > 1 and (there := await self._lengths(table, None, keys)):
+            raise DuplicateKey(there[0][0])
         batch = str(uuid.uuid4())
         written: list[tuple[str, int, int]] = []
         try:
@@ -150,30 +165,47 @@ class CrateDocuments:
             raise
         return Inserted(len(documents), 0)
 
-    async def get(self, schema: str, name: str, keys: Collection[str]) -> list[Document]:
-        """See ``Documents.get``."""
-        table = await self._find(schema, name)
-        return [row.document for row in await self._read(table, keys)]
-
-    async def page(self, schema: str, name: str, after: str | None, limit: int = PAGE) -> list[Document]:
+    async def page(
+        self, schema: str, name: str, after: str | None, keys: Sequence[str] | None = None
+    ) -> list[Document]:
         """See ``Documents.page``."""
         table = await self._find(schema, name)
-        if after is None:
+        if after is None and keys is None:
             await self._http.write(f"REFRESH TABLE {table}")
-        return [row.document for row in await self._page(table, after, limit)]
+        return [row.document for row in await self._page(table, after, keys)]
 
-    async def rewrite(self, schema: str, name: str, keys: Collection[str] | None, plan: Plan) -> Rewritten:
+    async def rewrite(self, schema: str, name: str, selection: Selection, change: Change) -> Rewritten:
         """See ``Documents.rewrite``."""
         table = await self._find(schema, name)
-        if keys is None:
-            rows = {row.document.key: row async for row in self._all(table)}
-        else:
-            rows = {row.document.key: row for row in await self._read(table, keys)}
-        done = [
-            await self._rewrite(table, rows[key], text, plan)
-            for key, text in list(plan([row.document for row in rows.values()]))
-        ]
+        keys = await self._chosen(table, selection, change)
+        done: list[bool | None] = []
+        for start in range(0, len(keys), PAGE):
+            part, after = sorted(keys[start : start + PAGE]), None
+            while rows := await self._page(table, after, part):
+                done += [await self._rewrite(table, row, selection, change) for row in rows]
+                after = rows[-1].document.key
         return Rewritten(len(done) - done.count(None), done.count(True))
+
+    async def _chosen(self, table: str, selection: Selection, change: Change) -> list[str]:
+        """Tries a change on the chosen documents, and returns their keys."""
+        chooser, keys, after = Chooser(selection), selection.keys, None
+        if keys is None:
+            await self._http.write(f"REFRESH TABLE {table}")
+        chosen: list[str] = []
+        loop = asyncio.get_running_loop()
+
+        def add(documents: Iterable[Document]) -> None:
+            for document in documents:
+                change(document.text)
+                chosen.append(document.key)
+            if len(chosen) > MAX_CHANGED_DOCUMENTS:
+                raise TooManyToChange(MAX_CHANGED_DOCUMENTS)
+
+        while not chooser.is_done and (rows := await self._page(table, after, keys)):
+            await loop.run_in_executor(self._thread, add, chooser.choose([row.document for row in rows]))
+            after = rows[-1].document.key
+        await loop.run_in_executor(self._thread, lambda: add(chooser.sorted()))
+        return chosen
 
     async def _insert(self, table: str, documents: Sequence[Document], batch: str) -> list[tuple[str, int, int]]:
         """Inserts rows whose keys are free; returns the keys and versions of the rows of this batch."""
@@ -206,27 +238,29 @@ class CrateDocuments:
         for _ in range(_ATTEMPTS):
             if await self._insert(table, [document], str(uuid.uuid4())):
                 return None
-            for row in await self._read(table, [document.key]):
+            for row in await self._page(table, None, [document.key]):
                 if row.document.text == document.text:
                     return False
                 if await self._replace(table, row, document.text):
                     return True
         raise WriteConflict(document.key)
 
-    async def _rewrite(self, table: str, row: _Row, text: str | None, plan: Plan) -> bool | None:
-        """Applies one rewrite; returns whether it changed the document, or None if the document matches no longer."""
+    async def _rewrite(self, table: str, row: _Row, selection: Selection, change: Change) -> bool | None:
+        """Changes a document; returns whether it is another now, or None if it does not meet the condition any more."""
         for attempt in count(1):
+            if not selection.matches(row.document):
+                return None
+            text = change(row.document.text)
             if text == row.document.text:
                 return False
             if await self._replace(table, row, text):
                 return True
             if attempt == _ATTEMPTS:
                 break
-            rows = await self._read(table, [row.document.key])
-            planned = list(plan([each.document for each in rows]))
-            if not planned:
+            rows = await self._page(table, None, [row.document.key])
+            if not rows:
                 return None
-            row, text = rows[0], planned[0].text
+            (row,) = rows
         raise WriteConflict(row.document.key)
 
     async def _replace(self, table: str, row: _Row, text: str | None) -> bool:
@@ -237,26 +271,36 @@ class CrateDocuments:
             return await self._http.write_each(f"DELETE FROM {table} {where}", [version]) == 1
         return bool(await self._http.write(f"UPDATE {table} SET doc = ? {where} RETURNING doc_id", text, *version))
 
-    async def _read(self, table: str, keys: Collection[str]) -> list[_Row]:
-        rows: list[_Row] = []
-        for part in _parts(sorted(keys), _KEYS_A_READ):
-            where = " OR ".join(["doc_id = ?"] * len(part))  # IN would be a scan, which lags
-            read = f"SELECT doc_id, doc, _seq_no, _primary_term FROM {table} WHERE {where}"
-            rows += _rows(await self._http.read(read, *part))
-        return sorted(rows)
+    async def _page(self, table: str, after: str | None, keys: Sequence[str] | None = None) -> list[_Row]:
+        """Reads the rows of a page, by their keys, which reads the newest versions; see ``Documents.page``."""
+        if keys is not None and len(keys) == 1:
+            return await self._read(table, keys) if after is None else []
+        while found := await self._lengths(table, after, keys):
+            ends = accumulate(length for _, length in found)
+            fitting = [key for (key, length), end in zip(found, ends, strict=True) if end - length < PAGE_TEXT]
+            if rows := await self._read(table, fitting):
+                return rows
+            after = fitting[-1]  # all of them were deleted meanwhile
+        return []
 
-    async def _page(self, table: str, after: str | None, limit: int) -> list[_Row]:
-        where, arguments = ("", [limit]) if after is None else ("WHERE doc_id > ? ", [after, limit])
-        read = f"SELECT doc_id, doc, _seq_no, _primary_term FROM {table} {where}ORDER BY doc_id LIMIT ?"
-        return list(_rows(await self._http.read(read, *arguments)))
+    async def _lengths(self, table: str, after: str | None, keys: Sequence[str] | None) -> list[tuple[str, int]]:
+        """Returns keys that exist, sorted, with the lengths of their documents: up to ``PAGE``, and none at the end."""
+        read = f"SELECT doc_id, LENGTH(doc) FROM {table}"
+        if keys is None:
+            where, arguments = ("", []) if after is None else (" WHERE doc_id > ?", [after])
+            rows = await self._http.read(f"{read}{where} ORDER BY doc_id LIMIT ?", *arguments, PAGE)
+            return [(str(key), int(str(length))) for key, length in rows]
+        for part in _parts(keys[0 if after is None else bisect_right(keys, after) :], PAGE):
+            if rows := await self._http.read(f"{read} WHERE {_any_key(part)}", *part):
+                return sorted((str(key), int(str(length))) for key, length in rows)
+        return []
 
-    async def _all(self, table: str) -> AsyncIterator[_Row]:
-        await self._http.write(f"REFRESH TABLE {table}")
-        after = None
-        while page := await self._page(table, after, PAGE):
-            for row in page:
-                yield row
-            after = page[-1].document.key
+    async def _read(self, table: str, keys: Sequence[str]) -> list[_Row]:
+        read = f"SELECT doc_id, doc, _seq_no, _primary_term FROM {table} WHERE {_any_key(keys)}"
+        rows = await self._http.read(read, *keys)
+        return sorted(
+            _Row(Document(str(key), str(text)), int(str(seq_no)), int(str(term))) for key, text, seq_no, term in rows
+        )
 
     def _table(self, key: str) -> str:
         return f'"{self._schema}"."documents_{key}"'
@@ -285,6 +329,5 @@ def _parts(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
-def _rows(rows: Sequence[Sequence[object]]) -> Iterator[_Row]:
-    for key, text, seq_no, term in rows:
-        yield _Row(Document(str(key), str(text)), int(str(seq_no)), int(str(term)))
+def _any_key(keys: Sequence[str]) -> str:
+    return " OR ".join(["doc_id = ?"] * len(keys))  # IN would be a scan, which lags

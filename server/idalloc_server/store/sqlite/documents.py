@@ -1,12 +1,15 @@
 """Documents in one SQLite file beside the counters. A statement is one transaction, so all of it is applied or none."""
 
 import sqlite3
-from collections.abc import Callable, Collection, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from idalloc_server.domain.documents.document import Document
 from idalloc_server.domain.documents.errors import Busy, DuplicateKey, UnknownCollection, UnknownSchema
-from idalloc_server.domain.documents.protocol import PAGE, Document, Inserted, Plan, Rewritten
+from idalloc_server.domain.documents.protocol import PAGE, PAGE_TEXT, Change, Inserted, Rewritten
+from idalloc_server.domain.documents.selection import Chooser, Selection
 from idalloc_server.domain.errors import StartRefused, StoreAnsweredError
 from idalloc_server.store.sqlite.database import Database
 from idalloc_server.store.sqlite.errors import is_busy
@@ -132,30 +135,21 @@ class SqliteDocuments:
 
         return await self._write(work)
 
-    async def get(self, schema: str, name: str, keys: Collection[str]) -> list[Document]:
-        """See ``Documents.get``."""
-        return await self._read(lambda db: list(_by_key(db, _collection(db, schema, name), keys)))
-
-    async def page(self, schema: str, name: str, after: str | None, limit: int = PAGE) -> list[Document]:
+    async def page(
+        self, schema: str, name: str, after: str | None, keys: Sequence[str] | None = None
+    ) -> list[Document]:
         """See ``Documents.page``."""
-        return await self._read(lambda db: _page(db, _collection(db, schema, name), after, limit))
+        return await self._read(lambda db: _page(db, _collection(db, schema, name), after, keys))
 
-    async def rewrite(self, schema: str, name: str, keys: Collection[str] | None, plan: Plan) -> Rewritten:
+    async def rewrite(self, schema: str, name: str, selection: Selection, change: Change) -> Rewritten:
         """See ``Documents.rewrite``."""
 
         def work(db: sqlite3.Connection) -> Rewritten:
             collection = _collection(db, schema, name)
-            documents = _all(db, collection) if keys is None else _by_key(db, collection, keys)
             matched = changed = 0
-            # The plan reads ahead of the writes by one page, and each write is to a document that it has read.
-            for key, text in plan(documents):
-                row = (collection, key.encode())
+            for key, text in _chosen(db, collection, selection):
                 matched += 1
-                if text is None:
-                    changed += db.execute("DELETE FROM documents WHERE collection = ? AND key = ?", row).rowcount
-                else:
-                    update = "UPDATE documents SET text = ?1 WHERE collection = ?2 AND key = ?3 AND text <> ?1"
-                    changed += db.execute(update, (text, *row)).rowcount
+                changed += _rewrite(db, collection, key, change(text))
             return Rewritten(matched, changed)
 
         return await self._write(work)
@@ -199,29 +193,53 @@ def _collection(db: sqlite3.Connection, schema: str, name: str) -> int:
     return int(found[0])
 
 
-def _by_key(db: sqlite3.Connection, collection: int, keys: Collection[str]) -> Iterator[Document]:
-    for key in sorted(keys):
+def _page(db: sqlite3.Connection, collection: int, after: str | None, keys: Sequence[str] | None) -> list[Document]:
+    found = _from(db, collection, after) if keys is None else _by_key(db, collection, after, keys)
+    page: list[Document] = []
+    length = 0
+    for document in found:
+        page.append(document)
+        length += len(document.text)
+        if len(page) == PAGE or length >= PAGE_TEXT:
+            break
+    return page
+
+
+def _from(db: sqlite3.Connection, collection: int, after: str | None) -> Iterator[Document]:
+    """Yields the documents after a key; SQLite reads a row when it is asked for."""
+    select = "SELECT key, text FROM documents WHERE collection = ?"
+    arguments: list[object] = [collection]
+    if after is not None:
+        select += " AND key > ?"
+        arguments.append(after.encode(errors="surrogatepass"))
+    for key, text in db.execute(f"{select} ORDER BY key", arguments):
+        yield Document(key.decode(), text)
+
+
+def _by_key(db: sqlite3.Connection, collection: int, after: str | None, keys: Sequence[str]) -> Iterator[Document]:
+    for key in keys[0 if after is None else bisect_right(keys, after) :]:
         select = "SELECT text FROM documents WHERE collection = ? AND key = ?"
         found = db.execute(select, (collection, key.encode(errors="surrogatepass"))).fetchone()
         if found is not None:
             yield Document(key, found[0])
 
 
-def _page(db: sqlite3.Connection, collection: int, after: str | None, limit: int) -> list[Document]:
-    select = "SELECT key, text FROM documents WHERE collection = ?"
-    arguments: list[object] = [collection]
-    if after is not None:
-        select += " AND key > ?"
-        arguments.append(after.encode())
-    rows = db.execute(f"{select} ORDER BY key LIMIT ?", (*arguments, limit))
-    return [Document(key.decode(), text) for key, text in rows]
-
-
-def _all(db: sqlite3.Connection, collection: int) -> Iterator[Document]:
-    after = None
-    while page := _page(db, collection, after, PAGE):
-        yield from page
+def _chosen(db: sqlite3.Connection, collection: int, selection: Selection) -> Iterator[Document]:
+    """Yields the chosen documents. Those of the next page are read after the yielded ones were changed."""
+    chooser, keys, after = Chooser(selection), selection.keys, None
+    while not chooser.is_done and (page := _page(db, collection, after, keys)):
+        yield from chooser.choose(page)
         after = page[-1].key
+    yield from chooser.sorted()
+
+
+def _rewrite(db: sqlite3.Connection, collection: int, key: str, text: str | None) -> bool:
+    """Changes or deletes a document; returns whether it is another now."""
+    row = (collection, key.encode())
+    if text is None:
+        return db.execute("DELETE FROM documents WHERE collection = ? AND key = ?", row).rowcount == 1
+    update = "UPDATE documents SET text = ?1 WHERE collection = ?2 AND key = ?3 AND text <> ?1"
+    return db.execute(update, (text, *row)).rowcount == 1
 
 
 def _upsert(db: sqlite3.Connection, collection: int, documents: Sequence[Document]) -> Inserted:
