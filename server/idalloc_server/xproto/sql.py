@@ -26,7 +26,7 @@ _ITEM = re.compile(
     rf"(?:\s+(?:AS\s+)?{_NAME})?\s*(?:,|$)",
     re.IGNORECASE,
 )
-_QUOTED_OR_END = re.compile(rf"{_TEXT}|`[^`]*`|;")
+_QUOTED_OR_END = re.compile(rf"{_TEXT}|`[^`]*`|(;|['\"`].*)", re.DOTALL)  # the last is a quote without its end
 _BEGINNINGS = re.compile(
     r"(SELECT|INSERT|UPDATE|DELETE|REPLACE|CREATE|DROP|ALTER|SHOW|SET|USE|CALL|DO|WITH|GRANT|REVOKE|TRUNCATE|EXPLAIN|"
     r"DESCRIBE|DESC|LOCK|UNLOCK|LOAD|RENAME|ANALYZE|FLUSH|KILL|START|BEGIN|COMMIT|ROLLBACK|SAVEPOINT|RELEASE|XA|TABLE|"
@@ -74,7 +74,7 @@ class Sql:
             (r"SET\s+(.*)", self._set),
             (r"(?:COMMIT|ROLLBACK)(?:\s+WORK)?|DO\s+1", self._nothing),
             (r"((?:START\s+TRANSACTION|BEGIN|SAVEPOINT|RELEASE\s+SAVEPOINT|ROLLBACK\s+TO)\b).*", self._refuse),
-            (r"SELECT\s+(.*?)(?:\s+LIMIT\s+\d+)?", self._select),
+            (r"SELECT\s+(.*?)(?:(?<!\s)\s+LIMIT\s+\d+)?", self._select),
         )  # fmt: skip
         self._forms = [(re.compile(form, re.IGNORECASE | re.DOTALL), run) for form, run in forms]
 
@@ -90,8 +90,8 @@ class Sql:
         text = bound.strip().removesuffix(";").strip()
         if not text:
             raise XError(1065, "Query was empty", "42000")
-        if end := next((found for found in _QUOTED_OR_END.finditer(text) if found[0] == ";"), None):
-            raise _syntax_error(text[end.end() :].strip())
+        if end := next((found for found in _QUOTED_OR_END.finditer(text) if found[2]), None):
+            raise _syntax_error(text[end.end() :].strip() if end[2] == ";" else end[2])
         for form, run in self._forms:
             if match := form.fullmatch(text):
                 return [*await run(match), frames.DONE_EXECUTING]

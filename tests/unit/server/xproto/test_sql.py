@@ -162,9 +162,12 @@ async def test_session_variables_are_the_sessions_own() -> None:
         ("nonsense", 1064),
         ("SELECT 'a;b'; SELECT 2", 1064),
         ("SELECT 1; SELECT 2", 1064),
-        ("SELECT '" + "''" * 2000, 1235),
+        ("SELECT '" + "''" * 2000, 1064),
         (" ; ", 1065),
         ("USE nope", 1049),
+        ("SELECT 'a", 1064),
+        ("USE `a", 1064),
+        ("SELECT 1" + " " * 4000 + "!", 1235),
         ("SELECT '" + "x" * MAX_STATEMENT + "'", 1235),
     ],
 )
