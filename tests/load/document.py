@@ -11,7 +11,7 @@ from typing import Any
 from tests.load import chart
 
 PEERS, GROWTH = Path(".build/bench/peers.json"), Path(".build/bench/growth.json")
-OPENSEARCH = Path(".build/bench/opensearch.json")
+OPENSEARCH, FAULTS = Path(".build/bench/opensearch.json"), Path(".build/bench/faults.json")
 DOCUMENT, CHART = Path("docs/operations/benchmarks.md"), Path("docs/operations/benchmarks.svg")
 _COUNTER_DOCUMENT_TITLE = "## The counter document of OpenSearch\n"
 _NOT_RUN = "This part did not run yet.\n"

@@ -1,0 +1,265 @@
+"""Measure how long calls take while the store fails: `make bench-faults`.
+
+Each node has three steady callers, of 1, 10 and 1 to 100 ids a call; all use one sequence. Each fault has a turn
+without it first, and a turn after it. IDALLOC_TEST_CRATEDB_URL with three hosts adds CrateDB behind the tests' proxy,
+and IDALLOC_TEST_CRATEDB_HARM pauses and kills its nodes (see tests/support/cratedb/cluster.py).
+"""
+
+import argparse
+import json
+import random
+import re
+import sqlite3
+import tempfile
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.load import document, machine
+from tests.load.turns import percentile
+from tests.support.cratedb import cluster
+from tests.support.faults.issued_ranges import boot_time_ns, read_ranges
+from tests.support.faults.node_control import NodeControl
+from tests.support.faults.scenario import ClientProcess, Scenario
+from tests.support.processes import Server
+from tests.support.waiting import hold_for
+
+SEQUENCE = "shared"
+SIZES: dict[str, int | list[int]] = {"1": 1, "10": 10, "1-100": random.Random(1).sample(range(1, 101), 100)}
+# The pause of a caller after each answer.
+_PAUSE = 0.04
+# A call outlasts every fault, so that a fault shows as a long call and not as an error.
+_TIMEOUT = 120.0
+_SLOW_SECONDS = 2.0
+_HOSTS = 3
+_RESERVE = re.compile(r"^idalloc_reserve_seconds(?:\{.*\})? (\S+)$", re.MULTILINE)
+
+
+@dataclass
+class Fault:
+    """A fault of the store.
+
+    Attributes:
+        name: The name in the document.
+        during: Causes the fault for the time of its block.
+        recovered: Waits until the store is whole again; this time is a window of its own.
+    """
+
+    name: str
+    during: Callable[[], Any]
+    recovered: Callable[[], None] | None = None
+
+
+class Windows:
+    """Runs the windows of faults under steady callers, and reads their calls from the logs."""
+
+    def __init__(self, scenario: Scenario, nodes: list[Server], seconds: float) -> None:
+        self._scenario = scenario
+        self._nodes = nodes
+        self._seconds = seconds
+        self._callers: list[ClientProcess] = []
+        self._bounds: list[tuple[str, dict[str, tuple[int, int]]]] = []
+        for node in nodes:
+            for what, size in SIZES.items():
+                log = f"{what}-{len(self._callers)}.jsonl"
+                options = {"sequence": SEQUENCE, "id_count": size, "pause": _PAUSE, "timeout": _TIMEOUT}
+                self._callers.append(scenario.start_client(node, log=log, **options))
+        scenario.wait_until(lambda: all(each.records for each in self._callers), "a call of each caller", 120)
+
+    def run(self, fault: Fault) -> None:
+        """Run a window without the fault, one during it and one after it."""
+        enough = 1.5 * self._seconds + 2
+        self._scenario.wait_until(lambda: min(map(reserve, self._nodes)) >= enough, f"a reserve of {enough} s", 240)
+        bounds = {"without": self._window()}
+        with fault.during():
+            bounds["during"] = self._window()
+        if fault.recovered:
+            began = boot_time_ns()
+            fault.recovered()
+            bounds["recovering"] = (began, boot_time_ns())
+        bounds["after"] = self._window()
+        self._bounds.append((fault.name, bounds))
+
+    def stop(self) -> tuple[list[dict[str, Any]], dict[str, int]]:
+        """Stop the callers; return a row for each fault, and the errors by reason."""
+        errors: dict[str, int] = {}
+        for each in self._callers:
+            for reason, count in each.stop(_TIMEOUT).errors.items():
+                errors[reason] = errors.get(reason, 0) + count
+        calls = [
+            (record.asked, record.answered - record.asked) for each in self._callers for record in read_ranges(each.log)
+        ]
+        rows = [
+            {"fault": name, **{what: _figures(calls, *window) for what, window in bounds.items()}}
+            for name, bounds in self._bounds
+        ]
+        return rows, errors
+
+    def _window(self) -> tuple[int, int]:
+        began = boot_time_ns()
+        hold_for(self._seconds, "calls are measured")
+        return began, boot_time_ns()
+
+
+def _figures(calls: list[tuple[int, int]], began: int, ended: int) -> dict[str, Any]:
+    """Return the figures of the calls that were sent in a window."""
+    latencies = [latency / 1e9 for asked, latency in calls if began <= asked < ended]
+    found = {"calls": len(latencies), "seconds": (ended - began) / 1e9}
+    return found | {"longest": max(latencies, default=None), "p999": percentile(latencies, 99.9)}
+
+
+def reserve(node: Server) -> float:
+    """Return how many seconds the ids in a node's memory last at the present rate; 0 without a rate."""
+    with urllib.request.urlopen(json.loads(node.serving)["http"] + "metrics", timeout=10) as answer:
+        found = _RESERVE.search(answer.read().decode())
+    return float(found[1]) if found else 0.0
+
+
+@contextmanager
+def _controlled(control: NodeControl, kind: Any, seconds: float = 0.0) -> Iterator[None]:
+    control.inject(kind, seconds=seconds)
+    yield
+    control.clear_faults()
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the write lock of a SQLite file."""
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=30)) as file:
+        file.execute("BEGIN IMMEDIATE")
+        yield
+        file.execute("ROLLBACK")
+
+
+@contextmanager
+def _proxied(proxy: cluster.ProxiedCrate, kind: str, late: float = 0.0) -> Iterator[None]:
+    proxy.inject(kind, late=late)
+    yield
+    proxy.inject()
+
+
+@contextmanager
+def _paused(crate: cluster.CrateCluster, names: list[str]) -> Iterator[None]:
+    for name in names:
+        crate.disrupt("pause", name)
+    yield
+    for name in names:
+        crate.disrupt("resume", name)
+
+
+class _Killed:
+    """Kills the node with the primary, and starts it again."""
+
+    def __init__(self, crate: cluster.CrateCluster, scenario: Scenario) -> None:
+        self._crate, self._scenario, self._name = crate, scenario, ""
+
+    def during(self) -> Any:
+        """Kill the node."""
+        self._name = self._crate.primary()
+        self._crate.disrupt("kill", self._name)
+        return nullcontext()
+
+    def recovered(self) -> None:
+        """Start the node, and wait until it has its copies again."""
+        self._crate.disrupt("start", self._name)
+        whole = partial(_is_whole, self._crate)
+        self._scenario.wait_until(whole, "a copy on each node", 180)
+
+
+def _is_whole(crate: cluster.CrateCluster) -> bool:
+    return crate.started_copies() == _HOSTS
+
+
+def on_sqlite(nodes: int, seconds: float) -> dict[str, Any]:
+    """Measure the faults of SQLite."""
+    with ExitStack() as stack:
+        scenario = _scenario(stack)
+        control = NodeControl(scenario.folder / "control")
+        started = scenario.start_nodes(
+            nodes, module="tests.support.faults.faulty_node", arguments=control.arguments, http_listen="127.0.0.1:0"
+        )
+        path = Path(scenario.store.removeprefix("sqlite://"))
+        faults = [
+            Fault("away: each call of the store fails", partial(_controlled, control, "unreachable")),
+            Fault("slow: each answer is 2 s late", partial(_controlled, control, "slow", _SLOW_SECONDS)),
+            Fault("hangs: no call is answered", partial(_controlled, control, "late", seconds)),
+            Fault("locked: another process holds the write lock", partial(_locked, path)),
+        ]
+        return _measure(scenario, started, faults, seconds)
+
+
+def on_crate(nodes: int, seconds: float) -> dict[str, Any]:
+    """Measure the faults of CrateDB with three nodes."""
+    with ExitStack() as stack:
+        scenario = _scenario(stack)
+        proxy = stack.enter_context(cluster.ProxiedCrate(_HOSTS))
+        crate = proxy.crate
+        scenario.store = crate.store
+        started = [
+            scenario.start_node(store=crate.url_preferring(first), http_listen="127.0.0.1:0") for first in range(nodes)
+        ]
+        scenario.wait_until(partial(_is_whole, crate), "a copy on each node", 180)
+        killed = _Killed(crate, scenario)
+        faults = [
+            Fault("away: connections are refused", partial(_proxied, proxy, "refused")),
+            Fault("slow: each answer is up to 2 s late", partial(_proxied, proxy, "late", _SLOW_SECONDS)),
+            Fault("hangs: all nodes are paused", lambda: _paused(crate, crate.nodes())),
+            Fault("fails over: the primary's node is paused", lambda: _paused(crate, [crate.primary()])),
+            Fault("fails over: the primary's node is killed, then started", killed.during, killed.recovered),
+        ]
+        return _measure(scenario, started, faults, seconds)
+
+
+def _scenario(stack: ExitStack) -> Scenario:
+    scenario = Scenario(Path(stack.enter_context(tempfile.TemporaryDirectory(dir=machine.DISK))), full=True)
+    stack.callback(scenario.close)
+    return scenario
+
+
+def _measure(scenario: Scenario, nodes: list[Server], faults: list[Fault], seconds: float) -> dict[str, Any]:
+    windows = Windows(scenario, nodes, seconds)
+    for fault in faults:
+        print(f"{scenario.store_name}, {len(nodes)} nodes: {fault.name}", flush=True)
+        windows.run(fault)
+    rows, errors = windows.stop()
+    for node in nodes:
+        node.stop(timeout=60)
+    verdict = scenario.verify()
+    return {
+        "store": scenario.store_name,
+        "nodes": len(nodes),
+        "rows": rows,
+        "errors": errors,
+        "findings": sum(verdict.findings.values()),
+        "ids": verdict.ids,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=20.0, help="how long a window is")
+    parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--stores", nargs="+", choices=("sqlite", "cratedb"), default=["sqlite", "cratedb"])
+    parser.add_argument("--output", type=Path, default=document.FAULTS)
+    chosen = parser.parse_args()
+    skipped = []
+    if "cratedb" in chosen.stores and not (cluster.URL and cluster.HARM_COMMAND):
+        chosen.stores.remove("cratedb")
+        skipped = ["CrateDB: IDALLOC_TEST_CRATEDB_URL and IDALLOC_TEST_CRATEDB_HARM are not both set"]
+    result = {"machine": machine.describe(), "seconds": chosen.seconds, "parts": [], "skipped": skipped}
+    chosen.output.parent.mkdir(parents=True, exist_ok=True)
+    for store in chosen.stores:
+        for nodes in chosen.nodes:
+            measure = {"sqlite": on_sqlite, "cratedb": on_crate}[store]
+            result["parts"].append(measure(nodes, chosen.seconds))
+            chosen.output.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result["parts"]))
+    pass
+
+
+if __name__ == "__main__":
+    main()
