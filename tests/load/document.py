@@ -4,24 +4,29 @@ python -m tests.load.document    writes them without measuring.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.load import chart
+from tests.load import faults_table
+from tests.load.markdown import number, table
+from tests.load.questions import QUESTIONS, draw
 
 PEERS, GROWTH = Path(".build/bench/peers.json"), Path(".build/bench/growth.json")
 OPENSEARCH, FAULTS = Path(".build/bench/opensearch.json"), Path(".build/bench/faults.json")
-DOCUMENT, CHART = Path("docs/operations/benchmarks.md"), Path("docs/operations/benchmarks.svg")
+DOCUMENT = Path("docs/operations/benchmarks.md")
+_CHARTS_TITLE, _TARGETS_TITLE = "## Charts\n", "## Targets\n"
+_PEERS_TITLE, _GROWTH_TITLE = "## idalloc beside the alternatives\n", "## Cost as work grows\n"
+_UNFAIR_TITLE = "## What was not fair\n"
 _COUNTER_DOCUMENT_TITLE = "## The counter document of OpenSearch\n"
 _NOT_RUN = "This part did not run yet.\n"
 
 _HEAD = """\
 # Benchmarks
 
-This page compares idalloc with Redis, PostgreSQL and the recipes for CrateDB and OpenSearch on one machine, and shows
-what grows with sequences, nodes and connections. Three commands write it on your machine: `make bench-peers`,
-`make bench-opensearch` and `make bench-growth`.
+This page compares idalloc with Redis, PostgreSQL, etcd and the recipes for CrateDB and OpenSearch on one machine. It
+shows how long calls take while the store fails, and what grows with sequences, nodes and connections. Four commands
+write it on your machine: `make bench-peers`, `make bench-opensearch`, `make bench-faults` and `make bench-growth`.
 """
 
 _WHAT = """\
@@ -29,7 +34,7 @@ A **call** is one request that allocates. A client that prefetches ids makes no 
 and its CPU is given per id. All contenders took turns, {rounds} rounds of {seconds:g} s each; a figure is the median of
 the rounds. All contenders write an acknowledged allocation to disk: SQLite with `synchronous = FULL`, Redis with
 `appendonly yes` and `appendfsync always`, PostgreSQL with its defaults, CrateDB with
-`translog.durability = REQUEST`, its default.
+`translog.durability = REQUEST`, its default. etcd and OpenSearch have their defaults, which write to disk, too.
 """
 
 _COUNTER_DOCUMENT = """\
@@ -64,6 +69,9 @@ These differences favour one side or the other. Read the figures with them in mi
   that counts through a block has what `ids()` does, without expiry, generation and order. The segment table measures
   this approach.
 - PostgreSQL writes a sequence to its log for every 32nd `nextval` only; the others need no disk.
+- etcd has no increment: the counter reads its value and compares it in a transaction. The client uses the JSON
+  gateway, which costs more than gRPC. With several clients most transactions find another value, and repeat.
+- OpenSearch ran with 256 MB of heap, see above; its recipe has 64 callers.
 - Redis by default, with `appendfsync everysec` or none, is many times as fast; a power cut can then repeat ids.
 - The recipe fails after five unsuccessful attempts, as in the guide; such a call counts without an id. Its turns take
   3 s or more, because of its pauses.
@@ -79,53 +87,85 @@ make bench-peers                                   # about 7 minutes
 IDALLOC_BENCH_CRATEDB_URL='crate://crate@127.0.0.1:4200/?schema=bench' make bench-peers
 make bench-opensearch                              # about 2 minutes
 make bench-growth                                  # about 5 minutes
+make bench-faults                                  # about 15 minutes, with CrateDB 30
 ```
 
 They need Linux. `ghz` makes the unary calls if it is on the PATH. Otherwise `idalloc bench` does, which uses more CPU
-than the servers and so improves every ratio to the no-op server. Debian's packages `redis-server`, `redis-tools` and
-`postgresql` provide the others; the page lists missing ones. Running servers are not touched: all servers start on
-free ports of loopback, with their files in a temporary folder, and are stopped at the end. `ARGS="--rounds 3
---seconds 1"` makes it shorter.
+than the servers and so improves every ratio to the no-op server. Debian's packages `redis-server`, `redis-tools`,
+`postgresql` and `etcd-server` provide the others, and Go builds the no-op server in Go; the page lists missing ones.
+Running servers are not touched: all servers start on free ports of loopback, with their files in a temporary folder,
+and are stopped at the end. `ARGS="--rounds 3 --seconds 1"` makes it shorter. `make bench-faults` needs
+`IDALLOC_TEST_CRATEDB_URL` and `IDALLOC_TEST_CRATEDB_HARM` for CrateDB: the test's hosts, and a command that pauses,
+resumes, kills and starts one of them (`tests/support/cratedb/cluster.py`).
 """
 
 
 def write() -> None:
-    """Write the page and the chart."""
-    peers_result, growth_result, counters = (
-        json.loads(path.read_text()) if path.exists() else None for path in (PEERS, GROWTH, OPENSEARCH)
+    """Write the page and the charts; a part without results in .build/bench stays as it is on the page."""
+    peers_result, counters, faults_result, growth_result = (
+        json.loads(path.read_text()) if path.exists() else None for path in (PEERS, OPENSEARCH, FAULTS, GROWTH)
     )
+    old = _sections(DOCUMENT.read_text()) if DOCUMENT.exists() else {}
     parts = [_HEAD]
     if peers_result:
-        parts += [_chart(peers_result), peers(peers_result)]
+        parts += [charts(peers_result), peers(peers_result)]
     else:
-        parts += ["## idalloc beside the alternatives\n", _NOT_RUN]
-    parts += [counter_document(counters) if counters else f"{_COUNTER_DOCUMENT_TITLE}\n{_NOT_RUN}"]
-    parts += ["## Cost as work grows\n", growth(growth_result) if growth_result else _NOT_RUN]
-    machines = [
-        (what, result["machine"])
-        for what, result in (
-            ("idalloc beside the alternatives", peers_result),
-            ("The counter document of OpenSearch", counters),
-            ("Cost as work grows", growth_result),
-        )
-        if result
-    ]
-    parts += ["## The machine\n", *(_machine(what, each) for what, each in machines)]
-    if machines:
-        parts.append(_unfair(machines[0][1]))
+        parts += [old[title] for title in (_CHARTS_TITLE, _TARGETS_TITLE) if title in old]
+        parts.append(_kept(old, _PEERS_TITLE))
+    parts.append(counter_document(counters) if counters else _kept(old, _COUNTER_DOCUMENT_TITLE))
+    parts.append(faults_table.section(faults_result) if faults_result else _kept(old, faults_table.TITLE))
+    parts.append(f"{_GROWTH_TITLE}\n{growth(growth_result)}" if growth_result else _kept(old, _GROWTH_TITLE))
+    parts.append("## The machine\n")
+    for what, result in (
+        ("idalloc beside the alternatives", peers_result),
+        ("The counter document of OpenSearch", counters),
+        ("While the store fails", faults_result),
+        ("Cost as work grows", growth_result),
+    ):
+        if result:
+            parts.append(_machine(what, result["machine"]))
+        else:
+            parts += [
+                f"{each}\n" for each in old.get("## The machine\n", "").splitlines() if each.startswith(f"{what}, ")
+            ]
+    if peers_result or _UNFAIR_TITLE not in old:
+        results = [each for each in (peers_result, counters, faults_result, growth_result) if each]
+        parts += [_unfair(each["machine"]) for each in results[:1]]
+    else:
+        parts.append(old[_UNFAIR_TITLE])
     parts.append(_REPEAT)
-    DOCUMENT.write_text("\n".join(parts))
+    DOCUMENT.write_text("\n".join(f"{each.rstrip()}\n" for each in parts))
+
+
+def _sections(page: str) -> dict[str, str]:
+    """Return the sections of a page by their titles, each with its title."""
+    found = (f"## {each.rstrip()}\n" for each in f"\n{page}".split("\n## ")[1:])
+    return {each.partition("\n")[0] + "\n": each for each in found}
+
+
+def _kept(old: dict[str, str], title: str) -> str:
+    return old.get(title, f"{title}\n{_NOT_RUN}")
+
+
+def charts(result: dict[str, Any]) -> str:
+    """Write the charts, and return them as Markdown: one for each question."""
+    parts = [_CHARTS_TITLE]
+    for each in QUESTIONS:
+        if drawn := draw(each, result):
+            DOCUMENT.with_name(each.file).write_text(drawn)
+            parts.append(f"### {each.title}\n\n![{each.axis}, on a logarithmic scale]({each.file})\n\n{each.about}\n")
+    return "\n".join(parts)
 
 
 def peers(result: dict[str, Any]) -> str:
     """Return the results of `make bench-peers` as Markdown."""
     shown = [each for each in result["contenders"] if each["rounds"]]
     parts = [
-        "## Targets\n",
-        _table(("What", "Measured", "Target", "Result"), "lrrl", (_target(each) for each in result["targets"])),
-        "## idalloc beside the alternatives\n",
+        _TARGETS_TITLE,
+        table(("What", "Measured", "Target", "Result"), "lrrl", (_target(each) for each in result["targets"])),
+        _PEERS_TITLE,
         _WHAT.format(**result),
-        _table(
+        table(
             ("What", "In flight", "Calls/s", "Ids/s", "p50, ms", "p99, ms", "CPU of server", "CPU of client", "Driver"),
             "lrrrrrrrl",
             (_row(each) for each in shown),
@@ -159,7 +199,7 @@ def counter_document(result: dict[str, Any]) -> str:
         [
             _COUNTER_DOCUMENT_TITLE,
             _COUNTER_DOCUMENT.format(**result),
-            _table(("What", "In flight", "Calls/s", "Ids/s", "p50, ms", "p99, ms", "Refused"), "lrrrrrr", rows),
+            table(("What", "In flight", "Calls/s", "Ids/s", "p50, ms", "p99, ms", "Refused"), "lrrrrrr", rows),
             *found,
             "",
             f"The target of the first is >= {number(target)}: {verdict}.\n",
@@ -177,27 +217,8 @@ def growth(result: dict[str, Any]) -> str:
         if part["failure"]:
             parts.append(f"This part did not run: {part['failure']}\n")
         if part["rows"]:
-            parts.append(_table(part["head"], "r" * len(part["head"]), part["rows"]))
+            parts.append(table(part["head"], "r" * len(part["head"]), part["rows"]))
     return "\n".join(parts)
-
-
-def _chart(result: dict[str, Any]) -> str:
-    named = [(_bar(each), each["ids_rate"]) for each in result["contenders"] if each["ids_rate"]]
-    CHART.write_text(chart.bars("Ids a second", named))
-    return f"![Ids a second, on a logarithmic scale]({CHART.name})\n"
-
-
-def _bar(each: dict[str, Any]) -> str:
-    name = each["name"].partition(" (")[0].replace("`", "")
-    names_concurrency = name.endswith(
-        ("threads", "writers", "one by one", "stream_doc_ids", "on the wire", "pipelined 16")
-    )
-    return name if names_concurrency else f"{name}, {each['in_flight']} in flight"
-
-
-def _table(head: Sequence[str], align: str, rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---:" if each == "r" else "---" for each in align], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def _target(row: dict[str, Any]) -> Sequence[str]:
@@ -260,14 +281,6 @@ def _unfair(machine: dict[str, Any]) -> str:
         "  then, so their CPU a call is compared."
     )
     return _UNFAIR.format(share=share, **machine)
-
-
-def number(value: float | None, times: float = 1.0) -> str:
-    """Return a figure with three digits, or all digits before the point; a dash for None."""
-    if value is None:
-        return "-"
-    value *= times
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 if __name__ == "__main__":

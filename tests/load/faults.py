@@ -1,7 +1,8 @@
 """Measure how long calls take while the store fails: `make bench-faults`.
 
-Each node has three steady callers, of 1, 10 and 1 to 100 ids a call; all use one sequence. Each fault has a turn
-without it first, and a turn after it. IDALLOC_TEST_CRATEDB_URL with three hosts adds CrateDB behind the tests' proxy,
+Each node has three steady callers, of 1, 10 and 1 to 100 ids a call; all use one sequence. Each fault has a window
+before it, one during it and one after it. Three callers of a no-op server show what the machine's other load does to
+calls in the same windows. IDALLOC_TEST_CRATEDB_URL with three hosts adds CrateDB behind the tests' proxy,
 and IDALLOC_TEST_CRATEDB_HARM pauses and kills its nodes (see tests/support/cratedb/cluster.py).
 """
 
@@ -9,17 +10,19 @@ import argparse
 import json
 import random
 import re
-import sqlite3
+import signal
 import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.load import document, machine
+from tests.load import document, faults_table, machine
+from tests.load.hangs import locked
+from tests.load.servers import running
 from tests.load.turns import percentile
 from tests.support.cratedb import cluster
 from tests.support.faults.issued_ranges import boot_time_ns, read_ranges
@@ -62,6 +65,7 @@ class Windows:
         self._nodes = nodes
         self._seconds = seconds
         self._callers: list[ClientProcess] = []
+        self._noop: list[ClientProcess] = []
         self._bounds: list[tuple[str, dict[str, tuple[int, int]]]] = []
         for node in nodes:
             for what, size in SIZES.items():
@@ -70,11 +74,22 @@ class Windows:
                 self._callers.append(scenario.start_client(node, log=log, **options))
         scenario.wait_until(lambda: all(each.records for each in self._callers), "a call of each caller", 120)
 
+    def compare_with(self, scenario: Scenario, noop: str) -> None:
+        """Start the same number of callers of a no-op server.
+
+        Args:
+            scenario: A scenario of their own: the ids of a no-op server repeat.
+            noop: The server's address.
+        """
+        options = {"sequence": SEQUENCE, "id_count": 1, "pause": _PAUSE, "timeout": _TIMEOUT}
+        self._noop = [scenario.start_client(noop, log=f"noop-{each}.jsonl", **options) for each in SIZES]
+        scenario.wait_until(lambda: all(each.records for each in self._noop), "a call of each caller", 120)
+
     def run(self, fault: Fault) -> None:
         """Run a window without the fault, one during it and one after it."""
         enough = 1.5 * self._seconds + 2
         self._scenario.wait_until(lambda: min(map(reserve, self._nodes)) >= enough, f"a reserve of {enough} s", 240)
-        bounds = {"without": self._window()}
+        bounds = {"before": self._window()}
         with fault.during():
             bounds["during"] = self._window()
         if fault.recovered:
@@ -90,11 +105,17 @@ class Windows:
         for each in self._callers:
             for reason, count in each.stop(_TIMEOUT).errors.items():
                 errors[reason] = errors.get(reason, 0) + count
-        calls = [
-            (record.asked, record.answered - record.asked) for each in self._callers for record in read_ranges(each.log)
-        ]
+        for each in self._noop:
+            each.stop(_TIMEOUT)
+        calls, noop = _calls(self._callers), _calls(self._noop)
         rows = [
-            {"fault": name, **{what: _figures(calls, *window) for what, window in bounds.items()}}
+            {
+                "fault": name,
+                **{
+                    what: figures(calls, *window) | {"noop_longest": figures(noop, *window)["longest"]}
+                    for what, window in bounds.items()
+                },
+            }
             for name, bounds in self._bounds
         ]
         return rows, errors
@@ -105,7 +126,12 @@ class Windows:
         return began, boot_time_ns()
 
 
-def _figures(calls: list[tuple[int, int]], began: int, ended: int) -> dict[str, Any]:
+def _calls(callers: list[ClientProcess]) -> list[tuple[int, int]]:
+    """Return when each call was sent, and how long it took, in nanoseconds."""
+    return [(record.asked, record.answered - record.asked) for each in callers for record in read_ranges(each.log)]
+
+
+def figures(calls: list[tuple[int, int]], began: int, ended: int) -> dict[str, Any]:
     """Return the figures of the calls that were sent in a window."""
     latencies = [latency / 1e9 for asked, latency in calls if began <= asked < ended]
     found = {"calls": len(latencies), "seconds": (ended - began) / 1e9}
@@ -124,15 +150,6 @@ def _controlled(control: NodeControl, kind: Any, seconds: float = 0.0) -> Iterat
     control.inject(kind, seconds=seconds)
     yield
     control.clear_faults()
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the write lock of a SQLite file."""
-    with closing(sqlite3.connect(path, isolation_level=None, timeout=30)) as file:
-        file.execute("BEGIN IMMEDIATE")
-        yield
-        file.execute("ROLLBACK")
 
 
 @contextmanager
@@ -187,7 +204,7 @@ def on_sqlite(nodes: int, seconds: float) -> dict[str, Any]:
             Fault("away: each call of the store fails", partial(_controlled, control, "unreachable")),
             Fault("slow: each answer is 2 s late", partial(_controlled, control, "slow", _SLOW_SECONDS)),
             Fault("hangs: no call is answered", partial(_controlled, control, "late", seconds)),
-            Fault("locked: another process holds the write lock", partial(_locked, path)),
+            Fault("locked: another process holds the write lock", partial(locked, path)),
         ]
         return _measure(scenario, started, faults, seconds)
 
@@ -221,11 +238,15 @@ def _scenario(stack: ExitStack) -> Scenario:
 
 
 def _measure(scenario: Scenario, nodes: list[Server], faults: list[Fault], seconds: float) -> dict[str, Any]:
-    windows = Windows(scenario, nodes, seconds)
-    for fault in faults:
-        print(f"{scenario.store_name}, {len(nodes)} nodes: {fault.name}", flush=True)
-        windows.run(fault)
-    rows, errors = windows.stop()
+    with ExitStack() as stack:
+        beside = _scenario(stack)
+        noop = stack.enter_context(running("tests.load.noop"))
+        windows = Windows(scenario, nodes, seconds)
+        windows.compare_with(beside, noop.address)
+        for fault in faults:
+            print(f"{scenario.store_name}, nodes: {len(nodes)}; {fault.name}", flush=True)
+            windows.run(fault)
+        rows, errors = windows.stop()
     for node in nodes:
         node.stop(timeout=60)
     verdict = scenario.verify()
@@ -246,6 +267,7 @@ def main() -> None:
     parser.add_argument("--stores", nargs="+", choices=("sqlite", "cratedb"), default=["sqlite", "cratedb"])
     parser.add_argument("--output", type=Path, default=document.FAULTS)
     chosen = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that its servers are stopped
     skipped = []
     if "cratedb" in chosen.stores and not (cluster.URL and cluster.HARM_COMMAND):
         chosen.stores.remove("cratedb")
@@ -257,8 +279,8 @@ def main() -> None:
             measure = {"sqlite": on_sqlite, "cratedb": on_crate}[store]
             result["parts"].append(measure(nodes, chosen.seconds))
             chosen.output.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result["parts"]))
-    pass
+    print(faults_table.section(result))
+    document.write()
 
 
 if __name__ == "__main__":
