@@ -70,7 +70,7 @@ class Windows:
         for node in nodes:
             for what, size in SIZES.items():
                 log = f"{what}-{len(self._callers)}.jsonl"
-                options = {"sequence": SEQUENCE, "id_count": size, "pause": _PAUSE, "timeout": _TIMEOUT}
+                options: dict[str, Any] = {"sequence": SEQUENCE, "id_count": size, "pause": _PAUSE, "timeout": _TIMEOUT}
                 self._callers.append(scenario.start_client(node, log=log, **options))
         scenario.wait_until(lambda: all(each.records for each in self._callers), "a call of each caller", 120)
 
@@ -81,7 +81,7 @@ class Windows:
             scenario: A scenario of their own: the ids of a no-op server repeat.
             noop: The server's address.
         """
-        options = {"sequence": SEQUENCE, "id_count": 1, "pause": _PAUSE, "timeout": _TIMEOUT}
+        options: dict[str, Any] = {"sequence": SEQUENCE, "id_count": 1, "pause": _PAUSE, "timeout": _TIMEOUT}
         self._noop = [scenario.start_client(noop, log=f"noop-{each}.jsonl", **options) for each in SIZES]
         scenario.wait_until(lambda: all(each.records for each in self._noop), "a call of each caller", 120)
 

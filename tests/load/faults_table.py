@@ -12,7 +12,8 @@ _ABOUT = """\
 Steady callers use one sequence while its store fails. Each node has three: one of 1 id a call, one of 10 and one of 1
 to 100; each pauses 40 ms after an answer. Each fault has a window of {seconds:g} s before it, one during it and one
 after it. A paused node gets SIGSTOP, then SIGCONT; a killed one `kill -9`, then a new start. CrateDB has three real
-nodes behind the tests' proxy. The goals: no call takes longer than 250 ms, and p99.9 is at most twice that before the fault.
+nodes behind the tests' proxy. The goals: no call takes longer than 250 ms, and p99.9 is at most twice that before the
+fault.
 
 Three callers of a no-op server have the same windows. They do not know the store: their longest call is what the
 machine's other load costs.
