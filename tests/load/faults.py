@@ -108,16 +108,10 @@ class Windows:
         for each in self._noop:
             each.stop(_TIMEOUT)
         calls, noop = _calls(self._callers), _calls(self._noop)
-        rows = [
-            {
-                "fault": name,
-                **{
-                    what: figures(calls, *window) | {"noop_longest": figures(noop, *window)["longest"]}
-                    for what, window in bounds.items()
-                },
-            }
-            for name, bounds in self._bounds
-        ]
+        rows: list[dict[str, Any]] = []
+        for name, bounds in self._bounds:
+            both = {what: (figures(calls, *window), figures(noop, *window)) for what, window in bounds.items()}
+            rows.append({"fault": name} | {what: _beside(*found) for what, found in both.items()})
         return rows, errors
 
     def _window(self) -> tuple[int, int]:
@@ -136,6 +130,10 @@ def figures(calls: list[tuple[int, int]], began: int, ended: int) -> dict[str, A
     latencies = [latency / 1e9 for asked, latency in calls if began <= asked < ended]
     found = {"calls": len(latencies), "seconds": (ended - began) / 1e9}
     return found | {"longest": max(latencies, default=None), "p999": percentile(latencies, 99.9)}
+
+
+def _beside(found: dict[str, Any], noop: dict[str, Any]) -> dict[str, Any]:
+    return found | {f"noop_{figure}": noop[figure] for figure in ("longest", "p999")}
 
 
 def reserve(node: Server) -> float:

@@ -37,7 +37,8 @@ def section(result: dict[str, Any]) -> str:
             f"- No call took longer than {number(LONGEST_CALL, 1e3)} ms and than the longest of the no-op server in the"
             f" three windows: {sum(_is_noise(row) for row in rows)} of {len(rows)} rows.",
             f"- p99.9 during is at most {P999_TIMES:g} times that before:"
-            f" {sum(_times(row) <= P999_TIMES for row in rows)} of {len(rows)} rows.",
+            f" {sum(_times(row, 'p999') <= P999_TIMES for row in rows)} of {len(rows)} rows; of the no-op server,"
+            f" {sum(_times(row, 'noop_p999') <= P999_TIMES for row in rows)} of {len(rows)}.",
             f"- `idalloc verify` on the logs of all callers: {number(ids)} ids, {findings} findings.",
             *(_failed(part) for part in parts if part["errors"]),
             *(_restarted(part, row) for part in parts for row in part["rows"] if "recovering" in row),
@@ -65,8 +66,8 @@ def _is_noise(row: dict[str, Any]) -> bool:
     return _longest(row) <= max(LONGEST_CALL, *(row[window]["noop_longest"] or 0.0 for window in _WINDOWS))
 
 
-def _times(row: dict[str, Any]) -> float:
-    before, during = row["before"]["p999"], row["during"]["p999"]
+def _times(row: dict[str, Any], figure: str) -> float:
+    before, during = row["before"][figure], row["during"][figure]
     return during / before if before and during else float("inf")
 
 
