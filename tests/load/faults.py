@@ -39,7 +39,9 @@ _PAUSE = 0.04
 _TIMEOUT = 120.0
 _SLOW_SECONDS = 2.0
 _HOSTS = 3
-_RESERVE = re.compile(r"^idalloc_reserve_seconds(?:\{.*\})? (\S+)$", re.MULTILINE)
+# A reserve that nodes refill every few seconds, so that each fault meets calls of the store.
+_SETTINGS = {"outage_reserve": "20s", "store_timeout": "6s", "lease_ttl": "40s", "http_listen": "127.0.0.1:0"}
+_MAX_SECONDS = 10.0
 
 
 @dataclass
@@ -66,7 +68,7 @@ class Windows:
         self._seconds = seconds
         self._callers: list[ClientProcess] = []
         self._noop: list[ClientProcess] = []
-        self._bounds: list[tuple[str, dict[str, tuple[int, int]]]] = []
+        self._bounds: list[tuple[str, int, dict[str, tuple[int, int]]]] = []
         for node in nodes:
             for what, size in SIZES.items():
                 log = f"{what}-{len(self._callers)}.jsonl"
@@ -90,14 +92,16 @@ class Windows:
         enough = 1.5 * self._seconds + 2
         self._scenario.wait_until(lambda: min(map(reserve, self._nodes)) >= enough, f"a reserve of {enough} s", 240)
         bounds = {"before": self._window()}
+        store_calls = self._store_calls()
         with fault.during():
             bounds["during"] = self._window()
+            store_calls = self._store_calls() - store_calls
         if fault.recovered:
             began = boot_time_ns()
             fault.recovered()
             bounds["recovering"] = (began, boot_time_ns())
         bounds["after"] = self._window()
-        self._bounds.append((fault.name, bounds))
+        self._bounds.append((fault.name, store_calls, bounds))
 
     def stop(self) -> tuple[list[dict[str, Any]], dict[str, int]]:
         """Stop the callers; return a row for each fault, and the errors by reason."""
@@ -109,10 +113,15 @@ class Windows:
             each.stop(_TIMEOUT)
         calls, noop = _calls(self._callers), _calls(self._noop)
         rows: list[dict[str, Any]] = []
-        for name, bounds in self._bounds:
+        for name, store_calls, bounds in self._bounds:
             both = {what: (figures(calls, *window), figures(noop, *window)) for what, window in bounds.items()}
-            rows.append({"fault": name} | {what: _beside(*found) for what, found in both.items()})
+            rows.append(
+                {"fault": name, "store_calls": store_calls} | {what: _beside(*found) for what, found in both.items()}
+            )
         return rows, errors
+
+    def _store_calls(self) -> int:
+        return int(sum(metric(node, "idalloc_store_calls_total") for node in self._nodes))
 
     def _window(self) -> tuple[int, int]:
         began = boot_time_ns()
@@ -138,9 +147,14 @@ def _beside(found: dict[str, Any], noop: dict[str, Any]) -> dict[str, Any]:
 
 def reserve(node: Server) -> float:
     """Return how many seconds the ids in a node's memory last at the present rate; 0 without a rate."""
+    return metric(node, "idalloc_reserve_seconds")
+
+
+def metric(node: Server, name: str) -> float:
+    """Return the sum of a node's values of a metric; 0 without one."""
     with urllib.request.urlopen(json.loads(node.serving)["http"] + "metrics", timeout=10) as answer:
-        found = _RESERVE.search(answer.read().decode())
-    return float(found[1]) if found else 0.0
+        found = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", answer.read().decode(), re.MULTILINE)
+    return sum(map(float, found))
 
 
 @contextmanager
@@ -159,11 +173,13 @@ def _proxied(proxy: cluster.ProxiedCrate, kind: str, late: float = 0.0) -> Itera
 
 @contextmanager
 def _paused(crate: cluster.CrateCluster, names: list[str]) -> Iterator[None]:
-    for name in names:
-        crate.disrupt("pause", name)
-    yield
-    for name in names:
-        crate.disrupt("resume", name)
+    try:
+        for name in names:
+            crate.disrupt("pause", name)
+        yield
+    finally:
+        for name in names:
+            crate.disrupt("resume", name)
 
 
 class _Killed:
@@ -195,7 +211,7 @@ def on_sqlite(nodes: int, seconds: float) -> dict[str, Any]:
         scenario = _scenario(stack)
         control = NodeControl(scenario.folder / "control")
         started = scenario.start_nodes(
-            nodes, module="tests.support.faults.faulty_node", arguments=control.arguments, http_listen="127.0.0.1:0"
+            nodes, module="tests.support.faults.faulty_node", arguments=control.arguments, **_SETTINGS
         )
         path = Path(scenario.store.removeprefix("sqlite://"))
         faults = [
@@ -214,9 +230,7 @@ def on_crate(nodes: int, seconds: float) -> dict[str, Any]:
         proxy = stack.enter_context(cluster.ProxiedCrate(_HOSTS))
         crate = proxy.crate
         scenario.store = crate.store
-        started = [
-            scenario.start_node(store=crate.url_preferring(first), http_listen="127.0.0.1:0") for first in range(nodes)
-        ]
+        started = [scenario.start_node(store=crate.url_preferring(first), **_SETTINGS) for first in range(nodes)]
         scenario.wait_until(partial(_is_whole, crate), "a copy on each node", 180)
         killed = _Killed(crate, scenario)
         faults = [
@@ -260,11 +274,13 @@ def _measure(scenario: Scenario, nodes: list[Server], faults: list[Fault], secon
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=20.0, help="how long a window is")
+    parser.add_argument("--seconds", type=float, default=8.0, help=f"how long a window is, at most {_MAX_SECONDS:g}")
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--stores", nargs="+", choices=("sqlite", "cratedb"), default=["sqlite", "cratedb"])
     parser.add_argument("--output", type=Path, default=document.FAULTS)
     chosen = parser.parse_args()
+    if chosen.seconds > _MAX_SECONDS:
+        parser.error(f"--seconds is {chosen.seconds:g}; the reserve is for at most {_MAX_SECONDS:g}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that its servers are stopped
     skipped = []
     if "cratedb" in chosen.stores and not (cluster.URL and cluster.HARM_COMMAND):

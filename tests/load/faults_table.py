@@ -18,7 +18,16 @@ fault.
 Three callers of a no-op server have the same windows. They do not know the store: their longest call is what the
 machine's other load costs.
 """
-_COLUMNS = ("Store", "Nodes", "Fault", "Calls", "Longest call, ms", "p99.9, ms", "No-op server: longest call, ms")
+_COLUMNS = (
+    "Store",
+    "Nodes",
+    "Fault",
+    "Store calls",
+    "Calls",
+    "Longest call, ms",
+    "p99.9, ms",
+    "No-op server: longest call, ms",
+)
 _WINDOWS = ("before", "during", "after")
 
 
@@ -30,8 +39,9 @@ def section(result: dict[str, Any]) -> str:
         [
             TITLE,
             _ABOUT.format(**result),
-            table(_COLUMNS, "lrlrrrr", [_row(part, row) for part in parts for row in part["rows"]]),
-            "Durations are those before / during / after the fault. Calls are those during it and after it.\n",
+            table(_COLUMNS, "lrlrrrrr", [_row(part, row) for part in parts for row in part["rows"]]),
+            "Durations are those before / during / after the fault. Calls are those during it and after it. Store calls"
+            "\nare those of the nodes that ended during it; a held one ends later.\n",
             f"- No call took longer than {number(LONGEST_CALL, 1e3)} ms, during and after:"
             f" {sum(_longest(row) <= LONGEST_CALL for row in rows)} of {len(rows)} rows.",
             f"- No call took longer than {number(LONGEST_CALL, 1e3)} ms and than the longest of the no-op server in the"
@@ -54,7 +64,7 @@ def _row(part: dict[str, Any], row: dict[str, Any]) -> Sequence[str]:
         for figure in ("longest", "p999", "noop_longest")
     )
     calls = row["during"]["calls"] + row["after"]["calls"]
-    return part["store"], f"{part['nodes']}", row["fault"], number(calls), *durations
+    return part["store"], f"{part['nodes']}", row["fault"], f"{row['store_calls']}", number(calls), *durations
 
 
 def _longest(row: dict[str, Any]) -> float:

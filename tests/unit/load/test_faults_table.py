@@ -13,7 +13,13 @@ def window(longest: float | None, noop: float = 0.01) -> dict[str, Any]:
 
 
 def section(during: float | None, after: float | None = 0.01, **changes: Any) -> str:
-    row = {"fault": "away", "before": window(0.1), "during": window(during), "after": window(after)} | changes
+    row = {
+        "fault": "away",
+        "store_calls": 3,
+        "before": window(0.1),
+        "during": window(during),
+        "after": window(after),
+    } | changes
     part = {"store": "SQLite", "nodes": 1, "rows": [row], "errors": {}, "findings": 0, "ids": 1234}
     return faults_table.section({"seconds": 6.0, "parts": [part], "skipped": []})
 
