@@ -42,7 +42,7 @@ def section(result: dict[str, Any]) -> str:
             _ABOUT.format(**result),
             table(_COLUMNS, "lrlrrrrr", [_row(part, row) for part in parts for row in part["rows"]]),
             "Durations are those before / during / after the fault. Calls are those during it and after it. Store calls"
-            "\nare those of the nodes that ended during it. One that hangs ends later, so 0 does not mean that there was none.\n",
+            "\nare those of the nodes that ended during it; one that hangs ends later.\n",
             f"- No call took longer than {number(LONGEST_CALL, 1e3)} ms, during and after:"
             f" {sum(_longest(row) <= LONGEST_CALL for row in rows)} of {len(rows)} rows.",
             f"- No call took longer than {number(LONGEST_CALL, 1e3)} ms and than the longest of the no-op server in the"
