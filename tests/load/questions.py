@@ -73,9 +73,14 @@ def draw(question: Question, result: Mapping[str, Any]) -> str:
     if question.keys is None:
         values = [(_bar(each), each["longest"] * 1e3) for each in result["hangs"] if each["longest"]]
     else:
-        figure = "ids_rate" if question.file.endswith("bulk.svg") else "rate"
-        found = {each["key"]: each for each in result["contenders"] if each[figure]}
-        values = [(_bar(found[key]), found[key][figure]) for key in question.keys if key in found]
+        in_bulk = question.file.endswith("bulk.svg")
+        found = {each["key"]: each for each in result["contenders"] if each["ids_rate"]}
+        values = [
+            # A call without an id does not count.
+            (_bar(found[key]), found[key]["ids_rate"] if in_bulk else min(found[key]["rate"], found[key]["ids_rate"]))
+            for key in question.keys
+            if key in found
+        ]
     return chart.bars(question.axis, values) if values else ""
 
 

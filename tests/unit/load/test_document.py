@@ -173,10 +173,12 @@ def test_each_question_has_its_chart(tmp_path: Path, monkeypatch: pytest.MonkeyP
     shown = peers_result()["contenders"][0]
     bulk = shown | {"key": "etcd 1000 at 1", "name": "etcd", "in_flight": 1, "rate": 5.0, "ids_rate": 5_000.0}
     hung = {"name": "Redis INCRBY", "in_flight": 1, "longest": 3.01, "failure": ""}
-    text = document.charts(peers_result(contenders=[shown, bulk], hangs=[hung]))
+    refused = shown | {"key": "opensearch 1", "name": "OpenSearch", "rate": 900.0, "ids_rate": 321.0}
+    text = document.charts(peers_result(contenders=[shown, bulk, refused], hangs=[hung]))
 
     drawn = {path.name: path.read_text() for path in tmp_path.glob("*.svg")}
-    assert sorted(drawn) == ["benchmarks-bulk.svg", "benchmarks-hang.svg", "benchmarks-one-id.svg"]
+    assert sorted(drawn) == [f"benchmarks-{each}.svg" for each in ("bulk", "fsync", "hang", "one-id")]
+    assert ">321</text>" in drawn["benchmarks-one-id.svg"]
     assert all(f"]({name})" in text for name in drawn)
     assert ">etcd, 1 in flight</text>" in drawn["benchmarks-bulk.svg"]
     assert ">5 k</text>" in drawn["benchmarks-bulk.svg"]
