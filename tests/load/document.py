@@ -87,7 +87,7 @@ make bench-peers                                   # about 7 minutes
 IDALLOC_BENCH_CRATEDB_URL='crate://crate@127.0.0.1:4200/?schema=bench' make bench-peers
 make bench-opensearch                              # about 2 minutes
 make bench-growth                                  # about 5 minutes
-make bench-faults                                  # about 15 minutes, with CrateDB 30
+make bench-faults                                  # about 6 minutes for each store
 ```
 
 They need Linux. `ghz` makes the unary calls if it is on the PATH. Otherwise `idalloc bench` does, which uses more CPU
@@ -95,7 +95,7 @@ than the servers and so improves every ratio to the no-op server. Debian's packa
 `postgresql` and `etcd-server` provide the others, and Go builds the no-op server in Go; the page lists missing ones.
 Running servers are not touched: all servers start on free ports of loopback, with their files in a temporary folder,
 and are stopped at the end. `ARGS="--rounds 3 --seconds 1"` makes it shorter. `make bench-faults` needs
-`IDALLOC_TEST_CRATEDB_URL` and `IDALLOC_TEST_CRATEDB_HARM` for CrateDB: the test's hosts, and a command that pauses,
+`IDALLOC_TEST_CRATEDB_URL` and `IDALLOC_TEST_CRATEDB_HARM` for CrateDB: its hosts, and a command that pauses,
 resumes, kills and starts one of them (`tests/support/cratedb/cluster.py`).
 """
 
