@@ -20,7 +20,8 @@ unexport PYTHONDONTWRITEBYTECODE
 bin := .venv/bin
 protos := $(shell find protos -name '*.proto')
 services := $(shell grep -l '^service ' $(protos))
-go_examples = $(wildcard examples/go/*.go examples/go/*/*.go examples/go/README.md)
+go_users = examples/go tests/load/noop_go
+go_examples = $(wildcard tests/load/noop_go/*.go examples/go/*.go examples/go/*/*.go examples/go/README.md)
 generated := idalloc/v1 idalloc/xprotocol/v1 idalloc/protos
 go_tools := helm.sh/helm/v3/cmd/helm@v3.19.0 github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 protoc = PATH="$(CURDIR)/.venv-gen/bin:$$PATH" .venv-gen/bin/python -m grpc_tools.protoc \
@@ -86,11 +87,14 @@ trace: .venv/ready ## print how much code each request runs, and the size of the
 load: .venv/ready ## measure speed and memory
 	$(bin)/python -m tests.load.run $(ARGS)
 
-bench-peers: .venv/ready ## measure idalloc beside Redis, PostgreSQL, CrateDB's recipe; writes docs/operations/benchmarks.md
+bench-peers: .venv/ready ## measure idalloc beside Redis, PostgreSQL, etcd and recipes; writes docs/operations/benchmarks.md
 	$(bin)/python -m tests.load.peers $(ARGS)
 
 bench-opensearch: .venv/ready ## measure idalloc beside the counter document of OpenSearch; writes docs/operations/benchmarks.md
 	$(bin)/python -m tests.load.counter_document $(ARGS)
+
+bench-faults: .venv/ready ## measure calls while SQLite and CrateDB fail; writes docs/operations/benchmarks.md
+	$(bin)/python -m tests.load.faults $(ARGS)
 
 bench-xproto: .venv/ready ## measure adds of documents beside a live MySQL 8.0.31; writes docs/operations/benchmarks.md
 	$(bin)/python -m tests.load.xproto $(ARGS)
@@ -136,9 +140,9 @@ docs: docs-reference ## build the documentation site in .build/site, and check i
 go-prefix: ## write GO_PREFIX into the protos, the Go module and its example, before `make gen` (GO_PREFIX=…)
 	@sed -E -i.old 's#^(option go_package = ").*(/idalloc/(xprotocol/)?v1;)#\1$(GO_PREFIX)\2#' $(protos)
 	@sed -E -i.old 's#module=[^]]*#module=$(GO_PREFIX)#; s#^module .*#module $(GO_PREFIX)#' protos/buf.gen.go.yaml go/go.mod
-	@sed -E -i.old 's#^replace .* => ../../go$$#replace $(GO_PREFIX) => ../../go#; s#^([[:space:]]|require )[^ ]+ v0\.0\.0$$#\1$(GO_PREFIX) v0.0.0#' examples/go/go.mod
+	@sed -E -i.old 's#^replace .* => ((../)+go)$$#replace $(GO_PREFIX) => \1#; s#^([[:space:]]|require )[^ ]+ v0\.0\.0$$#\1$(GO_PREFIX) v0.0.0#' $(go_users:%=%/go.mod)
 	@sed -E -i.old 's#"[^"]+(/idalloc/(xprotocol/)?v1")#"$(GO_PREFIX)\1#' $(go_examples)
-	@rm $(protos:%=%.old) protos/buf.gen.go.yaml.old go/go.mod.old examples/go/go.mod.old $(go_examples:%=%.old)
+	@rm $(protos:%=%.old) protos/buf.gen.go.yaml.old go/go.mod.old $(go_users:%=%/go.mod.old) $(go_examples:%=%.old)
 
 baseline: .venv/ready ## accept the current protos as the baseline of compatibility
 	$(bin)/buf build protos --exclude-source-info --output protos/baseline.binpb
@@ -216,4 +220,4 @@ editable := $(bin)/pip install --quiet --disable-pip-version-check --no-deps --n
 	$(call venv,.venv-gen,$<)
 	@touch $@
 
-.PHONY: help run test test-long test-languages test-xproto lint type format test-mysql trace load bench-envoy bench-peers bench-opensearch bench-xproto bench-growth faults fuzz soak gen gen-check generated docs docs-reference go-prefix baseline lock tools dist image clean
+.PHONY: help run test test-long test-languages test-xproto lint type format test-mysql trace load bench-envoy bench-peers bench-opensearch bench-faults bench-xproto bench-growth faults fuzz soak gen gen-check generated docs docs-reference go-prefix baseline lock tools dist image clean

@@ -19,6 +19,7 @@ from pathlib import Path
 import idalloc
 from tests.load import document, machine, sdk
 from tests.load.drivers import in_threads
+from tests.load.rivals import Missing
 from tests.load.servers import prepare_to_drive, running
 from tests.load.turns import Contender, Turn, ratio, take_turns, to_json
 from tests.support.opensearch.real import RELEASES, OpenSearchNode, missing
@@ -81,13 +82,17 @@ def refused(contender: Contender, count: int) -> float | None:
 
 @contextmanager
 def opensearch(folder: Path) -> Iterator[str]:
-    """Yield HOST:PORT of the OpenSearch to measure."""
+    """Yield HOST:PORT of the OpenSearch to measure.
+
+    Raises:
+        Missing: Java or Maven is not installed.
+    """
     if host := os.environ.get(HOST):
         yield host
         return
     release = RELEASES["3.8.0"]
     if reason := missing(release):
-        raise SystemExit(f"{reason}; or set {HOST}")
+        raise Missing(f"{reason}; or set {HOST}")
     with OpenSearchNode(release, folder) as node:
         yield node.host
 

@@ -4,26 +4,32 @@ python -m tests.load.document    writes them without measuring.
 """
 
 import json
-import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.load import chart
+from tests.load import added_documents, faults_table
+from tests.load.markdown import number, table, verdict
+from tests.load.questions import QUESTIONS, draw
 
 PEERS, GROWTH = Path(".build/bench/peers.json"), Path(".build/bench/growth.json")
-OPENSEARCH = Path(".build/bench/opensearch.json")
+OPENSEARCH, FAULTS = Path(".build/bench/opensearch.json"), Path(".build/bench/faults.json")
 XPROTO = Path(".build/bench/xproto.json")
-DOCUMENT, CHART = Path("docs/operations/benchmarks.md"), Path("docs/operations/benchmarks.svg")
+DOCUMENT = Path("docs/operations/benchmarks.md")
+_CHARTS_TITLE, _TARGETS_TITLE = "## Charts\n", "## Targets\n"
+_PEERS_TITLE, _GROWTH_TITLE = "## idalloc beside the alternatives\n", "## Cost as work grows\n"
+_MACHINE_TITLE = "## The machine\n"
+_UNFAIR_TITLE = "## What was not fair\n"
 _COUNTER_DOCUMENT_TITLE = "## The counter document of OpenSearch\n"
 _NOT_RUN = "This part did not run yet.\n"
 
 _HEAD = """\
 # Benchmarks
 
-This page compares idalloc with Redis, PostgreSQL and the recipes for CrateDB and OpenSearch on one machine, and shows
-what grows with sequences, nodes and connections. It also compares the X Protocol's port with MySQL. These commands
-write it on your machine: `make bench-peers`, `make bench-opensearch`, `make bench-growth` and `make bench-xproto`.
+This page compares idalloc with Redis, PostgreSQL, etcd and the recipes for CrateDB and OpenSearch on one machine. It
+shows how long calls take while the store fails, and what grows with sequences, nodes and connections. It also compares
+the X Protocol's port with MySQL. Five commands write it on your machine: `make bench-peers`, `make bench-opensearch`,
+`make bench-faults`, `make bench-growth` and `make bench-xproto`.
 """
 
 _WHAT = """\
@@ -31,7 +37,7 @@ A **call** is one request that allocates. A client that prefetches ids makes no 
 and its CPU is given per id. All contenders took turns, {rounds} rounds of {seconds:g} s each; a figure is the median of
 the rounds. All contenders write an acknowledged allocation to disk: SQLite with `synchronous = FULL`, Redis with
 `appendonly yes` and `appendfsync always`, PostgreSQL with its defaults, CrateDB with
-`translog.durability = REQUEST`, its default.
+`translog.durability = REQUEST`, its default. etcd and OpenSearch have their defaults, which write to disk, too.
 """
 
 _COUNTER_DOCUMENT = """\
@@ -46,24 +52,6 @@ a crash loses are burned. `ids()` makes no calls of its own, so it has no latenc
 threads of one Python process, which limits both sides. OpenSearch ran with 256 MB of heap and the JIT's first tier, as
 in the tests; its own speed is higher with more of both.
 """
-
-_ADDED_DOCUMENTS_TITLE = "## Documents beside MySQL\n"
-_ADDED_DOCUMENTS = """\
-MySQL's Python client adds documents without an `_id`, in one connection, to idalloc's
-[port for the X Protocol](../guides/mysql-xdevapi.md) and to a MySQL 8.0.31 on the same disk. They take turns:
-{rounds} rounds, {seconds:g} s of each kind of add. idalloc stores the documents in SQLite with `synchronous = FULL`,
-MySQL in InnoDB with its defaults, without a binary log. Both write each add to the disk before the answer.
-Compression and TLS are off. A figure is the median of the rounds.
-"""
-_CALLERS = """\
-One gRPC caller of idalloc, with 2 ms between its calls, beside the same adds:
-"""
-_ADDED_DOCUMENTS_UNFAIR = """\
-What was not fair: the client is Python, and its time is in both figures. It shares the cores with the servers, so gRPC
-calls wait for it, too, also where it adds to MySQL.
-"""
-# The goals of one add's duration and of the documents a second of large adds, as multiples of MySQL's.
-_ADD_GOAL, _RATE_GOAL = 2.0, 0.3
 
 _UNFAIR = """\
 ## What was not fair
@@ -84,6 +72,9 @@ These differences favour one side or the other. Read the figures with them in mi
   that counts through a block has what `ids()` does, without expiry, generation and order. The segment table measures
   this approach.
 - PostgreSQL writes a sequence to its log for every 32nd `nextval` only; the others need no disk.
+- etcd has no increment: the counter reads its value and compares it in a transaction. The client uses the JSON
+  gateway, which costs more than gRPC. With several clients most transactions find another value, and repeat.
+- OpenSearch ran with 256 MB of heap, see above; its recipe has 64 callers.
 - Redis by default, with `appendfsync everysec` or none, is many times as fast; a power cut can then repeat ids.
 - The recipe fails after five unsuccessful attempts, as in the guide; such a call counts without an id. Its turns take
   3 s or more, because of its pauses.
@@ -99,59 +90,96 @@ make bench-peers                                   # about 7 minutes
 IDALLOC_BENCH_CRATEDB_URL='crate://crate@127.0.0.1:4200/?schema=bench' make bench-peers
 make bench-opensearch                              # about 2 minutes
 make bench-growth                                  # about 5 minutes
+make bench-faults                                  # about 6 minutes for each store
 make bench-xproto                                  # about 2 minutes
 ```
 
 They need Linux. `ghz` makes the unary calls if it is on the PATH. Otherwise `idalloc bench` does, which uses more CPU
-than the servers and so improves every ratio to the no-op server. Debian's packages `redis-server`, `redis-tools` and
-`postgresql` provide the others; the page lists missing ones. `make bench-xproto` needs Maven, which fetches MySQL, and
-Debian's `libaio1` and `libnuma1`. Running servers are not touched: all servers start on
-free ports of loopback, with their files in a temporary folder, and are stopped at the end. `ARGS="--rounds 3
---seconds 1"` makes it shorter.
+than the servers and so improves every ratio to the no-op server. Debian's packages `redis-server`, `redis-tools`,
+`postgresql` and `etcd-server` provide the others, and Go builds the no-op server in Go; the page lists missing ones.
+Running servers are not touched: all servers start on free ports of loopback, with their files in a temporary folder,
+and are stopped at the end. `ARGS="--rounds 3 --seconds 1"` makes it shorter. `make bench-faults` needs
+`IDALLOC_TEST_CRATEDB_URL` and `IDALLOC_TEST_CRATEDB_HARM` for CrateDB: its hosts, and a command that pauses,
+resumes, kills and starts one of them (`tests/support/cratedb/cluster.py`). `make bench-xproto` needs Maven, which
+fetches MySQL, and Debian's `libaio1` and `libnuma1`.
 """
 
 
 def write() -> None:
-    """Write the page and the chart."""
-    peers_result, growth_result, counters = (
-        json.loads(path.read_text()) if path.exists() else None for path in (PEERS, GROWTH, OPENSEARCH)
-    )
+    """Write the page and the charts; a part without results in .build/bench stays as it is on the page."""
+    results = {
+        path: json.loads(path.read_text()) for path in (PEERS, OPENSEARCH, FAULTS, GROWTH, XPROTO) if path.exists()
+    }
+    old = _sections(DOCUMENT.read_text()) if DOCUMENT.exists() else {}
     parts = [_HEAD]
-    if peers_result:
-        parts += [_chart(peers_result), peers(peers_result)]
+    if PEERS in results:
+        parts.append(charts(results[PEERS]))
+        parts.append(peers(results[PEERS]))
     else:
-        parts += ["## idalloc beside the alternatives\n", _NOT_RUN]
-    parts += [counter_document(counters) if counters else f"{_COUNTER_DOCUMENT_TITLE}\n{_NOT_RUN}"]
-    parts += ["## Cost as work grows\n", growth(growth_result) if growth_result else _NOT_RUN]
-    xproto_result = json.loads(XPROTO.read_text()) if XPROTO.exists() else None
-    parts += [added_documents(xproto_result) if xproto_result else f"{_ADDED_DOCUMENTS_TITLE}\n{_NOT_RUN}"]
-    machines = [
-        (what, result["machine"])
-        for what, result in (
-            ("idalloc beside the alternatives", peers_result),
-            ("The counter document of OpenSearch", counters),
-            ("Cost as work grows", growth_result),
-        )
-        if result
-    ]
-    if xproto_result:
-        machines.append(("Documents beside MySQL", xproto_result["machine"]))
-    parts += ["## The machine\n", *(_machine(what, each) for what, each in machines)]
-    if machines:
-        parts.append(_unfair(machines[0][1]))
+        parts += [old[title] for title in (_CHARTS_TITLE, _TARGETS_TITLE) if title in old]
+        parts.append(_kept(old, _PEERS_TITLE))
+    for path, title, section in (
+        (OPENSEARCH, _COUNTER_DOCUMENT_TITLE, counter_document),
+        (FAULTS, faults_table.TITLE, faults_table.section),
+        (GROWTH, _GROWTH_TITLE, growth),
+        (XPROTO, added_documents.TITLE, added_documents.section),
+    ):
+        parts.append(section(results[path]) if path in results else _kept(old, title))
+    parts += _machines(results, old)
+    if PEERS in results or _UNFAIR_TITLE not in old:
+        parts += [_unfair(each["machine"]) for each in list(results.values())[:1]]
+    else:
+        parts.append(old[_UNFAIR_TITLE])
     parts.append(_REPEAT)
-    DOCUMENT.write_text("\n".join(parts))
+    DOCUMENT.write_text("\n".join(f"{each.rstrip()}\n" for each in parts))
+
+
+def _machines(results: dict[Path, dict[str, Any]], old: dict[str, str]) -> Iterator[str]:
+    """Yield what machine each part was measured on; the line of a part that did not run now is kept."""
+    yield _MACHINE_TITLE
+    before = old.get(_MACHINE_TITLE, "").splitlines()
+    for path, what in (
+        (PEERS, "idalloc beside the alternatives"),
+        (OPENSEARCH, "The counter document of OpenSearch"),
+        (FAULTS, "While the store fails"),
+        (GROWTH, "Cost as work grows"),
+        (XPROTO, "Documents beside MySQL"),
+    ):
+        if path in results:
+            yield _machine(what, results[path]["machine"])
+        else:
+            yield from (each for each in before if each.startswith(f"{what}, "))
+
+
+def _sections(page: str) -> dict[str, str]:
+    """Return the sections of a page by their titles, each with its title."""
+    found = (f"## {each.rstrip()}\n" for each in f"\n{page}".split("\n## ")[1:])
+    return {each.partition("\n")[0] + "\n": each for each in found}
+
+
+def _kept(old: dict[str, str], title: str) -> str:
+    return old.get(title, f"{title}\n{_NOT_RUN}")
+
+
+def charts(result: dict[str, Any]) -> str:
+    """Write the charts, and return them as Markdown: one for each question."""
+    parts = [_CHARTS_TITLE]
+    for each in QUESTIONS:
+        if drawn := draw(each, result):
+            DOCUMENT.with_name(each.file).write_text(drawn)
+            parts.append(f"### {each.title}\n\n![{each.axis}, on a logarithmic scale]({each.file})\n\n{each.about}\n")
+    return "\n".join(parts)
 
 
 def peers(result: dict[str, Any]) -> str:
     """Return the results of `make bench-peers` as Markdown."""
     shown = [each for each in result["contenders"] if each["rounds"]]
     parts = [
-        "## Targets\n",
-        _table(("What", "Measured", "Target", "Result"), "lrrl", (_target(each) for each in result["targets"])),
-        "## idalloc beside the alternatives\n",
+        _TARGETS_TITLE,
+        table(("What", "Measured", "Target", "Result"), "lrrl", (_target(each) for each in result["targets"])),
+        _PEERS_TITLE,
         _WHAT.format(**result),
-        _table(
+        table(
             ("What", "In flight", "Calls/s", "Ids/s", "p50, ms", "p99, ms", "CPU of server", "CPU of client", "Driver"),
             "lrrrrrrrl",
             (_row(each) for each in shown),
@@ -179,16 +207,16 @@ def counter_document(result: dict[str, Any]) -> str:
     rows = [(*_row(each)[:6], "-" if each["refused"] is None else f"{each['refused']:.1%}") for each in shown]
     found = [f"- {each['what']}: {number(each['value'])} times the ids/s" for each in result["ratios"]]
     first, target = result["ratios"][0]["value"], result["target"]
-    verdict = "did not run" if first is None else "met" if first >= target else "**missed**"
+    met = None if first is None else first >= target
     failures = [f"- {each['name']} failed: {each['failures'][-1]}" for each in result["contenders"] if each["failures"]]
     return "\n".join(
         [
             _COUNTER_DOCUMENT_TITLE,
             _COUNTER_DOCUMENT.format(**result),
-            _table(("What", "In flight", "Calls/s", "Ids/s", "p50, ms", "p99, ms", "Refused"), "lrrrrrr", rows),
+            table(("What", "In flight", "Calls/s", "Ids/s", "p50, ms", "p99, ms", "Refused"), "lrrrrrr", rows),
             *found,
             "",
-            f"The target of the first is >= {number(target)}: {verdict}.\n",
+            f"The target of the first is >= {number(target)}: {verdict(met)}.\n",
             *failures,
             _COUNTER_DOCUMENT_UNFAIR,
         ]
@@ -197,84 +225,19 @@ def counter_document(result: dict[str, Any]) -> str:
 
 def growth(result: dict[str, Any]) -> str:
     """Return the results of `make bench-growth` as Markdown."""
-    parts = []
+    parts = [_GROWTH_TITLE]
     for part in result["parts"]:
         parts += [f"### {part['title']}\n", part["about"] + "\n"]
         if part["failure"]:
             parts.append(f"This part did not run: {part['failure']}\n")
         if part["rows"]:
-            parts.append(_table(part["head"], "r" * len(part["head"]), part["rows"]))
+            parts.append(table(part["head"], "r" * len(part["head"]), part["rows"]))
     return "\n".join(parts)
-
-
-def added_documents(result: dict[str, Any]) -> str:
-    """Return the results of `make bench-xproto` as Markdown."""
-    ours, theirs = result["adds"]["idalloc"], result["adds"]["MySQL"]
-    slower, rate = (
-        statistics.median(one[name] / other[name] for one, other in zip(ours, theirs, strict=True))
-        for name in ("p50", "documents_per_s")
-    )
-    add = [number(_median(each, "p50"), 1e3) for each in (ours, theirs)]
-    many = [number(_median(each, "documents_per_s")) for each in (ours, theirs)]
-    rows = [
-        ("one document: p50, ms", *add, number(slower), f"<= {number(_ADD_GOAL)}", _verdict(slower <= _ADD_GOAL)),
-        (
-            "1,000 in one message: documents/s",
-            *many,
-            number(rate),
-            f">= {number(_RATE_GOAL)}",
-            _verdict(rate >= _RATE_GOAL),
-        ),
-    ]
-    callers = (
-        (
-            beside,
-            *(number(_median(each, name), 1e3) for name in ("p50", "p99")),
-            f"{sum(one['calls'] for one in each):,}",
-        )
-        for beside, each in result["callers"].items()
-    )
-    parts = [
-        _ADDED_DOCUMENTS_TITLE,
-        _ADDED_DOCUMENTS.format(**result),
-        _table(("An add of", "idalloc", "MySQL", "Ratio", "Target", "Result"), "lrrrrl", rows),
-        _CALLERS,
-        _table(("Beside", "p50, ms", "p99, ms", "Calls"), "lrrr", callers),
-        _ADDED_DOCUMENTS_UNFAIR,
-    ]
-    return "\n".join(parts)
-
-
-def _median(rounds: Iterable[dict[str, float]], name: str) -> float:
-    return statistics.median(each[name] for each in rounds)
-
-
-def _chart(result: dict[str, Any]) -> str:
-    named = [(_bar(each), each["ids_rate"]) for each in result["contenders"] if each["ids_rate"]]
-    CHART.write_text(chart.bars("Ids a second", named))
-    return f"![Ids a second, on a logarithmic scale]({CHART.name})\n"
-
-
-def _bar(each: dict[str, Any]) -> str:
-    name = each["name"].partition(" (")[0].replace("`", "")
-    names_concurrency = name.endswith(
-        ("threads", "writers", "one by one", "stream_doc_ids", "on the wire", "pipelined 16")
-    )
-    return name if names_concurrency else f"{name}, {each['in_flight']} in flight"
-
-
-def _table(head: Sequence[str], align: str, rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---:" if each == "r" else "---" for each in align], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def _target(row: dict[str, Any]) -> Sequence[str]:
     value, sign = row["value"], ">=" if row["at"] == "least" else "<="
-    return row["what"], number(value), f"{sign} {number(row['target'])}", _verdict(row["met"])
-
-
-def _verdict(met: bool | None) -> str:
-    return {None: "did not run", True: "met", False: "**missed**"}[met]
+    return row["what"], number(value), f"{sign} {number(row['target'])}", verdict(row["met"])
 
 
 def _row(each: dict[str, Any]) -> Sequence[str]:
@@ -331,14 +294,6 @@ def _unfair(machine: dict[str, Any]) -> str:
         "  then, so their CPU a call is compared."
     )
     return _UNFAIR.format(share=share, **machine)
-
-
-def number(value: float | None, times: float = 1.0) -> str:
-    """Return a figure with three digits, or all digits before the point; a dash for None."""
-    if value is None:
-        return "-"
-    value *= times
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 if __name__ == "__main__":

@@ -135,7 +135,8 @@ def in_threads(takes: list[Callable[[], int]], seconds: float, calls: int = 1) -
     elapsed = time.perf_counter() - began if alone else seconds
     cpu = time.process_time() - cpu
     p50, p99 = (percentile(latencies, each) if calls else None for each in (50, 99))
-    return Turn(len(latencies) * calls, sum(ids), elapsed, p50, p99, cpu)
+    longest = max(latencies, default=None) if calls else None
+    return Turn(len(latencies) * calls, sum(ids), elapsed, p50, p99, cpu, longest=longest)
 
 
 def _children_cpu() -> float:

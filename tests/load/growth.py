@@ -30,6 +30,7 @@ from idalloc_server.domain.sequences.model import Sequence as Settings
 from idalloc_server.domain.store.records import Grant, Row
 from idalloc_server.store.sqlite.store import SqliteStore
 from tests.load import document, drivers, machine
+from tests.load.markdown import number
 from tests.load.servers import Server, prepare_to_drive, running
 from tests.load.turns import Contender, median, take_turns
 
@@ -166,7 +167,7 @@ async def count_store_calls(path: Path, warm_up: float, seconds: float) -> list[
     for count, several in allocators.items():
         writes = counted.grants[f"nodes-{count}"] - before.get(f"nodes-{count}", 0)
         row = (writes / seconds, writes / seconds / count, issued[count] / seconds)
-        rows.append((f"{count}", *(document.number(value) for value in row), f"{waited[count]:,}"))
+        rows.append((f"{count}", *(number(value) for value in row), f"{waited[count]:,}"))
         await asyncio.gather(*(one.return_leases() for one in several))
     await counted.close()
     return rows
@@ -215,7 +216,7 @@ def measure_connections(rounds: int, seconds: float) -> Iterator[Sequence[str]]:
             if not each.turns:
                 yield transport, f"{count:,}", f"did not run: {each.failures[-1]}", "-", "-", "-"
                 continue
-            rate, p50, p99 = (document.number(median(each.turns.values(), name), times) for name, times in figures)
+            rate, p50, p99 = (number(median(each.turns.values(), name), times) for name, times in figures)
             yield transport, f"{count:,}", rate, p50, p99, f"{memory[transport, count]:.0f}"
 
 

@@ -22,6 +22,8 @@ _PROGRAMS = {
     "ghz": ("ghz", "--version"),
     "Redis": ("redis-server", "--version"),
     "PostgreSQL": ("psql", "--version"),
+    "etcd": ("etcd", "--version"),
+    "Go": ("go", "version"),
 }
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import idalloc
-from tests.load import document, drivers, machine, recipe, rivals, sdk, targets
+from tests.load import counter_document, document, drivers, hangs, machine, noop_go, recipe, rivals, sdk, targets
 from tests.load.refills import IN_FLIGHT, RATE, REFILLS, Refills
 from tests.load.servers import Server, prepare_to_drive, running
 from tests.load.turns import Contender, median, ratio, take_turns, to_json
@@ -32,11 +32,13 @@ class Bench:
     Attributes:
         contenders: The contenders by key; ``targets`` uses the keys.
         skipped: Why contenders are missing.
+        hangs: By the key of a contender, what makes its store hang.
     """
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.contenders: dict[str, Contender] = {}
         self.skipped: list[str] = []
+        self.hangs: dict[str, Callable[[], hangs.Hang]] = {}
         self._folder = folder
         self._stack = stack
 
@@ -48,6 +50,7 @@ class Bench:
             for workers in (1, 2):
                 name = f"{transport} {workers}"
                 self._try(f"idalloc, {name}", partial(self._add_idalloc, transport, workers, ours))
+        self._try("a no-op server, Go", self._add_noop_go)
         return ours
 
     def add_sdk(self, server: Server, what: str, key: str) -> None:
@@ -63,6 +66,8 @@ class Bench:
         add(f"writers {key}", name, sdk.ids(client, writers), writers, "SDK", cpu)
         name = f"{what}: one id a call, {writers} threads"
         add(f"calls {key}", name, sdk.ranges(client, writers), writers, "SDK", cpu)
+        if key == "grpcio":
+            self.hangs[f"calls {key}"] = partial(hangs.locked, self._folder / "grpcio-1.db")
 
     def add_doc_ids(self, server: Server, transport: str) -> None:
         """Add document ids as runs and as texts."""
@@ -79,9 +84,11 @@ class Bench:
             self._add(f"asyncio {key}", name, drive, sdk.AT_ONCE, "SDK", partial(_cpu, server))
 
     def add_rivals(self) -> None:
-        """Add Redis and PostgreSQL."""
+        """Add Redis, PostgreSQL, etcd and the recipe for OpenSearch."""
         self._try("Redis", self._add_redis)
         self._try("PostgreSQL", self._add_postgres)
+        self._try("etcd", self._add_etcd)
+        self._try("OpenSearch", self._add_opensearch)
 
     def add_recipe(self, url: str | None) -> None:
         """Add the recipe of CrateDB's guide, on SQLite and CrateDB."""
@@ -89,6 +96,7 @@ class Bench:
         name = f"CrateDB's recipe, but on SQLite, {writers} writers"
         on_sqlite = self._stack.enter_context(recipe.on_sqlite(self._folder / "recipe.db"))
         self._add("recipe sqlite", name, on_sqlite.turn, writers, "Python threads")
+        self.hangs["recipe sqlite"] = partial(hangs.locked, self._folder / "recipe.db")
         if url is None:
             self.skipped.append(f"CrateDB: {CRATEDB_URL} is not set")
             return
@@ -99,6 +107,10 @@ class Bench:
     def _add_noop(self, transport: str) -> None:
         server = self._stack.enter_context(running("tests.load.noop", f"--transport={transport}"))
         self._add_unary(f"noop {transport}", f"no-op server, {transport} (the limit)", server)
+
+    def _add_noop_go(self) -> None:
+        server = self._stack.enter_context(noop_go.running())
+        self._add_unary("noop go", "no-op server, Go (the limit of a service in Go)", server)
 
     def _add_idalloc(self, transport: str, workers: int, ours: dict[str, Server]) -> None:
         flags = [f"--transport={transport}", f"--workers={workers}"]
@@ -131,6 +143,7 @@ class Bench:
         self._add("redis", "Redis INCRBY", plain.turn, 1, "Python socket", cpu)
         name = "Redis INCRBY, one by one, pipelined 16 (latency: of all 16)"
         self._add("redis pipelined", name, pipelined.turn, 16, "Python socket", cpu)
+        self.hangs["redis"] = partial(hangs.paused, server)
         many = partial(rivals.redis_benchmark, server.address, in_flight=IN_BULK)
         self._add("redis many", "Redis INCRBY", many, IN_BULK, "redis-benchmark", cpu)
 
@@ -146,6 +159,24 @@ class Bench:
                 drive = partial(rivals.pgbench, server.address, in_flight=in_flight, statement=statement, ids=ids)
                 key = f"postgres {'segment' if ids > 1 else 'nextval'} {in_flight}"
                 self._add(key, name, drive, in_flight, "pgbench", partial(_cpu, server))
+        self.hangs["postgres nextval 1"] = partial(hangs.paused, server)
+
+    def _add_etcd(self) -> None:
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(dir=machine.DISK)))
+        server = self._stack.enter_context(rivals.etcd(folder))
+        for ids, what in ((1, "one id"), (rivals.SEGMENT, f"{rivals.SEGMENT:,} ids")):
+            for in_flight in (1, recipe.WRITERS):
+                drive = partial(rivals.etcd_counter, server.address, in_flight=in_flight, ids=ids)
+                name, key = f"etcd, a counter by transaction, {what} each", f"etcd {ids} at {in_flight}"
+                self._add(key, name, drive, in_flight, "Python threads", partial(_cpu, server))
+        self.hangs["etcd 1 at 1"] = partial(hangs.paused, server)
+
+    def _add_opensearch(self) -> None:
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(dir=machine.DISK)))
+        host, callers = self._stack.enter_context(counter_document.opensearch(folder)), counter_document.CALLERS
+        for ids, what in ((1, "one id a call"), (counter_document.BULK, f"{counter_document.BULK} ids a call")):
+            drive = partial(counter_document.recipe, host, ids)
+            self._add(f"opensearch {ids}", f"OpenSearch's counter document, {what}", drive, callers, "Python threads")
 
     def _add_unary(self, key: str, what: str, server: Server, alone: bool = True) -> None:
         for in_flight in (IN_BULK, 1) if alone else (IN_BULK,):
@@ -254,6 +285,7 @@ def main() -> None:
             bench.add_recipe(os.environ.get(CRATEDB_URL))
             bench.add_rivals()
             rounds = take_turns(list(bench.contenders.values()), chosen.rounds, chosen.seconds, began + chosen.most)
+            hung = [hangs.measure(bench.contenders[key], hang) for key, hang in bench.hangs.items()]
         refills = measure_refills(folder, chosen.refill_rounds, chosen.refill_seconds)
         idle = measure_idle_streams(folder)
     result = {
@@ -261,7 +293,8 @@ def main() -> None:
         "rounds": rounds,
         "seconds": chosen.seconds,
         "took": time.monotonic() - began,
-        "contenders": [to_json(each) for each in bench.contenders.values()],
+        "contenders": [to_json(each) | {"key": key} for key, each in bench.contenders.items()],
+        "hangs": hung,
         "skipped": bench.skipped,
         "refills": refills,
         "idle_stream_kb": idle,

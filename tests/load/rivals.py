@@ -1,7 +1,9 @@
-"""Redis and PostgreSQL on loopback, with an fsync for each acknowledged write, and their drivers."""
+"""Redis, PostgreSQL and etcd on loopback, with an fsync for each acknowledged write, and their drivers."""
 
+import base64
 import csv
 import getpass
+import json
 import math
 import os
 import shutil
@@ -12,10 +14,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from tests.load.drivers import loop, run
+from tests.load.drivers import in_threads, loop, run
 from tests.load.servers import Server, free_port, started
 from tests.load.turns import Turn, percentile
 
@@ -142,7 +145,77 @@ def pgbench(address: str, seconds: float, in_flight: int, statement: str, ids: i
     if not rates:
         raise RuntimeError(f"no transaction ended within {length} s")
     [rate], calls = rates, len(latencies)
-    return Turn(calls, calls * ids, calls / rate, percentile(latencies, 50), percentile(latencies, 99), cpu)
+    p50, p99 = percentile(latencies, 50), percentile(latencies, 99)
+    return Turn(calls, calls * ids, calls / rate, p50, p99, cpu, longest=max(latencies))
+
+
+@contextmanager
+def etcd(folder: Path) -> Iterator[Server]:
+    """Run etcd with its defaults, which sync the log before each answer.
+
+    Raises:
+        Missing: etcd is not installed.
+    """
+    program, port = _program("etcd"), free_port()
+    clients, peers = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{free_port()}"
+    flags = {"data-dir": folder / "data", "listen-client-urls": clients, "advertise-client-urls": clients}
+    flags |= {"listen-peer-urls": peers, "initial-advertise-peer-urls": peers, "initial-cluster": f"default={peers}"}
+    command = [program, *(part for name, value in flags.items() for part in (f"--{name}", str(value)))]
+    with started(*command, folder=folder) as process:
+        _wait(lambda: Etcd(f"127.0.0.1:{port}").take(), process)
+        yield Server(process, f"127.0.0.1:{port}")
+
+
+class Etcd:
+    """A client that keeps a counter in etcd: a transaction writes the next value if no other client has changed it.
+
+    It remembers the last value that it saw, so that without other clients each call is one transaction. It uses etcd's
+    JSON gateway over a persistent connection.
+
+    Args:
+        address: The server's address.
+        ids: How many ids a call takes.
+    """
+
+    def __init__(self, address: str, ids: int = 1) -> None:
+        self._connection = HTTPConnection(address, timeout=60)
+        self._ids = ids
+        self._value: int | None = None  # None before the first call, and while the key is missing
+
+    def take(self) -> int:
+        """Take ids, however often another client was faster; return their number."""
+        while True:
+            key, new = _base64("orders"), str((self._value or 0) + self._ids)
+            compare: dict[str, Any] = {"key": key, "target": "VERSION", "version": 0}
+            if self._value is not None:
+                compare = {"key": key, "target": "VALUE", "value": _base64(str(self._value))}
+            put, get = {"key": key, "value": _base64(new)}, {"key": key}
+            answer = self._call(
+                {"compare": [compare], "success": [{"requestPut": put}], "failure": [{"requestRange": get}]}
+            )
+            if answer.get("succeeded"):
+                self._value = int(new)
+                return self._ids
+            found = answer["responses"][0]["response_range"].get("kvs")
+            self._value = int(base64.b64decode(found[0]["value"])) if found else None
+
+    def _call(self, transaction: dict[str, Any]) -> dict[str, Any]:
+        self._connection.request("POST", "/v3/kv/txn", json.dumps(transaction))
+        answer = self._connection.getresponse()
+        content = answer.read()
+        if answer.status != 200:
+            raise RuntimeError(f"etcd answered {answer.status}: {content[:200]!r}")
+        found: dict[str, Any] = json.loads(content)
+        return found
+
+
+def etcd_counter(address: str, seconds: float, in_flight: int, ids: int = 1) -> Turn:
+    """Drive the counter in etcd with ``in_flight`` threads, each with its own connection."""
+    return in_threads([Etcd(address, ids).take for _ in range(in_flight)], seconds)
+
+
+def _base64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
 
 
 def _program(name: str, elsewhere: str = "") -> str:

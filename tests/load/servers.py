@@ -36,11 +36,23 @@ class Server:
         """Resident memory of all its processes, in megabytes."""
         return sum(_resident_bytes(pid) for pid in _process_tree(self.process.pid)) / 1e6
 
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to all its processes."""
+        for pid in list(_process_tree(self.process.pid)):
+            os.kill(pid, number)
+
 
 @contextmanager
 def running(*command: str, **variables: str) -> Iterator[Server]:
     """Start a Python module that prints its address; stop it at the end of the block."""
-    with started(sys.executable, "-m", *command, stdout=subprocess.PIPE, variables=variables) as process:
+    with serving(sys.executable, "-m", *command, **variables) as server:
+        yield server
+
+
+@contextmanager
+def serving(*command: str, **variables: str) -> Iterator[Server]:
+    """Start a program that prints its address; stop it at the end of the block."""
+    with started(*command, stdout=subprocess.PIPE, variables=variables) as process:
         assert process.stdout
         ready, _, _ = select.select([process.stdout], [], [], _START_SECONDS)
         line = process.stdout.readline() if ready else ""

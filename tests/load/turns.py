@@ -21,6 +21,7 @@ class Turn(NamedTuple):
         p99: 99th percentile of the latency.
         client_cpu: CPU seconds of the driver.
         server_cpu: CPU seconds of the server; None if it cannot be measured.
+        longest: The longest call in seconds, if it was measured.
     """
 
     calls: int
@@ -30,6 +31,7 @@ class Turn(NamedTuple):
     p99: float | None
     client_cpu: float
     server_cpu: float | None = None
+    longest: float | None = None
 
     @property
     def rate(self) -> float:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import idalloc
-from tests.load import document, machine
+from tests.load import added_documents, document, machine
 from tests.support import environments
 from tests.support.mysql import server as mysql
 from tests.support.processes import running
@@ -92,7 +92,7 @@ def main() -> None:
     found |= _measure(args.rounds, args.seconds)
     document.XPROTO.parent.mkdir(parents=True, exist_ok=True)
     document.XPROTO.write_text(json.dumps(found, indent=2))
-    print(document.added_documents(found))
+    print(added_documents.section(found))
     document.write()
 
 

@@ -125,7 +125,8 @@ class ProxiedCrate:
     """A CrateDB behind a fault-injecting proxy, as a context manager that ends their processes.
 
     Args:
-        hosts: Number of addresses of the proxy, which servers see as nodes of a cluster.
+        hosts: Number of addresses of the proxy, which servers see as nodes of a cluster. With a real cluster, each
+            stands for one of its nodes.
 
     Attributes:
         crate: The cluster as servers see it.
@@ -138,7 +139,7 @@ class ProxiedCrate:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             if URL:
-                behind = CrateCluster.real().hosts[0]
+                behind = ",".join(CrateCluster.real().hosts)
                 user = urlsplit(URL).username or ""
             else:
                 [behind, user] = [

@@ -65,8 +65,9 @@ class ProxyFaults:
 class _Host:
     """One of the addresses that the proxy listens on."""
 
-    def __init__(self, proxy: "_Proxy") -> None:
+    def __init__(self, proxy: "_Proxy", to: str) -> None:
         self._proxy = proxy
+        self._to = to
         self._server = web.Server(self._handle)
         # Bound, but not listening: it reserves the port while the host refuses connections.
         self._held = socket.socket()
@@ -144,7 +145,7 @@ class _Host:
         headers = {name: value for name in ("Authorization", "Content-Type") if (value := request.headers.get(name))}
         try:
             async with self._proxy.session.request(
-                request.method, f"http://{self._proxy.to}{request.rel_url}", data=body, headers=headers
+                request.method, f"http://{self._to}{request.rel_url}", data=body, headers=headers
             ) as answer:
                 content = await answer.read()
         except (aiohttp.ClientError, OSError):
@@ -156,8 +157,8 @@ class _Host:
 class _Proxy:
     """All hosts, and the command port."""
 
-    def __init__(self, to: str, seed: int) -> None:
-        self.to = to
+    def __init__(self, to: list[str], seed: int) -> None:
+        self._to = to
         self.rng = random.Random(seed)
         self.injected: Counter[str] = Counter()
         self.session: aiohttp.ClientSession
@@ -168,7 +169,7 @@ class _Proxy:
         async with aiohttp.ClientSession(
             connector=connector, timeout=aiohttp.ClientTimeout(total=None)
         ) as self.session:
-            self._hosts = [_Host(self) for _ in range(hosts)]
+            self._hosts = [_Host(self, self._to[number % len(self._to)]) for number in range(hosts)]
             for host in self._hosts:
                 await host.change(ProxyFaults())
             app = web.Application()
@@ -219,9 +220,9 @@ def _is_read(body: bytes) -> bool:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--to", required=True, metavar="HOST:PORT", help="the CrateDB behind the proxy")
+    parser.add_argument("--to", required=True, metavar="HOST:PORT,…", help="the hosts of the CrateDB, which take turns")
     parser.add_argument("--hosts", type=int, default=1, help="number of addresses to listen on")
     parser.add_argument("--seed", type=int, default=random.randrange(2**32), help="seed of the random faults")
     chosen = parser.parse_args()
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_Proxy(chosen.to, chosen.seed).run(chosen.hosts, chosen.seed))
+        asyncio.run(_Proxy(chosen.to.split(","), chosen.seed).run(chosen.hosts, chosen.seed))

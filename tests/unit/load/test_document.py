@@ -7,10 +7,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.load import chart, document, targets
+from tests.load import added_documents, chart, document, targets
 from tests.load.counter_document import refused
 from tests.load.drivers import read_ghz
+from tests.load.questions import QUESTIONS
 from tests.load.turns import Contender, Turn
+from tests.support.paths import ROOT
 
 MACHINE = {
     "date": "2026-11-21 12:00 UTC",
@@ -34,9 +36,25 @@ def contender(rate: int, p50: float = 0.001, server_cpu: float = 1.0) -> Contend
 
 
 def peers_result(**changes: Any) -> dict[str, Any]:
-    one = {"name": "idalloc", "in_flight": 64, "driver": "ghz", "failures": [], "rounds": 1, "sees_calls": True}
+    one = {
+        "key": "ours grpcio 1 at 64",
+        "name": "idalloc",
+        "in_flight": 64,
+        "driver": "ghz",
+        "failures": [],
+        "rounds": 1,
+        "sees_calls": True,
+    }
     one |= {"rate": 1234.0, "ids_rate": 1234.0, "p50": 0.0123, "p99": 0.02, "server_cost": 2e-4, "client_cost": None}
-    result = {"machine": MACHINE, "rounds": 5, "seconds": 1.0, "contenders": [one], "skipped": [], "refills": []}
+    result = {
+        "machine": MACHINE,
+        "rounds": 5,
+        "seconds": 1.0,
+        "contenders": [one],
+        "skipped": [],
+        "refills": [],
+        "hangs": [],
+    }
     return result | {"idle_stream_kb": {}, "targets": []} | changes
 
 
@@ -122,7 +140,7 @@ def test_page_compares_added_documents_with_mysql() -> None:
         "MySQL": [{"p50": 0.001, "documents_per_s": 1000.0}, {"p50": 0.001, "documents_per_s": 1000.0}],
     }
     callers = {"nothing": [{"p50": 0.001, "p99": 0.004, "calls": 900}, {"p50": 0.001, "p99": 0.006, "calls": 900}]}
-    text = document.added_documents({"rounds": 2, "seconds": 2.0, "adds": adds, "callers": callers})
+    text = added_documents.section({"rounds": 2, "seconds": 2.0, "adds": adds, "callers": callers})
 
     assert "| one document: p50, ms | 3 | 1 | 3 | <= 2 | **missed** |" in text
     assert "| 1,000 in one message: documents/s | 700 | 1,000 | 0.7 | >= 0.3 | met |" in text
@@ -131,7 +149,7 @@ def test_page_compares_added_documents_with_mysql() -> None:
 
 def test_page_notes_parts_that_did_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page notes a part that did not run, and describes the machine."""
-    for name in ("PEERS", "GROWTH", "OPENSEARCH", "XPROTO", "DOCUMENT", "CHART"):
+    for name in ("PEERS", "GROWTH", "OPENSEARCH", "FAULTS", "XPROTO", "DOCUMENT"):
         monkeypatch.setattr(document, name, tmp_path / name)
     document.PEERS.write_text(json.dumps(peers_result()))
     document.write()
@@ -141,6 +159,51 @@ def test_page_notes_parts_that_did_not_run(tmp_path: Path, monkeypatch: pytest.M
     assert "Some CPU, 2 cores, 8 GB, Linux 6, ext4; Python 3.11.2, grpcio 1.80" in text
     assert "An fsync took 1.5 ms on this disk (median, 4 kB, ext4)" in text
     assert "{" not in text
+
+
+def test_a_part_without_results_stays_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of one command keeps the sections that the others wrote, with their machine."""
+    for name in ("PEERS", "GROWTH", "OPENSEARCH", "FAULTS", "XPROTO", "DOCUMENT"):
+        monkeypatch.setattr(document, name, tmp_path / name)
+    document.PEERS.write_text(json.dumps(peers_result()))
+    document.write()
+    first = document.DOCUMENT.read_text()
+    document.PEERS.unlink()
+    document.GROWTH.write_text(json.dumps({"machine": MACHINE | {"cpu": "Other CPU"}, "parts": []}))
+    document.write()
+    text = document.DOCUMENT.read_text()
+
+    assert text.count("| idalloc | 64 | 1,234 |") == first.count("| idalloc | 64 | 1,234 |") == 1
+    assert "idalloc beside the alternatives, 2026-11-21 12:00 UTC: Some CPU" in text
+    assert "Cost as work grows, 2026-11-21 12:00 UTC: Other CPU" in text
+    document.GROWTH.unlink()
+    document.write()
+    assert document.DOCUMENT.read_text() == text
+
+
+def test_each_question_has_its_chart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page has a chart for each question that a contender answers, with the figure of that question."""
+    monkeypatch.setattr(document, "DOCUMENT", tmp_path / "page.md")
+    shown = peers_result()["contenders"][0]
+    bulk = shown | {"key": "etcd 1000 at 1", "name": "etcd", "in_flight": 1, "rate": 5.0, "ids_rate": 5_000.0}
+    hung = {"name": "Redis INCRBY", "in_flight": 1, "longest": 3.01, "failure": ""}
+    refused = shown | {"key": "opensearch 1", "name": "OpenSearch", "rate": 900.0, "ids_rate": 321.0}
+    text = document.charts(peers_result(contenders=[shown, bulk, refused], hangs=[hung]))
+
+    drawn = {path.name: path.read_text() for path in tmp_path.glob("*.svg")}
+    assert sorted(drawn) == [f"benchmarks-{each}.svg" for each in ("bulk", "fsync", "hang", "one-id")]
+    assert ">321</text>" in drawn["benchmarks-one-id.svg"]
+    assert all(f"]({name})" in text for name in drawn)
+    assert ">etcd, 1 in flight</text>" in drawn["benchmarks-bulk.svg"]
+    assert ">5 k</text>" in drawn["benchmarks-bulk.svg"]
+    assert ">3.01 k</text>" in drawn["benchmarks-hang.svg"]
+
+
+def test_the_keys_of_the_questions_are_contenders() -> None:
+    """Each key of a question is one that `make bench-peers` gives a contender."""
+    source = (ROOT / "tests/load/peers.py").read_text()
+    first = {key.partition(" ")[0] for question in QUESTIONS for key in question.keys or ()}
+    assert sorted(each for each in first if f'"{each}' not in source) == []
 
 
 @pytest.mark.parametrize(("value", "verdict"), [(1_500.0, "met"), (999.0, "**missed**"), (None, "did not run")])
