@@ -89,7 +89,7 @@ make bench-peers                                   # about 7 minutes
 # with a running CrateDB, in a separate schema:
 IDALLOC_BENCH_CRATEDB_URL='crate://crate@127.0.0.1:4200/?schema=bench' make bench-peers
 make bench-opensearch                              # about 2 minutes
-make bench-growth                                  # about 5 minutes
+make bench-growth                                  # about 7 minutes
 make bench-faults                                  # about 6 minutes for each store
 make bench-xproto                                  # about 2 minutes
 ```

@@ -1,6 +1,7 @@
 """Measure what grows with work: `make bench-growth`.
 
-Memory and start time by sequences, store calls by nodes on one sequence, calls by open connections.
+Memory and start time by sequences, store calls by nodes on one sequence, store writes of up to 1,000 nodes in simulated
+time, calls by open connections.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from idalloc_server.domain.store.records import Grant, Row
 from idalloc_server.store.sqlite.store import SqliteStore
 from tests.load import document, drivers, machine
 from tests.load.markdown import number
+from tests.load.scale import simulate
 from tests.load.servers import Server, prepare_to_drive, running
 from tests.load.turns import Contender, median, take_turns
 
@@ -271,6 +273,14 @@ def main() -> None:
                 f"{chosen.node_seconds:g} s, after {chosen.warm_up:g} s in which leases grow.",
                 ("Nodes", "Store calls/s", "A node", "Ids/s in all", "Callers that waited for the store"),
                 lambda: uvloop.run(nodes()),
+            ),
+            _part(
+                "Nodes and sequences in simulated time",
+                "Real allocators with the default settings of a server, a store in memory, and a clock that skips the "
+                "time\nin which nothing happens. Each node uses each sequence once in the interval. Writes are counted "
+                "in the first\n5 minutes, and from minute 30 on.",
+                ("Nodes", "Sequences", "Interval", "Writes/s at first", "Later", "Writes/min of a node's sequence"),
+                simulate,
             ),
             _part(
                 "Open connections",
