@@ -56,11 +56,10 @@ def unary(contender: Contender, calls: int) -> float:
         "connections": CONNECTIONS,
         "concurrency": CONCURRENCY,
         "total": calls,
-        "disable-template-functions": "true",
-        "disable-template-data": "true",
         "format": "json",
     }
-    command = ["ghz", *(f"--{name}={value}" for name, value in flags.items()), contender.address]
+    plain = ["--disable-template-functions", "--disable-template-data"]
+    command = ["ghz", *(f"--{name}={value}" for name, value in flags.items()), *plain, contender.address]
     done = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert done["statusCodeDistribution"] == {"OK": calls}, done["statusCodeDistribution"]
     return float(done["rps"])

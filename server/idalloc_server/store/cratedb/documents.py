@@ -11,8 +11,9 @@ import asyncio
 import hashlib
 import uuid
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import accumulate, count
 from typing import NamedTuple, TypeVar
 
@@ -89,10 +90,13 @@ class CrateDocuments:
         if not await self._has_schema(name):
             return None
         collections = await self.list_collections(name)
-        for collection in collections:
-            await self.drop_collection(name, collection)
-        await self._http.write(f"DELETE FROM {self._schemas} WHERE name = ?", name)
-        return len(collections)
+        dropped: list[str] = []
+        with _unknown_after(lambda: dropped):
+            for collection in collections:
+                await self.drop_collection(name, collection)
+                dropped.append(collection)
+            await self._http.write(f"DELETE FROM {self._schemas} WHERE name = ?", name)
+        return len(dropped)
 
     async def list_schemas(self) -> list[str]:
         """See ``Documents.list_schemas``."""
@@ -111,7 +115,8 @@ class CrateDocuments:
         )
         created = bool(await self._http.write(insert, key, schema, name))
         columns = f"doc_id TEXT PRIMARY KEY, doc {_UNINDEXED}, batch {_UNINDEXED}"
-        await self._http.write(f"CREATE TABLE IF NOT EXISTS {self._table(key)} ({columns}) {_WITH}")
+        with _unknown_after(lambda: created):
+            await self._http.write(f"CREATE TABLE IF NOT EXISTS {self._table(key)} ({columns}) {_WITH}")
         return created
 
     async def drop_collection(self, schema: str, name: str) -> bool:
@@ -120,7 +125,8 @@ class CrateDocuments:
         if not await self._has_collection(key):
             return False
         await self._http.write(f"DROP TABLE IF EXISTS {self._table(key)}")
-        await self._http.write(f"DELETE FROM {self._collections} WHERE collection_key = ?", key)
+        with _unknown_after(lambda: True):
+            await self._http.write(f"DELETE FROM {self._collections} WHERE collection_key = ?", key)
         return True
 
     async def list_collections(self, schema: str) -> list[str]:
@@ -144,7 +150,10 @@ class CrateDocuments:
         """See ``Documents.insert``."""
         table = await self._find(schema, name)
         if upsert:
-            replaced = [await self._upsert(table, document) for document in documents]
+            replaced: list[bool | None] = []
+            with _unknown_after(lambda: len(replaced) - replaced.count(False)):
+                for document in documents:
+                    replaced.append(await self._upsert(table, document))  # noqa: PERF401 - those before a failure count
             return Inserted(replaced.count(None), replaced.count(True))
         keys = [document.key for document in documents]
         if len(set(keys)) < len(keys):
@@ -161,7 +170,8 @@ class CrateDocuments:
                 if missing := {document.key for document in part} - {key for key, _, _ in ours}:
                     raise DuplicateKey(min(missing))
         except (DuplicateKey, StoreFailure):
-            await self._undo(table, written, batch)
+            with _unknown_after(lambda: written):
+                await self._undo(table, written, batch)
             raise
         return Inserted(len(documents), 0)
 
@@ -179,11 +189,13 @@ class CrateDocuments:
         table = await self._find(schema, name)
         keys = await self._chosen(table, selection, change)
         done: list[bool | None] = []
-        for start in range(0, len(keys), PAGE):
-            part, after = sorted(keys[start : start + PAGE]), None
-            while rows := await self._page(table, after, part):
-                done += [await self._rewrite(table, row, selection, change) for row in rows]
-                after = rows[-1].document.key
+        with _unknown_after(lambda: done.count(True)):
+            for start in range(0, len(keys), PAGE):
+                part, after = sorted(keys[start : start + PAGE]), None
+                while rows := await self._page(table, after, part):
+                    for row in rows:
+                        done.append(await self._rewrite(table, row, selection, change))  # noqa: PERF401 - as above
+                    after = rows[-1].document.key
         return Rewritten(len(done) - done.count(None), done.count(True))
 
     async def _chosen(self, table: str, selection: Selection, change: Change) -> list[str]:
@@ -318,6 +330,17 @@ class CrateDocuments:
     async def _has_collection(self, key: str) -> bool:
         read = f"SELECT collection_key FROM {self._collections} WHERE collection_key = ?"
         return bool(await self._http.read(read, key))
+
+
+@contextmanager
+def _unknown_after(applied: Callable[[], object]) -> Iterator[None]:
+    """Raises a failure as one with an unknown outcome if a part of the statement was applied before."""
+    try:
+        yield
+    except StoreFailure as error:
+        if not applied() or isinstance(error, StoreOutcomeUnknown):
+            raise
+        raise StoreOutcomeUnknown(f"a part was applied, then: {error}") from error
 
 
 def _key(schema: str, name: str) -> str:
