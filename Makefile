@@ -87,6 +87,9 @@ trace: .venv/ready ## print how much code each request runs, and the size of the
 load: .venv/ready ## measure speed and memory
 	$(bin)/python -m tests.load.run $(ARGS)
 
+profile: .venv/ready ## sample a server and the no-op server under load (needs ghz and py-spy); writes flame graphs to docs/operations
+	$(bin)/python -m tests.load.profile $(ARGS)
+
 bench-peers: .venv/ready ## measure idalloc beside Redis, PostgreSQL, etcd and recipes; writes docs/operations/benchmarks.md
 	$(bin)/python -m tests.load.peers $(ARGS)
 
@@ -220,4 +223,4 @@ editable := $(bin)/pip install --quiet --disable-pip-version-check --no-deps --n
 	$(call venv,.venv-gen,$<)
 	@touch $@
 
-.PHONY: help run test test-long test-languages test-xproto lint type format test-mysql trace load bench-envoy bench-peers bench-opensearch bench-faults bench-xproto bench-growth faults fuzz soak gen gen-check generated docs docs-reference go-prefix baseline lock tools dist image clean
+.PHONY: help run test test-long test-languages test-xproto lint type format test-mysql trace load profile bench-envoy bench-peers bench-opensearch bench-faults bench-xproto bench-growth faults fuzz soak gen gen-check generated docs docs-reference go-prefix baseline lock tools dist image clean

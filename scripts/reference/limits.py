@@ -274,7 +274,7 @@ LIMITS = {
             _setting("max_sequences"),
             f"TOO_MANY_SEQUENCES; at {high_water_marks.WARN_SHARE * 100:g} % the log has one line "
             "[`many_sequences`](log-events.md#many_sequences)",
-            "each takes about 0.3 kB until the process ends, and 2.3 kB while in use. A sequence with a reset counts "
+            "each takes about 0.5 kB until the process ends, and 2 kB while in use. A sequence with a reset counts "
             "once; one without ids, or that is only read or changed, does not count",
         ),
         Limit(
