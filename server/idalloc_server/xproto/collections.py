@@ -144,25 +144,28 @@ class Collections:
         if message.grouping or message.HasField("grouping_criteria"):
             raise not_supported("grouping")
         expressions = Expressions(message.args, schema)
-        selection = await self._run(message.ByteSize(), selection_of, message, expressions)
-        projection = await self._run(message.ByteSize(), _projection, message.projection, expressions)
+        size = message.ByteSize()
+        selection = await self._run(size, selection_of, message, expressions)
+        projection = await self._run(size, _projection, message.projection, expressions)
         with _mapped(name):
             await self._documents.check(schema, name)
             yield _document_column(schema, name, projected=projection is not None)
-            async for text in self._found(schema, name, selection, projection):
+            async for text in self._found(schema, name, selection, projection, size):
                 yield frames.row([frames.text_field(text)])
         yield frames.DONE_FETCHING
         yield frames.DONE_EXECUTING
 
-    async def _found(self, schema: str, name: str, selection: Selection, projection: Node | None) -> AsyncIterator[str]:
-        """Yield what a find returns of each chosen document."""
+    async def _found(
+        self, schema: str, name: str, selection: Selection, projection: Node | None, size: int
+    ) -> AsyncIterator[str]:
+        """Yield what a find of a size in bytes returns of each chosen document."""
 
         def texts(documents: Iterable[Document]) -> list[str]:
             return [each.text if projection is None else _projected(projection, each.text) for each in documents]
 
         chooser, keys, after = Chooser(selection), selection.keys, None
         while not chooser.is_done and (page := await self._documents.page(schema, name, after, keys)):
-            for text in await self._run(len(page[0].text) * len(page), texts, chooser.choose(page)):
+            for text in await self._run(size + len(page[0].text) * len(page), texts, chooser.choose(page)):
                 yield text
             after = page[-1].key
         if selection.order:
