@@ -36,15 +36,15 @@ class TestRows:
         assert db.execute("SELECT last_value, typeof(last_value) FROM sequences").fetchone() == (2**63 - 2, "integer")
         db.close()
 
-    async def test_concurrent_stores_share_one_file(self, store: SqliteStore, path: Path) -> None:
+    @pytest.mark.usefixtures("store")
+    async def test_concurrent_stores_share_one_file(self, path: Path) -> None:
         """P1, P6: grants and claims of four stores on one file never overlap."""
-        others = [SqliteStore(path, FakeClock()) for _ in range(3)]
-        await asyncio.gather(*(other.open() for other in others))
-        stores = [store, *others]
+        stores = [SqliteStore(path, FakeClock()) for _ in range(4)]
+        await asyncio.gather(*(each.open() for each in stores))
         lasts = await asyncio.gather(*(last_granted(each, 3) for each in stores * 5))
         claims = await asyncio.gather(*(each.claim_start(1, 1000, "me", 60) for each in stores * 5))
-        for other in others:
-            await other.close()
+        for each in stores:
+            await each.close()
         assert sorted(lasts) == list(range(3, 61, 3))
         assert sorted(claim.start_timestamp for claim in claims) == list(range(1000, 1020))
 
