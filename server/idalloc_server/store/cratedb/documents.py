@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import uuid
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -156,8 +157,8 @@ class CrateDocuments:
                     replaced.append(await self._upsert(table, document))  # noqa: PERF401 - those before a failure count
             return Inserted(replaced.count(None), replaced.count(True))
         keys = [document.key for document in documents]
-        if len(set(keys)) < len(keys):
-            raise DuplicateKey(next(key for key in keys if keys.count(key) > 1))
+        if len(numbers := Counter(keys)) < len(keys):
+            raise DuplicateKey(next(key for key, number in numbers.items() if number > 1))
         # A batch that would be refused is rarely written, and seen.
         if len(keys) > 1 and (there := await self._lengths(table, None, keys)):
             raise DuplicateKey(there[0][0])
