@@ -197,8 +197,14 @@ LIMITS = {
         ),
         Limit(
             "size of a message",
-            f"{_setting('xproto_max_message')} bytes; before the login {_kib(session.MAX_LOGIN_FRAME)}",
+            f"{_setting('xproto_max_message')} bytes; before the login {_kib(session.MAX_CONTROL_MESSAGE)}",
             "the server closes the connection",
+        ),
+        Limit(
+            "size of a message that is no statement on a collection",
+            _kib(session.MAX_CONTROL_MESSAGE),
+            "error 1153",
+            "of short items, it takes more time than its statement",
         ),
         Limit("time of a login", f"{listener.LOGIN_SECONDS:g} s", "the server closes the connection"),
         Limit(

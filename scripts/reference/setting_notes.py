@@ -108,7 +108,9 @@ prints. Each of several workers serves it.
 A statement needs a role on `SCHEMA.COLLECTION`: `read` to find and count, `allocate` to add, `admin` for all others.
 To create or drop a schema, the role `admin` is needed on its name.""",
     "xproto_max_message": """A longer message closes the connection. Clients read it as `@@mysqlx_max_allowed_packet`.
-Before a login a message has at most 64 KiB.""",
+A message of SQL, commands or expectations, and each one before a login, has at most 64 KiB. The
+default is gRPC's. Raise it only as far as your documents need: a message of many short items takes more than 20 times
+its size in memory, and while it is parsed, a quarter of a second for 4 MiB, the process serves nobody else.""",
     "xproto_max_connections": """A further connection gets MySQL's error 1040. Each may hold a message in memory.""",
     "store": f"""{_STORES}
 

@@ -224,7 +224,7 @@ def of_documents() -> Claims:
         ],
         "docs/operations/upgrades.md": [],
         "docs/explanation/architecture.md": [
-            f"Before the login a frame is at most {session.MAX_LOGIN_FRAME / 1024:g} KiB.",
+            f"Before the login a frame is at most {session.MAX_CONTROL_MESSAGE / 1024:g} KiB.",
             f"all at once and for {app.RELEASE_SECONDS:g} s at most",
             f"acknowledged the GOAWAY, up to {app.LAST_REPLIES_SECONDS:g} s,",
             f"plus a margin of {generations.MARGIN_SECONDS:g} s",

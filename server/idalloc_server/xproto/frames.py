@@ -85,16 +85,16 @@ def parse(kind: int, payload: bytes) -> Message | None:
     cls = CLIENT_MESSAGES.get(kind)
     if cls is None:
         return None
-    strict, message = _STRICT_MESSAGES[kind](), cls()
     try:
-        strict.ParseFromString(payload)
+        strict = _STRICT_MESSAGES[kind].FromString(payload)
         if not strict.IsInitialized():
             raise parse_error()
         strict.DiscardUnknownFields()
-        message.ParseFromString(strict.SerializeToString())
+        payload = strict.SerializePartialToString()
+        del strict  # it may take many times the memory of its bytes
+        return cls.FromString(payload)
     except DecodeError:
         raise parse_error() from None
-    return message
 
 
 def _strict_messages() -> dict[int, type[Message]]:

@@ -16,9 +16,10 @@ from idalloc_server.xproto.errors import XError
 from idalloc_server.xproto.expect import Expectations
 from idalloc_server.xproto.login import Credentials, Login, new_salt
 
-# The largest frame before the login.
-MAX_LOGIN_FRAME = 64 * 1024
+# The largest message before the login; after it, the largest one that is no statement on a collection.
+MAX_CONTROL_MESSAGE = 64 * 1024
 
+_STATEMENTS = (17, 18, 19, 20)  # the types of Find, Insert, Update and Delete
 _EXPECT_CLOSE = 25
 _LOGIN = (connection_pb2.AuthenticateStart, connection_pb2.AuthenticateContinue)
 
@@ -94,7 +95,7 @@ class Session:
         self._connection_id = connection_id
         self._max_message = max_message
         self._requires_tls = requires_tls
-        self._reader = frames.FrameReader(min(MAX_LOGIN_FRAME, max_message))
+        self._reader = frames.FrameReader(min(MAX_CONTROL_MESSAGE, max_message))
         self._capabilities = Capabilities(has_tls=has_tls)
         self._login = Login(host, make_salt)
         self._credentials: Credentials | None = None
@@ -160,6 +161,8 @@ class Session:
         return refusal.code
 
     def _handle(self, kind: int, payload: bytes) -> Request | None:
+        if len(payload) > MAX_CONTROL_MESSAGE and kind not in _STATEMENTS:
+            raise XError(1153, f"Got a packet bigger than {MAX_CONTROL_MESSAGE} bytes", "08S01")
         message = frames.parse(kind, payload)
         if isinstance(message, connection_pb2.ConnectionClose):
             self._output.append(frames.ok("bye!"))
@@ -229,5 +232,5 @@ class Session:
 
     def _log_out(self) -> None:
         self.is_logged_in = False
-        self._reader.max_length = min(MAX_LOGIN_FRAME, self._max_message)
+        self._reader.max_length = min(MAX_CONTROL_MESSAGE, self._max_message)
         self._expectations = Expectations()

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idalloc.xprotocol.v1 import connection_pb2, expect_pb2, notice_pb2
+from idalloc.xprotocol.v1 import connection_pb2, crud_pb2, expect_pb2, notice_pb2
 from idalloc_server.xproto import frames
-from idalloc_server.xproto.errors import XError
+from idalloc_server.xproto.errors import XError, parse_error
 from idalloc_server.xproto.expect import MAX_BLOCKS, field_exists
 from idalloc_server.xproto.login import new_salt
-from idalloc_server.xproto.session import Execute, LogIn, Session, StartTls
+from idalloc_server.xproto.session import MAX_CONTROL_MESSAGE, Execute, LogIn, Session, StartTls
 from tests.support.mysql import recordings
 from tests.support.mysql.recordings import Conversation
 
@@ -117,6 +117,18 @@ def test_tls_needs_a_certificate_and_is_offered_once() -> None:
     session.receive(frames.frame(2, wanted) + frames.frame(1))
     assert isinstance(session.next_request(), StartTls)
     assert session.is_closed
+
+
+@pytest.mark.parametrize("kind", [2, 12, 24], ids=["capabilities", "SQL", "expectations"])
+def test_other_messages_than_statements_are_short(kind: int) -> None:
+    """A message that is no statement on a collection is refused before it is parsed; the session goes on."""
+    session = logged_in(Session(1, "h", MAX_MESSAGE, has_tls=False))
+    longest = MAX_CONTROL_MESSAGE
+    too_long = frames.error(XError(1153, f"Got a packet bigger than {longest} bytes", "08S01"))
+    assert answer(session, frames.frame(kind, b"\xff" * (longest + 1)), []) == too_long
+    session.receive(frames.frame(18, crud_pb2.Insert(collection=crud_pb2.Collection(name="x" * longest))))
+    assert isinstance(session.next_request(), Execute)
+    assert answer(session, frames.frame(kind, b"\xff" * longest), []) == frames.error(parse_error())
 
 
 def test_plain_needs_tls() -> None:
