@@ -18,6 +18,8 @@ from tests.support.processes import Server, running
 from tests.support.server_calls import connect, get_node, log_events, wait_until
 from tests.support.waiting import hold_for
 
+pytestmark = pytest.mark.test_long
+
 REQUEST_ID = "11111111-1111-4111-8111-111111111111"
 SHORT = {"lease_ttl": "4s", "outage_reserve": "1s", "store_timeout": "2500ms"}
 
@@ -74,7 +76,6 @@ def test_ids_of_a_cancelled_call_are_logged(tmp_path: Path) -> None:
         assert allocate(channel, 1).first_id == last_id + 6
 
 
-@pytest.mark.test_long
 def test_ids_of_a_lease_that_expired_in_a_pause_are_logged(tmp_path: Path) -> None:
     """P9: ids of a lease that expired while the process was paused are logged as expired."""
     stopped, issued = threading.Event(), list[pb.IdRange]()

@@ -23,6 +23,8 @@ from tests.support.processes import running
 from tests.support.server_calls import log_events
 from tests.support.waiting import hold_for, until
 
+pytestmark = pytest.mark.test_long
+
 CALLERS, CONNECTIONS = 64, 8
 STOPPING = (
     grpc.StatusCode.UNAVAILABLE,
@@ -76,7 +78,7 @@ async def ended(process: "subprocess.Popen[str]") -> int:
 
 
 @transports
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.test_long), 2])
+@pytest.mark.parametrize("workers", [1, 2])
 async def test_64_calls_in_flight_are_served_or_refused(tmp_path: Path, transport: str, workers: int) -> None:
     """During a drain each call is answered or refused with UNAVAILABLE, and none is cancelled."""
     with running(tmp_path, transport=transport, workers=workers) as server:

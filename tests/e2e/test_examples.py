@@ -27,6 +27,8 @@ from tests.support.paths import ROOT
 from tests.support.processes import Server, environment, running
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.test_long
+
 EXAMPLES = ROOT / "examples" / "python"
 UNREACHABLE = "127.0.0.1:1"
 ROWS = 1200  # two batches

@@ -14,7 +14,7 @@ import idalloc
 from tests.e2e.test_access import new_token
 from tests.support.processes import Server, running
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.test_long, pytest.mark.timeout(180)]
 
 MOST = 5
 

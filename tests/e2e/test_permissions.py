@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.processes import IDALLOC, environment, running
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX file modes")
+pytestmark = [pytest.mark.test_long, pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX file modes")]
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from tests.support.processes import Server, environment, running, serve_command
 from tests.support.server_calls import log_events, wait_until
 
 # Each test starts several processes, which is slow on a busy machine.
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.test_long, pytest.mark.timeout(180)]
 
 OK, UNAUTHENTICATED = grpc.StatusCode.OK, grpc.StatusCode.UNAUTHENTICATED
 QUOTA = "[[quota]]\nsequence = '*'\ncalls_per_second = 1000\n"
@@ -53,7 +53,6 @@ def put(file: Path, content: str) -> None:
     other.replace(file)
 
 
-@pytest.mark.test_long
 def test_a_revocation_is_retried_without_descriptors(tmp_path: Path) -> None:
     """A removed token is rejected also if the first read of the changed file failed."""
     file = tmp_path / "access.toml"
@@ -71,7 +70,6 @@ def test_a_revocation_is_retried_without_descriptors(tmp_path: Path) -> None:
         assert "Too many open files" in failed["error"]
 
 
-@pytest.mark.test_long
 def test_a_renewal_is_retried_without_descriptors(tmp_path: Path) -> None:
     """A renewed certificate is used also if the first read of it failed."""
     files = Files(tmp_path)
@@ -93,7 +91,8 @@ def test_a_renewal_is_retried_without_descriptors(tmp_path: Path) -> None:
     [
         ("", 1),
         (None, 2),
-        *(pytest.param(*each, marks=pytest.mark.test_long) for each in (("# nothing\n", 1), (None, 1))),
+        ("# nothing\n", 1),
+        (None, 1),
     ],
 )
 def test_an_empty_access_file_rejects_everyone(tmp_path: Path, content: str | None, workers: int) -> None:
@@ -171,7 +170,7 @@ def in_terminal(folder: Path, action: str = "SIG_DFL", **settings: object) -> It
         process.wait()
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.test_long), 2])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_closing_the_terminal_ends_the_server(tmp_path: Path, workers: int) -> None:
     """A server that was started from a terminal drains and exits when the terminal closes."""
     with in_terminal(tmp_path, workers=workers) as (server, terminal):
@@ -181,7 +180,7 @@ def test_closing_the_terminal_ends_the_server(tmp_path: Path, workers: int) -> N
         assert not log_events(server, "reloading")
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.test_long), 2])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_under_nohup_the_server_outlives_its_terminal(tmp_path: Path, workers: int) -> None:
     """A server that ignores SIGHUP at startup survives its terminal."""
     with in_terminal(tmp_path, "SIG_IGN", workers=workers) as (server, terminal):
@@ -190,7 +189,7 @@ def test_under_nohup_the_server_outlives_its_terminal(tmp_path: Path, workers: i
         assert server.stop() == 0
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.test_long), 2])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_sighup_reloads_access_and_certificates(tmp_path: Path, workers: int) -> None:
     """SIGHUP reloads all files in each process, changed or not."""
     file, files = tmp_path / "access.toml", Files(tmp_path)

@@ -12,12 +12,14 @@ from tests.e2e.test_fencing import LEASE, fill_lease
 from tests.e2e.test_transfer import crate, exported, idalloc
 from tests.support.processes import environment, running, serve_command, start_error
 
+pytestmark = pytest.mark.test_long
+
 NEW = "the cluster db1, schema idalloc"
 
 __all__ = ["crate"]
 
 
-@pytest.fixture(params=["sqlite", pytest.param("crate", marks=pytest.mark.test_long)])
+@pytest.fixture(params=["sqlite", "crate"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of a store."""
     if request.param == "sqlite":
@@ -45,7 +47,6 @@ def start(store: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(serve_command(store=store), env=environment(), capture_output=True, text=True, timeout=30)
 
 
-@pytest.mark.test_long
 def test_a_retired_store_creates_nothing(tmp_path: Path, store: str) -> None:
     """P1: a retired store refuses creations, claims and starts, and names its successor."""
     with running(tmp_path, store=store, **LEASE) as server, Client(server.address) as client:
@@ -78,7 +79,6 @@ def test_a_retired_store_creates_nothing(tmp_path: Path, store: str) -> None:
     assert "idalloc store import --unretire FILE" in line
 
 
-@pytest.mark.test_long
 def test_an_import_undoes_a_retirement(tmp_path: Path) -> None:
     """P1: after `store import --unretire` of the newest export the store continues beyond all issued ids."""
     store = f"sqlite://{tmp_path}/ids.db"

@@ -13,7 +13,10 @@ import idalloc as sdk
 from tests.support.processes import environment, running, serve_command, served_address
 from tests.support.server_calls import channel_per_worker, log_events, wait_until, worker_pids
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="these locks and mounts are Linux's")
+pytestmark = [
+    pytest.mark.test_long,
+    pytest.mark.skipif(sys.platform != "linux", reason="these locks and mounts are Linux's"),
+]
 
 # More ids than a lease has, so that each call writes to the store.
 MANY = 1_000
@@ -141,7 +144,7 @@ def test_a_folder_mounted_twice_is_shared(tmp_path: Path) -> None:
     assert len(issued | others | later) == 3 * MANY
 
 
-@pytest.mark.parametrize("removed", ["-shm", pytest.param("-wal -shm", marks=pytest.mark.test_long)])
+@pytest.mark.parametrize("removed", ["-shm", "-wal -shm"])
 def test_a_start_after_the_lock_was_removed_is_refused(tmp_path: Path, removed: str) -> None:
     """P1: two servers whose locks are in different files never issue the same id."""
     file = tmp_path / "ids.db"
@@ -158,7 +161,6 @@ def test_a_start_after_the_lock_was_removed_is_refused(tmp_path: Path, removed: 
     assert min(second(file)[0]) > max(issued)
 
 
-@pytest.mark.test_long
 def test_a_worker_start_after_the_lock_was_removed_is_refused(tmp_path: Path) -> None:
     """P1: a worker that starts after -shm was removed issues no id of another worker."""
     with running(tmp_path, workers=2) as server:

@@ -14,7 +14,7 @@ from tests.e2e.test_http import LOOPBACK, get, metrics, without_workers
 from tests.support.processes import Server, running
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.test_long, pytest.mark.timeout(180)]
 
 
 def document(server: Server, path: str, token: str = "") -> Any:
@@ -53,7 +53,7 @@ def test_status_shows_the_whole_server(tmp_path: Path, workers: int) -> None:
         assert {each["reason"] for each in status["refusals"]} == {"SEQUENCE_NOT_FOUND"}
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.test_long), 2])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_sequences_have_what_all_processes_hold(tmp_path: Path, workers: int) -> None:
     """The list has the store's sequences, with the ids in memory of all processes; it is sorted and searched."""
     with running(tmp_path, http_listen=LOOPBACK, workers=workers) as server:
@@ -76,7 +76,7 @@ def test_sequences_have_what_all_processes_hold(tmp_path: Path, workers: int) ->
             assert (status, text.count("\n")) == (400, 1)
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.test_long), 2])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_documents_need_the_role_read_on_all_sequences(tmp_path: Path, workers: int) -> None:
     """With access on, the files of the page are open, and its documents need a token that may read everything."""
     file = tmp_path / "access.toml"
@@ -97,7 +97,6 @@ def test_status_answers_while_no_worker_serves(tmp_path: Path) -> None:
         assert any(each["event"] == "worker_ended" for each in document(server, "api/status")["events"])
 
 
-@pytest.mark.test_long
 def test_many_sequences_keep_the_page_and_the_metrics_small(tmp_path: Path) -> None:
     """Of more sequences the list has the first 10,000, and the forecasts have one that only another node uses."""
     with running(tmp_path, http_listen=LOOPBACK) as server, idalloc.Client(server.address) as client:

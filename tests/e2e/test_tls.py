@@ -17,6 +17,8 @@ from idalloc.v1 import id_allocator_pb2_grpc
 from tests.support.processes import Server, environment, running, serve_command, start_error
 from tests.support.server_calls import wait_until
 
+pytestmark = pytest.mark.test_long
+
 
 class Files:
     """The files of a server's certificate, its key and the client CA.
@@ -82,7 +84,7 @@ def refused(**settings: object) -> str:
     return start_error(done.stderr)
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.test_long), 2])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_clients_without_tls_or_the_ca_are_rejected(tmp_path: Path, files: Files, workers: int) -> None:
     """A TLS server serves clients that trust its CA, and no client without TLS."""
     with running(tmp_path, **files.flags, workers=workers) as server:
@@ -188,7 +190,6 @@ def test_a_certificate_that_does_not_match_its_key_is_ignored(tmp_path: Path, fi
         wait_until(lambda: files.shown(server)[0] == written, "the new certificate is shown")
 
 
-@pytest.mark.test_long
 def test_unusable_tls_files_are_refused_at_startup(tmp_path: Path, files: Files) -> None:
     """Missing, unreadable or mismatching TLS files are fatal at startup."""
     store = f"sqlite://{tmp_path}/ids.db"

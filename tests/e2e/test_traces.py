@@ -13,6 +13,8 @@ from tests.support.processes import environment, running, serve_command
 from tests.support.trace_collector import Collector
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.test_long
+
 ALLOCATE = "idalloc.v1.IdAllocatorService/AllocateRange"
 STREAM = "idalloc.v1.IdAllocatorService/StreamRanges"
 

@@ -28,6 +28,8 @@ from tests.e2e.test_fencing import LEASE, fill_lease
 from tests.support.processes import IDALLOC, Server, environment, running
 from tests.support.waiting import hold_for
 
+pytestmark = pytest.mark.test_long
+
 # The table of CrateDB's guide.
 RECIPE = (
     "CREATE TABLE sequences (name TEXT PRIMARY KEY, last_value BIGINT)",
@@ -72,7 +74,6 @@ def allocate(server: Server, count: int = 1) -> int:
         return int(reply.range.last_id)
 
 
-@pytest.mark.test_long
 def test_sequences_move_to_cratedb_and_back(crate: Crate, tmp_path: Path) -> None:
     """P1: a sequence that moves to another store and back continues beyond its last id."""
     with running(tmp_path) as server:
@@ -131,7 +132,6 @@ def test_an_export_of_an_empty_store_fails(tmp_path: Path) -> None:
     assert nothing.stderr == f"idalloc: there is nothing in {store} to export\n"
 
 
-@pytest.mark.test_long
 def test_an_import_repairs_a_restored_backup(crate: Crate, tmp_path: Path) -> None:
     """P3: a node refuses a restored backup, and an import of the newest export repairs it."""
     with running(tmp_path, store=crate.url) as server:
@@ -178,7 +178,6 @@ def idalloc_while_in_use(client: Client, *arguments: str) -> tuple[int, str]:
     return issued, output
 
 
-@pytest.mark.test_long
 def test_export_retire_ends_all_leases_first(tmp_path: Path) -> None:
     """P5: `store export --retire` ends all leases, also of a paused node, before it reads."""
     store = f"sqlite://{tmp_path}/ids.db"
@@ -222,7 +221,6 @@ def test_an_adopted_sqlite_table_can_be_moved(tmp_path: Path) -> None:
     assert_recipe_continues(tmp_path, f"sqlite://{tmp_path}/shop.db")
 
 
-@pytest.mark.test_long
 def test_an_adopted_cratedb_table_can_be_moved(crate: Crate, tmp_path: Path) -> None:
     """The table of CrateDB's guide, in CrateDB, can be exported."""
     with closing(crate_client.connect(f"http://127.0.0.1:{crate.port}")) as shop:
@@ -231,7 +229,6 @@ def test_an_adopted_cratedb_table_can_be_moved(crate: Crate, tmp_path: Path) -> 
     assert_recipe_continues(tmp_path, crate.url)
 
 
-@pytest.mark.test_long
 def test_a_live_node_continues_beyond_an_import(tmp_path: Path) -> None:
     """P5: a live node issues ids beyond an imported counter from its effective time on."""
     store, file = f"sqlite://{tmp_path}/ids.db", tmp_path / "raised.jsonl"
@@ -281,7 +278,6 @@ def test_a_move_includes_the_start_timestamps(tmp_path: Path) -> None:
     assert min(starts) > max(old)
 
 
-@pytest.mark.test_long
 @pytest.mark.parametrize("settings", [{}, {"reset": "yearly", "format": "{year}-{value}"}], ids=["plain", "period"])
 def test_an_import_of_equal_counters_ends_leases(tmp_path: Path, settings: SequenceSettings) -> None:
     """P5: an import with equal counters after a restore ends the leases of live nodes."""

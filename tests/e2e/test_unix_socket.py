@@ -14,6 +14,8 @@ import pytest
 import idalloc
 from tests.support.processes import environment, running, serve_command, start_error
 
+pytestmark = pytest.mark.test_long
+
 TRANSPORTS = pytest.mark.parametrize("transport", ["grpcio", "native"])
 
 

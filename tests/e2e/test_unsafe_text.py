@@ -14,6 +14,8 @@ from idalloc.v1 import sequences_pb2 as pb
 from idalloc.v1.sequences_pb2_grpc import SequenceServiceStub
 from tests.support.processes import IDALLOC, Server, environment, running
 
+pytestmark = pytest.mark.test_long
+
 HOSTILE = "x\x1b]0;t\x07\x1b[2J\x9b1m\r\nPROVED\t\u202etxt\u2028y"
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 # The largest labels that a sequence may have.

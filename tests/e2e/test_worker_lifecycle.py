@@ -32,10 +32,11 @@ from tests.support.server_calls import (
     worker_pids,
 )
 
+pytestmark = pytest.mark.test_long
+
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-@pytest.mark.test_long
 class TestDying:
     def test_a_killed_worker_is_replaced(self, tmp_path: Path) -> None:
         """P1: a killed worker is replaced, calls go on, and no id is repeated."""
@@ -170,7 +171,6 @@ class TestStopping:
         with running(tmp_path, node_prefix=4, prefix_conflict="refuse"):
             pass
 
-    @pytest.mark.test_long
     def test_all_workers_drain_in_parallel(self, tmp_path: Path) -> None:
         """All workers turn to NOT_SERVING and drain within drain_timeout."""
         with running(tmp_path, workers=2, drain_timeout="5s") as server, channel_per_worker(server) as channels:

@@ -19,6 +19,7 @@ from tests.support.signal_places import Conditions, Interrupt, Places
 
 # From coroutines that were never started, and generators that an exception hit while they were closed.
 pytestmark = [
+    pytest.mark.test_long,
     pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -47,7 +48,6 @@ def at_each_place(take: Callable[[Places], None]) -> int:
             return places.count
 
 
-@pytest.mark.test_long
 def test_an_exception_anywhere_repeats_no_id(server: FakeServer) -> None:
     """P1: ids() returns no id twice and does not hang, wherever a signal handler raises."""
     with idalloc.Client(server.target) as client:
@@ -68,7 +68,6 @@ def test_an_exception_anywhere_repeats_no_id(server: FakeServer) -> None:
         assert at_each_place(take) > 150
 
 
-@pytest.mark.test_long
 def test_an_exception_anywhere_repeats_no_id_in_asyncio(server: FakeServer) -> None:
     """P1: ids() of the asyncio client returns no id twice, wherever a signal handler raises."""
 
@@ -107,7 +106,6 @@ def test_an_exception_anywhere_repeats_no_chunk(server: FakeServer) -> None:
         assert at_each_place(take) > 50
 
 
-@pytest.mark.test_long
 def test_an_exception_anywhere_repeats_no_chunk_in_asyncio(server: FakeServer) -> None:
     """P1: a stream of the asyncio client yields no range twice, and the next stream works."""
 
@@ -127,7 +125,6 @@ def test_an_exception_anywhere_repeats_no_chunk_in_asyncio(server: FakeServer) -
     assert at_each_place(lambda places: run(use(places))) > 50
 
 
-@pytest.mark.test_long
 def test_an_exception_anywhere_leaves_coalescing_usable(server: FakeServer) -> None:
     """P1: coalesced callers get no id twice, and the next caller is served at once."""
 

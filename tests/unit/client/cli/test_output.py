@@ -59,6 +59,7 @@ def out_of(capsys: pytest.CaptureFixture[str], *args: str) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.test_long
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_output_may_stand_before_and_after_every_word(
     command: tuple[str, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path, server: FakeServer

@@ -181,6 +181,7 @@ def test_a_wrong_reply_is_one_error_and_returns_nothing(
     assert len(given) == wrong.valid_ids
 
 
+@pytest.mark.test_long
 @pytest.mark.parametrize(("wrong", "args"), RUNS)
 def test_the_command_reports_a_wrong_reply_in_one_line(
     wrong: WrongReply, args: list[str], capsys: pytest.CaptureFixture[str]
@@ -197,6 +198,7 @@ def test_the_command_reports_a_wrong_reply_in_one_line(
     assert bool(out) == (wrong.valid_ids > 0 and wrong.rpc != "ListSequences")  # a list is printed when it is complete
 
 
+@pytest.mark.test_long
 @pytest.mark.parametrize(("wrong", "args"), BENCHES)
 def test_the_bench_counts_a_wrong_reply_as_failed(
     wrong: WrongReply, args: list[str], capsys: pytest.CaptureFixture[str]

@@ -347,6 +347,7 @@ print(os.getpid(), written, any(codes), idle, *children)
 """
 
 
+@pytest.mark.test_long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.parametrize("taken", ["taken", "free"])
 def test_children_of_forks_write_separate_files(path: Path, taken: str) -> None:
