@@ -1,9 +1,9 @@
 """Measure how long calls take while the store fails: `make bench-faults`.
 
-Each node has three steady callers, of 1, 10 and 1 to 100 ids a call; all use one sequence. Each fault has a window
-before it, one during it and one after it. Three callers of a no-op server show what the machine's other load does to
-calls in the same windows. IDALLOC_TEST_CRATEDB_URL with three hosts adds CrateDB behind the tests' proxy,
-and IDALLOC_TEST_CRATEDB_HARM pauses and kills its nodes (see tests/support/cratedb/cluster.py).
+Each node has three steady callers, of 1, 10 and 1 to 100 ids a call; all use one sequence. In each of several rounds,
+each fault has a window before it, one during it and one after it. Three callers of a no-op server show what the
+machine's other load does to calls in the same windows. IDALLOC_TEST_CRATEDB_URL with three hosts adds CrateDB behind
+the tests' proxy, and IDALLOC_TEST_CRATEDB_HARM pauses and kills its nodes (see tests/support/cratedb/cluster.py).
 """
 
 import argparse
@@ -13,6 +13,7 @@ import re
 import signal
 import tempfile
 import urllib.request
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from tests.support.waiting import hold_for
 SEQUENCE = "shared"
 SIZES: dict[str, int | list[int]] = {"1": 1, "10": 10, "1-100": random.Random(1).sample(range(1, 101), 100)}
 # The pause of a caller after each answer.
-_PAUSE = 0.04
+_PAUSE = 0.02
 # A call outlasts every fault, so that a fault shows as a long call and not as an error.
 _TIMEOUT = 120.0
 _SLOW_SECONDS = 2.0
@@ -42,6 +43,9 @@ _HOSTS = 3
 # A reserve that nodes refill every few seconds, so that each fault meets calls of the store.
 _SETTINGS = {"outage_reserve": "20s", "store_timeout": "6s", "lease_ttl": "40s", "http_listen": "127.0.0.1:0"}
 _MAX_SECONDS = 10.0
+
+# When a window began and ended, in nanoseconds.
+Window = tuple[int, int]
 
 
 @dataclass
@@ -68,7 +72,8 @@ class Windows:
         self._seconds = seconds
         self._callers: list[ClientProcess] = []
         self._noop: list[ClientProcess] = []
-        self._bounds: list[tuple[str, int, dict[str, tuple[int, int]]]] = []
+        self._store_calls_during: Counter[str] = Counter()
+        self._bounds: dict[str, dict[str, list[Window]]] = defaultdict(lambda: defaultdict(list))
         for node in nodes:
             for what, size in SIZES.items():
                 log = f"{what}-{len(self._callers)}.jsonl"
@@ -88,20 +93,20 @@ class Windows:
         scenario.wait_until(lambda: all(each.records for each in self._noop), "a call of each caller", 120)
 
     def run(self, fault: Fault) -> None:
-        """Run a window without the fault, one during it and one after it."""
+        """Run a window without the fault, one during it and one after it. Those of repeated runs are one."""
+        bounds = self._bounds[fault.name]
         enough = 1.5 * self._seconds + 2
         self._scenario.wait_until(lambda: min(map(reserve, self._nodes)) >= enough, f"a reserve of {enough} s", 240)
-        bounds = {"before": self._window()}
+        bounds["before"].append(self._window())
         store_calls = self._store_calls()
         with fault.during():
-            bounds["during"] = self._window()
-            store_calls = self._store_calls() - store_calls
+            bounds["during"].append(self._window())
+            self._store_calls_during[fault.name] += self._store_calls() - store_calls
         if fault.recovered:
             began = boot_time_ns()
             fault.recovered()
-            bounds["recovering"] = (began, boot_time_ns())
-        bounds["after"] = self._window()
-        self._bounds.append((fault.name, store_calls, bounds))
+            bounds["recovering"].append((began, boot_time_ns()))
+        bounds["after"].append(self._window())
 
     def stop(self) -> tuple[list[dict[str, Any]], dict[str, int]]:
         """Stop the callers; return a row for each fault, and the errors by reason."""
@@ -113,17 +118,16 @@ class Windows:
             each.stop(_TIMEOUT)
         calls, noop = _calls(self._callers), _calls(self._noop)
         rows: list[dict[str, Any]] = []
-        for name, store_calls, bounds in self._bounds:
-            both = {what: (figures(calls, *window), figures(noop, *window)) for what, window in bounds.items()}
-            rows.append(
-                {"fault": name, "store_calls": store_calls} | {what: _beside(*found) for what, found in both.items()}
-            )
+        for name, bounds in self._bounds.items():
+            both = {what: (figures(calls, windows), figures(noop, windows)) for what, windows in bounds.items()}
+            row = {"fault": name, "store_calls": self._store_calls_during[name]}
+            rows.append(row | {what: _beside(*found) for what, found in both.items()})
         return rows, errors
 
     def _store_calls(self) -> int:
         return int(sum(metric(node, "idalloc_store_calls_total") for node in self._nodes))
 
-    def _window(self) -> tuple[int, int]:
+    def _window(self) -> Window:
         began = boot_time_ns()
         hold_for(self._seconds, "calls are measured")
         return began, boot_time_ns()
@@ -134,10 +138,10 @@ def _calls(callers: list[ClientProcess]) -> list[tuple[int, int]]:
     return [(record.asked, record.answered - record.asked) for each in callers for record in read_ranges(each.log)]
 
 
-def figures(calls: list[tuple[int, int]], began: int, ended: int) -> dict[str, Any]:
-    """Return the figures of the calls that were sent in a window."""
-    latencies = [latency / 1e9 for asked, latency in calls if began <= asked < ended]
-    found = {"calls": len(latencies), "seconds": (ended - began) / 1e9}
+def figures(calls: list[tuple[int, int]], windows: list[Window]) -> dict[str, Any]:
+    """Return the figures of the calls that were sent in one of the windows."""
+    latencies = [latency / 1e9 for asked, latency in calls if any(began <= asked < ended for began, ended in windows)]
+    found = {"calls": len(latencies), "seconds": sum(ended - began for began, ended in windows) / 1e9}
     return found | {"longest": max(latencies, default=None), "p999": percentile(latencies, 99.9)}
 
 
@@ -205,7 +209,7 @@ def _is_whole(crate: cluster.CrateCluster) -> bool:
     return crate.started_copies() == _HOSTS
 
 
-def on_sqlite(nodes: int, seconds: float) -> dict[str, Any]:
+def on_sqlite(nodes: int, seconds: float, rounds: int) -> dict[str, Any]:
     """Measure the faults of SQLite."""
     with ExitStack() as stack:
         scenario = _scenario(stack)
@@ -220,10 +224,10 @@ def on_sqlite(nodes: int, seconds: float) -> dict[str, Any]:
             Fault("hangs: no call is answered", partial(_controlled, control, "late", seconds)),
             Fault("locked: another process holds the write lock", partial(locked, path)),
         ]
-        return _measure(scenario, started, faults, seconds)
+        return _measure(scenario, started, faults * rounds, seconds)
 
 
-def on_crate(nodes: int, seconds: float) -> dict[str, Any]:
+def on_crate(nodes: int, seconds: float, rounds: int) -> dict[str, Any]:
     """Measure the faults of CrateDB with three nodes."""
     with ExitStack() as stack:
         scenario = _scenario(stack)
@@ -240,7 +244,7 @@ def on_crate(nodes: int, seconds: float) -> dict[str, Any]:
             Fault("fails over: the primary's node is paused", lambda: _paused(crate, [crate.primary()])),
             Fault("fails over: the primary's node is killed, then started", killed.during, killed.recovered),
         ]
-        return _measure(scenario, started, faults, seconds)
+        return _measure(scenario, started, faults * rounds, seconds)
 
 
 def _scenario(stack: ExitStack) -> Scenario:
@@ -275,6 +279,7 @@ def _measure(scenario: Scenario, nodes: list[Server], faults: list[Fault], secon
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=8.0, help=f"how long a window is, at most {_MAX_SECONDS:g}")
+    parser.add_argument("--rounds", type=int, default=4, help="how often each fault has its windows")
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--stores", nargs="+", choices=("sqlite", "cratedb"), default=["sqlite", "cratedb"])
     parser.add_argument("--output", type=Path, default=document.FAULTS)
@@ -286,12 +291,18 @@ def main() -> None:
     if "cratedb" in chosen.stores and not (cluster.URL and cluster.HARM_COMMAND):
         chosen.stores.remove("cratedb")
         skipped = ["CrateDB: IDALLOC_TEST_CRATEDB_URL and IDALLOC_TEST_CRATEDB_HARM are not both set"]
-    result = {"machine": machine.describe(), "seconds": chosen.seconds, "parts": [], "skipped": skipped}
+    result = {
+        "machine": machine.describe(),
+        "seconds": chosen.seconds,
+        "rounds": chosen.rounds,
+        "parts": [],
+        "skipped": skipped,
+    }
     chosen.output.parent.mkdir(parents=True, exist_ok=True)
     for store in chosen.stores:
         for nodes in chosen.nodes:
             measure = {"sqlite": on_sqlite, "cratedb": on_crate}[store]
-            result["parts"].append(measure(nodes, chosen.seconds))
+            result["parts"].append(measure(nodes, chosen.seconds, chosen.rounds))
             chosen.output.write_text(json.dumps(result, indent=2) + "\n")
     print(faults_table.section(result))
     document.write()

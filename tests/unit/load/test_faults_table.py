@@ -21,7 +21,7 @@ def section(during: float | None, after: float | None = 0.01, **changes: Any) ->
         "after": window(after),
     } | changes
     part = {"store": "SQLite", "nodes": 1, "rows": [row], "errors": {}, "findings": 0, "ids": 1234}
-    return faults_table.section({"seconds": 6.0, "parts": [part], "skipped": []})
+    return faults_table.section({"seconds": 6.0, "rounds": 2, "parts": [part], "skipped": []})
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,12 @@ def test_the_start_of_a_killed_node_is_beside_the_table() -> None:
 def test_a_call_counts_for_the_window_that_it_began_in() -> None:
     """A call that begins during a fault and ends after it counts for the fault."""
     calls = [(5, 3_000_000_000), (10, 1_000_000), (20, 2_000_000)]
-    assert figures(calls, 0, 10) == {"calls": 1, "seconds": 1e-8, "longest": 3.0, "p999": 3.0}
-    assert figures(calls, 10, 30)["longest"] == 0.002
-    assert figures(calls, 30, 40)["longest"] is None
+    assert figures(calls, [(0, 10)]) == {"calls": 1, "seconds": 1e-8, "longest": 3.0, "p999": 3.0}
+    assert figures(calls, [(10, 30)])["longest"] == 0.002
+    assert figures(calls, [(30, 40)])["longest"] is None
+
+
+def test_the_windows_of_all_rounds_are_one() -> None:
+    """The calls of a fault's windows in several rounds give one row of figures."""
+    calls = [(5, 3_000_000_000), (15, 1_000_000), (25, 2_000_000)]
+    assert figures(calls, [(0, 10), (20, 30)]) == {"calls": 2, "seconds": 2e-8, "longest": 3.0, "p999": 3.0}
