@@ -230,6 +230,7 @@ class _Connection:
         if (request := self._session.next_request()) is not None:
             await self._run(request)
             await self._send()
+            await asyncio.sleep(0)  # else a client that sends many at once would be served alone
             return True
         await self._send()
         if self._session.is_closed:

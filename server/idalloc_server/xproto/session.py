@@ -1,7 +1,7 @@
 """A session of the X Protocol as a state machine without I/O: bytes in, bytes and requests out.
 
 The owner feeds bytes with ``receive``, sends what ``take_output`` returns, and answers each request of
-``next_request`` with ``reply`` and ``finish``, or with ``fail``, before it asks for the next one.
+``next_request`` with ``reply`` or ``fail``, or as the request says, before it asks for the next one.
 """
 
 from collections.abc import Callable
@@ -19,6 +19,9 @@ from idalloc_server.xproto.login import Credentials, Login, new_salt
 # The largest message before the login; after it, the largest one that is no statement on a collection.
 MAX_CONTROL_MESSAGE = 64 * 1024
 
+# How many messages are handled before others have the event loop: about a millisecond's work.
+MESSAGES_A_TURN = 32
+
 _STATEMENTS = (17, 18, 19, 20)  # the types of Find, Insert, Update and Delete
 _EXPECT_CLOSE = 25
 _LOGIN = (connection_pb2.AuthenticateStart, connection_pb2.AuthenticateContinue)
@@ -26,7 +29,7 @@ _LOGIN = (connection_pb2.AuthenticateStart, connection_pb2.AuthenticateContinue)
 
 @dataclass(frozen=True)
 class StartTls:
-    """Send the output, and start TLS. ``finish`` when it has started."""
+    """Send the output, and start TLS."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class LogIn:
 
 @dataclass(frozen=True)
 class Reset:
-    """Forget the variables of the session. ``finish`` when done."""
+    """Forget the variables of the session."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,12 @@ class Execute:
     message: Message
 
 
-Request = StartTls | LogIn | Reset | Execute
+@dataclass(frozen=True)
+class Pause:
+    """Send the output, and let others run: the client sent many messages at once."""
+
+
+Request = StartTls | LogIn | Reset | Execute | Pause
 
 
 def kind_of(request: Request) -> str:
@@ -118,7 +126,9 @@ class Session:
 
     def next_request(self) -> Request | None:
         """Handle frames up to the next one that needs the owner; None if more bytes are needed, or at the end."""
-        while not self.is_closed:
+        for _ in range(MESSAGES_A_TURN):
+            if self.is_closed:
+                return None
             try:
                 found = self._reader.take()
                 if found is None:
@@ -131,7 +141,7 @@ class Session:
             else:
                 if request is not None:
                     return request
-        return None
+        return Pause()
 
     def reply(self, frame: bytes) -> None:
         """Add a frame of the reply to the current request."""

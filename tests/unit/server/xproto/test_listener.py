@@ -1,6 +1,7 @@
 """The port of the X Protocol bounds its connections, and ends them in a drain."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -81,6 +82,34 @@ async def test_connections_are_bounded() -> None:
             assert await first.reader.read() == b""
         async with connected(listener.address):
             assert listener.connection_count == 1
+
+
+async def test_pipelined_statements_let_others_run() -> None:
+    """Others have the event loop between the statements that a client sent at once."""
+    turns = 0
+    in_turn: Counter[int] = Counter()
+
+    class Counting:
+        async def execute(self, message: Message, caller: Caller) -> AsyncGenerator[bytes, None]:
+            in_turn[turns] += 1
+            yield frames.DONE_EXECUTING
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with listening(statements=Counting()) as listener, connected(listener.address) as client:
+        counting = asyncio.create_task(count_turns())
+        for _ in range(200):
+            client.send(insert("{}"))
+        for _ in range(200):
+            await client.reply()
+        counting.cancel()
+        await asyncio.wait([counting])
+    assert in_turn.total() == 200
+    assert set(in_turn.values()) == {1}
 
 
 async def test_a_drain_ends_idle_connections() -> None:

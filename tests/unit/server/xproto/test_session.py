@@ -11,7 +11,7 @@ from idalloc_server.xproto import frames
 from idalloc_server.xproto.errors import XError, parse_error
 from idalloc_server.xproto.expect import MAX_BLOCKS, field_exists
 from idalloc_server.xproto.login import new_salt
-from idalloc_server.xproto.session import MAX_CONTROL_MESSAGE, Execute, LogIn, Session, StartTls
+from idalloc_server.xproto.session import MAX_CONTROL_MESSAGE, MESSAGES_A_TURN, Execute, LogIn, Pause, Session, StartTls
 from tests.support.mysql import recordings
 from tests.support.mysql.recordings import Conversation
 
@@ -129,6 +129,19 @@ def test_other_messages_than_statements_are_short(kind: int) -> None:
     session.receive(frames.frame(18, crud_pb2.Insert(collection=crud_pb2.Collection(name="x" * longest))))
     assert isinstance(session.next_request(), Execute)
     assert answer(session, frames.frame(kind, b"\xff" * longest), []) == frames.error(parse_error())
+
+
+def test_many_messages_are_handled_in_turns() -> None:
+    """A session pauses after some messages that arrived together, so that its owner lets others run."""
+    session = Session(1, "h", MAX_MESSAGE, has_tls=False)
+    session.take_output()
+    reply = answer(session, frames.frame(1), [])
+    session.receive(frames.frame(1) * (2 * MESSAGES_A_TURN + 1))
+    turns = []
+    while isinstance(session.next_request(), Pause):
+        turns.append(session.take_output())
+    assert turns == [reply * MESSAGES_A_TURN] * 2
+    assert session.take_output() == reply
 
 
 def test_plain_needs_tls() -> None:
