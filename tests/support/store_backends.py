@@ -179,13 +179,14 @@ class CrateBackend(SqlBackend):
     def __init__(self, url: str, advance: Callable[[float], None] | None = None) -> None:
         self.url = url
         parts = urlsplit(url)
-        self.user, _, self._host = parts.netloc.rpartition("@")
+        self.user, _, hosts = parts.netloc.rpartition("@")
+        self._servers = [f"http://{host}" for host in hosts.split(",")]
         self.schema = parts.query.removeprefix("schema=")
         self._advance = advance
 
     async def sql(self, statement: str, *args: object) -> list[Sequence[Any]]:
         def run() -> list[Sequence[Any]]:
-            connection = crate_client.connect(f"http://{self._host}", username=self.user or None)
+            connection = crate_client.connect(self._servers, username=self.user or None)
             try:
                 cursor = connection.cursor()
                 cursor.execute(statement.format(f'"{self.schema}".'), args)
