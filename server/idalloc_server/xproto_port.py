@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.config import Settings
@@ -15,8 +16,9 @@ from idalloc_server.rpc.node import change_node
 from idalloc_server.store.urls import keeps_documents, open_documents
 from idalloc_server.telemetry import families
 from idalloc_server.telemetry.metrics import Counts
-from idalloc_server.xproto.collections import Collections
-from idalloc_server.xproto.listener import Services, XListener
+
+if TYPE_CHECKING:
+    from idalloc_server.xproto.listener import XListener
 
 # The sequence of burned document ids in the log: they have none.
 _BURNED_SEQUENCE = "document ids"
@@ -37,7 +39,7 @@ def check(settings: Settings, *, authenticates: bool) -> None:
 
 
 class XProtocolPort:
-    """The port; without ``xproto_listen`` nothing is served.
+    """The port. Without ``xproto_listen`` nothing is served, and the modules that would serve it are not loaded.
 
     Args:
         settings: All settings.
@@ -63,18 +65,20 @@ class XProtocolPort:
         self._files: HttpsFiles | None = None
         if not settings.xproto_listen:
             return
+        from idalloc_server.xproto import collections, listener
+
         if settings.tls_cert:
             requires = bool(settings.tls_client_ca)
             self._files = HttpsFiles(
                 settings.tls_cert, settings.tls_key, settings.tls_client_ca, requires_client_certificate=requires
             )
         self._documents = open_documents(settings.store, settings.store_timeout)
-        self._collections = Collections(self._documents)
+        self._collections = collections.Collections(self._documents)
 
         async def change(given: Mapping[str, int], persist: bool) -> None:
             await change_node(given, doc_ids, mode.node_settings if persist else None, mode.workers, None)
 
-        services = Services(
+        services = listener.Services(
             statements=self._collections,
             documents=self._documents,
             doc_ids=doc_ids,
@@ -83,7 +87,7 @@ class XProtocolPort:
             audit=access_control.audit,
             burn=lambda count: burned.add(_BURNED_SEQUENCE, "", BurnCause.DOCUMENT_NOT_STORED, count),
         )
-        self._listener = XListener(
+        self._listener = listener.XListener(
             settings.xproto_listen,
             services,
             tls=self._files.context if self._files else None,

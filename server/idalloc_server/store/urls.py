@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from idalloc_server.domain.clock import Clock
-from idalloc_server.domain.documents.protocol import Documents
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.store.credentials import API_KEYS, SECRETS, authorization, tls_context
-from idalloc_server.store.sqlite.documents import SqliteDocuments, documents_path
 from idalloc_server.store.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
+    from idalloc_server.domain.documents.protocol import Documents
     from idalloc_server.store.cratedb.http import CrateHttp
     from idalloc_server.store.opensearch.http import OpenSearchHttp
 
@@ -99,7 +98,7 @@ def keeps_documents(url: str) -> bool:
     return url.partition("://")[0] not in _OPENSEARCH_KINDS
 
 
-def open_documents(url: str, timeout: float = 40.0) -> Documents:
+def open_documents(url: str, timeout: float = 40.0) -> "Documents":
     """Returns the documents beside the counters of a store, not connected yet; ``Documents.open`` connects.
 
     Args:
@@ -111,6 +110,8 @@ def open_documents(url: str, timeout: float = 40.0) -> Documents:
     """
     kind, separator, _ = url.partition("://")
     if separator and kind == "sqlite":
+        from idalloc_server.store.sqlite.documents import SqliteDocuments, documents_path
+
         return SqliteDocuments(documents_path(_sqlite_path(url)))
     if separator and kind == "crate":
         from idalloc_server.store.cratedb.documents import CrateDocuments
