@@ -26,7 +26,7 @@ from tests.support.processes import Server, environment, running, serve_command,
 from tests.support.server_calls import connect, id_allocator, log_events
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.test_long, pytest.mark.timeout(180)]
 LOOPBACK = "127.0.0.1:0"
 Values = dict[str, float]
 
@@ -152,7 +152,6 @@ def test_port_answers_while_no_worker_can_start(tmp_path: Path) -> None:
         assert metrics(server)["idalloc_workers"] == 0
 
 
-@pytest.mark.test_long
 @pytest.mark.parametrize("workers", [1, 2])
 def test_readyz_names_the_store_while_it_is_away(tmp_path: Path, workers: int) -> None:
     """While the store is away /readyz is 503 with the check's name, and /livez is 200."""
@@ -220,7 +219,7 @@ def test_https_uses_the_certificates_of_the_server(tmp_path: Path, workers: int)
 
 @pytest.mark.parametrize(
     ("workers", "with_access"),
-    [(1, True), *(pytest.param(*each, marks=pytest.mark.test_long) for each in ((2, True), (1, False)))],
+    [(1, True), (2, True), (1, False)],
 )
 def test_client_certificates_give_the_roles(tmp_path: Path, workers: int, with_access: bool) -> None:
     """With `tls_client_ca` /metrics needs a certificate of it; with access, one of an identity that may read all."""

@@ -18,6 +18,8 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from tests.support.processes import IDALLOC, environment, running, serve_command, start_error
 from tests.support.server_calls import id_allocator
 
+pytestmark = pytest.mark.test_long
+
 
 def test_a_native_server_continues_after_a_restart(tmp_path: Path) -> None:
     """A server on the native transport is healthy, and continues after a restart."""

@@ -30,6 +30,8 @@ from tests.support.server_calls import (
     worker_pids,
 )
 
+pytestmark = pytest.mark.test_long
+
 
 class TestServing:
     def test_the_serving_event_follows_the_last_worker(self, tmp_path: Path) -> None:
@@ -145,7 +147,6 @@ class TestUpdating:
             assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
             assert update_node(channels[0], prefix=6).prefix == 6
 
-    @pytest.mark.test_long
     def test_a_persisted_update_survives_a_restart(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """UpdateNode with persist survives a restart, and needs a fixed port."""
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -164,7 +165,6 @@ class TestUpdating:
 
 
 class TestCounting:
-    @pytest.mark.test_long
     def test_call_counts_sum_all_workers(self, tmp_path: Path) -> None:
         """The event calls sums all workers, including those that died."""
 
@@ -205,9 +205,7 @@ class TestCounting:
 
 
 class TestStarting:
-    @pytest.mark.parametrize(
-        ("first", "second"), [(1, 2), *(pytest.param(2, each, marks=pytest.mark.test_long) for each in (1, 2))]
-    )
+    @pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1), (2, 2)])
     def test_a_second_server_on_the_address_is_refused(self, tmp_path: Path, first: int, second: int) -> None:
         """A second server on the same address is refused, with any number of workers."""
         with running(tmp_path, workers=first) as server:
@@ -217,9 +215,7 @@ class TestStarting:
             assert server.log.read_text() == began
         assert not (tmp_path / "other.db").exists()
 
-    @pytest.mark.parametrize(
-        "hosts", [("127.0.0.1",) * 3, pytest.param(("0.0.0.0", "127.0.0.1"), marks=pytest.mark.test_long)]
-    )
+    @pytest.mark.parametrize("hosts", [("127.0.0.1",) * 3, ("0.0.0.0", "127.0.0.1")])
     def test_servers_that_start_at_once_do_not_share_an_address(self, tmp_path: Path, hosts: tuple[str, ...]) -> None:
         """Of servers that start at once on one address, one serves."""
         with closing(socket.create_server(("127.0.0.1", 0))) as free:

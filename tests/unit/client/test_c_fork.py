@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.fake_server import FakeServer, serving
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+pytestmark = [pytest.mark.test_long, pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")]
 
 # fork() iterates over a function's values in the parent and in two children, and prints the values of each up to an
 # error, and the error, the parent's first.

@@ -22,6 +22,8 @@ from idalloc.bench._chart import _rate
 from idalloc.v1 import id_allocator_pb2 as pb
 from tests.support.fake_server import FakeServer, serving
 
+pytestmark = pytest.mark.test_long
+
 # A short run in which all calls count.
 FEW = ("--total", "40", "--concurrency", "8", "--warm-up", "0s")
 

@@ -10,6 +10,8 @@ import pytest
 
 from idalloc_server.telemetry.log_queue import MAX_QUEUED_BYTES
 
+pytestmark = pytest.mark.test_long
+
 BEGIN = """
 import asyncio, gc, logging, os, sys, threading, warnings
 from idalloc_server.telemetry import logs
