@@ -287,9 +287,11 @@ def test_a_rolling_restart_behind_envoy_fails_no_call(proxy: Proxy) -> None:
             caller.start()
         try:
             wait_until(lambda: len(done) > 100 or failed, "calls")
+            wait_until(lambda: proxy.stat(HEALTHY) == 2, "Envoy knows both servers")
             assert one.stop() == 0
             wait_until(lambda: proxy.stat(HEALTHY) == 1, "Envoy knows that the first server has stopped")
             with serving(proxy):
+                wait_until(lambda: proxy.stat(HEALTHY) == 2, "Envoy knows the new server")
                 assert two.stop() == 0
                 before = len(done)
                 wait_until(lambda: len(done) > before + 100 or failed, "calls of the new server")
