@@ -221,7 +221,7 @@ async def test_a_stop_ends_idle_sessions(tmp_path: Path) -> None:
             server.send(signal.SIGTERM)
             reply = await client.reply()
             assert reply.code == 1053
-            assert await client.reader.read() == b""
+            assert await client.rest() == b""
         assert await asyncio.to_thread(server.process.wait, 30) == 0
 
 

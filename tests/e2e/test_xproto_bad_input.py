@@ -64,7 +64,7 @@ async def test_broken_frames_end_only_their_connection(
         async with connected(address(server), logs_in=logs_in) as client:
             client.writer.write(content)
             client.writer.write_eof()
-            answer = await client.reader.read()
+            answer = await client.rest()
             assert answer == b"" or answer[4] == frames.ERROR
     async with connected(address(server)) as client:
         client.writer.write(frames.frame(99, b"x"))
@@ -110,7 +110,7 @@ async def test_a_message_is_bounded(server: Server) -> None:
         await client.create_collection()
         assert (await client.add(f'{{"text": "{"x" * 4_000_000}"}}')).code == 0
         client.writer.write((4 * 2**20 + 1).to_bytes(4, "little"))
-        assert await client.reader.read() == b""
+        assert await client.rest() == b""
 
 
 async def test_pipelined_messages_are_answered_in_order(server: Server) -> None:

@@ -85,6 +85,17 @@ class XClient:
             if kind in _LAST:
                 return reply
 
+    async def rest(self) -> bytes:
+        """Read until the server closes the connection; return what it sent.
+
+        A server that closes while bytes of the client wait to be read resets the connection. That closes it too, and
+        then nothing is returned.
+        """
+        try:
+            return await self.reader.read()
+        except ConnectionError:
+            return b""
+
     def send(self, message: Message) -> None:
         """Send a message."""
         self.writer.write(frames.frame(_TYPES[type(message)], message))

@@ -63,7 +63,7 @@ async def test_a_statement_is_answered() -> None:
         assert kinds == [frames.COLUMN_META_DATA, frames.ROW, frames.FETCH_DONE, frames.NOTICE, frames.STMT_EXECUTE_OK]
         client.writer.write(frames.frame(3))
         assert await client.read() == (frames.OK, frames.ok("bye!")[5:])
-        assert await client.reader.read() == b""
+        assert await client.rest() == b""
         assert listener.calls == {"login 0": 1, "sql 0": 1}
 
 
@@ -75,11 +75,11 @@ async def test_connections_are_bounded() -> None:
             # As MySQL 8.0.31 answers beyond max_connections.
             answer = "08011090081a14546f6f206d616e7920636f6e6e656374696f6e7322054859303030"
             assert await second.read() == (frames.ERROR, bytes.fromhex(answer))
-            assert await second.reader.read() == b""
+            assert await second.rest() == b""
             second.close()
             first.writer.write(frames.frame(3))
             await first.read()
-            assert await first.reader.read() == b""
+            assert await first.rest() == b""
         async with connected(listener.address):
             assert listener.connection_count == 1
 
@@ -117,7 +117,7 @@ async def test_a_drain_ends_idle_connections() -> None:
     async with listening() as listener, connected(listener.address) as client:
         await listener.drain(5)
         assert (await client.reply()).code == 1053
-        assert await client.reader.read() == b""
+        assert await client.rest() == b""
 
 
 async def test_a_drain_sends_a_running_reply_whole() -> None:
@@ -148,7 +148,7 @@ async def test_an_oversized_frame_closes_the_connection() -> None:
     """A frame longer than the limit closes the connection without a reply, also before the login."""
     async with listening() as listener, connected(listener.address, logs_in=False) as client:
         client.writer.write(b"GET / HTTP/1.1\r\n\r\n")
-        assert await client.reader.read() == b""
+        assert await client.rest() == b""
 
 
 async def test_an_unknown_schema_refuses_a_login() -> None:
@@ -163,7 +163,7 @@ async def test_an_idle_session_is_closed(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(xlistener, "IDLE_SECONDS", 0.2)
     async with listening(max_connections=1) as listener:
         async with connected(listener.address) as client:
-            assert await client.reader.read() == b""
+            assert await client.rest() == b""
         async with connected(listener.address) as client:
             assert (await client.sql("SELECT 1")).code == 0
 
@@ -175,8 +175,7 @@ async def test_a_login_that_never_ends_is_closed(monkeypatch: pytest.MonkeyPatch
     async with listening() as listener, connected(listener.address, logs_in=False) as client:
         if starts:
             client.writer.write(frames.frame(1) + b"\x09")
-        await client.reader.read()
-        assert client.reader.at_eof()
+        await client.rest()
         await until(lambda: listener.connection_count == 0)
 
 
@@ -184,7 +183,7 @@ async def test_a_fault_ends_its_connection_only() -> None:
     """A statement that fails with a fault of the server ends its connection, and no other one."""
     async with listening() as listener, connected(listener.address) as client, connected(listener.address) as other:
         client.send(insert("{}"))
-        assert await client.reader.read() == b""
+        assert await client.rest() == b""
         assert (await other.sql("SELECT 1")).code == 0
 
 
