@@ -204,7 +204,7 @@ LIMITS = {
             "size of a message that is no statement on a collection",
             _kib(session.MAX_CONTROL_MESSAGE),
             "error 1153",
-            "of short items, it takes more time than its statement",
+            "a long message of many short items would keep the others waiting",
         ),
         Limit("time of a login", f"{listener.LOGIN_SECONDS:g} s", "the server closes the connection"),
         Limit(
