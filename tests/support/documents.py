@@ -152,6 +152,8 @@ def run_page(
     unknown = [text for text in (*not_run, *stopped_before) if not any(text in each.text for each in blocks(page))]
     assert not unknown, f"{name}: no block has {unknown}"
     numbers = {50051, *(int(port) for block in blocks(page) for port in PORT.findall(block.text))}
+    if any("make run" in block.text for block in blocks(page)):
+        numbers.add(50080)  # where it listens for HTTP, also if the page does not show it
     with closing(Terminal(folder, {port: free_port() for port in numbers} | dict(ports or {}))) as terminal:
         for file in files:
             (terminal.folder / file).symlink_to(ROOT / file)
