@@ -6,6 +6,7 @@ import sqlite3
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -14,6 +15,7 @@ import pytest
 from crate import client as crate_client
 
 from idalloc_server.domain.store.protocol import Store
+from idalloc_server.store.cratedb.tables import SEQUENCES
 from idalloc_server.store.urls import open_store
 from tests.support.cratedb.emulator import CrateEmulator
 from tests.support.fake_store import FakeClock, MemoryStore
@@ -62,6 +64,10 @@ class Backend(Protocol):
 
     async def take_as_recipe_client(self, name: str) -> int:
         """Takes one value as a client of CrateDB's guide, which knows only the two-column table."""
+        ...
+
+    async def exchange(self) -> None:
+        """Puts another, empty table of sequences under the name of this one."""
         ...
 
     async def close(self) -> None:
@@ -164,6 +170,13 @@ class SqliteBackend(SqlBackend):
 
         return await asyncio.to_thread(take)
 
+    async def exchange(self) -> None:
+        other = self._path.with_suffix(".other")
+        store = open_store(f"sqlite://{other}", self._clock)
+        await store.open()
+        await store.close()
+        other.replace(self._path)
+
     async def close(self) -> None:
         pass
 
@@ -189,7 +202,7 @@ class CrateBackend(SqlBackend):
             connection = crate_client.connect(self._servers, username=self.user or None)
             try:
                 cursor = connection.cursor()
-                cursor.execute(statement.format(f'"{self.schema}".'), args)
+                cursor.execute(statement.replace("{}", f'"{self.schema}".'), args)
                 return list(cursor.fetchall()) if cursor.description else []
             finally:
                 connection.close()
@@ -223,8 +236,13 @@ class CrateBackend(SqlBackend):
                 return int(rows[0][0])
             await hold_for_async(0.001, "before the client's retry")
 
+    async def exchange(self) -> None:
+        other = replace(SEQUENCES, name="sequences_other")
+        await self.sql(other.definition(self.schema))
+        await self.sql("ALTER CLUSTER SWAP TABLE {}sequences TO {}sequences_other")
+
     async def close(self) -> None:
-        for table in ("sequences", "start_timestamps", "allocations"):
+        for table in ("sequences", "sequences_other", "start_timestamps", "allocations"):
             await self.sql(f"DROP TABLE IF EXISTS {{}}{table}")
 
 
@@ -244,6 +262,9 @@ class MemoryBackend(SqlBackend):
 
     async def take_as_recipe_client(self, name: str) -> int:
         raise NotImplementedError(name)
+
+    async def exchange(self) -> None:
+        raise NotImplementedError
 
     async def close(self) -> None:
         pass

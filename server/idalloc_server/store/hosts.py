@@ -11,16 +11,24 @@ from idalloc_server.domain.errors import StoreUnreachable
 
 
 @dataclass(eq=False)
+class Connection:
+    """A session of one connection; ``is_checked`` if it was seen to reach the opened store."""
+
+    session: aiohttp.ClientSession
+    is_checked: bool = False
+
+
+@dataclass(eq=False)
 class Host:
     """A node of the cluster, or a load balancer in front of the nodes.
 
     Attributes:
         name: ``host:port``.
-        idle: Sessions of one connection each, free for use.
+        idle: Connections, free for use.
     """
 
     name: str
-    idle: list[aiohttp.ClientSession] = field(default_factory=list)
+    idle: list[Connection] = field(default_factory=list)
 
 
 class Hosts:

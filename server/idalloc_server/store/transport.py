@@ -1,19 +1,12 @@
-"""The HTTP transport to a cluster: chooses hosts, and never sends a write twice unless it was certainly not applied.
-
-Every connection is a separate session, which can be closed without the others. After an error, a server may leave a
-request queued on its connection and would run it before the next one there.
-"""
+"""The HTTP transport to a cluster: chooses hosts, and never sends a write twice unless it was certainly not applied."""
 
 import asyncio
-import io
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import aiohttp
-import yarl
 
 from idalloc_server.domain.errors import (
     StoreAnsweredError,
@@ -22,34 +15,13 @@ from idalloc_server.domain.errors import (
     StoreRefused,
     StoreUnreachable,
 )
-from idalloc_server.store.credentials import certificate_problem
+from idalloc_server.store.connections import Connections, Request, close_idle, read_failure
 from idalloc_server.store.hosts import Host, Hosts
 
 _HTTP_UNAUTHORIZED = 401
 _HTTP_UNAVAILABLE = 503
-_MAX_MESSAGE_LENGTH = 300
-_LARGE_BODY = 64 * 1024  # bytes; aiohttp sends a file in parts, and others have the event loop between them
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class Request(Generic[_T]):
-    """A request, and the reader of its answer.
-
-    Attributes:
-        method: The HTTP method; POST for a write, which aiohttp never repeats.
-        path: The path and query, percent-encoded.
-        body: The body, if any.
-        read: Reads an answer from the host's name, the HTTP status and the content; raises ``StoreFailure``.
-        subject: What the request is about, for the next step in an error.
-    """
-
-    method: str
-    path: str
-    body: bytes | None
-    read: Callable[[str, int, bytes], _T]
-    subject: str = ""
 
 
 class HostTimeouts(NamedTuple):
@@ -113,14 +85,14 @@ class Transport(ABC):
         max_connections: int = 64,
     ) -> None:
         self._hosts = Hosts(hosts)
-        self._headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json"}
         if authorization is not None:
-            self._headers["Authorization"] = authorization
-        self._tls = tls
+            headers["Authorization"] = authorization
         self._host_timeouts = host_timeouts
         self._timeout = timeout
         connect = min(connect_timeout, host_timeouts.connect) if len(hosts) > 1 else connect_timeout
-        self._timeouts = aiohttp.ClientTimeout(total=connect + timeout, connect=connect, sock_read=timeout)
+        timeouts = aiohttp.ClientTimeout(total=connect + timeout, connect=connect, sock_read=timeout)
+        self._connections = Connections(self.PRODUCT, self.PORT, self.ALIVE, headers, tls, timeouts)
         self._unauthorized_since: float | None = None
         self._slots = asyncio.Semaphore(max_connections)
         self._closed = False
@@ -136,11 +108,16 @@ class Transport(ABC):
     async def check_serves(self, host: Host) -> None:  # noqa: B027 - optional
         """Raises ``StoreFailure`` if a host that is alive cannot serve; part of a probe."""
 
+    def set_place_check(self, request: Request[None]) -> None:
+        """See ``Connections.set_place_check``."""
+        self._connections.set_place_check(request)
+
     async def close(self) -> None:
         """Closes the idle connections; a connection in use is closed when its call ends."""
         self._closed = True
+        self._connections.close()
         for host in self._hosts:
-            await _close_idle(host)
+            await close_idle(host)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -277,7 +254,7 @@ class Transport(ABC):
 
     async def _check_alive(self, host: Host) -> None:
         """Raises ``StoreFailure`` if a node does not answer, or has no master."""
-        await self._exchange(host, self.ALIVE, fresh=True)
+        await self._connections.exchange(host, self.ALIVE, is_fresh=True)
 
     async def _send_watched(self, host: Host, request: Request[_T]) -> _T:
         """Sends a write. If there are other hosts, ends it when its host is no longer alive."""
@@ -321,7 +298,7 @@ class Transport(ABC):
         """
         serves = is_read
         try:
-            answer = await self._exchange(host, request)
+            answer = await self._connections.exchange(host, request)
             serves = True
             return answer
         except StoreFailure as error:
@@ -334,67 +311,9 @@ class Transport(ABC):
     async def _demote(self, host: Host) -> None:
         """Prefers other hosts, and drops the host's connections, which may be dead when it returns."""
         self._hosts.demote(host)
-        await _close_idle(host)
-
-    async def _exchange(self, host: Host, request: Request[_T], *, fresh: bool = False) -> _T:
-        """Sends one request over one connection, and keeps the connection only after a successful answer."""
-        session = self._new_session() if fresh or not host.idle else host.idle.pop()
-        # Without ``encoded`` yarl would change the path: it resolves a sequence's name such as ``..``.
-        url = yarl.URL(f"{'http' if self._tls is None else 'https'}://{host.name}{request.path}", encoded=True)
-        body = io.BytesIO(request.body) if request.body and len(request.body) > _LARGE_BODY else request.body
-        keep = False
-        try:  # aiohttp never retries a POST, but would follow a redirect with one.
-            async with session.request(
-                request.method, url, data=body, headers=self._headers, allow_redirects=False
-            ) as response:
-                content = await response.read()
-            answer = request.read(host.name, response.status, content)
-            keep = not self._closed
-            return answer
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            problem = certificate_problem(error) or one_line(error)
-            raise StoreUnreachable(f"cannot connect to {self.PRODUCT} at {host.name}: {problem}") from error
-        except aiohttp.ClientResponseError as error:
-            raise StoreOutcomeUnknown(
-                f"the server at {host.name} is not {self.PRODUCT}'s HTTP endpoint, whose port is usually {self.PORT}"
-            ) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise StoreOutcomeUnknown(
-                f"{self.PRODUCT} at {host.name} was sent a statement and did not answer: {one_line(error)}"
-            ) from error
-        finally:
-            if keep:
-                host.idle.append(session)
-            else:
-                await session.close()
-
-    def _new_session(self) -> aiohttp.ClientSession:
-        return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=1, ssl=True if self._tls is None else self._tls),
-            timeout=self._timeouts,
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
-
-
-async def _close_idle(host: Host) -> None:
-    while host.idle:
-        await host.idle.pop().close()
+        await close_idle(host)
 
 
 def is_unauthorized(error: StoreFailure) -> bool:
     """Whether the user, password or token is wrong. For a missing privilege CrateDB answers 401 with a code."""
     return error.http_status == _HTTP_UNAUTHORIZED and error.code is None
-
-
-def read_failure(failure: StoreFailure) -> StoreFailure:
-    """Returns the failure of a read. A read changes nothing, so its outcome is never unknown."""
-    if not isinstance(failure, StoreOutcomeUnknown):
-        return failure
-    kind = StoreUnreachable if failure.http_status is None else StoreAnsweredError
-    return kind(str(failure), code=failure.code, http_status=failure.http_status)
-
-
-def one_line(what: object) -> str:
-    """Returns the beginning of a text, without line breaks."""
-    text = " ".join(str(what).split()) or type(what).__name__
-    return text if len(text) <= _MAX_MESSAGE_LENGTH else text[:_MAX_MESSAGE_LENGTH] + "…"

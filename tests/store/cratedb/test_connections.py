@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -9,12 +10,15 @@ import pytest
 from idalloc_server.domain.errors import StoreAnsweredError, StoreFailure, StoreUnreachable
 from tests.store.cratedb.conftest import ADD, MakeHttp, last_value
 from tests.support.cratedb.emulator import CrateEmulator
+from tests.support.cratedb.statements import without_ties
+
+Answer = Callable[[asyncio.StreamWriter, bytes], Awaitable[None]]
 
 
 class Connections:
     """A server that counts its connections, and answers each request by ``answer``."""
 
-    def __init__(self, answer: Callable[[asyncio.StreamWriter], Awaitable[None]]) -> None:
+    def __init__(self, answer: Answer) -> None:
         self.opened = 0
         self.closed = asyncio.Semaphore(0)
         self._answer = answer
@@ -29,15 +33,23 @@ class Connections:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
+                body = b""
                 if head.startswith(b"POST"):
-                    await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split()[0]))
-                await self._answer(writer)
+                    body = await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split()[0]))
+                await self._answer(writer, body)
         writer.close()
         self.closed.release()
 
 
-def answering(status: int, content: bytes) -> Callable[[asyncio.StreamWriter], Awaitable[None]]:
-    async def answer(writer: asyncio.StreamWriter) -> None:
+def row_of(body: bytes) -> bytes:
+    """Returns the answer with the row [1] to a statement, tied to it."""
+    nonce = without_ties(json.loads(body)["stmt"])[1]
+    return json.dumps({"cols": [f"'{nonce}'", "last_value"], "rows": [[nonce, 1]]}).encode()
+
+
+def answering(status: int, fixed: bytes = b"") -> Answer:
+    async def answer(writer: asyncio.StreamWriter, body: bytes) -> None:
+        content = fixed or row_of(body)
         writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%s" % (status, len(content), content))
 
     return answer
@@ -46,7 +58,7 @@ def answering(status: int, content: bytes) -> Callable[[asyncio.StreamWriter], A
 class TestConnections:
     async def test_a_connection_is_reused(self, make_http: MakeHttp) -> None:
         """P10: successful writes share one connection, which close() closes."""
-        connections = Connections(answering(200, b'{"rows": [[1]]}'))
+        connections = Connections(answering(200))
         async with connections.serve() as host:
             http = make_http(host)
             for _ in range(5):
@@ -72,10 +84,10 @@ class TestConnections:
         arrived = asyncio.Semaphore(0)
         go_on = asyncio.Event()
 
-        async def wait(writer: asyncio.StreamWriter) -> None:
+        async def wait(writer: asyncio.StreamWriter, body: bytes) -> None:
             arrived.release()
             await go_on.wait()
-            await answering(200, b'{"rows": [[1]]}')(writer)
+            await answering(200)(writer, body)
 
         connections = Connections(wait)
         async with connections.serve() as host:

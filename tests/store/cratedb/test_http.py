@@ -1,6 +1,7 @@
 """The HTTP transport to CrateDB: every write is sent once."""
 
 import asyncio
+import json
 import socket
 import ssl
 
@@ -9,6 +10,7 @@ import pytest
 from idalloc_server.domain.errors import StoreAnsweredError, StoreOutcomeUnknown, StoreRefused, StoreUnreachable
 from tests.store.cratedb.conftest import ADD, READ, MakeHttp, last_value
 from tests.support.cratedb.emulator import CrateEmulator, Fault
+from tests.support.cratedb.statements import without_ties
 from tests.support.waiting import hold_for_async, settle
 
 
@@ -102,7 +104,9 @@ class TestWrites:
             head = await reader.readuntil(b"\r\n\r\n")
             length = int(head.lower().partition(b"content-length: ")[2].split()[0])
             posts.append(await reader.readexactly(length))
-            content = b'{"cols": ["last_value"], "rows": [[%d]], "rowcount": 1}' % len(posts)
+            nonce = without_ties(json.loads(posts[-1])["stmt"])[1]
+            answer = {"cols": [f"'{nonce}'", "last_value"], "rows": [[nonce, len(posts)]], "rowcount": 1}
+            content = json.dumps(answer).encode()
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(content), content))
             writer.close()
 

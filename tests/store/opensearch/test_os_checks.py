@@ -110,7 +110,10 @@ class TestPrivileges:
     @pytest.mark.parametrize(
         ("match", "message"),
         [
-            ("PUT /idalloc-starts-1", "cannot create or complete the index of idalloc-starts: .*; or create it first"),
+            (
+                "PUT /idalloc-starts-data",
+                "cannot create or complete the index of idalloc-starts: .*; or create it first",
+            ),
             ("GET /idalloc-starts", "the settings of idalloc-starts cannot be read: .*; grant the user"),
             ("TOUCH", "the index of idalloc-starts cannot be used: .*; grant the user read, write, refresh"),
             ("_refresh", "the index of idalloc-starts cannot be used: .*; grant the user read, write, refresh"),
@@ -133,7 +136,7 @@ class TestPrivileges:
         async with OpenSearchStandIn() as opensearch:
             opensearch.inject(Fault("error", match="/_nodes/_all", status=403, type="security_exception"))
             await start(opensearch)
-            assert "idalloc-sequences-1" in opensearch.cluster.indices
+            assert "idalloc-sequences-data" in opensearch.cluster.indices
 
     async def test_a_wrong_password_is_refused(self) -> None:
         """A start with a wrong password names the setting, and no secret."""
@@ -209,7 +212,7 @@ async def test_an_alias_of_two_indices_is_refused() -> None:
 async def test_a_start_without_an_answer_can_be_repeated() -> None:
     """A cluster that is not ready makes no start refused."""
     async with OpenSearchStandIn() as opensearch:
-        opensearch.inject(Fault("error", match="PUT /idalloc-allocations-1", status=503))
+        opensearch.inject(Fault("error", match="PUT /idalloc-allocations-data", status=503))
         with pytest.raises(StoreFailure):
             await start(opensearch)
         opensearch.inject(Fault("error", match="GET /", status=503))

@@ -123,7 +123,7 @@ class TestRejected:
         self, opensearch: OpenSearchStandIn, store: Store, value: object
     ) -> None:
         """SEQUENCE_INVALID: a row that a snapshot or another mapping left with no number grants nothing."""
-        opensearch.cluster.indices["idalloc-sequences-1"].documents["s"].source["last_value"] = value
+        opensearch.cluster.indices["idalloc-sequences-data"].documents["s"].source["last_value"] = value
         with pytest.raises(SequenceInvalid, match="'s'"):
             await store.grant("s", 5, 1000)
         if value is not None:  # a row without a counter can be read, and is shown as it is
@@ -132,7 +132,7 @@ class TestRejected:
 
     async def test_an_edited_setting_is_refused(self, opensearch: OpenSearchStandIn, store: Store) -> None:
         """SEQUENCE_INVALID: a step that is a text refuses the grant, not the server."""
-        opensearch.cluster.indices["idalloc-sequences-1"].documents["s"].source["step"] = "1"
+        opensearch.cluster.indices["idalloc-sequences-data"].documents["s"].source["step"] = "1"
         with pytest.raises(SequenceInvalid, match="a number in its row was edited"):
             await store.grant("s", 5, 1000)
         await store.create(requested_row("other"))

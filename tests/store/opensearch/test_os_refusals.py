@@ -64,7 +64,7 @@ class TestStart:
         with pytest.raises(StartRefused, match=re.escape(why)) as caught:
             await opener.open()
         message = str(caught.value)
-        assert message.startswith(f"store: the index {backend.alias}-1: ")
+        assert message.startswith(f"store: the index {backend.alias}-data: ")
         assert "\n" not in message
         await run(backend, message)
         store = await opener.open()
@@ -74,7 +74,7 @@ class TestStart:
     async def test_a_closed_index_is_refused(self, opener: Opener, backend: OpenSearchBackend) -> None:
         """A start on a closed index is refused with the request to run."""
         await opener.open()
-        await send(backend, "POST", "/{}-1/_close")
+        await send(backend, "POST", "/{}-data/_close")
         with pytest.raises(StartRefused, match="cannot be used") as caught:
             await opener.open()
         await run(backend, str(caught.value))
@@ -99,7 +99,7 @@ class TestStart:
 
     async def test_an_index_without_its_alias_is_refused(self, opener: Opener, backend: OpenSearchBackend) -> None:
         """P1: the index of another program is not used."""
-        await send(backend, "PUT", "/{}-1", {})
+        await send(backend, "PUT", "/{}-data", {})
         with pytest.raises(StartRefused, match=r"exists without the alias .*: add the alias if the index is idalloc's"):
             await opener.open()
 
@@ -116,9 +116,9 @@ class TestStart:
     ) -> None:
         """P1: a field that would keep a text or a fraction is refused by name."""
         await opener.open()
-        await send(backend, "DELETE", "/{}-1")
+        await send(backend, "DELETE", "/{}-data")
         body = {"aliases": {backend.alias: {}}, "mappings": {"properties": {"last_value": mapping}}}
-        await send(backend, "PUT", "/{}-1", body)
+        await send(backend, "PUT", "/{}-data", body)
         with pytest.raises(StartRefused, match=re.escape(why)):
             await opener.open()
 
@@ -126,7 +126,7 @@ class TestStart:
         """P1: a start beside used indices creates no empty index of sequences."""
         store = await opener.open()
         await store.claim_start(3, 1000, "me", 60.0)
-        await send(backend, "DELETE", "/{}-1")
+        await send(backend, "DELETE", "/{}-data")
         with pytest.raises(StartRefused, match="has documents: restore it from a snapshot"):
             await opener.open()
         assert (await backend.send("GET", f"/{backend.alias}"))[0] == 404
@@ -135,7 +135,7 @@ class TestStart:
         """P6: a start beside sequences creates no empty index of start timestamps."""
         await opener.open()
         starts = backend.alias.removesuffix("sequences") + "starts"
-        await send(backend, "DELETE", f"/{starts}-1")
+        await send(backend, "DELETE", f"/{starts}-data")
         with pytest.raises(StartRefused, match=f"the alias {starts} is missing, but others of idalloc are there"):
             await opener.open()
         assert (await backend.send("GET", f"/{starts}"))[0] == 404
@@ -147,7 +147,7 @@ class TestRunningServer:
         [
             ("PUT", "/{}/_settings", {"index.blocks.write": "true"}),
             ("PUT", "/{}/_settings", {"index.blocks.read_only": "true"}),
-            ("POST", "/{}-1/_close", None),
+            ("POST", "/{}-data/_close", None),
         ],
         ids=["write", "read_only", "closed"],
     )
@@ -182,7 +182,7 @@ class TestRunningServer:
         """STORE_REFUSED: every call is refused until the index is restored; no write makes it."""
         store = await opener.open()
         alias = backend.alias.removesuffix("sequences") + index
-        await send(backend, "DELETE", f"/{alias}-1")
+        await send(backend, "DELETE", f"/{alias}-data")
         one = RecordedAllocation("r", "s", 1, 10, 1, 1, "", 0, "node")
         calls: dict[str, list[Callable[[], Awaitable[object]]]] = {
             "sequences": [

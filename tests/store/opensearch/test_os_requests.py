@@ -6,6 +6,8 @@ import pytest
 
 from idalloc_server.domain.errors import StoreOutcomeUnknown, StoreRefused
 from idalloc_server.domain.store.records import NO_FLOOR
+from idalloc_server.domain.store.retirement import RETIREMENT
+from idalloc_server.store.connections import WrongAnswer
 from idalloc_server.store.opensearch.indices import SEQUENCES
 from idalloc_server.store.opensearch.requests import Hit, Requests
 
@@ -50,35 +52,48 @@ def test_a_tail_is_returned_on_one_version_only() -> None:
     assert "retry_on_conflict" not in path
 
 
+def error(status: int, kind: str, key: str = RETIREMENT) -> dict[str, object]:
+    return {"status": status, "_id": key, "error": {"type": kind, "reason": f"[{key}]: {kind}"}}
+
+
 def bulk(*items: dict[str, object]) -> bytes:
     return json.dumps({"errors": True, "items": [{"update": item} for item in items]}).encode()
 
 
-MISSING = {"status": 404, "error": {"type": "document_missing_exception", "reason": "missing"}}
-CONFLICT = {"status": 409, "error": {"type": "version_conflict_engine_exception", "reason": "conflict"}}
-NO_INDEX = {"status": 404, "error": {"type": "index_not_found_exception", "reason": "no such index"}}
-MADE = {"status": 201, "get": {"_source": {"name": "s"}}}
+MISSING = error(404, "document_missing_exception")
+CONFLICT = error(409, "version_conflict_engine_exception")
+MADE = {"status": 201, "_id": "r", "get": {"_source": {"name": "s"}}}
+CONFIRMED = {"status": 200, "_id": "\x1fconfirm"}
+RECORD = REQUESTS.record([{"request_id": "r"}, {"request_id": "q"}])
 
 
 class TestBulk:
     def test_a_failed_item_of_a_record_is_missing(self) -> None:
         """P7: whether a failed item was recorded is unknown; the others are known."""
-        assert REQUESTS.record([]).read("h", 200, bulk(MADE, CONFLICT)) == [{"name": "s"}, None]
+        refused = error(409, "version_conflict_engine_exception", "q")
+        assert RECORD.read("h", 200, bulk(MADE, refused)) == [{"name": "s"}, None]
 
     def test_a_missing_alias_is_refused(self) -> None:
         """STORE_REFUSED: ``_bulk`` answers 200 for a missing alias."""
+        missing = [error(404, "index_not_found_exception", key) for key in "rq"]
         with pytest.raises(StoreRefused, match="restore the alias idalloc-allocations"):
-            REQUESTS.record([]).read("h", 200, bulk(NO_INDEX))
+            RECORD.read("h", 200, bulk(*missing))
 
     def test_a_confirmed_missing_retirement_is_none(self) -> None:
         """P1: the second write confirms that the store is not retired."""
-        assert REQUESTS.retirement().read("h", 200, bulk(MISSING, {"status": 200}))[0] is None
+        assert REQUESTS.retirement().read("h", 200, bulk(MISSING, CONFIRMED))[0] is None
 
-    @pytest.mark.parametrize("items", [(CONFLICT, {"status": 200}), (MISSING, CONFLICT)])
+    @pytest.mark.parametrize("items", [(CONFLICT, CONFIRMED), (MISSING, {**CONFLICT, "_id": "\x1fconfirm"})])
     def test_an_unconfirmed_retirement_is_unknown(self, items: tuple[dict[str, object], ...]) -> None:
         """P1: without both writes nothing is known of a retirement."""
         with pytest.raises(StoreOutcomeUnknown):
             REQUESTS.retirement().read("h", 200, bulk(*items))
+
+    @pytest.mark.parametrize("items", [(MADE,), (MADE, MADE), ()])
+    def test_an_answer_about_other_rows_is_refused(self, items: tuple[dict[str, object], ...]) -> None:
+        """P7: an answer with fewer rows, or about another request id, records nothing."""
+        with pytest.raises(WrongAnswer):
+            RECORD.read("h", 200, bulk(*items))
 
 
 def test_a_refresh_of_no_shard_is_a_failure() -> None:

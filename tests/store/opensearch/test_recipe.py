@@ -64,7 +64,7 @@ class TestStore:
         store, backend = await opener.open(), backend_of(opener)
         await store.create(new_row("orders"))
         await store.grant("orders", 10, 1000)
-        status, _ = await backend.send("DELETE", f"/{backend.alias}-1")
+        status, _ = await backend.send("DELETE", f"/{backend.alias}-data")
         assert status == 200
         with pytest.raises(StoreFailure):
             await store.grant("orders", 10, 1000)

@@ -25,7 +25,7 @@ from typing import Any, Literal, Self
 from aiohttp import web
 
 from tests.support.cratedb.refusals import SqlError, UnknownStatement
-from tests.support.cratedb.statements import Statements
+from tests.support.cratedb.statements import Statements, without_ties
 from tests.support.waiting import hold_for_async
 
 # SO_LINGER on, 0 seconds: closing sends RST instead of FIN.
@@ -132,15 +132,16 @@ class CrateEmulator:
 
     async def _sql(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        statement, args = str(body["stmt"]), body.get("args") or []
+        # What faults and tests compare is the statement without its ties.
+        statement, args = without_ties(str(body["stmt"]))[0], body.get("args") or []
         port = _port(request)
         self.requests.append((port, statement))
         if (refused := self._unauthorized(request)) is not None:
             return refused
         fault = self._pop_fault(port, statement)
         if fault is None:
-            return self._execute(statement, args, body)
-        return await self._fail(fault, request, statement, args, body)
+            return self._execute(str(body["stmt"]), args, body)
+        return await self._fail(fault, request, str(body["stmt"]), args, body)
 
     def _execute(self, statement: str, args: list[Any], body: dict[str, Any]) -> web.Response:
         try:

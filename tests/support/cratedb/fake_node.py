@@ -5,6 +5,8 @@ import contextlib
 import json
 from typing import Literal, Self
 
+from tests.support.cratedb.statements import without_ties
+
 PROBE = "SELECT column_name FROM information_schema.key_column_usage"
 
 State = Literal["serves", "is silent", "has no master", "knows no table", "drops"]
@@ -70,13 +72,13 @@ class FakeNode:
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = head.lower().partition(b"content-length: ")[2].split()
                 body = await reader.readexactly(int(length[0]) if length else 0)
-                status, answer = await self._answer(_kind(body))
+                status, answer = await self._answer(_kind(body), _nonce(body))
                 content = json.dumps(answer).encode()
                 writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%s" % (status, len(content), content))
         self._connections.discard(writer)
         writer.close()
 
-    async def _answer(self, kind: str) -> tuple[int, object]:
+    async def _answer(self, kind: str, nonce: str) -> tuple[int, object]:
         self.requests.append(kind)
         self.arrived.release()
         match self.state:
@@ -91,13 +93,19 @@ class FakeNode:
         if kind == "version":
             return 200, {"version": {"number": "6.4.3"}}
         await {"read": self.reads_wait, "write": self.writes_wait}.get(kind, self.reads_wait).wait()
-        return 200, {"rows": [] if kind == "probe" and self.state == "knows no table" else [[self.writes]]}
+        rows = [] if kind == "probe" and self.state == "knows no table" else [[nonce, self.writes]]
+        return 200, {"cols": [f"'{nonce}'", "writes"], "rows": rows}
 
 
 def _kind(body: bytes) -> str:
     if not body:
         return "version"
-    statement = json.loads(body)["stmt"]
+    statement, *_ = without_ties(json.loads(body)["stmt"])
     if statement.startswith(PROBE):
         return "probe"
     return "read" if statement.startswith("SELECT") else "write"
+
+
+def _nonce(body: bytes) -> str:
+    """Returns the text that the answer repeats."""
+    return without_ties(json.loads(body)["stmt"])[1] if body else ""

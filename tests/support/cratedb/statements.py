@@ -102,6 +102,7 @@ class Statements(Tables):
                     r" FROM REFERENCE(?: WHERE (?P<key>\w+) ?= ?(?P<is>VALUE_))?",
                     self._aggregate,
                 ),
+                (r"SELECT 'REFERENCE'::regclass::integer", self._select_oid),
                 (r"SELECT CURRENT_TIMESTAMP", lambda *_: rows_of(["current_timestamp"], [[self.now_ms()]], [11])),
             ]
         ]
@@ -113,10 +114,17 @@ class Statements(Tables):
             SqlError: CrateDB answers with this error.
             UnknownStatement: The emulator does not know the form.
         """
+        statement, nonce, reference = without_ties(statement)
         found, run = self._parse(statement)
         check_arguments(found[0], args)
         with self._transaction():
-            return run(found, args)
+            answer = run(found, args)
+            ties = [nonce, *([self._oid(reference)] if reference else [])] if nonce else []
+        if ties:  # the first columns are literals
+            cols = [f"'{nonce}'", *map(str, ties[1:])]
+            first = {"cols": cols + answer["cols"], "rows": [[*ties, *row] for row in answer["rows"]]}
+            answer = {**answer, **first, "col_types": [4, 9][: len(ties)] + answer["col_types"]}
+        return answer
 
     def insert_each(self, statement: str, rows: Sequence[Sequence[Any]]) -> Answer:
         """Runs an INSERT once for each row of ``bulk_args``. Existing keys and CHECKs refuse only their own row.
@@ -330,6 +338,19 @@ class Statements(Tables):
             else:
                 out.append(token)
         return "".join(out)
+
+
+def without_ties(statement: str) -> tuple[str, str, str]:
+    """Returns a statement without the literals that its answer repeats first: a text, and the OID of a table.
+
+    Returns:
+        The statement, the text, and the reference of the table; empty if there is none.
+    """
+    ties = r"'(?P<nonce>[0-9a-f]{16})', (?:'(?P<table>[^']+)'::regclass::integer, )?"
+    found = re.match(rf"(?P<head>SELECT ){ties}", statement) or re.match(rf"(?P<head>.+ RETURNING ){ties}", statement)
+    if found is None:
+        return statement, "", ""
+    return found["head"] + statement[found.end() :], found["nonce"], found["table"] or ""
 
 
 def _without_dialect(text: str) -> str:

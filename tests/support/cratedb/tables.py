@@ -39,7 +39,8 @@ class Tables:
         add_functions(self._db)
         self._db.execute(
             "CREATE TABLE IF NOT EXISTS _tables (schema TEXT, name TEXT, columns TEXT, keys TEXT, settings TEXT,"
-            " properties TEXT, writes INTEGER DEFAULT 0, PRIMARY KEY (schema, name))"
+            " properties TEXT, writes INTEGER DEFAULT 0, oid INTEGER DEFAULT (abs(random()) >> 33),"
+            " PRIMARY KEY (schema, name))"
         )
 
     def close(self) -> None:
@@ -64,6 +65,7 @@ class Tables:
             ),
             (r"ALTER TABLE REFERENCE SET \((?P<settings>.+)\)", self._set),
             (r"ALTER TABLE REFERENCE (?P<what>CLOSE|OPEN)", self._close_or_open),
+            (r'ALTER CLUSTER SWAP TABLE REFERENCE TO (?:"?(?P<schema2>[\w-]+)"?\.)?"?(?P<table2>[\w-]+)"?', self._swap),
             (r"DROP TABLE (?P<lenient>IF EXISTS )?REFERENCE", self._drop),
             (r"REFRESH TABLE REFERENCE", self._refresh),
             (r"(?P<what>GRANT|REVOKE) (?P<names>[A-Z, ]+) ON SCHEMA .+ (?:TO|FROM) .+", self._grant),
@@ -159,6 +161,29 @@ class Tables:
             (schema, table, *map(json.dumps, (columns, keys, _settings(found["settings"] or ""), properties))),
         )
         return count_of(1)
+
+    def _swap(self, found: re.Match[str], _: Sequence[Any]) -> Answer:
+        """Exchanges the names of two tables, whose OIDs stay with their rows."""
+        self._require("DDL")
+        one, other = (found["schema"] or "doc", found["table"]), (found["schema2"] or "doc", found["table2"])
+        aside = ("", "swapped")
+        for (schema, name), (to_schema, to_name) in ((one, aside), (other, one), (aside, other)):
+            self._db.execute(f'ALTER TABLE "{schema}.{name}" RENAME TO "{to_schema}.{to_name}"')
+            rename = "UPDATE _tables SET schema = ?, name = ? WHERE schema = ? AND name = ?"
+            self._db.execute(rename, (to_schema, to_name, schema, name))
+        for schema, name in (one, other):  # the next REFRESH makes them again
+            self._db.execute(f'DROP TABLE IF EXISTS "{schema}.{name}.refreshed"')
+        return count_of(1)
+
+    def _oid(self, reference: str) -> int:
+        schema, _, name = reference.replace('"', "").rpartition(".")
+        where = (schema or "doc", name)
+        row = self._db.execute("SELECT oid FROM _tables WHERE schema = ? AND name = ?", where).fetchone()
+        return int(row[0]) if row else -1
+
+    def _select_oid(self, found: re.Match[str], _: Sequence[Any]) -> Answer:
+        oid = self._oid(f"{found['schema'] or 'doc'}.{found['table']}")
+        return rows_of([str(oid)], [[oid]], [9])
 
     def _add_column(self, found: re.Match[str], _: Sequence[Any]) -> Answer:
         table = self._find(found, "DDL", "ALTER")

@@ -53,7 +53,7 @@ class OpenSearchBackend:
             alias = f"{self._prefix}-{index}"
             mappings = {"dynamic": "strict", "properties": properties}
             body = {"settings": {"index": settings}, "mappings": mappings}
-            await self._write("PUT", f"/{alias}-1", {**body, "aliases": {alias: {"is_write_index": True}}})
+            await self._write("PUT", f"/{alias}-data", {**body, "aliases": {alias: {"is_write_index": True}}})
 
     async def put(self, name: str, columns: Mapping[str, int | None]) -> None:
         await self.put_document(name, {"name": name, **columns})
@@ -88,8 +88,16 @@ class OpenSearchBackend:
                 return int(answer["get"]["_source"]["last_value"])
             assert status == 409, answer
 
+    async def exchange(self) -> None:
+        _, found = await self.send("GET", f"/{self.alias}")
+        ((name, index),) = found.items()
+        other = f"{self.alias}-other"
+        await self._write("PUT", f"/{other}", {"mappings": index["mappings"]})
+        actions = [{"remove": {"index": name, "alias": self.alias}}, {"add": {"index": other, "alias": self.alias}}]
+        await self._write("POST", "/_aliases", {"actions": actions})
+
     async def close(self) -> None:
-        names = ",".join(f"{self._prefix}-{index}-1" for index in _FEWEST_FIELDS)
+        names = ",".join([*(f"{self._prefix}-{index}-data" for index in _FEWEST_FIELDS), f"{self.alias}-other"])
         await self._write("DELETE", f"/{names}?ignore_unavailable=true")
 
     async def _write(self, method: str, path: str, body: object = None) -> None:

@@ -84,7 +84,7 @@ class OpenSearchCluster:
         return [node for each, node in self._nodes.items() if each != name]
 
     def _shards(self) -> list[dict[str, Any]]:
-        path = f"/_cat/shards/{_PREFIX}-sequences-1?format=json&h=prirep,state,node"
+        path = f"/_cat/shards/{_PREFIX}-sequences-data?format=json&h=prirep,state,node"
         for node in self._nodes.values():
             try:
                 with urllib.request.urlopen(f"http://{node.host}{path}", timeout=_ANSWER_SECONDS) as answer:

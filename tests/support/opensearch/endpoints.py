@@ -109,12 +109,13 @@ class Cluster:
                 if (index := self._aliased(name)) is None:
                     return 404, {"error": f"alias [{name}] missing", "status": 404}
                 return 200, {index.name: {"aliases": {name: index.aliases[name]}}}
-            case "GET", [name] if not name.startswith("_"):
-                request.expect("include_defaults", "flat_settings", "filter_path")
-                index = self._readable(name, "index_or_alias")
-                is_flat = request.is_set("flat_settings")
-                described = index.describe(is_flat=is_flat, defaults=request.is_set("include_defaults"))
-                return 200, _on_paths({index.name: described}, request)
+            case "POST", ["_aliases"] if request.body.keys() == {"actions"}:
+                return self._change_aliases(request)
+            case "GET", ["_plugins", *_]:
+                parts = "/".join(request.parts)
+                return 400, {"error": f"no handler found for uri [/{parts}] and method [GET]"}
+            case "GET", [names] if not names.startswith("_"):
+                return 200, self._describe(names.split(","), request)
             case "GET", [name, "_mapping"]:
                 request.expect()
                 index = self._readable(name, "index_or_alias")
@@ -128,6 +129,28 @@ class Cluster:
             case _, [name, action, key] if name and not name.startswith("_"):
                 return self._on_document(name, action, key, request)
         raise UnknownRequest("no such endpoint")
+
+    def _change_aliases(self, request: Request) -> Answer:
+        request.expect()
+        for each in request.body["actions"]:
+            ((action, where),) = each.items()
+            aliases = self.indices[where["index"]].aliases
+            if action == "add":
+                aliases[where["alias"]] = {key: where[key] for key in ("is_write_index",) if key in where}
+            elif action == "remove":
+                del aliases[where["alias"]]
+            else:
+                raise UnknownRequest(f"the action {action}")
+        return 200, {"acknowledged": True}
+
+    def _describe(self, names: list[str], request: Request) -> dict[str, Any]:
+        request.expect("include_defaults", "flat_settings", "filter_path", "local", "ignore_unavailable")
+        is_flat, defaults = request.is_set("flat_settings"), request.is_set("include_defaults")
+        if request.is_set("ignore_unavailable"):
+            names = [name for name in names if self._found(name)]
+        indices = [index for name in names for index in self._all_readable(name)]
+        described = {index.name: index.describe(is_flat=is_flat, defaults=defaults) for index in indices}
+        return dict(_on_paths(described, request))
 
     def _about_nodes(self, request: Request) -> Answer:
         request.expect("filter_path", "local", "format", "h")
@@ -321,13 +344,21 @@ class Cluster:
             raise Refusal(503, "unavailable_shards_exception", reason)
 
     def _aliased(self, alias: str) -> Index | None:
+        """Returns the only index of an alias, or the one that it writes to."""
         found = [index for index in self.indices.values() if alias in index.aliases]
         if len(found) > 1:
-            raise UnknownRequest(f"the alias {alias} of several indices")
+            found = [index for index in found if index.aliases[alias].get("is_write_index")]
+            if len(found) != 1:
+                raise UnknownRequest(f"the alias {alias} of several indices")
         return found[0] if found else None
 
     def _found(self, name: str) -> Index | None:
         return self.indices.get(name) or self._aliased(name)
+
+    def _all_readable(self, name: str) -> list[Index]:
+        if aliased := [index for index in self.indices.values() if name in index.aliases]:
+            return aliased
+        return [self._readable(name, "index_or_alias")]
 
     def _readable(self, name: str, kind: str) -> Index:
         if (index := self._found(name)) is None:

@@ -234,6 +234,17 @@ def counted_change(script: Script, field: str) -> Script:
     return run
 
 
+def tied(script: Script) -> Script:
+    """Returns a script that writes the nonce of its request besides, if it has one."""
+
+    def run(ctx: Context, p: dict[str, Any]) -> None:
+        script(ctx, p)
+        if p.get("nonce") is not None:
+            ctx.source["nonce"] = p["nonce"]
+
+    return run
+
+
 def _count_write(s: dict[str, Any]) -> None:
     s["writes"] = wrapped(_or(s.get("writes"), 0) + 1)
 
@@ -257,12 +268,24 @@ KNOWN: dict[str, tuple[str, Script]] = {
     "f4a4d1d24f1d08d5": ("RAISE", raise_start),
     "ea337d6e17d280a8": ("RECORD", record),
     "78a09695fffdae8d": ("RECIPE", recipe),
-    # As idalloc sends them: they count the writes of a row besides.
+    # As idalloc before the nonce sends them: they count the writes of a row besides.
     "dd5584015d6a3c54": ("GRANT", counted(grant)),
     "70858f0d908ca822": ("STAMPS", counted(stamps)),
     "6e0b8d75e7a79839": ("BACK", counted(back)),
     "14470585c074ec60": ("REVISE", counted_change(revise, "rev")),
     "16e0dc80e7c7bf95": ("PERIOD", counted_change(period, "generation")),
+    # As idalloc sends them.
+    "04d9fba4ae9e1e45": ("GRANT", tied(counted(grant))),
+    "cd56f9068f159d96": ("STAMPS", tied(counted(stamps))),
+    "ce957cb35bb3b379": ("BACK", tied(counted(back))),
+    "586310ebd28e01a2": ("TOUCH", tied(touch)),
+    "18a17d8084a3f8d0": ("REVISE", tied(counted_change(revise, "rev"))),
+    "7cd635145e592f60": ("PERIOD", tied(counted_change(period, "generation"))),
+    "0b28d2bfbd2fc4df": ("CLAIM", tied(claim)),
+    "8584c21a4949aabf": ("KEEP", tied(keep)),
+    "70fa09f00823e878": ("RELEASE", tied(release)),
+    "e049b675d846b09c": ("RAISE", tied(raise_start)),
+    "183ba2e4bff97edb": ("RECORD", tied(record)),
 }
 
 

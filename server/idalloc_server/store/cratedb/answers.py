@@ -15,7 +15,8 @@ from idalloc_server.domain.errors import (
     StoreOutcomeUnknown,
     StoreRefused,
 )
-from idalloc_server.store.transport import is_unauthorized, one_line
+from idalloc_server.store.connections import one_line
+from idalloc_server.store.transport import is_unauthorized
 
 _HTTP_OK = 200
 _HTTP_REQUEST_TIMEOUT = 408
@@ -34,7 +35,7 @@ _SHARD_NOT_STARTED = "IllegalIndexShardStateException"
 # 4092: another write changed the row meanwhile (its _seq_no differs). 4093: the table exists.
 _CONFLICT = range(4090, 4100)
 
-_TABLE = re.compile(r'"[\w-]+"\."\w+"')
+TABLE = re.compile(r'"[\w-]+"\."\w+"')
 _CONSTRAINT = re.compile(r"Failed CONSTRAINT (.+?) CHECK")
 _NOT_NULL = re.compile(r'"(.+)" must not be null')
 _PRIVILEGE = re.compile(r"Missing '(\w+)' privilege for user '(.+)'")
@@ -86,7 +87,7 @@ def may_be_starting(error: StoreFailure) -> bool:
 
 def refused(failure: StoreFailure, statement: str) -> StoreRefused:
     """Returns the error as one that needs an operator, with the next step."""
-    found = _TABLE.search(statement)
+    found = TABLE.search(statement)
     message = f"{failure}; {_next_step(failure, found[0] if found else 'the table')}"
     return StoreRefused(message, code=failure.code, http_status=failure.http_status)
 

@@ -44,6 +44,7 @@ async def set_up(http: CrateHttp, schema: str) -> None:
             await checks.check(http, schema, table, nodes)
         await _create_missing(http, schema, table)
         await checks.check_privileges(http, schema, table)
+        await http.open_table(table.reference(schema))
     # A node answers this by itself, from its copy of the cluster state.
     http.set_probe(checks.KEY_COLUMNS, schema, SEQUENCES.name)
 

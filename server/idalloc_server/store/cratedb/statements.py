@@ -160,15 +160,17 @@ class Statements:
         )
         may_hold = _may_hold("$2", "$3", "CURRENT_TIMESTAMP")
         # prefix, holder, ms
-        self.keep = f"UPDATE {starts} SET {_sets(may_hold, holder='$2', seen_at='CURRENT_TIMESTAMP')} WHERE prefix = $1"
+        keep = _sets(may_hold, holder="$2", seen_at="CURRENT_TIMESTAMP")
+        self.keep = f"UPDATE {starts} SET {keep} WHERE prefix = $1 RETURNING prefix"
         # prefix, holder
-        self.release = f"UPDATE {starts} SET holder = NULLIF(holder, $2) WHERE prefix = $1"
+        self.release = f"UPDATE {starts} SET holder = NULLIF(holder, $2) WHERE prefix = $1 RETURNING prefix"
         self.refresh_starts = f"REFRESH TABLE {starts}"
         self.claimed = f"SELECT prefix, last_start FROM {starts}"
         # prefix, last start
         self.raise_start = (
             f"INSERT INTO {starts} (prefix, last_start) VALUES ($1, $2)"
             " ON CONFLICT (prefix) DO UPDATE SET last_start = GREATEST(last_start, excluded.last_start)"
+            " RETURNING prefix"
         )
 
     def list(self, *, deleted: bool, periods: bool) -> str:
@@ -234,7 +236,7 @@ class Statements:
         )
         return (
             f"INSERT INTO {self._sequences} (name, last_value, step, min_value, max_value, settings, mode, generation)"
-            f" VALUES ({_numbers(1, 8)}) ON CONFLICT (name) DO UPDATE SET {sets}"
+            f" VALUES ({_numbers(1, 8)}) ON CONFLICT (name) DO UPDATE SET {sets} RETURNING name"
         )
 
 

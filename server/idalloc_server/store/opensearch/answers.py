@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 from idalloc_server.domain.errors import StoreAnsweredError, StoreFailure, StoreOutcomeUnknown, StoreRefused
-from idalloc_server.store.transport import is_unauthorized, one_line
+from idalloc_server.store.connections import one_line
+from idalloc_server.store.transport import is_unauthorized
 
 ROW_MISSING = "document_missing_exception"
 INDEX_MISSING = "index_not_found_exception"
@@ -77,7 +78,7 @@ def read_answer(
     if 200 <= status < 300:
         try:
             return parse(answer)
-        except (KeyError, TypeError, ValueError, IndexError):
+        except (AttributeError, KeyError, TypeError, ValueError, IndexError):
             text = one_line(content.decode(errors="replace"))
             raise StoreOutcomeUnknown(f"OpenSearch at {host} answered {status}: {text}", http_status=status) from None
     error = answer.get("error") if isinstance(answer, dict) else None

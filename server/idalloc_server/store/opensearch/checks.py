@@ -1,5 +1,7 @@
 """Refuses an index in OpenSearch on which idalloc's writes would fail or lose ids. Each error names the next step."""
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -86,6 +88,17 @@ def _check_settings(alias: str, found: StoredIndex, nodes: int | None) -> None:
                 found,
                 f'its {pipeline} could change rows: run PUT /{alias}/_settings {{"index.{pipeline}": "_none"}}',
             )
+    if re.search(r"-\d+$", found.name):
+        moved = f"{alias}-data"
+        swap = [{"remove": {"index": found.name, "alias": alias}}, {"add": {"index": moved, "alias": alias}}]
+        _log.warning(
+            "index_can_roll_over",
+            why="after a rollover of its alias every call is refused, since sequences would begin again",
+            index=found.name,
+            next_step=f'stop all servers, then send PUT /{found.name}/_settings {{"index.blocks.write": true}}, '
+            f'POST /{found.name}/_clone/{moved} {{"settings": {{"index.blocks.write": null}}}} and '
+            f"POST /_aliases {json.dumps({'actions': swap})}",
+        )
     is_single = setting("number_of_replicas") == "0" and setting("auto_expand_replicas", "false") == "false"
     if nodes is not None and nodes > 1 and is_single:
         _log.warning(

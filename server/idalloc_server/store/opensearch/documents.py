@@ -5,9 +5,9 @@ from functools import partial
 from typing import Any
 
 from idalloc_server.domain.errors import StoreUnavailable
+from idalloc_server.store.connections import Request
 from idalloc_server.store.opensearch.answers import read_answer
 from idalloc_server.store.opensearch.http import OpenSearchHttp
-from idalloc_server.store.transport import Request
 
 _PAGE = 1_000
 

@@ -3,8 +3,9 @@
 from typing import Any
 
 from idalloc_server.domain.errors import StoreAnsweredError, StoreFailure, StoreRefused
+from idalloc_server.store.connections import Request
 from idalloc_server.store.opensearch import answers
-from idalloc_server.store.transport import Request, Transport, is_unauthorized
+from idalloc_server.store.transport import Transport, is_unauthorized
 
 _HTTP_FORBIDDEN = 403
 _HTTP_UNAVAILABLE = 503

@@ -22,9 +22,13 @@ _SETTINGS = {
 }
 
 
+# In each index. Without the privilege to add it to an older index, answers are not compared with it.
+OPTIONAL = {"nonce": _TEXT}
+
+
 @dataclass(frozen=True)
 class Index:
-    """The definition of an index. idalloc uses it by its alias only; the index is the alias and ``-1``.
+    """The definition of an index. idalloc uses it by its alias only.
 
     Attributes:
         suffix: The end of the alias, after the prefix of the URL.
@@ -38,12 +42,16 @@ class Index:
         """Returns the name of the alias."""
         return f"{prefix}-{self.suffix}"
 
+    def new_name(self, prefix: str) -> str:
+        """Returns the name of a new index, which no policy rolls over: that needs a number at the end."""
+        return f"{self.alias(prefix)}-data"
+
     def definition(self, prefix: str) -> dict[str, Any]:
         """Returns the body of the request that creates the index and its alias."""
         return {
             "settings": {"index": _SETTINGS},
-            "aliases": {self.alias(prefix): {"is_write_index": True}},
-            "mappings": {"dynamic": "strict", "properties": self.fields},
+            "aliases": {self.alias(prefix): {}},
+            "mappings": {"dynamic": "strict", "properties": {**self.fields, **OPTIONAL}},
         }
 
 

@@ -10,10 +10,11 @@ from idalloc_server.domain.errors import StoreFailure
 from idalloc_server.domain.store.records import GrantFloor
 from idalloc_server.domain.store.retirement import RETIREMENT
 from idalloc_server.store.bounds import clamp_to_bigint
+from idalloc_server.store.connections import Request, WrongAnswer
 from idalloc_server.store.opensearch import scripts
 from idalloc_server.store.opensearch.answers import CONFLICT, ROW_MISSING, failure, read_answer
 from idalloc_server.store.opensearch.indices import ALLOCATIONS, SEQUENCES, START_TIMESTAMPS, Index
-from idalloc_server.store.transport import Request
+from idalloc_server.store.opensearch.places import Places, Tie
 
 _GRANT_FIELDS = "last_value,granted,step,min_value,max_value,settings,mode,generation,writes"
 # The primary's node tries again at once, without a pause. 10 are too few for 64 callers of one row.
@@ -52,15 +53,28 @@ class Hit(NamedTuple):
     source: Source
 
 
+class _Item(NamedTuple):
+    """An item of ``_bulk``; ``body`` is None for an action without one."""
+
+    action: str
+    key: str
+    options: Mapping[str, object]
+    body: dict[str, Any] | None = None
+
+
 class Requests:
     """The requests on the indices of one prefix. Every write is one request, and needs an alias: nothing is created.
 
     Args:
         prefix: The beginning of the aliases.
         timeout: The timeout of a call, in seconds.
+
+    Attributes:
+        places: The opened indices, which answers are compared with.
     """
 
     def __init__(self, prefix: str, timeout: float) -> None:
+        self.places = Places()
         self._prefix = prefix
         self._sequences = SEQUENCES.alias(prefix)
         self._starts = START_TIMESTAMPS.alias(prefix)
@@ -70,46 +84,52 @@ class Requests:
     def grant(self, name: str, wanted: int, lease_ms: int, floor: GrantFloor) -> Request[Written | None]:
         """Advances a counter; None if there is no row."""
         script = _script(scripts.GRANT, wanted=wanted, lease_ms=lease_ms, **_floor(floor))
-        return self._update(self._sequences, name, {"script": script}, f"&_source={_GRANT_FIELDS}&{_RETRIES}")
+        return self._update(self._sequences, name, {"script": script}, _GRANT_FIELDS)
 
     def grant_timestamps(
         self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor
     ) -> Request[Written | None]:
         """Advances a counter of timestamps; None if there is no row."""
         script = _script(scripts.STAMPS, wanted=wanted, lease_ms=lease_ms, now=now, ahead=ahead, **_floor(floor))
-        return self._update(self._sequences, name, {"script": script}, f"&_source={_GRANT_FIELDS}&{_RETRIES}")
+        return self._update(self._sequences, name, {"script": script}, _GRANT_FIELDS)
 
     def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> Request[Written | None]:
         """Moves a counter back; None if the row was written since."""
         seq_no, term, generation = version
         script = _script(scripts.BACK, count=count, generation=generation)
-        query = f"&_source=generation,last_value&if_seq_no={seq_no}&if_primary_term={term}"
-        return self._update(self._sequences, name, {"script": script}, query, none_for=(ROW_MISSING, CONFLICT))
+        return self._update(
+            self._sequences,
+            name,
+            {"script": script},
+            "generation,last_value",
+            f"if_seq_no={seq_no}&if_primary_term={term}",
+            none_for=(ROW_MISSING, CONFLICT),
+        )
 
     def create(self, row: Source) -> Request[Written | None]:
         """Inserts a row, or writes the existing one unchanged."""
         body = {"script": _script(scripts.TOUCH), "upsert": row}
-        return self._update(self._sequences, row["name"], body, f"&_source=true&{_RETRIES}")
+        return self._update(self._sequences, row["name"], body, "true")
 
     def get(self, name: str) -> Request[Written | None]:
         """Writes a row unchanged: only a write is confirmed by the other copies."""
-        return self._update(self._sequences, name, {"script": _script(scripts.TOUCH)}, f"&_source=true&{_RETRIES}")
+        return self._update(self._sequences, name, {"script": _script(scripts.TOUCH)}, "true")
 
     def retirement(self) -> Request[list[Source | None]]:
         """Writes the retirement row unchanged, if there is one, and another document: its write confirms the first."""
-        action = {"_id": RETIREMENT, "_source": True, "retry_on_conflict": 100}
-        lines = [{"update": action}, {"script": _script(scripts.TOUCH)}, {"index": {"_id": _CONFIRMATION}}, {}]
-        return self._bulk(self._sequences, lines, expected=(ROW_MISSING,), is_whole=True)
+        touch = {"script": _script(scripts.TOUCH)}
+        items = [_update_item(RETIREMENT, touch), _update_item(_CONFIRMATION, {**touch, "upsert": {}})]
+        return self._bulk(self._sequences, items, expected=(ROW_MISSING,), is_whole=True)
 
     def revise(self, name: str, **parameters: object) -> Request[Written | None]:
         """Changes a row, with the parameters of ``scripts.REVISE``."""
         script = _script(scripts.REVISE, **parameters)
-        return self._update(self._sequences, name, {"script": script}, f"&_source=true&{_RETRIES}")
+        return self._update(self._sequences, name, {"script": script}, "true")
 
     def open_period(self, name: str, **parameters: object) -> Request[Written | None]:
         """Creates the counter of a period, or moves it, with the parameters of ``scripts.PERIOD``."""
         body = _upsert(scripts.PERIOD, **parameters)
-        return self._update(self._sequences, name, body, f"&_source=generation,last_value&{_RETRIES}")
+        return self._update(self._sequences, name, body, "generation,last_value")
 
     def list_rows(self, prefix: str, after: str, limit: int, *, deleted: bool, periods: bool) -> Request[list[Hit]]:
         """Finds rows as of the last refresh; see ``Store.list``. The confirmation has no name."""
@@ -126,22 +146,22 @@ class Requests:
     def claim(self, prefix: int, at_least: int, holder: str, stale_ms: int) -> Request[Written | None]:
         """Claims a start timestamp."""
         body = _upsert(scripts.CLAIM, prefix=prefix, at_least=at_least, holder=holder, stale_ms=stale_ms)
-        return self._update(self._starts, str(prefix), body, f"&_source=true&{_RETRIES}")
+        return self._update(self._starts, str(prefix), body, "true")
 
     def keep(self, prefix: int, holder: str, stale_ms: int) -> Request[Written | None]:
         """Refreshes a holder."""
         body = {"script": _script(scripts.KEEP, holder=holder, stale_ms=stale_ms)}
-        return self._update(self._starts, str(prefix), body, f"&_source=prefix&{_RETRIES}")
+        return self._update(self._starts, str(prefix), body, "prefix")
 
     def release(self, prefix: int, holder: str) -> Request[Written | None]:
         """Removes a holder."""
         body = {"script": _script(scripts.RELEASE, holder=holder)}
-        return self._update(self._starts, str(prefix), body, f"&_source=prefix&{_RETRIES}")
+        return self._update(self._starts, str(prefix), body, "prefix")
 
     def raise_start(self, prefix: int, to: int) -> Request[Written | None]:
         """Raises the last start timestamp of a prefix."""
         body = _upsert(scripts.RAISE, prefix=prefix, to=to)
-        return self._update(self._starts, str(prefix), body, f"&_source=last_start&{_RETRIES}")
+        return self._update(self._starts, str(prefix), body, "last_start")
 
     def starts(self, after: int | None) -> Request[list[Hit]]:
         """Finds start timestamps as of the last refresh, by prefix."""
@@ -158,16 +178,13 @@ class Requests:
 
     def record(self, rows: Sequence[Source]) -> Request[list[Source | None]]:
         """Records allocations, or writes the earlier ones unchanged; None for one whose outcome is unknown."""
-        lines: list[object] = []
-        for row in rows:
-            action = {"_id": row["request_id"], "_source": True, "retry_on_conflict": 100}
-            lines += [{"update": action}, _upsert(scripts.RECORD, row=row)]
-        return self._bulk(self._allocations, lines)
+        items = [_update_item(row["request_id"], _upsert(scripts.RECORD, row=row)) for row in rows]
+        return self._bulk(self._allocations, items)
 
     def recorded(self, request_id: str) -> Request[Written | None]:
         """Writes a recorded allocation unchanged; None if there is none."""
         body = {"script": _script(scripts.RECORD, row={})}
-        return self._update(self._allocations, request_id, body, f"&_source=true&{_RETRIES}")
+        return self._update(self._allocations, request_id, body, "true")
 
     def newest(self) -> Request[tuple[Hit, int] | None]:
         """Finds the newest record as of the last refresh, and the latest ``written_at`` of all."""
@@ -200,23 +217,27 @@ class Requests:
 
     def forget(self, hits: Sequence[Hit]) -> Request[list[Source | None]]:
         """Deletes records that were not written since; None for one that was, or is gone."""
-        lines = [{"delete": {"_id": hit.id, "if_seq_no": hit.seq_no, "if_primary_term": hit.term}} for hit in hits]
-        return self._bulk(self._allocations, lines)
+        items = [_Item("delete", hit.id, {"if_seq_no": hit.seq_no, "if_primary_term": hit.term}) for hit in hits]
+        return self._bulk(self._allocations, items)
 
     def touch_missing(self, index: Index) -> Request[Written | None]:
         """Writes a row that does not exist, which changes nothing."""
-        return self._update(index.alias(self._prefix), _CONFIRMATION + "ed", {"script": _script(scripts.TOUCH)}, "")
+        return self._update(
+            index.alias(self._prefix), _CONFIRMATION + "ed", {"script": _script(scripts.TOUCH)}, "false"
+        )
 
     def change_missing(self, index: Index) -> Request[list[Source | None]]:
         """Updates, replaces and deletes a row that does not exist by ``_bulk``, which changes nothing.
 
         OpenSearch has a privilege for each of the four.
         """
-        key = _CONFIRMATION + "ed"
-        written = {"_id": key, "if_seq_no": 0, "if_primary_term": 1}
-        update = [{"update": {"_id": key}}, {"script": _script(scripts.TOUCH)}]
-        lines = [*update, {"index": written}, {}, {"delete": written}]
-        return self._bulk(index.alias(self._prefix), lines, is_whole=True)
+        key, written = _CONFIRMATION + "ed", {"if_seq_no": 0, "if_primary_term": 1}
+        items = [
+            _Item("update", key, {}, {"script": _script(scripts.TOUCH)}),
+            _Item("index", key, written, {}),
+            _Item("delete", key, written),
+        ]
+        return self._bulk(index.alias(self._prefix), items, is_whole=True)
 
     def refresh(self, index: Index) -> Request[None]:
         """Makes all acknowledged writes of an index visible to searches."""
@@ -224,30 +245,48 @@ class Requests:
         return Request("POST", f"/{alias}/_refresh", None, _reader(_refreshed, alias), alias)
 
     def _update(
-        self, alias: str, key: str, body: object, query: str, none_for: Collection[str] = (ROW_MISSING,)
+        self,
+        alias: str,
+        key: str,
+        body: dict[str, Any],
+        fields: str,
+        condition: str = _RETRIES,
+        none_for: Collection[str] = (ROW_MISSING,),
     ) -> Request[Written | None]:
-        path = f"/{alias}/_update/{quote(key, safe='')}?{self._write}{query}"
-        read = partial(read_answer, parse=_written, subject=alias, none_for=none_for)
-        return Request("POST", path, json_body(body), read, alias)
+        tie = self.places.tie(alias, key)
+        source = f"{fields},nonce" if tie.nonce and fields not in ("true", "false") else fields
+        path = f"/{alias}/_update/{quote(key, safe='')}?{self._write}&_source={source}&{condition}"
+        read = partial(_read_update, tie=tie, none_for=none_for)
+        return Request("POST", path, json_body(tie.added_to(body)), read, alias)
 
     def _bulk(
         self,
         alias: str,
-        lines: Sequence[object],
+        items: Sequence[_Item],
         expected: Collection[str] = (ROW_MISSING, CONFLICT),
         *,
         is_whole: bool = False,
     ) -> Request[list[Source | None]]:
+        ties = [self.places.tie(alias, item.key, has_script=item.action == "update") for item in items]
+        lines: list[object] = []
+        for item, tie in zip(items, ties, strict=True):
+            lines.append({item.action: {"_id": item.key, **item.options}})
+            if item.body is not None:
+                lines.append(tie.added_to(item.body))
         body = b"".join(json_body(line) + b"\n" for line in lines)
-        read = partial(_read_bulk, alias=alias, expected=expected, is_whole=is_whole)
+        read = partial(_read_bulk, alias=alias, ties=ties, expected=expected, is_whole=is_whole)
         return Request("POST", f"/{alias}/_bulk?{self._write}", body, read, alias)
 
 
-def _script(source: str, **parameters: object) -> dict[str, object]:
+def _script(source: str, **parameters: object) -> dict[str, Any]:
     return {"source": source, "lang": "painless", "params": parameters}
 
 
-def _upsert(source: str, **parameters: object) -> dict[str, object]:
+def _update_item(key: str, body: dict[str, Any]) -> _Item:
+    return _Item("update", key, {"_source": True, "retry_on_conflict": 100}, body)
+
+
+def _upsert(source: str, **parameters: object) -> dict[str, Any]:
     return {"scripted_upsert": True, "upsert": {}, "script": _script(source, **parameters)}
 
 
@@ -273,7 +312,17 @@ def _search(alias: str, body: object, parse: Callable[[Any], _T]) -> Request[_T]
     return Request("POST", path, json_body(body), _reader(parse, alias), alias)
 
 
-def _written(answer: Any) -> Written:
+def _read_update(host: str, status: int, content: bytes, *, tie: Tie, none_for: Collection[str]) -> Written | None:
+    """Returns the row of an answer to ``_update``; None for an error of a type in ``none_for``."""
+    parse = partial(_written, tie=tie)
+    written = read_answer(host, status, content, parse=parse, subject=tie.alias, none_for=none_for)
+    if written is None:
+        tie.check(json.loads(content))
+    return written
+
+
+def _written(answer: Any, tie: Tie) -> Written:
+    tie.check(answer)
     if answer["result"] not in ("created", "updated"):
         raise ValueError("a noop is confirmed by no other copy")
     return Written(dict(answer["get"]["_source"]), int(answer["_seq_no"]), int(answer["_primary_term"]))
@@ -300,7 +349,14 @@ def _refreshed(answer: Any) -> None:
 
 
 def _read_bulk(
-    host: str, status: int, content: bytes, *, alias: str, expected: Collection[str], is_whole: bool
+    host: str,
+    status: int,
+    content: bytes,
+    *,
+    alias: str,
+    ties: Sequence[Tie],
+    expected: Collection[str],
+    is_whole: bool,
 ) -> list[Source | None]:
     """Reads the answer to ``_bulk``, which is 200 whatever its items did.
 
@@ -309,6 +365,7 @@ def _read_bulk(
         status: The HTTP status.
         content: The body.
         alias: The alias of the request.
+        ties: What each item must repeat.
         expected: The types of errors for which an item's result is None.
         is_whole: Whether any other error of an item is one of the request; otherwise only if all items failed.
 
@@ -320,7 +377,7 @@ def _read_bulk(
     """
     found: list[Source | None] = []
     failures: list[StoreFailure] = []
-    for item in _reader(_items, alias)(host, status, content):
+    for item in _reader(partial(_items, ties=ties, expected=expected), alias)(host, status, content):
         error = item.get("error")
         found.append(None if error or item["status"] == 404 else dict(item.get("get", {}).get("_source", {})))
         if error and error.get("type") not in expected:
@@ -330,5 +387,11 @@ def _read_bulk(
     return found
 
 
-def _items(answer: Any) -> list[Mapping[str, Any]]:
-    return [next(iter(item.values())) for item in answer["items"]]
+def _items(answer: Any, ties: Sequence[Tie], expected: Collection[str]) -> list[Mapping[str, Any]]:
+    items = [next(iter(item.values())) for item in answer["items"]]
+    if len(items) != len(ties):
+        raise WrongAnswer(f"about {len(items)} rows in place of {len(ties)}")
+    for item, tie in zip(items, ties, strict=True):
+        if "error" not in item or item["error"]["type"] in expected:
+            tie.check(item)
+    return items

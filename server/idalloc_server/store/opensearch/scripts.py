@@ -15,6 +15,10 @@ They follow from what a live OpenSearch 3.8.0 and 2.19.1 did:
 _COUNT_WRITE = """
 s.writes = (s.writes == null ? 0L : (long)s.writes) + 1L;"""
 
+# The answer to the write repeats this. It is absent where the index has no field for it.
+_NONCE = """
+if (params.nonce != null) { ctx._source.nonce = params.nonce; }"""
+
 # The first point of the lattice at or past `v`, or the end of BIGINT if that comes first; `p` is params.
 _REACH = """    long v = p.at_least; long size = p.size; long off = p.offset;
     if (up ? last > v : last < v) { v = last; }
@@ -45,6 +49,7 @@ if (s.last_value != null) {
 s.granted = g; long lease = p.lease_ms;
 if (s.lease_ms == null || (long)s.lease_ms < lease) { s.lease_ms = lease; }"""
     + _COUNT_WRITE
+    + _NONCE
 )
 # Params: as GRANT, and now and ahead in the unit of the kind. No text in the settings matches, its quotes are escaped.
 STAMPS = (
@@ -63,6 +68,7 @@ if (s.last_value != null && s.mode == 'timestamp') {
 s.granted = g; long lease = p.lease_ms;
 if (s.lease_ms == null || (long)s.lease_ms < lease) { s.lease_ms = lease; }"""
     + _COUNT_WRITE
+    + _NONCE
 )
 # Params: count, generation. The request has if_seq_no and if_primary_term.
 BACK = (
@@ -70,9 +76,10 @@ BACK = (
 if (gen == (long)params.generation) { long last = s.last_value; long step = s.step == null ? 1L : (long)s.step; long c = params.count; s.last_value = last - step * c; }
 s.granted = 0L;"""
     + _COUNT_WRITE
+    + _NONCE
 )
 # A write that changes nothing; its answer has the row, confirmed.
-TOUCH = """ctx._source.granted = 0L"""
+TOUCH = """ctx._source.granted = 0L;""" + _NONCE
 # Params: rev, limit, at_least, size and offset of the lattice, grows, generation, row. Without a match it still writes: a
 # repetition must not find its own unconfirmed change.
 REVISE = (
@@ -90,6 +97,7 @@ if (rev == (long)p.rev && s.last_value != null) {
   }
 }
 s.granted = 0L;"""
+    + _NONCE
 )
 # Params: row, at_least, generation, size and offset of the lattice.
 PERIOD = (
@@ -107,21 +115,34 @@ else {
   }
 }
 s.granted = 0L;"""
+    + _NONCE
 )
 # Params: prefix, at_least, holder, stale_ms.
-CLAIM = """def s = ctx._source; def p = params; long now = System.currentTimeMillis(); long least = p.at_least;
+CLAIM = (
+    """def s = ctx._source; def p = params; long now = System.currentTimeMillis(); long least = p.at_least;
 if (s.last_start != null && (long)s.last_start >= least) { least = (long)s.last_start + 1L; }
 s.prefix = p.prefix; s.last_start = least;
 if (s.holder == null || s.holder == p.holder || s.seen_at == null || (long)s.seen_at + (long)p.stale_ms <= now) { s.holder = p.holder; s.seen_at = now; }"""
+    + _NONCE
+)
 # Params: holder, stale_ms.
-KEEP = """def s = ctx._source; def p = params; long now = System.currentTimeMillis();
+KEEP = (
+    """def s = ctx._source; def p = params; long now = System.currentTimeMillis();
 if (s.holder == null || s.holder == p.holder || s.seen_at == null || (long)s.seen_at + (long)p.stale_ms <= now) { s.holder = p.holder; s.seen_at = now; }"""
+    + _NONCE
+)
 # Params: holder.
-RELEASE = """if (ctx._source.holder == params.holder) { ctx._source.remove('holder'); }"""
+RELEASE = """if (ctx._source.holder == params.holder) { ctx._source.remove('holder'); }""" + _NONCE
 # Params: prefix, to.
-RAISE = """def s = ctx._source; long to = params.to; s.prefix = params.prefix;
+RAISE = (
+    """def s = ctx._source; long to = params.to; s.prefix = params.prefix;
 if (s.last_start == null || (long)s.last_start < to) { s.last_start = to; }"""
+    + _NONCE
+)
 # Params: row. Made, or the earlier one written again.
-RECORD = """def s = ctx._source;
+RECORD = (
+    """def s = ctx._source;
 if (ctx.op == 'create') { s.putAll(params.row); s.written_at = System.currentTimeMillis(); }
 else { s.again = s.again == null ? 1L : (long)s.again + 1L; }"""
+    + _NONCE
+)

@@ -6,19 +6,21 @@ index in its place would begin all sequences again.
 """
 
 import re
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import structlog
 
 from idalloc_server.domain.errors import StartRefused, StoreAnsweredError, StoreRefused
+from idalloc_server.store.connections import Request
 from idalloc_server.store.opensearch import checks
 from idalloc_server.store.opensearch.answers import INDEX_EXISTS, INDEX_MISSING, read_answer
 from idalloc_server.store.opensearch.checks import StoredIndex
 from idalloc_server.store.opensearch.http import OpenSearchHttp
-from idalloc_server.store.opensearch.indices import INDICES, SEQUENCES, Index
+from idalloc_server.store.opensearch.indices import INDICES, OPTIONAL, SEQUENCES, Index
+from idalloc_server.store.opensearch.places import Place
 from idalloc_server.store.opensearch.requests import Requests, json_body
-from idalloc_server.store.transport import Request
 
 _log = structlog.get_logger(__name__)
 
@@ -27,11 +29,18 @@ _MIN_OPENSEARCH = (2, 17)
 _MIN_ELASTICSEARCH = (8, 9)
 _SUPPORTED = "OpenSearch 2.17 or newer, or Elasticsearch 8.9 or newer"
 _MAX_ATTEMPTS = 3
+# The settings that name a lifecycle policy, of OpenSearch and Elasticsearch, and the request that removes it.
+_ISM_POLICY = "index.plugins.index_state_management.policy_id"
+_POLICY_SETTINGS = {
+    _ISM_POLICY: "POST /_plugins/_ism/remove/{}",
+    "index.opendistro.index_state_management.policy_id": "POST /_plugins/_ism/remove/{}",
+    "index.lifecycle.name": "POST /{}/_ilm/remove",
+}
 _HTTP_FORBIDDEN = 403
 
 
 def _request(method: str, path: str, parse: Any, body: object = None, none_for: tuple[str, ...] = ()) -> Request[Any]:
-    subject = "" if path.startswith("/_") else path.partition("?")[0].strip("/").removesuffix("-1")
+    subject = "" if path.startswith("/_") else path.partition("?")[0].strip("/").removesuffix("-data")
     read = partial(read_answer, parse=parse, subject=subject, none_for=none_for)
     return Request(method, path, None if body is None else json_body(body), read, subject)
 
@@ -67,9 +76,13 @@ async def set_up(http: OpenSearchHttp, requests: Requests, prefix: str) -> None:
         found = await _read_index(http, alias)
         if found is None:
             raise _missing(alias)
+        await _check_policy(http, found)
         for field, mapping in checks.check(alias, index, found, nodes).items():
-            await _admit(http, _request("PUT", f"/{alias}/_mapping", dict, {"properties": {field: mapping}}), alias)
+            await _admit(http, _put_field(alias, field, mapping), alias)
+        has_nonce = await _has_optional(http, alias, found)
+        requests.places.open(alias, Place(found.name, found.settings["index.uuid"]), has_nonce=has_nonce)
         await _check_privileges(http, requests, index, alias)
+    http.set_place_check(requests.places.check_request())
 
 
 def check_version(distribution: str, number: str) -> None:
@@ -130,7 +143,8 @@ async def _create_missing(http: OpenSearchHttp, requests: Requests, prefix: str)
         for index in INDICES:
             alias = index.alias(prefix)
             if await _read_index(http, alias) is None:
-                create = _request("PUT", f"/{alias}-1", dict, index.definition(prefix), none_for=(INDEX_EXISTS,))
+                path = f"/{index.new_name(prefix)}"
+                create = _request("PUT", path, dict, index.definition(prefix), none_for=(INDEX_EXISTS,))
                 await _admit(http, create, alias)
             elif index is not SEQUENCES and await _has_documents(http, requests, index):
                 raise StartRefused(
@@ -141,8 +155,8 @@ async def _create_missing(http: OpenSearchHttp, requests: Requests, prefix: str)
     if await _read_index(http, sequences) is None:
         raise StartRefused(
             "store",
-            f"the index {sequences}-1 exists without the alias {sequences}: add the alias if the index is idalloc's, "
-            "or choose another prefix (?prefix=…)",
+            f"the index {SEQUENCES.new_name(prefix)} exists without the alias {sequences}: add the alias if the index "
+            "is idalloc's, or choose another prefix (?prefix=…)",
         )
 
 
@@ -170,6 +184,59 @@ async def _read_index(http: OpenSearchHttp, alias: str) -> StoredIndex | None:
         fields=content["mappings"].get("properties", {}),
         settings={**content.get("defaults", {}), **content["settings"]},
     )
+
+
+async def _check_policy(http: OpenSearchHttp, found: StoredIndex) -> None:
+    """Refuses an index with a lifecycle policy, which may roll it over or delete it."""
+    policies = {found.settings.get(name): remove for name, remove in _POLICY_SETTINGS.items()}
+    explain = _request("GET", f"/_plugins/_ism/explain/{found.name}", lambda answer: answer.get(found.name) or {})
+    try:
+        managed = await http.send_read(explain)
+    except (StoreAnsweredError, StoreRefused) as error:
+        # 400 or 404: the cluster has no such plugin.
+        if error.http_status is not None and error.http_status >= 500:
+            raise
+        if error.http_status == _HTTP_FORBIDDEN:
+            _log.warning(
+                "lifecycle_policy_unknown",
+                index=found.name,
+                error=str(error),
+                next_step="grant the user cluster:admin/opendistro/ism/managedindex/explain, or look for a policy: "
+                f"GET /_plugins/_ism/explain/{found.name}",
+            )
+    else:
+        policies[managed.get(_ISM_POLICY)] = _POLICY_SETTINGS[_ISM_POLICY]
+    for policy in filter(None, policies):
+        raise StartRefused(
+            "store",
+            f"the index {found.name} has the lifecycle policy {policy!r}, which may replace or delete it: run "
+            f"{policies[policy].format(found.name)}",
+        )
+
+
+async def _has_optional(http: OpenSearchHttp, alias: str, found: StoredIndex) -> bool:
+    """Adds the optional fields; without the privilege for that returns False, and logs it."""
+    for field, mapping in OPTIONAL.items():
+        if found.fields.get(field, {}).get("type") == mapping["type"]:
+            continue
+        put = _put_field(alias, field, mapping)
+        try:
+            await http.send_write(put)
+        except StoreRefused as error:
+            _log.warning(
+                "nonces_are_off",
+                why="answers that a proxy mixed up are recognized by their key and index only",
+                index=found.name,
+                error=str(error),
+                next_step=f"send {put.method} {put.path} {(put.body or b'').decode()} once as an administrator, then "
+                "restart the servers",
+            )
+            return False
+    return True
+
+
+def _put_field(alias: str, field: str, mapping: Mapping[str, Any]) -> Request[Any]:
+    return _request("PUT", f"/{alias}/_mapping", dict, {"properties": {field: mapping}})
 
 
 async def _has_documents(http: OpenSearchHttp, requests: Requests, index: Index) -> bool:

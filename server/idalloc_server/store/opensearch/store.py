@@ -14,6 +14,7 @@ from idalloc_server.domain.store.records import NO_FLOOR, Claim, Grant, GrantFlo
 from idalloc_server.domain.store.retention import RecordPosition, Retention
 from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retirement_blocks
 from idalloc_server.store.bounds import MIN_BIGINT, advance_counter, clamp_to_bigint, lattice
+from idalloc_server.store.connections import Request
 from idalloc_server.store.opensearch import setup
 from idalloc_server.store.opensearch.answers import RowInvalid
 from idalloc_server.store.opensearch.http import OpenSearchHttp
@@ -22,7 +23,6 @@ from idalloc_server.store.opensearch.requests import MAX_HITS, Requests, Written
 from idalloc_server.store.opensearch.rows import milliseconds, parse_grant, parse_row, row_fields, settings_fields
 from idalloc_server.store.packed_settings import PERIOD, TIMESTAMP
 from idalloc_server.store.retirement_checks import RetirementChecks
-from idalloc_server.store.transport import Request
 
 _T = TypeVar("_T")
 

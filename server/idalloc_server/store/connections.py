@@ -1,0 +1,169 @@
+"""The connections to the hosts of a cluster. Each is a session of its own, which is closed without the others.
+
+After an error, a server may leave a request queued on its connection and would run it before the next one there.
+"""
+
+import asyncio
+import io
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import aiohttp
+import structlog
+import yarl
+
+from idalloc_server.domain.errors import StoreAnsweredError, StoreFailure, StoreOutcomeUnknown, StoreUnreachable
+from idalloc_server.store.credentials import certificate_problem
+from idalloc_server.store.hosts import Connection, Host
+
+_MAX_MESSAGE_LENGTH = 300
+_LARGE_BODY = 64 * 1024  # bytes; aiohttp sends a file in parts, and others have the event loop between them
+_LOG_SECONDS = 1.0  # at most one line about wrong answers in this time
+
+_T = TypeVar("_T")
+_log = structlog.get_logger("idalloc.store")
+
+
+class WrongAnswer(Exception):
+    """An answer belongs to another request; the text follows "an answer"."""
+
+
+@dataclass(frozen=True)
+class Request(Generic[_T]):
+    """A request, and the reader of its answer.
+
+    Attributes:
+        method: The HTTP method; POST for a write, which aiohttp never repeats.
+        path: The path and query, percent-encoded.
+        body: The body, if any.
+        read: Reads an answer from the host's name, the HTTP status and the content; raises ``StoreFailure``.
+        subject: What the request is about, for the next step in an error.
+    """
+
+    method: str
+    path: str
+    body: bytes | None
+    read: Callable[[str, int, bytes], _T]
+    subject: str = ""
+
+
+class Connections:
+    """Sends requests to hosts, each over a connection of its own.
+
+    Args:
+        product: The name of the database, for errors.
+        port: Its usual HTTP port.
+        alive: The request that may not depend on another node; it needs no check of the place.
+        headers: The headers of each request.
+        tls: The TLS context; None for plain HTTP.
+        timeouts: The timeouts of a request.
+    """
+
+    def __init__(
+        self,
+        product: str,
+        port: int,
+        alive: Request[Any],
+        headers: dict[str, str],
+        tls: ssl.SSLContext | None,
+        timeouts: aiohttp.ClientTimeout,
+    ) -> None:
+        self._product = product
+        self._port = port
+        self._alive = alive
+        self._headers = headers
+        self._tls = tls
+        self._timeouts = timeouts
+        self._place_check: Request[None] | None = None
+        self._logged_at = -_LOG_SECONDS
+        self._closed = False
+
+    def set_place_check(self, request: Request[None]) -> None:
+        """Sets the read that each later connection begins with; it raises ``StoreExchanged`` for another store."""
+        self._place_check = request
+
+    def close(self) -> None:
+        """Keeps no connection after its call from now on."""
+        self._closed = True
+
+    async def exchange(self, host: Host, request: Request[_T], *, is_fresh: bool = False) -> _T:
+        """Sends one request over one connection, and keeps the connection only after a successful answer."""
+        connection = Connection(self._new_session()) if is_fresh or not host.idle else host.idle.pop()
+        keep = False
+        try:
+            if self._place_check and not connection.is_checked and request is not self._alive:
+                try:
+                    await self._send_over(connection, host, self._place_check)
+                except StoreFailure as error:  # the request itself was not sent
+                    raise read_failure(error) from error
+                connection.is_checked = True
+            answer = await self._send_over(connection, host, request)
+            keep = not self._closed
+            return answer
+        finally:
+            if keep:
+                host.idle.append(connection)
+            else:
+                await connection.session.close()
+
+    async def _send_over(self, connection: Connection, host: Host, request: Request[_T]) -> _T:
+        # Without ``encoded`` yarl would change the path: it resolves a sequence's name such as ``..``.
+        url = yarl.URL(f"{'http' if self._tls is None else 'https'}://{host.name}{request.path}", encoded=True)
+        body = io.BytesIO(request.body) if request.body and len(request.body) > _LARGE_BODY else request.body
+        try:  # aiohttp never retries a POST, but would follow a redirect with one.
+            async with connection.session.request(
+                request.method, url, data=body, headers=self._headers, allow_redirects=False
+            ) as response:
+                content = await response.read()
+            return request.read(host.name, response.status, content)
+        except WrongAnswer as error:
+            self._log_wrong_answer(host, error)
+            raise StoreOutcomeUnknown(
+                f"{self._product} at {host.name} returned an answer {error}: check the proxy in front of it"
+            ) from error
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            problem = certificate_problem(error) or one_line(error)
+            raise StoreUnreachable(f"cannot connect to {self._product} at {host.name}: {problem}") from error
+        except aiohttp.ClientResponseError as error:
+            raise StoreOutcomeUnknown(
+                f"the server at {host.name} is not {self._product}'s HTTP endpoint, whose port is usually {self._port}"
+            ) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise StoreOutcomeUnknown(
+                f"{self._product} at {host.name} was sent a statement and did not answer: {one_line(error)}"
+            ) from error
+
+    def _log_wrong_answer(self, host: Host, error: WrongAnswer) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._logged_at >= _LOG_SECONDS:
+            self._logged_at = now
+            _log.error("wrong_answer", host=host.name, error=f"an answer {error}")
+
+    def _new_session(self) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=1, ssl=True if self._tls is None else self._tls),
+            timeout=self._timeouts,
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+
+async def close_idle(host: Host) -> None:
+    """Closes the idle connections of a host."""
+    while host.idle:
+        await host.idle.pop().session.close()
+
+
+def read_failure(failure: StoreFailure) -> StoreFailure:
+    """Returns the failure of a read. A read changes nothing, so its outcome is never unknown."""
+    if not isinstance(failure, StoreOutcomeUnknown):
+        return failure
+    kind = StoreUnreachable if failure.http_status is None else StoreAnsweredError
+    return kind(str(failure), code=failure.code, http_status=failure.http_status)
+
+
+def one_line(what: object) -> str:
+    """Returns the beginning of a text, without line breaks."""
+    text = " ".join(str(what).split()) or type(what).__name__
+    return text if len(text) <= _MAX_MESSAGE_LENGTH else text[:_MAX_MESSAGE_LENGTH] + "…"

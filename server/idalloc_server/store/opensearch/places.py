@@ -1,0 +1,113 @@
+"""Ties each answer to its request: by the index behind the alias, the key, and a nonce.
+
+A rollover, a person or a policy can exchange the index behind an alias, and a proxy can mix up answers. The values of
+such an answer are never used.
+"""
+
+import secrets
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from idalloc_server.domain.errors import StoreExchanged
+from idalloc_server.store.connections import Request, WrongAnswer
+from idalloc_server.store.opensearch.answers import read_answer
+
+
+class Place(NamedTuple):
+    """An index as this process opened it. A new index never has the UUID of an older one."""
+
+    name: str
+    uuid: str
+
+    def __str__(self) -> str:
+        return f"the index {self.name} ({self.uuid})"
+
+
+class Tie(NamedTuple):
+    """What an answer must repeat.
+
+    Attributes:
+        alias: The alias of the request.
+        place: The index behind it; None before the store is open.
+        key: The key of the row.
+        nonce: A text that no other request has; empty if the index has no field for it.
+    """
+
+    alias: str
+    place: Place | None
+    key: str
+    nonce: str
+
+    def added_to(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Returns the body of an update whose row gets the nonce: by its script, or as a new row."""
+        if not self.nonce:
+            return body
+        script = {**body["script"], "params": {**body["script"]["params"], "nonce": self.nonce}}
+        tied = {**body, "script": script}
+        if "upsert" in body and "scripted_upsert" not in body:
+            tied["upsert"] = {**body["upsert"], "nonce": self.nonce}
+        return tied
+
+    def check(self, answer: Mapping[str, Any]) -> None:
+        """Checks the answer to a write, or to an item of ``_bulk``, before its values are used.
+
+        Raises:
+            WrongAnswer: The answer is that of another request.
+            StoreExchanged: The write went to another index than the opened one.
+        """
+        error = answer.get("error")
+        key = answer.get("_id", self.key)
+        if key != self.key or (error and not str(error.get("reason")).startswith(f"[{self.key}]:")):
+            raise WrongAnswer(f"that is not about the key {self.key!r}")
+        if self.nonce and not error and answer.get("get", {}).get("_source", {}).get("nonce") != self.nonce:
+            raise WrongAnswer(f"to another write of the key {self.key!r}")
+        found = (error or answer).get("index" if error else "_index")
+        if self.place and found != self.place.name:
+            raise StoreExchanged(f"{self.place} behind the alias {self.alias}", f"the index {found}")
+
+
+class Places:
+    """The indices that this process opened, by alias."""
+
+    def __init__(self) -> None:
+        self._opened: dict[str, Place] = {}
+        self._without_nonce: set[str] = set()
+
+    def open(self, alias: str, place: Place, *, has_nonce: bool) -> None:
+        """Keeps the index behind an alias. Later answers of another one are refused."""
+        self._opened[alias] = place
+        if not has_nonce:
+            self._without_nonce.add(alias)
+
+    def tie(self, alias: str, key: str, *, has_script: bool = True) -> Tie:
+        """Returns what the answer to a write of this row must repeat; only a script can write a nonce."""
+        place = self._opened.get(alias)
+        has_nonce = has_script and place is not None and alias not in self._without_nonce
+        return Tie(alias, place, key, secrets.token_hex(8) if has_nonce else "")
+
+    def check_request(self) -> Request[None]:
+        """Returns the request that reads and checks the indices behind all aliases.
+
+        Its reader raises ``StoreExchanged`` if one is another than the opened one. A missing one is left to the writes,
+        which name it.
+        """
+        aliases = ",".join(self._opened)
+        read = partial(read_answer, parse=self._check_all, subject=aliases)
+        return Request(
+            "GET",
+            f"/{aliases}?local=true&ignore_unavailable=true&filter_path=*.settings.index.uuid,*.aliases",
+            None,
+            read,
+            aliases,
+        )
+
+    def _check_all(self, answer: Mapping[str, Any]) -> None:
+        for alias, place in self._opened.items():
+            found = {
+                Place(name, index["settings"]["index"]["uuid"])
+                for name, index in answer.items()
+                if alias in index.get("aliases", ())
+            }
+            if found and found != {place}:
+                raise StoreExchanged(f"{place} behind the alias {alias}", " and ".join(map(str, sorted(found))))

@@ -1,0 +1,83 @@
+"""A proxy in front of an HTTP store that mixes up the answers: it crosses them, or repeats an earlier one."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Literal, Self
+
+import aiohttp
+from aiohttp import web
+from yarl import URL
+
+Mix = Literal["", "crossed", "repeated"]
+
+
+class MixingProxy:
+    """Forwards each request once, and mixes up the answers to chosen ones.
+
+    Attributes:
+        mix: What happens to chosen requests: ``crossed``: two that wait get each other's answers; ``repeated``: one
+            gets the first answer that a chosen request got, and is not forwarded.
+        chosen: Whether a request is chosen, by its path and body.
+        mixed: How many requests got another one's answer.
+
+    Args:
+        to: HOST:PORT of the store.
+    """
+
+    def __init__(self, to: str) -> None:
+        self.mix: Mix = ""
+        self.chosen: Callable[[str, bytes], bool] = lambda path, body: True
+        self.mixed = 0
+        self.host = ""
+        self._to = to
+        self._kept: web.Response | None = None
+        self._waiting: tuple[web.Response, asyncio.Future[web.Response]] | None = None
+        self._runner = web.ServerRunner(web.Server(self._handle), shutdown_timeout=0.1)
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        await self._runner.setup()
+        listening = socket.create_server(("127.0.0.1", 0))
+        await web.SockSite(self._runner, listening).start()
+        self.host = f"127.0.0.1:{listening.getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+        await self._session.close()
+
+    async def _handle(self, request: web.BaseRequest) -> web.Response:
+        body = await request.read()
+        if not self.mix or not self.chosen(request.raw_path, body):
+            return await self._forward(request, body)
+        if self.mix == "repeated" and self._kept is not None:
+            self.mixed += 1
+            return _copy(self._kept)
+        answer = await self._forward(request, body)
+        if self.mix == "repeated":
+            self._kept = answer
+            return _copy(answer)
+        return await self._cross(answer)
+
+    async def _cross(self, answer: web.Response) -> web.Response:
+        """Exchanges the answer with the next one that comes."""
+        mine: asyncio.Future[web.Response] = asyncio.get_running_loop().create_future()
+        if self._waiting is None:
+            self._waiting = (answer, mine)
+            return await mine
+        (other, theirs), self._waiting = self._waiting, None
+        self.mixed += 2
+        theirs.set_result(answer)
+        return other
+
+    async def _forward(self, request: web.BaseRequest, body: bytes) -> web.Response:
+        headers = {name: value for name in ("Authorization", "Content-Type") if (value := request.headers.get(name))}
+        url = URL(f"http://{self._to}{request.raw_path}", encoded=True)
+        async with self._session.request(request.method, url, data=body, headers=headers) as answer:
+            content, kind = await answer.read(), answer.content_type
+        return web.Response(status=answer.status, body=content, content_type=kind)
+
+
+def _copy(answer: web.Response) -> web.Response:
+    return web.Response(status=answer.status, body=answer.body, content_type=answer.content_type)
