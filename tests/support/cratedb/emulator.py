@@ -19,6 +19,7 @@ import dataclasses
 import socket
 import ssl
 import struct
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -69,6 +70,7 @@ class CrateEmulator:
         statements: The executor of the statements, with the clock, the versions and the denied privileges.
         requests: Every received statement, with its port.
         unknown: The statements that it does not know; a test must check that there are none.
+        meanwhile: What other clients do before the next statement that contains a text, in this order.
         authorization: The required value of the Authorization header, if any.
 
     Args:
@@ -80,6 +82,7 @@ class CrateEmulator:
         self.statements = Statements(file)
         self.requests: list[tuple[int, str]] = []
         self.unknown: list[str] = []
+        self.meanwhile: list[tuple[str, Callable[[], Awaitable[object]]]] = []
         self.authorization: str | None = None
         self._faults: list[Fault] = []
         self._tls = tls
@@ -138,6 +141,8 @@ class CrateEmulator:
         self.requests.append((port, statement))
         if (refused := self._unauthorized(request)) is not None:
             return refused
+        if self.meanwhile and self.meanwhile[0][0] in statement:
+            await self.meanwhile.pop(0)[1]()
         fault = self._pop_fault(port, statement)
         if fault is None:
             return self._execute(str(body["stmt"]), args, body)

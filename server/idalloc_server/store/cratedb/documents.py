@@ -1,7 +1,8 @@
 """Documents in a CrateDB cluster: a table for each collection, since names of collections may be any texts.
 
 CrateDB has no transactions. An insert marks its rows with an id of its batch. If a key was there first, it deletes the
-rows of its batch; a process that ends before leaves them. A change of many documents is tried on all of them first, and
+rows of its batch; a process that ends before leaves them. Each acknowledged change of a document clears the mark, also
+one that leaves the text, so that the row is not deleted. A change of many documents is tried on all of them first, and
 then goes document by document.
 """
 
@@ -45,11 +46,12 @@ _WITH = (
 
 
 class _Row(NamedTuple):
-    """A stored document and its version."""
+    """A stored document, its version, and the insert that wrote it; None once it was changed."""
 
     document: Document
     seq_no: int
     term: int
+    batch: str | None
 
 
 class CrateDocuments:
@@ -172,7 +174,7 @@ class CrateDocuments:
                     raise DuplicateKey(min(missing))
         except (DuplicateKey, StoreFailure):
             with _unknown_after(lambda: written):
-                await self._undo(table, written, batch)
+                await self._undo(table, documents, written, batch)
             raise
         return Inserted(len(documents), 0)
 
@@ -232,17 +234,21 @@ class CrateDocuments:
             raise StoreOutcomeUnknown("CrateDB returned fewer rows than were inserted")
         return [(str(key), int(str(seq_no)), int(str(term))) for key, of, seq_no, term in rows if of == batch]
 
-    async def _undo(self, table: str, rows: Sequence[tuple[str, int, int]], batch: str) -> None:
+    async def _undo(
+        self, table: str, documents: Sequence[Document], rows: Sequence[tuple[str, int, int]], batch: str
+    ) -> None:
         """Deletes rows of a refused batch, unless others changed them."""
         delete = f"DELETE FROM {table} WHERE doc_id = ? AND _seq_no = ? AND _primary_term = ?"
-        left = list(rows)
+        ours, left = set(documents), list(rows)
         for _ in range(_ATTEMPTS):
             if not left or await self._http.write_each(delete, left) == len(left):
                 return
-            # Another insert of the same key gave the row a new version, and left its batch.
-            read = f"SELECT batch, _seq_no, _primary_term FROM {table} WHERE doc_id = ?"
-            found = [(key, *row) for key, _, _ in left for row in await self._http.read(read, key)]
-            left = [(key, int(str(seq_no)), int(str(term))) for key, of, seq_no, term in found if of == batch]
+            # Another insert of the same key gave the row a new version, and left its batch. So does a replacement by
+            # an earlier idalloc or by hand, which is seen by its text.
+            found = [row for part in _parts(left, PAGE) for row in await self._read(table, [key for key, *_ in part])]
+            left = [
+                (row.document.key, row.seq_no, row.term) for row in found if row.batch == batch and row.document in ours
+            ]
         if left:
             raise StoreOutcomeUnknown("documents of a refused insert could not be removed: others wrote them")
 
@@ -252,10 +258,8 @@ class CrateDocuments:
             if await self._insert(table, [document], str(uuid.uuid4())):
                 return None
             for row in await self._page(table, None, [document.key]):
-                if row.document.text == document.text:
-                    return False
                 if await self._replace(table, row, document.text):
-                    return True
+                    return document.text != row.document.text
         raise WriteConflict(document.key)
 
     async def _rewrite(self, table: str, row: _Row, selection: Selection, change: Change) -> bool | None:
@@ -264,10 +268,8 @@ class CrateDocuments:
             if not selection.matches(row.document):
                 return None
             text = change(row.document.text)
-            if text == row.document.text:
-                return False
             if await self._replace(table, row, text):
-                return True
+                return text != row.document.text
             if attempt == _ATTEMPTS:
                 break
             rows = await self._page(table, None, [row.document.key])
@@ -277,12 +279,15 @@ class CrateDocuments:
         raise WriteConflict(row.document.key)
 
     async def _replace(self, table: str, row: _Row, text: str | None) -> bool:
-        """Replaces or deletes a row that has not changed since it was read."""
+        """Replaces or deletes a row that has not changed since it was read, and keeps it from an undo."""
+        if text == row.document.text and row.batch is None:
+            return True
         where = "WHERE doc_id = ? AND _seq_no = ? AND _primary_term = ?"
         version = (row.document.key, row.seq_no, row.term)
         if text is None:
             return await self._http.write_each(f"DELETE FROM {table} {where}", [version]) == 1
-        return bool(await self._http.write(f"UPDATE {table} SET doc = ? {where} RETURNING doc_id", text, *version))
+        update = f"UPDATE {table} SET doc = ?, batch = NULL {where} RETURNING doc_id"
+        return bool(await self._http.write(update, text, *version))
 
     async def _page(self, table: str, after: str | None, keys: Sequence[str] | None = None) -> list[_Row]:
         """Reads the rows of a page, by their keys, which reads the newest versions; see ``Documents.page``."""
@@ -309,10 +314,11 @@ class CrateDocuments:
         return []
 
     async def _read(self, table: str, keys: Sequence[str]) -> list[_Row]:
-        read = f"SELECT doc_id, doc, _seq_no, _primary_term FROM {table} WHERE {_any_key(keys)}"
+        read = f"SELECT doc_id, doc, _seq_no, _primary_term, batch FROM {table} WHERE {_any_key(keys)}"
         rows = await self._http.read(read, *keys)
         return sorted(
-            _Row(Document(str(key), str(text)), int(str(seq_no)), int(str(term))) for key, text, seq_no, term in rows
+            _Row(Document(str(key), str(text)), int(str(seq_no)), int(str(term)), batch)
+            for key, text, seq_no, term, batch in rows
         )
 
     def _table(self, key: str) -> str:
