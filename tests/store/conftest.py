@@ -90,6 +90,7 @@ async def opener(request: pytest.FixtureRequest, clock: FakeClock, tmp_path: Pat
         async with OpenSearchStandIn() as stand_in:
             stand_in.cluster.now_ms = lambda: round(clock.wall() * 1000)
             opener = Opener(OpenSearchBackend(stand_in.host, "idalloc-test", clock.advance), clock)
+            opener.stand_in = stand_in
             yield opener
             await opener.close()
         assert stand_in.unknown == []

@@ -76,7 +76,13 @@ class Backend(Protocol):
 
 
 class Opener:
-    """Opens stores on a backend, and closes them."""
+    """Opens stores on a backend, and closes them.
+
+    Attributes:
+        stand_in: The stand-in for the database behind it, if a test may change or break it.
+    """
+
+    stand_in: object = None
 
     def __init__(self, backend: Backend, clock: FakeClock) -> None:
         self.backend = backend

@@ -7,6 +7,7 @@ from urllib.parse import quote
 import aiohttp
 from yarl import URL
 
+from idalloc_server.store.opensearch.indices import INDICES
 from tests.support.waiting import hold_for_async
 
 _LONG = {"type": "long", "coerce": False}
@@ -55,6 +56,14 @@ class OpenSearchBackend:
             body = {"settings": {"index": settings}, "mappings": mappings}
             await self._write("PUT", f"/{alias}-data", {**body, "aliases": {alias: {"is_write_index": True}}})
 
+    async def make_older_indices(self) -> None:
+        """Makes the indices as servers before the nonce did: each could be rolled over."""
+        for index in INDICES:
+            definition = index.definition(self._prefix)
+            del definition["mappings"]["properties"]["nonce"]
+            definition["aliases"][index.alias(self._prefix)] = {"is_write_index": True}
+            await self._write("PUT", f"/{index.alias(self._prefix)}-1", definition)
+
     async def put(self, name: str, columns: Mapping[str, int | None]) -> None:
         await self.put_document(name, {"name": name, **columns})
 
@@ -97,8 +106,9 @@ class OpenSearchBackend:
         await self._write("POST", "/_aliases", {"actions": actions})
 
     async def close(self) -> None:
-        names = ",".join([*(f"{self._prefix}-{index}-data" for index in _FEWEST_FIELDS), f"{self.alias}-other"])
-        await self._write("DELETE", f"/{names}?ignore_unavailable=true")
+        _, found = await self.send("GET", f"/{self._prefix}-*?filter_path=*.settings.index.uuid")
+        if found:
+            await self._write("DELETE", f"/{','.join(found)}")
 
     async def _write(self, method: str, path: str, body: object = None) -> None:
         status, answer = await self.send(method, path, body)

@@ -1,5 +1,6 @@
 """The endpoints of OpenSearch that idalloc and its tests use."""
 
+import copy
 import itertools
 import json
 import re
@@ -79,6 +80,7 @@ class Cluster:
         node_versions: The version of each of its nodes.
         extra_scripts: Scripts of a test, by their sources.
         auto_create: Whether a write makes a missing index.
+        policies: The lifecycle policies of indices; if there is one, the cluster has the plugin for them.
     """
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
@@ -88,6 +90,7 @@ class Cluster:
         self.extra_scripts: dict[str, painless.Script] = {}
         self.indices: dict[str, Index] = {}
         self.settings: dict[str, str] = {}
+        self.policies: dict[str, str] = {}
         self._uuids = itertools.count(1)
 
     def execute(self, request: Request) -> Answer:
@@ -113,6 +116,8 @@ class Cluster:
                 return self._change_aliases(request)
             case "GET", ["_plugins", *_]:
                 parts = "/".join(request.parts)
+                if self.policies and request.parts[:3] == ["_plugins", "_ism", "explain"]:
+                    return 200, self._explain(request.parts[3])
                 return 400, {"error": f"no handler found for uri [/{parts}] and method [GET]"}
             case "GET", [names] if not names.startswith("_"):
                 return 200, self._describe(names.split(","), request)
@@ -142,6 +147,11 @@ class Cluster:
             else:
                 raise UnknownRequest(f"the action {action}")
         return 200, {"acknowledged": True}
+
+    def _explain(self, index: str) -> dict[str, Any]:
+        """Answers as the plugin for lifecycle policies, which the recordings do not have."""
+        setting = "index.plugins.index_state_management.policy_id"
+        return {index: {setting: self.policies.get(index)}, "total_managed_indices": int(index in self.policies)}
 
     def _describe(self, names: list[str], request: Request) -> dict[str, Any]:
         request.expect("include_defaults", "flat_settings", "filter_path", "local", "ignore_unavailable")
@@ -245,6 +255,8 @@ class Cluster:
     def _on_index(self, name: str, action: str, request: Request) -> Answer:
         if request.method == "POST" and action == "_bulk":
             return 200, self._bulk(name, request)
+        if request.method == "POST" and action == "_rollover":
+            return self._roll_over(name, request)
         index = self._readable(name, "index_or_alias")
         match request.method, action:
             case "POST", "_refresh":
@@ -271,8 +283,40 @@ class Cluster:
                 return 200, answer | ({"indices": {index.name: {"closed": True}}} if index.is_closed else {})
         raise UnknownRequest("no such endpoint")
 
+    def _roll_over(self, alias: str, request: Request) -> Answer:
+        """Writes of the alias go to a new, empty index from now on."""
+        request.expect()
+        if request.lines or (old := self._aliased(alias)) is None:
+            raise UnknownRequest("a rollover with conditions, or of no alias")
+        numbered = re.fullmatch(r"(.*)-(\d+)", old.name)
+        if numbered is None:
+            reason = f"index name [{old.name}] does not match pattern '^.*-\\d+$'"
+            raise Refusal(400, "illegal_argument_exception", reason)
+        new = f"{numbered[1]}-{int(numbered[2]) + 1:06}"
+        if (options := old.aliases[alias]).get("is_write_index"):
+            old.aliases[alias] = {"is_write_index": False}
+        else:
+            del old.aliases[alias]
+        self._add_index(new, aliases={alias: options})
+        done = {"old_index": old.name, "new_index": new, "rolled_over": True, "dry_run": False, "conditions": {}}
+        return 200, {"acknowledged": True, "shards_acknowledged": True, **done}
+
+    def _clone(self, source: Index, name: str, request: Request) -> Answer:
+        request.expect()
+        if source.settings.get("index.blocks.write") != "true":
+            reason = f'index {source.name} must be read-only to resize index. use "index.blocks.write=true"'
+            raise Refusal(400, "illegal_state_exception", reason)
+        kept = ("index.uuid", "index.provided_name", "index.creation_date", "index.version.created")
+        changes = {**source.settings, **flattened(request.body.get("settings", {}))}
+        settings = {key: value for key, value in changes.items() if key not in kept}
+        clone = self._add_index(name, settings=settings, mappings=copy.deepcopy(source.mappings))
+        clone.documents = copy.deepcopy(source.documents)
+        return 200, {"acknowledged": True, "shards_acknowledged": True, "index": name}
+
     def _on_document(self, name: str, action: str, key: str, request: Request) -> Answer:
         match request.method, action:
+            case "POST", "_clone" if key:
+                return self._clone(self._readable(name, "index_or_alias"), key, request)
             case "GET", "_doc" if key:
                 request.expect("_source")
                 index = self._readable(name, "index_expression")
@@ -356,6 +400,8 @@ class Cluster:
         return self.indices.get(name) or self._aliased(name)
 
     def _all_readable(self, name: str) -> list[Index]:
+        if name.endswith("*"):
+            return [index for index in self.indices.values() if index.name.startswith(name[:-1])]
         if aliased := [index for index in self.indices.values() if name in index.aliases]:
             return aliased
         return [self._readable(name, "index_or_alias")]
