@@ -9,8 +9,7 @@
     x Unauthenticated, PermissionDenied
     x InternalError             an internal error of the server
     * StoreFailure            the store did not execute the statement
-        * StoreRefused          the store answered with an error that lasts until an operator acts
-            x StoreExchanged        another place answers under the store's name; also StoreWentBackwards
+        x StoreRefused          the store answered with an error that lasts until an operator acts
         * StoreUnavailable      transient; also Retryable
     * Retryable               the same call may succeed later
         x ServerDraining, SequenceAheadOfClock, QuotaExceeded
@@ -355,25 +354,6 @@ class StoreRefused(StoreFailure, reason="STORE_REFUSED", status="FAILED_PRECONDI
     """The store answered with an error that lasts until an operator acts; nothing was applied."""
 
     next_step = "The operator takes the step in the message ([runbook](../operations/runbook.md#store_refused))."
-
-
-class StoreExchanged(StoreWentBackwards, StoreRefused):
-    """Another place answers under the name that this process opened, such as a moved alias or a swapped table (P3).
-
-    Attributes:
-        seen: What this process opened.
-        found: What answers now.
-    """
-
-    def __init__(self, seen: str, found: str) -> None:
-        StoreFailure.__init__(
-            self,
-            f"the store was exchanged: this process opened {seen}, and now found {found}; it issues no ids from there: "
-            "stop all servers of the store, then put the opened one back, or restore as after a backup "
-            "(docs/operations/backup-and-restore.md)",
-        )
-        self.metadata |= {"seen": seen, "found": found}
-        self.seen, self.found = seen, found
 
 
 class StoreUnavailable(StoreFailure, Retryable, reason="STORE_UNAVAILABLE", status="UNAVAILABLE"):

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from idalloc_server.domain.errors import StartRefused, StoreExchanged, StoreUnavailable, StoreWentBackwards
+from idalloc_server.domain.errors import StartRefused, StoreUnavailable, StoreWentBackwards
+from idalloc_server.domain.store.exchange import StoreExchanged
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import RecordedAllocation
 from idalloc_server.store.opensearch.store import OpenSearchStore

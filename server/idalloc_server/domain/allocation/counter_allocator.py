@@ -229,7 +229,7 @@ class CounterAllocator:
             self._went_backwards = error
             self._recheck_at = self._clock.boot() + RECHECK_SECONDS
             self.drop(BurnCause.WENT_BACKWARDS)
-            _log.error("store_went_backwards", **error.metadata)
+            _log.error("store_went_backwards", **{"sequence": self.row.sequence, **error.metadata})
             self._fail_waiters(error)
         except Refusal as refusal:
             if isinstance(refusal, SequenceDeleted):

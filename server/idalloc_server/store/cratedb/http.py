@@ -7,7 +7,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from idalloc_server.domain.errors import StoreExchanged, StoreFailure, StoreRefused
+from idalloc_server.domain.errors import StoreFailure, StoreRefused
+from idalloc_server.domain.store.exchange import StoreExchanged
 from idalloc_server.store.connections import Request, WrongAnswer
 from idalloc_server.store.cratedb import answers
 from idalloc_server.store.cratedb.answers import Row
