@@ -27,7 +27,7 @@ def read_lines(lines: Iterable[bytes], field: str = "") -> ExportFile:
     Returns:
         The sequences, each behind its counter; a problem for each line that has none.
     """
-    file = ExportFile()
+    file, names = ExportFile(), set[str]()
     action: dict[str, Any] | None = None
     number = 0
     for number, line in enumerate(lines, start=1):
@@ -38,10 +38,10 @@ def read_lines(lines: Iterable[bytes], field: str = "") -> ExportFile:
             if not isinstance(content, dict):
                 raise ValueError("must be a JSON object")
             if action is not None:
-                _add(file, number, action.get("_id"), content, field)
+                _add(file, names, number, action.get("_id"), content, field)
                 action = None
             elif "_source" in content:
-                _add(file, number, content.get("_id"), content["_source"], field)
+                _add(file, names, number, content.get("_id"), content["_source"], field)
             elif (found := [content[name] for name in _ACTIONS if name in content]) and isinstance(found[0], dict):
                 action = found[0]
             else:
@@ -61,17 +61,18 @@ def hits_as_lines(hits: Iterable[dict[str, Any]]) -> Iterator[bytes]:
     return (json.dumps(hit).encode() for hit in hits)
 
 
-def _add(file: ExportFile, number: int, name: object, source: object, field: str) -> None:
+def _add(file: ExportFile, names: set[str], number: int, name: object, source: object, field: str) -> None:
     try:
         if not isinstance(name, str):
             raise InvalidRequest("_id", "must be a text, the name of the sequence")
         check_name(name, "_id")
-        if any(item.row.name == name for item in file.items):
+        if name in names:
             raise InvalidRequest("_id", f"the counter {name!r} is in an earlier line already")
         last_value = _counter(name, source, field)
     except InvalidRequest as error:
         file.problems.append(Problem(number, str(error)))
     else:
+        names.add(name)
         file.items.append(ExportedSequence(number, Row(name, last_value, Sequence())))
 
 

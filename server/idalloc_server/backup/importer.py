@@ -55,6 +55,8 @@ class Importer:
     claims: int = 0
     effective_at: float | None = None
     by: str = field(default_factory=lambda: f"import:{uuid4()}")
+    # The problems of periods, which a repeated attempt finds again.
+    _reported: set[Problem] = field(default_factory=set)
 
     async def run(self, file: ExportFile) -> None:
         """Imports all valid lines, and adds the rejected ones to ``problems``.
@@ -221,7 +223,8 @@ class Importer:
 
     def _add_problem(self, line: int, error: _Rejected) -> None:
         problem = Problem(line, str(error))
-        if problem not in self.problems:
+        if problem not in self._reported:
+            self._reported.add(problem)
             self.problems.append(problem)
 
 
