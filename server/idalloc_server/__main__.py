@@ -212,7 +212,14 @@ def import_(
             "store used since then.",
         ),
     ] = False,
-    partial: Annotated[bool, typer.Option("--partial", help="Skip invalid lines, and import the valid ones.")] = False,
+    partial: Annotated[
+        bool,
+        typer.Option(
+            "--partial",
+            help="Skip invalid lines, and import the valid ones. Calls on a skipped name are rejected until it is "
+            "created with a start, advanced, or imported.",
+        ),
+    ] = False,
     from_elasticsearch: _FromElasticsearch = False,
     counter_field: _CounterField = "",
     config_file: _ConfigFile = None,
@@ -354,7 +361,12 @@ def _print_summary(context: typer.Context, done: importer.Importer, now: float) 
         "unchanged": done.unchanged,
         "refused": len(done.problems),
         "startTimestamps": done.claims,
+        "reserved": done.reserved,
     }
+    if done.reserved:
+        lines.append(
+            f"reserved {done.reserved}: create these sequences with a start, or advance them, before their use"
+        )
     if done.effective_at is not None:
         # Rounded up: it must not be too early.
         at = datetime.fromtimestamp(ceil(done.effective_at), UTC).isoformat()
