@@ -11,7 +11,7 @@ from idalloc_server.store.opensearch.documents import read_documents
 from idalloc_server.store.urls import open_index
 from tests.store.conftest import OPENSEARCH, REAL_OPENSEARCH
 from tests.support.opensearch.backend import OpenSearchBackend
-from tests.support.opensearch.pages import Pages, page, serve_pages
+from tests.support.opensearch.pages import WRITABLE, Pages, page, serve_pages
 from tests.support.opensearch.stand_in import OpenSearchStandIn
 
 NEXT_STEP = "nothing was imported; when GET /_cluster/health/counters says green, import again"
@@ -51,10 +51,10 @@ class Index(OpenSearchBackend):
         await self.ask("PUT", f"/{self.name}/_doc/{name}", {"last_value": value})
 
 
-async def read(host: str, index: str) -> list[dict[str, Any]]:
+async def read(host: str, index: str, *, clients_stopped: bool = False) -> list[dict[str, Any]]:
     http, name = open_index(f"elasticsearch://{host}/{index}")
     try:
-        return await read_documents(http, name)
+        return await read_documents(http, name, clients_stopped=clients_stopped)
     finally:
         await http.close()
 
@@ -140,6 +140,30 @@ class TestPages:
         """P1: a counter that a client advanced during the import is not imported as it was before."""
         pages.last = last
         with pytest.raises(StoreRefused, match="was written while it was read, so nothing was imported: stop"):
+            await read(pages.host, "counters", clients_stopped=True)
+
+    async def test_an_index_that_accepts_writes_is_refused(self, pages: Pages) -> None:
+        """P1: beside clients that may still write nothing is read, unless the operator says that there are none."""
+        pages.settings = WRITABLE
+        with pytest.raises(StoreRefused) as refused:
+            await read(pages.host, "counters")
+        assert 'run PUT /counters/_settings {"index.blocks.write": true}; or confirm with --clients-stopped' in str(
+            refused.value
+        )
+        assert len(pages.requests) == 1
+        assert len(await read(pages.host, "counters", clients_stopped=True)) == 3
+
+    @pytest.mark.parametrize("block", [{"write": "true"}, {"read_only": "true"}, {"write": True}], ids=str)
+    async def test_either_block_of_writes_is_enough(self, pages: Pages, block: dict[str, Any]) -> None:
+        """An index with a block of writes, or of all changes, is read."""
+        pages.settings = {"counters": {"settings": {"index": {"blocks": block}}}}
+        assert len(await read(pages.host, "counters")) == 3
+
+    async def test_each_index_of_an_alias_must_be_blocked(self, pages: Pages) -> None:
+        """P1: a client may write to any index of an alias."""
+        blocked, writable = ({"settings": {"index": {"blocks": {"write": value}}}} for value in ("true", "false"))
+        pages.settings = {"counters-1": blocked, "counters-2": writable, "counters-3": writable}
+        with pytest.raises(StoreRefused, match="PUT /counters-2,counters-3/_settings"):
             await read(pages.host, "counters")
 
     @pytest.mark.parametrize("settings", [{}, {"counters": {}}, {"counters": {"settings": {"index": 1}}}, "<html>"])
@@ -180,7 +204,7 @@ def test_a_url_without_one_index_is_refused(url: str) -> None:
 
 @pytest.mark.parametrize("host", OPENSEARCH, indirect=True)
 class TestIndex:
-    async def test_all_counters_of_an_index_are_read(self, host: str) -> None:
+    async def test_all_counters_of_a_blocked_index_are_read(self, host: str) -> None:
         """P1: all counters are read, with those of the last second, in pages that the index allows."""
         index = Index(host)
         with pytest.raises(StoreRefused, match="check the name of the index"):
@@ -188,12 +212,16 @@ class TestIndex:
         await index.ask("PUT", f"/{index.name}", {"settings": {"max_result_window": 4}})
         for number in range(9):
             await index.count(f"counter-{number}", number)
+        with pytest.raises(StoreRefused, match=f"PUT /{index.name}/_settings"):
+            await read(host, index.name)
+        assert len(await read(host, index.name, clients_stopped=True)) == 9
+        await index.ask("PUT", f"/{index.name}/_settings", {"index.blocks.write": True})
         found = await read(host, index.name)
         assert {hit["_id"]: hit["_source"]["last_value"] for hit in found} == {f"counter-{at}": at for at in range(9)}
         await index.ask("DELETE", f"/{index.name}")
 
-    async def test_a_blocked_index_is_read(self, host: str) -> None:
-        """An index is read behind the block of writes, also an empty one."""
+    async def test_the_request_of_the_runbook_blocks_writes(self, host: str) -> None:
+        """The block that waits for the updates under way is found too, and an empty index is read."""
         index = Index(host)
         await index.ask("PUT", f"/{index.name}", {"settings": {"number_of_shards": 1}})
         await index.ask("PUT", f"/{index.name}/_block/write")
@@ -219,7 +247,7 @@ class TestRealIndex:
     async def test_an_alias_of_several_indices_is_read(
         self, version: str, opensearch_host: Callable[[str], str]
     ) -> None:
-        """P1: the counters of all shards of all indices of an alias are read, with any block of writes."""
+        """P1: the counters of all shards of all indices of an alias are read, once all of them are blocked."""
         index = Index(opensearch_host(version))
         names = [f"{index.name}-{at}" for at in range(2)]
         for at, name in enumerate(names):
@@ -228,6 +256,8 @@ class TestRealIndex:
             for number in range(60):
                 await index.ask("PUT", f"/{name}/_doc/{at}-{number}", {"last_value": number})
         await index.ask("PUT", f"/{names[0]}/_block/write")
+        with pytest.raises(StoreRefused, match=f"PUT /{names[1]}/_settings"):
+            await read(index.host, index.name)
         await index.ask("PUT", f"/{names[1]}/_settings", {"index.blocks.read_only": True})
         assert {hit["_id"] for hit in await read(index.host, index.name)} == {
             f"{at}-{number}" for at in range(2) for number in range(60)

@@ -14,7 +14,20 @@ _PAGE = 1_000
 _SCROLL = "1m"
 # These statistics are other ones after each write to the index.
 _WRITES = {"track_total_hits": True, "aggs": {"writes": {"stats": {"field": "_seq_no"}}}}
+_BLOCKS = ("write", "read_only")
 _UNAUTHORIZED, _NOT_FOUND = 401, 404
+
+
+class _Settings(NamedTuple):
+    """The settings of the index, or of all indices of an alias.
+
+    Attributes:
+        page_size: The most hits of a page, which ``index.max_result_window`` limits.
+        writable: The names of the indices that accept writes.
+    """
+
+    page_size: int
+    writable: list[str]
 
 
 class _Page(NamedTuple):
@@ -33,21 +46,24 @@ class _Page(NamedTuple):
     scroll_id: str
 
 
-async def read_documents(http: OpenSearchHttp, index: str) -> list[dict[str, Any]]:
+async def read_documents(http: OpenSearchHttp, index: str, *, clients_stopped: bool = False) -> list[dict[str, Any]]:
     """Returns all hits of an index, as of now. Works from Elasticsearch 7 on.
 
     Args:
         http: The cluster.
         index: The index, or an alias.
+        clients_stopped: Whether the index may accept writes. One during the call is an error in any case.
 
     Raises:
-        StoreRefused: The index is missing, or was written meanwhile.
+        StoreRefused: The index is missing, accepts writes, or was written meanwhile.
         StoreFailure: The index cannot be read completely.
     """
     try:
-        page_size = await _page_size(http, index)
+        settings = await _read_settings(http, index)
+        if not clients_stopped:
+            _check_blocked(index, settings.writable)
         await _refresh(http, index)
-        hits, first = await _read_pages(http, index, page_size)
+        hits, first = await _read_pages(http, index, settings.page_size)
         await _refresh(http, index)
         last = await _search(http, index, "", {"size": 0, **_WRITES})
         if (last.total, last.writes) != (first.total, first.writes):
@@ -67,18 +83,33 @@ async def read_documents(http: OpenSearchHttp, index: str) -> list[dict[str, Any
     return hits
 
 
-async def _page_size(http: OpenSearchHttp, index: str) -> int:
-    """Returns the most hits of a page, which ``index.max_result_window`` limits, also that of an alias's index."""
+async def _read_settings(http: OpenSearchHttp, index: str) -> _Settings:
+    """Returns the settings of the index, or those of all indices of an alias."""
     answer = await _send(http, index, "GET", f"/{index}/_settings")
-    page_size = _PAGE
+    page_size, writable = _PAGE, []
     try:
-        for each in answer.values():
-            page_size = min(page_size, int(each["settings"]["index"].get("max_result_window", page_size)))
+        for name, each in answer.items():
+            settings = each["settings"]["index"]
+            page_size = min(page_size, int(settings.get("max_result_window", page_size)))
+            blocks = settings.get("blocks", {})
+            if not any(str(blocks.get(block)).lower() == "true" for block in _BLOCKS):
+                writable.append(name)
     except (KeyError, TypeError, ValueError, AttributeError):
         answer = {}
     if not answer:
         raise StoreUnavailable(f"OpenSearch did not return the settings of index {index}")
-    return page_size
+    return _Settings(page_size, writable)
+
+
+def _check_blocked(index: str, writable: list[str]) -> None:
+    """Raises ``StoreRefused`` if an index accepts writes: its clients would take ids that are imported already."""
+    if writable:
+        raise StoreRefused(
+            f"index {', '.join(writable)} accepts writes, so nothing was imported: a client of {index} that still runs "
+            "would take ids that were imported. Stop the clients, and run "
+            f'PUT /{",".join(writable)}/_settings {{"index.blocks.write": true}}; or confirm with --clients-stopped '
+            "that none runs"
+        )
 
 
 async def _refresh(http: OpenSearchHttp, index: str) -> None:
