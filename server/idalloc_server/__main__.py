@@ -183,7 +183,15 @@ _FromElasticsearch = Annotated[
     typer.Option(
         "--from-elasticsearch",
         help="FILE has counter documents, as lines of _bulk or search hits, or is the URL of their index: "
-        "opensearch://USER@HOST:9200/INDEX. Stop the old clients first.",
+        "opensearch://USER@HOST:9200/INDEX. Stop the old clients first, and block writes to the index.",
+    ),
+]
+_ClientsStopped = Annotated[
+    bool,
+    typer.Option(
+        "--clients-stopped",
+        help="With --from-elasticsearch and a URL: import from an index that accepts writes, since none of its clients "
+        "runs.",
     ),
 ]
 _CounterField = Annotated[
@@ -212,17 +220,26 @@ def import_(
             "store used since then.",
         ),
     ] = False,
-    partial: Annotated[bool, typer.Option("--partial", help="Skip invalid lines, and import the valid ones.")] = False,
+    partial: Annotated[
+        bool,
+        typer.Option(
+            "--partial",
+            help="Skip invalid lines, and import the valid ones. Calls on a skipped name are rejected until it is "
+            "created with a start, advanced, or imported.",
+        ),
+    ] = False,
     from_elasticsearch: _FromElasticsearch = False,
+    clients_stopped: _ClientsStopped = False,
     counter_field: _CounterField = "",
     config_file: _ConfigFile = None,
     **flags: str | None,
 ) -> None:
     """Import exported sequences into a store. It never lowers a counter."""
     if from_elasticsearch:
-        export_data = counter_documents.read_lines(_read_documents(file), counter_field)
-    elif counter_field:
-        _fail("--counter-field needs --from-elasticsearch", 2)
+        lines = _read_documents(file, clients_stopped=clients_stopped)
+        export_data = counter_documents.read_lines(lines, counter_field)
+    elif counter_field or clients_stopped:
+        _fail(f"{'--counter-field' if counter_field else '--clients-stopped'} needs --from-elasticsearch", 2)
     else:
         export_data = export_file.read_export(_read_file(file).splitlines())
     _print_problems(export_data.problems + export_data.notes)
@@ -254,7 +271,7 @@ def _read_file(file: str) -> bytes:
         _fail(f"cannot read {file}: {error.strerror}", 2)
 
 
-def _read_documents(source: str) -> list[bytes]:
+def _read_documents(source: str, *, clients_stopped: bool) -> list[bytes]:
     """Returns the lines of a file of counter documents, or those of the index that a URL names."""
     if "://" not in source:
         return _read_file(source).splitlines()
@@ -266,7 +283,8 @@ def _read_documents(source: str) -> list[bytes]:
 
         http, index = open_index(source)
         try:
-            return list(counter_documents.hits_as_lines(await read_documents(http, index)))
+            hits = await read_documents(http, index, clients_stopped=clients_stopped)
+            return list(counter_documents.hits_as_lines(hits))
         finally:
             await http.close()
 
@@ -354,7 +372,12 @@ def _print_summary(context: typer.Context, done: importer.Importer, now: float) 
         "unchanged": done.unchanged,
         "refused": len(done.problems),
         "startTimestamps": done.claims,
+        "reserved": done.reserved,
     }
+    if done.reserved:
+        lines.append(
+            f"reserved {done.reserved}: create these sequences with a start, or advance them, before their use"
+        )
     if done.effective_at is not None:
         # Rounded up: it must not be too early.
         at = datetime.fromtimestamp(ceil(done.effective_at), UTC).isoformat()

@@ -14,6 +14,7 @@ from tests.support.operations import Operator, operator
 
 RUNBOOK = "docs/operations/runbook.md"
 STOP_CLIENTS = "Stop the clients of a counter document"
+IMPORT = 'idalloc store import --from-elasticsearch "opensearch://${OPENSEARCH#*//}/$INDEX"'
 # The port of OpenSearch in the pages.
 PORT = 9200
 
@@ -81,6 +82,7 @@ def test_clients_of_a_counter_are_stopped(by_the_runbook: Operator, node: OpenSe
     before = by_the_runbook.run(count)
     assert advance_counter(node, 2) == 42
     assert by_the_runbook.run(count) != before
+    assert "accepts writes, so nothing was imported" in by_the_runbook.shell(IMPORT, code=1)
     assert '"shards_acknowledged":true' in by_the_runbook.run(block)
     assert "cluster_block_exception" in by_the_runbook.run(refused)
     assert by_the_runbook.run(take_over).endswith("\n43\r\n")

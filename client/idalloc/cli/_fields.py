@@ -66,6 +66,8 @@ def _changed_settings(sequence: "Sequence") -> Iterator[str]:
     """Yield the settings that differ from the defaults."""
     if sequence.delete_time is not None:
         yield f"deleted {text(sequence.delete_time)}"
+        if sequence.description.startswith("reserved: "):  # by an import, with the reason
+            yield sequence.description
     counts = sequence.kind in ("", "counter")
     if not counts:
         yield sequence.kind

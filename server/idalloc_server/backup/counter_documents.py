@@ -27,30 +27,39 @@ def read_lines(lines: Iterable[bytes], field: str = "") -> ExportFile:
     Returns:
         The sequences, each behind its counter; a problem for each line that has none.
     """
-    file = ExportFile()
+    file, names = ExportFile(), set[str]()
     action: dict[str, Any] | None = None
     number = 0
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
+        name = None if action is None else action.get("_id")
         try:
             content = json.loads(line)
             if not isinstance(content, dict):
                 raise ValueError("must be a JSON object")
             if action is not None:
-                _add(file, number, action.get("_id"), content, field)
-                action = None
+                source, action = content, None
             elif "_source" in content:
-                _add(file, number, content.get("_id"), content["_source"], field)
-            elif (found := [content[name] for name in _ACTIONS if name in content]) and isinstance(found[0], dict):
+                name, source = content.get("_id"), content["_source"]
+            elif (found := [content[key] for key in _ACTIONS if key in content]) and isinstance(found[0], dict):
                 action = found[0]
+                continue
             else:
+                name = next(
+                    (each["_id"] for each in content.values() if isinstance(each, dict) and "_id" in each), None
+                )
                 raise ValueError("must be an index or create action of _bulk, or a hit with _source")
+            row = Row(_name(name, names), _counter(name, source, field), Sequence())
+        except InvalidRequest as error:
+            file.skip(number, str(error), name, error.rule)
         except (ValueError, RecursionError) as error:
             action = None
-            file.problems.append(Problem(number, f"is not a counter: {error}"))
+            file.skip(number, f"is not a counter: {error}", name)
+        else:
+            file.items.append(ExportedSequence(number, row))
     if action is not None:
-        file.problems.append(Problem(number, "the document after this action is missing"))
+        file.skip(number, "the document after this action is missing", action.get("_id"))
     if not number:
         file.problems.append(Problem(1, "the file is empty"))
     return file
@@ -61,21 +70,18 @@ def hits_as_lines(hits: Iterable[dict[str, Any]]) -> Iterator[bytes]:
     return (json.dumps(hit).encode() for hit in hits)
 
 
-def _add(file: ExportFile, number: int, name: object, source: object, field: str) -> None:
-    try:
-        if not isinstance(name, str):
-            raise InvalidRequest("_id", "must be a text, the name of the sequence")
-        check_name(name, "_id")
-        if any(item.row.name == name for item in file.items):
-            raise InvalidRequest("_id", f"the counter {name!r} is in an earlier line already")
-        last_value = _counter(name, source, field)
-    except InvalidRequest as error:
-        file.problems.append(Problem(number, str(error)))
-    else:
-        file.items.append(ExportedSequence(number, Row(name, last_value, Sequence())))
+def _name(name: object, names: set[str]) -> str:
+    """Returns the name of a sequence, and adds it to those of earlier lines."""
+    if not isinstance(name, str):
+        raise InvalidRequest("_id", "must be a text, the name of the sequence")
+    check_name(name, "_id")
+    if name in names:
+        raise InvalidRequest("_id", f"the counter {name!r} is in an earlier line already: keep one of them")
+    names.add(name)
+    return name
 
 
-def _counter(name: str, source: object, field: str) -> int:
+def _counter(name: object, source: object, field: str) -> int:
     """Returns the counter of a document.
 
     Raises:

@@ -8,6 +8,7 @@ round them.
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
@@ -23,6 +24,7 @@ from idalloc_server.domain.sequences.model import MAX_ID, PERIOD_SEPARATOR, Kind
 from idalloc_server.domain.sequences.text import escaped, replaced
 from idalloc_server.domain.sequences.validation import resolve_settings
 from idalloc_server.domain.store.records import Row
+from idalloc_server.domain.store.reservation import is_reserved
 from idalloc_server.domain.store.retirement import RETIRED_BY
 
 FORMAT = 1
@@ -89,6 +91,7 @@ class _SequenceLine(_Line):
     last_value: _Counter | None
     generation: _Generation
     deleted: bool = False
+    reserved: bool = False
     lease_ms: Annotated[int, Field(ge=0, le=_CENTURY_MS), _decimal] = 0
     created_at: _Time | None = None
     changed_at: _Time | None = None
@@ -137,6 +140,8 @@ def row_line(row: Row) -> str:
         "changed_at": row.changed_at,
         "settings": {name: _to_json(getattr(row.sequence, name)) for name in _SettingsOfLine.model_fields},
     }
+    if is_reserved(row):  # A server that does not know the field rejects the line.
+        content["reserved"] = True
     return _format_line(content)
 
 
@@ -170,12 +175,29 @@ class ExportFile:
         notes: The lines whose texts were changed.
         items: The sequences.
         claims: The start timestamps.
+        reserved: Why a name must be reserved unless the store has it: its line is invalid, or exports a reservation.
     """
 
     problems: list[Problem] = field(default_factory=list)
     notes: list[Problem] = field(default_factory=list)
     items: list[ExportedSequence] = field(default_factory=list)
     claims: list[ExportedClaim] = field(default_factory=list)
+    reserved: dict[str, str] = field(default_factory=dict)
+
+    def skip(self, line: int, message: str, name: object = None, why: str = "") -> None:
+        """Adds an invalid line, and reserves its name.
+
+        Args:
+            line: The line number, from 1.
+            message: What is wrong.
+            name: The name in the line; any other value than a valid name is ignored.
+            why: The message without the name, if that is another one.
+        """
+        self.problems.append(Problem(line, message))
+        with suppress(ValueError, InvalidRequest):  # ValueError: an unpaired surrogate
+            if isinstance(name, str):
+                check_name(name)
+                self.reserved.setdefault(name, f"the import skipped it: {why or message}")
 
 
 def read_export(lines: Iterable[bytes]) -> ExportFile:
@@ -187,6 +209,7 @@ def read_export(lines: Iterable[bytes]) -> ExportFile:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
+        content: dict[str, Any] = {}
         try:
             content = _parse_json(line)
             if number == 1:
@@ -203,15 +226,19 @@ def read_export(lines: Iterable[bytes]) -> ExportFile:
                 if item.row.name in by_name:
                     raise ValueError(f"sequence {item.row.name!r} is in line {by_name[item.row.name].line} already")
                 by_name[item.row.name] = item
+                if parsed.reserved:
+                    file.reserved[item.row.name] = item.row.sequence.description
+                    continue
                 file.items.append(item)
                 file.notes += [Problem(number, f"{name}: {_REPLACED}") for name in unsafe]
         except ValidationError as error:
-            file.problems.append(Problem(number, _first_message(error)))
+            file.skip(number, _first_message(error), content.get("sequence"))
         except (ValueError, InvalidRequest) as error:
-            file.problems.append(Problem(number, str(error)))
+            file.skip(number, str(error), content.get("sequence"))
     if not number:
         file.problems.append(Problem(1, "the file is empty"))
-    file.problems += _assign_periods(counters, by_name)
+    for problem in _assign_periods(counters, by_name):
+        file.skip(*problem, counters[problem.line].sequence)
     file.problems.sort()
     return file
 
@@ -260,7 +287,7 @@ def _to_row(line: _SequenceLine) -> Row:
     check_name(line.sequence)
     sequence = resolve_settings({name: getattr(line.settings, name) for name in line.settings.model_fields_set})
     last_value = None if line.last_value is None else _check_last_value(line.last_value, sequence)
-    others = line.model_dump(exclude={"sequence", "last_value", "settings"})
+    others = line.model_dump(exclude={"sequence", "last_value", "settings", "reserved"})
     return Row(line.sequence, last_value, sequence, **others)
 
 

@@ -8,10 +8,11 @@ from idalloc_server.backup.export_file import ExportedSequence, ExportFile, Prob
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import InvalidRequest, SequenceDeleted, SequenceInvalid, StoreUnavailable
 from idalloc_server.domain.generations import MARGIN_SECONDS, advance_period, generation_after
-from idalloc_server.domain.sequences.model import Reset, name_of_period
+from idalloc_server.domain.sequences.model import Reset, Sequence, name_of_period
 from idalloc_server.domain.sequences.validation import changed_bound, check_change
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Revision, Row
+from idalloc_server.domain.store.reservation import RESERVED_BY, is_reserved, reserved_row, settings_before
 from idalloc_server.domain.store.retirement import RETIRED_BY, RETIREMENT, raise_if_retired
 
 _ATTEMPTS = 10
@@ -38,6 +39,7 @@ class Importer:
         raised: Number of existing sequences that were advanced or changed, or whose leases were ended.
         unchanged: Number of existing sequences that were equal and never leased.
         claims: Number of prefixes imported.
+        reserved: Number of names reserved.
         effective_at: When no node issues an id at or before the imported counters any more, in seconds since 1970; None
             if no lease had to end.
 
@@ -53,11 +55,16 @@ class Importer:
     raised: int = 0
     unchanged: int = 0
     claims: int = 0
+    reserved: int = 0
     effective_at: float | None = None
     by: str = field(default_factory=lambda: f"import:{uuid4()}")
+    # The problems of periods, which a repeated attempt finds again.
+    _reported: set[Problem] = field(default_factory=set)
 
     async def run(self, file: ExportFile) -> None:
         """Imports all valid lines, and adds the rejected ones to ``problems``.
+
+        Reserves the names of ``file.reserved``, and of rejected lines, that the store does not have.
 
         Raises:
             StoreRetired: The store is retired, see ``unretire``; nothing is imported.
@@ -67,16 +74,32 @@ class Importer:
         for claim in file.claims:
             await self.store.raise_start(claim.prefix, claim.last_start)
             self.claims += 1
+        reserved = {name for name, why in file.reserved.items() if await self._reserve(name, why)}
         for item in file.items:
+            if item.row.name in reserved:  # Another line of it, or of one of its periods, was skipped.
+                continue
             try:
                 await self._import_sequence(item)
             except (_Rejected, InvalidRequest, SequenceInvalid) as error:
                 if isinstance(error, _WouldLower):
                     await self._end_leases(item.row)
                 self.problems.append(Problem(item.line, str(error)))
+                await self._reserve(item.row.name, f"the import skipped it: {error}")
                 why = f"not imported: its sequence in line {item.line} was rejected; correct that line and import again"
                 self.problems += [Problem(line, why) for line in item.periods]
         self.problems.sort()
+
+    async def _reserve(self, name: str, why: str) -> bool:
+        """Reserves a name that the store does not have, and returns whether it is reserved now."""
+        try:
+            row = await self.store.get(name)
+        except SequenceInvalid:
+            return False
+        if row is None:
+            generation = generation_after(Sequence(), 0, self.clock)
+            row = await self.store.create(reserved_row(name, why, self.by, generation, self.clock.wall()))
+            self.reserved += row.revised_by == RESERVED_BY + self.by
+        return is_reserved(row)
 
     async def _import_sequence(self, item: ExportedSequence) -> None:
         if item.row.last_value is None:
@@ -136,7 +159,7 @@ class Importer:
             raise _would_lower(f"sequence {line.name!r}", row.last_value, _counter(line))
         if line.deleted and not row.deleted:
             raise _Rejected(f"sequence {line.name!r} is deleted in the file only: delete it in the store first")
-        moved = row.revised_by.startswith(RETIRED_BY)
+        moved = row.revised_by.startswith(RETIRED_BY) or is_reserved(row)
         if row.deleted and not line.deleted and not moved and line.generation <= row.generation:
             raise _Rejected(f"sequence {line.name!r} was deleted in the store after the export: create it again first")
         return (
@@ -196,7 +219,7 @@ class Importer:
         """
         if row is not None:
             self._matches(item.row, row)  # raises before anything is written
-            check_change(row.sequence, item.row.sequence, _counter(item.row))
+            check_change(settings_before(row, item.row.sequence), item.row.sequence, _counter(item.row))
         least, reached = max(item.row.generation, row.generation if row else 0), 0
         for line, counter in item.periods.items():
             name, wanted = name_of_period(item.row.name, counter.period), counter.last_value
@@ -221,7 +244,8 @@ class Importer:
 
     def _add_problem(self, line: int, error: _Rejected) -> None:
         problem = Problem(line, str(error))
-        if problem not in self.problems:
+        if problem not in self._reported:
+            self._reported.add(problem)
             self.problems.append(problem)
 
 

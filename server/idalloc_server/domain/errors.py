@@ -3,7 +3,7 @@
 * Refusal                     a call is refused; ``reason`` is a value of ``idalloc.v1.ErrorReason``
     * SequenceNotFound
         * SequenceDeleted
-            x StoreRetired
+            x StoreRetired, SequenceReserved (store/reservation.py)
     x InvalidRequest, SequenceExists, SequenceChanged, SequenceExhausted, SequenceInvalid, TooManySequences
     x StoreWentBackwards, DocIdTimestampRefused, PrefixInUse, RequestIdReused, RequestIdBurned
     x Unauthenticated, PermissionDenied

@@ -6,6 +6,7 @@ import json
 import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -16,7 +17,10 @@ from idalloc_server.domain.errors import StartRefused, StoreAnsweredError, Store
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import RecordedAllocation
 from idalloc_server.domain.store.retention import Retention
-from idalloc_server.store.urls import open_store
+from idalloc_server.store.connections import Request
+from idalloc_server.store.opensearch.answers import read_answer
+from idalloc_server.store.opensearch.documents import read_documents
+from idalloc_server.store.urls import open_index, open_store
 from tests.support.fake_store import FakeClock
 from tests.support.opensearch.real import SECURED, missing
 from tests.support.opensearch.secured import JWT_KEY, PASSWORD, USER, SecuredNode
@@ -39,6 +43,9 @@ INDEX = (
     "indices:data/write/index",
     "indices:data/write/update",
 )
+# What the import of an index needs.
+IMPORT_CLUSTER = ("indices:data/read/scroll",)
+IMPORT_INDEX = ("indices:monitor/settings/get", "indices:admin/refresh*", "indices:data/read/search")
 FIRST_START = ("indices:admin/create", "indices:admin/aliases")
 SECRET = f"{USER}:{quote(PASSWORD, safe='')}@"
 
@@ -125,6 +132,27 @@ async def test_a_first_start_names_its_permissions(node: SecuredNode, opened: Op
         await opened()
     node.grant(CLUSTER, [*INDEX, *FIRST_START])
     await use(await opened())
+
+
+@pytest.mark.parametrize("lacking", ["", *IMPORT_CLUSTER, *IMPORT_INDEX])
+async def test_an_import_names_a_missing_permission(node: SecuredNode, lacking: str) -> None:
+    """An import of an index needs these permissions only, and the error names one that the user lacks."""
+    index = f"recipe-{uuid.uuid4().hex[:8]}"
+    node.grant(["*"], ["*"])
+    url = f"opensearch://{SECRET}{node.host}/{index}?ca={node.certificates.ca}"
+    http, _ = open_index(url)
+    given = [[each for each in permissions if each != lacking] for permissions in (IMPORT_CLUSTER, IMPORT_INDEX)]
+    try:
+        await http.send_read(Request("PUT", f"/{index}/_doc/a", b'{"value": 7}', partial(read_answer, parse=dict)))
+        node.grant(*given)
+        if not lacking:
+            assert len(await read_documents(http, index, clients_stopped=True)) == 1
+            return
+        what = f"the cluster permission {lacking}" if lacking in IMPORT_CLUSTER else lacking.rstrip("*")
+        with pytest.raises(StoreRefused, match=re.escape(f"; grant the user {what}")):
+            await read_documents(http, index, clients_stopped=True)
+    finally:
+        await http.close()
 
 
 async def test_another_prefix_is_refused(opened: Open) -> None:

@@ -72,7 +72,8 @@ async def test_the_stand_in_gives_the_recorded_answers() -> None:
         ("POST", "/s/_update/a?refresh=true", {"script": {"source": "ctx._source.granted = 0L"}}),
         ("POST", "/s/_update_by_query", {}),
         ("POST", "/s/_search", {"query": {"wildcard": {"name": "a*"}}}),
-        ("POST", "/s/_search?scroll=1m", {}),
+        ("POST", "/s/_search?scroll=1m", {"sort": ["_doc"]}),
+        ("POST", "/_search/scroll", {"scroll_id": "a"}),
         ("GET", "/_cluster/state", None),
     ],
 )

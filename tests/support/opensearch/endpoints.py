@@ -11,8 +11,8 @@ from urllib.parse import unquote
 
 from tests.support.opensearch import painless, writes
 from tests.support.opensearch.indices import Index, flattened, nested
-from tests.support.opensearch.refusals import Refusal, UnknownRequest, missing_index, not_an_alias
-from tests.support.opensearch.searches import filtered, search
+from tests.support.opensearch.refusals import Refusal, UnknownRequest, missing_index, missing_scroll, not_an_alias
+from tests.support.opensearch.searches import Scroll, filtered, search
 
 _UPDATE = {
     "require_alias", "timeout", "_source", "retry_on_conflict", "if_seq_no", "if_primary_term", "wait_for_active_shards"
@@ -92,6 +92,7 @@ class Cluster:
         self.settings: dict[str, str] = {}
         self.policies: dict[str, str] = {}
         self._uuids = itertools.count(1)
+        self._scrolls: dict[str, Scroll] = {}
 
     def execute(self, request: Request) -> Answer:
         """Returns the status and the body of the answer.
@@ -121,6 +122,18 @@ class Cluster:
                 return 400, {"error": f"no handler found for uri [/{parts}] and method [GET]"}
             case "GET", [names] if not names.startswith("_"):
                 return 200, self._describe(names.split(","), request)
+            case "POST" | "DELETE", ["_search", "scroll"]:
+                return self._scroll(request)
+            case "GET", [name, "_settings"]:
+                request.expect()
+                index = self._readable(name, "index_or_alias")
+                return 200, {index.name: {"settings": nested(index.settings)}}
+            case "PUT", [name, "_block", "write"]:
+                request.expect()
+                index = self._readable(name, "index_or_alias")
+                _apply(index.settings, {"index.blocks.write": "true"})
+                done = {"acknowledged": True, "shards_acknowledged": True}
+                return 200, done | {"indices": [{"name": index.name, "blocked": True}]}
             case "GET", [name, "_mapping"]:
                 request.expect()
                 index = self._readable(name, "index_or_alias")
@@ -218,7 +231,7 @@ class Cluster:
         known = {(key if key.startswith("index.") else f"index.{key}"): value for key, value in given.items()}
         for key in known:
             if not re.match(
-                r"index\.(number_of_|auto_expand_replicas|translog\.|refresh_interval|default_|final_|blocks\.|replication\.)",
+                r"index\.(number_of_|auto_expand_replicas|translog\.|refresh_interval|default_|final_|blocks\.|replication\.|max_result_window)",
                 key,
             ):
                 reason = f"unknown setting [{key}] please check that any required plugins are installed, or check the"
@@ -264,9 +277,9 @@ class Cluster:
                 index.refresh()
                 return 200, {"_shards": {"total": 1, "successful": 1, "failed": 0}}
             case "POST", "_search":
-                request.expect("allow_partial_search_results")
+                request.expect("allow_partial_search_results", "scroll")
                 index.check_readable()
-                return 200, search(index, request.body)
+                return 200, (self._start_scroll if "scroll" in request.options else _search)(index, request)
             case "PUT", "_mapping" if request.body.keys() == {"properties"}:
                 request.expect("timeout", "cluster_manager_timeout", "master_timeout")
                 index.add_fields(request.body["properties"])
@@ -312,6 +325,23 @@ class Cluster:
         clone = self._add_index(name, settings=settings, mappings=copy.deepcopy(source.mappings))
         clone.documents = copy.deepcopy(source.documents)
         return 200, {"acknowledged": True, "shards_acknowledged": True, "index": name}
+
+    def _start_scroll(self, index: Index, request: Request) -> dict[str, Any]:
+        scroll = Scroll(index, request.body, request.options["scroll"])
+        self._scrolls[scroll.id] = scroll
+        return scroll.next_page()
+
+    def _scroll(self, request: Request) -> Answer:
+        request.expect()
+        body = request.body
+        if request.method == "DELETE" and body.keys() == {"scroll_id"} and isinstance(body["scroll_id"], list):
+            freed = [self._scrolls.pop(each) for each in body["scroll_id"] if each in self._scrolls]
+            return 200 if freed else 404, {"succeeded": True, "num_freed": len(freed)}
+        if request.method == "DELETE" or body.keys() != {"scroll", "scroll_id"}:
+            raise UnknownRequest(f"a scroll with {', '.join(sorted(body))}")
+        if (scroll := self._scrolls.get(body["scroll_id"])) is None:
+            raise missing_scroll(body["scroll_id"])
+        return 200, scroll.next_page()
 
     def _on_document(self, name: str, action: str, key: str, request: Request) -> Answer:
         match request.method, action:
@@ -426,6 +456,10 @@ class Cluster:
             index = self._add_index(name)
         index.check_writable()
         return index
+
+
+def _search(index: Index, request: Request) -> dict[str, Any]:
+    return search(index, request.body)
 
 
 def _apply(settings: dict[str, str], changes: dict[str, str | None]) -> None:

@@ -37,6 +37,14 @@ def missing_index(name: str, **fields: Any) -> Refusal:
     return Refusal(404, "index_not_found_exception", f"no such index [{name}]", index=name, index_uuid="_na_", **more)
 
 
+def missing_scroll(scroll: str) -> Refusal:
+    """Returns the refusal of a page of a scroll that ended."""
+    cause = {"type": "search_context_missing_exception", "reason": f"No search context found for id [{scroll}]"}
+    refusal = Refusal(404, "search_phase_execution_exception", "all shards failed", cause, phase="query", grouped=True)
+    refusal.root = cause
+    return refusal
+
+
 def not_an_alias(name: str) -> Refusal:
     """Returns the refusal of a write that requires an alias."""
     reason = f"no such index [{name}] and [require_alias] request flag is [true] and [{name}] is not an alias"

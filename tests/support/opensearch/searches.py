@@ -1,5 +1,6 @@
 """The searches of idalloc, over what an index shows."""
 
+import itertools
 from typing import Any
 
 from tests.support.opensearch.indices import Document, Index
@@ -41,8 +42,38 @@ def search(index: Index, body: dict[str, Any]) -> dict[str, Any]:
     hits["hits"] = [_hit(index, key, each, body, score) for key, each in shown]
     answer["hits"] = hits
     if "aggs" in body:
-        answer["aggregations"] = {name: _maximum(found, each) for name, each in body["aggs"].items()}
+        answer["aggregations"] = {name: _aggregated(found, each) for name, each in body["aggs"].items()}
     return answer
+
+
+class Scroll:
+    """A scroll: the hits of a search as of its start, in pages.
+
+    Args:
+        index: The index.
+        body: The body of the search.
+        keep_alive: How long it is kept between two pages.
+    """
+
+    _ids = itertools.count(1)
+
+    def __init__(self, index: Index, body: dict[str, Any], keep_alive: str) -> None:
+        window = int(index.settings.get("index.max_result_window", _MAX_WINDOW))
+        if unknown := body.keys() - {"size", "query", "track_total_hits", "aggs"} or keep_alive != "1m":
+            raise UnknownRequest(f"a scroll with {unknown}")
+        if body["size"] > window:
+            raise _too_large_page(body["size"], window)
+        self.id = f"scroll-{next(self._ids)}"
+        self._size = body["size"]
+        self._answer = {"_scroll_id": self.id, **search(index, {**body, "size": _MAX_WINDOW})}
+        self._left = self._answer["hits"]["hits"]
+
+    def next_page(self) -> dict[str, Any]:
+        """Returns the answer with the next hits; only the first one has aggregations."""
+        page, self._left = self._left[: self._size], self._left[self._size :]
+        answer = {**self._answer, "hits": {**self._answer["hits"], "hits": page}}
+        self._answer.pop("aggregations", None)
+        return answer
 
 
 def _sort_key(value: Any) -> tuple[bool, Any]:
@@ -100,6 +131,16 @@ def filtered(source: dict[str, Any], wanted: bool | list[str]) -> dict[str, Any]
     return {name: value for name, value in source.items() if name in wanted}
 
 
+def _aggregated(found: list[tuple[str, Document]], aggregation: dict[str, Any]) -> dict[str, Any]:
+    if aggregation != {"stats": {"field": "_seq_no"}}:
+        return _maximum(found, aggregation)
+    values = [float(each.seq_no) for _, each in found]
+    if not values:
+        return {"count": 0, "min": None, "max": None, "avg": None, "sum": 0.0}
+    least, most, total = min(values), max(values), sum(values)
+    return {"count": len(values), "min": least, "max": most, "avg": total / len(values), "sum": total}
+
+
 def _maximum(found: list[tuple[str, Document]], aggregation: dict[str, Any]) -> dict[str, Any]:
     if list(aggregation) != ["max"] or list(aggregation["max"]) != ["field"]:
         raise UnknownRequest(f"the aggregation {aggregation}")
@@ -135,6 +176,18 @@ def _too_large(index: Index, size: int) -> Refusal:
         " See the scroll api for a more efficient way to request large data sets. This limit can be set by changing the"
         " [index.max_result_window] index level setting."
     )
+    return _failed_phase(reason)
+
+
+def _too_large_page(size: int, window: int) -> Refusal:
+    return _failed_phase(
+        f"Batch size is too large, size must be less than or equal to: [{window}] but was [{size}]. Scroll batch sizes"
+        " cost as much memory as result windows so they are controlled by the [index.max_result_window] index level"
+        " setting."
+    )
+
+
+def _failed_phase(reason: str) -> Refusal:
     cause = {"type": "illegal_argument_exception", "reason": reason}
     refusal = Refusal(400, "search_phase_execution_exception", "all shards failed", cause, phase="query", grouped=True)
     refusal.root = cause

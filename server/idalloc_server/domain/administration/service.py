@@ -34,6 +34,7 @@ from idalloc_server.domain.sequences.patterns import Patterns
 from idalloc_server.domain.sequences.validation import changed_bound, check_change, check_texts, resolve_settings
 from idalloc_server.domain.store.protocol import Store, within_timeout
 from idalloc_server.domain.store.records import Revision, Row
+from idalloc_server.domain.store.reservation import is_reserved, raise_if_reserved, settings_before
 from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired
 
 # Attempts of a change if concurrent changes interfere.
@@ -147,7 +148,7 @@ class SequenceService:
         return compile_format(row.sequence.format).parse(text)
 
     async def create(self, name: str, given: Mapping[str, Any], change_token: ChangeToken) -> SequenceSummary:
-        """Creates a sequence; a deleted one continues after its last value.
+        """Creates a sequence; a deleted one continues after its last value, and a reserved name needs a start.
 
         Args:
             name: The sequence's name.
@@ -160,8 +161,9 @@ class SequenceService:
         """
         check_name(name, "name")
         check_texts({**given, "name": name})
-        sequence = resolve_settings(given)
-        return await self.summary_of(await self._run_to_completion(name, self._create(name, sequence, change_token)))
+        has_start = given.get("start") is not None
+        create = self._create(name, resolve_settings(given), has_start, change_token)
+        return await self.summary_of(await self._run_to_completion(name, create))
 
     async def update(self, name: str, given: Mapping[str, Any], etag: str, change_token: ChangeToken) -> ChangeResult:
         """Updates settings of a sequence.
@@ -199,7 +201,7 @@ class SequenceService:
         return await self._result(row)
 
     async def advance(self, name: str, past: int, period: str, etag: str, change_token: ChangeToken) -> ChangeResult:
-        """Advances a sequence's counter past a value, and ends all leases.
+        """Advances a sequence's counter past a value, and ends all leases. Creates the sequence of a reserved name.
 
         Args:
             name: The sequence's name.
@@ -214,7 +216,7 @@ class SequenceService:
         """
 
         async def plan(row: Row) -> _Plan:
-            sequence = row.sequence
+            sequence = Sequence() if is_reserved(row) else row.sequence
             check_period(sequence, period)
             if sequence.is_past(past, sequence.bound):
                 field, limit = ("max_value", "at most") if sequence.step > 0 else ("min_value", "at least")
@@ -225,7 +227,7 @@ class SequenceService:
                     raise InvalidRequest(
                         "past", f"must be at most {latest}, max_clock_skew ahead of the clock; is {past}"
                     )
-            at_least = _counter_past(sequence, past)
+            at_least = sequence.align_before(past)
             if sequence.reset == Reset.NEVER:
                 return _Plan(self._revision(row, sequence, change_token)._replace(at_least=at_least))
             counter = name_of_period(name, period or period_at(sequence, self._clock.wall()))
@@ -235,7 +237,7 @@ class SequenceService:
             return _Plan(self._revision(row, sequence, change_token)._replace(generation=newer), partly_done=True)
 
         check_name(name, "name")
-        row, _ = await self._run_to_completion(name, self._change(name, etag, change_token, plan))
+        row, _ = await self._run_to_completion(name, self._change(name, etag, change_token, plan, revives=True))
         which = period or period_at(row.sequence, self._clock.wall())
         self._allocator.rates.discard(name_of_period(name, which) if which else name)  # The skipped ids are not usage.
         return await self._result(row, which)
@@ -245,7 +247,7 @@ class SequenceService:
         if self._changes:
             await asyncio.wait(self._changes)
 
-    async def _create(self, name: str, sequence: Sequence, change_token: ChangeToken) -> Row:
+    async def _create(self, name: str, sequence: Sequence, has_start: bool, change_token: ChangeToken) -> Row:
         now = self._clock.wall()
         wanted = Row(
             name,
@@ -266,7 +268,10 @@ class SequenceService:
                 raise SequenceExists(name)
             if row.last_value is None:
                 raise SequenceInvalid(name, NULL_LAST_VALUE)
-            check_change(row.sequence, sequence, (await self._counter(row._replace(sequence=sequence)))[1])
+            if is_reserved(row) and not has_start:
+                raise InvalidRequest("start", f"must be set, past the highest id in use: {row.sequence.description}")
+            counter = (await self._counter(row._replace(sequence=sequence)))[1]
+            check_change(settings_before(row, sequence), sequence, counter)
             change = self._revision(row, sequence, change_token)
             revised = await self._call_store(self._store.revise(name, row.revision, change))
             if revised is not None and change_token.wrote(revised):
@@ -277,7 +282,7 @@ class SequenceService:
         raise SequenceChanged(name, etag_of(row))
 
     async def _change(
-        self, name: str, etag: str, change_token: ChangeToken, plan: Callable[[Row], Awaitable["_Plan"]]
+        self, name: str, etag: str, change_token: ChangeToken, plan: "_Planner", *, revives: bool = False
     ) -> tuple[Row, bool]:
         """Applies ``plan``, with retries on concurrent changes; returns the row, and whether leases have to end."""
         row = await self._call_store(self._store.get(name))
@@ -286,8 +291,8 @@ class SequenceService:
                 raise SequenceNotFound(name)
             if change_token.wrote(row):
                 return row, True  # A retry: assume that leases had to end.
-            if row.deleted:
-                await self._raise_deleted(name)
+            if row.deleted and not (revives and is_reserved(row)):
+                await self._raise_deleted(row)
             if etag and etag != etag_of(row):
                 raise SequenceChanged(name, etag_of(row))
             if row.last_value is None:
@@ -321,12 +326,13 @@ class SequenceService:
         if row is None:
             raise SequenceNotFound(name)
         if row.deleted:
-            await self._raise_deleted(name)
+            await self._raise_deleted(row)
         return row
 
-    async def _raise_deleted(self, name: str) -> NoReturn:
-        raise_if_retired(await self._call_store(self._store.get(RETIREMENT)), name)
-        raise SequenceDeleted(name)
+    async def _raise_deleted(self, row: Row) -> NoReturn:
+        raise_if_retired(await self._call_store(self._store.get(RETIREMENT)), row.name)
+        raise_if_reserved(row)
+        raise SequenceDeleted(row.name)
 
     async def _counter(self, row: Row, period: str = "") -> tuple[str, int]:
         """Returns the period (by default the current one) and its counter; without a reset, "" and the sequence's."""
@@ -386,12 +392,7 @@ class _Plan(NamedTuple):
     partly_done: bool = False
 
 
-def _counter_past(sequence: Sequence, past: int) -> int:
-    """Returns the last lattice value at or before ``past``, or ``before_start`` if there is none."""
-    point = sequence.align(past)
-    if sequence.is_past(point, past) and point != sequence.before_start:
-        point -= sequence.step
-    return point
+_Planner = Callable[[Row], Awaitable[_Plan]]
 
 
 def _bound_passed(sequence: Sequence, row: Row) -> InvalidRequest:

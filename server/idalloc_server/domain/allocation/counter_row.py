@@ -10,10 +10,12 @@ from idalloc_server.domain.allocation.config import SharedState
 from idalloc_server.domain.errors import (
     Refusal,
     SequenceAheadOfClock,
+    SequenceDeleted,
     SequenceExhausted,
     SequenceNotFound,
     ServerDraining,
     StoreOutcomeUnknown,
+    StoreRetired,
     StoreUnavailable,
     StoreWentBackwards,
 )
@@ -22,6 +24,7 @@ from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Kind, Sequen
 from idalloc_server.domain.sequences.text import check_text
 from idalloc_server.domain.store.protocol import within_timeout
 from idalloc_server.domain.store.records import Grant, Row
+from idalloc_server.domain.store.reservation import raise_if_reserved
 
 _T = TypeVar("_T")
 _DEFAULTS = Sequence()
@@ -89,6 +92,7 @@ class CounterRow:
 
         Raises:
             StoreWentBackwards: The store is behind what this process saw; what it granted is burned.
+            SequenceReserved: The name is reserved.
             Refusal: As ``Store.grant``.
         """
         store, config, marks = self._shared.store, self._shared.allocation_config, self._shared.high_water_marks
@@ -99,7 +103,12 @@ class CounterRow:
             ahead = int(config.max_clock_skew * kind.per_second)
             now = int(self._shared.clock.wall() * kind.per_second)
             call = store.grant_timestamps(self.name, wanted, lease_ms, now, ahead, floor)
-        grant = await self._write(call, wanted)
+        try:
+            grant = await self._write(call, wanted)
+        except SequenceDeleted as refusal:
+            if not isinstance(refusal, StoreRetired):
+                raise_if_reserved(await self._within_timeout(store.get(self.sequence)))
+            raise
         if grant is not None:
             self._accept(grant)
         elif self.name in marks:

@@ -107,6 +107,11 @@ class Sequence:
         steps = max(0, -((value - self.before_start) // -self.step))
         return self.before_start + steps * self.step
 
+    def align_before(self, value: int) -> int:
+        """Rounds against the direction of the step: returns the last such value at or before ``value``, or k = -1."""
+        point = self.align(value)
+        return point - self.step if self.is_past(point, value) and point != self.before_start else point
+
 
 def check_name(name: str, field: str = "sequence") -> None:
     """Validates a sequence's name: 1 to 255 bytes of UTF-8 without control characters.

@@ -28,7 +28,7 @@ _BLOCKS = {
 }
 # A missing privilege, as OpenSearch's security plugin names it. It checks these for the cluster, others for an index.
 _MISSING_PRIVILEGE = re.compile(r"no permissions for \[(.+?)\] and ")
-_CLUSTER_PRIVILEGE = re.compile(r"cluster:.*|indices:data/write/bulk")
+_CLUSTER_PRIVILEGE = re.compile(r"cluster:.*|indices:data/(write/bulk|read/scroll)")
 _TOO_MANY_SCRIPTS = "circuit_breaking_exception"
 # The errors of a script that read a text, a double or null where the row must have a number.
 _WRONG_VALUE = ("class_cast_exception", "null_pointer_exception")

@@ -93,6 +93,14 @@ def test_list_reads_all_pages(server: FakeServer, run: Command) -> None:
     assert run("sequences", "list", "--prefix", "z") == ""
 
 
+def test_list_shows_why_a_name_is_reserved(server: FakeServer, run: Command) -> None:
+    """list --show-deleted prints the reason of a name that an import skipped."""
+    server.sequences["a"] = pb.Sequence(name="a", description="reserved: the import skipped it: is negative (-5)")
+    server.sequences["a"].delete_time.FromSeconds(1_790_000_001)
+    assert run("sequences", "list", "--show-deleted").endswith("Z, reserved: the import skipped it: is negative (-5)\n")
+    assert run("sequences", "list") == ""
+
+
 def test_list_prints_columns_separated_by_tabs(server: FakeServer, run: Command) -> None:
     """A line has the counter, its use, rate and forecast, and settings that differ from the defaults."""
     sequence = pb.Sequence(name="x y", last_value=41, used_ratio=0.9999, ids_per_second=1234.5, step=-2, min_value=-9)

@@ -1,5 +1,7 @@
 """Counter documents of Elasticsearch: parsing, and the errors of invalid counters."""
 
+import sys
+
 import pytest
 
 from idalloc_server.backup.counter_documents import read_lines
@@ -61,3 +63,25 @@ def test_an_unusable_counter_is_refused_by_name(value: bytes, why: str) -> None:
 def test_an_unusable_line_is_refused(lines: list[bytes], why: str) -> None:
     """A line that is no counter is named."""
     assert why in read_lines(lines).problems[0].message
+
+
+def test_the_work_is_linear_in_the_lines() -> None:
+    """Twice the lines are twice the work, also if each name is in two of them."""
+
+    def work(count: int) -> int:
+        lines = [b'{"_id":"n%d","_source":{"v":%d}}' % (number, number) for number in range(count)] * 2
+        calls = 0
+
+        def count_call(*_: object) -> None:
+            nonlocal calls
+            calls += 1
+
+        sys.setprofile(count_call)
+        try:
+            file = read_lines(lines)
+        finally:
+            sys.setprofile(None)
+        assert (len(file.items), len(file.problems)) == (count, count)
+        return calls
+
+    assert work(400) < 2.1 * work(200)
