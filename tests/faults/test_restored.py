@@ -1,5 +1,7 @@
 """The store is restored from an older copy under live nodes, and repaired as in the runbook (P3)."""
 
+import asyncio
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -16,6 +18,8 @@ from tests.support.faults.store_copies import (
     run_cli,
     values_before_restore,
 )
+from tests.support.opensearch.backend import OpenSearchBackend
+from tests.support.opensearch.real import OpenSearchNode
 from tests.support.processes import Server
 from tests.support.waiting import hold_for
 
@@ -261,3 +265,35 @@ def test_importing_a_newer_export_repairs_a_restored_store(scenario: Scenario) -
     for client in after:
         assert "STORE_WENT_BACKWARDS" in client.stop().errors
     scenario.prove("a newer export imported under the nodes", at_least=500)
+
+
+@pytest.mark.scenario(5, TITLE)
+def test_no_node_follows_a_rollover(scenario: Scenario, opensearch: OpenSearchNode) -> None:
+    """P3: after a rollover under load no node issues an id, until the alias is back and all nodes were restarted."""
+    backend = OpenSearchBackend(opensearch.host, f"idalloc-{uuid.uuid4().hex[:12]}")
+    asyncio.run(backend.make_older_indices())
+    scenario.store = backend.url
+    nodes = scenario.start_nodes(2, **LEASES)
+    clients = [scenario.start_client(node, mode="ranges,once", pause=PAUSE) for node in nodes]
+    clients.append(scenario.start_client(nodes[0], sequence="early", pause=PAUSE))
+    scenario.wait_for_records(clients, more=20)
+
+    status, rolled = asyncio.run(backend.send("POST", f"/{backend.alias}/_rollover"))
+    assert status == 200, rolled
+    scenario.count_faults()
+    # A sequence that a node has not used before the rollover would begin at 1 again.
+    late = [scenario.start_client(node, sequence=name, pause=PAUSE) for node in nodes for name in ("early", "late")]
+    wait_until_all_are_refused(scenario, [*clients, *late])
+    assert [node.stop() for node in nodes] == [0, 0]
+
+    back = [
+        {"remove_index": {"index": rolled["new_index"]}},
+        {"add": {"index": rolled["old_index"], "alias": backend.alias, "is_write_index": True}},
+    ]
+    assert asyncio.run(backend.send("POST", "/_aliases", {"actions": back}))[0] == 200
+    for node in nodes:
+        scenario.start_node(listen=node.address, **LEASES)
+    scenario.wait_for_records([*clients, *late], more=20)
+    for client in [*clients, *late]:
+        assert "STORE_WENT_BACKWARDS" in client.stop().errors
+    scenario.prove("the alias of OpenSearch rolled over under the nodes", at_least=500)

@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
+from urllib.parse import urlsplit
 
 import pytest
 
 import idalloc
-from tests.support.cratedb.cluster import ProxiedCrate
+from tests.support.cratedb.cluster import FaultProxy, ProxiedCrate
 from tests.support.cratedb.fault_proxy import FAULT_KINDS
 from tests.support.faults.node_control import FaultKind, NodeControl, injected_faults
 from tests.support.faults.scenario import SHORT_LEASES, Scenario
@@ -26,6 +27,8 @@ from tests.support.waiting import hold_for
 HANG_SECONDS = 32
 # Faults of any statement; the load hardly reads.
 ANY_STATEMENT = FAULT_KINDS.keys() - {"disconnected"}
+# Faults of a proxy that mixes up answers.
+MIXED = ("crossed", "repeated")
 # Methods of the store that callers wait for, or that grant ids.
 METHODS = ["grant", "grant_timestamps", "create", "record", "give_back"]
 LONG = pytest.mark.long
@@ -65,6 +68,24 @@ class TestUnderLoad:
         assert counts.keys() == ANY_STATEMENT
         assert verdict.burned["unknown_outcome"]
         assert not any("emulator does not know" in node.log.read_text() for node in nodes)
+
+    def test_mixed_up_answers_repeat_no_id(self, scenario: Scenario, opensearch_url: str) -> None:
+        """P1: a proxy in front of OpenSearch that crosses and repeats answers repeats no id under load."""
+        host = urlsplit(opensearch_url).netloc
+        with FaultProxy([host]) as proxy:
+            scenario.store = opensearch_url.replace(host, proxy.hosts[0])
+            nodes = [scenario.start_node(**each) for each in node_settings(scenario)]
+            callers = start_callers(scenario, nodes)
+            for kind in MIXED:
+                goal = proxy.injected[kind] + scenario.pick(5, 200)
+                proxy.inject(kind, share=0.3)
+                scenario.wait_until(partial(has_injected, proxy, kind, goal), kind)
+            counts = proxy.inject()
+            errors = stop_all(scenario, callers, nodes)
+        scenario.count_faults(counts.total())
+        scenario.store = opensearch_url
+        scenario.prove("a proxy mixes up answers of OpenSearch", note=_note(counts, errors))
+        assert any('"wrong_answer"' in node.log.read_text() for node in nodes)
 
     def test_no_fault_of_sqlite_repeats_an_id(self, scenario: Scenario) -> None:
         """P1: late, lost, repeated and refused statements of SQLite repeat no id under load."""
@@ -239,7 +260,7 @@ def test_a_hanging_store_causes_no_errors_on_shared_sequences(scenario: Scenario
     assert max(stalls) < hang / 2
 
 
-def has_injected(proxied: ProxiedCrate, kind: str, goal: int) -> bool:
+def has_injected(proxied: FaultProxy, kind: str, goal: int) -> bool:
     """Whether the proxy has injected this number of faults."""
     return proxied.injected[kind] >= goal
 

@@ -12,6 +12,45 @@ from yarl import URL
 Mix = Literal["", "crossed", "repeated"]
 
 
+class Mixer:
+    """Exchanges answers of one store.
+
+    Args:
+        patience: How long an answer waits for another one, in seconds, before it goes to its own request.
+    """
+
+    def __init__(self, patience: float | None = None) -> None:
+        self._patience = patience
+        self._kept: web.Response | None = None
+        self._waiting: tuple[web.Response, asyncio.Future[web.Response]] | None = None
+
+    @property
+    def kept(self) -> web.Response | None:
+        """A copy of the answer that was kept last."""
+        kept = self._kept
+        return kept and web.Response(status=kept.status, body=kept.body, content_type=kept.content_type)
+
+    def keep(self, answer: web.Response) -> web.Response:
+        """Keeps an answer, and returns it."""
+        self._kept = answer
+        return web.Response(status=answer.status, body=answer.body, content_type=answer.content_type)
+
+    async def cross(self, answer: web.Response) -> tuple[web.Response, bool]:
+        """Exchanges an answer with the next one that comes; returns the other one, and whether there was one."""
+        if self._waiting is not None:
+            (other, theirs), self._waiting = self._waiting, None
+            theirs.set_result(answer)
+            return other, True
+        mine: asyncio.Future[web.Response] = asyncio.get_running_loop().create_future()
+        self._waiting = (answer, mine)
+        try:
+            async with asyncio.timeout(self._patience):
+                return await mine, True
+        except TimeoutError:
+            self._waiting = None
+            return answer, False
+
+
 class MixingProxy:
     """Forwards each request once, and mixes up the answers to chosen ones.
 
@@ -31,8 +70,7 @@ class MixingProxy:
         self.mixed = 0
         self.host = ""
         self._to = to
-        self._kept: web.Response | None = None
-        self._waiting: tuple[web.Response, asyncio.Future[web.Response]] | None = None
+        self._mixer = Mixer()
         self._runner = web.ServerRunner(web.Server(self._handle), shutdown_timeout=0.1)
 
     async def __aenter__(self) -> Self:
@@ -51,24 +89,14 @@ class MixingProxy:
         body = await request.read()
         if not self.mix or not self.chosen(request.raw_path, body):
             return await self._forward(request, body)
-        if self.mix == "repeated" and self._kept is not None:
+        if self.mix == "repeated" and (earlier := self._mixer.kept) is not None:
             self.mixed += 1
-            return _copy(self._kept)
+            return earlier
         answer = await self._forward(request, body)
         if self.mix == "repeated":
-            self._kept = answer
-            return _copy(answer)
-        return await self._cross(answer)
-
-    async def _cross(self, answer: web.Response) -> web.Response:
-        """Exchanges the answer with the next one that comes."""
-        mine: asyncio.Future[web.Response] = asyncio.get_running_loop().create_future()
-        if self._waiting is None:
-            self._waiting = (answer, mine)
-            return await mine
-        (other, theirs), self._waiting = self._waiting, None
-        self.mixed += 2
-        theirs.set_result(answer)
+            return self._mixer.keep(answer)
+        other, is_crossed = await self._mixer.cross(answer)
+        self.mixed += is_crossed
         return other
 
     async def _forward(self, request: web.BaseRequest, body: bytes) -> web.Response:
@@ -77,7 +105,3 @@ class MixingProxy:
         async with self._session.request(request.method, url, data=body, headers=headers) as answer:
             content, kind = await answer.read(), answer.content_type
         return web.Response(status=answer.status, body=content, content_type=kind)
-
-
-def _copy(answer: web.Response) -> web.Response:
-    return web.Response(status=answer.status, body=answer.body, content_type=answer.content_type)

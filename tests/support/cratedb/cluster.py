@@ -121,39 +121,28 @@ class CrateCluster:
             self.sql(f'DROP TABLE IF EXISTS "{{}}"."{table}"')
 
 
-class ProxiedCrate:
-    """A CrateDB behind a fault-injecting proxy, as a context manager that ends their processes.
+class FaultProxy:
+    """A fault-injecting proxy in a process of its own, as a context manager that ends it.
 
     Args:
-        hosts: Number of addresses of the proxy, which servers see as nodes of a cluster. With a real cluster, each
-            stands for one of its nodes.
+        behind: HOST:PORT of each node behind it.
+        hosts: Number of addresses of the proxy, which servers see as nodes of a cluster.
 
     Attributes:
-        crate: The cluster as servers see it.
+        hosts: HOST:PORT of each address.
     """
 
-    def __init__(self, hosts: int = 1) -> None:
-        self._hosts = hosts
-        self._stack = ExitStack()
+    hosts: list[str]
+
+    def __init__(self, behind: Sequence[str], hosts: int = 1) -> None:
+        self._arguments = [f"--to={','.join(behind)}", f"--hosts={hosts}"]
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            if URL:
-                behind = ",".join(CrateCluster.real().hosts)
-                user = urlsplit(URL).username or ""
-            else:
-                [behind, user] = [
-                    _start(stack, "tests.support.cratedb.emulator").removeprefix("crate://").strip("/"),
-                    "",
-                ]
-            proxy = json.loads(
-                _start(stack, "tests.support.cratedb.fault_proxy", f"--to={behind}", f"--hosts={self._hosts}")
-            )
+            proxy = json.loads(_start(stack, "tests.support.cratedb.fault_proxy", *self._arguments))
             print("the proxy's seed:", proxy["seed"])
             self._commands = f"http://127.0.0.1:{proxy['commands']}/"
-            self.crate = CrateCluster([f"127.0.0.1:{port}" for port in proxy["hosts"]], user)
-            if URL:
-                stack.callback(self.crate.remove)
+            self.hosts = [f"127.0.0.1:{port}" for port in proxy["hosts"]]
             self._stack = stack.pop_all()
         return self
 
@@ -178,6 +167,36 @@ class ProxiedCrate:
         request = urllib.request.Request(self._commands, json.dumps(command).encode(), method="POST")
         with urllib.request.urlopen(request, timeout=60) as answer:
             return Counter(json.load(answer))
+
+
+class ProxiedCrate(FaultProxy):
+    """A CrateDB behind a fault-injecting proxy. With a real cluster, each address stands for one of its nodes.
+
+    Args:
+        hosts: Number of addresses of the proxy.
+
+    Attributes:
+        crate: The cluster as servers see it.
+    """
+
+    def __init__(self, hosts: int = 1) -> None:
+        self._before = ExitStack()
+        if URL:
+            behind, user = CrateCluster.real().hosts, urlsplit(URL).username or ""
+        else:
+            started = _start(self._before, "tests.support.cratedb.emulator")
+            behind, user = [started.removeprefix("crate://").strip("/")], ""
+        self._user = user
+        super().__init__(behind, hosts)
+
+    def __enter__(self) -> Self:
+        with self._before as before:
+            super().__enter__()
+            self.crate = CrateCluster(self.hosts, self._user)
+            self._stack.push(before.pop_all())
+            if URL:
+                self._stack.callback(self.crate.remove)
+        return self
 
 
 def _start(stack: ExitStack, module: str, *arguments: str) -> str:

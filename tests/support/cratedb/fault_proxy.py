@@ -20,6 +20,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from tests.support.mixing_proxy import Mixer
 from tests.support.waiting import hold_for_async
 
 # SO_LINGER on, 0 seconds: closing sends RST instead of FIN.
@@ -37,6 +38,8 @@ FAULT_KINDS = {
     "dropped": "the statement is forwarded, then the connection is closed without an answer",
     "cut": "the statement is forwarded, half of the answer comes back",
     "twice": "the statement is forwarded twice in a row, the second answer comes back",
+    "crossed": "two statements get each other's answers",
+    "repeated": "the statement is not forwarded, an earlier answer comes back",
     "unavailable": "503, the statement is forwarded or not",
     "disconnected": "a read fails with 500, as while a primary is replaced",
     "refused": "new connections are refused, open ones are reset",
@@ -75,6 +78,7 @@ class _Host:
         self._held.bind(("127.0.0.1", 0))
         self.port = int(self._held.getsockname()[1])
         self._listening: asyncio.Server | None = None
+        self._mixer = Mixer(patience=0.5)
         self._faults = ProxyFaults()
         self._released = asyncio.Event()
 
@@ -132,6 +136,11 @@ class _Host:
             case "twice":
                 await self._forward(request, body)
                 return await self._forward(request, body)
+            case "crossed":
+                answer, _ = await self._mixer.cross(await self._forward(request, body))
+                return answer
+            case "repeated":
+                return self._mixer.kept or self._mixer.keep(await self._forward(request, body))
             case "unavailable":
                 if self._proxy.rng.random() < 0.5:
                     await self._forward(request, body)
