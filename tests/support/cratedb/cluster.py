@@ -5,7 +5,6 @@ import json
 import os
 import shlex
 import subprocess
-import sys
 import urllib.request
 import uuid
 from collections import Counter
@@ -16,6 +15,7 @@ from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
 from tests.support.cratedb.fault_proxy import ProxyFaults
+from tests.support.processes import start_module
 
 # URL of a real CrateDB: crate://user@host:4200,host2:4200/
 URL = os.environ.get("IDALLOC_TEST_CRATEDB_URL", "")
@@ -143,11 +143,11 @@ class ProxiedCrate:
                 user = urlsplit(URL).username or ""
             else:
                 [behind, user] = [
-                    _start(stack, "tests.support.cratedb.emulator").removeprefix("crate://").strip("/"),
+                    start_module(stack, "tests.support.cratedb.emulator").removeprefix("crate://").strip("/"),
                     "",
                 ]
             proxy = json.loads(
-                _start(stack, "tests.support.cratedb.fault_proxy", f"--to={behind}", f"--hosts={self._hosts}")
+                start_module(stack, "tests.support.cratedb.fault_proxy", f"--to={behind}", f"--hosts={self._hosts}")
             )
             print("the proxy's seed:", proxy["seed"])
             self._commands = f"http://127.0.0.1:{proxy['commands']}/"
@@ -178,15 +178,3 @@ class ProxiedCrate:
         request = urllib.request.Request(self._commands, json.dumps(command).encode(), method="POST")
         with urllib.request.urlopen(request, timeout=60) as answer:
             return Counter(json.load(answer))
-
-
-def _start(stack: ExitStack, module: str, *arguments: str) -> str:
-    """Starts a process that the stack kills, and returns the first line that it prints."""
-    process = subprocess.Popen([sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True)
-    assert process.stdout
-    stack.callback(process.stdout.close)
-    stack.callback(process.wait)
-    stack.callback(process.kill)
-    line = process.stdout.readline()
-    assert line, f"{module} did not start"
-    return line.strip()
