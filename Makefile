@@ -43,6 +43,10 @@ test: lint type gen-check ## lint, type checks and all tests but the long ones, 
 test-long: .venv/ready ## the long tests, which `test` leaves out; both must pass
 	$(bin)/pytest -n 2 -m test_long $(ARGS)
 
+# The tests of a store share its servers, so they run in one process.
+test-upgrade: .venv/ready ## run servers of the version before and of this one on one store of each kind; part of test-long
+	$(bin)/pytest -n 2 --dist loadgroup tests/upgrade $(ARGS)
+
 test-languages: .venv/ready ## build and run the examples in Go, Java, Node and Python; skips languages that are not installed
 	$(bin)/pytest -m languages tests/languages $(ARGS)
 
@@ -173,8 +177,9 @@ image: ## build the container image
 	docker build --tag $(IMAGE) .
 
 clean: ## remove everything that make makes
-	rm -rf .venv .venv-deploy .venv-envoy .venv-gen .venv-mysqlx .venv-uwsgi .build .cache dist .hypothesis .ruff_cache
+	rm -rf .venv .venv-deploy .venv-envoy .venv-gen .venv-mysqlx .venv-upgrade .venv-uwsgi .build .cache dist .hypothesis .ruff_cache
 	rm -rf examples/java/target examples/mysql/java/target examples/mysql/node/node_modules examples/node/dist examples/node/gen examples/node/node_modules
+	-git worktree prune
 	find client server tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call venv,FOLDER,REQUIREMENTS): a fresh virtual environment with exactly the locked versions.
@@ -223,4 +228,4 @@ editable := $(bin)/pip install --quiet --disable-pip-version-check --no-deps --n
 	$(call venv,.venv-gen,$<)
 	@touch $@
 
-.PHONY: help run test test-long test-languages test-xproto lint type format test-mysql trace load profile bench-envoy bench-peers bench-opensearch bench-faults bench-xproto bench-growth faults fuzz soak gen gen-check generated docs docs-reference go-prefix baseline lock tools dist image clean
+.PHONY: help run test test-long test-upgrade test-languages test-xproto lint type format test-mysql trace load profile bench-envoy bench-peers bench-opensearch bench-faults bench-xproto bench-growth faults fuzz soak gen gen-check generated docs docs-reference go-prefix baseline lock tools dist image clean

@@ -1,7 +1,13 @@
+import os
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import grpc.aio
+import pytest
 from hypothesis import settings
+
+from tests.support.opensearch.real import RELEASES, OpenSearchNode, missing
 
 # No test depends on speed.
 settings.register_profile("idalloc", deadline=None)
@@ -14,3 +20,26 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # gRPC's queue for asyncio ends with the last object that uses it. If a call of an earlier test is still pending then,
 # the garbage collector of some later test waits for ever. With this use the queue never ends.
 grpc.aio.init_grpc_aio()
+
+
+@pytest.fixture(scope="session")
+def opensearch_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+    """Starts the real OpenSearch of a version once for all tests, and returns its HOST:PORT.
+
+    ``IDALLOC_TEST_OPENSEARCH_HOST`` names a running server that is used in place of all of them.
+    """
+    nodes: dict[str, OpenSearchNode] = {}
+    with ExitStack() as stack:
+
+        def host(version: str) -> str:
+            if running := os.environ.get("IDALLOC_TEST_OPENSEARCH_HOST"):
+                return running
+            if reason := missing(RELEASES[version]):
+                pytest.skip(reason)
+            if version not in nodes:
+                nodes[version] = stack.enter_context(
+                    OpenSearchNode(RELEASES[version], tmp_path_factory.mktemp("opensearch"))
+                )
+            return nodes[version].host
+
+        yield host

@@ -1,7 +1,5 @@
-import os
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,7 @@ from idalloc_server.domain.store.protocol import Store
 from tests.support.cratedb.emulator import CrateEmulator
 from tests.support.fake_store import FakeClock
 from tests.support.opensearch.backend import OpenSearchBackend
-from tests.support.opensearch.real import RELEASES, OpenSearchNode, missing
+from tests.support.opensearch.real import RELEASES
 from tests.support.opensearch.stand_in import OpenSearchStandIn
 from tests.support.store_backends import (
     REAL_CRATEDB,
@@ -45,29 +43,6 @@ async def emulator(clock: FakeClock) -> AsyncIterator[CrateEmulator]:
         crate.statements.now_ms = lambda: round(clock.wall() * 1000)
         yield crate
     assert crate.unknown == []
-
-
-@pytest.fixture(scope="session")
-def opensearch_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
-    """Starts the real OpenSearch of a version once for all tests, and returns its HOST:PORT.
-
-    ``IDALLOC_TEST_OPENSEARCH_HOST`` names a running server that is used in place of all of them.
-    """
-    nodes: dict[str, OpenSearchNode] = {}
-    with ExitStack() as stack:
-
-        def host(version: str) -> str:
-            if running := os.environ.get("IDALLOC_TEST_OPENSEARCH_HOST"):
-                return running
-            if reason := missing(RELEASES[version]):
-                pytest.skip(reason)
-            if version not in nodes:
-                nodes[version] = stack.enter_context(
-                    OpenSearchNode(RELEASES[version], tmp_path_factory.mktemp("opensearch"))
-                )
-            return nodes[version].host
-
-        yield host
 
 
 @pytest.fixture(params=BACKENDS)

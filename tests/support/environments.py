@@ -5,6 +5,8 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -52,25 +54,48 @@ def uwsgi() -> Path:
     return _programs("uwsgi", "uWSGI") / "uwsgi"
 
 
-def _programs(name: str, package: str) -> Path:
+def idalloc_of(commit: str) -> Path:
+    """Return a Python with idalloc of a commit, which git has, and with the requirements that the commit locked."""
+    source = ROOT / ".build" / "upgrade"
+    installed = ROOT / ".venv-upgrade" / "commit.txt"
+    with _locked("upgrade-source"):
+        if not (source.exists() and installed.exists() and installed.read_text() == commit):
+            shutil.rmtree(source, ignore_errors=True)
+            # Twice forced: a killed `git worktree add` leaves an entry, and locks it.
+            add = ["git", "-C", str(ROOT), "worktree", "add", "--quiet", "-ff", "--detach", str(source), commit]
+            subprocess.run(add, check=True)
+            python = _programs("upgrade", "idalloc", source / "requirements" / "server.txt") / "python"
+            _install(python, "idalloc", "--no-deps", "--no-build-isolation", "--editable", str(source))
+            installed.write_text(commit)
+    return installed.with_name("bin") / "python"
+
+
+def _programs(name: str, package: str, locked: Path | None = None) -> Path:
     """Return the folder of an environment's programs; create the environment if it is missing or outdated."""
-    folder, locked = ROOT / f".venv-{name}", ROOT / "requirements" / f"{name}.txt"
+    folder, locked = ROOT / f".venv-{name}", locked or ROOT / "requirements" / f"{name}.txt"
     programs, installed = folder / "bin", folder / "installed.txt"
-    lock_file = ROOT / ".build" / f"{name}.lock"
-    lock_file.parent.mkdir(exist_ok=True)
-    with lock_file.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # pytest workers share the environment
+    with _locked(name):
         if not (installed.exists() and installed.read_text() == locked.read_text()):
             subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-            _install(programs / "python", locked, package)
+            _install(programs / "python", package, "--require-hashes", "--requirement", str(locked))
             installed.write_text(locked.read_text())
     return programs
 
 
-def _install(interpreter: Path, locked: Path, package: str) -> None:
-    options = ["--quiet", "--disable-pip-version-check", "--retries", "1", "--require-hashes"]
+@contextmanager
+def _locked(name: str) -> Iterator[None]:
+    """Wait for the other pytest workers, which share the environments."""
+    lock_file = ROOT / ".build" / f"{name}.lock"
+    lock_file.parent.mkdir(exist_ok=True)
+    with lock_file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _install(interpreter: Path, package: str, *what: str) -> None:
+    options = ["--quiet", "--disable-pip-version-check", "--retries", "1"]
     answer = subprocess.run(
-        [interpreter, "-m", "pip", "install", *options, "--requirement", locked],
+        [interpreter, "-m", "pip", "install", *options, *what],
         capture_output=True,
         text=True,
         check=False,

@@ -140,3 +140,15 @@ async def running_beside(folder: Path, **settings: object) -> AsyncIterator[Serv
     """Run a server as ``running`` does, while this event loop serves others, such as the server's store."""
     with ExitStack() as stack:
         yield await asyncio.to_thread(stack.enter_context, running(folder, **settings))
+
+
+def start_module(stack: ExitStack, module: str, *arguments: str) -> str:
+    """Start a process of a module that the stack kills, and return the first line that it prints."""
+    process = subprocess.Popen([sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    stack.callback(process.stdout.close)
+    stack.callback(process.wait)
+    stack.callback(process.kill)
+    line = process.stdout.readline()
+    assert line, f"{module} did not start"
+    return line.strip()

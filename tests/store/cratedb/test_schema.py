@@ -20,21 +20,21 @@ async def refusal(store: Store) -> str:
 
 
 class TestVersions:
-    @pytest.mark.parametrize("version", ["5.10.12", "5.10.16", "5.11.0", "6.0.1", "6.4.3", "6.10.0", "7.0.0-SNAPSHOT"])
+    @pytest.mark.parametrize("version", ["5.10.16", "5.11.0", "6.0.1", "6.4.3", "6.10.0", "7.0.0-SNAPSHOT"])
     def test_supported_versions(self, version: str) -> None:
-        """CrateDB 5.10.12 and newer are supported, except 6.0.0."""
+        """CrateDB 5.10.16 and newer are supported, except 6.0.0."""
         assert check_version(version) is None  # type: ignore[func-returns-value]
 
-    @pytest.mark.parametrize("version", ["4.8.4", "5.9.20", "5.10.9", "5.10.11", "6.0.0", "unknown", ""])
+    @pytest.mark.parametrize("version", ["4.8.4", "5.9.20", "5.10.9", "5.10.15", "6.0.0", "unknown", ""])
     def test_unsupported_versions(self, version: str) -> None:
         """Older versions, 6.0.0 and unknown versions are refused with the supported ones."""
-        with pytest.raises(StartRefused, match=r"upgrade the cluster to 5\.10\.12 or newer, but not 6\.0\.0"):
+        with pytest.raises(StartRefused, match=r"upgrade the cluster to 5\.10\.16 or newer, but not 6\.0\.0"):
             check_version(version)
 
     async def test_every_node_of_the_cluster_is_checked(self, emulator: CrateEmulator, store: Store) -> None:
         """One old node refuses the start, before anything is written."""
-        emulator.statements.versions = ["6.4.3", "6.4.3", "5.10.11"]
-        assert "CrateDB 5.10.11 cannot be used" in await refusal(store)
+        emulator.statements.versions = ["6.4.3", "6.4.3", "5.10.15"]
+        assert "CrateDB 5.10.15 cannot be used" in await refusal(store)
         assert emulator.writes() == []
 
     async def test_the_answering_node_is_checked_without_sys_nodes(self, emulator: CrateEmulator, store: Store) -> None:

@@ -5,7 +5,6 @@ import json
 import os
 import shlex
 import subprocess
-import sys
 import urllib.request
 import uuid
 from collections import Counter
@@ -16,6 +15,7 @@ from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
 from tests.support.cratedb.fault_proxy import ProxyFaults
+from tests.support.processes import start_module
 
 # URL of a real CrateDB: crate://user@host:4200,host2:4200/
 URL = os.environ.get("IDALLOC_TEST_CRATEDB_URL", "")
@@ -139,7 +139,7 @@ class FaultProxy:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            proxy = json.loads(_start(stack, "tests.support.cratedb.fault_proxy", *self._arguments))
+            proxy = json.loads(start_module(stack, "tests.support.cratedb.fault_proxy", *self._arguments))
             print("the proxy's seed:", proxy["seed"])
             self._commands = f"http://127.0.0.1:{proxy['commands']}/"
             self.hosts = [f"127.0.0.1:{port}" for port in proxy["hosts"]]
@@ -184,7 +184,7 @@ class ProxiedCrate(FaultProxy):
         if URL:
             behind, user = CrateCluster.real().hosts, urlsplit(URL).username or ""
         else:
-            started = _start(self._before, "tests.support.cratedb.emulator")
+            started = start_module(self._before, "tests.support.cratedb.emulator")
             behind, user = [started.removeprefix("crate://").strip("/")], ""
         self._user = user
         super().__init__(behind, hosts)
@@ -197,15 +197,3 @@ class ProxiedCrate(FaultProxy):
             if URL:
                 self._stack.callback(self.crate.remove)
         return self
-
-
-def _start(stack: ExitStack, module: str, *arguments: str) -> str:
-    """Starts a process that the stack kills, and returns the first line that it prints."""
-    process = subprocess.Popen([sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True)
-    assert process.stdout
-    stack.callback(process.stdout.close)
-    stack.callback(process.wait)
-    stack.callback(process.kill)
-    line = process.stdout.readline()
-    assert line, f"{module} did not start"
-    return line.strip()

@@ -168,6 +168,7 @@ class Scenario:
         self,
         count: int,
         *,
+        python: Path = Path(sys.executable),
         module: str = "idalloc_server",
         arguments: list[str] | None = None,
         addresses: Sequence[str] = (),
@@ -177,6 +178,7 @@ class Scenario:
 
         Args:
             count: Number of servers.
+            python: The Python that has the servers' version of idalloc.
             module: The server's module, or ``tests.support.faults.faulty_node``.
             arguments: Further arguments of the module.
             addresses: The servers' addresses; free ports by default.
@@ -186,7 +188,7 @@ class Scenario:
         for turn in range(count):
             log = self.folder / f"node-{len(self._nodes)}.log"
             command = serve_command(**settings, **({"listen": addresses[turn]} if addresses else {}))
-            command[command.index("idalloc_server")] = module
+            command[0], command[command.index("idalloc_server")] = str(python), module
             with log.open("w") as stderr:
                 process = subprocess.Popen(
                     command + (arguments or []), stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment()

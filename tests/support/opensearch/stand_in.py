@@ -5,10 +5,15 @@ In a test::
     async with OpenSearchStandIn() as opensearch:
         store = open_store(f"opensearch://{opensearch.host}/", clock)
         opensearch.inject(Fault("drop", match="GRANT"))
+
+As a process, which prints its URL::
+
+    python -m tests.support.opensearch.stand_in
 """
 
 import asyncio
 import base64
+import contextlib
 import socket
 import ssl
 import struct
@@ -161,3 +166,14 @@ class OpenSearchStandIn:
                     self._faults.remove(fault)
                 return fault
         return None
+
+
+async def _serve() -> None:
+    async with OpenSearchStandIn() as stand_in:
+        print(f"opensearch://{stand_in.host}/", flush=True)
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_serve())

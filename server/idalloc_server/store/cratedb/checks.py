@@ -26,11 +26,15 @@ _SETTINGS = (
 )
 
 
+# ``is_nullable`` of a column that is NOT NULL, in CrateDB 6 and in 5.10.
+_NOT_NULL = ("NO", False)
+
+
 class _Column(NamedTuple):
     """A column in information_schema; constraints refer to it by ``position``."""
 
     name: str
-    is_nullable: str
+    is_nullable: str | bool
     default: str | None
     is_generated: str
     position: int
@@ -116,9 +120,9 @@ def _check_columns(schema: str, table: Table, columns: Sequence[_Column]) -> Non
         is_generated = column.is_generated == "ALWAYS"
         if is_expected and is_generated:
             problem = f"CrateDB generates its column {column.name}, which idalloc writes"
-        elif is_expected and column.is_nullable == "NO" and column.name not in table.written:
+        elif is_expected and column.is_nullable in _NOT_NULL and column.name not in table.written:
             problem = f"its column {column.name} is NOT NULL, and idalloc writes NULL into it"
-        elif not is_expected and column.is_nullable == "NO" and column.default is None and not is_generated:
+        elif not is_expected and column.is_nullable in _NOT_NULL and column.default is None and not is_generated:
             raise _refused(
                 schema,
                 table,

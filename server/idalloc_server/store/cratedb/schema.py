@@ -18,10 +18,11 @@ from idalloc_server.store.cratedb import checks
 from idalloc_server.store.cratedb.http import CrateHttp
 from idalloc_server.store.cratedb.tables import ALLOCATIONS, SEQUENCES, START_TIMESTAMPS, Table
 
-# Older versions may block an update, or retry it on a changed request; 6.0.0 loses defaults.
-_MIN_VERSION = (5, 10, 12)
+# The oldest that the contract tests ran on. Those before 5.10.12 may block an update, or retry it on a changed request;
+# 6.0.0 loses defaults.
+_MIN_VERSION = (5, 10, 16)
 _BROKEN_VERSION = (6, 0, 0)
-_SUPPORTED = "5.10.12 or newer, but not 6.0.0"
+_SUPPORTED = "5.10.16 or newer, but not 6.0.0"
 _MAX_ATTEMPTS = 3
 
 

@@ -46,11 +46,12 @@ _DOWN = (
     " - last_value"
 )
 # $1 ids; 0 if fewer are left, last_value is NULL, step is 0, the row is no counter, or it is behind the floor $4 to $6.
+# CrateDB 5.10 takes a parameter beside the literal 0 for an INTEGER without the cast, and refuses one over 2^31.
 _GRANTED = (
     f"CASE WHEN {_GENERATION} >= $4 AND last_value >= $5 AND last_value <= $6"
     f" AND $1 <= CASE WHEN COALESCE(mode, '{PERIOD}') = '{PERIOD}' THEN COALESCE("
     f"CASE WHEN {_STEP} > 0 THEN ({_UP}) / {_STEP} WHEN {_STEP} < 0 THEN ({_DOWN}) / {_STEP} ELSE 0 END, 0)"
-    " ELSE 0 END THEN $1 ELSE 0 END"
+    " ELSE 0 END THEN CAST($1 AS BIGINT) ELSE 0 END"
 )
 
 # $4 is the node's clock; $5 is how far a timestamp may be ahead of the clock. If $4 is further ahead of CrateDB's clock
