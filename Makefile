@@ -40,10 +40,10 @@ test: lint type gen-check ## lint, type checks and all tests but the long ones, 
 	$(bin)/pytest -n $(JOBS) --dist worksteal -m 'not mysql and not test_long and not languages and not xproto' $(ARGS)
 
 # Two at a time, as these tests kill, pause and flood processes that have deadlines.
+# The tests of two versions share the servers of a store, so they run in one process.
 test-long: .venv/ready ## the long tests, which `test` leaves out; both must pass
-	$(bin)/pytest -n 2 -m test_long $(ARGS)
+	$(bin)/pytest -n 2 --dist loadgroup -m test_long $(ARGS)
 
-# The tests of a store share its servers, so they run in one process.
 test-upgrade: .venv/ready ## run servers of the version before and of this one on one store of each kind; part of test-long
 	$(bin)/pytest -n 2 --dist loadgroup tests/upgrade $(ARGS)
 

@@ -24,6 +24,7 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc, sequences_pb2, sequences_pb2_grpc
 from tests.support.command_line import run_here
 from tests.support.cratedb.emulator import CrateEmulator, Fault
+from tests.support.cratedb.statements import without_ties
 from tests.support.processes import IDALLOC, Server, environment, running, start_error
 
 # Each test starts several processes, which is slow on a busy machine.
@@ -46,7 +47,10 @@ class Crate(CrateEmulator):
 
     def _execute(self, statement: str, args: list[Any], body: dict[str, Any]) -> web.Response:
         if self.sends_invalid_rows and "RETURNING" in statement:
-            return web.json_response({"cols": [], "rows": [[{}]], "rowcount": 1, "duration": 0.1})
+            _, nonce, table = without_ties(statement)
+            oids = self.statements.execute(f"SELECT '{table}'::regclass::integer", [])["rows"][0] if table else []
+            row = [nonce, *oids, {}]
+            return web.json_response({"cols": [f"'{nonce}'"], "rows": [row], "rowcount": 1, "duration": 0.1})
         return super()._execute(statement, args, body)
 
 
