@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from idalloc_server.domain.errors import StoreAnsweredError, StoreFailure, StoreOutcomeUnknown, StoreRefused
-from idalloc_server.store.opensearch.answers import CONFLICT, ROW_MISSING, RowInvalid, read_answer
+from idalloc_server.store.opensearch.answers import CONFLICT, ROW_MISSING, AliasUnknown, RowInvalid, read_answer
 
 
 def error(kind: str, reason: str = "why", **fields: object) -> dict[str, Any]:
@@ -41,7 +41,7 @@ TOO_MANY = error("illegal_argument_exception", caused_by={"type": "circuit_break
         (503, error("unavailable_shards_exception"), StoreOutcomeUnknown, "503"),
         (429, error(BLOCKED, "blocked by: disk usage exceeded flood-stage"), StoreAnsweredError, "flood-stage"),
         (429, error("rejected_execution_exception"), StoreOutcomeUnknown, "429"),
-        (404, error("index_not_found_exception"), StoreRefused, "restore the alias a-sequences from a snapshot"),
+        (404, error("index_not_found_exception"), AliasUnknown, "404"),
         (403, error(BLOCKED, "blocked by: [FORBIDDEN/4/index closed];"), StoreRefused, "POST /a-sequences/_open"),
         (403, error(BLOCKED, "index [x] blocked by: [FORBIDDEN/8/index write (api)];"), StoreRefused, "index.blocks"),
         (403, error(BLOCKED, "blocked by: [FORBIDDEN/6/cluster read-only (api)];"), StoreRefused, "_cluster/settings"),

@@ -174,11 +174,12 @@ async def test_each_kind_of_credentials_is_sent(user: str, query: str, header: s
 @pytest.mark.parametrize(
     ("status", "answer", "alive"),
     [
-        (200, {"status": "green", "discovered_master": True, "discovered_cluster_manager": True}, True),
-        (200, {"status": "red", "discovered_master": True}, True),
-        (403, {"error": {"type": "security_exception", "reason": "no permissions"}}, True),
-        (200, {"status": "red", "discovered_master": False}, False),
-        (200, {"status": "red", "discovered_cluster_manager": False}, False),
+        (200, {"master_node": "node"}, True),
+        (200, {"master_node": "node", "blocks": {"global": {"6": {}}}}, True),
+        (403, {"error": {"type": "security_exception", "reason": "no permissions"}}, False),
+        (200, {"master_node": "node", "blocks": {"global": {"1": {}}}}, False),
+        (200, {"master_node": None, "blocks": {"global": {"2": {}}}}, False),
+        (200, {}, False),
         (503, {"error": {"type": "cluster_manager_not_discovered_exception", "reason": "none"}}, False),
     ],
 )

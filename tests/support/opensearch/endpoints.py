@@ -16,6 +16,13 @@ from tests.support.opensearch.searches import filtered, search
 _UPDATE = {
     "require_alias", "timeout", "_source", "retry_on_conflict", "if_seq_no", "if_primary_term", "wait_for_active_shards"
 }  # fmt: skip
+_NOT_RECOVERED = {
+    "description": "state not recovered / initialized",
+    "retryable": True,
+    "disable_state_persistence": True,
+    "levels": ["read", "write", "metadata_read", "metadata_write", "create_index"],
+}
+_NO_MANAGER = {"description": "no cluster-manager", "retryable": True, "levels": ["metadata_write"]}
 Answer = tuple[int, Any]
 
 
@@ -79,6 +86,8 @@ class Cluster:
         node_versions: The version of each of its nodes.
         extra_scripts: Scripts of a test, by their sources.
         auto_create: Whether a write makes a missing index.
+        is_recovered: Whether the cluster has loaded its state; before, no index is known.
+        has_manager: Whether a cluster manager is elected.
     """
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
@@ -88,6 +97,7 @@ class Cluster:
         self.extra_scripts: dict[str, painless.Script] = {}
         self.indices: dict[str, Index] = {}
         self.settings: dict[str, str] = {}
+        self.is_recovered = self.has_manager = True
         self._uuids = itertools.count(1)
 
     def execute(self, request: Request) -> Answer:
@@ -97,6 +107,31 @@ class Cluster:
             Refusal: The request is refused.
             UnknownRequest: The stand-in does not know this form.
         """
+        if self.is_recovered:
+            return self._execute(request)
+        known, self.indices = self.indices, {}
+        try:
+            self._check_recovered(request)
+            return self._execute(request)
+        finally:
+            self.indices = known
+
+    def _check_recovered(self, request: Request) -> None:
+        """Refuses what a node refuses until the state of its cluster is recovered; it knows no index for the rest."""
+        block = "blocked by: [SERVICE_UNAVAILABLE/1/state not recovered / initialized];"
+        if request.parts[-1] in ("_bulk", "_search"):
+            raise Refusal(503, "cluster_block_exception", block)
+        kind = "cluster_manager_not_discovered_exception"
+        is_for_manager = request.method == "PUT" or (request.method == "GET" and request.parts[0][:1] not in ("", "_"))
+        if is_for_manager and not self.has_manager:
+            raise Refusal(503, kind, None)
+        if request.method == "PUT":
+            reason = f"index [{request.parts[0]}] {block}"
+            refusal = Refusal(503, kind, f"ClusterBlockException[{reason}]", {"type": "cluster_block_exception"})
+            refusal.root = {"type": "cluster_block_exception", "reason": reason}
+            raise refusal
+
+    def _execute(self, request: Request) -> Answer:
         match request.method, request.parts:
             case "GET", [""]:
                 return 200, {"name": "stand-in", "cluster_name": "stand-in", "version": self.version}
@@ -141,8 +176,12 @@ class Cluster:
                 return 200, [{"epoch": str(self.now_ms() // 1000)}]
             case ["_cluster", "health"] if "filter_path" in request.options:
                 health = {"cluster_name": "stand-in", "status": "green", "timed_out": False}
-                health |= {"number_of_nodes": len(self.node_versions)}
-                return 200, _on_paths(health | {"discovered_master": True, "discovered_cluster_manager": True}, request)
+                return 200, _on_paths(health | {"number_of_nodes": len(self.node_versions)}, request)
+            case ["_cluster", "state", "master_node,blocks"] if request.is_set("local"):
+                blocks = {} if self.is_recovered else {"1": _NOT_RECOVERED}
+                blocks |= {} if self.has_manager else {"2": _NO_MANAGER}
+                state: dict[str, Any] = {"master_node": "node-0" if self.has_manager else None}
+                return 200, _on_paths(state | {"blocks": {"global": blocks} if blocks else {}}, request)
         raise UnknownRequest("no such endpoint")
 
     def _change_cluster(self, request: Request) -> Answer:

@@ -42,6 +42,14 @@ _FORBIDDEN = 403
 _T = TypeVar("_T")
 
 
+class AliasUnknown(StoreAnsweredError):
+    """The node knows no such alias or index; perhaps its cluster has not recovered its state yet."""
+
+
+class AliasMissing(StoreRefused):
+    """There is no such alias or index: a node with the state of its cluster said so."""
+
+
 class RowInvalid(StoreRefused):
     """A script, or the mapping, refused a value in the row."""
 
@@ -106,6 +114,8 @@ def failure(host: str, status: int, error: object, subject: str) -> StoreFailure
     # A full queue refuses before it executes, but after a node has sent the request again it proves nothing.
     if status == _TOO_MANY_REQUESTS and kind != _BLOCKED:
         return StoreOutcomeUnknown(message, http_status=status)
+    if kind == INDEX_MISSING:
+        return AliasUnknown(message, http_status=status)
     answered = StoreAnsweredError(message, http_status=status)
     if kind is None or is_unauthorized(answered) or status == _TOO_MANY_REQUESTS or _TOO_MANY_SCRIPTS in causes:
         return answered
@@ -116,7 +126,8 @@ def failure(host: str, status: int, error: object, subject: str) -> StoreFailure
 
 def refused(error: StoreFailure, subject: str) -> StoreRefused:
     """Returns the error as one that needs an operator, with the next step."""
-    return StoreRefused(f"{str(error).rstrip(';')}; {_next_step(error, subject)}", http_status=error.http_status)
+    kind = AliasMissing if isinstance(error, AliasUnknown) else StoreRefused
+    return kind(f"{str(error).rstrip(';')}; {_next_step(error, subject)}", http_status=error.http_status)
 
 
 def _kinds(error: object) -> tuple[str | None, list[str]]:

@@ -13,7 +13,7 @@ import structlog
 
 from idalloc_server.domain.errors import StartRefused, StoreAnsweredError, StoreRefused
 from idalloc_server.store.opensearch import checks
-from idalloc_server.store.opensearch.answers import INDEX_EXISTS, INDEX_MISSING, read_answer
+from idalloc_server.store.opensearch.answers import INDEX_EXISTS, AliasMissing, read_answer
 from idalloc_server.store.opensearch.checks import StoredIndex
 from idalloc_server.store.opensearch.http import OpenSearchHttp
 from idalloc_server.store.opensearch.indices import INDICES, SEQUENCES, Index
@@ -60,6 +60,7 @@ async def set_up(http: OpenSearchHttp, requests: Requests, prefix: str) -> None:
         StoreFailure: The cluster cannot be reached, or fails.
     """
     nodes = await _check_versions(http)
+    await _check_state(http)
     await _check_clock(http)
     await _create_missing(http, requests, prefix)
     for index in INDICES:
@@ -110,6 +111,14 @@ async def _check_versions(http: OpenSearchHttp) -> int | None:
     return len(versions)
 
 
+async def _check_state(http: OpenSearchHttp) -> None:
+    """Raises ``StoreFailure`` until the cluster has a manager and its state: it knows no index before."""
+    try:
+        await http.send_read(http.ALIVE)
+    except StoreRefused as error:
+        raise StartRefused("store", f"the state of the cluster cannot be read: {error}") from error
+
+
 async def _check_clock(http: OpenSearchHttp) -> None:
     try:
         await http.send_read(CLOCK)
@@ -154,11 +163,11 @@ async def _read_index(http: OpenSearchHttp, alias: str) -> StoredIndex | None:
     """
     path = f"/{alias}?include_defaults=true&flat_settings=true"
     try:
-        found = await http.send_read(_request("GET", path, dict, none_for=(INDEX_MISSING,)))
+        found = await http.send_read(_request("GET", path, dict))
+    except AliasMissing:
+        return None
     except StoreRefused as error:
         raise StartRefused("store", f"the settings of {alias} cannot be read: {error}") from error
-    if found is None:
-        return None
     if alias in found or len(found) != 1:
         problem = "an index, not an alias" if alias in found else f"an alias of {len(found)} indices"
         raise StartRefused(
