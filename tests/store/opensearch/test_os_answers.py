@@ -22,9 +22,9 @@ def script_error(kind: str) -> dict[str, Any]:
     return error("illegal_argument_exception", "failed to execute script", caused_by=cause)
 
 
-def missing(privilege: str) -> dict[str, Any]:
+def missing(privilege: str, name: str = "idalloc") -> dict[str, Any]:
     """The answer of the security plugin of OpenSearch 3.4.0 to a user without a privilege."""
-    user = "User [name=idalloc, backend_roles=[], requestedTenant=null]"
+    user = f"User [name={name}, backend_roles=[], requestedTenant=null]"
     return error("security_exception", f"no permissions for [{privilege}] and {user}")
 
 
@@ -50,6 +50,31 @@ TOO_MANY = error("illegal_argument_exception", caused_by={"type": "circuit_break
         (403, missing("indices:data/write/bulk[s]"), StoreRefused, "; grant the user indices:data/write/bulk[s] on a-"),
         (403, missing("indices:data/write/bulk"), StoreRefused, "the cluster permission indices:data/write/bulk"),
         (403, missing("cluster:monitor/main"), StoreRefused, "; grant the user the cluster permission cluster:mon"),
+        (
+            403,
+            error(BLOCKED, "index [closed-read-only-1] blocked by: [FORBIDDEN/8/index write (api)];"),
+            StoreRefused,
+            '_settings {"index.blocks.write": null}',
+        ),
+        (
+            403,
+            missing("indices:data/write/index", "index_not_found_exception"),
+            StoreRefused,
+            "; grant the user indices:",
+        ),
+        (
+            403,
+            error("forbidden", "index [x] blocked by: [FORBIDDEN/8/index write (api)];"),
+            StoreRefused,
+            "; remove the",
+        ),
+        (400, error("index_closed_exception", "closed"), StoreRefused, "; run POST /a-sequences/_open"),
+        (
+            400,
+            error("search_phase_execution_exception"),
+            StoreRefused,
+            "; restart this server, which reads index.max_r",
+        ),
         (400, script_error("class_cast_exception"), RowInvalid, "cannot cast"),
         (400, script_error("null_pointer_exception"), RowInvalid, "failed to execute"),
         (400, error("mapper_parsing_exception"), RowInvalid, "mapper_parsing"),

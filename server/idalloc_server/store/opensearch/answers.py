@@ -17,13 +17,24 @@ INDEX_MISSING = "index_not_found_exception"
 INDEX_EXISTS = "resource_already_exists_exception"
 CONFLICT = "version_conflict_engine_exception"
 _BLOCKED = "cluster_block_exception"
-# OpenSearch's names of an index's blocks, and the setting of each. It removes read_only and metadata only by a
-# request that sets nothing else.
-_BLOCKS = {
-    "index read-only (api)": "read_only",
-    "index write (api)": "write",
-    "index read (api)": "read",
-    "index metadata (api)": "metadata",
+_SECURITY = "security_exception"
+# A block in the reason of its error, as in [FORBIDDEN/8/index write (api)]: no name of an index has a slash.
+_BLOCK_NUMBER = re.compile(r"\[[A-Z_]+/(\d+)/")
+# The next steps, by the type of the error, or by the number of a block. OpenSearch removes the blocks read_only and
+# metadata only by a request that sets nothing else.
+_STEPS = {
+    INDEX_MISSING: "restore the alias {subject} from a snapshot; idalloc creates it only at the first start",
+    "index_closed_exception": "run POST /{subject}/_open",
+    "search_phase_execution_exception": "restart this server, which reads index.max_result_window of {subject} at its "
+    "start, or remove another cause that OpenSearch names",
+}
+_BLOCK_STEPS = {
+    "4": "run POST /{subject}/_open",
+    "5": 'run PUT /{subject}/_settings {{"index.blocks.read_only": null}}',
+    "6": "remove the cluster's read-only block: PUT /_cluster/settings, cluster.blocks.read_only",
+    "7": 'run PUT /{subject}/_settings {{"index.blocks.read": null}}',
+    "8": 'run PUT /{subject}/_settings {{"index.blocks.write": null}}',
+    "9": 'run PUT /{subject}/_settings {{"index.blocks.metadata": null}}',
 }
 # A missing privilege, as OpenSearch's security plugin names it. It checks these for the cluster, others for an index.
 _MISSING_PRIVILEGE = re.compile(r"no permissions for \[(.+?)\] and ")
@@ -36,7 +47,6 @@ _WRONG_FIELD = ("mapper_parsing_exception", "document_parsing_exception")
 
 _UNKNOWN_STATUS = (408, 409)
 _TOO_MANY_REQUESTS = 429
-_FORBIDDEN = 403
 
 
 _T = TypeVar("_T")
@@ -107,7 +117,7 @@ def failure(host: str, status: int, error: object, subject: str) -> StoreFailure
         subject: The alias of the request, for the next step.
     """
     kind, causes = _kinds(error)
-    reason = _reason(error) if isinstance(error, dict) else error
+    reason = str(_reason(error) if isinstance(error, dict) else error)
     message = f"OpenSearch at {host} answered {status}{f' ({kind})' if kind else ''}: {one_line(reason)}"
     if not 400 <= status < 500 or status in _UNKNOWN_STATUS:
         return StoreOutcomeUnknown(message, http_status=status)
@@ -121,13 +131,15 @@ def failure(host: str, status: int, error: object, subject: str) -> StoreFailure
         return answered
     if kind in _WRONG_FIELD or any(cause in _WRONG_VALUE for cause in causes):
         return RowInvalid(message, http_status=status)
-    return refused(answered, subject)
+    return StoreRefused(f"{message.rstrip(';')}; {_next_step(kind, reason, subject)}", http_status=status)
 
 
 def refused(error: StoreFailure, subject: str) -> StoreRefused:
-    """Returns the error as one that needs an operator, with the next step."""
-    kind = AliasMissing if isinstance(error, AliasUnknown) else StoreRefused
-    return kind(f"{str(error).rstrip(';')}; {_next_step(error, subject)}", http_status=error.http_status)
+    """Returns a 401, or an unknown alias, as an error that needs an operator, with the next step."""
+    if isinstance(error, AliasUnknown):
+        return AliasMissing(f"{error}; {_next_step(INDEX_MISSING, '', subject)}", http_status=error.http_status)
+    step = "check the user and the password or api_key of the setting store, then restart this server"
+    return StoreRefused(f"{error}; {step}", http_status=error.http_status)
 
 
 def _kinds(error: object) -> tuple[str | None, list[str]]:
@@ -150,28 +162,21 @@ def _reason(error: dict[str, Any]) -> str:
     return reason if cause is error else f"{reason}: {cause.get('reason')}"
 
 
-def _next_step(error: StoreFailure, subject: str) -> str:
-    text = str(error)
-    if is_unauthorized(error):
-        return "check the user and the password or api_key of the setting store, then restart this server"
-    if INDEX_MISSING in text and not subject:
+def _next_step(kind: str | None, reason: str, subject: str) -> str:
+    """Returns what an operator does, by the type of an error; a name in its reason decides nothing."""
+    if kind == _SECURITY:
+        return _missing_privilege(reason, subject)
+    number = next(iter(_BLOCK_NUMBER.findall(reason) if kind == _BLOCKED else ()), "")
+    step = _BLOCK_STEPS.get(number) or _STEPS.get(kind or "")
+    if step and (subject or "{subject}" not in step):
+        return step.format(subject=subject)
+    if kind == INDEX_MISSING:
         return "check the name of the index"
-    if INDEX_MISSING in text:
-        return f"restore the alias {subject} from a snapshot; idalloc creates it only at the first start"
-    if _BLOCKED in text and "closed" in text:
-        return f"run POST /{subject}/_open"
-    if _BLOCKED in text and "cluster" in text.partition("blocked by")[2]:
-        return "remove the cluster's read-only block: PUT /_cluster/settings, cluster.blocks.read_only"
-    block = next((setting for name, setting in _BLOCKS.items() if name in text), "")
-    if _BLOCKED in text and block:
-        return f'run PUT /{subject}/_settings {{"index.blocks.{block}": null}}'
-    if error.http_status == _FORBIDDEN:
-        return _missing_privilege(text, subject)
-    return f"remove the cause that OpenSearch names from {subject}"
+    return f"remove the cause that OpenSearch names{f' from {subject}' if subject else ''}"
 
 
-def _missing_privilege(text: str, subject: str) -> str:
-    found = _MISSING_PRIVILEGE.search(text)
+def _missing_privilege(reason: str, subject: str) -> str:
+    found = _MISSING_PRIVILEGE.match(reason)
     if found and _CLUSTER_PRIVILEGE.fullmatch(found[1]):
         return f"grant the user the cluster permission {found[1]}"
     if not subject:
