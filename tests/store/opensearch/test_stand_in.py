@@ -80,7 +80,7 @@ async def test_a_starting_stand_in_gives_the_recorded_answers(state: str) -> Non
     ("method", "path", "body"),
     [
         ("POST", "/s/_update/a?require_alias=true", {"script": {"source": "ctx._source.granted = 0"}, "upsert": {}}),
-        ("POST", "/s/_update/a", {"doc": {"last_value": 1}}),
+        ("POST", "/s/_update/a", {"doc": {"last_value": 1}, "doc_as_upsert": True}),
         ("POST", "/s/_update/a?refresh=true", {"script": {"source": "ctx._source.granted = 0L"}}),
         ("POST", "/s/_update_by_query", {}),
         ("POST", "/s/_search", {"query": {"wildcard": {"name": "a*"}}}),

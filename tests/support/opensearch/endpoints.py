@@ -16,6 +16,7 @@ from tests.support.opensearch.searches import filtered, search
 _UPDATE = {
     "require_alias", "timeout", "_source", "retry_on_conflict", "if_seq_no", "if_primary_term", "wait_for_active_shards"
 }  # fmt: skip
+_CLUSTER_SETTINGS = {"action.auto_create_index", "cluster.blocks.read_only", "search.allow_expensive_queries"}
 _NOT_RECOVERED = {
     "description": "state not recovered / initialized",
     "retryable": True,
@@ -189,7 +190,7 @@ class Cluster:
         if request.body.keys() != {"persistent"}:
             raise UnknownRequest("settings that are not persistent")
         changes = flattened(request.body["persistent"])
-        if unknown := changes.keys() - {"action.auto_create_index", "cluster.blocks.read_only"}:
+        if unknown := changes.keys() - _CLUSTER_SETTINGS:
             raise UnknownRequest(f"the cluster's settings {', '.join(unknown)}")
         _apply(self.settings, changes)
         persistent = nested({name: value for name, value in changes.items() if value is not None})
@@ -224,7 +225,7 @@ class Cluster:
         known = {(key if key.startswith("index.") else f"index.{key}"): value for key, value in given.items()}
         for key in known:
             if not re.match(
-                r"index\.(number_of_|auto_expand_replicas|translog\.|refresh_interval|default_|final_|blocks\.|replication\.)",
+                r"index\.(number_of_|auto_expand_replicas|translog\.|refresh_interval|default_|final_|blocks\.|replication\.|max_result)",
                 key,
             ):
                 reason = f"unknown setting [{key}] please check that any required plugins are installed, or check the"
@@ -270,7 +271,9 @@ class Cluster:
             case "POST", "_search":
                 request.expect("allow_partial_search_results")
                 index.check_readable()
-                return 200, search(index, request.body)
+                return 200, search(
+                    index, request.body, is_frugal=self.settings.get("search.allow_expensive_queries") == "false"
+                )
             case "PUT", "_mapping" if request.body.keys() == {"properties"}:
                 request.expect("timeout", "cluster_manager_timeout", "master_timeout")
                 index.add_fields(request.body["properties"])

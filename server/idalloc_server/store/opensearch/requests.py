@@ -20,8 +20,9 @@ _GRANT_FIELDS = "last_value,granted,step,min_value,max_value,settings,mode,gener
 _RETRIES = "retry_on_conflict=100"
 # OpenSearch gives up a write before this process does: later it could still be applied.
 _SHARE_OF_TIMEOUT = 0.9
-# The most hits of one search.
+# The most hits of one search, by default of ``index.max_result_window``.
 MAX_HITS = 10_000
+_LAST = 2**63 - 1
 # A document without a row. Its write confirms that the row before it in a request is missing.
 _CONFIRMATION = "\x1fconfirm"
 
@@ -65,7 +66,16 @@ class Requests:
         self._sequences = SEQUENCES.alias(prefix)
         self._starts = START_TIMESTAMPS.alias(prefix)
         self._allocations = ALLOCATIONS.alias(prefix)
+        self._windows: dict[str, int] = {}
         self._write = f"require_alias=true&timeout={int(timeout * 1000 * _SHARE_OF_TIMEOUT)}ms"
+
+    def set_window(self, index: Index, hits: int) -> None:
+        """Sets the most hits that one search of an index may have: its ``index.max_result_window``."""
+        self._windows[index.suffix] = hits
+
+    def page(self, index: Index) -> int:
+        """Returns the most hits of one search of an index."""
+        return min(MAX_HITS, self._windows.get(index.suffix, MAX_HITS))
 
     def grant(self, name: str, wanted: int, lease_ms: int, floor: GrantFloor) -> Request[Written | None]:
         """Advances a counter; None if there is no row."""
@@ -112,16 +122,34 @@ class Requests:
         return self._update(self._sequences, name, body, f"&_source=generation,last_value&{_RETRIES}")
 
     def list_rows(self, prefix: str, after: str, limit: int, *, deleted: bool, periods: bool) -> Request[list[Hit]]:
-        """Finds rows as of the last refresh; see ``Store.list``. The confirmation has no name."""
-        filters: list[object] = [{"range": {"name": {"gt": after}}}]
-        if prefix:
-            filters.append({"prefix": {"name": prefix}})
+        """Finds rows as of the last refresh, by name: those after a name, from the first one with a prefix on.
+
+        A cluster may refuse a range or a prefix of names (``search.allow_expensive_queries``), but no ``search_after``.
+        """
+        start = [after, _LAST] if after and after.encode() >= prefix.encode() else [prefix, -1]
         excluded: list[object] = [] if deleted else [{"term": {"mode": "deleted"}}]
         if not periods:
             excluded.append({"term": {"period": True}})
-        query = {"bool": {"filter": filters, "must_not": excluded}}
-        body = {"size": limit, "query": query, "sort": [{"name": "asc"}], "track_total_hits": False, "_source": True}
+        body = {
+            "size": limit,
+            "query": {"bool": {"filter": [{"exists": {"field": "name"}}], "must_not": excluded}},
+            "sort": [{"name": "asc"}, {"_seq_no": "asc"}],
+            "search_after": start,
+            "track_total_hits": False,
+            "_source": True,
+        }
         return _search(self._sequences, body, _hits)
+
+    def unnamed(self) -> Request[list[Hit]]:
+        """Finds one row without a name as of the last refresh; the confirmation is none."""
+        excluded = [{"exists": {"field": "name"}}, {"ids": {"values": [_CONFIRMATION]}}]
+        body = {"size": 1, "query": {"bool": {"must_not": excluded}}, "track_total_hits": False, "_source": ["name"]}
+        return _search(self._sequences, body, _hits)
+
+    def naming(self, key: str) -> str:
+        """Returns the request by which an operator gives a row its name."""
+        body = json.dumps({"doc": {"name": key}})
+        return f"POST /{self._sequences}/_update/{quote(key, safe='')} {body}"
 
     def claim(self, prefix: int, at_least: int, holder: str, stale_ms: int) -> Request[Written | None]:
         """Claims a start timestamp."""
@@ -146,7 +174,7 @@ class Requests:
     def starts(self, after: int | None) -> Request[list[Hit]]:
         """Finds start timestamps as of the last refresh, by prefix."""
         body: dict[str, object] = {
-            "size": MAX_HITS,
+            "size": self.page(START_TIMESTAMPS),
             "sort": [{"prefix": "asc"}],
             "track_total_hits": False,
             "_source": ["prefix", "last_start"],
@@ -189,7 +217,7 @@ class Requests:
     def oldest(self, written_at_ms: int, limit: int) -> Request[list[Hit]]:
         """Finds the oldest records as of the last refresh."""
         body = {
-            "size": min(limit, MAX_HITS),
+            "size": min(limit, self.page(ALLOCATIONS)),
             "query": {"range": {"written_at": {"lte": written_at_ms}}},
             "sort": [{"_seq_no": "asc"}],
             "_source": ["window_ms"],

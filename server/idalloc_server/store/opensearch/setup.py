@@ -17,7 +17,7 @@ from idalloc_server.store.opensearch.answers import INDEX_EXISTS, AliasMissing, 
 from idalloc_server.store.opensearch.checks import StoredIndex
 from idalloc_server.store.opensearch.http import OpenSearchHttp
 from idalloc_server.store.opensearch.indices import INDICES, SEQUENCES, Index
-from idalloc_server.store.opensearch.requests import Requests, json_body
+from idalloc_server.store.opensearch.requests import MAX_HITS, Requests, json_body
 from idalloc_server.store.transport import Request
 
 _log = structlog.get_logger(__name__)
@@ -68,6 +68,7 @@ async def set_up(http: OpenSearchHttp, requests: Requests, prefix: str) -> None:
         found = await _read_index(http, alias)
         if found is None:
             raise _missing(alias)
+        requests.set_window(index, int(found.settings.get("index.max_result_window", MAX_HITS)))
         for field, mapping in checks.check(alias, index, found, nodes).items():
             await _admit(http, _request("PUT", f"/{alias}/_mapping", dict, {"properties": {field: mapping}}), alias)
         await _check_privileges(http, requests, index, alias)

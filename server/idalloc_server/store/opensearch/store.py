@@ -9,7 +9,7 @@ from idalloc_server.domain.errors import (
     SequenceInvalid,
     StoreOutcomeUnknown,
 )
-from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, Sequence
+from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, PERIOD_SEPARATOR, Sequence
 from idalloc_server.domain.store.records import NO_FLOOR, Claim, Grant, GrantFloor, RecordedAllocation, Revision, Row
 from idalloc_server.domain.store.retention import RecordPosition, Retention
 from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retirement_blocks
@@ -18,7 +18,7 @@ from idalloc_server.store.opensearch import setup
 from idalloc_server.store.opensearch.answers import RowInvalid
 from idalloc_server.store.opensearch.http import OpenSearchHttp
 from idalloc_server.store.opensearch.indices import ALLOCATIONS, SEQUENCES, START_TIMESTAMPS
-from idalloc_server.store.opensearch.requests import MAX_HITS, Requests, Written
+from idalloc_server.store.opensearch.requests import Hit, Requests, Written
 from idalloc_server.store.opensearch.rows import milliseconds, parse_grant, parse_row, row_fields, settings_fields
 from idalloc_server.store.packed_settings import PERIOD, TIMESTAMP
 from idalloc_server.store.retirement_checks import RetirementChecks
@@ -108,18 +108,28 @@ class OpenSearchStore:
         return None if source is None else parse_row(name, source)
 
     async def list(self, prefix: str, after: str, limit: int, *, deleted: bool, periods: bool) -> list[Row]:
-        """See ``Store.list``."""
+        """See ``Store.list``. A row whose name is not its key would be left out of some lists: it fails all of them."""
         await self._http.send_read(self._requests.refresh(SEQUENCES))
+        unnamed = await self._http.send_read(self._requests.unnamed())
+        self._check_names(unnamed)
         rows: list[Row] = []
         while len(rows) < limit:
-            size = min(limit - len(rows), MAX_HITS)
+            size = min(limit - len(rows), self._requests.page(SEQUENCES))
             request = self._requests.list_rows(prefix, after, size, deleted=deleted, periods=periods)
             hits = await self._http.send_read(request)
-            rows += [parse_row(hit.source["name"], hit.source) for hit in hits]
-            if len(hits) < size:
+            self._check_names(hits)
+            found = [hit for hit in hits if hit.id.startswith(prefix)]
+            rows += [parse_row(hit.id, hit.source) for hit in found if periods or PERIOD_SEPARATOR not in hit.id]
+            if len(found) < size:
                 break
-            after = rows[-1].name
+            after = found[-1].id
         return rows
+
+    def _check_names(self, hits: Many[Hit]) -> None:
+        for hit in hits:
+            if (name := hit.source.get("name")) != hit.id:
+                why = f"its field name is {name!r}, not its key; run {self._requests.naming(hit.id)}"
+                raise SequenceInvalid(hit.id, why)
 
     async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
         """See ``Store.revise``."""
@@ -225,7 +235,7 @@ class OpenSearchStore:
                 after = int(hit.source["prefix"])
                 if hit.source.get("last_start") is not None:
                     found[after] = hit.source["last_start"]
-            if len(hits) < MAX_HITS:
+            if len(hits) < self._requests.page(START_TIMESTAMPS):
                 return found
 
     async def raise_start(self, prefix: int, last_start: int) -> None:
