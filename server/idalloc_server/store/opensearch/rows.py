@@ -50,7 +50,6 @@ def parse_row(name: str, source: Mapping[str, Any]) -> Row:
         SequenceInvalid: A field has another type, or the settings cannot be decoded.
     """
     _check_types(name, source)
-    created, changed = (source.get(field) for field in _TIMES)
     return Row(
         name=name,
         last_value=source.get("last_value"),
@@ -59,8 +58,8 @@ def parse_row(name: str, source: Mapping[str, Any]) -> Row:
         lease_ms=source.get("lease_ms") or 0,
         revision=source.get("rev") or 0,
         revised_by=source.get("rev_by") or "",
-        created_at=None if created is None else created / 1000,
-        changed_at=None if changed is None else changed / 1000,
+        created_at=packed_settings.stored_time(name, "created_at", source.get("created_at"), 1000),
+        changed_at=packed_settings.stored_time(name, "changed_at", source.get("changed_at"), 1000),
         deleted=source.get("mode") == DELETED,
     )
 
