@@ -6,6 +6,7 @@ import pytest
 
 from idalloc_server.domain.errors import StoreOutcomeUnknown
 from idalloc_server.domain.store.records import NO_FLOOR
+from idalloc_server.domain.store.retirement import RETIREMENT
 from idalloc_server.store.opensearch.answers import AliasUnknown
 from idalloc_server.store.opensearch.indices import SEQUENCES
 from idalloc_server.store.opensearch.requests import Hit, Requests
@@ -51,8 +52,13 @@ def test_a_tail_is_returned_on_one_version_only() -> None:
     assert "retry_on_conflict" not in path
 
 
-def bulk(*items: dict[str, object]) -> bytes:
-    return json.dumps({"errors": True, "items": [{"update": item} for item in items]}).encode()
+RECORD = REQUESTS.record([{"request_id": "r"}])
+RETIRED = (RETIREMENT, "\x1fconfirm")
+
+
+def bulk(*items: dict[str, object], keys: tuple[str, ...] = ("r", "r2")) -> bytes:
+    named = [{"_id": key, **item} for key, item in zip(keys, items, strict=False)]
+    return json.dumps({"errors": True, "items": [{"update": item} for item in named]}).encode()
 
 
 MISSING = {"status": 404, "error": {"type": "document_missing_exception", "reason": "missing"}}
@@ -64,22 +70,43 @@ MADE = {"status": 201, "get": {"_source": {"name": "s"}}}
 class TestBulk:
     def test_a_failed_item_of_a_record_is_missing(self) -> None:
         """P7: whether a failed item was recorded is unknown; the others are known."""
-        assert REQUESTS.record([]).read("h", 200, bulk(MADE, CONFLICT)) == [{"name": "s"}, None]
+        two = REQUESTS.record([{"request_id": "r"}, {"request_id": "r2"}])
+        assert two.read("h", 200, bulk(MADE, CONFLICT)) == [{"name": "s"}, None]
 
     def test_a_missing_alias_is_refused(self) -> None:
         """STORE_REFUSED: ``_bulk`` answers 200 for a missing alias, perhaps before the cluster has its state."""
         with pytest.raises(AliasUnknown):
-            REQUESTS.record([]).read("h", 200, bulk(NO_INDEX))
+            RECORD.read("h", 200, bulk(NO_INDEX))
 
     def test_a_confirmed_missing_retirement_is_none(self) -> None:
         """P1: the second write confirms that the store is not retired."""
-        assert REQUESTS.retirement().read("h", 200, bulk(MISSING, {"status": 200}))[0] is None
+        answer = bulk(MISSING, {"status": 200}, keys=RETIRED)
+        assert REQUESTS.retirement().read("h", 200, answer)[0] is None
 
     @pytest.mark.parametrize("items", [(CONFLICT, {"status": 200}), (MISSING, CONFLICT)])
     def test_an_unconfirmed_retirement_is_unknown(self, items: tuple[dict[str, object], ...]) -> None:
         """P1: without both writes nothing is known of a retirement."""
         with pytest.raises(StoreOutcomeUnknown):
-            REQUESTS.retirement().read("h", 200, bulk(*items))
+            REQUESTS.retirement().read("h", 200, bulk(*items, keys=RETIRED))
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            bulk(),
+            bulk(MADE, MADE),
+            bulk(MADE, keys=("other",)),
+            bulk({"get": {"_source": {}}}),
+            b'{"items": ["r"]}',
+            b'{"items": [{}]}',
+            b'{"items": {"r": 1}}',
+            b'{"items": [{"update": "r"}]}',
+            b'{"items": [{"update": {"_id": "r", "status": 200, "get": {"_source": 5}}}]}',
+        ],
+    )
+    def test_an_answer_to_other_items_is_unknown(self, answer: bytes) -> None:
+        """P7: an answer with fewer items, or those of another request, says nothing of this one."""
+        with pytest.raises(StoreOutcomeUnknown, match="; check what answers"):
+            RECORD.read("h", 200, answer)
 
 
 def test_a_refresh_of_no_shard_is_a_failure() -> None:

@@ -45,6 +45,7 @@ _WRONG_VALUE = ("class_cast_exception", "null_pointer_exception")
 # The write of a row whose value does not fit its field, by OpenSearch and by Elasticsearch.
 _WRONG_FIELD = ("mapper_parsing_exception", "document_parsing_exception")
 
+CHECK_PROXY = "check what answers between this server and OpenSearch, such as a proxy"
 _UNKNOWN_STATUS = (408, 409)
 _TOO_MANY_REQUESTS = 429
 
@@ -95,9 +96,10 @@ def read_answer(
     if 200 <= status < 300:
         try:
             return parse(answer)
-        except (KeyError, TypeError, ValueError, IndexError):
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, StopIteration):
             text = one_line(content.decode(errors="replace"))
-            raise StoreOutcomeUnknown(f"OpenSearch at {host} answered {status}: {text}", http_status=status) from None
+            message = f"OpenSearch at {host} answered {status}: {text}; {CHECK_PROXY}"
+            raise StoreOutcomeUnknown(message, http_status=status) from None
     error = answer.get("error") if isinstance(answer, dict) else None
     kind = error.get("type") if isinstance(error, dict) else None
     if kind in none_for:

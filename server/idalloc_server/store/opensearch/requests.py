@@ -146,10 +146,10 @@ class Requests:
         body = {"size": 1, "query": {"bool": {"must_not": excluded}}, "track_total_hits": False, "_source": ["name"]}
         return _search(self._sequences, body, _hits)
 
-    def naming(self, key: str) -> str:
-        """Returns the request by which an operator gives a row its name."""
-        body = json.dumps({"doc": {"name": key}})
-        return f"POST /{self._sequences}/_update/{quote(key, safe='')} {body}"
+    def naming(self, key: str, index: Index = SEQUENCES) -> str:
+        """Returns the request by which an operator gives a row the name, or the prefix, that its key is."""
+        body = json.dumps({"doc": {"name": key} if index is SEQUENCES else {"prefix": int(key)}})
+        return f"POST /{index.alias(self._prefix)}/_update/{quote(key, safe='')} {body}"
 
     def claim(self, prefix: int, at_least: int, holder: str, stale_ms: int) -> Request[Written | None]:
         """Claims a start timestamp."""
@@ -267,7 +267,7 @@ class Requests:
         is_whole: bool = False,
     ) -> Request[list[Source | None]]:
         body = b"".join(json_body(line) + b"\n" for line in lines)
-        read = partial(_read_bulk, alias=alias, expected=expected, is_whole=is_whole)
+        read = partial(_read_bulk, alias=alias, keys=_keys(lines), expected=expected, is_whole=is_whole)
         return Request("POST", f"/{alias}/_bulk?{self._write}", body, read, alias)
 
 
@@ -311,7 +311,7 @@ def _hits(answer: Any) -> list[Hit]:
     if answer["timed_out"] or answer["_shards"]["failed"]:
         raise ValueError("the search is incomplete")
     return [
-        Hit(hit["_id"], hit.get("_seq_no", 0), hit.get("_primary_term", 0), hit.get("_source", {}))
+        Hit(str(hit["_id"]), int(hit.get("_seq_no", 0)), int(hit.get("_primary_term", 0)), dict(hit.get("_source", {})))
         for hit in answer["hits"]["hits"]
     ]
 
@@ -328,7 +328,14 @@ def _refreshed(answer: Any) -> None:
 
 
 def _read_bulk(
-    host: str, status: int, content: bytes, *, alias: str, expected: Collection[str], is_whole: bool
+    host: str,
+    status: int,
+    content: bytes,
+    *,
+    alias: str,
+    keys: Sequence[str],
+    expected: Collection[str],
+    is_whole: bool,
 ) -> list[Source | None]:
     """Reads the answer to ``_bulk``, which is 200 whatever its items did.
 
@@ -337,6 +344,7 @@ def _read_bulk(
         status: The HTTP status.
         content: The body.
         alias: The alias of the request.
+        keys: The keys of the request's items.
         expected: The types of errors for which an item's result is None.
         is_whole: Whether any other error of an item is one of the request; otherwise only if all items failed.
 
@@ -348,9 +356,9 @@ def _read_bulk(
     """
     found: list[Source | None] = []
     failures: list[StoreFailure] = []
-    for item in _reader(_items, alias)(host, status, content):
+    for item in _reader(partial(_items, keys=keys), alias)(host, status, content):
         error = item.get("error")
-        found.append(None if error or item["status"] == 404 else dict(item.get("get", {}).get("_source", {})))
+        found.append(None if error or item["status"] == 404 else item.get("get", {}).get("_source", {}))
         if error and error.get("type") not in expected:
             failures.append(failure(host, item["status"], error, alias))
     if failures and (is_whole or len(failures) == len(found)):
@@ -358,5 +366,23 @@ def _read_bulk(
     return found
 
 
-def _items(answer: Any) -> list[Mapping[str, Any]]:
-    return [next(iter(item.values())) for item in answer["items"]]
+def _keys(lines: Sequence[object]) -> list[str]:
+    """Returns the keys of the items of a ``_bulk``, whose lines are an action, and a body unless it is a deletion."""
+    keys, rest = [], iter(cast(Sequence[Mapping[str, Any]], lines))
+    for line in rest:
+        ((action, options),) = line.items()
+        keys.append(options["_id"])
+        if action != "delete":
+            next(rest)
+    return keys
+
+
+def _items(answer: Any, keys: Sequence[str]) -> list[Mapping[str, Any]]:
+    items = [next(iter(item.values())) for item in answer["items"]]
+    if [item["_id"] for item in items] != keys:
+        raise ValueError("the items are not those of the request")
+    for item in items:
+        int(item["status"])
+        dict(item.get("error") or {})
+        dict(item.get("get", {}).get("_source", {}))
+    return items

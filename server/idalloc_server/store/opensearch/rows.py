@@ -3,11 +3,12 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from idalloc_server.domain.errors import NULL_LAST_VALUE, SequenceDeleted, SequenceInvalid
+from idalloc_server.domain.errors import NULL_LAST_VALUE, SequenceDeleted, SequenceInvalid, StoreOutcomeUnknown
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Sequence
 from idalloc_server.domain.store.records import Grant, Row
 from idalloc_server.store import packed_settings
 from idalloc_server.store.bounds import ids_left
+from idalloc_server.store.opensearch.answers import CHECK_PROXY
 from idalloc_server.store.opensearch.requests import Source, Written
 from idalloc_server.store.packed_settings import DEFAULT_GENERATION, DELETED
 
@@ -85,13 +86,24 @@ def parse_grant(name: str, written: Written | None, modes: Collection[str | None
     left = ids_left(last_value, sequence.step, source.get("min_value"), source.get("max_value"))
     return Grant(
         last_value=last_value,
-        granted=source["granted"],
+        granted=written_number(source, "granted"),
         sequence=sequence,
         remaining=left if source.get("mode") in modes else 0,
         generation=generation,
         version=(written.seq_no, written.term, generation),
-        writes=source["writes"],
+        writes=written_number(source, "writes"),
     )
+
+
+def written_number(source: Mapping[str, Any], field: str) -> int:
+    """Returns a number that a script has just written into the row.
+
+    Raises:
+        StoreOutcomeUnknown: The answer has no such number.
+    """
+    if type(value := source.get(field)) is not int:
+        raise StoreOutcomeUnknown(f"OpenSearch answered a write with {field} = {value!r}; {CHECK_PROXY}")
+    return value
 
 
 def milliseconds(seconds: float | None) -> int | None:

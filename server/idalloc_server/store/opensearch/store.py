@@ -8,6 +8,7 @@ from idalloc_server.domain.errors import (
     SequenceDeleted,
     SequenceInvalid,
     StoreOutcomeUnknown,
+    StoreRefused,
 )
 from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, PERIOD_SEPARATOR, Sequence
 from idalloc_server.domain.store.records import NO_FLOOR, Claim, Grant, GrantFloor, RecordedAllocation, Revision, Row
@@ -19,7 +20,14 @@ from idalloc_server.store.opensearch.answers import RowInvalid
 from idalloc_server.store.opensearch.http import OpenSearchHttp
 from idalloc_server.store.opensearch.indices import ALLOCATIONS, SEQUENCES, START_TIMESTAMPS
 from idalloc_server.store.opensearch.requests import Hit, Requests, Written
-from idalloc_server.store.opensearch.rows import milliseconds, parse_grant, parse_row, row_fields, settings_fields
+from idalloc_server.store.opensearch.rows import (
+    milliseconds,
+    parse_grant,
+    parse_row,
+    row_fields,
+    settings_fields,
+    written_number,
+)
 from idalloc_server.store.packed_settings import PERIOD, TIMESTAMP
 from idalloc_server.store.retirement_checks import RetirementChecks
 from idalloc_server.store.transport import Request
@@ -214,7 +222,8 @@ class OpenSearchStore:
         if written is None:
             raise StoreOutcomeUnknown(f"OpenSearch returned no row for the claim of prefix {prefix}")
         row = written.source
-        return Claim(row["last_start"], row["holder"], row["seen_at"] / 1000)
+        start, seen_at = (written_number(row, field) for field in ("last_start", "seen_at"))
+        return Claim(start, str(row.get("holder")), seen_at / 1000)
 
     async def keep_prefix(self, prefix: int, holder: str, stale_after: float) -> None:
         """See ``Store.keep_prefix``."""
@@ -232,9 +241,12 @@ class OpenSearchStore:
         while True:
             hits = await self._http.send_read(self._requests.starts(after))
             for hit in hits:
-                after = int(hit.source["prefix"])
+                if str(after := hit.source.get("prefix")) != hit.id:
+                    named = f"run {self._requests.naming(hit.id, START_TIMESTAMPS)}"
+                    step = named if hit.id.isdecimal() else "delete it, since idalloc did not write it"
+                    raise StoreRefused(f"the row {hit.id!r} of start timestamps has the prefix {after!r}; {step}")
                 if hit.source.get("last_start") is not None:
-                    found[after] = hit.source["last_start"]
+                    found[int(hit.id)] = written_number(hit.source, "last_start")
             if len(hits) < self._requests.page(START_TIMESTAMPS):
                 return found
 
@@ -269,4 +281,6 @@ class OpenSearchStore:
 
 
 def _allocation(source: dict[str, Any]) -> RecordedAllocation:
+    for field in ("first_id", "id_count", "step", "generation"):
+        written_number(source, field)
     return RecordedAllocation._make(source.get(field) for field in RecordedAllocation._fields)
