@@ -86,8 +86,31 @@ class TestVersions:
         if accepted:
             setup.check_version(distribution, number)
         else:
-            with pytest.raises(StartRefused, match=r"upgrade the cluster to OpenSearch 2\.17 or newer"):
+            with pytest.raises(StartRefused, match=r"; upgrade the cluster to OpenSearch 2\.17 or newer"):
                 setup.check_version(distribution, number)
+
+    async def test_the_compatibility_mode_is_no_old_version(self) -> None:
+        """An OpenSearch that calls itself 7.10.2 is judged by the versions of its nodes."""
+        async with OpenSearchStandIn() as opensearch:
+            opensearch.cluster.version = {"number": "7.10.2"}
+            opensearch.cluster.node_versions = ["2.19.1"]
+            with capture_logs() as logs:
+                await start(opensearch)
+            assert logs == []
+            opensearch.cluster.node_versions = ["2.19.1", "2.11.0"]
+            with pytest.raises(StartRefused, match=r"opensearch 2\.11\.0 cannot be used; upgrade the cluster"):
+                await start(opensearch)
+
+    async def test_a_hidden_compatibility_mode_is_named(self) -> None:
+        """Without the versions of the nodes, the error names the setting to remove, and no upgrade."""
+        async with OpenSearchStandIn() as opensearch:
+            opensearch.cluster.version = {"number": "7.10.2"}
+            opensearch.inject(Fault("error", match="/_nodes/_all", status=403, type="security_exception"))
+            with pytest.raises(
+                StartRefused, match=r"override_main_response_version.*; run PUT /_cluster/sett"
+            ) as caught:
+                await start(opensearch)
+        assert "upgrade" not in str(caught.value)
 
     async def test_one_old_node_is_refused(self) -> None:
         """Each node of the cluster runs scripts, so each version counts."""
@@ -100,6 +123,7 @@ class TestVersions:
         """A start on Elasticsearch works as on OpenSearch, and logs that it is untested."""
         async with OpenSearchStandIn() as opensearch:
             opensearch.cluster.version = {"number": "8.15.3"}
+            opensearch.cluster.tagline = "You Know, for Search"
             opensearch.cluster.node_versions = ["8.15.3"]
             with capture_logs() as logs:
                 await start(opensearch)

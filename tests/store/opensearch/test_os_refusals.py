@@ -122,6 +122,32 @@ class TestStart:
         with pytest.raises(StartRefused, match=re.escape(why)):
             await opener.open()
 
+    @pytest.mark.parametrize(
+        ("mapping", "named"),
+        [
+            ({"_source": {"enabled": False}}, '_source of its mapping, {"enabled": false}'),
+            ({"_source": {"excludes": ["last_*"]}}, '_source of its mapping, {"excludes": ["last_*"]}'),
+            ({"_source": {"includes": ["name"]}}, '_source of its mapping, {"includes": ["name"]}'),
+            ({"_routing": {"required": True}}, '_routing of its mapping, {"required": true}'),
+        ],
+        ids=["disabled", "excludes", "includes", "routing"],
+    )
+    async def test_a_mapping_of_a_template_is_refused(
+        self, opener: Opener, backend: OpenSearchBackend, mapping: dict[str, object], named: str
+    ) -> None:
+        """P1: an index whose rows lose fields, or take no write by key, is named with the repair; nothing is used."""
+        path = "/_index_template/idalloc-test"
+        template = {"index_patterns": [f"{backend.alias}-*"], "priority": 500, "template": {"mappings": mapping}}
+        await send(backend, "PUT", path, template)
+        try:
+            with pytest.raises(StartRefused, match=re.escape(named)) as caught:
+                await opener.open()
+        finally:
+            await send(backend, "DELETE", path)
+        assert "; remove it from the index template, then delete the index if it has no documents" in str(caught.value)
+        await send(backend, "DELETE", "/{}-1")
+        await opener.open()
+
     async def test_lost_sequences_are_not_made_again(self, opener: Opener, backend: OpenSearchBackend) -> None:
         """P1: a start beside used indices creates no empty index of sequences."""
         store = await opener.open()

@@ -5,6 +5,7 @@ import json
 import re
 import uuid
 from collections.abc import Callable
+from fnmatch import fnmatch
 from typing import Any
 from urllib.parse import unquote
 
@@ -84,6 +85,7 @@ class Cluster:
     Attributes:
         now_ms: Its clock.
         version: What it says of itself.
+        tagline: The same, in words.
         node_versions: The version of each of its nodes.
         extra_scripts: Scripts of a test, by their sources.
         auto_create: Whether a write makes a missing index.
@@ -94,10 +96,12 @@ class Cluster:
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self.now_ms = now_ms
         self.version: dict[str, Any] = {"distribution": "opensearch", "number": "3.8.0", "build_snapshot": False}
+        self.tagline = "The OpenSearch Project: https://opensearch.org/"
         self.node_versions = ["3.8.0"]
         self.extra_scripts: dict[str, painless.Script] = {}
         self.indices: dict[str, Index] = {}
         self.settings: dict[str, str] = {}
+        self.templates: dict[str, dict[str, Any]] = {}
         self.is_recovered = self.has_manager = True
         self._uuids = itertools.count(1)
 
@@ -135,11 +139,18 @@ class Cluster:
     def _execute(self, request: Request) -> Answer:
         match request.method, request.parts:
             case "GET", [""]:
-                return 200, {"name": "stand-in", "cluster_name": "stand-in", "version": self.version}
+                named = {"name": "stand-in", "cluster_name": "stand-in", "tagline": self.tagline}
+                return 200, {**named, "version": self.version}
             case "GET", ["_nodes" | "_cluster" | "_cat", *_]:
                 return self._about_nodes(request)
             case "PUT", ["_cluster", "settings"]:
                 return self._change_cluster(request)
+            case "PUT" | "DELETE", ["_index_template", name]:
+                request.expect()
+                self.templates.pop(name, None)
+                if request.method == "PUT":
+                    self.templates[name] = request.body
+                return 200, {"acknowledged": True}
             case "GET", ["_alias", name]:
                 request.expect()
                 if (index := self._aliased(name)) is None:
@@ -242,7 +253,11 @@ class Cluster:
         texts = own | {key: value for key, value in known.items() if value is not None}
         if texts["index.number_of_shards"] != "1":
             raise UnknownRequest("an index of several shards")
-        self.indices[name] = Index(name, own["index.uuid"], texts, mappings or {}, aliases or {})
+        mappings = mappings or {}
+        for template in self.templates.values():
+            if any(fnmatch(name, pattern) for pattern in template["index_patterns"]):
+                mappings = template["template"]["mappings"] | mappings
+        self.indices[name] = Index(name, own["index.uuid"], texts, mappings, aliases or {})
         return self.indices[name]
 
     def _delete_indices(self, names: list[str], request: Request) -> Answer:

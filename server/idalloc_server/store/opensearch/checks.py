@@ -1,7 +1,8 @@
 """Refuses an index in OpenSearch on which idalloc's writes would fail or lose ids. Each error names the next step."""
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -22,11 +23,13 @@ class StoredIndex:
         name: Its name.
         fields: The mapping of each field.
         settings: Its settings, with defaults, by their full names.
+        meta_fields: What its mapping says of ``_source`` and ``_routing``; empty for the default.
     """
 
     name: str
     fields: Mapping[str, Mapping[str, Any]]
     settings: Mapping[str, Any]
+    meta_fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def check(alias: str, index: Index, found: StoredIndex, nodes: int | None) -> dict[str, Mapping[str, Any]]:
@@ -39,18 +42,19 @@ def check(alias: str, index: Index, found: StoredIndex, nodes: int | None) -> di
         StartRefused: The index cannot be used.
     """
     _check_settings(alias, found, nodes)
+    _check_meta_fields(found)
     missing: dict[str, Mapping[str, Any]] = {}
     for name, mapping in index.fields.items():
-        field = found.fields.get(name)
-        if field is None:
+        existing = found.fields.get(name)
+        if existing is None:
             missing[name] = mapping
             continue
         for option in ("type", "coerce"):
-            if option in mapping and field.get(option) != mapping[option]:
+            if option in mapping and existing.get(option) != mapping[option]:
                 raise _refused(
                     found,
                     f"its field {name} must have {option} {_shown(mapping[option])}, not "
-                    f"{_shown(field.get(option))}: choose another prefix (?prefix=…)",
+                    f"{_shown(existing.get(option))}: choose another prefix (?prefix=…)",
                 )
     return missing
 
@@ -94,6 +98,19 @@ def _check_settings(alias: str, found: StoredIndex, nodes: int | None) -> None:
             index=found.name,
             next_step=f'PUT /{alias}/_settings {{"index.auto_expand_replicas": "0-2"}}',
         )
+
+
+def _check_meta_fields(found: StoredIndex) -> None:
+    """Refuses rows that lose fields, or that cannot be written by their key alone: an index template sets such."""
+    source, routing = (found.meta_fields.get(field, {}) for field in ("_source", "_routing"))
+    loses_fields = source.get("enabled") is False or source.get("includes") or source.get("excludes")
+    for name, meta, is_wrong in (("_source", source, loses_fields), ("_routing", routing, routing.get("required"))):
+        if is_wrong:
+            raise _refused(
+                found,
+                f"the {name} of its mapping, {json.dumps(meta)}, loses or hides rows; remove it from the index "
+                "template, then delete the index if it has no documents, or choose another prefix (?prefix=…)",
+            )
 
 
 def _shown(value: object) -> str:

@@ -7,7 +7,7 @@ index in its place would begin all sequences again.
 
 import re
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -25,7 +25,11 @@ _log = structlog.get_logger(__name__)
 _MIN_OPENSEARCH = (2, 17)
 # Older ones may retry an item of _bulk without end.
 _MIN_ELASTICSEARCH = (8, 9)
-_SUPPORTED = "OpenSearch 2.17 or newer, or Elasticsearch 8.9 or newer"
+_SUPPORTED = "OpenSearch 2.17 or newer, or to Elasticsearch 8.9 or newer, which is not tested"
+_UNDISGUISE = (
+    'run PUT /_cluster/settings {"persistent": {"compatibility.override_main_response_version": null}}, or grant the '
+    "user the cluster permission cluster:monitor/nodes/info"
+)
 _MAX_ATTEMPTS = 3
 _HTTP_FORBIDDEN = 403
 
@@ -36,9 +40,34 @@ def _request(method: str, path: str, parse: Any, body: object = None, none_for: 
     return Request(method, path, None if body is None else json_body(body), read, subject)
 
 
-_VERSION: Request[tuple[str, str]] = _request(
-    "GET", "/", lambda answer: (answer["version"].get("distribution", "elasticsearch"), answer["version"]["number"])
-)
+class _Release(NamedTuple):
+    """What a cluster says of itself; ``is_disguised`` if it is an OpenSearch that gives a version of Elasticsearch."""
+
+    distribution: str
+    number: str
+    is_disguised: bool
+
+
+def _release(answer: Any) -> _Release:
+    number, distribution = str(answer["version"]["number"]), answer["version"].get("distribution")
+    if distribution is None and "OpenSearch" in str(answer.get("tagline")):
+        return _Release("opensearch", number, is_disguised=True)
+    return _Release(str(distribution or "elasticsearch"), number, is_disguised=False)
+
+
+def _stored_indices(answer: Any) -> list[StoredIndex]:
+    return [
+        StoredIndex(
+            name=name,
+            fields=dict(content["mappings"].get("properties", {})),
+            settings={**content.get("defaults", {}), **content["settings"]},
+            meta_fields={field: dict(content["mappings"].get(field, {})) for field in ("_source", "_routing")},
+        )
+        for name, content in answer.items()
+    ]
+
+
+_VERSION: Request[_Release] = _request("GET", "/", _release)
 _NODES: Request[list[str]] = _request(
     "GET",
     "/_nodes/_all/process?filter_path=nodes.*.version",
@@ -83,13 +112,13 @@ def check_version(distribution: str, number: str) -> None:
     found = re.match(r"(\d+)\.(\d+)", number)
     parts = (int(found[1]), int(found[2])) if found else (0, 0)
     if parts < (_MIN_OPENSEARCH if distribution == "opensearch" else _MIN_ELASTICSEARCH):
-        raise StartRefused("store", f"{distribution} {number} cannot be used: upgrade the cluster to {_SUPPORTED}")
+        raise StartRefused("store", f"{distribution} {number} cannot be used; upgrade the cluster to {_SUPPORTED}")
 
 
 async def _check_versions(http: OpenSearchHttp) -> int | None:
     """Checks every node's version; returns the number of nodes, or None if the user may not see them."""
     try:
-        distribution, number = await http.send_read(_VERSION)
+        release = await http.send_read(_VERSION)
     except (StoreAnsweredError, StoreRefused) as error:
         if error.http_status is not None and error.http_status >= 500:
             raise
@@ -98,17 +127,24 @@ async def _check_versions(http: OpenSearchHttp) -> int | None:
         raise StartRefused(
             "store", f"check the host, and the user and the password or api_key of the URL: {error}"
         ) from error
-    check_version(distribution, number)
-    if distribution != "opensearch":
-        _log.warning("elasticsearch_is_untested", version=number)
+    if not release.is_disguised:
+        check_version(release.distribution, release.number)
+    if release.distribution != "opensearch":
+        _log.warning("elasticsearch_is_untested", version=release.number)
     try:
         versions = await http.send_read(_NODES)
     except (StoreAnsweredError, StoreRefused) as error:
         if error.http_status is not None and error.http_status >= 500:
             raise
+        if release.is_disguised:
+            raise StartRefused(
+                "store",
+                f"the cluster calls itself {release.number} by compatibility.override_main_response_version, and the "
+                f"versions of its nodes cannot be read: {error}; {_UNDISGUISE}",
+            ) from error
         return None
     for version in versions:
-        check_version(distribution, version)
+        check_version(release.distribution, version)
     return len(versions)
 
 
@@ -164,22 +200,18 @@ async def _read_index(http: OpenSearchHttp, alias: str) -> StoredIndex | None:
     """
     path = f"/{alias}?include_defaults=true&flat_settings=true"
     try:
-        found = await http.send_read(_request("GET", path, dict))
+        found: list[StoredIndex] = await http.send_read(_request("GET", path, _stored_indices))
     except AliasMissing:
         return None
     except StoreRefused as error:
         raise StartRefused("store", f"the settings of {alias} cannot be read: {error}") from error
-    if alias in found or len(found) != 1:
-        problem = "an index, not an alias" if alias in found else f"an alias of {len(found)} indices"
+    names = [each.name for each in found]
+    if alias in names or len(names) != 1:
+        problem = "an index, not an alias" if alias in names else f"an alias of {len(names)} indices"
         raise StartRefused(
             "store", f"{alias} is {problem}: idalloc needs an alias of one index; choose another prefix (?prefix=…)"
         )
-    [(name, content)] = found.items()
-    return StoredIndex(
-        name=name,
-        fields=content["mappings"].get("properties", {}),
-        settings={**content.get("defaults", {}), **content["settings"]},
-    )
+    return found[0]
 
 
 async def _has_documents(http: OpenSearchHttp, requests: Requests, index: Index) -> bool:
