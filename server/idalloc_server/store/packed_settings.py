@@ -66,7 +66,7 @@ def unpack(name: str, step: int | None, min_value: int | None, max_value: int | 
     try:
         return _unpack(step, min_value, max_value, settings)
     except (ValueError, TypeError, AttributeError) as error:
-        raise SequenceInvalid(name, f"its settings cannot be read: {error}") from error
+        raise SequenceInvalid(name, f"its settings cannot be read: {error}; correct them in its row") from error
 
 
 def stored_time(name: str, field: str, value: object, per_second: int = 1) -> float | None:

@@ -35,7 +35,7 @@ class TestIndex:
         [
             (
                 {"number_of_shards": "2"},
-                "one shard: reindex it into an index with one, and move the alias",
+                "one shard; reindex it into an index with one, and move the alias",
             ),
             ({"replication__type": "SEGMENT"}, "reindex it into an index with replication.type DOCUMENT"),
             ({"translog__durability": "ASYNC"}, f"run PUT /{ALIAS}/_settings"),

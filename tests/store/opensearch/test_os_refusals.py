@@ -100,7 +100,7 @@ class TestStart:
     async def test_an_index_without_its_alias_is_refused(self, opener: Opener, backend: OpenSearchBackend) -> None:
         """P1: the index of another program is not used."""
         await send(backend, "PUT", "/{}-1", {})
-        with pytest.raises(StartRefused, match=r"exists without the alias .*: add the alias if the index is idalloc's"):
+        with pytest.raises(StartRefused, match=r"exists without the alias .*; add the alias if the index is idalloc's"):
             await opener.open()
 
     @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ class TestStart:
         store = await opener.open()
         await store.claim_start(3, 1000, "me", 60.0)
         await send(backend, "DELETE", "/{}-1")
-        with pytest.raises(StartRefused, match="has documents: restore it from a snapshot"):
+        with pytest.raises(StartRefused, match="has documents; restore it from a snapshot"):
             await opener.open()
         assert (await backend.send("GET", f"/{backend.alias}"))[0] == 404
 

@@ -23,7 +23,7 @@ _BLOCK_NUMBER = re.compile(r"\[[A-Z_]+/(\d+)/")
 # The next steps, by the type of the error, or by the number of a block. OpenSearch removes the blocks read_only and
 # metadata only by a request that sets nothing else.
 _STEPS = {
-    INDEX_MISSING: "restore the alias {subject} from a snapshot; idalloc creates it only at the first start",
+    INDEX_MISSING: "restore the alias {subject} from a snapshot, since idalloc creates it only at the first start",
     "index_closed_exception": "run POST /{subject}/_open",
     "search_phase_execution_exception": "restart this server, which reads index.max_result_window of {subject} at its "
     "start, or remove another cause that OpenSearch names",
@@ -46,6 +46,7 @@ _WRONG_VALUE = ("class_cast_exception", "null_pointer_exception")
 _WRONG_FIELD = ("mapper_parsing_exception", "document_parsing_exception")
 
 CHECK_PROXY = "check what answers between this server and OpenSearch, such as a proxy"
+_CHECK_USER = "check the user and the password or api_key of the setting store"
 _UNKNOWN_STATUS = (408, 409)
 _TOO_MANY_REQUESTS = 429
 
@@ -121,27 +122,33 @@ def failure(host: str, status: int, error: object, subject: str) -> StoreFailure
     kind, causes = _kinds(error)
     reason = str(_reason(error) if isinstance(error, dict) else error)
     message = f"OpenSearch at {host} answered {status}{f' ({kind})' if kind else ''}: {one_line(reason)}"
-    if not 400 <= status < 500 or status in _UNKNOWN_STATUS:
-        return StoreOutcomeUnknown(message, http_status=status)
+    message = message.rstrip(";")
     # A full queue refuses before it executes, but after a node has sent the request again it proves nothing.
-    if status == _TOO_MANY_REQUESTS and kind != _BLOCKED:
-        return StoreOutcomeUnknown(message, http_status=status)
+    is_queue_full = status == _TOO_MANY_REQUESTS and kind != _BLOCKED
+    if not 400 <= status < 500 or status in _UNKNOWN_STATUS or is_queue_full:
+        return StoreOutcomeUnknown(f"{message}; try again, and repair the cluster if it lasts", http_status=status)
     if kind == INDEX_MISSING:
-        return AliasUnknown(message, http_status=status)
-    answered = StoreAnsweredError(message, http_status=status)
-    if kind is None or is_unauthorized(answered) or status == _TOO_MANY_REQUESTS or _TOO_MANY_SCRIPTS in causes:
-        return answered
+        return AliasUnknown(f"{message}; start the other nodes, and try again", http_status=status)
+    if is_unauthorized(StoreAnsweredError("", http_status=status)):
+        return StoreAnsweredError(f"{message}; {_CHECK_USER} if it lasts", http_status=status)
+    if kind is None:
+        return StoreAnsweredError(f"{message}; {CHECK_PROXY}", http_status=status)
+    if status == _TOO_MANY_REQUESTS:
+        step = "free the disk, then OpenSearch removes the block"
+        return StoreAnsweredError(f"{message}; {step}", http_status=status)
+    if _TOO_MANY_SCRIPTS in causes:
+        return StoreAnsweredError(f"{message}; raise script.max_compilations_rate of the cluster", http_status=status)
     if kind in _WRONG_FIELD or any(cause in _WRONG_VALUE for cause in causes):
-        return RowInvalid(message, http_status=status)
-    return StoreRefused(f"{message.rstrip(';')}; {_next_step(kind, reason, subject)}", http_status=status)
+        return RowInvalid(f"{message}; write an integer into the field of the row", http_status=status)
+    return StoreRefused(f"{message}; {_next_step(kind, reason, subject)}", http_status=status)
 
 
 def refused(error: StoreFailure, subject: str) -> StoreRefused:
     """Returns a 401, or an unknown alias, as an error that needs an operator, with the next step."""
+    message = str(error).rpartition("; ")[0]  # without the step of the error that may end by itself
     if isinstance(error, AliasUnknown):
-        return AliasMissing(f"{error}; {_next_step(INDEX_MISSING, '', subject)}", http_status=error.http_status)
-    step = "check the user and the password or api_key of the setting store, then restart this server"
-    return StoreRefused(f"{error}; {step}", http_status=error.http_status)
+        return AliasMissing(f"{message}; {_next_step(INDEX_MISSING, '', subject)}", http_status=error.http_status)
+    return StoreRefused(f"{message}; {_CHECK_USER}, then restart this server", http_status=error.http_status)
 
 
 def _kinds(error: object) -> tuple[str | None, list[str]]:

@@ -54,7 +54,7 @@ def check(alias: str, index: Index, found: StoredIndex, nodes: int | None) -> di
                 raise _refused(
                     found,
                     f"its field {name} must have {option} {_shown(mapping[option])}, not "
-                    f"{_shown(existing.get(option))}: choose another prefix (?prefix=…)",
+                    f"{_shown(existing.get(option))}; choose another prefix (?prefix=…)",
                 )
     return missing
 
@@ -66,7 +66,7 @@ def _check_settings(alias: str, found: StoredIndex, nodes: int | None) -> None:
     if setting("translog.durability", "request") != "request":
         raise _refused(
             found,
-            "a crash loses acknowledged writes, as its translog.durability is async: run "
+            "a crash loses acknowledged writes, as its translog.durability is async; run "
             f'PUT /{alias}/_settings {{"index.translog.durability": "request"}}',
         )
     for block in _BLOCKS:
@@ -79,16 +79,16 @@ def _check_settings(alias: str, found: StoredIndex, nodes: int | None) -> None:
     if setting("replication.type") == "segment":
         raise _refused(
             found,
-            "its replication.type is SEGMENT, whose replicas lag behind the primary: reindex it into an index with "
+            "its replication.type is SEGMENT, whose replicas lag behind the primary; reindex it into an index with "
             "replication.type DOCUMENT, and move the alias",
         )
     if setting("number_of_shards", "1") != "1":
-        raise _refused(found, "it must have one shard: reindex it into an index with one, and move the alias")
+        raise _refused(found, "it must have one shard; reindex it into an index with one, and move the alias")
     for pipeline in ("default_pipeline", "final_pipeline"):
         if setting(pipeline, "_none") != "_none":
             raise _refused(
                 found,
-                f'its {pipeline} could change rows: run PUT /{alias}/_settings {{"index.{pipeline}": "_none"}}',
+                f'its {pipeline} could change rows; run PUT /{alias}/_settings {{"index.{pipeline}": "_none"}}',
             )
     is_single = setting("number_of_replicas") == "0" and setting("auto_expand_replicas", "false") == "false"
     if nodes is not None and nodes > 1 and is_single:

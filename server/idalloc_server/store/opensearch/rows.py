@@ -114,7 +114,7 @@ def milliseconds(seconds: float | None) -> int | None:
 def _check_types(name: str, source: Mapping[str, Any]) -> None:
     for field in (*_INTEGERS, *_TIMES):
         if not isinstance(source.get(field), int | None) or isinstance(source.get(field), bool):
-            raise SequenceInvalid(name, f"its field {field} must be an integer, not {source[field]!r}")
+            raise SequenceInvalid(name, f"its field {field} must be an integer, not {source[field]!r}; write one")
 
 
 def _sequence(name: str, source: Mapping[str, Any]) -> Sequence:

@@ -181,13 +181,13 @@ async def _create_missing(http: OpenSearchHttp, requests: Requests, prefix: str)
             elif index is not SEQUENCES and await _has_documents(http, requests, index):
                 raise StartRefused(
                     "store",
-                    f"the alias {sequences} is missing, but {alias} has documents: restore it from a snapshot, or "
+                    f"the alias {sequences} is missing, but {alias} has documents; restore it from a snapshot, or "
                     "choose another prefix (?prefix=…)",
                 )
     if await _read_index(http, sequences) is None:
         raise StartRefused(
             "store",
-            f"the index {sequences}-1 exists without the alias {sequences}: add the alias if the index is idalloc's, "
+            f"the index {sequences}-1 exists without the alias {sequences}; add the alias if the index is idalloc's, "
             "or choose another prefix (?prefix=…)",
         )
 
@@ -248,6 +248,6 @@ async def _admit(http: OpenSearchHttp, request: Request[Any], alias: str) -> Non
 def _missing(alias: str) -> StartRefused:
     return StartRefused(
         "store",
-        f"the alias {alias} is missing, but others of idalloc are there: restore it from a snapshot; an empty one "
-        "would issue ids again",
+        f"the alias {alias} is missing, but others of idalloc are there; restore it from a snapshot, since an empty "
+        "one would issue ids again",
     )

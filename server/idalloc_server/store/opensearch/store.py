@@ -90,7 +90,7 @@ class OpenSearchStore:
             await self._retirement.before_write(row.name)
         written = await self._write_row(row.name, self._requests.create(row_fields(row)))
         if written is None:
-            raise StoreOutcomeUnknown(f"OpenSearch returned no row for the create of sequence {row.name!r}")
+            raise StoreOutcomeUnknown(f"OpenSearch returned no row for the create of sequence {row.name!r}; try again")
         return await self._retirement.end_created_if_retired(row, parse_row(row.name, written.source))
 
     async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
@@ -220,7 +220,7 @@ class OpenSearchStore:
         written = await self._http.send_write(self._requests.claim(prefix, at_least, holder, round(stale_after * 1000)))
         raise_if_retired(await self._retirement.after_write())
         if written is None:
-            raise StoreOutcomeUnknown(f"OpenSearch returned no row for the claim of prefix {prefix}")
+            raise StoreOutcomeUnknown(f"OpenSearch returned no row for the claim of prefix {prefix}; try again")
         row = written.source
         start, seen_at = (written_number(row, field) for field in ("last_start", "seen_at"))
         return Claim(start, str(row.get("holder")), seen_at / 1000)
