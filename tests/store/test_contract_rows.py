@@ -11,7 +11,7 @@ from idalloc_server.domain.errors import SequenceDeleted, SequenceInvalid
 from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, MIN_ID, Reset, Sequence
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Revision, Row
-from tests.store.conftest import ALL
+from tests.store.conftest import ALL, BACKENDS
 from tests.support.store_backends import Opener
 from tests.support.store_rows import ALL_SETTINGS, PERIOD, YEARLY, grant, ids_of, new_row, read_row
 
@@ -324,3 +324,17 @@ class TestAdoptedRows:
         for asked in (store.get("s"), store.grant("s", 1, 1000), store.list("", "", 9, deleted=True, periods=True)):
             with pytest.raises(SequenceInvalid, match="its settings cannot be read"):
                 await asked
+
+
+@pytest.mark.parametrize("opener", BACKENDS, indirect=True)
+@pytest.mark.parametrize("field", ["created_at", "changed_at"])
+@pytest.mark.parametrize("value", [2**62, -(2**62)])
+async def test_a_time_out_of_range_is_refused(store: Store, opener: Opener, field: str, value: int) -> None:
+    """SEQUENCE_INVALID: a time that no date can show is named with its value, and stops no ids."""
+    await opener.put("s", last_value=41, **{field: value})
+    assert (await grant(store, "s", 1)).last_value == 42
+    named = f"'s' cannot be used: its {field} is {value}[^;]*; set it to null"
+    with pytest.raises(SequenceInvalid, match=named):
+        await store.get("s")
+    with pytest.raises(SequenceInvalid, match=named):
+        await store.list("", "", 10, deleted=True, periods=True)

@@ -121,18 +121,18 @@ class Connections:
         except WrongAnswer as error:
             self._log_wrong_answer(host, error)
             raise StoreOutcomeUnknown(
-                f"{self._product} at {host.name} returned an answer {error}: check the proxy in front of it"
+                f"{self._product} at {host.name} returned an answer {error}; check the proxy in front of it"
             ) from error
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            problem = certificate_problem(error) or one_line(error)
+            problem = certificate_problem(error) or f"{one_line(error)}; start it, or correct host and port in store"
             raise StoreUnreachable(f"cannot connect to {self._product} at {host.name}: {problem}") from error
         except aiohttp.ClientResponseError as error:
             raise StoreOutcomeUnknown(
-                f"the server at {host.name} is not {self._product}'s HTTP endpoint, whose port is usually {self._port}"
+                f"the server at {host.name} is not {self._product}'s HTTP endpoint; set its port, usually {self._port}"
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             raise StoreOutcomeUnknown(
-                f"{self._product} at {host.name} was sent a statement and did not answer: {one_line(error)}"
+                f"{self._product} at {host.name} was sent a statement and did not answer: {one_line(error)}; try again"
             ) from error
 
     def _log_wrong_answer(self, host: Host, error: WrongAnswer) -> None:

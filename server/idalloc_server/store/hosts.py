@@ -90,7 +90,7 @@ class Hosts:
         """
         left = list(self._order)
         running: dict[asyncio.Task[None], Host] = {}
-        failure: BaseException = StoreUnreachable("no host is configured")
+        failure: BaseException = StoreUnreachable("no host is configured; name one in the setting store")
         try:
             while left or running:
                 if left:

@@ -28,6 +28,9 @@ PERIOD = "period"
 RESET = "reset"
 TIMESTAMP = "timestamp"
 DELETED = "deleted"
+# In seconds since 1970; a reply shows its milliseconds.
+_YEAR_1 = -62_135_596_800
+_YEAR_10000 = 253_402_300_799
 
 
 def mode(name: str, sequence: Sequence, deleted: bool) -> str | None:
@@ -63,7 +66,27 @@ def unpack(name: str, step: int | None, min_value: int | None, max_value: int | 
     try:
         return _unpack(step, min_value, max_value, settings)
     except (ValueError, TypeError, AttributeError) as error:
-        raise SequenceInvalid(name, f"its settings cannot be read: {error}") from error
+        raise SequenceInvalid(name, f"its settings cannot be read: {error}; correct them in its row") from error
+
+
+def stored_time(name: str, field: str, value: object, per_second: int = 1) -> float | None:
+    """Returns a time of a row in seconds since 1970, or None.
+
+    Args:
+        name: The name of the row.
+        field: The name of the column.
+        value: What the row has.
+        per_second: The units of the value in a second.
+
+    Raises:
+        SequenceInvalid: The time is outside of the years 1 to 9999, so no date and no reply can show it.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or not _YEAR_1 <= value / per_second < _YEAR_10000:
+        shown = f"{value:.0f}" if isinstance(value, float) else repr(value)
+        raise SequenceInvalid(name, f"its {field} is {shown}, in no year of 1 to 9999; set it to null, or to a time")
+    return value / per_second
 
 
 @lru_cache(maxsize=4096)

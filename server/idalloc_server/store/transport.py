@@ -121,7 +121,7 @@ class Transport(ABC):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StoreUnreachable("the store is closed")
+            raise StoreUnreachable("the store is closed, since this server stops; use another server")
 
     async def send_write(self, request: Request[_T], *, may_fail_over: bool = True) -> _T:
         """Sends a write to one host, and to the next one only if this host certainly did not apply it.
@@ -172,7 +172,7 @@ class Transport(ABC):
         self._check_open()
         hosts = tuple(self._hosts)
         limit = min(self._host_timeouts.read, self._timeout / (len(hosts) + 1)) if len(hosts) > 1 else None
-        failure: StoreFailure = StoreUnreachable(f"no {self.PRODUCT} host is configured")
+        failure: StoreFailure = StoreUnreachable(f"no {self.PRODUCT} host is configured; name one in the setting store")
         silent: list[Host] = []
         async with self._slots:
             for host in hosts:
@@ -240,7 +240,7 @@ class Transport(ABC):
         except TimeoutError:
             names = ", ".join(host.name for host in self._hosts)
             raise StoreUnreachable(
-                f"{self.PRODUCT} at {names} did not answer a probe within {self._timeout / 2:g} s; nothing was sent"
+                f"{self.PRODUCT} at {names} did not answer a probe within {self._timeout / 2:g} s; repair the cluster"
             ) from None
 
     async def _probe(self, host: Host) -> None:
@@ -272,7 +272,7 @@ class Transport(ABC):
         except TimeoutError:
             raise StoreOutcomeUnknown(
                 f"{self.PRODUCT} at {host.name} was sent a statement and did not answer, nor did it answer "
-                f"{self.ALIVE.method} {self.ALIVE.path.partition('?')[0]}"
+                f"{self.ALIVE.method} {self.ALIVE.path.partition('?')[0]}; repair that node"
             ) from None
         finally:
             timer.cancel()

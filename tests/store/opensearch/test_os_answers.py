@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from idalloc_server.domain.errors import StoreAnsweredError, StoreFailure, StoreOutcomeUnknown, StoreRefused
-from idalloc_server.store.opensearch.answers import CONFLICT, ROW_MISSING, RowInvalid, read_answer
+from idalloc_server.store.opensearch.answers import CONFLICT, ROW_MISSING, AliasUnknown, RowInvalid, read_answer
 
 
 def error(kind: str, reason: str = "why", **fields: object) -> dict[str, Any]:
@@ -22,9 +22,9 @@ def script_error(kind: str) -> dict[str, Any]:
     return error("illegal_argument_exception", "failed to execute script", caused_by=cause)
 
 
-def missing(privilege: str) -> dict[str, Any]:
+def missing(privilege: str, name: str = "idalloc") -> dict[str, Any]:
     """The answer of the security plugin of OpenSearch 3.4.0 to a user without a privilege."""
-    user = "User [name=idalloc, backend_roles=[], requestedTenant=null]"
+    user = f"User [name={name}, backend_roles=[], requestedTenant=null]"
     return error("security_exception", f"no permissions for [{privilege}] and {user}")
 
 
@@ -41,7 +41,7 @@ TOO_MANY = error("illegal_argument_exception", caused_by={"type": "circuit_break
         (503, error("unavailable_shards_exception"), StoreOutcomeUnknown, "503"),
         (429, error(BLOCKED, "blocked by: disk usage exceeded flood-stage"), StoreAnsweredError, "flood-stage"),
         (429, error("rejected_execution_exception"), StoreOutcomeUnknown, "429"),
-        (404, error("index_not_found_exception"), StoreRefused, "restore the alias a-sequences from a snapshot"),
+        (404, error("index_not_found_exception"), AliasUnknown, "404"),
         (403, error(BLOCKED, "blocked by: [FORBIDDEN/4/index closed];"), StoreRefused, "POST /a-sequences/_open"),
         (403, error(BLOCKED, "index [x] blocked by: [FORBIDDEN/8/index write (api)];"), StoreRefused, "index.blocks"),
         (403, error(BLOCKED, "blocked by: [FORBIDDEN/6/cluster read-only (api)];"), StoreRefused, "_cluster/settings"),
@@ -50,6 +50,31 @@ TOO_MANY = error("illegal_argument_exception", caused_by={"type": "circuit_break
         (403, missing("indices:data/write/bulk[s]"), StoreRefused, "; grant the user indices:data/write/bulk[s] on a-"),
         (403, missing("indices:data/write/bulk"), StoreRefused, "the cluster permission indices:data/write/bulk"),
         (403, missing("cluster:monitor/main"), StoreRefused, "; grant the user the cluster permission cluster:mon"),
+        (
+            403,
+            error(BLOCKED, "index [closed-read-only-1] blocked by: [FORBIDDEN/8/index write (api)];"),
+            StoreRefused,
+            '_settings {"index.blocks.write": null}',
+        ),
+        (
+            403,
+            missing("indices:data/write/index", "index_not_found_exception"),
+            StoreRefused,
+            "; grant the user indices:",
+        ),
+        (
+            403,
+            error("forbidden", "index [x] blocked by: [FORBIDDEN/8/index write (api)];"),
+            StoreRefused,
+            "; remove the",
+        ),
+        (400, error("index_closed_exception", "closed"), StoreRefused, "; run POST /a-sequences/_open"),
+        (
+            400,
+            error("search_phase_execution_exception"),
+            StoreRefused,
+            "; restart this server, which reads index.max_r",
+        ),
         (400, script_error("class_cast_exception"), RowInvalid, "cannot cast"),
         (400, script_error("null_pointer_exception"), RowInvalid, "failed to execute"),
         (400, error("mapper_parsing_exception"), RowInvalid, "mapper_parsing"),

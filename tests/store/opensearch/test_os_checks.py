@@ -21,21 +21,23 @@ ALIAS = SEQUENCES.alias("ids")
 
 def stored(**settings: str) -> StoredIndex:
     named = {f"index.{name.replace('__', '.')}": value for name, value in settings.items()}
-    return StoredIndex("ids-sequences-1", SEQUENCES.fields, named)
+    return StoredIndex("ids-sequences-data", "uuid", SEQUENCES.fields, named)
 
 
 class TestIndex:
     def test_missing_fields_are_returned(self) -> None:
         """An index of an older version, or of another program, gets the fields that it lacks."""
         fields = {name: mapping for name, mapping in SEQUENCES.fields.items() if name != "writes"}
-        assert check(ALIAS, SEQUENCES, StoredIndex("i", fields, {}), 1) == {"writes": SEQUENCES.fields["writes"]}
+        assert check(ALIAS, SEQUENCES, StoredIndex("i", "uuid", fields, {}), 1) == {
+            "writes": SEQUENCES.fields["writes"]
+        }
 
     @pytest.mark.parametrize(
         ("settings", "why"),
         [
             (
                 {"number_of_shards": "2"},
-                "one shard: reindex it into an index with one, and move the alias",
+                "one shard; reindex it into an index with one, and move the alias",
             ),
             ({"replication__type": "SEGMENT"}, "reindex it into an index with replication.type DOCUMENT"),
             ({"translog__durability": "ASYNC"}, f"run PUT /{ALIAS}/_settings"),
@@ -86,8 +88,31 @@ class TestVersions:
         if accepted:
             setup.check_version(distribution, number)
         else:
-            with pytest.raises(StartRefused, match=r"upgrade the cluster to OpenSearch 2\.17 or newer"):
+            with pytest.raises(StartRefused, match=r"; upgrade the cluster to OpenSearch 2\.17 or newer"):
                 setup.check_version(distribution, number)
+
+    async def test_the_compatibility_mode_is_no_old_version(self) -> None:
+        """An OpenSearch that calls itself 7.10.2 is judged by the versions of its nodes."""
+        async with OpenSearchStandIn() as opensearch:
+            opensearch.cluster.version = {"number": "7.10.2"}
+            opensearch.cluster.node_versions = ["2.19.1"]
+            with capture_logs() as logs:
+                await start(opensearch)
+            assert logs == []
+            opensearch.cluster.node_versions = ["2.19.1", "2.11.0"]
+            with pytest.raises(StartRefused, match=r"opensearch 2\.11\.0 cannot be used; upgrade the cluster"):
+                await start(opensearch)
+
+    async def test_a_hidden_compatibility_mode_is_named(self) -> None:
+        """Without the versions of the nodes, the error names the setting to remove, and no upgrade."""
+        async with OpenSearchStandIn() as opensearch:
+            opensearch.cluster.version = {"number": "7.10.2"}
+            opensearch.inject(Fault("error", match="/_nodes/_all", status=403, type="security_exception"))
+            with pytest.raises(
+                StartRefused, match=r"override_main_response_version.*; run PUT /_cluster/sett"
+            ) as caught:
+                await start(opensearch)
+        assert "upgrade" not in str(caught.value)
 
     async def test_one_old_node_is_refused(self) -> None:
         """Each node of the cluster runs scripts, so each version counts."""
@@ -100,6 +125,7 @@ class TestVersions:
         """A start on Elasticsearch works as on OpenSearch, and logs that it is untested."""
         async with OpenSearchStandIn() as opensearch:
             opensearch.cluster.version = {"number": "8.15.3"}
+            opensearch.cluster.tagline = "You Know, for Search"
             opensearch.cluster.node_versions = ["8.15.3"]
             with capture_logs() as logs:
                 await start(opensearch)
@@ -177,11 +203,12 @@ async def test_each_kind_of_credentials_is_sent(user: str, query: str, header: s
 @pytest.mark.parametrize(
     ("status", "answer", "alive"),
     [
-        (200, {"status": "green", "discovered_master": True, "discovered_cluster_manager": True}, True),
-        (200, {"status": "red", "discovered_master": True}, True),
-        (403, {"error": {"type": "security_exception", "reason": "no permissions"}}, True),
-        (200, {"status": "red", "discovered_master": False}, False),
-        (200, {"status": "red", "discovered_cluster_manager": False}, False),
+        (200, {"master_node": "node"}, True),
+        (200, {"master_node": "node", "blocks": {"global": {"6": {}}}}, True),
+        (403, {"error": {"type": "security_exception", "reason": "no permissions"}}, False),
+        (200, {"master_node": "node", "blocks": {"global": {"1": {}}}}, False),
+        (200, {"master_node": None, "blocks": {"global": {"2": {}}}}, False),
+        (200, {}, False),
         (503, {"error": {"type": "cluster_manager_not_discovered_exception", "reason": "none"}}, False),
     ],
 )
@@ -198,7 +225,7 @@ def test_a_host_without_a_cluster_manager_is_not_alive(status: int, answer: dict
 async def test_an_alias_of_two_indices_is_refused() -> None:
     """P1: a counter is in one index."""
     two: dict[str, dict[str, dict[str, object]]] = {
-        f"ids-sequences-{number}": {"mappings": {}, "settings": {}} for number in (1, 2)
+        f"ids-sequences-{number}": {"mappings": {}, "settings": {"index.uuid": "u"}} for number in (1, 2)
     }
 
     class Answers(OpenSearchHttp):

@@ -223,7 +223,7 @@ class TestHosts:
         await store.open()
         await store.create(requested_row("s"))
         opensearch.inject(Fault("hang", times=-1, port=paused))
-        with pytest.raises(StoreOutcomeUnknown, match="nor did it answer GET /_cluster/health"):
+        with pytest.raises(StoreOutcomeUnknown, match="nor did it answer GET /_cluster/state"):
             await asyncio.wait_for(store.grant("s", 5, 1000), 20)
         granted = await asyncio.wait_for(grant(store, "s", 5), 20)
         assert granted.last_value == 10

@@ -100,7 +100,7 @@ class TestStart:
     async def test_an_index_without_its_alias_is_refused(self, opener: Opener, backend: OpenSearchBackend) -> None:
         """P1: the index of another program is not used."""
         await send(backend, "PUT", "/{}-data", {})
-        with pytest.raises(StartRefused, match=r"exists without the alias .*: add the alias if the index is idalloc's"):
+        with pytest.raises(StartRefused, match=r"exists without the alias .*; add the alias if the index is idalloc's"):
             await opener.open()
 
     @pytest.mark.parametrize(
@@ -122,12 +122,38 @@ class TestStart:
         with pytest.raises(StartRefused, match=re.escape(why)):
             await opener.open()
 
+    @pytest.mark.parametrize(
+        ("mapping", "named"),
+        [
+            ({"_source": {"enabled": False}}, '_source of its mapping, {"enabled": false}'),
+            ({"_source": {"excludes": ["last_*"]}}, '_source of its mapping, {"excludes": ["last_*"]}'),
+            ({"_source": {"includes": ["name"]}}, '_source of its mapping, {"includes": ["name"]}'),
+            ({"_routing": {"required": True}}, '_routing of its mapping, {"required": true}'),
+        ],
+        ids=["disabled", "excludes", "includes", "routing"],
+    )
+    async def test_a_mapping_of_a_template_is_refused(
+        self, opener: Opener, backend: OpenSearchBackend, mapping: dict[str, object], named: str
+    ) -> None:
+        """P1: an index whose rows lose fields, or take no write by key, is named with the repair; nothing is used."""
+        path = "/_index_template/idalloc-test"
+        template = {"index_patterns": [f"{backend.alias}-*"], "priority": 500, "template": {"mappings": mapping}}
+        await send(backend, "PUT", path, template)
+        try:
+            with pytest.raises(StartRefused, match=re.escape(named)) as caught:
+                await opener.open()
+        finally:
+            await send(backend, "DELETE", path)
+        assert "; remove it from the index template, then delete the index if it has no documents" in str(caught.value)
+        await send(backend, "DELETE", "/{}-data")
+        await opener.open()
+
     async def test_lost_sequences_are_not_made_again(self, opener: Opener, backend: OpenSearchBackend) -> None:
         """P1: a start beside used indices creates no empty index of sequences."""
         store = await opener.open()
         await store.claim_start(3, 1000, "me", 60.0)
         await send(backend, "DELETE", "/{}-data")
-        with pytest.raises(StartRefused, match="has documents: restore it from a snapshot"):
+        with pytest.raises(StartRefused, match="has documents; restore it from a snapshot"):
             await opener.open()
         assert (await backend.send("GET", f"/{backend.alias}"))[0] == 404
 

@@ -4,12 +4,14 @@ import json
 
 import pytest
 
-from idalloc_server.domain.errors import StoreOutcomeUnknown, StoreRefused
+from idalloc_server.domain.errors import StoreOutcomeUnknown
 from idalloc_server.domain.store.records import NO_FLOOR
 from idalloc_server.domain.store.retirement import RETIREMENT
 from idalloc_server.store.connections import WrongAnswer
+from idalloc_server.store.opensearch.answers import AliasUnknown
 from idalloc_server.store.opensearch.indices import SEQUENCES
-from idalloc_server.store.opensearch.requests import Hit, Requests
+from idalloc_server.store.opensearch.requests import Requests
+from idalloc_server.store.opensearch.results import Hit
 
 REQUESTS = Requests("idalloc", timeout=40.0)
 
@@ -74,9 +76,9 @@ class TestBulk:
         assert RECORD.read("h", 200, bulk(MADE, refused)) == [{"name": "s"}, None]
 
     def test_a_missing_alias_is_refused(self) -> None:
-        """STORE_REFUSED: ``_bulk`` answers 200 for a missing alias."""
+        """STORE_REFUSED: ``_bulk`` answers 200 for a missing alias, perhaps before the cluster has its state."""
         missing = [error(404, "index_not_found_exception", key) for key in "rq"]
-        with pytest.raises(StoreRefused, match="restore the alias idalloc-allocations"):
+        with pytest.raises(AliasUnknown):
             RECORD.read("h", 200, bulk(*missing))
 
     def test_a_confirmed_missing_retirement_is_none(self) -> None:
@@ -88,6 +90,21 @@ class TestBulk:
         """P1: without both writes nothing is known of a retirement."""
         with pytest.raises(StoreOutcomeUnknown):
             REQUESTS.retirement().read("h", 200, bulk(*items))
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            b'{"items": ["r", "q"]}',
+            b'{"items": [{}, {}]}',
+            b'{"items": {"r": 1, "q": 1}}',
+            b'{"items": [{"update": "r"}, {"update": "q"}]}',
+            b'{"items": [{"update": {"_id": "r", "status": 200, "get": {"_source": 5}}}, {"update": {"_id": "q"}}]}',
+        ],
+    )
+    def test_an_answer_of_another_shape_is_unknown(self, answer: bytes) -> None:
+        """P7: an answer without what each item must have says nothing of this request."""
+        with pytest.raises(StoreOutcomeUnknown, match="; check what answers"):
+            RECORD.read("h", 200, answer)
 
     @pytest.mark.parametrize("items", [(MADE,), (MADE, MADE), ()])
     def test_an_answer_about_other_rows_is_refused(self, items: tuple[dict[str, object], ...]) -> None:

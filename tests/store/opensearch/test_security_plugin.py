@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.test_long, pytest.mark.timeout(900)]
 GUIDE = (ROOT / "docs" / "guides" / "opensearch.md").read_text()
 [ROLE] = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", GUIDE, re.DOTALL) if "permissions" in block]
 # What the groups of the documented role contain and the server needs after the first start.
-CLUSTER = ("cluster:monitor/main", "cluster:monitor/nodes/stats", "indices:data/write/bulk")
+CLUSTER = ("cluster:monitor/main", "cluster:monitor/state", "cluster:monitor/nodes/stats", "indices:data/write/bulk")
 INDEX = (
     "indices:admin/get",
     "indices:admin/refresh*",

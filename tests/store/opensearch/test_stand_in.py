@@ -5,7 +5,7 @@ import dataclasses
 import aiohttp
 import pytest
 
-from tests.support.opensearch.recording import EXPLORING, Exchange, comparable, one_node, send
+from tests.support.opensearch.recording import EXPLORING, Exchange, comparable, one_node, send, starting
 from tests.support.opensearch.stand_in import Fault, OpenSearchStandIn
 
 # What is recorded of OpenSearch but no request of idalloc: the stand-in does not answer it. Some need a state of the
@@ -64,11 +64,23 @@ async def test_the_stand_in_gives_the_recorded_answers() -> None:
     assert compared > 250
 
 
+@pytest.mark.parametrize("state", ["not recovered", "no manager"])
+async def test_a_starting_stand_in_gives_the_recorded_answers(state: str) -> None:
+    """Until its state is recovered the stand-in answers as a real OpenSearch 3.8.0 does."""
+    async with OpenSearchStandIn() as opensearch, aiohttp.ClientSession() as session:
+        opensearch.cluster.is_recovered = False
+        opensearch.cluster.has_manager = state == "not recovered"
+        for exchange in starting(state):
+            status, answer = await send(session, opensearch.host, exchange)
+            assert (status, comparable(answer)) == (exchange.status, comparable(exchange.response)), exchange
+    assert opensearch.unknown == []
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [
         ("POST", "/s/_update/a?require_alias=true", {"script": {"source": "ctx._source.granted = 0"}, "upsert": {}}),
-        ("POST", "/s/_update/a", {"doc": {"last_value": 1}}),
+        ("POST", "/s/_update/a", {"doc": {"last_value": 1}, "doc_as_upsert": True}),
         ("POST", "/s/_update/a?refresh=true", {"script": {"source": "ctx._source.granted = 0L"}}),
         ("POST", "/s/_update_by_query", {}),
         ("POST", "/s/_search", {"query": {"wildcard": {"name": "a*"}}}),

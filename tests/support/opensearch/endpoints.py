@@ -6,6 +6,7 @@ import json
 import re
 import uuid
 from collections.abc import Callable
+from fnmatch import fnmatch
 from typing import Any
 from urllib.parse import unquote
 
@@ -17,6 +18,14 @@ from tests.support.opensearch.searches import Scroll, filtered, search
 _UPDATE = {
     "require_alias", "timeout", "_source", "retry_on_conflict", "if_seq_no", "if_primary_term", "wait_for_active_shards"
 }  # fmt: skip
+_CLUSTER_SETTINGS = {"action.auto_create_index", "cluster.blocks.read_only", "search.allow_expensive_queries"}
+_NOT_RECOVERED = {
+    "description": "state not recovered / initialized",
+    "retryable": True,
+    "disable_state_persistence": True,
+    "levels": ["read", "write", "metadata_read", "metadata_write", "create_index"],
+}
+_NO_MANAGER = {"description": "no cluster-manager", "retryable": True, "levels": ["metadata_write"]}
 Answer = tuple[int, Any]
 
 
@@ -77,20 +86,26 @@ class Cluster:
     Attributes:
         now_ms: Its clock.
         version: What it says of itself.
+        tagline: The same, in words.
         node_versions: The version of each of its nodes.
         extra_scripts: Scripts of a test, by their sources.
         auto_create: Whether a write makes a missing index.
         policies: The lifecycle policies of indices; if there is one, the cluster has the plugin for them.
+        is_recovered: Whether the cluster has loaded its state; before, no index is known.
+        has_manager: Whether a cluster manager is elected.
     """
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self.now_ms = now_ms
         self.version: dict[str, Any] = {"distribution": "opensearch", "number": "3.8.0", "build_snapshot": False}
+        self.tagline = "The OpenSearch Project: https://opensearch.org/"
         self.node_versions = ["3.8.0"]
         self.extra_scripts: dict[str, painless.Script] = {}
         self.indices: dict[str, Index] = {}
         self.settings: dict[str, str] = {}
         self.policies: dict[str, str] = {}
+        self.templates: dict[str, dict[str, Any]] = {}
+        self.is_recovered = self.has_manager = True
         self._uuids = itertools.count(1)
         self._scrolls: dict[str, Scroll] = {}
 
@@ -101,13 +116,45 @@ class Cluster:
             Refusal: The request is refused.
             UnknownRequest: The stand-in does not know this form.
         """
+        if self.is_recovered:
+            return self._execute(request)
+        known, self.indices = self.indices, {}
+        try:
+            self._check_recovered(request)
+            return self._execute(request)
+        finally:
+            self.indices = known
+
+    def _check_recovered(self, request: Request) -> None:
+        """Refuses what a node refuses until the state of its cluster is recovered; it knows no index for the rest."""
+        block = "blocked by: [SERVICE_UNAVAILABLE/1/state not recovered / initialized];"
+        if request.parts[-1] in ("_bulk", "_search"):
+            raise Refusal(503, "cluster_block_exception", block)
+        kind = "cluster_manager_not_discovered_exception"
+        is_for_manager = request.method == "PUT" or (request.method == "GET" and request.parts[0][:1] not in ("", "_"))
+        if is_for_manager and not self.has_manager:
+            raise Refusal(503, kind, None)
+        if request.method == "PUT":
+            reason = f"index [{request.parts[0]}] {block}"
+            refusal = Refusal(503, kind, f"ClusterBlockException[{reason}]", {"type": "cluster_block_exception"})
+            refusal.root = {"type": "cluster_block_exception", "reason": reason}
+            raise refusal
+
+    def _execute(self, request: Request) -> Answer:
         match request.method, request.parts:
             case "GET", [""]:
-                return 200, {"name": "stand-in", "cluster_name": "stand-in", "version": self.version}
+                named = {"name": "stand-in", "cluster_name": "stand-in", "tagline": self.tagline}
+                return 200, {**named, "version": self.version}
             case "GET", ["_nodes" | "_cluster" | "_cat", *_]:
                 return self._about_nodes(request)
             case "PUT", ["_cluster", "settings"]:
                 return self._change_cluster(request)
+            case "PUT" | "DELETE", ["_index_template", name]:
+                request.expect()
+                self.templates.pop(name, None)
+                if request.method == "PUT":
+                    self.templates[name] = request.body
+                return 200, {"acknowledged": True}
             case "GET", ["_alias", name]:
                 request.expect()
                 if (index := self._aliased(name)) is None:
@@ -187,8 +234,12 @@ class Cluster:
                 return 200, [{"epoch": str(self.now_ms() // 1000)}]
             case ["_cluster", "health"] if "filter_path" in request.options:
                 health = {"cluster_name": "stand-in", "status": "green", "timed_out": False}
-                health |= {"number_of_nodes": len(self.node_versions)}
-                return 200, _on_paths(health | {"discovered_master": True, "discovered_cluster_manager": True}, request)
+                return 200, _on_paths(health | {"number_of_nodes": len(self.node_versions)}, request)
+            case ["_cluster", "state", "master_node,blocks"] if request.is_set("local"):
+                blocks = {} if self.is_recovered else {"1": _NOT_RECOVERED}
+                blocks |= {} if self.has_manager else {"2": _NO_MANAGER}
+                state: dict[str, Any] = {"master_node": "node-0" if self.has_manager else None}
+                return 200, _on_paths(state | {"blocks": {"global": blocks} if blocks else {}}, request)
         raise UnknownRequest("no such endpoint")
 
     def _change_cluster(self, request: Request) -> Answer:
@@ -196,7 +247,7 @@ class Cluster:
         if request.body.keys() != {"persistent"}:
             raise UnknownRequest("settings that are not persistent")
         changes = flattened(request.body["persistent"])
-        if unknown := changes.keys() - {"action.auto_create_index", "cluster.blocks.read_only"}:
+        if unknown := changes.keys() - _CLUSTER_SETTINGS:
             raise UnknownRequest(f"the cluster's settings {', '.join(unknown)}")
         _apply(self.settings, changes)
         persistent = nested({name: value for name, value in changes.items() if value is not None})
@@ -248,7 +299,11 @@ class Cluster:
         texts = own | {key: value for key, value in known.items() if value is not None}
         if texts["index.number_of_shards"] != "1":
             raise UnknownRequest("an index of several shards")
-        self.indices[name] = Index(name, own["index.uuid"], texts, mappings or {}, aliases or {})
+        mappings = mappings or {}
+        for template in self.templates.values():
+            if any(fnmatch(name, pattern) for pattern in template["index_patterns"]):
+                mappings = template["template"]["mappings"] | mappings
+        self.indices[name] = Index(name, own["index.uuid"], texts, mappings, aliases or {})
         return self.indices[name]
 
     def _delete_indices(self, names: list[str], request: Request) -> Answer:
@@ -279,7 +334,10 @@ class Cluster:
             case "POST", "_search":
                 request.expect("allow_partial_search_results", "scroll")
                 index.check_readable()
-                return 200, (self._start_scroll if "scroll" in request.options else _search)(index, request)
+                if "scroll" in request.options:
+                    return 200, self._start_scroll(index, request)
+                is_frugal = self.settings.get("search.allow_expensive_queries") == "false"
+                return 200, search(index, request.body, is_frugal=is_frugal)
             case "PUT", "_mapping" if request.body.keys() == {"properties"}:
                 request.expect("timeout", "cluster_manager_timeout", "master_timeout")
                 index.add_fields(request.body["properties"])
@@ -456,10 +514,6 @@ class Cluster:
             index = self._add_index(name)
         index.check_writable()
         return index
-
-
-def _search(index: Index, request: Request) -> dict[str, Any]:
-    return search(index, request.body)
 
 
 def _apply(settings: dict[str, str], changes: dict[str, str | None]) -> None:

@@ -28,6 +28,7 @@ _DEFAULTS = {
     "index.blocks.write": "false",
     "index.blocks.read": "false",
     "index.blocks.metadata": "false",
+    "index.max_result_window": "10000",
 }
 
 
@@ -148,7 +149,7 @@ class Index:
                 continue
             if mapped["type"] not in _TYPES:
                 raise UnknownRequest(f"a field of type {mapped['type']}")
-            if value is None or (mapped["type"] in ("keyword", "text") and not isinstance(value, dict | list)):
+            if value is None or (mapped["type"] in ("keyword", "text") and not isinstance(value, dict)):
                 continue
             if mapped["type"] == "boolean" and value in (True, False, "true", "false"):
                 continue

@@ -13,6 +13,7 @@ from tests.support.opensearch.painless import Context, Script, cast, long, wrapp
 from tests.support.opensearch.refusals import failed_script
 
 RECORDED = Path(__file__).parent / "recorded.jsonl"
+RECORDED_STARTING = Path(__file__).parent / "recorded-starting.jsonl"
 ENOUGH_OF_A_REASON = 20
 _IGNORED = {"took", "cluster_name", "index_uuid", "node", "failed_shards"}
 _IGNORED |= {"script_stack", "script", "lang", "position"}
@@ -54,6 +55,16 @@ def one_node() -> list[Exchange]:
     ]
 
 
+def starting(state: str) -> list[Exchange]:
+    """Returns the exchanges with a node that is ``not recovered``, or has ``no manager``."""
+    entries = [json.loads(line) for line in RECORDED_STARTING.read_text().splitlines()]
+    return [
+        Exchange(state, each["method"], each["path"], each.get("body"), each["status"], each["response"])
+        for each in entries
+        if each["state"] == state
+    ]
+
+
 async def send(session: aiohttp.ClientSession, host: str, exchange: Exchange) -> tuple[int, Any]:
     """Sends a request and returns the status and the JSON of the answer."""
     is_bulk = "_bulk" in exchange.path
@@ -80,6 +91,8 @@ def comparable(answer: Any, *, about_nodes: bool = False) -> Any:
             value = {str(at): each for at, each in enumerate(value.values())}
         if name in _CLOCKS:
             result[name] = "a clock"
+        elif name == "master_node":
+            result[name] = value and "a node"
         elif name == "caused_by":
             # Only of a failed script is the cause something to rely on.
             if value["type"] == "script_exception":

@@ -16,8 +16,8 @@ _BOUNDS = {
 _MAX_WINDOW = 10_000
 
 
-def search(index: Index, body: dict[str, Any]) -> dict[str, Any]:
-    """Returns the answer to ``_search``.
+def search(index: Index, body: dict[str, Any], *, is_frugal: bool = False) -> dict[str, Any]:
+    """Returns the answer to ``_search``; ``is_frugal`` if the cluster allows no expensive queries.
 
     Raises:
         UnknownRequest: The stand-in does not know this form.
@@ -25,9 +25,19 @@ def search(index: Index, body: dict[str, Any]) -> dict[str, Any]:
     if unknown := body.keys() - _KEYS:
         raise UnknownRequest(f"a search with {', '.join(sorted(unknown))}")
     size = body.get("size", 10)
-    if size > _MAX_WINDOW:
-        raise _too_large(index, size)
+    if size > (window := _window(index)):
+        raise _too_large(window, size)
+    return _search(index, body, size, is_frugal=is_frugal)
+
+
+def _window(index: Index) -> int:
+    return int(index.settings.get("index.max_result_window", _MAX_WINDOW))
+
+
+def _search(index: Index, body: dict[str, Any], size: int | None, *, is_frugal: bool = False) -> dict[str, Any]:
     query = body.get("query", {"match_all": {}})
+    if is_frugal:
+        _refuse_expensive(query, body.get("sort", []))
     found = [(key, each) for key, each in index.searchable() if _matches(query, key, each)]
     hits: dict[str, Any] = {}
     if body.get("track_total_hits", True):
@@ -58,14 +68,14 @@ class Scroll:
     _ids = itertools.count(1)
 
     def __init__(self, index: Index, body: dict[str, Any], keep_alive: str) -> None:
-        window = int(index.settings.get("index.max_result_window", _MAX_WINDOW))
+        window = _window(index)
         if unknown := body.keys() - {"size", "query", "track_total_hits", "aggs"} or keep_alive != "1m":
             raise UnknownRequest(f"a scroll with {unknown}")
         if body["size"] > window:
             raise _too_large_page(body["size"], window)
         self.id = f"scroll-{next(self._ids)}"
         self._size = body["size"]
-        self._answer = {"_scroll_id": self.id, **search(index, {**body, "size": _MAX_WINDOW})}
+        self._answer = {"_scroll_id": self.id, **_search(index, body, None)}
         self._left = self._answer["hits"]["hits"]
 
     def next_page(self) -> dict[str, Any]:
@@ -81,31 +91,35 @@ def _sort_key(value: Any) -> tuple[bool, Any]:
     return value is None, value.encode() if isinstance(value, str) else value or 0
 
 
-def _sort_of(body: dict[str, Any]) -> tuple[str, bool]:
-    if len(body["sort"]) != 1:
+def _sort_of(body: dict[str, Any]) -> tuple[list[str], bool]:
+    pairs = [pair for each in body["sort"] for pair in each.items()]
+    orders = {order for _, order in pairs}
+    if orders not in ({"asc"}, {"desc"}):
         raise UnknownRequest(f"a search sorted by {body['sort']}")
-    ((name, order),) = body["sort"][0].items()
-    if order not in ("asc", "desc"):
-        raise UnknownRequest(f"a search sorted by {body['sort']}")
-    return name, order == "desc"
+    return [name for name, _ in pairs], orders == {"desc"}
+
+
+def _sort_keys(names: list[str], key: str, found: Document) -> list[tuple[bool, Any]]:
+    return [_sort_key(_value(key, found, name)) for name in names]
 
 
 def _value(key: str, found: Document, name: str) -> Any:
     if name.startswith("_"):
         return {"_seq_no": found.seq_no, "_id": key}[name]
-    return found.source.get(name)
+    value = found.source.get(name)
+    return min(value) if isinstance(value, list) else value
 
 
 def _sorted(found: list[tuple[str, Document]], body: dict[str, Any]) -> list[tuple[str, Document]]:
     if "sort" not in body:
         return found
-    name, is_descending = _sort_of(body)
-    ordered = sorted(found, key=lambda each: _sort_key(_value(each[0], each[1], name)), reverse=is_descending)
+    names, is_descending = _sort_of(body)
+    ordered = sorted(found, key=lambda each: _sort_keys(names, *each), reverse=is_descending)
     if "search_after" in body:
         if is_descending:
             raise UnknownRequest("search_after in descending order")
-        (after,) = body["search_after"]
-        ordered = [each for each in ordered if _sort_key(_value(each[0], each[1], name)) > _sort_key(after)]
+        after = [_sort_key(value) for value in body["search_after"]]
+        ordered = [each for each in ordered if _sort_keys(names, *each) > after]
     return ordered
 
 
@@ -118,7 +132,7 @@ def _hit(index: Index, key: str, found: Document, body: dict[str, Any], score: f
     if wanted is not False:
         hit["_source"] = filtered(found.source, wanted)
     if "sort" in body:
-        hit["sort"] = [_value(key, found, _sort_of(body)[0])]
+        hit["sort"] = [_value(key, found, name) for name in _sort_of(body)[0]]
     return hit
 
 
@@ -156,6 +170,10 @@ def _matches(query: dict[str, Any], key: str, found: Document) -> bool:
         return all(_matches(each, key, found) for each in inner.get("filter", ())) and not any(
             _matches(each, key, found) for each in inner.get("must_not", ())
         )
+    if kind == "exists" and inner.keys() == {"field"}:
+        return _value(key, found, inner["field"]) is not None
+    if kind == "ids" and inner.keys() == {"values"}:
+        return key in inner["values"]
     if kind in ("prefix", "term", "range") and len(inner) == 1:
         ((name, wanted),) = inner.items()
         value = _value(key, found, name)
@@ -170,9 +188,25 @@ def _matches(query: dict[str, Any], key: str, found: Document) -> bool:
     raise UnknownRequest(f"the query {query}")
 
 
-def _too_large(index: Index, size: int) -> Refusal:
+def _refuse_expensive(query: dict[str, Any], sort: list[dict[str, str]]) -> None:
+    """Refuses what OpenSearch refuses with ``search.allow_expensive_queries: false``.
+
+    OpenSearch 3.8.0 makes a range of a sort by one keyword over all documents, and refuses that with 500.
+    """
+    ((kind, inner),) = query.items()
+    if kind == "bool":
+        for each in (*inner.get("filter", ()), *inner.get("must_not", ())):
+            _refuse_expensive(each, [])
+    is_range = kind == "range" and not {"written_at", "_seq_no"} & inner.keys()
+    if is_range or kind == "prefix" or (kind == "match_all" and [*map(list, sort)] == [["name"]]):
+        cause = {"type": "exception", "reason": f"[{kind}] queries cannot be executed when ..."}
+        status = 500 if kind == "match_all" else 400
+        raise Refusal(status, "search_phase_execution_exception", "all shards failed", cause, grouped=True)
+
+
+def _too_large(window: int, size: int) -> Refusal:
     reason = (
-        f"Result window is too large, from + size must be less than or equal to: [{_MAX_WINDOW}] but was [{size}]."
+        f"Result window is too large, from + size must be less than or equal to: [{window}] but was [{size}]."
         " See the scroll api for a more efficient way to request large data sets. This limit can be set by changing the"
         " [index.max_result_window] index level setting."
     )

@@ -14,12 +14,14 @@ As a process, which prints its URL::
 import asyncio
 import base64
 import contextlib
+import copy
+import json
 import socket
 import ssl
 import struct
 import time
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from aiohttp import web
 
@@ -38,7 +40,8 @@ class Fault:
     Attributes:
         kind: ``drop``: the connection is closed without an answer; ``reset``: the same by RST; ``hang``: there is no
             answer; ``delay``: the answer is late; ``duplicate``: the request is applied twice, and the second answer
-            is sent; ``error``: the answer is an error; ``garbage``: the answer is the HTML of a proxy.
+            is sent; ``error``: the answer is an error; ``garbage``: the answer is the HTML of a proxy; ``cut``: the
+            answer lacks a field.
         times: The number of requests with the fault; -1 for all.
         match: Only requests whose ``Request.text`` contains this.
         port: Only requests on this port.
@@ -47,9 +50,10 @@ class Fault:
         seconds: The delay.
         status: The HTTP status of the error.
         type: The type of the error.
+        path: The keys and places of the field that is cut.
     """
 
-    kind: Literal["drop", "reset", "hang", "delay", "duplicate", "error", "garbage"]
+    kind: Literal["drop", "reset", "hang", "delay", "duplicate", "error", "garbage", "cut"]
     times: int = 1
     match: str = ""
     port: int | None = None
@@ -57,6 +61,7 @@ class Fault:
     seconds: float = 0.0
     status: int = 503
     type: str = "unavailable_shards_exception"
+    path: tuple[str | int, ...] = ()
 
 
 class OpenSearchStandIn:
@@ -64,6 +69,7 @@ class OpenSearchStandIn:
 
     Attributes:
         cluster: The indices, the clock and the versions.
+        answers: The JSON of every answer.
         requests: The ``Request.text`` of every request, with its port.
         unknown: The requests that it does not know; a test must check that there are none.
         authorization: The required value of the Authorization header, if any.
@@ -75,6 +81,7 @@ class OpenSearchStandIn:
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.cluster = Cluster(lambda: round(time.time() * 1000))
         self.requests: list[tuple[int, str]] = []
+        self.answers: list[Any] = []
         self.unknown: list[str] = []
         self.authorization: str | None = None
         self._faults: list[Fault] = []
@@ -107,6 +114,10 @@ class OpenSearchStandIn:
         """Adds faults, in this order."""
         self._faults.extend(faults)
 
+    def clear_faults(self) -> None:
+        """Removes all faults."""
+        self._faults.clear()
+
     def require_password(self, user: str, password: str) -> None:
         """Requires this user and password from now on."""
         self.authorization = f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
@@ -128,11 +139,13 @@ class OpenSearchStandIn:
         if fault.kind == "delay":
             await hold_for_async(fault.seconds, "the fault's delay")
             return self._execute(request)
+        if fault.kind == "cut":
+            return self._execute(request, fault.path)
         if fault.kind == "duplicate" or (fault.kind != "error" if fault.applied is None else fault.applied):
             self._execute(request)
         return self._execute(request) if fault.kind == "duplicate" else await self._fail(fault, received)
 
-    def _execute(self, request: Request) -> web.Response:
+    def _execute(self, request: Request, cut: tuple[str | int, ...] = ()) -> web.Response:
         try:
             status, answer = self.cluster.execute(request)
         except Refusal as refusal:
@@ -140,7 +153,8 @@ class OpenSearchStandIn:
         except UnknownRequest as error:
             self.unknown.append(f"{request.text}: {error}")
             return web.Response(status=500, text=f"the stand-in does not know this request: {error}")
-        return web.json_response(answer, status=status, content_type="application/json")
+        self.answers.append(json.loads(json.dumps(answer)))
+        return web.json_response(_without(self.answers[-1], cut), status=status, content_type="application/json")
 
     async def _fail(self, fault: Fault, received: web.BaseRequest) -> web.Response:
         if fault.kind == "error":
@@ -166,6 +180,16 @@ class OpenSearchStandIn:
                     self._faults.remove(fault)
                 return fault
         return None
+
+
+def _without(answer: Any, path: tuple[str | int, ...]) -> Any:
+    if not path:
+        return answer
+    changed = inner = copy.deepcopy(answer)
+    for key in path[:-1]:
+        inner = inner[key]
+    del inner[path[-1]]
+    return changed
 
 
 async def _serve() -> None:

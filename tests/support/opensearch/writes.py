@@ -10,7 +10,7 @@ from tests.support.opensearch.refusals import Refusal, UnknownRequest, invalid
 from tests.support.opensearch.searches import filtered
 
 _MAX_ID_BYTES = 512
-_UPDATE_KEYS = {"script", "upsert", "scripted_upsert", "_source"}
+_UPDATE_KEYS = {"script", "doc", "upsert", "scripted_upsert", "_source"}
 Wanted = bool | list[str]
 Scripts = Callable[[str], Script]
 
@@ -40,6 +40,8 @@ def check_update(key: str, options: dict[str, Any], body: dict[str, Any]) -> Ver
         raise invalid("upsert requests don't support `if_seq_no` and `if_primary_term`")
     if len(key.encode()) > _MAX_ID_BYTES:
         raise invalid(f"id [{key}] is too long, must be no longer than 512 bytes but was: {len(key.encode())}")
+    if "doc" in body and body.keys() == {"doc"}:
+        return versions
     if "script" not in body:
         raise invalid("script or doc is missing")
     if not body["script"].keys() <= {"source", "lang", "params"} or body["script"].get("lang") not in (
@@ -54,7 +56,8 @@ def update(
     index: Index, key: str, versions: Versions, body: dict[str, Any], wanted: Wanted, scripts: Scripts, now_ms: int
 ) -> dict[str, Any]:
     """Runs a script on a document, and returns the answer."""
-    script, params = scripts(body["script"]["source"]), body["script"].get("params", {})
+    given = body.get("script", {})
+    script, params = scripts(given["source"]) if given else _merge(body["doc"]), given.get("params", {})
     found = index.documents.get(key)
     if found is None:
         if "upsert" not in body:
@@ -78,6 +81,13 @@ def update(
         version = {"_seq_no": answer["_seq_no"], "_primary_term": answer["_primary_term"]}
         answer["get"] = {**version, "found": True, "_source": filtered(ctx.source, wanted)}
     return answer
+
+
+def _merge(fields: dict[str, Any]) -> Script:
+    def run(ctx: Context, p: dict[str, Any]) -> None:
+        ctx.source |= fields
+
+    return run
 
 
 def _unchanged(index: Index, key: str, ctx: Context, wanted: Wanted) -> dict[str, Any]:

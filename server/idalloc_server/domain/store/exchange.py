@@ -14,7 +14,7 @@ class StoreExchanged(StoreWentBackwards, StoreRefused):
     def __init__(self, seen: str, found: str) -> None:
         StoreFailure.__init__(
             self,
-            f"the store was exchanged: this process opened {seen}, and now found {found}; it issues no ids from there: "
+            f"the store was exchanged: this process opened {seen}, and now found {found}; it issues no ids from there; "
             "stop all servers of the store, then put the opened one back, or restore as after a backup "
             "(docs/operations/backup-and-restore.md)",
         )

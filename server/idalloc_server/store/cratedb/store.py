@@ -278,8 +278,8 @@ def _parse_row(row: Many[Any]) -> Row:
         lease_ms=lease_ms or 0,
         revision=rev or 0,
         revised_by=by or "",
-        created_at=None if created is None else created / 1000,
-        changed_at=None if changed is None else changed / 1000,
+        created_at=packed_settings.stored_time(name, "created_at", created, 1000),
+        changed_at=packed_settings.stored_time(name, "changed_at", changed, 1000),
         deleted=mode == DELETED,
     )
 

@@ -18,13 +18,24 @@ INDEX_MISSING = "index_not_found_exception"
 INDEX_EXISTS = "resource_already_exists_exception"
 CONFLICT = "version_conflict_engine_exception"
 _BLOCKED = "cluster_block_exception"
-# OpenSearch's names of an index's blocks, and the setting of each. It removes read_only and metadata only by a
-# request that sets nothing else.
-_BLOCKS = {
-    "index read-only (api)": "read_only",
-    "index write (api)": "write",
-    "index read (api)": "read",
-    "index metadata (api)": "metadata",
+_SECURITY = "security_exception"
+# A block in the reason of its error, as in [FORBIDDEN/8/index write (api)]: no name of an index has a slash.
+_BLOCK_NUMBER = re.compile(r"\[[A-Z_]+/(\d+)/")
+# The next steps, by the type of the error, or by the number of a block. OpenSearch removes the blocks read_only and
+# metadata only by a request that sets nothing else.
+_STEPS = {
+    INDEX_MISSING: "restore the alias {subject} from a snapshot, since idalloc creates it only at the first start",
+    "index_closed_exception": "run POST /{subject}/_open",
+    "search_phase_execution_exception": "restart this server, which reads index.max_result_window of {subject} at its "
+    "start, or remove another cause that OpenSearch names",
+}
+_BLOCK_STEPS = {
+    "4": "run POST /{subject}/_open",
+    "5": 'run PUT /{subject}/_settings {{"index.blocks.read_only": null}}',
+    "6": "remove the cluster's read-only block: PUT /_cluster/settings, cluster.blocks.read_only",
+    "7": 'run PUT /{subject}/_settings {{"index.blocks.read": null}}',
+    "8": 'run PUT /{subject}/_settings {{"index.blocks.write": null}}',
+    "9": 'run PUT /{subject}/_settings {{"index.blocks.metadata": null}}',
 }
 # A missing privilege, as OpenSearch's security plugin names it. It checks these for the cluster, others for an index.
 _MISSING_PRIVILEGE = re.compile(r"no permissions for \[(.+?)\] and ")
@@ -35,12 +46,21 @@ _WRONG_VALUE = ("class_cast_exception", "null_pointer_exception")
 # The write of a row whose value does not fit its field, by OpenSearch and by Elasticsearch.
 _WRONG_FIELD = ("mapper_parsing_exception", "document_parsing_exception")
 
+CHECK_PROXY = "check what answers between this server and OpenSearch, such as a proxy"
+_CHECK_USER = "check the user and the password or api_key of the setting store"
 _UNKNOWN_STATUS = (408, 409)
 _TOO_MANY_REQUESTS = 429
-_FORBIDDEN = 403
 
 
 _T = TypeVar("_T")
+
+
+class AliasUnknown(StoreAnsweredError):
+    """The node knows no such alias or index; perhaps its cluster has not recovered its state yet."""
+
+
+class AliasMissing(StoreRefused):
+    """There is no such alias or index: a node with the state of its cluster said so."""
 
 
 class RowInvalid(StoreRefused):
@@ -78,9 +98,10 @@ def read_answer(
     if 200 <= status < 300:
         try:
             return parse(answer)
-        except (AttributeError, KeyError, TypeError, ValueError, IndexError):
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, StopIteration):
             text = one_line(content.decode(errors="replace"))
-            raise StoreOutcomeUnknown(f"OpenSearch at {host} answered {status}: {text}", http_status=status) from None
+            message = f"OpenSearch at {host} answered {status}: {text}; {CHECK_PROXY}"
+            raise StoreOutcomeUnknown(message, http_status=status) from None
     error = answer.get("error") if isinstance(answer, dict) else None
     kind = error.get("type") if isinstance(error, dict) else None
     if kind in none_for:
@@ -100,24 +121,35 @@ def failure(host: str, status: int, error: object, subject: str) -> StoreFailure
         subject: The alias of the request, for the next step.
     """
     kind, causes = _kinds(error)
-    reason = _reason(error) if isinstance(error, dict) else error
+    reason = str(_reason(error) if isinstance(error, dict) else error)
     message = f"OpenSearch at {host} answered {status}{f' ({kind})' if kind else ''}: {one_line(reason)}"
-    if not 400 <= status < 500 or status in _UNKNOWN_STATUS:
-        return StoreOutcomeUnknown(message, http_status=status)
+    message = message.rstrip(";")
     # A full queue refuses before it executes, but after a node has sent the request again it proves nothing.
-    if status == _TOO_MANY_REQUESTS and kind != _BLOCKED:
-        return StoreOutcomeUnknown(message, http_status=status)
-    answered = StoreAnsweredError(message, http_status=status)
-    if kind is None or is_unauthorized(answered) or status == _TOO_MANY_REQUESTS or _TOO_MANY_SCRIPTS in causes:
-        return answered
+    is_queue_full = status == _TOO_MANY_REQUESTS and kind != _BLOCKED
+    if not 400 <= status < 500 or status in _UNKNOWN_STATUS or is_queue_full:
+        return StoreOutcomeUnknown(f"{message}; try again, and repair the cluster if it lasts", http_status=status)
+    if kind == INDEX_MISSING:
+        return AliasUnknown(f"{message}; start the other nodes, and try again", http_status=status)
+    if is_unauthorized(StoreAnsweredError("", http_status=status)):
+        return StoreAnsweredError(f"{message}; {_CHECK_USER} if it lasts", http_status=status)
+    if kind is None:
+        return StoreAnsweredError(f"{message}; {CHECK_PROXY}", http_status=status)
+    if status == _TOO_MANY_REQUESTS:
+        step = "free the disk, then OpenSearch removes the block"
+        return StoreAnsweredError(f"{message}; {step}", http_status=status)
+    if _TOO_MANY_SCRIPTS in causes:
+        return StoreAnsweredError(f"{message}; raise script.max_compilations_rate of the cluster", http_status=status)
     if kind in _WRONG_FIELD or any(cause in _WRONG_VALUE for cause in causes):
-        return RowInvalid(message, http_status=status)
-    return refused(answered, subject)
+        return RowInvalid(f"{message}; write an integer into the field of the row", http_status=status)
+    return StoreRefused(f"{message}; {_next_step(kind, reason, subject)}", http_status=status)
 
 
 def refused(error: StoreFailure, subject: str) -> StoreRefused:
-    """Returns the error as one that needs an operator, with the next step."""
-    return StoreRefused(f"{str(error).rstrip(';')}; {_next_step(error, subject)}", http_status=error.http_status)
+    """Returns a 401, or an unknown alias, as an error that needs an operator, with the next step."""
+    message = str(error).rpartition("; ")[0]  # without the step of the error that may end by itself
+    if isinstance(error, AliasUnknown):
+        return AliasMissing(f"{message}; {_next_step(INDEX_MISSING, '', subject)}", http_status=error.http_status)
+    return StoreRefused(f"{message}; {_CHECK_USER}, then restart this server", http_status=error.http_status)
 
 
 def _kinds(error: object) -> tuple[str | None, list[str]]:
@@ -140,28 +172,21 @@ def _reason(error: dict[str, Any]) -> str:
     return reason if cause is error else f"{reason}: {cause.get('reason')}"
 
 
-def _next_step(error: StoreFailure, subject: str) -> str:
-    text = str(error)
-    if is_unauthorized(error):
-        return "check the user and the password or api_key of the setting store, then restart this server"
-    if INDEX_MISSING in text and not subject:
+def _next_step(kind: str | None, reason: str, subject: str) -> str:
+    """Returns what an operator does, by the type of an error; a name in its reason decides nothing."""
+    if kind == _SECURITY:
+        return _missing_privilege(reason, subject)
+    number = next(iter(_BLOCK_NUMBER.findall(reason) if kind == _BLOCKED else ()), "")
+    step = _BLOCK_STEPS.get(number) or _STEPS.get(kind or "")
+    if step and (subject or "{subject}" not in step):
+        return step.format(subject=subject)
+    if kind == INDEX_MISSING:
         return "check the name of the index"
-    if INDEX_MISSING in text:
-        return f"restore the alias {subject} from a snapshot; idalloc creates it only at the first start"
-    if _BLOCKED in text and "closed" in text:
-        return f"run POST /{subject}/_open"
-    if _BLOCKED in text and "cluster" in text.partition("blocked by")[2]:
-        return "remove the cluster's read-only block: PUT /_cluster/settings, cluster.blocks.read_only"
-    block = next((setting for name, setting in _BLOCKS.items() if name in text), "")
-    if _BLOCKED in text and block:
-        return f'run PUT /{subject}/_settings {{"index.blocks.{block}": null}}'
-    if error.http_status == _FORBIDDEN:
-        return _missing_privilege(text, subject)
-    return f"remove the cause that OpenSearch names from {subject}"
+    return f"remove the cause that OpenSearch names{f' from {subject}' if subject else ''}"
 
 
-def _missing_privilege(text: str, subject: str) -> str:
-    found = _MISSING_PRIVILEGE.search(text)
+def _missing_privilege(reason: str, subject: str) -> str:
+    found = _MISSING_PRIVILEGE.match(reason)
     if found and _CLUSTER_PRIVILEGE.fullmatch(found[1]):
         return f"grant the user the cluster permission {found[1]}"
     if not subject:

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -22,13 +22,17 @@ class StoredIndex:
 
     Attributes:
         name: Its name.
+        uuid: Its UUID, which no other index has.
         fields: The mapping of each field.
         settings: Its settings, with defaults, by their full names.
+        meta_fields: What its mapping says of ``_source`` and ``_routing``; empty for the default.
     """
 
     name: str
+    uuid: str
     fields: Mapping[str, Mapping[str, Any]]
     settings: Mapping[str, Any]
+    meta_fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def check(alias: str, index: Index, found: StoredIndex, nodes: int | None) -> dict[str, Mapping[str, Any]]:
@@ -41,18 +45,19 @@ def check(alias: str, index: Index, found: StoredIndex, nodes: int | None) -> di
         StartRefused: The index cannot be used.
     """
     _check_settings(alias, found, nodes)
+    _check_meta_fields(found)
     missing: dict[str, Mapping[str, Any]] = {}
     for name, mapping in index.fields.items():
-        field = found.fields.get(name)
-        if field is None:
+        existing = found.fields.get(name)
+        if existing is None:
             missing[name] = mapping
             continue
         for option in ("type", "coerce"):
-            if option in mapping and field.get(option) != mapping[option]:
+            if option in mapping and existing.get(option) != mapping[option]:
                 raise _refused(
                     found,
                     f"its field {name} must have {option} {_shown(mapping[option])}, not "
-                    f"{_shown(field.get(option))}: choose another prefix (?prefix=…)",
+                    f"{_shown(existing.get(option))}; choose another prefix (?prefix=…)",
                 )
     return missing
 
@@ -64,7 +69,7 @@ def _check_settings(alias: str, found: StoredIndex, nodes: int | None) -> None:
     if setting("translog.durability", "request") != "request":
         raise _refused(
             found,
-            "a crash loses acknowledged writes, as its translog.durability is async: run "
+            "a crash loses acknowledged writes, as its translog.durability is async; run "
             f'PUT /{alias}/_settings {{"index.translog.durability": "request"}}',
         )
     for block in _BLOCKS:
@@ -77,16 +82,16 @@ def _check_settings(alias: str, found: StoredIndex, nodes: int | None) -> None:
     if setting("replication.type") == "segment":
         raise _refused(
             found,
-            "its replication.type is SEGMENT, whose replicas lag behind the primary: reindex it into an index with "
+            "its replication.type is SEGMENT, whose replicas lag behind the primary; reindex it into an index with "
             "replication.type DOCUMENT, and move the alias",
         )
     if setting("number_of_shards", "1") != "1":
-        raise _refused(found, "it must have one shard: reindex it into an index with one, and move the alias")
+        raise _refused(found, "it must have one shard; reindex it into an index with one, and move the alias")
     for pipeline in ("default_pipeline", "final_pipeline"):
         if setting(pipeline, "_none") != "_none":
             raise _refused(
                 found,
-                f'its {pipeline} could change rows: run PUT /{alias}/_settings {{"index.{pipeline}": "_none"}}',
+                f'its {pipeline} could change rows; run PUT /{alias}/_settings {{"index.{pipeline}": "_none"}}',
             )
     if re.search(r"-\d+$", found.name):
         moved = f"{alias}-data"
@@ -107,6 +112,19 @@ def _check_settings(alias: str, found: StoredIndex, nodes: int | None) -> None:
             index=found.name,
             next_step=f'PUT /{alias}/_settings {{"index.auto_expand_replicas": "0-2"}}',
         )
+
+
+def _check_meta_fields(found: StoredIndex) -> None:
+    """Refuses rows that lose fields, or that cannot be written by their key alone: an index template sets such."""
+    source, routing = (found.meta_fields.get(field, {}) for field in ("_source", "_routing"))
+    loses_fields = source.get("enabled") is False or source.get("includes") or source.get("excludes")
+    for name, meta, is_wrong in (("_source", source, loses_fields), ("_routing", routing, routing.get("required"))):
+        if is_wrong:
+            raise _refused(
+                found,
+                f"the {name} of its mapping, {json.dumps(meta)}, loses or hides rows; remove it from the index "
+                "template, then delete the index if it has no documents, or choose another prefix (?prefix=…)",
+            )
 
 
 def _shown(value: object) -> str:

@@ -62,9 +62,10 @@ class Tie(NamedTuple):
             raise WrongAnswer(f"that is not about the key {self.key!r}")
         if self.nonce and not error and answer.get("get", {}).get("_source", {}).get("nonce") != self.nonce:
             raise WrongAnswer(f"to another write of the key {self.key!r}")
-        found = (error or answer).get("index" if error else "_index")
-        if self.place and found != self.place.name:
-            raise StoreExchanged(f"{self.place} behind the alias {self.alias}", f"the index {found}")
+        if self.place:
+            found = error.get("index", self.place.name) if error else answer["_index"]
+            if found != self.place.name:
+                raise StoreExchanged(f"{self.place} behind the alias {self.alias}", f"the index {found}")
 
 
 class Places:

@@ -3,54 +3,41 @@
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
-from idalloc_server.domain.errors import StoreFailure
 from idalloc_server.domain.store.records import GrantFloor
 from idalloc_server.domain.store.retirement import RETIREMENT
 from idalloc_server.store.bounds import clamp_to_bigint
-from idalloc_server.store.connections import Request, WrongAnswer
+from idalloc_server.store.connections import Request
 from idalloc_server.store.opensearch import scripts
-from idalloc_server.store.opensearch.answers import CONFLICT, ROW_MISSING, failure, read_answer
+from idalloc_server.store.opensearch.answers import CONFLICT, ROW_MISSING
 from idalloc_server.store.opensearch.indices import ALLOCATIONS, SEQUENCES, START_TIMESTAMPS, Index
-from idalloc_server.store.opensearch.places import Places, Tie
+from idalloc_server.store.opensearch.places import Places
+from idalloc_server.store.opensearch.results import (
+    Hit,
+    Source,
+    Written,
+    check_refreshed,
+    hits_of,
+    newest_of,
+    read_bulk,
+    read_update,
+    reader,
+)
 
 _GRANT_FIELDS = "last_value,granted,step,min_value,max_value,settings,mode,generation,writes"
 # The primary's node tries again at once, without a pause. 10 are too few for 64 callers of one row.
 _RETRIES = "retry_on_conflict=100"
 # OpenSearch gives up a write before this process does: later it could still be applied.
 _SHARE_OF_TIMEOUT = 0.9
-# The most hits of one search.
+# The most hits of one search, by default of ``index.max_result_window``.
 MAX_HITS = 10_000
+_LAST = 2**63 - 1
 # A document without a row. Its write confirms that the row before it in a request is missing.
 _CONFIRMATION = "\x1fconfirm"
 
 _T = TypeVar("_T")
-Source = dict[str, Any]
-
-
-class Written(NamedTuple):
-    """A row after a write.
-
-    Attributes:
-        source: The requested fields.
-        seq_no: The number of the write in the index.
-        term: The term of the primary.
-    """
-
-    source: Source
-    seq_no: int
-    term: int
-
-
-class Hit(NamedTuple):
-    """A row in the answer to a search; ``source`` has the requested fields."""
-
-    id: str
-    seq_no: int
-    term: int
-    source: Source
 
 
 class _Item(NamedTuple):
@@ -79,7 +66,16 @@ class Requests:
         self._sequences = SEQUENCES.alias(prefix)
         self._starts = START_TIMESTAMPS.alias(prefix)
         self._allocations = ALLOCATIONS.alias(prefix)
+        self._windows: dict[str, int] = {}
         self._write = f"require_alias=true&timeout={int(timeout * 1000 * _SHARE_OF_TIMEOUT)}ms"
+
+    def set_window(self, index: Index, hits: int) -> None:
+        """Sets the most hits that one search of an index may have: its ``index.max_result_window``."""
+        self._windows[index.suffix] = hits
+
+    def page(self, index: Index) -> int:
+        """Returns the most hits of one search of an index."""
+        return min(MAX_HITS, self._windows.get(index.suffix, MAX_HITS))
 
     def grant(self, name: str, wanted: int, lease_ms: int, floor: GrantFloor) -> Request[Written | None]:
         """Advances a counter; None if there is no row."""
@@ -132,16 +128,34 @@ class Requests:
         return self._update(self._sequences, name, body, "generation,last_value")
 
     def list_rows(self, prefix: str, after: str, limit: int, *, deleted: bool, periods: bool) -> Request[list[Hit]]:
-        """Finds rows as of the last refresh; see ``Store.list``. The confirmation has no name."""
-        filters: list[object] = [{"range": {"name": {"gt": after}}}]
-        if prefix:
-            filters.append({"prefix": {"name": prefix}})
+        """Finds rows as of the last refresh, by name: those after a name, from the first one with a prefix on.
+
+        A cluster may refuse a range or a prefix of names (``search.allow_expensive_queries``), but no ``search_after``.
+        """
+        start = [after, _LAST] if after and after.encode() >= prefix.encode() else [prefix, -1]
         excluded: list[object] = [] if deleted else [{"term": {"mode": "deleted"}}]
         if not periods:
             excluded.append({"term": {"period": True}})
-        query = {"bool": {"filter": filters, "must_not": excluded}}
-        body = {"size": limit, "query": query, "sort": [{"name": "asc"}], "track_total_hits": False, "_source": True}
-        return _search(self._sequences, body, _hits)
+        body = {
+            "size": limit,
+            "query": {"bool": {"filter": [{"exists": {"field": "name"}}], "must_not": excluded}},
+            "sort": [{"name": "asc"}, {"_seq_no": "asc"}],
+            "search_after": start,
+            "track_total_hits": False,
+            "_source": True,
+        }
+        return _search(self._sequences, body, hits_of)
+
+    def unnamed(self) -> Request[list[Hit]]:
+        """Finds one row without a name as of the last refresh; the confirmation is none."""
+        excluded = [{"exists": {"field": "name"}}, {"ids": {"values": [_CONFIRMATION]}}]
+        body = {"size": 1, "query": {"bool": {"must_not": excluded}}, "track_total_hits": False, "_source": ["name"]}
+        return _search(self._sequences, body, hits_of)
+
+    def naming(self, key: str, index: Index = SEQUENCES) -> str:
+        """Returns the request by which an operator gives a row the name, or the prefix, that its key is."""
+        body = json.dumps({"doc": {"name": key} if index is SEQUENCES else {"prefix": int(key)}})
+        return f"POST /{index.alias(self._prefix)}/_update/{quote(key, safe='')} {body}"
 
     def claim(self, prefix: int, at_least: int, holder: str, stale_ms: int) -> Request[Written | None]:
         """Claims a start timestamp."""
@@ -166,7 +180,7 @@ class Requests:
     def starts(self, after: int | None) -> Request[list[Hit]]:
         """Finds start timestamps as of the last refresh, by prefix."""
         body: dict[str, object] = {
-            "size": MAX_HITS,
+            "size": self.page(START_TIMESTAMPS),
             "sort": [{"prefix": "asc"}],
             "track_total_hits": False,
             "_source": ["prefix", "last_start"],
@@ -174,7 +188,7 @@ class Requests:
         }
         if after is not None:
             body["search_after"] = [after]
-        return _search(self._starts, body, _hits)
+        return _search(self._starts, body, hits_of)
 
     def record(self, rows: Sequence[Source]) -> Request[list[Source | None]]:
         """Records allocations, or writes the earlier ones unchanged; None for one whose outcome is unknown."""
@@ -196,7 +210,7 @@ class Requests:
             "track_total_hits": False,
             "aggs": {"written_at": {"max": {"field": "written_at"}}},
         }
-        return _search(self._allocations, body, _newest)
+        return _search(self._allocations, body, newest_of)
 
     def count(self, index: Index) -> Request[int]:
         """Counts the documents as of the last refresh."""
@@ -206,14 +220,14 @@ class Requests:
     def oldest(self, written_at_ms: int, limit: int) -> Request[list[Hit]]:
         """Finds the oldest records as of the last refresh."""
         body = {
-            "size": min(limit, MAX_HITS),
+            "size": min(limit, self.page(ALLOCATIONS)),
             "query": {"range": {"written_at": {"lte": written_at_ms}}},
             "sort": [{"_seq_no": "asc"}],
             "_source": ["window_ms"],
             "seq_no_primary_term": True,
             "track_total_hits": False,
         }
-        return _search(self._allocations, body, _hits)
+        return _search(self._allocations, body, hits_of)
 
     def forget(self, hits: Sequence[Hit]) -> Request[list[Source | None]]:
         """Deletes records that were not written since; None for one that was, or is gone."""
@@ -242,7 +256,7 @@ class Requests:
     def refresh(self, index: Index) -> Request[None]:
         """Makes all acknowledged writes of an index visible to searches."""
         alias = index.alias(self._prefix)
-        return Request("POST", f"/{alias}/_refresh", None, _reader(_refreshed, alias), alias)
+        return Request("POST", f"/{alias}/_refresh", None, reader(check_refreshed, alias), alias)
 
     def _update(
         self,
@@ -256,7 +270,7 @@ class Requests:
         tie = self.places.tie(alias, key)
         source = f"{fields},nonce" if tie.nonce and fields not in ("true", "false") else fields
         path = f"/{alias}/_update/{quote(key, safe='')}?{self._write}&_source={source}&{condition}"
-        read = partial(_read_update, tie=tie, none_for=none_for)
+        read = partial(read_update, tie=tie, none_for=none_for)
         return Request("POST", path, json_body(tie.added_to(body)), read, alias)
 
     def _bulk(
@@ -274,7 +288,7 @@ class Requests:
             if item.body is not None:
                 lines.append(tie.added_to(item.body))
         body = b"".join(json_body(line) + b"\n" for line in lines)
-        read = partial(_read_bulk, alias=alias, ties=ties, expected=expected, is_whole=is_whole)
+        read = partial(read_bulk, alias=alias, ties=ties, expected=expected, is_whole=is_whole)
         return Request("POST", f"/{alias}/_bulk?{self._write}", body, read, alias)
 
 
@@ -303,95 +317,6 @@ def json_body(body: object) -> bytes:
     return json.dumps(body).encode()
 
 
-def _reader(parse: Callable[[Any], _T], alias: str) -> Callable[[str, int, bytes], _T]:
-    return cast(Callable[[str, int, bytes], _T], partial(read_answer, parse=parse, subject=alias))
-
-
 def _search(alias: str, body: object, parse: Callable[[Any], _T]) -> Request[_T]:
     path = f"/{alias}/_search?allow_partial_search_results=false"
-    return Request("POST", path, json_body(body), _reader(parse, alias), alias)
-
-
-def _read_update(host: str, status: int, content: bytes, *, tie: Tie, none_for: Collection[str]) -> Written | None:
-    """Returns the row of an answer to ``_update``; None for an error of a type in ``none_for``."""
-    parse = partial(_written, tie=tie)
-    written = read_answer(host, status, content, parse=parse, subject=tie.alias, none_for=none_for)
-    if written is None:
-        tie.check(json.loads(content))
-    return written
-
-
-def _written(answer: Any, tie: Tie) -> Written:
-    tie.check(answer)
-    if answer["result"] not in ("created", "updated"):
-        raise ValueError("a noop is confirmed by no other copy")
-    return Written(dict(answer["get"]["_source"]), int(answer["_seq_no"]), int(answer["_primary_term"]))
-
-
-def _hits(answer: Any) -> list[Hit]:
-    if answer["timed_out"] or answer["_shards"]["failed"]:
-        raise ValueError("the search is incomplete")
-    return [
-        Hit(hit["_id"], hit.get("_seq_no", 0), hit.get("_primary_term", 0), hit.get("_source", {}))
-        for hit in answer["hits"]["hits"]
-    ]
-
-
-def _newest(answer: Any) -> tuple[Hit, int] | None:
-    hits = _hits(answer)
-    return (hits[0], int(answer["aggregations"]["written_at"]["value"])) if hits else None
-
-
-def _refreshed(answer: Any) -> None:
-    shards = answer["_shards"]
-    if shards["successful"] < 1 or shards["failed"]:
-        raise ValueError("no shard was refreshed")
-
-
-def _read_bulk(
-    host: str,
-    status: int,
-    content: bytes,
-    *,
-    alias: str,
-    ties: Sequence[Tie],
-    expected: Collection[str],
-    is_whole: bool,
-) -> list[Source | None]:
-    """Reads the answer to ``_bulk``, which is 200 whatever its items did.
-
-    Args:
-        host: ``host:port`` of the sender.
-        status: The HTTP status.
-        content: The body.
-        alias: The alias of the request.
-        ties: What each item must repeat.
-        expected: The types of errors for which an item's result is None.
-        is_whole: Whether any other error of an item is one of the request; otherwise only if all items failed.
-
-    Returns:
-        For each item the row, or an empty one without ``_source``; None for one that failed.
-
-    Raises:
-        StoreFailure: The request failed, or so did its items.
-    """
-    found: list[Source | None] = []
-    failures: list[StoreFailure] = []
-    for item in _reader(partial(_items, ties=ties, expected=expected), alias)(host, status, content):
-        error = item.get("error")
-        found.append(None if error or item["status"] == 404 else dict(item.get("get", {}).get("_source", {})))
-        if error and error.get("type") not in expected:
-            failures.append(failure(host, item["status"], error, alias))
-    if failures and (is_whole or len(failures) == len(found)):
-        raise failures[0]
-    return found
-
-
-def _items(answer: Any, ties: Sequence[Tie], expected: Collection[str]) -> list[Mapping[str, Any]]:
-    items = [next(iter(item.values())) for item in answer["items"]]
-    if len(items) != len(ties):
-        raise WrongAnswer(f"about {len(items)} rows in place of {len(ties)}")
-    for item, tie in zip(items, ties, strict=True):
-        if "error" not in item or item["error"]["type"] in expected:
-            tie.check(item)
-    return items
+    return Request("POST", path, json_body(body), reader(parse, alias), alias)

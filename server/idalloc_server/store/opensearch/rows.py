@@ -3,12 +3,13 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from idalloc_server.domain.errors import NULL_LAST_VALUE, SequenceDeleted, SequenceInvalid
+from idalloc_server.domain.errors import NULL_LAST_VALUE, SequenceDeleted, SequenceInvalid, StoreOutcomeUnknown
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Sequence
 from idalloc_server.domain.store.records import Grant, Row
 from idalloc_server.store import packed_settings
 from idalloc_server.store.bounds import ids_left
-from idalloc_server.store.opensearch.requests import Source, Written
+from idalloc_server.store.opensearch.answers import CHECK_PROXY
+from idalloc_server.store.opensearch.results import Source, Written
 from idalloc_server.store.packed_settings import DEFAULT_GENERATION, DELETED
 
 _INTEGERS = ("last_value", "step", "min_value", "max_value", "generation", "lease_ms", "writes", "rev")
@@ -50,7 +51,6 @@ def parse_row(name: str, source: Mapping[str, Any]) -> Row:
         SequenceInvalid: A field has another type, or the settings cannot be decoded.
     """
     _check_types(name, source)
-    created, changed = (source.get(field) for field in _TIMES)
     return Row(
         name=name,
         last_value=source.get("last_value"),
@@ -59,8 +59,8 @@ def parse_row(name: str, source: Mapping[str, Any]) -> Row:
         lease_ms=source.get("lease_ms") or 0,
         revision=source.get("rev") or 0,
         revised_by=source.get("rev_by") or "",
-        created_at=None if created is None else created / 1000,
-        changed_at=None if changed is None else changed / 1000,
+        created_at=packed_settings.stored_time(name, "created_at", source.get("created_at"), 1000),
+        changed_at=packed_settings.stored_time(name, "changed_at", source.get("changed_at"), 1000),
         deleted=source.get("mode") == DELETED,
     )
 
@@ -86,13 +86,24 @@ def parse_grant(name: str, written: Written | None, modes: Collection[str | None
     left = ids_left(last_value, sequence.step, source.get("min_value"), source.get("max_value"))
     return Grant(
         last_value=last_value,
-        granted=source["granted"],
+        granted=written_number(source, "granted"),
         sequence=sequence,
         remaining=left if source.get("mode") in modes else 0,
         generation=generation,
         version=(written.seq_no, written.term, generation),
-        writes=source["writes"],
+        writes=written_number(source, "writes"),
     )
+
+
+def written_number(source: Mapping[str, Any], field: str) -> int:
+    """Returns a number that a script has just written into the row.
+
+    Raises:
+        StoreOutcomeUnknown: The answer has no such number.
+    """
+    if type(value := source.get(field)) is not int:
+        raise StoreOutcomeUnknown(f"OpenSearch answered a write with {field} = {value!r}; {CHECK_PROXY}")
+    return value
 
 
 def milliseconds(seconds: float | None) -> int | None:
@@ -103,7 +114,7 @@ def milliseconds(seconds: float | None) -> int | None:
 def _check_types(name: str, source: Mapping[str, Any]) -> None:
     for field in (*_INTEGERS, *_TIMES):
         if not isinstance(source.get(field), int | None) or isinstance(source.get(field), bool):
-            raise SequenceInvalid(name, f"its field {field} must be an integer, not {source[field]!r}")
+            raise SequenceInvalid(name, f"its field {field} must be an integer, not {source[field]!r}; write one")
 
 
 def _sequence(name: str, source: Mapping[str, Any]) -> Sequence:

@@ -8,26 +8,30 @@ index in its place would begin all sequences again.
 import re
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
 from idalloc_server.domain.errors import StartRefused, StoreAnsweredError, StoreRefused
 from idalloc_server.store.connections import Request
 from idalloc_server.store.opensearch import checks
-from idalloc_server.store.opensearch.answers import INDEX_EXISTS, INDEX_MISSING, read_answer
+from idalloc_server.store.opensearch.answers import INDEX_EXISTS, AliasMissing, read_answer
 from idalloc_server.store.opensearch.checks import StoredIndex
 from idalloc_server.store.opensearch.http import OpenSearchHttp
 from idalloc_server.store.opensearch.indices import INDICES, OPTIONAL, SEQUENCES, Index
 from idalloc_server.store.opensearch.places import Place
-from idalloc_server.store.opensearch.requests import Requests, json_body
+from idalloc_server.store.opensearch.requests import MAX_HITS, Requests, json_body
 
 _log = structlog.get_logger(__name__)
 
 _MIN_OPENSEARCH = (2, 17)
 # Older ones may retry an item of _bulk without end.
 _MIN_ELASTICSEARCH = (8, 9)
-_SUPPORTED = "OpenSearch 2.17 or newer, or Elasticsearch 8.9 or newer"
+_SUPPORTED = "OpenSearch 2.17 or newer, or to Elasticsearch 8.9 or newer, which is not tested"
+_UNDISGUISE = (
+    'run PUT /_cluster/settings {"persistent": {"compatibility.override_main_response_version": null}}, or grant the '
+    "user the cluster permission cluster:monitor/nodes/info"
+)
 _MAX_ATTEMPTS = 3
 # The settings that name a lifecycle policy, of OpenSearch and Elasticsearch, and the request that removes it.
 _ISM_POLICY = "index.plugins.index_state_management.policy_id"
@@ -45,9 +49,35 @@ def _request(method: str, path: str, parse: Any, body: object = None, none_for: 
     return Request(method, path, None if body is None else json_body(body), read, subject)
 
 
-_VERSION: Request[tuple[str, str]] = _request(
-    "GET", "/", lambda answer: (answer["version"].get("distribution", "elasticsearch"), answer["version"]["number"])
-)
+class _Release(NamedTuple):
+    """What a cluster says of itself; ``is_disguised`` if it is an OpenSearch that gives a version of Elasticsearch."""
+
+    distribution: str
+    number: str
+    is_disguised: bool
+
+
+def _release(answer: Any) -> _Release:
+    number, distribution = str(answer["version"]["number"]), answer["version"].get("distribution")
+    if distribution is None and "OpenSearch" in str(answer.get("tagline")):
+        return _Release("opensearch", number, is_disguised=True)
+    return _Release(str(distribution or "elasticsearch"), number, is_disguised=False)
+
+
+def _stored_indices(answer: Any) -> list[StoredIndex]:
+    return [
+        StoredIndex(
+            name=name,
+            uuid=str(content["settings"]["index.uuid"]),
+            fields=dict(content["mappings"].get("properties", {})),
+            settings={**content.get("defaults", {}), **content["settings"]},
+            meta_fields={field: dict(content["mappings"].get(field, {})) for field in ("_source", "_routing")},
+        )
+        for name, content in answer.items()
+    ]
+
+
+_VERSION: Request[_Release] = _request("GET", "/", _release)
 _NODES: Request[list[str]] = _request(
     "GET",
     "/_nodes/_all/process?filter_path=nodes.*.version",
@@ -69,6 +99,7 @@ async def set_up(http: OpenSearchHttp, requests: Requests, prefix: str) -> None:
         StoreFailure: The cluster cannot be reached, or fails.
     """
     nodes = await _check_versions(http)
+    await _check_state(http)
     await _check_clock(http)
     await _create_missing(http, requests, prefix)
     for index in INDICES:
@@ -77,10 +108,11 @@ async def set_up(http: OpenSearchHttp, requests: Requests, prefix: str) -> None:
         if found is None:
             raise _missing(alias)
         await _check_policy(http, found)
+        requests.set_window(index, int(found.settings.get("index.max_result_window", MAX_HITS)))
         for field, mapping in checks.check(alias, index, found, nodes).items():
             await _admit(http, _put_field(alias, field, mapping), alias)
         has_nonce = await _has_optional(http, alias, found)
-        requests.places.open(alias, Place(found.name, found.settings["index.uuid"]), has_nonce=has_nonce)
+        requests.places.open(alias, Place(found.name, found.uuid), has_nonce=has_nonce)
         await _check_privileges(http, requests, index, alias)
     http.set_place_check(requests.places.check_request())
 
@@ -94,13 +126,13 @@ def check_version(distribution: str, number: str) -> None:
     found = re.match(r"(\d+)\.(\d+)", number)
     parts = (int(found[1]), int(found[2])) if found else (0, 0)
     if parts < (_MIN_OPENSEARCH if distribution == "opensearch" else _MIN_ELASTICSEARCH):
-        raise StartRefused("store", f"{distribution} {number} cannot be used: upgrade the cluster to {_SUPPORTED}")
+        raise StartRefused("store", f"{distribution} {number} cannot be used; upgrade the cluster to {_SUPPORTED}")
 
 
 async def _check_versions(http: OpenSearchHttp) -> int | None:
     """Checks every node's version; returns the number of nodes, or None if the user may not see them."""
     try:
-        distribution, number = await http.send_read(_VERSION)
+        release = await http.send_read(_VERSION)
     except (StoreAnsweredError, StoreRefused) as error:
         if error.http_status is not None and error.http_status >= 500:
             raise
@@ -109,18 +141,33 @@ async def _check_versions(http: OpenSearchHttp) -> int | None:
         raise StartRefused(
             "store", f"check the host, and the user and the password or api_key of the URL: {error}"
         ) from error
-    check_version(distribution, number)
-    if distribution != "opensearch":
-        _log.warning("elasticsearch_is_untested", version=number)
+    if not release.is_disguised:
+        check_version(release.distribution, release.number)
+    if release.distribution != "opensearch":
+        _log.warning("elasticsearch_is_untested", version=release.number)
     try:
         versions = await http.send_read(_NODES)
     except (StoreAnsweredError, StoreRefused) as error:
         if error.http_status is not None and error.http_status >= 500:
             raise
+        if release.is_disguised:
+            raise StartRefused(
+                "store",
+                f"the cluster calls itself {release.number} by compatibility.override_main_response_version, and the "
+                f"versions of its nodes cannot be read: {error}; {_UNDISGUISE}",
+            ) from error
         return None
     for version in versions:
-        check_version(distribution, version)
+        check_version(release.distribution, version)
     return len(versions)
+
+
+async def _check_state(http: OpenSearchHttp) -> None:
+    """Raises ``StoreFailure`` until the cluster has a manager and its state: it knows no index before."""
+    try:
+        await http.send_read(http.ALIVE)
+    except StoreRefused as error:
+        raise StartRefused("store", f"the state of the cluster cannot be read: {error}") from error
 
 
 async def _check_clock(http: OpenSearchHttp) -> None:
@@ -149,13 +196,13 @@ async def _create_missing(http: OpenSearchHttp, requests: Requests, prefix: str)
             elif index is not SEQUENCES and await _has_documents(http, requests, index):
                 raise StartRefused(
                     "store",
-                    f"the alias {sequences} is missing, but {alias} has documents: restore it from a snapshot, or "
+                    f"the alias {sequences} is missing, but {alias} has documents; restore it from a snapshot, or "
                     "choose another prefix (?prefix=…)",
                 )
     if await _read_index(http, sequences) is None:
         raise StartRefused(
             "store",
-            f"the index {SEQUENCES.new_name(prefix)} exists without the alias {sequences}: add the alias if the index "
+            f"the index {SEQUENCES.new_name(prefix)} exists without the alias {sequences}; add the alias if the index "
             "is idalloc's, or choose another prefix (?prefix=…)",
         )
 
@@ -168,22 +215,18 @@ async def _read_index(http: OpenSearchHttp, alias: str) -> StoredIndex | None:
     """
     path = f"/{alias}?include_defaults=true&flat_settings=true"
     try:
-        found = await http.send_read(_request("GET", path, dict, none_for=(INDEX_MISSING,)))
+        found: list[StoredIndex] = await http.send_read(_request("GET", path, _stored_indices))
+    except AliasMissing:
+        return None
     except StoreRefused as error:
         raise StartRefused("store", f"the settings of {alias} cannot be read: {error}") from error
-    if found is None:
-        return None
-    if alias in found or len(found) != 1:
-        problem = "an index, not an alias" if alias in found else f"an alias of {len(found)} indices"
+    names = [each.name for each in found]
+    if alias in names or len(names) != 1:
+        problem = "an index, not an alias" if alias in names else f"an alias of {len(names)} indices"
         raise StartRefused(
             "store", f"{alias} is {problem}: idalloc needs an alias of one index; choose another prefix (?prefix=…)"
         )
-    [(name, content)] = found.items()
-    return StoredIndex(
-        name=name,
-        fields=content["mappings"].get("properties", {}),
-        settings={**content.get("defaults", {}), **content["settings"]},
-    )
+    return found[0]
 
 
 async def _check_policy(http: OpenSearchHttp, found: StoredIndex) -> None:
@@ -273,6 +316,6 @@ async def _admit(http: OpenSearchHttp, request: Request[Any], alias: str) -> Non
 def _missing(alias: str) -> StartRefused:
     return StartRefused(
         "store",
-        f"the alias {alias} is missing, but others of idalloc are there: restore it from a snapshot; an empty one "
-        "would issue ids again",
+        f"the alias {alias} is missing, but others of idalloc are there; restore it from a snapshot, since an empty "
+        "one would issue ids again",
     )

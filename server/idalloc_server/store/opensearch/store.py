@@ -8,8 +8,9 @@ from idalloc_server.domain.errors import (
     SequenceDeleted,
     SequenceInvalid,
     StoreOutcomeUnknown,
+    StoreRefused,
 )
-from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, Sequence
+from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, PERIOD_SEPARATOR, Sequence
 from idalloc_server.domain.store.records import NO_FLOOR, Claim, Grant, GrantFloor, RecordedAllocation, Revision, Row
 from idalloc_server.domain.store.retention import RecordPosition, Retention
 from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retirement_blocks
@@ -19,8 +20,16 @@ from idalloc_server.store.opensearch import setup
 from idalloc_server.store.opensearch.answers import RowInvalid
 from idalloc_server.store.opensearch.http import OpenSearchHttp
 from idalloc_server.store.opensearch.indices import ALLOCATIONS, SEQUENCES, START_TIMESTAMPS
-from idalloc_server.store.opensearch.requests import MAX_HITS, Requests, Written
-from idalloc_server.store.opensearch.rows import milliseconds, parse_grant, parse_row, row_fields, settings_fields
+from idalloc_server.store.opensearch.requests import Requests
+from idalloc_server.store.opensearch.results import Hit, Written
+from idalloc_server.store.opensearch.rows import (
+    milliseconds,
+    parse_grant,
+    parse_row,
+    row_fields,
+    settings_fields,
+    written_number,
+)
 from idalloc_server.store.packed_settings import PERIOD, TIMESTAMP
 from idalloc_server.store.retirement_checks import RetirementChecks
 
@@ -82,7 +91,7 @@ class OpenSearchStore:
             await self._retirement.before_write(row.name)
         written = await self._write_row(row.name, self._requests.create(row_fields(row)))
         if written is None:
-            raise StoreOutcomeUnknown(f"OpenSearch returned no row for the create of sequence {row.name!r}")
+            raise StoreOutcomeUnknown(f"OpenSearch returned no row for the create of sequence {row.name!r}; try again")
         return await self._retirement.end_created_if_retired(row, parse_row(row.name, written.source))
 
     async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
@@ -108,18 +117,28 @@ class OpenSearchStore:
         return None if source is None else parse_row(name, source)
 
     async def list(self, prefix: str, after: str, limit: int, *, deleted: bool, periods: bool) -> list[Row]:
-        """See ``Store.list``."""
+        """See ``Store.list``. A row whose name is not its key would be left out of some lists: it fails all of them."""
         await self._http.send_read(self._requests.refresh(SEQUENCES))
+        unnamed = await self._http.send_read(self._requests.unnamed())
+        self._check_names(unnamed)
         rows: list[Row] = []
         while len(rows) < limit:
-            size = min(limit - len(rows), MAX_HITS)
+            size = min(limit - len(rows), self._requests.page(SEQUENCES))
             request = self._requests.list_rows(prefix, after, size, deleted=deleted, periods=periods)
             hits = await self._http.send_read(request)
-            rows += [parse_row(hit.source["name"], hit.source) for hit in hits]
-            if len(hits) < size:
+            self._check_names(hits)
+            found = [hit for hit in hits if hit.id.startswith(prefix)]
+            rows += [parse_row(hit.id, hit.source) for hit in found if periods or PERIOD_SEPARATOR not in hit.id]
+            if len(found) < size:
                 break
-            after = rows[-1].name
+            after = found[-1].id
         return rows
+
+    def _check_names(self, hits: Many[Hit]) -> None:
+        for hit in hits:
+            if (name := hit.source.get("name")) != hit.id:
+                why = f"its field name is {name!r}, not its key; run {self._requests.naming(hit.id)}"
+                raise SequenceInvalid(hit.id, why)
 
     async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
         """See ``Store.revise``."""
@@ -202,9 +221,10 @@ class OpenSearchStore:
         written = await self._http.send_write(self._requests.claim(prefix, at_least, holder, round(stale_after * 1000)))
         raise_if_retired(await self._retirement.after_write())
         if written is None:
-            raise StoreOutcomeUnknown(f"OpenSearch returned no row for the claim of prefix {prefix}")
+            raise StoreOutcomeUnknown(f"OpenSearch returned no row for the claim of prefix {prefix}; try again")
         row = written.source
-        return Claim(row["last_start"], row["holder"], row["seen_at"] / 1000)
+        start, seen_at = (written_number(row, field) for field in ("last_start", "seen_at"))
+        return Claim(start, str(row.get("holder")), seen_at / 1000)
 
     async def keep_prefix(self, prefix: int, holder: str, stale_after: float) -> None:
         """See ``Store.keep_prefix``."""
@@ -222,10 +242,13 @@ class OpenSearchStore:
         while True:
             hits = await self._http.send_read(self._requests.starts(after))
             for hit in hits:
-                after = int(hit.source["prefix"])
+                if str(after := hit.source.get("prefix")) != hit.id:
+                    named = f"run {self._requests.naming(hit.id, START_TIMESTAMPS)}"
+                    step = named if hit.id.isdecimal() else "delete it, since idalloc did not write it"
+                    raise StoreRefused(f"the row {hit.id!r} of start timestamps has the prefix {after!r}; {step}")
                 if hit.source.get("last_start") is not None:
-                    found[after] = hit.source["last_start"]
-            if len(hits) < MAX_HITS:
+                    found[int(hit.id)] = written_number(hit.source, "last_start")
+            if len(hits) < self._requests.page(START_TIMESTAMPS):
                 return found
 
     async def raise_start(self, prefix: int, last_start: int) -> None:
@@ -259,4 +282,6 @@ class OpenSearchStore:
 
 
 def _allocation(source: dict[str, Any]) -> RecordedAllocation:
+    for field in ("first_id", "id_count", "step", "generation"):
+        written_number(source, field)
     return RecordedAllocation._make(source.get(field) for field in RecordedAllocation._fields)

@@ -87,7 +87,7 @@ def create(db: sqlite3.Connection, row: Row) -> Row:
         check_retired(db, row.name)
     found = _read(db, row.name)
     if found is not None:
-        return found.row
+        return _with_times(found.row)
     _write(db, row, writes=0)
     return row
 
@@ -112,7 +112,7 @@ def check_retired(db: sqlite3.Connection, name: str = "") -> None:
 def get(db: sqlite3.Connection, name: str) -> Row | None:
     """See ``Store.get``."""
     found = _read(db, name)
-    return found.row if found else None
+    return _with_times(found.row) if found else None
 
 
 def list_rows(
@@ -125,7 +125,7 @@ def list_rows(
         " AND (? OR mode IS NOT ?) AND (? OR instr(name, ?) = 0) ORDER BY name LIMIT ?",
         (after, prefix, len(prefix), prefix, deleted, packed_settings.DELETED, periods, PERIOD_SEPARATOR, limit),
     )
-    return [_stored_row(columns).row for columns in found]
+    return [_with_times(_stored_row(columns).row) for columns in found]
 
 
 def revise(db: sqlite3.Connection, name: str, revision: int, change: Revision) -> Row | None:
@@ -135,6 +135,7 @@ def revise(db: sqlite3.Connection, name: str, revision: int, change: Revision) -
     found = _read(db, name)
     if found is None:
         return None
+    _with_times(found.row)
     before = found.counter
     too_far = change.limit is not None and change.sequence.is_past(before, change.limit)
     if found.row.revision != revision or too_far:
@@ -155,6 +156,13 @@ def revise(db: sqlite3.Connection, name: str, revision: int, change: Revision) -
 def _read(db: sqlite3.Connection, name: str) -> _StoredRow | None:
     columns = db.execute(f"SELECT {_COLUMNS} FROM sequences WHERE name = ?", (name,)).fetchone()
     return _stored_row(columns) if columns else None
+
+
+def _with_times(row: Row) -> Row:
+    """Returns the row if its times can be shown; grants do without."""
+    for field in ("created_at", "changed_at"):
+        packed_settings.stored_time(row.name, field, getattr(row, field))
+    return row
 
 
 def _stored_row(columns: tuple[Any, ...]) -> _StoredRow:

@@ -1,0 +1,133 @@
+"""Reads OpenSearch's answers to ``Requests``: rows after a write, items of ``_bulk``, hits of a search."""
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar, cast
+
+from idalloc_server.domain.errors import StoreFailure
+from idalloc_server.store.connections import WrongAnswer
+from idalloc_server.store.opensearch.answers import failure, read_answer
+from idalloc_server.store.opensearch.places import Tie
+
+_T = TypeVar("_T")
+Source = dict[str, Any]
+
+
+class Written(NamedTuple):
+    """A row after a write.
+
+    Attributes:
+        source: The requested fields.
+        seq_no: The number of the write in the index.
+        term: The term of the primary.
+    """
+
+    source: Source
+    seq_no: int
+    term: int
+
+
+class Hit(NamedTuple):
+    """A row in the answer to a search; ``source`` has the requested fields."""
+
+    id: str
+    seq_no: int
+    term: int
+    source: Source
+
+
+def reader(parse: Callable[[Any], _T], alias: str) -> Callable[[str, int, bytes], _T]:
+    """Returns the reader of a request on an alias, which parses the JSON of its answer."""
+    return cast(Callable[[str, int, bytes], _T], partial(read_answer, parse=parse, subject=alias))
+
+
+def read_update(host: str, status: int, content: bytes, *, tie: Tie, none_for: Collection[str]) -> Written | None:
+    """Returns the row of an answer to ``_update``; None for an error of a type in ``none_for``."""
+    parse = partial(_written, tie=tie)
+    written = read_answer(host, status, content, parse=parse, subject=tie.alias, none_for=none_for)
+    if written is None:
+        tie.check(json.loads(content))
+    return written
+
+
+def _written(answer: Any, tie: Tie) -> Written:
+    tie.check(answer)
+    if answer["result"] not in ("created", "updated"):
+        raise ValueError("a noop is confirmed by no other copy")
+    return Written(dict(answer["get"]["_source"]), int(answer["_seq_no"]), int(answer["_primary_term"]))
+
+
+def hits_of(answer: Any) -> list[Hit]:
+    """Returns the hits of a search of all shards."""
+    if answer["timed_out"] or answer["_shards"]["failed"]:
+        raise ValueError("the search is incomplete")
+    return [
+        Hit(str(hit["_id"]), int(hit.get("_seq_no", 0)), int(hit.get("_primary_term", 0)), dict(hit.get("_source", {})))
+        for hit in answer["hits"]["hits"]
+    ]
+
+
+def newest_of(answer: Any) -> tuple[Hit, int] | None:
+    """Returns the first hit, and the latest ``written_at``; None without a hit."""
+    hits = hits_of(answer)
+    return (hits[0], int(answer["aggregations"]["written_at"]["value"])) if hits else None
+
+
+def check_refreshed(answer: Any) -> None:
+    """Raises ``ValueError`` unless a shard was refreshed, and none failed."""
+    shards = answer["_shards"]
+    if shards["successful"] < 1 or shards["failed"]:
+        raise ValueError("no shard was refreshed")
+
+
+def read_bulk(
+    host: str,
+    status: int,
+    content: bytes,
+    *,
+    alias: str,
+    ties: Sequence[Tie],
+    expected: Collection[str],
+    is_whole: bool,
+) -> list[Source | None]:
+    """Reads the answer to ``_bulk``, which is 200 whatever its items did.
+
+    Args:
+        host: ``host:port`` of the sender.
+        status: The HTTP status.
+        content: The body.
+        alias: The alias of the request.
+        ties: What each item must repeat.
+        expected: The types of errors for which an item's result is None.
+        is_whole: Whether any other error of an item is one of the request; otherwise only if all items failed.
+
+    Returns:
+        For each item the row, or an empty one without ``_source``; None for one that failed.
+
+    Raises:
+        StoreFailure: The request failed, or so did its items.
+    """
+    found: list[Source | None] = []
+    failures: list[StoreFailure] = []
+    for item in reader(partial(_items, ties=ties, expected=expected), alias)(host, status, content):
+        error = item.get("error")
+        found.append(None if error or item["status"] == 404 else item.get("get", {}).get("_source", {}))
+        if error and error.get("type") not in expected:
+            failures.append(failure(host, item["status"], error, alias))
+    if failures and (is_whole or len(failures) == len(found)):
+        raise failures[0]
+    return found
+
+
+def _items(answer: Any, ties: Sequence[Tie], expected: Collection[str]) -> list[Mapping[str, Any]]:
+    items = [next(iter(item.values())) for item in answer["items"]]
+    if len(items) != len(ties):
+        raise WrongAnswer(f"about {len(items)} rows in place of {len(ties)}")
+    for item, tie in zip(items, ties, strict=True):
+        if "error" not in item or item["error"]["type"] in expected:
+            tie.check(item)
+        int(item["status"])
+        dict(item.get("error") or {})
+        dict(item.get("get", {}).get("_source", {}))
+    return items
