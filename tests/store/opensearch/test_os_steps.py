@@ -74,7 +74,12 @@ def calls(store: Store) -> dict[str, Callable[[], Awaitable[object]]]:
     }
 
 
-CALLS = list(calls(open_store("opensearch://h/", FakeClock())))
+# The others run in make test-long.
+SOME = ("grant", "record")
+CALLS = [
+    pytest.param(name, marks=[] if name in SOME else [pytest.mark.test_long])
+    for name in calls(open_store("opensearch://h/", FakeClock()))
+]
 
 
 async def error_of(call: Callable[[], Awaitable[object]]) -> Exception | None:

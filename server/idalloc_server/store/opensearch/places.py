@@ -87,6 +87,12 @@ class Places:
         has_nonce = has_script and place is not None and alias not in self._without_nonce
         return Tie(alias, place, key, secrets.token_hex(8) if has_nonce else "")
 
+    def check_hits(self, alias: str, answer: Mapping[str, Any]) -> None:
+        """Raises ``StoreExchanged`` if a search found rows in another index than the opened one."""
+        if place := self._opened.get(alias):
+            for found in {str(hit["_index"]) for hit in answer["hits"]["hits"]} - {place.name}:
+                raise StoreExchanged(f"{place} behind the alias {alias}", f"the index {found}")
+
     def check_request(self) -> Request[None]:
         """Returns the request that reads and checks the indices behind all aliases.
 

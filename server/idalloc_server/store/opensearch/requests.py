@@ -144,13 +144,13 @@ class Requests:
             "track_total_hits": False,
             "_source": True,
         }
-        return _search(self._sequences, body, hits_of)
+        return self._search(self._sequences, body, hits_of)
 
     def unnamed(self) -> Request[list[Hit]]:
         """Finds one row without a name as of the last refresh; the confirmation is none."""
         excluded = [{"exists": {"field": "name"}}, {"ids": {"values": [_CONFIRMATION]}}]
         body = {"size": 1, "query": {"bool": {"must_not": excluded}}, "track_total_hits": False, "_source": ["name"]}
-        return _search(self._sequences, body, hits_of)
+        return self._search(self._sequences, body, hits_of)
 
     def naming(self, key: str, index: Index = SEQUENCES) -> str:
         """Returns the request by which an operator gives a row the name, or the prefix, that its key is."""
@@ -188,7 +188,7 @@ class Requests:
         }
         if after is not None:
             body["search_after"] = [after]
-        return _search(self._starts, body, hits_of)
+        return self._search(self._starts, body, hits_of)
 
     def record(self, rows: Sequence[Source]) -> Request[list[Source | None]]:
         """Records allocations, or writes the earlier ones unchanged; None for one whose outcome is unknown."""
@@ -210,12 +210,12 @@ class Requests:
             "track_total_hits": False,
             "aggs": {"written_at": {"max": {"field": "written_at"}}},
         }
-        return _search(self._allocations, body, newest_of)
+        return self._search(self._allocations, body, newest_of)
 
     def count(self, index: Index) -> Request[int]:
         """Counts the documents as of the last refresh."""
         body = {"size": 0, "track_total_hits": True}
-        return _search(index.alias(self._prefix), body, lambda answer: int(answer["hits"]["total"]["value"]))
+        return self._search(index.alias(self._prefix), body, lambda answer: int(answer["hits"]["total"]["value"]))
 
     def oldest(self, written_at_ms: int, limit: int) -> Request[list[Hit]]:
         """Finds the oldest records as of the last refresh."""
@@ -227,7 +227,7 @@ class Requests:
             "seq_no_primary_term": True,
             "track_total_hits": False,
         }
-        return _search(self._allocations, body, hits_of)
+        return self._search(self._allocations, body, hits_of)
 
     def forget(self, hits: Sequence[Hit]) -> Request[list[Source | None]]:
         """Deletes records that were not written since; None for one that was, or is gone."""
@@ -257,6 +257,14 @@ class Requests:
         """Makes all acknowledged writes of an index visible to searches."""
         alias = index.alias(self._prefix)
         return Request("POST", f"/{alias}/_refresh", None, reader(check_refreshed, alias), alias)
+
+    def _search(self, alias: str, body: object, parse: Callable[[Any], _T]) -> Request[_T]:
+        def parse_checked(answer: Any) -> _T:
+            self.places.check_hits(alias, answer)
+            return parse(answer)
+
+        path = f"/{alias}/_search?allow_partial_search_results=false"
+        return Request("POST", path, json_body(body), reader(parse_checked, alias), alias)
 
     def _update(
         self,
@@ -315,8 +323,3 @@ def _floor(floor: GrantFloor) -> dict[str, int]:
 def json_body(body: object) -> bytes:
     """Returns a body, or a line of one."""
     return json.dumps(body).encode()
-
-
-def _search(alias: str, body: object, parse: Callable[[Any], _T]) -> Request[_T]:
-    path = f"/{alias}/_search?allow_partial_search_results=false"
-    return Request("POST", path, json_body(body), reader(parse, alias), alias)
