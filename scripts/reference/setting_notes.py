@@ -50,7 +50,7 @@ _STORES = table(
         ("`crate://USER@HOST:4200,HOST2:4200/?…`", f"CrateDB {_SUPPORTED}; name several hosts"),
         (
             "`opensearch://USER@HOST:9200,HOST2:9200/?…`",
-            "OpenSearch 2.17 or newer; `elasticsearch://` is the same: Elasticsearch 8.9 or newer, untested",
+            "OpenSearch 2.17 or newer; `elasticsearch://` is the same: Elasticsearch 8.9 or newer, not tested",
         ),
     ],
 )

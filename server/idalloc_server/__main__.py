@@ -183,7 +183,8 @@ _FromElasticsearch = Annotated[
     typer.Option(
         "--from-elasticsearch",
         help="FILE has counter documents, as lines of _bulk or search hits, or is the URL of their index: "
-        "opensearch://USER@HOST:9200/INDEX. Stop the old clients first, and block writes to the index.",
+        "opensearch://USER@HOST:9200/INDEX. Elasticsearch itself is not tested. Stop the old clients first, and block "
+        "writes to the index.",
     ),
 ]
 _ClientsStopped = Annotated[

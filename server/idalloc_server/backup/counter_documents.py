@@ -1,4 +1,4 @@
-"""Reads counters from documents of OpenSearch or Elasticsearch: lines of ``_bulk``, or hits of a search.
+"""Reads counters from documents of OpenSearch or Elasticsearch (not tested): lines of ``_bulk``, or hits of a search.
 
 Each document is a counter: its ``_id`` is the name, and one field has the highest id in use, as a number or as text.
 """

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 from idalloc_server.domain.errors import StartRefused, shown_path
 
 SECRETS = ("jwt", "jwt_file", "password_file")
-# Of OpenSearch and Elasticsearch; CrateDB has none.
+# Of OpenSearch and Elasticsearch (not tested); CrateDB has none.
 API_KEYS = ("api_key", "api_key_file")
 # OpenSSL's codes: no trusted CA signed the certificate, or one of its chain.
 _UNTRUSTED_CA = (18, 19, 20, 21)

@@ -38,7 +38,7 @@ def open_store(url: str, clock: Clock, timeout: float = 40.0) -> Store:
       * ``jwt``: a token, in place of user and password
       * ``password_file``, ``jwt_file``: a file that holds only the password or the token; read once, here
 
-    * ``opensearch://[user[:password]@]host[:9200][,host2…]/``, or ``elasticsearch://``, with these parameters:
+    * ``opensearch://[user[:password]@]host[:9200][,host2…]/``, or ``elasticsearch://`` (not tested), with these:
 
       * ``prefix``: the beginning of the names of the aliases (default ``idalloc``)
       * ``tls``, ``ca``, ``jwt``, ``password_file``, ``jwt_file``: as above
@@ -124,7 +124,7 @@ def open_documents(url: str, timeout: float = 40.0) -> "Documents":
 def open_index(url: str, timeout: float = 40.0) -> "tuple[OpenSearchHttp, str]":
     """Returns the transport to a cluster and the name of an index, of ``opensearch://user@host:9200/index``.
 
-    The parameters are those of ``open_store``, without ``prefix``; ``elasticsearch://`` is the same.
+    The parameters are those of ``open_store``, without ``prefix``; ``elasticsearch://`` is the same, not tested.
 
     Raises:
         StartRefused: The URL is invalid. No message contains a password or a token.
@@ -134,7 +134,9 @@ def open_index(url: str, timeout: float = 40.0) -> "tuple[OpenSearchHttp, str]":
     parts = _split(url)
     index = parts.path.strip("/")
     if parts.scheme not in _OPENSEARCH_KINDS:
-        raise _invalid("the URL of an index begins with opensearch:// or elasticsearch://; for HTTPS append ?tls=true")
+        raise _invalid(
+            "the URL of an index begins with opensearch:// or elasticsearch:// (not tested); append ?tls=true for HTTPS"
+        )
     example = f"{parts.scheme}://user:password@host:9200/index"
     if not _PREFIX.fullmatch(index):
         raise _invalid(f"the URL of an index ends with the name of the index: {example}")

@@ -9,7 +9,9 @@ import aiohttp
 import pytest
 
 from idalloc_server.store.opensearch import scripts
+from idalloc_server.store.urls import open_store
 from tests.store.conftest import REAL_OPENSEARCH
+from tests.support.fake_store import FakeClock
 from tests.support.opensearch.recording import Exchange, comparable, one_node, send
 from tests.support.opensearch.stand_in import OpenSearchStandIn
 
@@ -72,6 +74,24 @@ def parameters(rng: random.Random) -> tuple[str, dict[str, Any]]:
         return scripts.PERIOD, {"row": new, "generation": 3, **lattice}
     limits = {"rev": rng.randint(0, 1), "limit": near(rng), "grows": 1, "generation": 2}
     return scripts.REVISE, {"row": {**new, "mode": None}, **limits, **lattice}
+
+
+@pytest.mark.parametrize("version", REAL_OPENSEARCH[1:])
+async def test_the_compatibility_mode_is_no_old_version(version: str, opensearch_host: Callable[[str], str]) -> None:
+    """An OpenSearch 2 that calls itself 7.10.2 is used as what it is; OpenSearch 3 has no such mode."""
+    host, prefix = opensearch_host(version), f"idalloc-test-{uuid.uuid4().hex[:12]}"
+    store = open_store(f"opensearch://{host}/?prefix={prefix}", FakeClock())
+    mode: dict[str, object] = {"compatibility.override_main_response_version": True}
+    async with aiohttp.ClientSession() as session:
+        try:
+            await send(session, host, Exchange("", "PUT", "/_cluster/settings", {"persistent": mode}, 0, None))
+            _, answer = await send(session, host, Exchange("", "GET", "/", None, 0, None))
+            assert answer["version"]["number"] == "7.10.2"
+            await store.open()
+        finally:
+            off = {"persistent": dict.fromkeys(mode)}
+            await send(session, host, Exchange("", "PUT", "/_cluster/settings", off, 0, None))
+            await store.close()
 
 
 @pytest.mark.parametrize("version", REAL_OPENSEARCH)

@@ -1,1 +1,1 @@
-"""The store in OpenSearch or Elasticsearch."""
+"""The store in OpenSearch, or in Elasticsearch, which is not tested."""

@@ -43,7 +43,7 @@ _CLUSTER_PRIVILEGE = re.compile(r"cluster:.*|indices:data/(write/bulk|read/scrol
 _TOO_MANY_SCRIPTS = "circuit_breaking_exception"
 # The errors of a script that read a text, a double or null where the row must have a number.
 _WRONG_VALUE = ("class_cast_exception", "null_pointer_exception")
-# The write of a row whose value does not fit its field, by OpenSearch and by Elasticsearch.
+# The write of a row whose value does not fit its field, by OpenSearch and by Elasticsearch (not tested).
 _WRONG_FIELD = ("mapper_parsing_exception", "document_parsing_exception")
 
 CHECK_PROXY = "check what answers between this server and OpenSearch, such as a proxy"

@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 
 
 class OpenSearchStore:
-    """A store in an OpenSearch or Elasticsearch cluster; see ``Store``.
+    """A store in a cluster of OpenSearch, or of Elasticsearch (not tested); see ``Store``.
 
     A read by id is confirmed by no other copy: a node that was cut off answers it for as long as that lasts. So
     ``get`` and ``recorded`` write the row unchanged. ``RetirementChecks`` describes how a retired store refuses.
