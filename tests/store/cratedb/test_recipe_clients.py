@@ -38,7 +38,7 @@ class RecipeClient:
     def __init__(self, backend: CrateBackend, stop: threading.Event) -> None:
         parts = urlsplit(backend.url)
         self.ids: list[int] = []
-        self._host = parts.netloc.rpartition("@")[2]
+        self._host = parts.netloc.rpartition("@")[2].partition(",")[0]
         self._user = backend.user or None
         self._table = f'"{backend.schema}".sequences'
         self._stop = stop
