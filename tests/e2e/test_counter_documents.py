@@ -72,6 +72,7 @@ async def test_an_index_that_accepts_writes_needs_a_confirmation(imports: Import
     assert (code, out.partition(",")[0]) == (1, "created 1")
 
 
+@pytest.mark.test_long
 def test_an_option_without_its_index_is_refused(tmp_path: Path) -> None:
     """--clients-stopped is about counter documents."""
     arguments = ["store", "import", str(tmp_path / "export.jsonl"), "--clients-stopped"]

@@ -87,6 +87,11 @@ CALLS: dict[str, tuple[Call, str, str]] = {
 }
 
 
+# The others run in make test-long.
+SOME = ("grant", "record", "claim_start")
+EACH_CALL = [pytest.param(call, marks=[] if call in SOME else [pytest.mark.test_long]) for call in CALLS]
+
+
 def mix(proxy: MixingProxy, call: str, kind: Any) -> Call:
     """Mixes up the answers of one call from now on, and returns the call."""
     run, path, statement = CALLS[call]
@@ -96,7 +101,7 @@ def mix(proxy: MixingProxy, call: str, kind: Any) -> Call:
 
 
 @over_http
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", EACH_CALL)
 async def test_crossed_answers_are_refused(behind: Store, proxy: MixingProxy, call: str) -> None:
     """P1, P6, P7: if two requests get each other's answers, neither of them is believed."""
     run = mix(proxy, call, "crossed")
@@ -106,7 +111,7 @@ async def test_crossed_answers_are_refused(behind: Store, proxy: MixingProxy, ca
 
 
 @over_http
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", EACH_CALL)
 async def test_a_repeated_answer_is_refused(behind: Store, proxy: MixingProxy, call: str) -> None:
     """P1, P6, P7: an earlier answer is not believed again, also if it is about the same row."""
     run = mix(proxy, call, "repeated")
