@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if FOLDER in item.path.parents:  # real processes that are killed, paused, filled up and restarted
             item.add_marker(pytest.mark.test_long)
-        if item.get_closest_marker("scenario"):
+        if item.get_closest_marker("scenario") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_SECONDS if full else SHORT_SECONDS), append=False)
 
 
