@@ -14,6 +14,8 @@ from tests.support.processes import IDALLOC, environment, running
 
 HITS = [{"_id": name, "_source": {"value": value}} for name, value in (("cartons", 1041), ("tickets", -5))]
 
+pytestmark = pytest.mark.test_long
+
 
 class Imports:
     """Runs imports of an index into a SQLite file.
@@ -62,7 +64,6 @@ async def test_a_part_of_an_index_imports_nothing(imports: Imports) -> None:
     assert error.endswith("nothing was imported; when GET /_cluster/health/counters says green, import again\n")
 
 
-@pytest.mark.test_long
 async def test_an_index_that_accepts_writes_needs_a_confirmation(imports: Imports) -> None:
     """P1: beside clients that still write nothing is imported, and the message shows how to block writes."""
     imports.pages.settings = WRITABLE
@@ -72,7 +73,6 @@ async def test_an_index_that_accepts_writes_needs_a_confirmation(imports: Import
     assert (code, out.partition(",")[0]) == (1, "created 1")
 
 
-@pytest.mark.test_long
 def test_an_option_without_its_index_is_refused(tmp_path: Path) -> None:
     """--clients-stopped is about counter documents."""
     arguments = ["store", "import", str(tmp_path / "export.jsonl"), "--clients-stopped"]
@@ -80,7 +80,6 @@ def test_an_option_without_its_index_is_refused(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (2, "idalloc: --clients-stopped needs --from-elasticsearch\n")
 
 
-@pytest.mark.test_long
 def test_skipped_names_are_refused_by_a_server(tmp_path: Path) -> None:
     """P1: a skipped counter is refused with its reason until its sequence is advanced, then continues behind that."""
     file, store = tmp_path / "hits.jsonl", f"sqlite://{tmp_path}/ids.db"
