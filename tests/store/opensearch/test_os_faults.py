@@ -30,13 +30,6 @@ BEFORE = 0
 
 
 @pytest.fixture
-async def opensearch() -> AsyncIterator[OpenSearchStandIn]:
-    async with OpenSearchStandIn() as stand_in:
-        yield stand_in
-    assert stand_in.unknown == []
-
-
-@pytest.fixture
 async def store(opensearch: OpenSearchStandIn) -> AsyncIterator[Store]:
     store = open_store(f"opensearch://{opensearch.host}/", FakeClock())
     await store.open()

@@ -1,6 +1,6 @@
 """A cluster that starts: until it has recovered its state it knows no index, so nothing may be concluded or made."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -14,13 +14,6 @@ from tests.support.store_rows import grant, requested_row
 NOT_RECOVERED = "has not recovered the state of its cluster"
 NO_MANAGER = "has no elected cluster manager"
 ONE = RecordedAllocation("r", "s", 1, 10, 1, 1, "", 0, "node")
-
-
-@pytest.fixture
-async def opensearch() -> AsyncIterator[OpenSearchStandIn]:
-    async with OpenSearchStandIn() as stand_in:
-        yield stand_in
-    assert stand_in.unknown == []
 
 
 async def start(opensearch: OpenSearchStandIn) -> None:

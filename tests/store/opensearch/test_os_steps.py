@@ -27,13 +27,6 @@ ONE = RecordedAllocation("r", "s", 1, 10, 1, 1, "", 0, "node")
 
 
 @pytest.fixture
-async def opensearch() -> AsyncIterator[OpenSearchStandIn]:
-    async with OpenSearchStandIn() as stand_in:
-        yield stand_in
-    assert stand_in.unknown == []
-
-
-@pytest.fixture
 async def store(opensearch: OpenSearchStandIn) -> AsyncIterator[Store]:
     store = open_store(f"opensearch://{opensearch.host}/", FakeClock(), timeout=0.5)
     await store.open()
