@@ -10,10 +10,9 @@ store.calls_of("grant")               # the calls, in order
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import (
@@ -24,16 +23,14 @@ from idalloc_server.domain.errors import (
     StoreUnreachable,
 )
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Kind, Reset, Sequence
-from idalloc_server.domain.store.records import NO_FLOOR, Claim, Grant, GrantFloor, RecordedAllocation, Revision
+from idalloc_server.domain.store.records import Claim, Grant, GrantFloor, RecordedAllocation, Revision
 from idalloc_server.domain.store.records import Row as StoredRow
 from idalloc_server.domain.store.retention import RecordPosition, Retention
 from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retirement_blocks
 from idalloc_server.store.bounds import advance_counter, ids_left, timestamp_grant
+from tests.support.forwarding_store import ForwardingStore, Rows
 from tests.support.memory_rows import PrefixRow, RecordedRow, Row
 from tests.support.waiting import hold_for_async
-
-T = TypeVar("T")
-Rows = list[StoredRow]
 
 
 class FakeClock:
@@ -108,7 +105,7 @@ class Call(NamedTuple):
 
 
 @dataclass
-class MemoryStore:
+class MemoryStore(ForwardingStore):
     """A ``Store`` in memory, which several nodes may share.
 
     Attributes:
@@ -152,86 +149,18 @@ class MemoryStore:
     def address(self) -> str:
         return "memory:"
 
-    async def open(self) -> None:
-        await self._call("open", (), lambda: None)
-
-    async def grant(self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR) -> Grant | None:
-        return await self._call("grant", (name, wanted, lease_ms), lambda: self._grant(name, wanted, lease_ms, floor))
-
-    async def grant_timestamps(
-        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor = NO_FLOOR
-    ) -> Grant | None:
-        return await self._call(
-            "grant_timestamps",
-            (name, wanted, lease_ms, now, ahead),
-            lambda: self._grant_timestamps(name, wanted, lease_ms, now, ahead, floor),
-        )
-
-    async def create(self, row: StoredRow) -> StoredRow:
-        return await self._call("create", (row,), lambda: self._create(row))
-
-    async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
-        await self._call(
-            "open_period",
-            (name, sequence, at_least, generation),
-            lambda: self._open_period(name, sequence, at_least, generation),
-        )
-
-    async def get(self, name: str) -> StoredRow | None:
-        return await self._call("get", (name,), lambda: self._get(name))
-
-    async def list(self, prefix: str, after: str, limit: int, *, deleted: bool, periods: bool) -> Rows:
-        return await self._call(
-            "list", (prefix, after, limit, deleted, periods), lambda: self._list(prefix, after, limit, deleted, periods)
-        )
-
-    async def revise(self, name: str, revision: int, change: Revision) -> StoredRow | None:
-        return await self._call("revise", (name, revision, change), lambda: self._revise(name, revision, change))
-
-    async def record(self, allocations: Many[RecordedAllocation]) -> dict[str, RecordedAllocation]:
-        return await self._call("record", (allocations,), lambda: self._record(allocations))
-
-    async def recorded(self, request_id: str) -> RecordedAllocation | None:
-        return await self._call("recorded", (request_id,), lambda: self._recorded(request_id))
-
-    async def newest_recorded(self) -> RecordPosition | None:
-        return await self._call("newest_recorded", (), self._newest_recorded)
-
-    async def count_recorded(self, limit: int) -> int:
-        return await self._call("count_recorded", (limit,), lambda: len(self.allocations))
-
-    async def forget_recorded(self, retention: Retention, limit: int) -> int:
-        return await self._call("forget_recorded", (retention, limit), lambda: self._forget_recorded(retention, limit))
-
-    async def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:
-        return await self._call("give_back", (name, count, version), lambda: self._give_back(name, count, version))
-
-    async def claim_start(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
-        return await self._call(
-            "claim_start",
-            (prefix, at_least, holder, stale_after),
-            lambda: self._claim(prefix, at_least, holder, stale_after),
-        )
-
-    async def keep_prefix(self, prefix: int, holder: str, stale_after: float) -> None:
-        await self._call("keep_prefix", (prefix, holder, stale_after), lambda: self._keep(prefix, holder, stale_after))
-
-    async def release_prefix(self, prefix: int, holder: str) -> None:
-        await self._call("release_prefix", (prefix, holder), lambda: self._release(prefix, holder))
-
-    async def claimed_starts(self) -> dict[int, int]:
-        return await self._call("claimed_starts", (), self._claimed_starts)
-
-    async def raise_start(self, prefix: int, last_start: int) -> None:
-        await self._call("raise_start", (prefix, last_start), lambda: self._raise_start(prefix, last_start))
-
-    async def now(self) -> float | None:
-        return await self._call("now", (), lambda: self.clock.wall() if self.has_clock else None)
-
     async def close(self) -> None:
         self.closed = True
 
-    async def _call(self, method: str, arguments: tuple[object, ...], apply: Callable[[], T]) -> T:
+    def apply(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Applies one call at once, and returns its answer; ``down`` and faults do not count.
+
+        Raises:
+            Refusal: As the method of ``Store``.
+        """
+        return getattr(self, f"_{method}")(*arguments)
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
         """Runs one call, with the fault that is set for it."""
         self.calls.append(Call(method, arguments))
         if self.closed:
@@ -243,12 +172,18 @@ class MemoryStore:
         await hold_for_async(fault.delay, "the store's latency; also 0: a real store always yields to other tasks")
         if fault.before:
             await fault.before.wait()
-        answers = [apply() for _ in range(fault.applied)]
+        answers = [self.apply(method, arguments) for _ in range(fault.applied)]
         if fault.after:
             await fault.after.wait()
         if fault.error:
             raise fault.error
         return answers[-1]
+
+    def _open(self) -> None:
+        pass
+
+    def _now(self) -> float | None:
+        return self.clock.wall() if self.has_clock else None
 
     def _write(self, row: Row) -> tuple[tuple[int, int, int], int]:
         """Counts a write of a row. The version counts the writes of all rows, as in CrateDB."""
@@ -361,6 +296,9 @@ class MemoryStore:
         numbers = [recorded.number for recorded in self.allocations.values()]
         return RecordPosition(max(numbers)) if numbers else None
 
+    def _count_recorded(self, limit: int) -> int:
+        return len(self.allocations)
+
     def _forget_recorded(self, retention: Retention, limit: int) -> int:
         oldest = sorted(self.allocations.items(), key=lambda item: item[1].number)[:limit]
         over = [key for key, row in oldest if retention.is_over(row.number, 0, row.allocation.window_ms)]
@@ -384,17 +322,17 @@ class MemoryStore:
             row.seen_at = now
         return row
 
-    def _keep(self, prefix: int, holder: str, stale_after: float) -> None:
+    def _keep_prefix(self, prefix: int, holder: str, stale_after: float) -> None:
         if prefix in self.prefixes:
             self._hold(prefix, holder, stale_after)
 
-    def _claim(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
+    def _claim_start(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
         raise_if_retired(self._get(RETIREMENT))
         row = self._hold(prefix, holder, stale_after)
         row.last_start = max(row.last_start + 1, at_least)
         return Claim(row.last_start, row.holder, row.seen_at)
 
-    def _release(self, prefix: int, holder: str) -> None:
+    def _release_prefix(self, prefix: int, holder: str) -> None:
         row = self.prefixes[prefix]
         if row.holder == holder:
             row.holder = ""

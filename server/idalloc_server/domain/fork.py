@@ -16,18 +16,36 @@ class ForkAware(Protocol):
         ...
 
 
-_registered: "weakref.WeakSet[ForkAware]" = weakref.WeakSet()
+class Process(Protocol):
+    """The process that holds ids; tests replace it."""
+
+    def pid(self) -> int:
+        """Returns the process id. It also changes in a fork that Python does not notice."""
+        ...
+
+    def register(self, holder: ForkAware) -> None:
+        """Calls ``holder.forget_after_fork`` in each forked child. Keeps only a weak reference."""
+        ...
 
 
-def register(holder: ForkAware) -> None:
-    """Calls ``holder.forget_after_fork`` in each forked child. Keeps only a weak reference."""
-    _registered.add(holder)
+class OsProcess:
+    """The process of the operating system; see ``Process``."""
+
+    # A built-in function: every call of an RPC checks the process id.
+    pid = staticmethod(os.getpid)
+
+    def __init__(self) -> None:
+        self._holders: weakref.WeakSet[ForkAware] = weakref.WeakSet()
+        if hasattr(os, "register_at_fork"):  # Windows has neither this nor fork
+            os.register_at_fork(after_in_child=self._forget_in_child)
+
+    def register(self, holder: ForkAware) -> None:
+        """See ``Process.register``."""
+        self._holders.add(holder)
+
+    def _forget_in_child(self) -> None:
+        for holder in list(self._holders):
+            holder.forget_after_fork()
 
 
-def _forget_in_child() -> None:
-    for holder in list(_registered):
-        holder.forget_after_fork()
-
-
-if hasattr(os, "register_at_fork"):  # Windows has neither this nor fork
-    os.register_at_fork(after_in_child=_forget_in_child)
+OS_PROCESS = OsProcess()

@@ -5,8 +5,8 @@ from array import array
 from collections.abc import Callable
 from itertools import accumulate
 
-from idalloc_server.domain import fork
 from idalloc_server.domain.clock import Clock
+from idalloc_server.domain.fork import NO_PROCESS, OS_PROCESS, Process
 
 UUID_BYTES = 16
 
@@ -33,15 +33,19 @@ class UuidGenerator:
     Args:
         clock: The clock.
         random: Returns random bytes of a given number.
+        process: The process that generates them.
     """
 
-    def __init__(self, clock: Clock, random: Callable[[int], bytes] = os.urandom) -> None:
+    def __init__(
+        self, clock: Clock, random: Callable[[int], bytes] = os.urandom, process: Process = OS_PROCESS
+    ) -> None:
         self._clock = clock
         self._random = random
+        self._current_pid = process.pid
         self._head = 0  # unix_ts_ms << 12 | rand_a
         self._rand_b = self._new_rand_b()
-        self._pid = os.getpid()
-        fork.register(self)
+        self._pid = process.pid()
+        process.register(self)
 
     def v4(self, count: int) -> list[bytes]:
         """Returns ``count`` random UUIDs of version 4."""
@@ -56,7 +60,7 @@ class UuidGenerator:
         ms = min(int(self._clock.wall() * 1000), _MAX_MS)
         if ms > self._head >> _RAND_A_BITS:
             self._start_at(ms << _RAND_A_BITS | int.from_bytes(self._random(2), "big") & _RAND_A_MASK)
-        elif self._pid != os.getpid():
+        elif self._pid != self._current_pid():
             # The parent continues from the same bits.
             self._start_at(self._head + 1)
         values = self._count_up(count)
@@ -70,12 +74,12 @@ class UuidGenerator:
 
     def forget_after_fork(self) -> None:
         """Makes a forked child start at its own random bits."""
-        self._pid = fork.NO_PROCESS
+        self._pid = NO_PROCESS
 
     def _start_at(self, head: int) -> None:
         self._head = head
         self._rand_b = self._new_rand_b()
-        self._pid = os.getpid()
+        self._pid = self._current_pid()
 
     def _new_rand_b(self) -> int:
         return int.from_bytes(self._random(8), "big") >> _NEW_RAND_B_SHIFT

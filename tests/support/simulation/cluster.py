@@ -15,7 +15,7 @@ from idalloc_server.domain.administration.change_tokens import ChangeToken
 from idalloc_server.domain.errors import Refusal, StartRefused, StoreWentBackwards
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Kind, Reset, Sequence
 from idalloc_server.domain.store.protocol import Store
-from tests.support.simulation.promises import PromiseChecker
+from tests.support.promises.checker import PromiseChecker
 from tests.support.simulation.world import EPOCH_WALL, Node, World
 
 
@@ -64,7 +64,7 @@ class SimulatedCluster(RuleBasedStateMachine):
     def _close(self, node: Node) -> None:
         error = self.world.finish(node.loop, node.close())
         assert error is None, error
-        assert not node.held
+        assert not node.allocator.held_ids
         self._check_balance(node)
         self.world.kill(node)
 
@@ -250,7 +250,7 @@ class SimulatedCluster(RuleBasedStateMachine):
         ledger = node.connection.ledger
         taken = ledger.granted + ledger.unknown
         burned = node.allocator.burned.by_cause
-        known = node.issued_count + node.held + burned.total() + ledger.returned
+        known = node.issued_count + node.allocator.held_ids + burned.total() + ledger.returned
         # A repeated reply to a request id was counted before.
         balanced = taken <= known if node.took_requests else taken == known
         assert balanced, f"{node.name} took {taken} ids and accounts for {known}: {burned} (P9)"

@@ -8,8 +8,6 @@ from collections.abc import Callable, Coroutine
 from itertools import count
 from typing import Any
 
-_numbers = count()
-
 
 class SimulatedLoop(asyncio.AbstractEventLoop):
     """Runs the callbacks of one process on request, in the order in which they were scheduled.
@@ -27,6 +25,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._time = time
         self._ready: deque[asyncio.Handle] = deque()
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._numbers = count()  # timers of one time run in the order in which they were set
 
     @property
     def next_timer(self) -> float | None:
@@ -79,7 +78,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self, when: float, callback: Callable[..., object], *args: Any, context: Any = None
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
-        heapq.heappush(self._timers, (when, next(_numbers), handle))
+        heapq.heappush(self._timers, (when, next(self._numbers), handle))
         return handle
 
     def create_future(self) -> asyncio.Future[Any]:

@@ -11,6 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
+from random import Random
 from typing import Any, TypeVar
 
 from idalloc_server.domain.administration.service import SequenceService
@@ -21,6 +22,7 @@ from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
 from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.store.sqlite.store import SqliteStore
+from tests.support.fake_process import FakeProcess
 from tests.support.fake_store import MemoryStore
 from tests.support.simulation.loop import SimulatedLoop, simulated_loop
 from tests.support.simulation.store_connection import LATENCY, StoreConnection, StoreFault
@@ -67,8 +69,12 @@ class Node:
         self.loop = simulated_loop(lambda: world.now)
         self.clock = MachineClock(lambda: world.now, booted=1000.0 * number)
         self.connection = StoreConnection(world, world.connect(), self.loop)
-        self.allocator = Allocator(self.connection, self.clock, CONFIG)
-        self.service = SequenceService(self.connection, self.clock, self.allocator, store_timeout=CONFIG.store_timeout)
+        self.process = FakeProcess(number)
+        random = Random(number).randbytes
+        self.allocator = Allocator(self.connection, self.clock, CONFIG, random, self.process)
+        self.service = SequenceService(
+            self.connection, self.clock, self.allocator, store_timeout=CONFIG.store_timeout, random=random
+        )
         self.request_ids = IdempotentAllocator(
             self.allocator,
             self.connection,
@@ -89,7 +95,8 @@ class Node:
 
     async def start(self) -> None:
         """Claims a start timestamp, and starts the background tasks."""
-        self.doc_ids = DocIdGenerator(self.start_timestamps, await self.start_timestamps.start())
+        start = await self.start_timestamps.start()
+        self.doc_ids = DocIdGenerator(self.start_timestamps, start, process=self.process)
         for job in (
             self.start_timestamps.keep_prefix(),
             self.allocator.close_idle_sequences(),
@@ -123,15 +130,6 @@ class Node:
                     self.request_ids.abandon()
                     self.allocator.abandon()
         await self.start_timestamps.release()
-
-    @property
-    def held(self) -> int:
-        """Number of ids in memory."""
-        return sum(
-            counter._lease.left
-            for sequence_allocator in self.allocator._sequence_allocators.values()
-            for counter in sequence_allocator.counters
-        )
 
     @property
     def is_quiet(self) -> bool:

@@ -5,7 +5,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from idalloc_server.domain import fork
 from idalloc_server.domain.allocation.config import AllocationConfig, SharedState
 from idalloc_server.domain.allocation.counter_allocator import CounterAllocator
 from idalloc_server.domain.allocation.counter_state import CounterState
@@ -16,6 +15,7 @@ from idalloc_server.domain.allocation.survey import Survey, survey
 from idalloc_server.domain.allocation.usage import UsageRates
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import StoreUnavailable
+from idalloc_server.domain.fork import NO_PROCESS, OS_PROCESS, Process
 from idalloc_server.domain.sequences.model import check_name
 from idalloc_server.domain.store.protocol import Store
 
@@ -37,6 +37,7 @@ class Allocator:
         clock: The clock that leases expire by.
         allocation_config: The settings.
         random: Returns random bytes of a given number.
+        process: The process that holds the leases.
 
     Attributes:
         burned: Counts burned ids.
@@ -52,6 +53,7 @@ class Allocator:
         clock: Clock,
         allocation_config: AllocationConfig,
         random: Callable[[int], bytes] = os.urandom,
+        process: Process = OS_PROCESS,
     ) -> None:
         self._allocation_config = allocation_config
         self._high_water_marks = HighWaterMarks(allocation_config.max_sequences)
@@ -61,10 +63,11 @@ class Allocator:
         self.issued_ids, self.refills = self._shared.issued, self._shared.refills
         self.burned, self.rates, self.store_health = self._shared.burned, self._shared.rates, self._shared.store_health
         self._sequence_allocators: dict[str, SequenceAllocator] = {}
-        # Counters of sequences that were removed from the dict above, but not closed yet.
-        self._closing: set[CounterAllocator] = set()
-        self._pid = os.getpid()
-        fork.register(self)
+        # Counters of sequences that were removed from the dict above, but not closed yet, in the order of removal.
+        self._closing: dict[CounterAllocator, None] = {}
+        self._current_pid = process.pid
+        self._pid = process.pid()
+        process.register(self)
 
     @property
     def lease_count(self) -> int:
@@ -86,6 +89,15 @@ class Allocator:
         allocator = self._sequence_allocators.get(sequence)
         return sum(each.state.ids_in_memory for each in allocator.counters) if allocator else 0
 
+    @property
+    def held_ids(self) -> int:
+        """The number of ids that were granted and neither issued, burned nor given back, also of expired leases."""
+        return sum(
+            counter.state.held_ids
+            for sequence_allocator in self._sequence_allocators.values()
+            for counter in sequence_allocator.counters
+        )
+
     async def survey(self) -> Survey:
         """Returns a survey of all sequences in use; the more there are, the longer it takes."""
 
@@ -99,7 +111,7 @@ class Allocator:
     def allocate_from_lease(self, sequence: str, count: int) -> IdRange | None:
         """Takes ``count`` ids, at least 1, from memory; None if ``allocate`` must wait for the store."""
         sequence_allocator = self._sequence_allocators.get(sequence)
-        if sequence_allocator is None or os.getpid() != self._pid:
+        if sequence_allocator is None or self._current_pid() != self._pid:
             return None
         return sequence_allocator.issue_from_lease(count)
 
@@ -181,7 +193,7 @@ class Allocator:
 
     def abandon(self) -> None:
         """Burns all ids held, without waiting for the store. Nothing may be taken afterwards."""
-        self._closing.update(self._pop_all())
+        self._closing.update(dict.fromkeys(self._pop_all()))
         self._abandon_closing()
 
     def _pop_all(self) -> list[CounterAllocator]:
@@ -190,10 +202,10 @@ class Allocator:
 
     def _abandon_closing(self) -> None:
         while self._closing:
-            self._closing.pop().abandon()
+            self._closing.popitem()[0].abandon()
 
     def _get_or_add(self, sequence: str) -> SequenceAllocator:
-        if os.getpid() != self._pid:
+        if self._current_pid() != self._pid:
             raise StoreUnavailable("this process is a fork of the server and issues no ids")
         sequence_allocator = self._sequence_allocators.get(sequence)
         if sequence_allocator is None:
@@ -219,7 +231,7 @@ class Allocator:
 
     async def _return_leases_of(self, counters: list[CounterAllocator]) -> None:
         closing = deque(counters)
-        self._closing.update(closing)
+        self._closing.update(dict.fromkeys(closing))
 
         async def close_some() -> None:
             while closing:
@@ -227,11 +239,13 @@ class Allocator:
                 try:
                     await counter.return_lease()
                 finally:
-                    self._closing.discard(counter)
+                    self._closing.pop(counter, None)
 
         await asyncio.gather(*(close_some() for _ in range(min(CLOSE_CONCURRENCY, len(counters)))))
+        if not self._closing:
+            self._closing.clear()  # frees the memory of removed keys
 
     def forget_after_fork(self) -> None:
         """Discards the parent's leases; called in the child of a fork."""
         self._sequence_allocators.clear()
-        self._pid = fork.NO_PROCESS
+        self._pid = NO_PROCESS

@@ -67,8 +67,7 @@ class CounterAllocator:
         self._issuing = shared.issued.issuing
         self.new_ids = 0
         self._lease = Lease(row.period)
-        self._renew_at = 0.0
-        self._refilled_at = 0.0
+        self._renew_at = self._refilled_at = 0.0
         self._has_failed = False  # the last refill
         self._waiters = WaiterQueue()
         self._refill_task: asyncio.Task[None] | None = None
@@ -93,7 +92,7 @@ class CounterAllocator:
         row, lease, behind = self.row, self._lease, self._went_backwards is not None
         left, remaining = lease.left if self.has_lease else 0, self._remaining if self._writes else None
         times = (lease.expires_at, remaining, self._refilled_at)
-        return CounterState(row.name, row.period, row.settings, left, *times, self._has_failed, behind)
+        return CounterState(row.name, row.period, row.settings, left, lease.left, *times, self._has_failed, behind)
 
     @property
     def reserve_seconds(self) -> float | None:
@@ -218,7 +217,8 @@ class CounterAllocator:
     def _start_refill(self) -> None:
         if not self._refill_task:
             # In a trace, the refill belongs to the call that waits for it; without one it belongs to no call.
-            self._refill_task = asyncio.create_task(self._run_refill(), context=self._waiters.first_context())
+            context = self._waiters.first_context()
+            self._refill_task = asyncio.create_task(self._run_refill(), name="refill", context=context)
 
     async def _run_refill(self) -> None:
         """Runs one refill; its error goes to the waiters. Callers that wait by then start the next one."""

@@ -15,6 +15,7 @@ class CounterState(NamedTuple):
         period: The period; empty if the sequence has no reset.
         settings: The settings of the sequence.
         ids_in_memory: How many ids could be issued from memory.
+        held_ids: The ids that were granted and neither issued, burned nor given back, also of an expired lease.
         expires_at: When the lease expires.
         remaining: How many ids the store had left after the last write; None before the first one.
         refilled_at: When that write was sent.
@@ -26,6 +27,7 @@ class CounterState(NamedTuple):
     period: str
     settings: Sequence
     ids_in_memory: int
+    held_ids: int
     expires_at: float
     remaining: int | None
     refilled_at: float

@@ -8,15 +8,15 @@ the next start timestamp.
 """
 
 import asyncio
-import os
 import sys
 from array import array
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple, NoReturn
 
-from idalloc_server.domain import change_events, fork
+from idalloc_server.domain import change_events
 from idalloc_server.domain.document_ids.start_timestamps import StartTimestamp, StartTimestamps
 from idalloc_server.domain.errors import InvalidRequest, Refusal, ServerDraining, StoreUnavailable
+from idalloc_server.domain.fork import NO_PROCESS, OS_PROCESS, Process
 
 MAX_SERIAL = 2**64 - 1
 MAX_STEP = 2**16 - 1
@@ -146,10 +146,17 @@ class DocIdGenerator:
     Args:
         start_timestamps: Claims further start timestamps.
         start: The first start timestamp, from ``StartTimestamps.start``.
+        process: The process that claimed it.
     """
 
     def __init__(
-        self, start_timestamps: StartTimestamps, start: StartTimestamp, *, offset: int = 1, increment: int = 1
+        self,
+        start_timestamps: StartTimestamps,
+        start: StartTimestamp,
+        *,
+        offset: int = 1,
+        increment: int = 1,
+        process: Process = OS_PROCESS,
     ) -> None:
         self.offset = offset
         self.increment = increment
@@ -162,8 +169,9 @@ class DocIdGenerator:
         self._change_lock = asyncio.Lock()
         self._changes: set[asyncio.Task[Refusal | None]] = set()
         self._closed = False
-        self._pid = os.getpid()
-        fork.register(self)
+        self._current_pid = process.pid
+        self._pid = process.pid()
+        process.register(self)
 
     @property
     def prefix(self) -> int:
@@ -200,7 +208,7 @@ class DocIdGenerator:
             InvalidRequest: An argument is out of range.
             StoreUnavailable: This process is a fork of the one that claimed the start timestamp.
         """
-        if self._pid != os.getpid():
+        if self._pid != self._current_pid():
             raise StoreUnavailable("this process is a fork of the server: it must claim its own start timestamp")
         if (offset | increment) >> 16 or not 0 < count <= MAX_COUNT:
             _raise_out_of_range(count, offset, increment)
@@ -267,7 +275,7 @@ class DocIdGenerator:
 
     def forget_after_fork(self) -> None:
         """Stops issuing in the child of a fork, since the parent uses the start timestamp."""
-        self._pid = fork.NO_PROCESS
+        self._pid = NO_PROCESS
 
     async def cancel_claims(self) -> None:
         """Cancels a claim or change in progress, and refuses new ones."""

@@ -129,17 +129,18 @@ def test_a_fork_repeats_no_uuid_of_its_parent() -> None:
     # Constant random bits: only the handling of the fork can make a difference.
     script = """
 import os
+from idalloc_server.domain.fork import OsProcess
 from idalloc_server.domain.uuids import UuidGenerator
 from tests.support.fake_store import FakeClock
 
-uuids = UuidGenerator(FakeClock(), bytes)
-uuids.v7(1)
-parent = os.getpid()
+process = OsProcess()
 for pid_is_reused in (False, True):
+    if pid_is_reused:
+        process.pid = lambda: 1
+    uuids = UuidGenerator(FakeClock(), bytes, process)
+    uuids.v7(1)
     child = os.fork()
     if not child:
-        if pid_is_reused:
-            os.getpid = lambda: parent
         print(*(made.hex() for made in uuids.v7(100)), flush=True)
         os._exit(0)
     os.waitpid(child, 0)

@@ -8,7 +8,9 @@ import pytest
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.errors import StoreUnavailable, StoreWentBackwards
+from idalloc_server.domain.fork import OsProcess
 from idalloc_server.domain.sequences.model import Sequence
+from tests.support.fake_process import FakeProcess
 from tests.support.fake_store import FakeClock, MemoryStore, lost_reply
 from tests.support.sequence_allocators import CONFIG, ids, make, own_counter, right_after_serving
 from tests.support.waiting import settle
@@ -231,16 +233,17 @@ class TestTails:
 
 
 class TestFork:
-    async def test_a_fork_issues_none_of_its_parents_ids(self, allocator: Allocator) -> None:
+    async def test_a_fork_issues_none_of_its_parents_ids(self, store: MemoryStore, clock: FakeClock) -> None:
         """P8: a forked child issues none of its parent's ids, even with a repeated pid."""
+        process = OsProcess()
+        process.pid = lambda: 1  # as in containers: only the hook helps
+        allocator = Allocator(store, clock, CONFIG, process=process)
         for _ in range(5):
             await allocator.allocate("orders", 10)
         reader, writer = os.pipe()
-        parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             outcome = b"took"
-            os.getpid = lambda: parent  # pids repeat, as 1 does in every container: only the hook helps
             try:
                 if allocator.allocate_from_lease("orders", 1) is None:
                     allocator.allocate("orders", 1).send(None)
@@ -255,13 +258,13 @@ class TestFork:
         os.close(writer)
         assert allocator.allocate_from_lease("orders", 1) is not None
 
-    async def test_another_pid_is_rejected_without_the_fork_hook(
-        self, allocator: Allocator, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_another_pid_is_rejected_without_the_fork_hook(self, store: MemoryStore, clock: FakeClock) -> None:
         """P8: a process with another pid issues nothing, even if the fork hook did not run."""
+        process = FakeProcess()
+        allocator = Allocator(store, clock, CONFIG, process=process)
         for _ in range(5):
             await allocator.allocate("orders", 10)
-        monkeypatch.setattr(os, "getpid", lambda: -5)
+        process.fork(is_noticed=False)
         assert allocator.allocate_from_lease("orders", 1) is None
         with pytest.raises(StoreUnavailable):
             await allocator.allocate("orders", 1)

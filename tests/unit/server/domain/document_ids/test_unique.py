@@ -1,7 +1,6 @@
 """Document ids are unique across forks (P8), restarts, clock changes and nodes with the same prefix (P6)."""
 
 import asyncio
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from idalloc_server.domain.document_ids.generator import DocIdGenerator, DocIdRun
-from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
+from idalloc_server.domain.document_ids.start_timestamps import StartTimestamp, StartTimestamps
 from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.store.sqlite.store import SqliteStore
+from tests.support.fake_process import FakeProcess
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.mysql import recordings
 from tests.support.paths import ROOT
@@ -39,17 +39,20 @@ import os
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.document_ids.start_timestamps import StartTimestamp, StartTimestamps
 from idalloc_server.domain.errors import StoreUnavailable
+from idalloc_server.domain.fork import OsProcess
 from tests.support.fake_store import FakeClock, MemoryStore
 
+process = OsProcess()
 starts = StartTimestamps(MemoryStore(), FakeClock(), prefix=0, holder="me", max_clock_skew=1)
-doc_ids = DocIdGenerator(starts, StartTimestamp(0, 1))
+doc_ids = DocIdGenerator(starts, StartTimestamp(0, 1), process=process)
 assert doc_ids.generate_from_memory(1)
-parent = os.getpid()
 for pid_is_reused in (False, True):
+    if pid_is_reused:
+        process.pid = lambda: 1
+        doc_ids = DocIdGenerator(starts, StartTimestamp(0, 1), process=process)
+        doc_ids.generate_from_memory(1)
     child = os.fork()
     if not child:
-        if pid_is_reused:
-            os.getpid = lambda: parent
         try:
             doc_ids.generate_from_memory(1)
         except StoreUnavailable as refusal:
@@ -61,12 +64,13 @@ print(doc_ids.generate_from_memory(1)[0].first)
         answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
         assert answer.stdout.split() == ["7", "7", "2"], answer.stderr
 
-    async def test_a_fork_unseen_by_python_issues_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_fork_unseen_by_python_issues_nothing(self) -> None:
         """P8: a fork that Python does not notice issues no ids."""
-        doc_ids = await started(MemoryStore())
+        process = FakeProcess()
+        starts = StartTimestamps(MemoryStore(), FakeClock(), prefix=0, holder="me", max_clock_skew=1)
+        doc_ids = DocIdGenerator(starts, StartTimestamp(0, 1), process=process)
         assert doc_ids.generate_from_memory(1)
-        child = os.getpid() + 1
-        monkeypatch.setattr(os, "getpid", lambda: child)
+        process.fork(is_noticed=False)
         with pytest.raises(StoreUnavailable, match="this process is a fork"):
             doc_ids.generate_from_memory(1)
         with pytest.raises(StoreUnavailable, match="this process is a fork"):

@@ -1,0 +1,105 @@
+"""A ``Store`` that forwards each call to one method."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Many
+from typing import Any
+
+from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.store.records import NO_FLOOR, Claim, Grant, GrantFloor, RecordedAllocation, Revision, Row
+from idalloc_server.domain.store.retention import RecordPosition, Retention
+
+Rows = list[Row]
+
+
+class ForwardingStore(ABC):
+    """Forwards the calls of a ``Store``, but for ``close``, to ``_call``."""
+
+    @abstractmethod
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        """Answers a call; ``list`` has its keywords as the last arguments."""
+
+    async def open(self) -> None:
+        await self._call("open")
+
+    async def grant(self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR) -> Grant | None:
+        answer: Grant | None = await self._call("grant", name, wanted, lease_ms, floor)
+        return answer
+
+    async def grant_timestamps(
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor = NO_FLOOR
+    ) -> Grant | None:
+        answer: Grant | None = await self._call("grant_timestamps", name, wanted, lease_ms, now, ahead, floor)
+        return answer
+
+    async def create(self, row: Row) -> Row:
+        answer: Row = await self._call("create", row)
+        return answer
+
+    async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
+        await self._call("open_period", name, sequence, at_least, generation)
+
+    async def get(self, name: str) -> Row | None:
+        answer: Row | None = await self._call("get", name)
+        return answer
+
+    async def list(self, prefix: str, after: str, limit: int, *, deleted: bool, periods: bool) -> Rows:
+        answer: Rows = await self._call("list", prefix, after, limit, deleted, periods)
+        return answer
+
+    async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
+        answer: Row | None = await self._call("revise", name, revision, change)
+        return answer
+
+    async def record(self, allocations: Many[RecordedAllocation]) -> dict[str, RecordedAllocation]:
+        answer: dict[str, RecordedAllocation] = await self._call("record", allocations)
+        return answer
+
+    async def recorded(self, request_id: str) -> RecordedAllocation | None:
+        answer: RecordedAllocation | None = await self._call("recorded", request_id)
+        return answer
+
+    async def newest_recorded(self) -> RecordPosition | None:
+        answer: RecordPosition | None = await self._call("newest_recorded")
+        return answer
+
+    async def count_recorded(self, limit: int) -> int:
+        answer: int = await self._call("count_recorded", limit)
+        return answer
+
+    async def forget_recorded(self, retention: Retention, limit: int) -> int:
+        answer: int = await self._call("forget_recorded", retention, limit)
+        return answer
+
+    async def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:
+        answer: bool = await self._call("give_back", name, count, version)
+        return answer
+
+    async def claim_start(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
+        answer: Claim = await self._call("claim_start", prefix, at_least, holder, stale_after)
+        return answer
+
+    async def keep_prefix(self, prefix: int, holder: str, stale_after: float) -> None:
+        await self._call("keep_prefix", prefix, holder, stale_after)
+
+    async def release_prefix(self, prefix: int, holder: str) -> None:
+        await self._call("release_prefix", prefix, holder)
+
+    async def claimed_starts(self) -> dict[int, int]:
+        answer: dict[int, int] = await self._call("claimed_starts")
+        return answer
+
+    async def raise_start(self, prefix: int, last_start: int) -> None:
+        await self._call("raise_start", prefix, last_start)
+
+    async def now(self) -> float | None:
+        answer: float | None = await self._call("now")
+        return answer
+
+
+async def call_store(store: Store, method: str, arguments: tuple[Any, ...]) -> Any:
+    """Calls a store with the arguments of ``ForwardingStore._call``."""
+    if method == "list":
+        *rest, deleted, periods = arguments
+        return await store.list(*rest, deleted=deleted, periods=periods)
+    return await getattr(store, method)(*arguments)
