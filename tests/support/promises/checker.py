@@ -1,4 +1,4 @@
-"""A model of the promises P1 to P7, which checks every reply of ``test_state_machine``."""
+"""A model of the promises P1 to P9, which checks every reply of a simulated node."""
 
 from collections import defaultdict
 from itertools import count
@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.document_ids.generator import DocIdRun
-from idalloc_server.domain.sequences.model import Kind, Reset, Sequence
-from tests.support.simulation.world import CONFIG, REQUEST_ID_WINDOW, Node, counter_name
+from idalloc_server.domain.errors import Refusal, StoreWentBackwards
+from idalloc_server.domain.sequences.model import Kind, Reset, Sequence, name_of_period
+from tests.support.simulation.node import CONFIG, REQUEST_ID_WINDOW, Node
 
 _EPSILON = 1e-6
 
@@ -75,13 +76,16 @@ class PromiseChecker:
     Attributes:
         restored: Whether the store was restored and not repaired yet. Until then ids may be repeated, but not by a
             node that has seen them.
+        children: Nodes that became the child of a fork.
         issued: Replies, by sequence and period.
     """
 
     def __init__(self) -> None:
         self.restored = False
+        self.children: set[Node] = set()
         self.issued: dict[tuple[str, str], list[Issued]] = defaultdict(list)
         self._numbers = count()
+        self._nodes: list[Node] = []
         self._era = 0
         self._leases_end = 0.0
         self._restored_at = -1
@@ -96,6 +100,8 @@ class PromiseChecker:
 
     def record_request(self, node: Node, sequence: str, id_count: int, now: float, request_id: str = "") -> Request:
         """Records a call."""
+        if node not in self._nodes:
+            self._nodes.append(node)
         if request_id:
             self._first_requests.setdefault(request_id, now)
         return Request(next(self._numbers), now, node, sequence, id_count, request_id)
@@ -106,6 +112,7 @@ class PromiseChecker:
         assert taken.id_count == request.id_count
         ids = range(taken.first_id, taken.last_id + taken.step, taken.step)
         assert len(ids) == request.id_count
+        assert node not in self.children, f"{ids} of {name!r} are issued by a forked child (P8)"
         period = taken.period if taken.sequence.reset != Reset.NEVER else ""
         repeated = self._check_request(request, taken, now) if request.request_id else False
         self._check_lease(node, name, period, taken, now, foreign=bool(request.request_id))
@@ -114,7 +121,11 @@ class PromiseChecker:
         if repeated:
             return
         _check_settings(ids, taken.sequence)
-        for behind in node.connection.ledger.behind[counter_name(name, period)]:
+        # A reply to a request id may be another node's.
+        sources = self._nodes if request.request_id else [node]
+        granted = [each for source in sources for each in source.connection.ledger.ranges[row_name(name, period)]]
+        assert _cover(granted, ids), f"{node.name} was not granted {ids} of {name!r} {period} (P1)"
+        for behind in node.connection.ledger.behind[row_name(name, period)]:
             # A reply to a request id may be another node's, which has seen less.
             assert request.request_id or not _overlap(behind, ids), (
                 f"{ids} of {name!r} were granted by a store that had gone back (P3)"
@@ -138,6 +149,11 @@ class PromiseChecker:
         self.issued[name, period].append(
             Issued(node, ids, taken.generation, next(self._numbers), self._era, bool(request.request_id))
         )
+
+    def record_refusal(self, request: Request, refusal: Refusal) -> None:
+        """Checks that no call is refused because of a store that has not gone backwards (P3)."""
+        false = isinstance(refusal, StoreWentBackwards) and self._restored_at < 0
+        assert not false, f"{request.node.name}: {refusal} (P3, but the store was not restored)"
 
     def record_change(self, name: str, at: float, generation: int) -> None:
         """Records a change, and the time at which it is effective."""
@@ -182,12 +198,23 @@ class PromiseChecker:
     def record_doc_ids(self, node: Node, runs: list[DocIdRun], id_count: int) -> None:
         """Records and checks the document ids of a reply."""
         assert sum(run.id_count for run in runs) == id_count
+        assert node not in self.children, f"{runs} are issued by a forked child (P8)"
         for run in runs:
             self._claim(node, run.prefix, run.timestamp)
             last = self._last_doc_id.get(node, (run.prefix, -1, 0))
             first = (run.prefix, run.timestamp, run.first)
             assert run.prefix != last[0] or first > last, "document ids of a process do not rise (P6)"
             self._last_doc_id[node] = (run.prefix, run.timestamp, run.last)
+
+    def check_balance(self, node: Node) -> None:
+        """Checks P9 while no call is pending: every id granted to a node is issued, held, returned, or burned."""
+        ledger = node.connection.ledger
+        taken = ledger.granted + ledger.unknown
+        burned = node.allocator.burned.by_cause
+        known = node.issued_count + node.allocator.held_ids + burned.total() + ledger.returned
+        # A repeated reply to a request id was counted before.
+        balanced = taken <= known if node.took_requests else taken == known
+        assert balanced, f"{node.name} took {taken} ids and accounts for {known}: {burned} (P9)"
 
     def _claim(self, node: Node, prefix: int, timestamp: int) -> None:
         other = self._starts.setdefault((prefix, timestamp), node)
@@ -197,7 +224,7 @@ class PromiseChecker:
         """Checks P4, by the node's expiry time, and by the time of its last write."""
         assert node.clock.boot() < taken.expires_at, f"ids of {name!r} are issued after their lease (P4)"
         # A reply to a request id may be another node's; then only the sequence's own generation is proved.
-        counters = {name} if foreign else {name, counter_name(name, period)}
+        counters = {name} if foreign else {name, row_name(name, period)}
         for counter in counters:
             sent = node.connection.ledger.proofs.get((counter, taken.generation))
             assert sent is not None, f"no write returned generation {taken.generation} of {counter!r}"
@@ -228,12 +255,27 @@ class PromiseChecker:
         return False
 
 
+def row_name(sequence: str, period: str) -> str:
+    """Returns the name of the row that has the counter of a sequence, or of its period."""
+    return name_of_period(sequence, period) if period else sequence
+
+
 def _check_settings(ids: range, sequence: Sequence) -> None:
     """Checks bounds and alignment."""
     assert sequence.min_value <= min(ids[0], ids[-1])
     assert max(ids[0], ids[-1]) <= sequence.max_value
     assert sequence.kind != Kind.COUNTER or (ids[0] - sequence.start) % sequence.step == 0
     assert ids.step == sequence.step
+
+
+def _cover(granted: list[range], ids: range) -> bool:
+    """Whether the ids lie in the granted ranges; a reply may span adjacent ones."""
+    while ids:
+        grant = next((each for each in granted if each.step == ids.step and ids[0] in each), None)
+        if grant is None:
+            return False
+        ids = ids[len(grant) - grant.index(ids[0]) :]
+    return True
 
 
 def _overlap(one: range, other: range) -> bool:

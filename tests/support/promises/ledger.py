@@ -74,6 +74,9 @@ class RecordedConnection(ForwardingStore):
     Args:
         now: Returns the simulated time, in seconds.
         report: Called with each broken promise that is seen in a request.
+
+    Attributes:
+        pending: Number of calls without an answer.
     """
 
     def __init__(self, now: Callable[[], float], report: Callable[[str], None]) -> None:
@@ -81,6 +84,7 @@ class RecordedConnection(ForwardingStore):
         self._report = report
         self.ledger = Ledger()
         self.cut = False
+        self.pending = 0
 
     @property
     def address(self) -> str:

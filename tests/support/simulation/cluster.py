@@ -1,7 +1,5 @@
 """The simulated cluster of ``test_state_machine``: calls, changes, backups, repairs and stops of its nodes."""
 
-from collections.abc import Coroutine
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
@@ -12,11 +10,13 @@ from idalloc_server.backup.export_file import read_export
 from idalloc_server.backup.exporter import export_lines
 from idalloc_server.backup.importer import Importer
 from idalloc_server.domain.administration.change_tokens import ChangeToken
-from idalloc_server.domain.errors import Refusal, StartRefused, StoreWentBackwards
+from idalloc_server.domain.errors import StoreWentBackwards
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Kind, Reset, Sequence
 from idalloc_server.domain.store.protocol import Store
+from tests.support.promises.calls import CheckedCalls, unless_refused
 from tests.support.promises.checker import PromiseChecker
-from tests.support.simulation.world import EPOCH_WALL, Node, World
+from tests.support.simulation.node import EPOCH_WALL, Node
+from tests.support.simulation.world import World
 
 
 class SimulatedCluster(RuleBasedStateMachine):
@@ -29,6 +29,7 @@ class SimulatedCluster(RuleBasedStateMachine):
         self.folder = TemporaryDirectory() if self.on_disk else None
         self.world = World(Path(self.folder.name) / "idalloc.db" if self.folder else None)
         self.promises = PromiseChecker()
+        self.calls = CheckedCalls(self.promises, lambda: self.world.now)
         self.backup: Any = None
         self.exported: list[bytes] = []
         # The lowest and the highest value of each counter so far, and its last settings.
@@ -46,7 +47,7 @@ class SimulatedCluster(RuleBasedStateMachine):
             self._repair(self.world.nodes[0])
         for node in list(self.world.nodes):
             for name in "abc":
-                self._call_node(node, self._allocate, name, 2)
+                self._call_node(node, self.calls.allocate, name, 2)
             self.world.pass_time(10.0)
         for node in list(self.world.nodes):
             self._close(node)
@@ -65,7 +66,7 @@ class SimulatedCluster(RuleBasedStateMachine):
         error = self.world.finish(node.loop, node.close())
         assert error is None, error
         assert not node.allocator.held_ids
-        self._check_balance(node)
+        self.promises.check_balance(node)
         self.world.kill(node)
 
     def _call(self, which: int, work: Any, *arguments: Any) -> None:
@@ -74,54 +75,16 @@ class SimulatedCluster(RuleBasedStateMachine):
             self._call_node(node, work, *arguments)
 
     def _call_node(self, node: Node, work: Any, *arguments: Any) -> None:
-        task = node.loop.create_task(_unless_refused(work(node, *arguments)))
+        task = node.loop.create_task(unless_refused(work(node, *arguments)))
         node.callers.append(task)
         task.add_done_callback(node.callers.remove)
-
-    async def _allocate(self, node: Node, name: str, id_count: int) -> None:
-        request = self.promises.record_request(node, name, id_count, self.world.now)
-        taken = node.allocator.allocate_from_lease(name, id_count) or await node.allocator.allocate(name, id_count)
-        self.promises.record_reply(request, taken, self.world.now)
-
-    async def _allocate_once(self, node: Node, name: str, id_count: int, request_id: str) -> None:
-        node.took_requests = True
-        request = self.promises.record_request(node, name, id_count, self.world.now, request_id)
-        taken, _ = await node.request_ids.allocate_once(name, id_count, request_id, 0)
-        self.promises.record_reply(request, taken, self.world.now)
-
-    async def _make_doc_ids(self, node: Node, id_count: int, offset: int, increment: int) -> None:
-        assert node.doc_ids
-        runs = node.doc_ids.generate_from_memory(id_count, offset, increment)
-        if runs is None:
-            runs = await node.doc_ids.generate(id_count, offset, increment)
-        self.promises.record_doc_ids(node, runs, id_count)
 
     def _change(self, which: int, name: str, kind: str, given: Any) -> None:
         node = self._node(which)
         if node:
             change_token = node.service.change_token("", b"")
             self.changes[name] = (change_token, kind, given)
-            self._call_node(node, self._run_change, name, kind, given, change_token)
-
-    async def _run_change(self, node: Node, name: str, kind: str, given: Any, change_token: ChangeToken) -> None:
-        service = node.service
-        if kind == "create":
-            await service.create(name, given, change_token)
-            return
-        if kind == "update":
-            changed = await service.update(name, given, "", change_token)
-        elif kind == "delete":
-            changed = await service.delete(name, "", change_token)
-        else:
-            past, period = given
-            changed = await service.advance(name, past, period, "", change_token)
-            if changed.summary.row.revised_by == change_token.value:
-                at = self.world.now + changed.effective_delay
-                self.promises.record_advance(name, changed.summary.period, at, past, changed.summary.row.sequence.step)
-        row = changed.summary.row
-        if kind == "update" and row.lease_ms and not changed.effective_delay:
-            return  # It ended no leases: the generation may be another change's.
-        self.promises.record_change(name, self.world.now + changed.effective_delay, row.generation + row.deleted)
+            self._call_node(node, self.calls.change, name, kind, given, change_token)
 
     @property
     def _store(self) -> Store:
@@ -204,10 +167,10 @@ class SimulatedCluster(RuleBasedStateMachine):
                         self._assert_that_it_continues(other, name)
 
     def _assert_that_it_continues(self, node: Node, name: str) -> None:
-        error = self.world.finish(node.loop, self._allocate(node, name, 1))
+        error = self.world.finish(node.loop, self.calls.allocate(node, name, 1))
         if isinstance(error, StoreWentBackwards) and "of another sequence" in str(error):
             self.world.pass_time(1.1)  # the node checks once a second who changed the row
-            error = self.world.finish(node.loop, self._allocate(node, name, 1))
+            error = self.world.finish(node.loop, self.calls.allocate(node, name, 1))
         assert not isinstance(error, (StoreWentBackwards, AssertionError)), error
 
     async def _advance_all(self, node: Node, values: dict[tuple[str, str], tuple[int, int]]) -> None:
@@ -244,18 +207,3 @@ class SimulatedCluster(RuleBasedStateMachine):
                 node.clock.offset = ahead + 1.0
                 await service.advance(name, value, period, "", service.change_token("", b""))
                 node.clock.offset = 0.0
-
-    def _check_balance(self, node: Node) -> None:
-        """Checks P9: every id granted to a node is issued, held, returned, or counted as burned."""
-        ledger = node.connection.ledger
-        taken = ledger.granted + ledger.unknown
-        burned = node.allocator.burned.by_cause
-        known = node.issued_count + node.allocator.held_ids + burned.total() + ledger.returned
-        # A repeated reply to a request id was counted before.
-        balanced = taken <= known if node.took_requests else taken == known
-        assert balanced, f"{node.name} took {taken} ids and accounts for {known}: {burned} (P9)"
-
-
-async def _unless_refused(work: Coroutine[Any, Any, None]) -> None:
-    with suppress(Refusal, StartRefused):
-        await work

@@ -37,18 +37,13 @@ class StoreFault(NamedTuple):
 
 
 class StoreConnection(RecordedConnection):
-    """A connection that forwards each call to the simulated store, with the next fault of its method.
-
-    Attributes:
-        pending: Number of calls without an answer.
-    """
+    """A connection that forwards each call to the simulated store, with the next fault of its method."""
 
     def __init__(self, world: "World", store: Store, loop: SimulatedLoop) -> None:
         super().__init__(lambda: world.now, world.problems.append)
         self._world = world
         self._store = store
         self._loop = loop
-        self.pending = 0
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         if self.cut or self._world.down:

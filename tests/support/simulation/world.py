@@ -9,132 +9,17 @@ import copy
 import sqlite3
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
 from pathlib import Path
-from random import Random
 from typing import Any, TypeVar
 
-from idalloc_server.domain.administration.service import SequenceService
-from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.allocation.config import AllocationConfig
-from idalloc_server.domain.document_ids.generator import DocIdGenerator
-from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
-from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.store.sqlite.store import SqliteStore
-from tests.support.fake_process import FakeProcess
 from tests.support.fake_store import MemoryStore
 from tests.support.simulation.loop import SimulatedLoop, simulated_loop
-from tests.support.simulation.store_connection import LATENCY, StoreConnection, StoreFault
+from tests.support.simulation.node import CONFIG, MachineClock, Node
+from tests.support.simulation.store_connection import StoreConnection, StoreFault
 
 _T = TypeVar("_T")
-
-CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
-REQUEST_ID_WINDOW = 600.0
-EPOCH_WALL = 1_700_000_000.0
-# Background tasks of a node: it keeps its prefix, drops idle sequences, and removes old request ids.
-JOBS = 3
-# How long a server waits for the store when it stops, in seconds.
-RELEASE_SECONDS = 5.0
-
-
-class MachineClock:
-    """The clocks of one machine; only the wall clock can be set."""
-
-    def __init__(self, time: Callable[[], float], booted: float = 0.0) -> None:
-        self._time = time
-        self._booted = booted
-        self.offset = 0.0
-
-    def boot(self) -> float:
-        return self._time() + self._booted
-
-    def wall(self) -> float:
-        return EPOCH_WALL + self._time() + self.offset
-
-
-class Node:
-    """A server process without its network.
-
-    Attributes:
-        doc_ids: The document id generator; None until the node has started.
-        callers: Tasks of pending calls.
-        issued_count: Number of ids issued.
-        took_requests: Whether any call had a request id.
-        closing: Whether the node is stopping.
-    """
-
-    def __init__(self, world: "World", number: int, prefix: int) -> None:
-        self.name = f"node {number}"
-        self.loop = simulated_loop(lambda: world.now)
-        self.clock = MachineClock(lambda: world.now, booted=1000.0 * number)
-        self.connection = StoreConnection(world, world.connect(), self.loop)
-        self.process = FakeProcess(number)
-        random = Random(number).randbytes
-        self.allocator = Allocator(self.connection, self.clock, CONFIG, random, self.process)
-        self.service = SequenceService(
-            self.connection, self.clock, self.allocator, store_timeout=CONFIG.store_timeout, random=random
-        )
-        self.request_ids = IdempotentAllocator(
-            self.allocator,
-            self.connection,
-            self.clock,
-            node=self.name,
-            window=REQUEST_ID_WINDOW,
-            store_timeout=CONFIG.store_timeout,
-        )
-        self.start_timestamps = StartTimestamps(
-            self.connection, self.clock, prefix=prefix, holder=self.name, max_clock_skew=60.0
-        )
-        self.doc_ids: DocIdGenerator | None = None
-        self.callers: list[asyncio.Task[Any]] = []
-        self.issued_count = 0
-        self.took_requests = False
-        self.closing = False
-        self._jobs: list[asyncio.Task[Any]] = []
-
-    async def start(self) -> None:
-        """Claims a start timestamp, and starts the background tasks."""
-        start = await self.start_timestamps.start()
-        self.doc_ids = DocIdGenerator(self.start_timestamps, start, process=self.process)
-        for job in (
-            self.start_timestamps.keep_prefix(),
-            self.allocator.close_idle_sequences(),
-            self.request_ids.prune_answers(),
-        ):
-            self._jobs.append(self.loop.create_task(job))
-
-    def drop_idle_sequences(self) -> None:
-        """Starts a task that drops idle sequences, as the background task does periodically."""
-        job = self.loop.create_task(self.allocator.check_idle_sequences())
-        self._jobs.append(job)
-        job.add_done_callback(self._jobs.remove)
-
-    async def close(self) -> None:
-        """Stops as the server does: cancels calls, then returns tails."""
-        assert self.doc_ids
-        self.closing = True
-        for task in (*self.callers, *self._jobs):
-            task.cancel()
-        await asyncio.sleep(LATENCY)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(RELEASE_SECONDS):
-                try:
-                    await asyncio.gather(
-                        self.service.finish_changes(),
-                        self.request_ids.finish_recording(),
-                        self.allocator.return_leases(),
-                        self.doc_ids.cancel_claims(),
-                    )
-                finally:
-                    self.request_ids.abandon()
-                    self.allocator.abandon()
-        await self.start_timestamps.release()
-
-    @property
-    def is_quiet(self) -> bool:
-        """Whether no call is pending."""
-        return not self.callers and not self.connection.pending and len(self.loop.tasks) == len(self._jobs) == JOBS
 
 
 class World:
@@ -187,7 +72,8 @@ class World:
     def start_node(self, prefix: int) -> Node | None:
         """Starts a node; returns None if it refuses to start."""
         self._started += 1
-        node = Node(self, self._started, prefix)
+        loop = simulated_loop(lambda: self.now)
+        node = Node(self._started, prefix, loop, StoreConnection(self, self.connect(), loop), CONFIG)
         self.nodes.append(node)
         if self.finish(node.loop, node.start()) is None and node.doc_ids:
             return node
@@ -296,8 +182,3 @@ class World:
 
 def _copied(rows: dict[Any, _T]) -> dict[Any, _T]:
     return {key: copy.copy(row) for key, row in rows.items()}
-
-
-def counter_name(sequence: str, period: str) -> str:
-    """Returns the name of the row that has the counter of a sequence, or of its period."""
-    return f"{sequence}\x1f{period}" if period else sequence

@@ -43,12 +43,12 @@ class Service(SimulatedCluster):
     @rule(which=NODES, name=NAMES, counts=st.lists(COUNTS, min_size=1, max_size=3))
     def allocate(self, which: int, name: str, counts: list[int]) -> None:
         for id_count in counts:
-            self._call(which, self._allocate, name, id_count)
+            self._call(which, self.calls.allocate, name, id_count)
 
     @rule(which=NODES, name=NAMES, id_count=st.integers(1, 20), times=st.integers(2, 8))
     def use_sequence_for_a_while(self, which: int, name: str, id_count: int, times: int) -> None:
         for _ in range(times):
-            self._call(which, self._allocate, name, id_count)
+            self._call(which, self.calls.allocate, name, id_count)
             self.world.pass_time(0.3)
 
     @rule(name=NAMES, counts=st.lists(st.integers(2, 10), min_size=4, max_size=12), unknown=st.booleans())
@@ -57,13 +57,13 @@ class Service(SimulatedCluster):
         for turn, id_count in enumerate(counts):
             if unknown and turn == len(counts) // 2:
                 self.world.faults["grant"].append(StoreFault(error=StoreOutcomeUnknown))
-            self._call(turn, self._allocate, name, id_count)
+            self._call(turn, self.calls.allocate, name, id_count)
             self.world.pass_time(0.3)
 
     @rule(which=NODES, request=st.integers(0, 3), other=st.sampled_from([0, 0, 0, 0, 1]))
     def allocate_with_a_request_id(self, which: int, request: int, other: int) -> None:
         request_id = str(UUID(int=request + 1))
-        self._call(which, self._allocate_once, "aabc"[request], 3 + request + other, request_id)
+        self._call(which, self.calls.allocate_once, "aabc"[request], 3 + request + other, request_id)
 
     @rule(
         which=NODES,
@@ -72,7 +72,7 @@ class Service(SimulatedCluster):
         increment=st.sampled_from([0, 10]),
     )
     def make_document_ids(self, which: int, id_count: int, offset: int, increment: int) -> None:
-        self._call(which, self._make_doc_ids, id_count, offset, increment)
+        self._call(which, self.calls.make_doc_ids, id_count, offset, increment)
 
     @rule(which=NODES, index=st.integers(0, 5))
     def cancel_a_call(self, which: int, index: int) -> None:
@@ -102,7 +102,7 @@ class Service(SimulatedCluster):
     def repeat_a_change(self, which: int, name: str) -> None:
         if name in self.changes:
             change_token, kind, given = self.changes[name]
-            self._call(which, self._run_change, name, kind, given, change_token)
+            self._call(which, self.calls.change, name, kind, given, change_token)
 
     # Time and faults.
 
@@ -140,19 +140,19 @@ class Service(SimulatedCluster):
     def resume_a_node_with_calls_waiting(self, which: int, name: str, seconds: float, id_count: int) -> None:
         node = self._node(which)
         if node:
-            self._call_node(node, self._allocate, name, 200 * id_count)
+            self._call_node(node, self.calls.allocate, name, 200 * id_count)
             node.loop.run_ready()
             node.loop.paused = True
             self.world.pass_time(seconds)
             node.loop.paused = False
-            self._call_node(node, self._allocate, name, id_count)
+            self._call_node(node, self.calls.allocate, name, id_count)
 
     @rule(which=NODES, name=NAMES, id_count=COUNTS, turns=st.integers(0, 5), seconds=st.sampled_from([0.0, 0.0, 182.0]))
     def stop_a_node_during_an_answer(self, which: int, name: str, id_count: int, turns: int, seconds: float) -> None:
         """Cancels calls, or pauses the node, a few turns of its loop after the store has answered."""
         node = self._node(which)
         if node:
-            self._call_node(node, self._allocate, name, id_count)
+            self._call_node(node, self.calls.allocate, name, id_count)
             self.world.settle()
             node.loop.paused = True
             self.world.pass_time(0.01)
@@ -180,7 +180,7 @@ class Service(SimulatedCluster):
         self.world.down = True
         for _ in range(4):
             self.world.pass_time(seconds)
-            self._call(which, self._allocate, name, 1)
+            self._call(which, self.calls.allocate, name, 1)
         self.world.down = False
 
     @rule(
@@ -195,7 +195,7 @@ class Service(SimulatedCluster):
         self._change(other, name, "advance", (past, ""))
         for _ in range(5):
             self.world.pass_time(seconds)
-            self._call(which, self._allocate, name, 1)
+            self._call(which, self.calls.allocate, name, 1)
 
     @rule(which=NODES, name=NAMES, method=METHODS, fault=FAULTS, counts=st.lists(COUNTS, min_size=1, max_size=3))
     def allocate_during_a_fault(self, which: int, name: str, method: str, fault: StoreFault, counts: list[int]) -> None:
@@ -210,9 +210,9 @@ class Service(SimulatedCluster):
     ) -> None:
         self.world.faults["create"].append(fault)
         for turn in range(3):
-            self._call(which + turn % 2, self._allocate, name, id_count)
+            self._call(which + turn % 2, self.calls.allocate, name, id_count)
         self.world.pass_time(seconds)
-        self._call(which, self._allocate, name, 1)
+        self._call(which, self.calls.allocate, name, 1)
 
     @rule(which=NODES)
     def drop_idle_sequences(self, which: int) -> None:
@@ -248,7 +248,7 @@ class Service(SimulatedCluster):
         self._import(self._export() if current else self.exported)
         for _ in range(4):
             self.world.pass_time(seconds)
-            self._call(which, self._allocate, name, 1)
+            self._call(which, self.calls.allocate, name, 1)
 
     @precondition(lambda self: self.backup is not None)
     @rule()
@@ -272,7 +272,7 @@ class Service(SimulatedCluster):
         self.world.settle()
         for node in self.world.nodes:
             if node.is_quiet:
-                self._check_balance(node)
+                self.promises.check_balance(node)
 
     def teardown(self) -> None:
         try:

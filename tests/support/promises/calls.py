@@ -1,0 +1,87 @@
+"""The calls of a simulated node whose replies and refusals are checked."""
+
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from idalloc_server.domain.administration.change_tokens import ChangeToken
+from idalloc_server.domain.errors import Refusal, StartRefused
+from tests.support.promises.checker import PromiseChecker
+from tests.support.simulation.node import Node
+
+
+class CheckedCalls:
+    """Makes calls, and records what they return.
+
+    Args:
+        promises: Checks the replies.
+        now: Returns the simulated time, in seconds.
+    """
+
+    def __init__(self, promises: PromiseChecker, now: Callable[[], float]) -> None:
+        self._promises = promises
+        self._now = now
+
+    async def allocate(self, node: Node, name: str, id_count: int) -> None:
+        """Allocates ids."""
+        request = self._promises.record_request(node, name, id_count, self._now())
+        try:
+            taken = node.allocator.allocate_from_lease(name, id_count) or await node.allocator.allocate(name, id_count)
+        except Refusal as refusal:
+            self._promises.record_refusal(request, refusal)
+            raise
+        self._promises.record_reply(request, taken, self._now())
+
+    async def allocate_once(self, node: Node, name: str, id_count: int, request_id: str) -> None:
+        """Allocates ids with a request id."""
+        node.took_requests = True
+        request = self._promises.record_request(node, name, id_count, self._now(), request_id)
+        try:
+            taken, _ = await node.request_ids.allocate_once(name, id_count, request_id, 0)
+        except Refusal as refusal:
+            self._promises.record_refusal(request, refusal)
+            raise
+        self._promises.record_reply(request, taken, self._now())
+
+    async def make_doc_ids(self, node: Node, id_count: int, offset: int = 0, increment: int = 0) -> None:
+        """Generates document ids."""
+        assert node.doc_ids
+        runs = node.doc_ids.generate_from_memory(id_count, offset, increment)
+        if runs is None:
+            runs = await node.doc_ids.generate(id_count, offset, increment)
+        self._promises.record_doc_ids(node, runs, id_count)
+
+    async def change(self, node: Node, name: str, kind: str, given: Any, change_token: ChangeToken) -> None:
+        """Creates, updates, deletes or advances a sequence.
+
+        Args:
+            node: The node.
+            name: The sequence's name.
+            kind: create, update, delete or advance.
+            given: The settings of a creation or an update; the value and the period of an advance.
+            change_token: Identifies the change.
+        """
+        service = node.service
+        if kind == "create":
+            await service.create(name, given, change_token)
+            return
+        if kind == "update":
+            changed = await service.update(name, given, "", change_token)
+        elif kind == "delete":
+            changed = await service.delete(name, "", change_token)
+        else:
+            past, period = given
+            changed = await service.advance(name, past, period, "", change_token)
+            if changed.summary.row.revised_by == change_token.value:
+                at = self._now() + changed.effective_delay
+                self._promises.record_advance(name, changed.summary.period, at, past, changed.summary.row.sequence.step)
+        row = changed.summary.row
+        if kind == "update" and row.lease_ms and not changed.effective_delay:
+            return  # It ended no leases: the generation may be another change's.
+        self._promises.record_change(name, self._now() + changed.effective_delay, row.generation + row.deleted)
+
+
+async def unless_refused(work: Coroutine[Any, Any, None]) -> None:
+    """Awaits a call, which may be refused."""
+    with suppress(Refusal, StartRefused):
+        await work
