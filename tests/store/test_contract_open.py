@@ -7,6 +7,8 @@ import pytest
 from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.store.records import RecordedAllocation
+from tests.support.fake_store import FakeClock
 from tests.support.store_backends import COLUMNS, Opener
 from tests.support.store_rows import grant, ids_of, new_row
 
@@ -30,6 +32,22 @@ class TestOpen:
         await asyncio.gather(*(store.create(new_row("s")) for store in stores))
         grants = await asyncio.gather(*(store.grant("s", 1, 1000) for store in stores))
         assert sorted(each for granted in grants for each in ids_of(granted)) == list(range(1, 9))
+
+    async def test_stores_on_one_server_share_nothing(self, opener: Opener, clock: FakeClock) -> None:
+        """P1, P6, P7: one name, prefix or request id in two stores on one server is two of them."""
+        neighbor = Opener(opener.backend.beside(), clock)
+        stores = [await opener.open(), await neighbor.open()]
+        for each in stores:
+            await each.create(new_row("s"))
+        assert [list(ids_of(await each.grant("s", 3, 1000))) for each in stores] == [[1, 2, 3], [1, 2, 3]]
+        await grant(stores[0], "s", 10)
+        assert (await grant(stores[1], "s", 0)).last_value == 3
+        assert [(await each.claim_start(3, 1000, "me", 60)).start_timestamp for each in stores] == [1000, 1000]
+        answers = [RecordedAllocation("r", "s", first_id, 2, 1, 1, "", 0, "node") for first_id in (4, 40)]
+        for each, answer in zip(stores, answers, strict=True):
+            await each.record([answer])
+        assert [await each.recorded("r") for each in stores] == answers
+        await neighbor.close()
 
     async def test_a_two_column_table_is_adopted(self, opener: Opener) -> None:
         """P1: the table of CrateDB's guide is adopted, and its counters continue."""

@@ -70,6 +70,10 @@ class Backend(Protocol):
         """Puts another, empty table of sequences under the name of this one."""
         ...
 
+    def beside(self) -> "Backend":
+        """Returns a backend of another name on the same server, or in the same folder."""
+        ...
+
     async def close(self) -> None:
         """Removes the tables."""
         ...
@@ -183,6 +187,9 @@ class SqliteBackend(SqlBackend):
         await store.close()
         other.replace(self._path)
 
+    def beside(self) -> "SqliteBackend":
+        return SqliteBackend(self._path.with_suffix(".beside"), self._clock)
+
     async def close(self) -> None:
         pass
 
@@ -247,6 +254,9 @@ class CrateBackend(SqlBackend):
         await self.sql(other.definition(self.schema))
         await self.sql("ALTER CLUSTER SWAP TABLE {}sequences TO {}sequences_other")
 
+    def beside(self) -> "CrateBackend":
+        return CrateBackend(f"{self.url}_beside", self._advance)
+
     async def close(self) -> None:
         for table in ("sequences", "sequences_other", "start_timestamps", "allocations"):
             await self.sql(f"DROP TABLE IF EXISTS {{}}{table}")
@@ -277,6 +287,9 @@ class MemoryBackend(SqlBackend):
         raise NotImplementedError(name)
 
     async def exchange(self) -> None:
+        raise NotImplementedError
+
+    def beside(self) -> "MemoryBackend":
         raise NotImplementedError
 
     async def close(self) -> None:

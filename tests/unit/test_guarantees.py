@@ -1,4 +1,4 @@
-"""docs/explanation/guarantees.md names tests that exist and check the promise they are named for."""
+"""guarantees.md and peers-bugs.md name tests that exist and check the promises they are named for."""
 
 import ast
 import re
@@ -11,6 +11,8 @@ PAGE = (ROOT / "docs" / "explanation" / "guarantees.md").read_text()
 PROMISES = {
     int(number): text for number, text in re.findall(r"^## P(\d+): (.*?)(?=^## )", PAGE, re.MULTILINE | re.DOTALL)
 }
+BUGS = re.split(r"^## ", (ROOT / "docs" / "explanation" / "peers-bugs.md").read_text(), flags=re.MULTILINE)[1:]
+NAMED_TEST = r"`(tests/[\w/]+\.py)::(\w+)`"
 
 
 def docstrings(file: str) -> dict[str, str]:
@@ -36,7 +38,16 @@ def test_every_promise_is_on_the_page() -> None:
 @pytest.mark.parametrize("number", PROMISES)
 def test_the_tests_of_a_promise_exist_and_name_it(number: int) -> None:
     """Each test that the page names for a promise exists, and its docstring names the promise."""
-    tests = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PROMISES[number])
+    tests = re.findall(NAMED_TEST, PROMISES[number])
     assert tests
     for file, name in tests:
         assert number in promised(docstrings(file)[name]), f"{file}::{name}"
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.partition(":")[0])
+def test_the_tests_that_find_a_bug_exist_and_name_its_promises(bug: str) -> None:
+    """Each promise that the section of a bug links to is named by a test of the section, and all its tests exist."""
+    linked = {int(number) for number in re.findall(r"\(guarantees\.md#p(\d+)-", bug)}
+    named = [promised(docstrings(file)[name]) for file, name in re.findall(NAMED_TEST, bug)]
+    assert linked
+    assert linked <= set().union(*named)

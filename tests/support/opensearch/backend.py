@@ -105,6 +105,9 @@ class OpenSearchBackend:
         actions = [{"remove": {"index": name, "alias": self.alias}}, {"add": {"index": other, "alias": self.alias}}]
         await self._write("POST", "/_aliases", {"actions": actions})
 
+    def beside(self) -> "OpenSearchBackend":
+        return OpenSearchBackend(self._host, f"{self._prefix}-beside", self._advance)
+
     async def close(self) -> None:
         _, found = await self.send("GET", f"/{self._prefix}-*?filter_path=*.settings.index.uuid")
         if found:

@@ -93,6 +93,21 @@ def test_columns_share_a_client_created_on_first_use(server: FakeServer, monkeyp
     client.close()
 
 
+@pytest.mark.parametrize("given", [True, False], ids=["clients", "environment"])
+def test_defaults_of_two_servers_share_no_ids(server: FakeServer, monkeypatch: pytest.MonkeyPatch, given: bool) -> None:
+    """P1: columns of one sequence name on two servers each get ids of their own server."""
+    monkeypatch.setattr(ext, "_clients", {})
+    with serving() as other, idalloc.Client(server.target) as one, idalloc.Client(other.target) as two:
+        defaults = []
+        for client in (one, two):
+            monkeypatch.setenv("IDALLOC_SERVER", client.target)
+            defaults.append(idalloc_default("orders", client if given else None))
+            assert defaults[-1]() == 1
+        assert [[default() for default in defaults] for _ in range(99)] == [[n, n] for n in range(2, 101)]
+        for shared in ext._clients.values():
+            shared.close()
+
+
 def test_threads_can_share_a_default(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """P1: threads that share a default get each id once."""
     monkeypatch.setattr(ext, "_clients", {})

@@ -98,6 +98,18 @@ async def test_a_tail_that_another_node_has_seen_is_burned(
     assert len({*node.issued, *other.issued}) == len(node.issued) + len(other.issued)
 
 
+async def test_nodes_that_take_turns_repeat_no_id(node: Node, other: Node, store: MemoryStore) -> None:
+    """P1, P2: a node that gave its tail back holds nothing of it when its turn comes again."""
+    for _ in range(3):
+        for serving in (node, other):
+            await serving.warm_up()
+            await serving.check_idle_sequences()
+            await serving.check_idle_sequences()
+            assert store.rows["s"].last_value == serving.issued[-1]
+    everything = sorted(node.issued + other.issued)
+    assert everything == list(range(1, len(everything) + 1))
+
+
 async def test_a_tail_is_given_back_as_far_as_no_other_node_saw(
     node: Node, other: Node, store: MemoryStore, clock: FakeClock
 ) -> None:

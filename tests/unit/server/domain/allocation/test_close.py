@@ -177,3 +177,24 @@ class TestInFlight:
         values = sorted(store.rows[name].last_value or 0 for name in ("first", "second", "third"))
         assert values[:2] == [2, 2]
         assert allocator.burned.by_cause == {BurnCause.NOT_RETURNED: values[2] - 2}
+
+
+@pytest.mark.parametrize("hanging", ["grant", "give_back"], ids=["killed in a refill", "slow to stop"])
+async def test_a_node_that_ends_delays_no_other(store: MemoryStore, clock: FakeClock, hanging: str) -> None:
+    """P10: while a node ends, calls of other nodes wait for no timer, no lease and no other node."""
+    ending, staying, started = (Allocator(store, clock, CONFIG) for _ in range(3))
+    for _ in range(5):
+        await ending.allocate("orders", 10)
+        await staying.allocate("orders", 10)
+    await settle()
+    gate = store.hold(hanging)
+    hangs = ending.allocate("orders", 1_000) if hanging == "grant" else ending.return_leases()
+    end = asyncio.create_task(hangs)
+    await settle()
+    assert staying.allocate_from_lease("orders", 1) is not None
+    calls = [asyncio.create_task(each.allocate("orders", 1_000)) for each in (staying, started)]
+    await settle()  # which ends when all tasks wait for something
+    assert [call.done() for call in calls] == [True, True]
+    assert not end.done()
+    gate.set()
+    await end
