@@ -16,6 +16,7 @@ import pytest
 from idalloc.v1 import id_allocator_pb2 as pb
 from tests.support import http2
 from tests.support.faults.resources import read_resources
+from tests.support.paths import ROOT
 from tests.support.processes import Server
 from tests.support.proxy import Proxy, proxying, serving
 from tests.support.server_calls import id_allocator
@@ -24,16 +25,18 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.test_long
 ORDERS = pb.AllocateRangeRequest(sequence="orders").SerializeToString()
+HEAP = "overload.envoy.resource_monitors.fixed_heap.pressure"
+RETRY_POLICY = ROOT / "protos/idalloc/v1/service_config.json"
 RESETS = "http.grpc.downstream_rq_too_many_premature_resets"
 
 
 @contextmanager
-def steady_caller(proxy: Proxy) -> Iterator[None]:
-    """Call in turn during the block; each call must succeed."""
+def steady_caller(proxy: Proxy, **options: Any) -> Iterator[None]:
+    """Call in turn during the block, on a channel with these options; each call must succeed."""
     stop, failed, calls = threading.Event(), [], []
 
     def call_until_stopped() -> None:
-        with proxy.channel() as channel:
+        with proxy.channel(**options) as channel:
             while not stop.wait(0.02):
                 try:
                     calls.append(allocate(channel))
@@ -151,19 +154,23 @@ def test_envoy_refuses_requests_when_its_memory_is_used(short_folder: Path) -> N
 
 
 def test_requests_that_never_end_take_bounded_memory(proxy: Proxy) -> None:
-    """200 MB of unfinished requests are reset at the limit of Envoy's heap, and a steady caller is served."""
-    with serving(proxy) as server, steady_caller(proxy), ExitStack() as stack:
+    """200 MB of unfinished requests are reset while their clients stay, and calls with the retry policy succeed."""
+    retried = [("grpc.service_config", RETRY_POLICY.read_text())]
+    with serving(proxy) as server, steady_caller(proxy, options=retried), ExitStack() as stack:
         most = 0.0
-        with suppress(OSError):  # Envoy accepts no connections while most of its memory is used.
-            for _ in range(200):
-                connection = stack.enter_context(raw(proxy))
-                connection.sendall(http2.frame(http2.WINDOW_UPDATE, 0, 0, (2**20).to_bytes(4, "big")))
-                for stream in (1, 3, 5, 7):
-                    body = http2.frame(http2.DATA, 0, stream, bytes(http2.MAX_FRAME)) * 15
-                    connection.sendall(http2.headers(stream, "AllocateRange") + body)
-                most = max(most, megabytes(server, proxy))
-        assert proxy.stat("envoy.overload_actions.reset_high_memory_stream.count") > 0
+        for _ in range(200):
+            connection = stack.enter_context(raw(proxy))
+            connection.sendall(http2.frame(http2.WINDOW_UPDATE, 0, 0, (2**20).to_bytes(4, "big")))
+            for stream in (1, 3, 5, 7):
+                body = http2.frame(http2.DATA, 0, stream, bytes(http2.MAX_FRAME)) * 15
+                connection.sendall(http2.headers(stream, "AllocateRange") + body)
+            most = max(most, megabytes(server, proxy))
         assert most < MAX_MB
+        # Streams are reset from 40 % on. The requests would fill more than 100 %.
+        wait_until(lambda: proxy.stat(HEAP) < 50, "less of Envoy's heap in use")
+        assert proxy.stat("envoy.overload_actions.reset_high_memory_stream.count") > 0
+        with proxy.channel() as new:
+            allocate(new)
 
 
 @pytest.mark.parametrize("name", ATTACKS)
