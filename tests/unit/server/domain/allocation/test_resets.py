@@ -55,6 +55,20 @@ async def test_it_starts_over_at_midnight_in_its_time_zone(nodes: list[Allocator
     assert (await issue(nodes[0], 1))[0] == "2026-12-31"
 
 
+async def test_ids_keep_the_period_of_their_lease(
+    nodes: list[Allocator], store: MemoryStore, clock: FakeClock
+) -> None:
+    """P1: ids whose refill lasts past midnight have the period of the counter that granted them."""
+    await nodes[0].proof("s")
+    gate = store.hold("grant")
+    call = asyncio.create_task(issue(nodes[0], 3))
+    await settle()
+    clock.advance(120.0)  # past midnight, while the grant waits
+    gate.set()
+    assert await call == ("2026-12-31", [1, 2, 3])
+    assert await issue(nodes[0], 3) == ("2027-01-01", [1, 2, 3])
+
+
 @pytest.mark.parametrize(
     ("reset", "periods"), [(Reset.YEARLY, ["2026", "2027"]), (Reset.MONTHLY, ["2026-12", "2027-01"])]
 )
