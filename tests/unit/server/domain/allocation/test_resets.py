@@ -113,6 +113,22 @@ async def test_ids_come_from_memory_and_both_rows_are_renewed(
     assert not nodes[0].burned.by_cause
 
 
+@pytest.mark.parametrize("in_memory", [False, True])
+async def test_ids_of_a_period_expire_with_their_proof(
+    nodes: list[Allocator], clock: FakeClock, in_memory: bool
+) -> None:
+    """P5: ids expire with the sequence's lease, although their period's lease was granted later."""
+    proof = await nodes[0].proof("s")
+    for _ in range(5 if in_memory else 0):
+        clock.advance(CONFIG.lease_ttl / 20)
+        await issue(nodes[0], 100)
+    clock.advance(CONFIG.lease_ttl / 20)
+    taken = nodes[0].allocate_from_lease("s", 1)
+    assert (taken is not None) == in_memory
+    taken = taken or await nodes[0].allocate("s", 1)
+    assert taken.expires_at == proof.expires_at
+
+
 async def test_a_new_generation_ends_the_leases_of_periods(
     nodes: list[Allocator], store: MemoryStore, clock: FakeClock
 ) -> None:
