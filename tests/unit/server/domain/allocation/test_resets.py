@@ -55,9 +55,7 @@ async def test_it_starts_over_at_midnight_in_its_time_zone(nodes: list[Allocator
     assert (await issue(nodes[0], 1))[0] == "2026-12-31"
 
 
-async def test_ids_keep_the_period_of_their_lease(
-    nodes: list[Allocator], store: MemoryStore, clock: FakeClock
-) -> None:
+async def test_ids_keep_the_period_of_their_lease(nodes: list[Allocator], store: MemoryStore, clock: FakeClock) -> None:
     """P1: ids whose refill lasts past midnight have the period of the counter that granted them."""
     await nodes[0].proof("s")
     gate = store.hold("grant")
