@@ -79,6 +79,9 @@ faults: .venv/ready ## the long forms of the fault scenarios (ARGS="-k pause"); 
 	IDALLOC_TEST_EXAMPLES=$${IDALLOC_TEST_EXAMPLES:-1000} $(bin)/pytest -n 2 tests/faults tests/unit/server/test_state_machine.py \
 	  --full --document docs/operations/fault-tests.md $(ARGS)
 
+mutants: .venv/ready ## run the tests of the domain against its seeded faults (ARGS="NAME …"); writes docs/operations/mutants.md
+	$(bin)/python -m tests.support.mutants --document docs/operations/mutants.md $(ARGS)
+
 fuzz: .venv/ready ## random and damaged input for RPCs, files and the X Protocol: 20,000 of each; takes hours
 	IDALLOC_TEST_FUZZ_EXAMPLES=$${IDALLOC_TEST_FUZZ_EXAMPLES:-20000} $(bin)/pytest tests/fuzz --timeout 0 $(ARGS)
 
@@ -228,4 +231,4 @@ editable := $(bin)/pip install --quiet --disable-pip-version-check --no-deps --n
 	$(call venv,.venv-gen,$<)
 	@touch $@
 
-.PHONY: help run test test-long test-upgrade test-languages test-xproto lint type format test-mysql trace load profile bench-envoy bench-peers bench-opensearch bench-faults bench-xproto bench-growth faults fuzz soak gen gen-check generated docs docs-reference go-prefix baseline lock tools dist image clean
+.PHONY: help run test test-long test-upgrade test-languages test-xproto lint type format test-mysql trace load profile bench-envoy bench-peers bench-opensearch bench-faults bench-xproto bench-growth faults mutants fuzz soak gen gen-check generated docs docs-reference go-prefix baseline lock tools dist image clean

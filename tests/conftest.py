@@ -5,12 +5,16 @@ from contextlib import ExitStack
 
 import grpc.aio
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from tests.support.opensearch.real import RELEASES, OpenSearchNode, missing
 
 # No test depends on speed.
 settings.register_profile("idalloc", deadline=None)
+# For `make mutants`: the same examples each time, and no search for a smaller one.
+settings.register_profile(
+    "mutants", deadline=None, derandomize=True, database=None, phases=[Phase.explicit, Phase.generate]
+)
 settings.load_profile("idalloc")
 
 # A shell without job control starts background jobs with SIGINT ignored, and the processes under test inherit that.

@@ -10,7 +10,7 @@ from idalloc_server.domain.allocation.counter_allocator import CounterAllocator
 from idalloc_server.domain.allocation.counter_row import CounterRow, PeriodRow
 from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.clock import Clock
-from idalloc_server.domain.errors import SequenceDeleted, StoreUnavailable
+from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.generations import generation_after
 from idalloc_server.domain.sequences.calendar import period_at, period_end
 from idalloc_server.domain.sequences.model import Reset, Sequence
@@ -83,7 +83,7 @@ class SequenceAllocator:
         for _ in range(_ATTEMPTS):
             proof = self.proof() if self._own.has_reset else None
             if proof is None:
-                proof = await self._issue_from_own_row(count)
+                proof = await self._own.issue_after_refill(count)
             if proof.id_count:  # without a reset
                 return proof
             counter = self._current_counter(proof)
@@ -101,7 +101,7 @@ class SequenceAllocator:
 
     async def renew_proof(self) -> IdRange:
         """Returns lease metadata after a renewal in the store."""
-        return await self._issue_from_own_row(0)
+        return await self._own.issue_after_refill(0)
 
     @property
     def reserve_seconds(self) -> float | None:
@@ -126,14 +126,6 @@ class SequenceAllocator:
     def is_idle(self) -> bool:
         """Returns whether there are no periods left and the own row's allocator is idle."""
         return self._own.is_idle() and not self._periods
-
-    async def _issue_from_own_row(self, count: int) -> IdRange:
-        try:
-            return await self._own.issue_after_refill(count)
-        except SequenceDeleted:
-            for counter in self._periods.values():
-                counter.drop(BurnCause.GENERATION)
-            raise
 
     def _current_period(self, sequence: Sequence) -> str:
         wall = self._clock.wall()

@@ -67,10 +67,6 @@ class _Call:
             same = recorded.sequence == self.sequence
             raise RequestIdReused(self.request_id, f"{ids} of this sequence" if same else "another sequence")
 
-    def lease_expired(self) -> StoreUnavailable:
-        """Returns the error for ids whose lease ended before the reply."""
-        return StoreUnavailable(f"the lease of sequence {self.sequence!r} expired before the reply; try again")
-
 
 class IdempotentAllocator:
     """Allocates ids for requests with a request id; records each answer in the store before it is returned.
@@ -148,9 +144,9 @@ class IdempotentAllocator:
         if self._abandoned:
             raise ServerDraining  # the ids are counted as burned
         if self._clock.boot() >= taken.expires_at:
-            # The process was paused after the answer was recorded, so the lease has expired for all callers.
+            # The store was slow, or the process was paused: the lease has expired for all callers.
             self._burn(call, BurnCause.EXPIRED)
-            raise call.lease_expired()
+            raise StoreUnavailable(f"the lease of sequence {sequence!r} expired before the reply; try again")
         self._undelivered.discard(call)
         return taken, recorded_prefix
 
@@ -256,9 +252,6 @@ class IdempotentAllocator:
         if _identity(recorded) != _identity(allocation):
             self._burn(call, BurnCause.REPEATED)
             return await self._replay(call, recorded, taken)
-        if self._clock.boot() >= taken.expires_at:
-            self._burn(call, BurnCause.EXPIRED)
-            raise call.lease_expired()
         if not call.callers:
             self._burn(call, BurnCause.CANCELLED)
         return taken, call.prefix
@@ -274,7 +267,7 @@ class IdempotentAllocator:
         return await self._replay(call, recorded, await self._prove_generation(recorded))
 
     async def _replay(self, call: _Call, recorded: RecordedAllocation, proof: IdRange) -> tuple[IdRange, int]:
-        """Returns the recorded ids again, if they may still be issued by the generation and expiry of ``proof``."""
+        """Returns the recorded ids again, if they are of the generation of ``proof``."""
         call.check_same(recorded)
         if recorded.generation > proof.generation:
             # This node has not seen the change that began the generation, so its settings are outdated.
@@ -282,9 +275,7 @@ class IdempotentAllocator:
             proof = await self._prove_generation(recorded)
         if recorded.generation != proof.generation:
             raise _burned(recorded)
-        # A change that ends the proven generation is effective after expires_at.
-        if self._clock.boot() >= proof.expires_at:
-            raise call.lease_expired()
+        # They expire with the proof: a change that ends the proven generation is effective after that.
         first_id, id_count, step, period = recorded.first_id, recorded.id_count, recorded.step, recorded.period
         return proof._replace(first_id=first_id, id_count=id_count, step=step, period=period), recorded.prefix
 

@@ -15,7 +15,8 @@ from idalloc_server.domain.administration.service import SequenceService
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import StoreUnavailable
-from idalloc_server.domain.sequences.model import Reset, Sequence
+from idalloc_server.domain.generations import advance_period, generation_after
+from idalloc_server.domain.sequences.model import Reset, Sequence, name_of_period
 from tests.support.fake_store import FakeClock, MemoryStore, lost_request
 from tests.support.sequence_allocators import make
 from tests.support.waiting import settle
@@ -77,6 +78,25 @@ async def test_a_concurrent_advance_gets_a_newer_generation(
         await settle()
         clock.advance(70.0)
     assert min(value for at, value in issued if at >= effective_at) > PAST
+
+
+async def test_the_furthest_of_two_equal_advances_applies(store: MemoryStore, clock: FakeClock) -> None:
+    """P5: of two advances that chose one generation, the one that lost opens the counter again."""
+    counter = name_of_period("t", "2023-11-14")
+    opened = await asyncio.gather(*(advance_period(store, clock, counter, DAILY, past, 1) for past in (50, 500)))
+    assert opened[0] < opened[1]
+    assert store.rows[counter].last_value == 500
+
+
+@pytest.mark.parametrize("generation", [10**13, 10**13 + 1])
+async def test_a_counter_is_advanced_in_a_generation_of_its_own(
+    store: MemoryStore, clock: FakeClock, generation: int
+) -> None:
+    """P5: an advance opens a period's counter in a generation that no sequence can have."""
+    opened = await advance_period(store, clock, name_of_period("t", "2023-11-14"), DAILY, 50, generation)
+    sequences = {generation_after(DAILY, seen, clock) for seen in range(generation, opened + 2)}
+    assert generation < opened < max(sequences)
+    assert opened not in sequences
 
 
 @pytest.mark.parametrize("sequence", [Sequence(min_lease_size=20), DAILY], ids=["plain", "period"])

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.errors import StoreUnavailable, StoreWentBackwards
 from idalloc_server.domain.sequences.model import Kind, Reset
 from tests.support.fake_store import FakeClock, MemoryStore, unreachable
@@ -46,6 +47,16 @@ async def test_a_replaced_sequence_stops_until_it_is_advanced(
     first = (await old.take("s"))[0]
     assert first > 55 if after != DOWN else first < 55
     assert await old.take("s", 5)
+
+
+async def test_ids_that_the_replacement_granted_are_counted(store: MemoryStore, clock: FakeClock) -> None:
+    """P9: ids that a node was granted from another sequence are burned, and counted."""
+    old, _ = await replace(store, clock, {}, {"step": -1, "max_value": 10_000})
+    with pytest.raises(StoreWentBackwards):
+        await old.take("s", 7)
+    granted = 10_001 - (store.rows["s"].last_value or 0)
+    assert granted >= 7
+    assert old.allocator.burned.by_cause == {BurnCause.WENT_BACKWARDS: granted}
 
 
 async def test_a_replaced_sequence_is_never_auto_created(store: MemoryStore, clock: FakeClock) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import BurnCause
+from idalloc_server.domain.allocation.counter_allocator import RECHECK_SECONDS
 from idalloc_server.domain.errors import StoreUnavailable, StoreWentBackwards
 from idalloc_server.domain.fork import OsProcess
 from idalloc_server.domain.sequences.model import Sequence
@@ -61,6 +62,27 @@ class TestWentBackwards:
         store.rows["orders"].last_value = 99
         with pytest.raises(StoreWentBackwards):
             await allocator.allocate("orders", 1)
+
+    @pytest.mark.usefixtures("seen")
+    async def test_an_advance_below_the_mark_is_not_accepted(
+        self, allocator: Allocator, store: MemoryStore, clock: FakeClock
+    ) -> None:
+        """P3: a sequence that was advanced, but not past its mark, is read and not written."""
+        row = store.rows["orders"]
+        row.last_value = 50
+        with pytest.raises(StoreWentBackwards):
+            await allocator.allocate("orders", 1)
+        writes = len(store.calls_of("grant"))
+        row.generation += 1
+        for _ in range(3):
+            clock.advance(RECHECK_SECONDS)
+            with pytest.raises(StoreWentBackwards):
+                await allocator.allocate("orders", 1)
+        assert len(store.calls_of("get")) == 3
+        assert len(store.calls_of("grant")) == writes
+        row.last_value = 100
+        clock.advance(RECHECK_SECONDS)
+        assert (await allocator.allocate("orders", 1)).first_id == 101
 
     @pytest.mark.usefixtures("seen")
     async def test_a_returned_tail_is_no_backward_step(

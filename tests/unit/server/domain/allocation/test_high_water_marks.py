@@ -7,6 +7,7 @@ import pytest
 import structlog
 
 from idalloc_server.domain.allocation.allocator import Allocator
+from idalloc_server.domain.allocation.high_water_marks import HighWaterMarks
 from idalloc_server.domain.errors import (
     Refusal,
     SequenceDeleted,
@@ -16,6 +17,7 @@ from idalloc_server.domain.errors import (
     TooManySequences,
 )
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Reset, Sequence
+from idalloc_server.domain.store.records import Grant
 from tests.support.fake_store import FakeClock, MemoryStore, lost_reply, unreachable
 from tests.support.sequence_allocators import CONFIG, make, own_counter
 
@@ -169,3 +171,13 @@ async def test_a_clock_set_forward_removes_no_mark(store: MemoryStore, clock: Fa
     store.rows[counter].last_value = 5
     with pytest.raises(StoreWentBackwards):
         await allocator.allocate("s", 1)
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_a_grant_across_the_mark_is_refused(step: int) -> None:
+    """P3: the mark is compared with the counter before the write, also of a store that ignores the floor."""
+    marks, sequence = HighWaterMarks(10), Sequence(step=step, min_value=-1_000, start=0)
+    marks.update("s", Grant(100 * step, 1, sequence, 1_000, 1, (1, 1, 1), 1))
+    with pytest.raises(StoreWentBackwards):
+        marks.update("s", Grant(150 * step, 60, sequence, 1_000, 1, (2, 1, 1), 2))
+    marks.update("s", Grant(150 * step, 50, sequence, 1_000, 1, (2, 1, 1), 2))

@@ -55,6 +55,18 @@ async def test_it_starts_over_at_midnight_in_its_time_zone(nodes: list[Allocator
     assert (await issue(nodes[0], 1))[0] == "2026-12-31"
 
 
+async def test_ids_keep_the_period_of_their_lease(nodes: list[Allocator], store: MemoryStore, clock: FakeClock) -> None:
+    """P1: ids whose refill lasts past midnight have the period of the counter that granted them."""
+    await nodes[0].proof("s")
+    gate = store.hold("grant")
+    call = asyncio.create_task(issue(nodes[0], 3))
+    await settle()
+    clock.advance(120.0)  # past midnight, while the grant waits
+    gate.set()
+    assert await call == ("2026-12-31", [1, 2, 3])
+    assert await issue(nodes[0], 3) == ("2027-01-01", [1, 2, 3])
+
+
 @pytest.mark.parametrize(
     ("reset", "periods"), [(Reset.YEARLY, ["2026", "2027"]), (Reset.MONTHLY, ["2026-12", "2027-01"])]
 )
@@ -97,6 +109,22 @@ async def test_ids_come_from_memory_and_both_rows_are_renewed(
     assert store.rows["s"].lease_ms == store.rows[name_of_period("s", "2026-06-01")].lease_ms == 180_000
     assert store.rows["s"].last_value == 0
     assert not nodes[0].burned.by_cause
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+async def test_ids_of_a_period_expire_with_their_proof(
+    nodes: list[Allocator], clock: FakeClock, in_memory: bool
+) -> None:
+    """P5: ids expire with the sequence's lease, although their period's lease was granted later."""
+    proof = await nodes[0].proof("s")
+    for _ in range(5 if in_memory else 0):
+        clock.advance(CONFIG.lease_ttl / 20)
+        await issue(nodes[0], 100)
+    clock.advance(CONFIG.lease_ttl / 20)
+    taken = nodes[0].allocate_from_lease("s", 1)
+    assert (taken is not None) == in_memory
+    taken = taken or await nodes[0].allocate("s", 1)
+    assert taken.expires_at == proof.expires_at
 
 
 async def test_a_new_generation_ends_the_leases_of_periods(

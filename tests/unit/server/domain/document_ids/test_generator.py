@@ -292,6 +292,17 @@ class TestOverflow:
         await settle()
         assert texts(doc_ids.generate_from_memory(1)) == [f"0000{NOW + 1:08x}{1:016x}"]
 
+    async def test_a_claim_of_the_old_prefix_is_not_used(self) -> None:
+        """P6: after a change of the prefix during a claim, the ids have the new prefix."""
+        store = MemoryStore()
+        doc_ids = running(store, MAX_SERIAL)
+        gate = store.hold("claim_start")
+        call = asyncio.create_task(doc_ids.generate(1))
+        await settle()
+        await doc_ids.change(prefix=255)
+        gate.set()
+        assert texts(await call) == [f"00ff{store.prefixes[255].last_start:08x}{1:016x}"]
+
     async def test_a_failed_claim_fails_its_callers_and_is_retried(self) -> None:
         """A failed claim fails its callers; the next call claims again."""
         store = MemoryStore()

@@ -84,6 +84,13 @@ class TestStart:
         starts = [await start_timestamps_of(store, clock).start() for _ in range(3)]
         assert [start.timestamp for start in starts] == [NOW, NOW + 1, NOW + 2]
 
+    async def test_a_restored_store_repeats_no_claim(self, store: MemoryStore, clock: FakeClock) -> None:
+        """P6: a process that claims again from a store that lost its claim gets a later second."""
+        start_timestamps = start_timestamps_of(store, clock)
+        assert await start_timestamps.start() == StartTimestamp(7, NOW)
+        store.prefixes.clear()
+        assert await start_timestamps.claim(7) == StartTimestamp(7, NOW + 1)
+
     async def test_prefixes_are_independent(self, store: MemoryStore, clock: FakeClock) -> None:
         """Each prefix has its own start timestamps."""
         starts = [await start_timestamps_of(store, clock, prefix=prefix).start() for prefix in (0, 65_535)]

@@ -1,0 +1,88 @@
+"""Runs each mutant against each killer; ``make mutants`` does.
+
+The exit code is 1 if a mutant survives all killers, and 2 if there is no result: the place of an edit does not exist, a
+killer fails without a mutant, or a killer ends in another way than by finding a mutant or nothing.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.support.mutants import results_page
+from tests.support.mutants.catalog import MUTANTS
+from tests.support.mutants.edit import Mutant, PlaceError, check
+from tests.support.mutants.killers import KILLERS, Verdict, run
+
+# Each killer is a process that uses a core.
+JOBS = 2
+
+Results = dict[str, dict[str, Verdict]]
+
+
+class NoResultError(Exception):
+    """A killer fails without a mutant, or ends in another way."""
+
+
+def main() -> int:
+    """Runs the command, and returns its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.support.mutants")
+    parser.add_argument("names", nargs="*", metavar="MUTANT", help="run only these, and write no page")
+    parser.add_argument("--document", type=Path, metavar="FILE", help="write the results as Markdown")
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(MUTANTS):
+        parser.error(f"no such mutant: {', '.join(sorted(unknown))}")
+    mutants = [MUTANTS[name] for name in options.names or MUTANTS]
+    began = time.monotonic()
+    try:
+        for mutant in mutants:
+            check(mutant)
+        results = _run_all(mutants)
+    except (PlaceError, NoResultError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    seconds = time.monotonic() - began
+    survivors = [name for name, verdicts in results.items() if not any(each.killed for each in verdicts.values())]
+    print(f"\n{len(results) - len(survivors)} of {len(results)} mutants killed, in {seconds:.0f} s")
+    if survivors:
+        print(f"survived: {', '.join(survivors)}")
+    if options.document and not options.names:
+        options.document.write_text(results_page.page(results, seconds))
+    return bool(survivors)
+
+
+def _run_all(mutants: list[Mutant]) -> Results:
+    """Returns the verdicts by mutant and killer.
+
+    Raises:
+        NoResultError: There is no result.
+    """
+    results: Results = {mutant.name: {} for mutant in mutants}
+    with ThreadPoolExecutor(JOBS) as pool:
+        try:
+            for killer, alone in zip(KILLERS, pool.map(lambda killer: run(killer, None), KILLERS), strict=True):
+                if alone.killed or alone.is_broken:
+                    raise NoResultError(f"{killer.name} fails without a mutant: {alone.note}")
+            pairs = [(killer, mutant) for mutant in mutants for killer in KILLERS]
+            for (killer, mutant), verdict in zip(pairs, pool.map(lambda pair: run(*pair), pairs), strict=True):
+                if verdict.is_broken:
+                    raise NoResultError(f"{mutant.name}: {killer.name} has no result: {verdict.note}")
+                results[mutant.name][killer.name] = verdict
+                if killer is KILLERS[-1]:
+                    print(*_lines(mutant, results[mutant.name]), sep="\n", flush=True)
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return results
+
+
+def _lines(mutant: Mutant, verdicts: dict[str, Verdict]) -> Iterator[str]:
+    yield f"{mutant.name} ({mutant.attacks}): {mutant.what}"
+    for name, verdict in verdicts.items():
+        word = {True: "killed by", False: "survives", None: "does not apply"}[verdict.killed]
+        yield f"    {name:14} {verdict.seconds:5.1f} s  {word} {verdict.note}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""Faults of refills, of the order of callers, of the bound, and of the counts of burned ids (P9, P10)."""
+
+from tests.support.mutants.edit import Edit, Mutant
+
+COUNTER = "idalloc_server.domain.allocation.counter_allocator"
+ROW = "idalloc_server.domain.allocation.counter_row"
+
+MUTANTS = (
+    Mutant(
+        "later-callers-get-rising-ids",
+        "RISING",
+        COUNTER,
+        "a rising write also serves callers that arrived after it began",
+        (Edit("CounterAllocator._refill_once", "waiting if rising else len(self._waiters)", "len(self._waiters)"),),
+        ("rising",),
+    ),
+    Mutant(
+        "rising-ids-are-kept",
+        "RISING",
+        COUNTER,
+        "the rest of a rising write stays in memory",
+        (
+            Edit(
+                "CounterAllocator._refill_once",
+                "if self._lease.left and rising:\n    await self._return_tail()",
+                "pass",
+            ),
+        ),
+        ("rising",),
+    ),
+    Mutant(
+        "cancelled-caller-ends-the-refill",
+        "refills",
+        COUNTER,
+        "the cancellation of one caller cancels the refill of all",
+        (
+            Edit(
+                "CounterAllocator.issue_after_refill",
+                "if not self.row.abandoned:\n    self.row.burn(BurnCause.CANCELLED, waiter.served_ids)",
+                "if not self.row.abandoned:\n"
+                "    self.row.burn(BurnCause.CANCELLED, waiter.served_ids)\n"
+                "if self._refill_task:\n"
+                "    self._refill_task.cancel()",
+            ),
+        ),
+    ),
+    Mutant(
+        "deferred-callers-change-places",
+        "refills",
+        "idalloc_server.domain.allocation.waiter_queue",
+        "callers that wait for the next write at the bound are served in reverse",
+        (Edit("WaiterQueue.defer", "reversed(waiters)", "waiters"),),
+        ("bound",),
+    ),
+    Mutant(
+        "last-ids-are-skipped",
+        "bound",
+        COUNTER,
+        "near the bound a large call burns the ids that smaller calls could still get",
+        (Edit("CounterAllocator._serve", "remaining and not at_bound", "True"),),
+        ("bound",),
+    ),
+    Mutant(
+        "json-safe-bound-off-by-one",
+        "bound",
+        "idalloc_server.domain.sequences.validation",
+        "2^53 is taken for a bound that JavaScript can read",
+        (Edit("_check_numbers", "abs(bound) > MAX_JSON_SAFE", "abs(bound) > MAX_JSON_SAFE + 1"),),
+    ),
+    Mutant(
+        "timestamps-too-far-ahead",
+        "timestamps",
+        ROW,
+        "timestamps may be twice as far ahead of the clock as max_clock_skew allows",
+        (
+            Edit(
+                "CounterRow.grant",
+                "int(config.max_clock_skew * kind.per_second)",
+                "int(2 * config.max_clock_skew * kind.per_second)",
+            ),
+        ),
+        ("timestamps",),
+    ),
+    Mutant(
+        "burned-expired-not-counted",
+        "P9",
+        COUNTER,
+        "the rest of an expired lease is not counted",
+        (
+            Edit(
+                "CounterAllocator._refill_once",
+                "self.drop(BurnCause.EXPIRED)",
+                "self._lease = Lease(self.row.period)",
+            ),
+        ),
+        ("advance-lease",),
+    ),
+    Mutant(
+        "burned-cancelled-not-counted",
+        "P9",
+        COUNTER,
+        "the ids of a cancelled call are not counted",
+        (Edit("CounterAllocator.issue_after_refill", "self.row.burn(BurnCause.CANCELLED, waiter.served_ids)", "None"),),
+        ("tail-return",),
+    ),
+    Mutant(
+        "burned-leftover-not-counted",
+        "P9",
+        COUNTER,
+        "ids that a larger call skipped are not counted",
+        (Edit("CounterAllocator._skip_to", "self.row.burn(BurnCause.LEFTOVER, skipped)", "None"),),
+        ("cold-start",),
+    ),
+    Mutant(
+        "burned-tail-not-counted",
+        "P9",
+        COUNTER,
+        "a tail that the store did not take back is not counted",
+        (
+            Edit(
+                "CounterAllocator._return_tail",
+                "self.row.burn(BurnCause.NOT_RETURNED, lease.left - returned)",
+                "self.row.burn(BurnCause.NOT_RETURNED, lease.left - count)",
+            ),
+        ),
+        ("tail-return",),
+    ),
+    Mutant(
+        "burned-in-flight-not-counted",
+        "P9",
+        COUNTER,
+        "a stop does not count the ids of a write in progress",
+        (Edit("CounterAllocator.abandon", "self.row.burn(BurnCause.UNKNOWN_OUTCOME, self.row.requested)", "None"),),
+        ("tail-return",),
+    ),
+    Mutant(
+        "burned-unknown-not-counted",
+        "P9",
+        ROW,
+        "the ids of a write without an answer are not counted",
+        (Edit("CounterRow._within_timeout", "self.burn(BurnCause.UNKNOWN_OUTCOME, requested)", "None"),),
+        ("cold-start",),
+    ),
+    Mutant(
+        "burned-backwards-not-counted",
+        "P9",
+        ROW,
+        "ids granted by a store that went backwards are not counted",
+        (Edit("CounterRow._accept", "self.burn(BurnCause.WENT_BACKWARDS, grant.granted)", "None"),),
+        ("restore",),
+    ),
+    Mutant(
+        "reserve-of-unusable-ids",
+        "P10",
+        "idalloc_server.domain.allocation.lease",
+        "ids in ranges that are too short for the calls count as reserve",
+        (Edit("Lease.usable", "unusable <= 0", "True"),),
+    ),
+    Mutant(
+        "renewal-at-the-end",
+        "P10",
+        COUNTER,
+        "a lease is renewed when it ends, not when a third of its life is over",
+        (
+            Edit(
+                "CounterAllocator._add_to_lease",
+                "self._renew_at = sent_at + self._config.lease_ttl / 3",
+                "self._renew_at = sent_at + self._config.lease_ttl",
+            ),
+        ),
+    ),
+)

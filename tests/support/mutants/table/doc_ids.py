@@ -1,0 +1,113 @@
+"""Faults of document ids and of forks (P6, P8)."""
+
+from tests.support.mutants.edit import Edit, Mutant
+
+STARTS = "idalloc_server.domain.document_ids.start_timestamps"
+GENERATOR = "idalloc_server.domain.document_ids.generator"
+ALLOCATOR = "idalloc_server.domain.allocation.allocator"
+SCENARIOS = ("doc-ids", "two-starts")
+
+MUTANTS = (
+    Mutant(
+        "start-of-the-own-clock",
+        "P6",
+        STARTS,
+        "a process uses the start timestamp that it asked for, not the claimed one",
+        (
+            Edit(
+                "StartTimestamps.claim",
+                "return StartTimestamp(prefix, claim.start_timestamp)",
+                "return StartTimestamp(prefix, at_least)",
+            ),
+        ),
+        SCENARIOS,
+    ),
+    Mutant(
+        "start-claimed-again",
+        "P6",
+        STARTS,
+        "a process claims its own start timestamp again from a restored store",
+        (
+            Edit(
+                "StartTimestamps.claim",
+                "max(0, int(await self._checked_wall_clock()), self._claimed.get(prefix, -1) + 1)",
+                "max(0, int(await self._checked_wall_clock()))",
+            ),
+        ),
+        ("doc-ids", "restore"),
+    ),
+    Mutant(
+        "next-start-not-larger",
+        "P6",
+        STARTS,
+        "the next start timestamp may be the present one",
+        (
+            Edit(
+                "StartTimestamps.claim_next",
+                "StartTimestamp(self.prefix, after + 1)",
+                "StartTimestamp(self.prefix, after)",
+            ),
+        ),
+        SCENARIOS,
+    ),
+    Mutant(
+        "overflow-without-a-claim",
+        "P6",
+        GENERATOR,
+        "when the serial overflows, the next second is used without a claim",
+        (
+            Edit(
+                "DocIdGenerator.generate_from_memory",
+                "if self._next_start is None:\n    return None",
+                "if self._next_start is None:\n"
+                "    self._next_start = StartTimestamp(self._start.prefix, self._start.timestamp + 1)",
+            ),
+        ),
+        SCENARIOS,
+    ),
+    Mutant(
+        "overflow-back-to-the-old-prefix",
+        "P6",
+        GENERATOR,
+        "a claim that was made before the prefix changed is used after it",
+        (
+            Edit(
+                "DocIdGenerator._claim_start",
+                "start > self._start and start.prefix == self._start.prefix",
+                "True",
+            ),
+        ),
+        SCENARIOS,
+    ),
+    Mutant(
+        "fork-of-document-ids",
+        "P8",
+        GENERATOR,
+        "the child of a fork makes document ids of its parent's start timestamp",
+        (Edit("DocIdGenerator.generate_from_memory", "self._pid != os.getpid()", "False"),),
+    ),
+    Mutant(
+        "fork-keeps-its-leases",
+        "P8",
+        ALLOCATOR,
+        "the child of a fork keeps its parent's leases, if it has its parent's process id",
+        (
+            Edit(
+                "Allocator.forget_after_fork", "self._sequence_allocators.clear()\nself._pid = fork.NO_PROCESS", "pass"
+            ),
+        ),
+    ),
+    Mutant(
+        "fork-issues-from-memory",
+        "P8",
+        ALLOCATOR,
+        "a fork that Python does not see issues ids from memory",
+        (
+            Edit(
+                "Allocator.allocate_from_lease",
+                "sequence_allocator is None or os.getpid() != self._pid",
+                "sequence_allocator is None",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,177 @@
+"""Faults of the tail that is given back, and of the marks that detect a store that went backwards (P2, P3)."""
+
+from tests.support.mutants.edit import Edit, Mutant
+
+COUNTER = "idalloc_server.domain.allocation.counter_allocator"
+MARKS = "idalloc_server.domain.allocation.high_water_marks"
+ROW = "idalloc_server.domain.allocation.counter_row"
+
+MUTANTS = (
+    Mutant(
+        "tail-without-compare-and-set",
+        "P2",
+        "tests.support.fake_store",
+        "the store takes a tail back although the row was written since",
+        (
+            Edit(
+                "MemoryStore._give_back",
+                "row is None or row.last_value is None or version != (row.version, 1, row.generation)",
+                "row is None or row.last_value is None",
+            ),
+        ),
+        ("tail-return",),
+    ),
+    Mutant(
+        "tail-not-detached",
+        "P2",
+        COUNTER,
+        "a tail is detached only after the store took it back",
+        (
+            Edit(
+                "CounterAllocator._return_tail",
+                "lease, self._lease = self._lease, Lease(self.row.period)",
+                "lease = self._lease",
+            ),
+            Edit(
+                "CounterAllocator._return_tail",
+                "self._returning = 0",
+                "self._returning, self._lease = 0, Lease(self.row.period)",
+            ),
+        ),
+        ("rising", "tail-return"),
+    ),
+    Mutant(
+        "tail-that-others-saw",
+        "P2",
+        "idalloc_server.domain.allocation.lease",
+        "a tail includes values that another node has seen",
+        (Edit("Lease.tail", "min(max(0, (self._others_saw - value) // self.step), count)", "0"),),
+        ("tail-return",),
+    ),
+    Mutant(
+        "mark-stays-above-a-tail",
+        "P3",
+        COUNTER,
+        "the mark is not moved back to the start of a tail that is given back",
+        (
+            Edit(
+                "CounterAllocator._return_tail",
+                "self._high_water_marks.move_back(self.row.name, lease.generation, value + count * lease.step, value)",
+                "None",
+            ),
+        ),
+        ("tail-return",),
+    ),
+    Mutant(
+        "mark-moves-below-a-newer-one",
+        "P3",
+        MARKS,
+        "the mark moves back for a tail although it has changed since",
+        (
+            Edit(
+                "HighWaterMarks.move_back",
+                "mark is not None and (mark.generation, mark.value) == (generation, end)",
+                "mark is not None",
+            ),
+        ),
+        ("tail-return",),
+    ),
+    Mutant(
+        "mark-dropped-with-its-allocator",
+        "P3",
+        "idalloc_server.domain.allocation.allocator",
+        "the mark of a sequence is dropped when the sequence is idle",
+        (
+            Edit(
+                "Allocator._pop_idle",
+                "del self._sequence_allocators[name]",
+                "del self._sequence_allocators[name]\nself._high_water_marks._marks.pop(name, None)",
+            ),
+        ),
+        ("restore",),
+    ),
+    Mutant(
+        "mark-compared-after-the-write",
+        "P3",
+        MARKS,
+        "the mark is compared with the counter after the write, not before it",
+        (Edit("HighWaterMarks.update", "mark.is_past(grant.value_before)", "mark.is_past(grant.last_value)"),),
+        ("restore",),
+    ),
+    Mutant(
+        "older-generation-accepted",
+        "P3",
+        MARKS,
+        "a write of an older generation than the mark's is accepted",
+        (Edit("HighWaterMarks.update", "is_behind or grant.generation < mark.generation", "is_behind"),),
+        ("restore",),
+    ),
+    Mutant(
+        "read-accepted-without-a-change",
+        "P3",
+        MARKS,
+        "a sequence that was behind is accepted by a read, although nobody advanced it",
+        (Edit("HighWaterMarks.accept", "row.generation <= mark.generation", "False"),),
+        ("restore",),
+    ),
+    Mutant(
+        "read-accepted-below-the-mark",
+        "P3",
+        MARKS,
+        "an advance is accepted although it did not reach the mark",
+        (
+            Edit(
+                "HighWaterMarks.accept",
+                "not (_has_value(row.name, fixed_settings) and mark.is_past(row.last_value))",
+                "True",
+            ),
+        ),
+        ("restore",),
+    ),
+    Mutant(
+        "mark-of-a-clock-set-forward",
+        "P3",
+        MARKS,
+        "the mark of a period is dropped when a later period begins, also by a clock that is set back again",
+        (
+            Edit(
+                "HighWaterMarks.begin_period",
+                "len(other) == len(period) and other < period and end <= now and other not in used",
+                "len(other) == len(period) and other < period and other not in used",
+            ),
+        ),
+        ("period-end",),
+    ),
+    Mutant(
+        "grant-without-a-floor",
+        "P3",
+        ROW,
+        "a store that is behind is not asked to keep its counter",
+        (Edit("CounterRow.grant", "marks.floor(self.name)", "marks.floor('')"),),
+        ("restore",),
+    ),
+    Mutant(
+        "known-name-is-created-again",
+        "P3",
+        ROW,
+        "a sequence that the process has seen is created again when its row is missing",
+        (Edit("CounterRow.grant", "raise marks.missing_row_error(self.name)", "pass"),),
+        ("restore",),
+    ),
+    Mutant(
+        "lease-kept-behind-the-mark",
+        "P3",
+        COUNTER,
+        "a node that noticed that the store went backwards goes on with its lease",
+        (Edit("CounterAllocator._run_refill", "self.drop(BurnCause.WENT_BACKWARDS)", "None"),),
+        ("restore",),
+    ),
+    Mutant(
+        "retired-store-serves",
+        "retirement",
+        "idalloc_server.domain.store.retirement",
+        "a store whose sequences moved to another one is used further",
+        (Edit("raise_if_retired", "retirement is not None and not retirement.deleted", "False"),),
+        ("import",),
+    ),
+)
