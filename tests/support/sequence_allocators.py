@@ -26,6 +26,12 @@ def ids(*ranges: IdRange) -> list[int]:
     return [i for taken in ranges for i in range(taken.first_id, taken.last_id + taken.step, taken.step)]
 
 
+async def close_idle(allocator: Allocator) -> None:
+    """Closes all sequences, which must be idle; their tails are given back."""
+    for _ in range(2):
+        await allocator.check_idle_sequences()
+
+
 def own_counter(allocator: Allocator, name: str) -> CounterAllocator:
     """Returns the allocator of a sequence's own row."""
     return allocator._sequence_allocators[name].counters[-1]

@@ -14,7 +14,7 @@ from idalloc_server.domain.allocation.sequence_allocator import SequenceAllocato
 from idalloc_server.domain.allocation.survey import Survey, survey
 from idalloc_server.domain.allocation.usage import UsageRates
 from idalloc_server.domain.clock import Clock
-from idalloc_server.domain.errors import StoreUnavailable
+from idalloc_server.domain.errors import ServerDraining, StoreUnavailable
 from idalloc_server.domain.fork import NO_PROCESS, OS_PROCESS, Process
 from idalloc_server.domain.sequences.model import check_name
 from idalloc_server.domain.store.protocol import Store
@@ -63,6 +63,7 @@ class Allocator:
         self.issued_ids, self.refills = self._shared.issued, self._shared.refills
         self.burned, self.rates, self.store_health = self._shared.burned, self._shared.rates, self._shared.store_health
         self._sequence_allocators: dict[str, SequenceAllocator] = {}
+        self._is_closed = False
         # Counters of sequences that were removed from the dict above, but not closed yet, in the order of removal.
         self._closing: dict[CounterAllocator, None] = {}
         self._current_pid = process.pid
@@ -183,8 +184,7 @@ class Allocator:
             await asyncio.sleep(0)
 
     async def return_leases(self) -> None:
-        """Closes all sequences, which gives their unused ids back. Nothing may be taken afterwards."""
-        # Removed before the first await: a later call gets its own allocator.
+        """Closes all sequences, which gives their unused ids back. Later calls raise ServerDraining."""
         allocators = self._pop_all()
         try:
             await self._return_leases_of([*self._closing, *allocators])  # also idle ones in progress
@@ -192,11 +192,12 @@ class Allocator:
             self._abandon_closing()
 
     def abandon(self) -> None:
-        """Burns all ids held, without waiting for the store. Nothing may be taken afterwards."""
+        """Burns all ids held, without waiting for the store. Later calls raise ServerDraining."""
         self._closing.update(dict.fromkeys(self._pop_all()))
         self._abandon_closing()
 
     def _pop_all(self) -> list[CounterAllocator]:
+        self._is_closed = True
         sequence_allocators, self._sequence_allocators = self._sequence_allocators.values(), {}
         return [counter for sequence_allocator in sequence_allocators for counter in sequence_allocator.counters]
 
@@ -209,6 +210,8 @@ class Allocator:
             raise StoreUnavailable("this process is a fork of the server and issues no ids")
         sequence_allocator = self._sequence_allocators.get(sequence)
         if sequence_allocator is None:
+            if self._is_closed:  # a second allocator of a sequence would take the first one's writes for a restore
+                raise ServerDraining
             check_name(sequence)
             self._high_water_marks.admit(sequence)
             sequence_allocator = self._sequence_allocators[sequence] = SequenceAllocator(sequence, self._shared)

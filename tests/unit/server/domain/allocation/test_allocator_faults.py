@@ -65,6 +65,8 @@ async def test_no_id_is_issued_twice_under_random_faults(plan: list[tuple[Any, .
             await nodes[arguments[0]].check_idle_sequences()
         elif kind == "stop":
             await nodes[arguments[0]].return_leases()
+            nodes[arguments[0]] = Allocator(store, clock, CONFIG)
+            issued[arguments[0]] = []
         elif kind == "crash":
             nodes[arguments[0]] = Allocator(store, clock, CONFIG)
             issued[arguments[0]] = []

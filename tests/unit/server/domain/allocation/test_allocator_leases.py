@@ -13,7 +13,7 @@ from idalloc_server.domain.fork import OsProcess
 from idalloc_server.domain.sequences.model import Sequence
 from tests.support.fake_process import FakeProcess
 from tests.support.fake_store import FakeClock, MemoryStore, lost_reply
-from tests.support.sequence_allocators import CONFIG, ids, make, own_counter, right_after_serving
+from tests.support.sequence_allocators import CONFIG, close_idle, ids, make, own_counter, right_after_serving
 from tests.support.waiting import settle
 
 
@@ -90,7 +90,7 @@ class TestWentBackwards:
     ) -> None:
         """P3: a counter that moved back by this node's own tail is accepted."""
         await allocator.allocate("orders", 1)  # prefetches ids
-        await allocator.return_leases()
+        await close_idle(allocator)
         assert store.rows["orders"].last_value == 101
         assert (await allocator.allocate("orders", 1)).first_id == 102
 
@@ -209,7 +209,7 @@ class TestTails:
         for _ in range(5):
             await allocator.allocate("orders", 100)
         assert (store.rows["orders"].last_value or 0) > 500
-        await allocator.return_leases()
+        await close_idle(allocator)
         assert store.rows["orders"].last_value == 500
         assert not allocator.burned.by_cause
         assert (await Allocator(store, clock, CONFIG).allocate("orders", 1)).first_id == 501
@@ -222,7 +222,7 @@ class TestTails:
             await allocator.allocate("orders", 100)
         held = (store.rows["orders"].last_value or 0) - 500
         other = await Allocator(store, clock, CONFIG).allocate("orders", 1)
-        await allocator.return_leases()
+        await close_idle(allocator)
         assert store.rows["orders"].last_value == other.last_id
         assert allocator.burned.by_cause == {BurnCause.NOT_RETURNED: held}
 
@@ -231,7 +231,7 @@ class TestTails:
         for _ in range(5):
             await allocator.allocate("orders", 100)
         store.next("give_back", lost_reply())
-        await allocator.return_leases()
+        await close_idle(allocator)
         assert (await allocator.allocate("orders", 1)).first_id == 501
 
     async def test_idle_sequences_are_closed_and_busy_ones_stay(self, allocator: Allocator, store: MemoryStore) -> None:
@@ -297,8 +297,8 @@ async def test_a_counter_behind_its_mark_is_not_advanced(store: MemoryStore, clo
     much, little = Allocator(store, clock, CONFIG), Allocator(store, clock, CONFIG)
     await little.allocate("orders", 10)
     await much.allocate("orders", 100_000)
-    await little.return_leases()
-    await much.return_leases()
+    await close_idle(little)
+    await close_idle(much)
     store.rows["orders"].last_value = 5
     with pytest.raises(StoreWentBackwards):
         await much.allocate("orders", 1_000)

@@ -11,7 +11,7 @@ from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import SequenceExhausted, SequenceInvalid, StoreWentBackwards
 from idalloc_server.domain.sequences.model import Sequence
 from tests.support.fake_store import FakeClock, Fault, MemoryStore
-from tests.support.sequence_allocators import make, own_counter
+from tests.support.sequence_allocators import close_idle, make, own_counter
 from tests.support.waiting import settle
 
 CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
@@ -91,7 +91,7 @@ async def test_a_tail_that_another_node_has_seen_is_burned(
     await renew(other, clock)  # reads the counter after the tail; it must not find a lower value later
     await node.issue(1)
     await settle()  # renewed as well
-    await node.return_leases()
+    await close_idle(node)
     assert node.burned.by_cause == {BurnCause.NOT_RETURNED: held - 1}
     await other.issue(100)
     await node.issue(1)

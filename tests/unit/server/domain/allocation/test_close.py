@@ -13,7 +13,7 @@ from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import ServerDraining
 from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
 from idalloc_server.domain.sequences.model import Sequence
-from tests.support.fake_store import FakeClock, MemoryStore
+from tests.support.fake_store import FakeClock, Fault, MemoryStore
 from tests.support.sequence_allocators import make, own_counter, right_after_serving
 from tests.support.waiting import settle
 from tests.unit.server.domain.idempotency.conftest import until
@@ -198,3 +198,20 @@ async def test_a_node_that_ends_delays_no_other(store: MemoryStore, clock: FakeC
     assert not end.done()
     gate.set()
     await end
+
+
+async def test_a_stopped_allocator_issues_nothing(store: MemoryStore, clock: FakeClock) -> None:
+    """P3: a call after the stop is refused, and cannot take the last refill of the stop for a restored store."""
+    allocator = Allocator(store, clock, CONFIG)
+    await allocator.allocate("orders", 1)
+    answered = asyncio.Event()
+    store.next("grant", Fault(after=answered))
+    late = asyncio.create_task(allocator.allocate("orders", 5))
+    await settle()
+    stop = asyncio.create_task(allocator.return_leases())
+    await settle()
+    with pytest.raises(ServerDraining):
+        await allocator.allocate("orders", 5)
+    answered.set()
+    assert (await late).id_count == 5
+    await stop
