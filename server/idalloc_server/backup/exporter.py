@@ -4,6 +4,7 @@ An exported counter is never behind an id that was issued before the export.
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from uuid import uuid4
 
@@ -41,7 +42,11 @@ async def export_lines(store: Store) -> AsyncIterator[str]:
 
 
 async def retire(
-    store: Store, clock: Clock, moved_to: str = "", sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    store: Store,
+    clock: Clock,
+    moved_to: str = "",
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    random: Callable[[int], bytes] = os.urandom,
 ) -> int:
     """Retires a store: ends all its sequences, and waits until no node issues ids of them.
 
@@ -53,11 +58,12 @@ async def retire(
         clock: The clock.
         moved_to: The new store of the sequences, for people; empty to keep the text of an earlier call.
         sleep: Waits for a number of seconds.
+        random: Returns random bytes of a given number.
 
     Returns:
         The number of sequences that it ended.
     """
-    by, count, waited = f"{RETIRED_BY}{uuid4()}", 0, False
+    by, count, waited = f"{RETIRED_BY}{random(16).hex()}", 0, False
     await _write_retirement(store, clock, by, moved_to)
     while True:
         lease_ms, ended = 0, 0

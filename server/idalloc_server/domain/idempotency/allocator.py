@@ -165,14 +165,18 @@ class IdempotentAllocator:
         """Removes answers whose window has passed, in batches, until cancelled."""
         while True:
             try:
-                await self._prune()
+                await self.prune()
                 await self._warn_if_many()
             except Refusal as error:
                 _log.warning("request_ids_not_pruned", error=str(error))
             await asyncio.sleep(min(self._window / PRUNES_PER_WINDOW, MAX_PRUNE_INTERVAL))
 
-    async def _prune(self) -> None:
-        """Removes answers that this process saw for at least their window, by its boot clock."""
+    async def prune(self) -> None:
+        """Removes answers that this process saw for at least their window, by its boot clock.
+
+        Raises:
+            StoreFailure: The store did not answer.
+        """
         newest = await within_timeout(self._store_timeout, self._store.newest_recorded())
         now = self._clock.boot()
         self._seen_records.note(newest, now)

@@ -84,18 +84,16 @@ MUTANTS = (
         "P8",
         GENERATOR,
         "the child of a fork makes document ids of its parent's start timestamp",
-        (Edit("DocIdGenerator.generate_from_memory", "self._pid != os.getpid()", "False"),),
+        (Edit("DocIdGenerator.generate_from_memory", "self._pid != self._current_pid()", "False"),),
+        ("fork",),
     ),
     Mutant(
         "fork-keeps-its-leases",
         "P8",
         ALLOCATOR,
         "the child of a fork keeps its parent's leases, if it has its parent's process id",
-        (
-            Edit(
-                "Allocator.forget_after_fork", "self._sequence_allocators.clear()\nself._pid = fork.NO_PROCESS", "pass"
-            ),
-        ),
+        (Edit("Allocator.forget_after_fork", "self._sequence_allocators.clear()\nself._pid = NO_PROCESS", "pass"),),
+        ("fork",),
     ),
     Mutant(
         "fork-issues-from-memory",
@@ -105,9 +103,10 @@ MUTANTS = (
         (
             Edit(
                 "Allocator.allocate_from_lease",
-                "sequence_allocator is None or os.getpid() != self._pid",
+                "sequence_allocator is None or self._current_pid() != self._pid",
                 "sequence_allocator is None",
             ),
         ),
+        ("fork",),
     ),
 )

@@ -116,7 +116,7 @@ MUTANTS = (
         "P7",
         ALLOCATOR,
         "answers are removed by a clock that can be set",
-        (Edit("IdempotentAllocator._prune", "now = self._clock.boot()", "now = self._clock.wall()"),),
+        (Edit("IdempotentAllocator.prune", "now = self._clock.boot()", "now = self._clock.wall()"),),
         SCENARIOS,
     ),
 )

@@ -16,7 +16,7 @@ HOUR = 3600.0
 
 
 async def prune(node: Node) -> None:
-    await node.request_ids._prune()
+    await node.request_ids.prune()
 
 
 class TestPruning:
