@@ -77,7 +77,11 @@ test-mysql: .venv/ready ## compare with a live MySQL (not part of test)
 
 faults: .venv/ready ## the long forms of the fault scenarios (ARGS="-k pause"); writes docs/operations/fault-tests.md
 	IDALLOC_TEST_EXAMPLES=$${IDALLOC_TEST_EXAMPLES:-1000} $(bin)/pytest -n 2 tests/faults tests/unit/server/test_state_machine.py \
+	  tests/unit/server/test_exploration.py \
 	  --full --document docs/operations/fault-tests.md $(ARGS)
+
+explore: .venv/ready ## explore every order of events of small scenarios, deeper than the tests do (SECONDS=600)
+	$(bin)/python -m tests.support.exploration --seconds $(or $(SECONDS),600) $(ARGS)
 
 mutants: .venv/ready ## run the tests of the domain against its seeded faults (ARGS="NAME …"); writes docs/operations/mutants.md
 	$(bin)/python -m tests.support.mutants --document docs/operations/mutants.md $(ARGS)
@@ -231,4 +235,4 @@ editable := $(bin)/pip install --quiet --disable-pip-version-check --no-deps --n
 	$(call venv,.venv-gen,$<)
 	@touch $@
 
-.PHONY: help run test test-long test-upgrade test-languages test-xproto lint type format test-mysql trace load profile bench-envoy bench-peers bench-opensearch bench-faults bench-xproto bench-growth faults mutants fuzz soak gen gen-check generated docs docs-reference go-prefix baseline lock tools dist image clean
+.PHONY: help run test test-long test-upgrade test-languages test-xproto lint type format test-mysql trace load profile bench-envoy bench-peers bench-opensearch bench-faults bench-xproto bench-growth faults explore mutants fuzz soak gen gen-check generated docs docs-reference go-prefix baseline lock tools dist image clean

@@ -9,10 +9,11 @@ store.calls_of("grant")               # the calls, in order
 """
 
 import asyncio
+import copy
 from collections import defaultdict, deque
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import (
@@ -31,6 +32,10 @@ from idalloc_server.store.bounds import advance_counter, ids_left, timestamp_gra
 from tests.support.forwarding_store import ForwardingStore, Rows
 from tests.support.memory_rows import PrefixRow, RecordedRow, Row
 from tests.support.waiting import hold_for_async
+
+K = TypeVar("K")
+R = TypeVar("R")
+Backup = tuple[dict[str, Row], dict[int, PrefixRow], dict[str, RecordedRow]]
 
 
 class FakeClock:
@@ -129,6 +134,7 @@ class MemoryStore(ForwardingStore):
     _counted: dict[str, Row] | None = None
     _version: int = 0
     _records: int = 0
+    _restores: int = 0
     _faults: dict[str, deque[Fault]] = field(default_factory=lambda: defaultdict(deque))
 
     def next(self, method: str, *faults: Fault) -> None:
@@ -159,6 +165,20 @@ class MemoryStore(ForwardingStore):
             Refusal: As the method of ``Store``.
         """
         return getattr(self, f"_{method}")(*arguments)
+
+    def back_up(self) -> Backup:
+        """Returns a copy of all rows."""
+        return _copied(self.rows), _copied(self.prefixes), dict(self.allocations)
+
+    def restore(self, backup: Backup) -> None:
+        """Replaces all rows by those of a copy, in newer versions, as a restored table of CrateDB has."""
+        rows, prefixes, allocations = backup
+        self.rows, self.allocations = _copied(rows), dict(allocations)
+        self._restores += 1
+        for row in self.rows.values():
+            row.version += 10**6 * self._restores
+        self.prefixes.clear()
+        self.prefixes.update(_copied(prefixes))
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         """Runs one call, with the fault that is set for it."""
@@ -343,3 +363,7 @@ class MemoryStore(ForwardingStore):
     def _raise_start(self, prefix: int, last_start: int) -> None:
         row = self.prefixes[prefix]
         row.last_start = max(row.last_start, last_start)
+
+
+def _copied(rows: dict[K, R]) -> dict[K, R]:
+    return {key: copy.copy(row) for key, row in rows.items()}

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from tests.support.exploration.scenarios import SCENARIOS
 from tests.support.paths import ROOT
 
 PAGE = (ROOT / "docs" / "explanation" / "guarantees.md").read_text()
@@ -51,3 +52,13 @@ def test_the_tests_that_find_a_bug_exist_and_name_its_promises(bug: str) -> None
     named = [promised(docstrings(file)[name]) for file, name in re.findall(NAMED_TEST, bug)]
     assert linked
     assert linked <= set().union(*named)
+
+
+@pytest.mark.parametrize("number", [number for number in PROMISES if number != 10])
+def test_a_promise_names_its_explored_scenarios(number: int) -> None:
+    """Each promise but P10 names exactly the scenarios of the exploration that are for it."""
+    named = re.search(r"^\[Explored\].*?: (.*?)\.$", PROMISES[number], re.MULTILINE | re.DOTALL)
+    assert named
+    assert re.findall(r"`([\w-]+)`", named[1]) == [
+        scenario.name for scenario in SCENARIOS.values() if number in scenario.promises
+    ]

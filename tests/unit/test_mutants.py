@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.exploration.scenarios import SCENARIOS
 from tests.support.mutants.catalog import MUTANTS
 from tests.support.mutants.edit import Edit, Mutant, PlaceError, check, edited, install
 from tests.support.mutants.killers import Killer, Verdict, run
@@ -119,9 +120,18 @@ def test_a_killer_that_ends_otherwise_has_no_result(
 def test_the_page_shows_each_verdict() -> None:
     """The page has a row for each mutant, with what killed it."""
     name, other = [*MUTANTS][:2]
-    killed = {"unit": Verdict(True, "test_x"), "state machine": Verdict(True, "timeout")}
-    alive = {"unit": Verdict(False), "state machine": Verdict(None)}
+    killed = {
+        "exploration": Verdict(True, "bound"),
+        "unit": Verdict(True, "test_x"),
+        "state machine": Verdict(True, "timeout"),
+    }
+    alive = {"exploration": Verdict(None), "unit": Verdict(False), "state machine": Verdict(None)}
     written = page({name: killed, other: alive}, 90.0)
     mutant = MUTANTS[name]
-    assert f"| `{name}` | {mutant.attacks} | {mutant.what} | killed | killed (timeout) |" in written
+    assert f"| `{name}` | {mutant.attacks} | {mutant.what} | killed | killed | killed (timeout) |" in written
     assert "1 of 2 mutants were killed." in written
+
+
+def test_mutants_name_scenarios_that_exist() -> None:
+    """Each scenario that a mutant names is one of the exploration."""
+    assert {name for mutant in MUTANTS.values() for name in mutant.scenarios} <= set(SCENARIOS)

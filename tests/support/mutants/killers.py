@@ -79,7 +79,17 @@ def _state_machine(mutant: Mutant | None) -> tuple[str, ...]:
     return (*PYTEST, "-m", "not test_long", "tests/unit/server/test_state_machine.py")
 
 
-KILLERS = (Killer("unit", _unit, 240.0), Killer("state machine", _state_machine, 120.0))
+def _exploration(mutant: Mutant | None) -> tuple[str, ...] | None:
+    """Returns the exploration of the mutant's scenarios, as far as it goes in a few seconds."""
+    scenarios = mutant.scenarios if mutant else ("idle-close",)
+    return ("tests.support.exploration", "--brief", "--seconds", "10", *scenarios) if scenarios else None
+
+
+KILLERS = (
+    Killer("exploration", _exploration, 60.0),
+    Killer("unit", _unit, 240.0),
+    Killer("state machine", _state_machine, 120.0),
+)
 
 
 def run(killer: Killer, mutant: Mutant | None) -> Verdict:

@@ -2,12 +2,21 @@
 
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from random import Random
 from typing import Any
 
+from idalloc_server.backup.export_file import read_export
+from idalloc_server.backup.exporter import retire
+from idalloc_server.backup.importer import Importer
 from idalloc_server.domain.administration.change_tokens import ChangeToken
 from idalloc_server.domain.errors import Refusal, StartRefused
+from idalloc_server.domain.sequences.model import Reset
+from idalloc_server.domain.store.protocol import Store
 from tests.support.promises.checker import PromiseChecker
-from tests.support.simulation.node import Node
+from tests.support.simulation.node import EPOCH_WALL, MachineClock, Node
+
+# After every generation: no id is issued any more.
+NO_GENERATION = 2**63
 
 
 class CheckedCalls:
@@ -80,8 +89,30 @@ class CheckedCalls:
             return  # It ended no leases: the generation may be another change's.
         self._promises.record_change(name, self._now() + changed.effective_delay, row.generation + row.deleted)
 
+    async def bring_in(self, store: Store, clock: MachineClock, lines: list[bytes]) -> None:
+        """Imports lines of an export."""
+        file = read_export(lines)
+        importer = Importer(store, clock, by="import:1")
+        await importer.run(file)
+        at = self._now() if importer.effective_at is None else importer.effective_at - EPOCH_WALL - clock.offset
+        refused = {problem.line for problem in [*file.problems, *importer.problems]}
+        for item in file.items:
+            if item.line in refused:
+                continue
+            name, step = item.row.name, item.row.sequence.step
+            if item.row.sequence.reset == Reset.NEVER and item.row.last_value is not None:
+                self._promises.record_advance(name, "", at, item.row.last_value, step)
+            for line, counter in item.periods.items():
+                if line not in refused:
+                    self._promises.record_advance(name, counter.period, at, counter.last_value, step)
 
-async def unless_refused(work: Coroutine[Any, Any, None]) -> None:
-    """Awaits a call, which may be refused."""
+    async def retire(self, node: Node, name: str) -> None:
+        """Retires the store. When this has ended, no node issues ids of the sequence any more."""
+        await retire(node.connection, node.clock, "elsewhere", random=Random(0).randbytes)
+        self._promises.record_change(name, self._now(), NO_GENERATION)
+
+
+async def unless_refused(call: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
+    """Makes a call, which may be refused."""
     with suppress(Refusal, StartRefused):
-        await work
+        await call(*arguments)

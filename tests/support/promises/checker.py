@@ -1,13 +1,15 @@
 """A model of the promises P1 to P9, which checks every reply of a simulated node."""
 
 from collections import defaultdict
+from collections.abc import Mapping
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.document_ids.generator import DocIdRun
 from idalloc_server.domain.errors import Refusal, StoreWentBackwards
 from idalloc_server.domain.sequences.model import Kind, Reset, Sequence, name_of_period
+from tests.support.memory_rows import Row
 from tests.support.simulation.node import CONFIG, REQUEST_ID_WINDOW, Node
 
 _EPSILON = 1e-6
@@ -86,6 +88,9 @@ class PromiseChecker:
         self.issued: dict[tuple[str, str], list[Issued]] = defaultdict(list)
         self._numbers = count()
         self._nodes: list[Node] = []
+        # The order of calls and replies of all nodes, for sequences whose ids rise over all nodes.
+        self._order: list[tuple[str, bool]] = []
+        self._has_rising = False
         self._era = 0
         self._leases_end = 0.0
         self._restored_at = -1
@@ -93,6 +98,7 @@ class PromiseChecker:
         self._advances: dict[tuple[str, str], list[EffectiveAdvance]] = defaultdict(list)
         self._repaired: dict[tuple[str, str], list[EffectiveAdvance]] = defaultdict(list)
         self._requests: dict[str, RecordedReply] = {}
+        self._identities: dict[str, list[tuple[str, int, str, int, int]]] = defaultdict(list)
         self._first_requests: dict[str, float] = {}
         self._starts: dict[tuple[int, int], Node] = {}
         self._last_doc_id: dict[Node, tuple[int, int, int]] = {}
@@ -104,6 +110,7 @@ class PromiseChecker:
             self._nodes.append(node)
         if request_id:
             self._first_requests.setdefault(request_id, now)
+        self._order.append((node.name, False))
         return Request(next(self._numbers), now, node, sequence, id_count, request_id)
 
     def record_reply(self, request: Request, taken: IdRange, now: float) -> None:
@@ -118,6 +125,8 @@ class PromiseChecker:
         self._check_lease(node, name, period, taken, now, foreign=bool(request.request_id))
         self._check_changes(name, period, ids, taken, now)
         node.issued_count += request.id_count
+        self._order.append((node.name, True))
+        self._has_rising = self._has_rising or taken.sequence.is_rising
         if repeated:
             return
         _check_settings(ids, taken.sequence)
@@ -175,6 +184,7 @@ class PromiseChecker:
         self._repaired.clear()
         # The times of first calls stay: a recorded reply in the copy is not older.
         self._requests.clear()
+        self._identities.clear()
 
     def record_repair(self, values: dict[tuple[str, str], tuple[int, int]], now: float) -> None:
         """Records that all sequences were advanced past these values.
@@ -205,6 +215,19 @@ class PromiseChecker:
             first = (run.prefix, run.timestamp, run.first)
             assert run.prefix != last[0] or first > last, "document ids of a process do not rise (P6)"
             self._last_doc_id[node] = (run.prefix, run.timestamp, run.last)
+
+    def state(self) -> tuple[Any, ...]:
+        """Returns all that later checks depend on: with equal states they end equally after equal events."""
+        issued = [(key, sorted(_state_of(each) for each in replies)) for key, replies in sorted(self.issued.items())]
+        effective = [sorted(each.items()) for each in (self._changes, self._advances, self._repaired)]
+        requests = (
+            sorted(self._requests.items()),
+            sorted(self._identities.items()),
+            sorted(self._first_requests.items()),
+        )
+        doc_ids = sorted((start, node.name) for start, node in self._starts.items())
+        order = self._order if self._has_rising else []
+        return (repr((issued, effective, requests, doc_ids, order)), self.restored, self._era, len(self.children))
 
     def check_balance(self, node: Node) -> None:
         """Checks P9 while no call is pending: every id granted to a node is issued, held, returned, or burned."""
@@ -243,16 +266,43 @@ class PromiseChecker:
         """Checks P7, and returns whether the reply repeats an earlier one."""
         identity = (request.sequence, taken.generation, taken.period, taken.first_id, taken.id_count)
         before = self._requests.get(request.request_id)
-        if before is not None and before.identity == identity:
-            return True
+        if identity in self._identities[request.request_id]:
+            return True  # also an earlier answer that another node had read before it was removed
         if request.number < self._restored_at:
             return False  # recorded in the store that was replaced
         late = before is not None and now - self._first_requests[request.request_id] >= REQUEST_ID_WINDOW
         assert before is None or late, f"{before} is answered with {identity} (P7)"
         self._requests[request.request_id] = RecordedReply(now, identity)
+        self._identities[request.request_id].append(identity)
         if late:
             self._first_requests[request.request_id] = request.at
         return False
+
+
+def counters(rows: Mapping[str, Row]) -> dict[str, tuple[int, int]]:
+    """Returns the counters of a store, and their steps."""
+    return {name: (row.last_value or 0, row.sequence.step) for name, row in rows.items()}
+
+
+def moved_back(before: Mapping[str, tuple[int, int]], rows: Mapping[str, Row], method: str) -> list[str]:
+    """Returns the counters that a call moved back although it returned no tail (P2).
+
+    Args:
+        before: ``counters`` before the call.
+        rows: The rows after it.
+        method: The method of the store.
+    """
+    if method == "give_back":
+        return []
+    return [
+        f"the counter {name!r} moved back from {value} to {rows[name].last_value} (P2)"
+        for name, (value, step) in before.items()
+        if name in rows and ((rows[name].last_value or 0) - value) * step < 0
+    ]
+
+
+def _state_of(reply: Issued) -> tuple[Any, ...]:
+    return reply.node.name, reply.ids[0], reply.ids[-1], reply.generation, reply.era, reply.requested
 
 
 def row_name(sequence: str, period: str) -> str:

@@ -6,16 +6,14 @@ from typing import Any, ClassVar
 
 from hypothesis.stateful import RuleBasedStateMachine
 
-from idalloc_server.backup.export_file import read_export
 from idalloc_server.backup.exporter import export_lines
-from idalloc_server.backup.importer import Importer
 from idalloc_server.domain.administration.change_tokens import ChangeToken
 from idalloc_server.domain.errors import StoreWentBackwards
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Kind, Reset, Sequence
 from idalloc_server.domain.store.protocol import Store
 from tests.support.promises.calls import CheckedCalls, unless_refused
 from tests.support.promises.checker import PromiseChecker
-from tests.support.simulation.node import EPOCH_WALL, Node
+from tests.support.simulation.node import Node
 from tests.support.simulation.world import World
 
 
@@ -75,7 +73,7 @@ class SimulatedCluster(RuleBasedStateMachine):
             self._call_node(node, work, *arguments)
 
     def _call_node(self, node: Node, work: Any, *arguments: Any) -> None:
-        task = node.loop.create_task(unless_refused(work(node, *arguments)))
+        task = node.loop.create_task(unless_refused(work, node, *arguments))
         node.callers.append(task)
         task.add_done_callback(node.callers.remove)
 
@@ -105,21 +103,8 @@ class SimulatedCluster(RuleBasedStateMachine):
 
     def _import(self, lines: list[bytes]) -> None:
         """Imports as ``idalloc store import`` does, under the running nodes."""
-        file = read_export(lines)
-        bring = Importer(self._store, self.world.clock)
-        error = self.world.finish(self.world.store_loop, bring.run(file))
+        error = self.world.finish(self.world.store_loop, self.calls.bring_in(self._store, self.world.clock, lines))
         assert error is None, error
-        at = self.world.now if bring.effective_at is None else bring.effective_at - EPOCH_WALL
-        refused = {problem.line for problem in [*file.problems, *bring.problems]}
-        for item in file.items:
-            if item.line in refused:
-                continue
-            name, step = item.row.name, item.row.sequence.step
-            if item.row.sequence.reset == Reset.NEVER and item.row.last_value is not None:
-                self.promises.record_advance(name, "", at, item.row.last_value, step)
-            for line, counter in item.periods.items():
-                if line not in refused:
-                    self.promises.record_advance(name, counter.period, at, counter.last_value, step)
 
     def _rows(self) -> dict[str, tuple[int, Sequence]]:
         if self.world.memory is not None:

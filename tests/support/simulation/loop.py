@@ -34,6 +34,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers and not self.paused else None
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether callbacks are ready, or timers are due."""
+        next_timer = self.next_timer
+        return bool(self._ready) or (next_timer is not None and next_timer <= self._time())
+
     def run_ready(self) -> bool:
         """Runs ready callbacks, and then due timers; returns whether there were any."""
         if self.paused:

@@ -90,10 +90,14 @@ class Node:
         self._jobs: list[asyncio.Task[Any]] = []
         self._idle_checks: list[asyncio.Task[Any]] = []
 
-    async def start(self) -> None:
-        """Claims a start timestamp, and starts the background tasks."""
+    async def claim_start(self) -> None:
+        """Claims a start timestamp."""
         start = await self.start_timestamps.start()
         self.doc_ids = DocIdGenerator(self.start_timestamps, start, process=self.process)
+
+    async def start(self) -> None:
+        """Claims a start timestamp, and starts the background tasks."""
+        await self.claim_start()
         for job in (
             self.start_timestamps.keep_prefix(),
             self.allocator.close_idle_sequences(),

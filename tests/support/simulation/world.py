@@ -5,21 +5,19 @@ in time, also if the node has given up, is paused, or was killed.
 """
 
 import asyncio
-import copy
 import sqlite3
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.store.sqlite.store import SqliteStore
 from tests.support.fake_store import MemoryStore
+from tests.support.promises.checker import counters, moved_back
 from tests.support.simulation.loop import SimulatedLoop, simulated_loop
 from tests.support.simulation.node import CONFIG, MachineClock, Node
 from tests.support.simulation.store_connection import StoreConnection, StoreFault
-
-_T = TypeVar("_T")
 
 
 class World:
@@ -50,7 +48,6 @@ class World:
         self._path = path
         self._stores: list[Store] = []
         self._started = 0
-        self._restores = 0
         self.memory = MemoryStore(self.clock) if path is None else None
         if path is not None:
             self.direct = self.connect()
@@ -126,21 +123,17 @@ class World:
             return await self._checked(self.memory, method, apply)
 
     async def _checked(self, memory: MemoryStore, method: str, apply: Callable[[], Awaitable[Any]]) -> Any:
-        before = {name: (row.last_value or 0, row.sequence.step) for name, row in memory.rows.items()}
+        before, rows = counters(memory.rows), memory.rows
         try:
             return await apply()
         finally:
-            for name, (value, step) in before.items():
-                row = memory.rows.get(name)
-                if row is None:
-                    continue  # the store was restored meanwhile
-                if method != "give_back" and ((row.last_value or 0) - value) * step < 0:
-                    self.problems.append(f"the counter {name!r} moved back from {value} to {row.last_value} (P2)")
+            if memory.rows is rows:  # else the store was restored meanwhile
+                self.problems += moved_back(before, rows, method)
 
     def copy_store(self) -> Any:
         """Returns a backup of the store."""
         if self.memory is not None:
-            return _copied(self.memory.rows), _copied(self.memory.prefixes), dict(self.memory.allocations)
+            return self.memory.back_up()
         assert self._path
         backup = sqlite3.connect(":memory:")
         with sqlite3.connect(self._path) as live:
@@ -151,13 +144,7 @@ class World:
     def restore(self, backup: Any) -> None:
         """Restores a backup under the running nodes."""
         if self.memory is not None:
-            rows, prefixes, allocations = backup
-            self.memory.rows, self.memory.allocations = _copied(rows), dict(allocations)
-            self._restores += 1
-            for row in self.memory.rows.values():
-                row.version += 10**6 * self._restores  # as a restored CrateDB table is in a newer primary term
-            self.memory.prefixes.clear()
-            self.memory.prefixes.update(_copied(prefixes))
+            self.memory.restore(backup)
             return
         assert self._path
         with sqlite3.connect(self._path) as live:
@@ -178,7 +165,3 @@ class World:
                     pass
         for store in self._stores:
             self.finish(self.store_loop, store.close())
-
-
-def _copied(rows: dict[Any, _T]) -> dict[Any, _T]:
-    return {key: copy.copy(row) for key, row in rows.items()}

@@ -116,7 +116,7 @@ MUTANTS = (
                 "grant.step != self._lease.step or grant.sequence.is_rising",
             ),
         ),
-        ("advance-lease",),
+        ("advance-renewal",),
     ),
     Mutant(
         "lease-kept-after-the-own-change",

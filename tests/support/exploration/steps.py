@@ -1,0 +1,158 @@
+"""The steps of actors: calls of a node, acts of operators, and accidents."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from tests.support.exploration.scenario import Step
+from tests.support.exploration.world import ExploredNode, World
+
+Given = tuple[int, str] | dict[str, Any] | None
+
+
+def allocate(node: int, id_count: int = 1, name: str = "a", when: Callable[[World], bool] | None = None) -> Step:
+    """A caller takes ids."""
+
+    def call(world: World, at: ExploredNode) -> Coroutine[Any, Any, None]:
+        return world.calls.allocate(at, name, id_count)
+
+    return Step(f"a caller asks n{node} for {id_count} of {name!r}", node, call, when=when)
+
+
+def allocate_once(node: int, request_id: str, id_count: int = 1, name: str = "a") -> Step:
+    """A caller takes ids with a request id."""
+
+    def call(world: World, at: ExploredNode) -> Coroutine[Any, Any, None]:
+        return world.calls.allocate_once(at, name, id_count, request_id)
+
+    return Step(f"a caller asks n{node} for {id_count} of {name!r} as request {request_id}", node, call)
+
+
+def make_doc_ids(
+    node: int, id_count: int = 1, increment: int = 0, when: Callable[[World], bool] = lambda _: True
+) -> Step:
+    """A caller takes document ids of a node that has started."""
+
+    def call(world: World, at: ExploredNode) -> Coroutine[Any, Any, None]:
+        return world.calls.make_doc_ids(at, id_count, 0, increment)
+
+    def is_possible(world: World) -> bool:
+        return world.nodes[node - 1].doc_ids is not None and when(world)
+
+    return Step(f"a caller asks n{node} for {id_count} document ids", node, call, when=is_possible)
+
+
+def change(node: int, kind: str, given: Given = None, name: str = "a") -> Step:
+    """An operator changes a sequence: create, update, delete or advance."""
+
+    async def call(world: World, at: ExploredNode) -> None:
+        await world.calls.change(at, name, kind, given, at.service.change_token("", b""))
+
+    return Step(f"an operator asks n{node} to {kind} {name!r}" + (f": {given}" if given else ""), node, call)
+
+
+def bring_in(node: int, lines: list[bytes]) -> Step:
+    """An operator imports an export."""
+
+    def call(world: World, at: ExploredNode) -> Coroutine[Any, Any, None]:
+        return world.calls.bring_in(at.connection, at.clock, lines)
+
+    return Step(f"n{node} imports an export", node, call)
+
+
+def retire(node: int, name: str = "a") -> Step:
+    """An operator retires the store."""
+    return Step(f"n{node} retires the store", node, lambda world, at: world.calls.retire(at, name))
+
+
+def check_idle(node: int) -> Step:
+    """The node closes sequences that were not used since its last check."""
+    return Step(f"n{node} closes idle sequences", node, lambda _, at: at.allocator.check_idle_sequences())
+
+
+def prune(node: int) -> Step:
+    """The node removes answers of request ids whose window is over."""
+    return Step(f"n{node} removes old request ids", node, lambda _, at: at.request_ids.prune())
+
+
+def stop(node: int) -> Step:
+    """The node stops, and gives its tails back."""
+
+    async def call(_: World, at: ExploredNode) -> None:
+        finish = (at.service.finish_changes(), at.request_ids.finish_recording(), at.allocator.return_leases())
+        await asyncio.gather(*finish)
+
+    return Step(f"n{node} stops", node, call)
+
+
+def claim(node: int) -> Step:
+    """The node claims its start timestamp."""
+
+    async def call(world: World, at: ExploredNode) -> None:
+        await at.claim_start()
+        world.promises.record_start(at)
+
+    return Step(f"n{node} claims a start timestamp", node, call)
+
+
+def start(prefix: int = 0) -> Step:
+    """A further node starts."""
+
+    def event(world: World) -> None:
+        world.add_node(prefix)
+
+    return Step("a node starts", event=event)
+
+
+def kill(node: int) -> Step:
+    """The node is killed as by SIGKILL."""
+    return Step(f"n{node} is killed", node, event=lambda world: world.kill(world.nodes[node - 1]))
+
+
+def fork(node: int, *, repeats_pid: bool = False, is_noticed: bool = True) -> Step:
+    """The node may become the child of a fork. Its parent goes on as if nothing had happened."""
+    how = "with its old process id" if repeats_pid else "with a new process id"
+    return Step(
+        f"n{node} forks {how}" + ", unnoticed" * (not is_noticed),
+        node,
+        event=lambda world: world.fork(world.nodes[node - 1], repeats_pid=repeats_pid, is_noticed=is_noticed),
+        when=lambda world: not is_child(world, node),
+        must=False,
+    )
+
+
+def is_child(world: World, node: int) -> bool:
+    """Whether a node has become the child of a fork."""
+    return world.nodes[node - 1] in world.promises.children
+
+
+def set_clock(node: int, seconds: float) -> Step:
+    """Somebody sets a node's wall clock."""
+
+    def event(world: World) -> None:
+        at = world.nodes[node - 1]
+        at.clock.offset += seconds
+        at.connection.ledger.forgets_periods = True
+
+    return Step(f"the clock of n{node} is set by {seconds:+g} s", node, event=event)
+
+
+def restore() -> Step:
+    """An operator restores the older copy of the store."""
+    return Step("an operator restores the older copy of the store", event=lambda world: world.restore())
+
+
+def cancel(actor: int) -> Step:
+    """A caller may give up."""
+
+    def event(world: World) -> None:
+        task = world.actors[actor].task
+        assert task is not None
+        world.actors[actor].node(world).see("cancel", actor, world.now)
+        task.cancel()
+
+    def is_waiting(world: World) -> bool:
+        task = world.actors[actor].task
+        return task is not None and not task.done()
+
+    return Step(f"caller {actor + 1} gives up", event=event, of=actor, when=is_waiting, must=False)

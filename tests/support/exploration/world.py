@@ -1,0 +1,506 @@
+"""Nodes, their store and the calls between them, where every next event is chosen from outside."""
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from idalloc_server.domain.allocation.config import AllocationConfig
+from idalloc_server.domain.errors import Refusal, StoreOutcomeUnknown, StoreUnreachable
+from idalloc_server.domain.sequences.model import Sequence
+from tests.support.fake_store import Backup, MemoryStore
+from tests.support.memory_rows import Row
+from tests.support.promises.calls import CheckedCalls
+from tests.support.promises.checker import PromiseChecker, counters, moved_back
+from tests.support.promises.ledger import RecordedConnection
+from tests.support.simulation.loop import SimulatedLoop, simulated_loop
+from tests.support.simulation.node import MachineClock, Node
+
+if TYPE_CHECKING:
+    from tests.support.exploration.scenario import Actor, Scenario
+
+CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
+# A kind of move and what it moves, such as ("apply", 3): numbers and text only, so that a trace can be written down.
+Move = tuple[Any, ...]
+READS = frozenset({"get", "list", "recorded", "newest_recorded", "count_recorded", "now", "claimed_starts", "open"})
+
+
+# How often the last calls are answered, and time passes, before a call counts as waiting for ever.
+FINAL_ROUNDS = 12
+
+
+class Violation(AssertionError):
+    """A broken promise."""
+
+
+@dataclass(eq=False)
+class Message:
+    """A call of a node to the store.
+
+    Attributes:
+        number: Its number among all calls.
+        node: The calling node.
+        index: Its number among the calls of this node.
+        method: The method of ``Store``.
+        arguments: See ``ForwardingStore``.
+        answer: What the caller waits for.
+        applied: How many times the store has applied it.
+        result: The first answer of the store.
+        refusal: The first answer, if it is an error.
+    """
+
+    number: int
+    node: "ExploredNode"
+    index: int
+    method: str
+    arguments: tuple[Any, ...]
+    answer: "asyncio.Future[Any]"
+    applied: int = 0
+    result: Any = None
+    refusal: Refusal | None = None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the caller still waits."""
+        return not self.answer.done() and not self.node.is_gone
+
+    def state(self) -> tuple[Any, ...]:
+        """Returns what later events depend on; the caller's history has the rest."""
+        answer = repr(self.refusal or self.result) if self.is_awaited and self.applied else ""
+        return self.node.number, self.index, self.applied, self.is_awaited, answer
+
+
+class MessageConnection(RecordedConnection):
+    """A connection whose calls become messages of the world."""
+
+    def __init__(self, world: "World") -> None:
+        super().__init__(lambda: world.now, world.problems.append)
+        self._world = world
+        self.node: ExploredNode
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        if self.cut:
+            raise StoreUnreachable("the store cannot be reached")
+        message = self._world.send(self.node, method, arguments)
+        self.pending += 1
+        try:
+            return await message.answer
+        finally:
+            self.pending -= 1
+
+
+class ExploredNode(Node):
+    """A node whose state is a function of its history.
+
+    Attributes:
+        number: Its number, from 1.
+        history: A hash of all that the node has seen: calls, answers, times, in their order. Equal histories are equal
+            states, because a node is deterministic.
+        sent: The number of its calls to the store.
+        is_gone: Whether it was killed.
+    """
+
+    def __init__(self, world: "World", number: int, prefix: int) -> None:
+        connection = MessageConnection(world)
+        super().__init__(number, prefix, simulated_loop(lambda: world.now), connection, CONFIG)
+        connection.node = self
+        self.number = number
+        self.history = 0
+        self.sent = 0
+        self.is_gone = False
+
+    def see(self, *event: Any) -> None:
+        """Adds an event to the history."""
+        self.history = hash((self.history, event))
+
+
+@dataclass
+class Budget:
+    """How much a scenario may go wrong.
+
+    Attributes:
+        jumps: Jumps of time.
+        extra: Faults, further jumps and preemptions together. A preemption is an event between two turns of the event
+            loop of a node that is not idle.
+    """
+
+    jumps: int = 0
+    extra: int = 0
+
+
+@dataclass
+class World:
+    """One execution of a scenario.
+
+    Args:
+        scenario: Sets up nodes, sequences and actors.
+        budget: What may go wrong.
+
+    Attributes:
+        now: The simulated time, in seconds.
+        nodes: The nodes, also killed ones.
+        messages: The calls to the store that may still matter.
+        actors: What the callers do.
+        problems: Broken promises that were found outside of a call.
+        moved: The number of ids by which grants moved the counters, less those given back.
+        slack: By how many ids the nodes may miss ids that the counters moved past, because of faults.
+        excess: How many ids the nodes may count as burned that no counter moved past.
+        backup: The older copy of the store for ``restore``; None without one.
+    """
+
+    scenario: "Scenario"
+    budget: Budget
+    now: float = 0.0
+    nodes: list[ExploredNode] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    actors: "list[Actor]" = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    moved: int = 0
+    slack: int = 0
+    excess: int = 0
+    backup: Backup | None = None
+    _numbers: int = 0
+    _parents: list[SimulatedLoop] = field(default_factory=list)  # loops that were left by a fork
+
+    def __post_init__(self) -> None:
+        self.store = MemoryStore(MachineClock(lambda: self.now))
+        self.promises = PromiseChecker()
+        self.calls = CheckedCalls(self.promises, lambda: self.now)
+        self.scenario.set_up(self)
+        self.check()
+
+    # Called by scenarios.
+
+    def add_sequence(self, name: str, **settings: Any) -> None:
+        """Adds a sequence without issued ids."""
+        sequence = Sequence(**settings)
+        self.store.rows[name] = Row(sequence, sequence.before_start)
+
+    def add_node(self, prefix: int = 0) -> ExploredNode:
+        """Starts a node."""
+        node = ExploredNode(self, len(self.nodes) + 1, prefix)
+        self.nodes.append(node)
+        return node
+
+    def run(self, node: ExploredNode, work: Coroutine[Any, Any, Any]) -> None:
+        """Runs a call to its end, without any choice."""
+        task = node.loop.create_task(work)
+        self._complete(task)
+        task.result()
+
+    def call(self, node: ExploredNode, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        """Starts a call."""
+        task = node.loop.create_task(work)
+        node.callers.append(task)
+        task.add_done_callback(node.callers.remove)
+        return task
+
+    def send(self, node: ExploredNode, method: str, arguments: tuple[Any, ...]) -> Message:
+        """Adds a call to the store."""
+        self._numbers += 1
+        node.sent += 1
+        message = Message(self._numbers, node, node.sent, method, arguments, node.loop.create_future())
+        self.messages.append(message)
+        return message
+
+    # Called by steps.
+
+    def kill(self, node: ExploredNode) -> None:
+        """Kills a node; calls that it has sent may still be applied."""
+        node.is_gone = True
+        node.connection.cut = True
+        ledger = node.connection.ledger
+        self.slack += ledger.granted + sum(_requested_ids(each) for each in self.messages if each.node is node)
+
+    def fork(self, node: ExploredNode, *, repeats_pid: bool, is_noticed: bool) -> None:
+        """Turns a node into the child of a fork, which runs nothing that its parent had begun."""
+        node.see("fork", self.now)
+        self.messages = [message for message in self.messages if message.node is not node]
+        self._parents.append(node.loop)
+        node.loop, node.callers = simulated_loop(lambda: self.now), []
+        self.promises.children.add(node)
+        node.process.fork(repeats_pid=repeats_pid, is_noticed=is_noticed)
+
+    def restore(self) -> None:
+        """Restores the older copy of the store."""
+        assert self.backup is not None
+        self.store.restore(self.backup)
+        self.promises.record_restore()
+
+    # Called by the search.
+
+    def moves(self) -> list[Move]:
+        """Returns the moves that are possible now; none if the execution is over."""
+        extra = self.budget.extra
+        busy = next((node for node in self.nodes if node.loop.is_busy and not node.is_gone), None)
+        if busy is not None and not extra:
+            return [("turn", busy.number)]
+        moves, optional = self._free_moves()
+        if busy is None and not moves:
+            return []
+        optional += self._jumps()
+        if extra:
+            optional += self._faults()
+        if busy is None:
+            return moves + optional
+        # Other events commute with the turns of this node.
+        return [("turn", busy.number), *(move for move in moves + optional if self._touches(move, busy))]
+
+    def perform(self, move: Move) -> None:
+        """Performs a move. Replies are checked as they come; ``check`` checks the rest."""
+        kind = move[0]
+        preempts = kind != "turn" and any(node.loop.is_busy and not node.is_gone for node in self.nodes)
+        if kind == "jump" and self.budget.jumps:
+            self.budget.jumps -= 1
+        elif kind in ("jump", "lose", "refuse", "again"):
+            preempts = True
+        self.budget.extra -= preempts
+        getattr(self, f"_do_{kind}")(*move[1:])
+        if not self.budget.extra or not self.scenario.preempts:
+            self._settle()
+
+    def check(self) -> None:
+        """Checks what holds between any two events."""
+        self.problems += [str(error.get("promise", error)) for node in self.nodes for error in node.loop.errors]
+        if self.problems:
+            raise Violation(self.problems[0])
+        for node in self.nodes:
+            if node.is_quiet and not node.is_gone and not node.loop.is_busy and node not in self.promises.children:
+                try:
+                    self.promises.check_balance(node)
+                except AssertionError as error:
+                    raise Violation(str(error)) from None
+
+    def finish(self) -> None:
+        """Lets time pass, and checks that every call has ended and every id is accounted for (P9).
+
+        Raises:
+            Violation: A promise is broken.
+        """
+        for _ in range(FINAL_ROUNDS):
+            self._pass(self.now + CONFIG.store_timeout)
+            while awaited := [message for message in self.messages if message.is_awaited]:
+                for message in awaited:
+                    self._apply(message)
+                    self._answer(message)
+                self._settle()
+        self.check()
+        children = self.promises.children
+        for actor in self.actors:
+            if actor.task is not None and not actor.task.done():
+                node = actor.node(self)
+                if not node.is_gone and node not in children:
+                    raise Violation(f"{actor.name} waits for ever")
+        if self.backup is None and not children:
+            self._check_unattributed()
+        if self.scenario.serves_after:
+            self._check_service()
+
+    def _check_unattributed(self) -> None:
+        ledgers = [node.connection.ledger for node in self.nodes]
+        missing = self.moved - sum(ledger.granted - ledger.returned + ledger.unknown for ledger in ledgers)
+        if not -self.excess - sum(ledger.unknown for ledger in ledgers) <= missing <= self.slack:
+            raise Violation(f"{missing} ids are unattributed, by faults at most {self.slack} (P9)")
+
+    def _check_service(self) -> None:
+        for node in self.nodes:
+            task = None
+            for _ in range(FINAL_ROUNDS):
+                if not node.is_gone and (task is None or task.exception() is not None):
+                    task = node.loop.create_task(self.calls.allocate(node, "a", 1))
+                    self._complete(task)
+                    self._pass(self.now + CONFIG.store_timeout + 1.0)
+            if task is not None and (error := task.exception()) is not None:
+                raise Violation(f"{node.name} does not serve again: {error}")
+        self.check()
+
+    def state(self) -> int:
+        """Returns a hash of all that the rest of the execution depends on."""
+        nodes = tuple((node.history, node.is_gone) for node in self.nodes)
+        rows = tuple((name, *vars(row).values()) for name, row in self.store.rows.items())
+        prefixes = tuple((prefix, *vars(row).values()) for prefix, row in self.store.prefixes.items())
+        records = tuple(self.store.allocations.items())
+        actors = tuple(actor.done for actor in self.actors)
+        messages = tuple(message.state() for message in self.messages)
+        budget = (self.budget.jumps, self.budget.extra, self.now, self.slack, self.excess, self.moved)
+        return hash((nodes, rows, prefixes, records, actors, messages, budget, self.promises.state()))
+
+    def end(self) -> None:
+        """Ends all tasks."""
+        for node in self.nodes:
+            node.connection.cut = True
+        for loop in [*(node.loop for node in self.nodes), *self._parents]:
+            for _ in range(20):
+                for task in list(loop.tasks):
+                    task.cancel()
+                while loop.run_ready():
+                    pass
+
+    # Moves. Each is a method of the name ``_do_`` and its kind.
+
+    def _do_turn(self, number: int) -> None:
+        node = self.nodes[number - 1]
+        node.see("turn", self.now)
+        node.loop.run_ready()
+
+    def _do_start(self, index: int) -> None:
+        self.actors[index].start(self)
+
+    def _do_apply(self, number: int) -> None:
+        self._apply(self._message(number))
+
+    def _do_again(self, number: int) -> None:
+        message = self._message(number)
+        before = self.moved
+        self._apply(message)
+        self.slack += max(0, self.moved - before)
+
+    def _do_answer(self, number: int) -> None:
+        self._answer(self._message(number))
+
+    def _do_lose(self, number: int) -> None:
+        """The caller learns that its connection is lost. The call may have been applied, or may still be."""
+        message = self._message(number)
+        message.node.see("lose", message.index, self.now)
+        message.answer.set_exception(StoreOutcomeUnknown("the connection was reset"))
+        self._forget(message)
+
+    def _do_refuse(self, number: int) -> None:
+        """The store cannot be reached."""
+        message = self._message(number)
+        message.node.see("refuse", message.index, self.now)
+        message.answer.set_exception(StoreUnreachable("the store cannot be reached"))
+        self.messages.remove(message)
+
+    def _do_jump(self, seconds: float) -> None:
+        """Time passes. A node that has callbacks to run is paused meanwhile."""
+        self._pass(self.now + seconds)
+
+    def _free_moves(self) -> tuple[list[Move], list[Move]]:
+        """Returns the moves that cost nothing: those that must happen at some time, and those that may."""
+        moves: list[Move] = []
+        optional: list[Move] = []
+        for message in self.messages:
+            if message.is_awaited:
+                moves.append(("answer" if message.applied else "apply", message.number))
+            elif not message.applied:
+                optional.append(("apply", message.number))
+        for index, actor in enumerate(self.actors):
+            match actor.next(self):
+                case True:
+                    moves.append(("start", index))
+                case None:
+                    optional.append(("start", index))
+        return moves, optional
+
+    def _touches(self, move: Move, node: ExploredNode) -> bool:
+        """Whether a move changes what a node sees in its next turn."""
+        match move[0]:
+            case "jump":
+                return True
+            case "start":
+                return self.actors[move[1]].concerns(self) is node
+            case "answer" | "lose" | "refuse":
+                return self._message(move[1]).node is node
+        return False
+
+    def _jumps(self) -> list[Move]:
+        if not self.budget.jumps + self.budget.extra:
+            return []
+        return [("jump", seconds) for seconds in self.scenario.jumps]
+
+    def _faults(self) -> list[Move]:
+        faults: list[Move] = []
+        for message in self.messages:
+            if message.is_awaited:
+                faults.append(("lose", message.number))
+                if not message.applied and message.method not in READS:
+                    faults.append(("refuse", message.number))
+            if message.applied == 1 and message.method not in READS:
+                faults.append(("again", message.number))
+        return faults
+
+    def _message(self, number: int) -> Message:
+        return next(message for message in self.messages if message.number == number)
+
+    def _forget(self, message: Message) -> None:
+        """Removes a message that cannot matter any more."""
+        if message.applied and not message.is_awaited and (not self.budget.extra or message.method in READS):
+            self.messages.remove(message)
+
+    def _apply(self, message: Message) -> None:
+        before = counters(self.store.rows)
+        result: Any = None
+        refusal: Refusal | None = None
+        try:
+            result = self.store.apply(message.method, message.arguments)
+        except Refusal as error:
+            refusal = error
+        self.problems += moved_back(before, self.store.rows, message.method)
+        match message.method:
+            case "grant" | "grant_timestamps" if result is not None:
+                self.moved += result.granted
+            case "create" if result is not None and not message.applied:
+                row = self.store.rows[message.arguments[0].name]
+                self.moved += _requested_ids(message) if not row.writes and result == message.arguments[0] else 0
+            case "give_back" if result:
+                self.moved -= message.arguments[1]
+                self.excess += message.arguments[1]  # until the node knows
+        message.applied += 1
+        if message.applied == 1:
+            message.result, message.refusal = result, refusal
+        self._forget(message)
+
+    def _answer(self, message: Message) -> None:
+        message.node.see("answer", message.index, repr(message.refusal or message.result), self.now)
+        if message.refusal is not None:
+            message.answer.set_exception(message.refusal)
+        else:
+            message.answer.set_result(message.result)
+            if message.method == "give_back" and message.result:
+                self.excess -= message.arguments[1]
+        self._forget(message)
+
+    def _complete(self, task: "asyncio.Task[Any]") -> None:
+        """Answers all calls to the store until a task is done."""
+        self._settle()
+        while not task.done():
+            for message in [message for message in self.messages if message.is_awaited]:
+                self._apply(message)
+                self._answer(message)
+            self._settle()
+        self.messages.clear()
+
+    def _settle(self) -> None:
+        """Runs all nodes until they wait."""
+        for node in self.nodes:
+            while not node.is_gone and node.loop.run_ready():
+                pass
+
+    def _pass(self, end: float) -> None:
+        paused = [node for node in self.nodes if node.loop.is_busy]
+        for node in paused:
+            node.loop.paused = True
+        running = [node for node in self.nodes if not node.is_gone and node not in paused]
+        while due := [when for node in running if (when := node.loop.next_timer) is not None and when <= end]:
+            self.now = max(self.now, min(due))
+            for node in running:
+                if node.loop.is_busy:
+                    node.see("timers", self.now)
+                    while node.loop.run_ready():
+                        pass
+        self.now = end
+        for node in paused:
+            node.loop.paused = False
+        for message in list(self.messages):
+            self._forget(message)
+
+
+def _requested_ids(message: Message) -> int:
+    """Returns the number of ids that a call asks for."""
+    match message.method, message.arguments:
+        case "grant" | "grant_timestamps", (_, int(wanted), *_):
+            return wanted
+        case "create", (row,):
+            return int((row.last_value - row.sequence.before_start) // row.sequence.step)
+    return 0
