@@ -11,6 +11,7 @@ import idalloc
 from tests.support.faults.issued_ranges import IssuedRange, boot_time_ns, read_ranges
 from tests.support.faults.scenario import ClientProcess, Scenario
 from tests.support.processes import Server
+from tests.support.promises.effects import EffectiveAdvance
 from tests.support.waiting import hold_for
 
 LEASES = {"lease_ttl": "1s", "store_timeout": "400ms", "outage_reserve": "400ms"}
@@ -132,7 +133,7 @@ class Changes:
         """Advances; no id at or below the value is issued any more."""
         past = self.highest() + 10 * HELD
         since = self._wait_until_effective(self._next().advance("orders", past))
-        assert all(each.lowest > past for each in self._later(since))
+        self._assert_past(self._later(since), since, past)
 
     def step(self) -> None:
         """Changes the step, which all later ranges have."""
@@ -170,8 +171,11 @@ class Changes:
         assert not [each for each in issued if since <= each.asked and each.answered < until]
         highest = max(each.highest for each in issued)
         self._next().create("orders", step=self._step, min_lease_size=HELD)
-        later = self._later(until)
-        assert min(each.lowest for each in later) > highest
+        self._assert_past(self._later(until), until, highest)
+
+    def _assert_past(self, issued: list[IssuedRange], since: int, value: int) -> None:
+        advance = EffectiveAdvance(since, value, self._step)
+        assert not [each for each in issued if advance.forbids(each.ids, each.asked)]
 
     def _next(self) -> Any:
         self._made += 1

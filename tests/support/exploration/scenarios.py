@@ -12,6 +12,7 @@ from tests.support.exploration.steps import (
     change,
     check_idle,
     claim,
+    export,
     fork,
     is_child,
     kill,
@@ -100,6 +101,16 @@ async def _advance(node: ExploredNode, world: World) -> None:
 def _update(world: World) -> None:
     _nodes(world)
     _actors(world, (change(1, "update", {"step": 5}),), (allocate(2), allocate(2, 3)))
+
+
+def _update_bound(world: World) -> None:
+    _nodes(world)
+    _actors(world, (change(1, "update", {"max_value": 8}), change(1, "update", {"max_value": 20})), (allocate(2, 3),))
+
+
+def _export(world: World) -> None:
+    _nodes(world)
+    _actors(world, (export(1),), (allocate(2), allocate(2, 3)))
 
 
 def _delete_create(world: World) -> None:
@@ -247,6 +258,8 @@ _ALL = (
     Scenario("advance-lease", "an advance beside two leases", _advance_lease, (1, 2, 4, 5), (PAST_LEASE,)),
     Scenario("advance-renewal", "a lease is renewed after an advance", _advance_renewal, (5,), (RENEWAL,), needed=3),
     Scenario("update-step", "a new step beside two leases", _update, (1, 2, 4, 5), (PAST_LEASE,)),
+    Scenario("update-bound", "a lower bound beside two leases", _update_bound, (1, 2, 5), (PAST_LEASE,)),
+    Scenario("export", "an export beside two leases", _export, (2,)),
     Scenario(
         "delete-create",
         "a deletion and a creation beside two leases",

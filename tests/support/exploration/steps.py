@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from idalloc_server.backup.export_file import read_export
+from idalloc_server.backup.exporter import export_lines
 from tests.support.exploration.scenario import Step
 from tests.support.exploration.world import ExploredNode, World
 
@@ -58,6 +60,20 @@ def bring_in(node: int, lines: list[bytes]) -> Step:
         return world.calls.bring_in(at.connection, at.clock, lines)
 
     return Step(f"n{node} imports an export", node, call)
+
+
+def export(node: int, name: str = "a") -> Step:
+    """An operator exports the store. All ids issued before are at or before the exported counter."""
+
+    async def call(world: World, at: ExploredNode) -> None:
+        issued = [each.ids[-1] for each in world.promises.issued[name, ""]]
+        lines = [line.encode() async for line in export_lines(at.connection)]
+        (item,) = read_export(lines).items
+        last_value = item.row.last_value
+        assert last_value is not None
+        assert max(issued, default=last_value) <= last_value, f"{issued} are issued, and {last_value} is exported (P2)"
+
+    return Step(f"n{node} exports the store", node, call)
 
 
 def retire(node: int, name: str = "a") -> Step:

@@ -31,6 +31,12 @@ class IssuedRange(NamedTuple):
     asked: int
     answered: int
 
+    @property
+    def ids(self) -> range:
+        """The ids, in the order of the sequence."""
+        first, last = (self.lowest, self.highest) if self.step > 0 else (self.highest, self.lowest)
+        return range(first, last + self.step, self.step)
+
 
 def boot_time_ns() -> int:
     """Returns the time of the boot clock, in nanoseconds."""

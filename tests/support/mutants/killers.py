@@ -82,7 +82,7 @@ def _state_machine(mutant: Mutant | None) -> tuple[str, ...]:
 def _exploration(mutant: Mutant | None) -> tuple[str, ...] | None:
     """Returns the exploration of the mutant's scenarios, as far as it goes in a few seconds."""
     scenarios = mutant.scenarios if mutant else ("idle-close",)
-    return ("tests.support.exploration", "--brief", "--seconds", "10", *scenarios) if scenarios else None
+    return ("tests.support.exploration", "--brief", "--seconds", "6", *scenarios) if scenarios else None
 
 
 KILLERS = (

@@ -29,7 +29,7 @@ an error, also in `make test`.
 """
 
 _WHAT = {
-    "exploration": "every order of events of the scenarios that fit the mutant, for ten seconds",
+    "exploration": "every order of events of the scenarios that fit the mutant, for six seconds",
     "unit": "the unit tests of the domain",
     "state machine": "a simulated cluster under calls, changes and faults in random order: 100 examples",
 }

@@ -10,6 +10,7 @@ from idalloc_server.domain.document_ids.generator import DocIdRun
 from idalloc_server.domain.errors import Refusal, StoreWentBackwards
 from idalloc_server.domain.sequences.model import Kind, Reset, Sequence, name_of_period
 from tests.support.memory_rows import Row
+from tests.support.promises.effects import EffectiveAdvance, EffectiveChange
 from tests.support.simulation.node import CONFIG, REQUEST_ID_WINDOW, Node
 
 _EPSILON = 1e-6
@@ -33,25 +34,6 @@ class Issued(NamedTuple):
     answered: int
     era: int
     requested: bool
-
-
-class EffectiveChange(NamedTuple):
-    """The time from which on only ids of this generation, or of newer ones, are issued."""
-
-    at: float
-    generation: int
-
-
-class EffectiveAdvance(NamedTuple):
-    """The time from which on only ids past this value, in the direction of the step, are issued."""
-
-    at: float
-    value: int
-    step: int
-
-    def covers(self, value: int) -> bool:
-        """Whether an id is at or before the value."""
-        return (self.value - value) * self.step >= 0
 
 
 class Request(NamedTuple):
@@ -256,11 +238,11 @@ class PromiseChecker:
     def _check_changes(self, name: str, period: str, ids: range, taken: IdRange, now: float) -> None:
         """Checks P5."""
         for change in self._changes[name]:
-            late = now >= change.at and taken.generation < change.generation
-            assert not late, f"ids of {name!r} are of generation {taken.generation}: {change}, {now} (P5)"
+            assert not change.forbids(taken.generation, now), (
+                f"ids of {name!r} are of generation {taken.generation}: {change}, {now} (P5)"
+            )
         for advance in [*self._advances[name, period], *self._repaired[name, period]]:
-            late = now >= advance.at and advance.covers(ids[0])
-            assert not late, f"{ids} of {name!r} {period} are issued after {advance}, {now} (P5)"
+            assert not advance.forbids(ids, now), f"{ids} of {name!r} {period} are issued after {advance}, {now} (P5)"
 
     def _check_request(self, request: Request, taken: IdRange, now: float) -> bool:
         """Checks P7, and returns whether the reply repeats an earlier one."""

@@ -42,7 +42,7 @@ MUTANTS = (
                 "False",
             ),
         ),
-        ("advance-lease",),
+        ("update-step",),
     ),
     Mutant(
         "bound-below-the-counter",
@@ -56,7 +56,7 @@ MUTANTS = (
                 "None",
             ),
         ),
-        ("bound",),
+        ("update-bound",),
     ),
     Mutant(
         "create-takes-over-a-sequence",

@@ -12,7 +12,7 @@ MUTANTS = (
         COUNTER,
         "a rising write also serves callers that arrived after it began",
         (Edit("CounterAllocator._refill_once", "waiting if rising else len(self._waiters)", "len(self._waiters)"),),
-        ("rising",),
+        ("rising", "rising-cancel"),
     ),
     Mutant(
         "rising-ids-are-kept",
@@ -26,7 +26,7 @@ MUTANTS = (
                 "pass",
             ),
         ),
-        ("rising",),
+        ("rising", "rising-cancel"),
     ),
     Mutant(
         "cancelled-caller-ends-the-refill",
@@ -43,6 +43,7 @@ MUTANTS = (
                 "    self._refill_task.cancel()",
             ),
         ),
+        ("cancel",),
     ),
     Mutant(
         "deferred-callers-change-places",
@@ -101,7 +102,7 @@ MUTANTS = (
         COUNTER,
         "the ids of a cancelled call are not counted",
         (Edit("CounterAllocator.issue_after_refill", "self.row.burn(BurnCause.CANCELLED, waiter.served_ids)", "None"),),
-        ("tail-return",),
+        ("cancel",),
     ),
     Mutant(
         "burned-leftover-not-counted",
@@ -109,7 +110,7 @@ MUTANTS = (
         COUNTER,
         "ids that a larger call skipped are not counted",
         (Edit("CounterAllocator._skip_to", "self.row.burn(BurnCause.LEFTOVER, skipped)", "None"),),
-        ("cold-start",),
+        ("shared",),
     ),
     Mutant(
         "burned-tail-not-counted",

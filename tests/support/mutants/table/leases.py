@@ -93,7 +93,7 @@ MUTANTS = (
                 "lease._first -= returned * lease.step",
             ),
         ),
-        ("tail-return",),
+        ("cancel",),
     ),
     Mutant(
         "created-row-of-another-node",
@@ -124,7 +124,7 @@ MUTANTS = (
         COUNTER,
         "the node that made a change keeps its lease",
         (Edit("CounterAllocator.drop_after_change", "self.drop(BurnCause.GENERATION)", "None"),),
-        ("advance-lease",),
+        ("update-step",),
     ),
     Mutant(
         "change-ignores-a-refill",

@@ -38,7 +38,7 @@ MUTANTS = (
                 "self._returning, self._lease = 0, Lease(self.row.period)",
             ),
         ),
-        ("rising", "tail-return"),
+        ("idle-close", "rising-cancel"),
     ),
     Mutant(
         "tail-that-others-saw",
@@ -46,7 +46,7 @@ MUTANTS = (
         "idalloc_server.domain.allocation.lease",
         "a tail includes values that another node has seen",
         (Edit("Lease.tail", "min(max(0, (self._others_saw - value) // self.step), count)", "0"),),
-        ("tail-return",),
+        ("idle-close",),
     ),
     Mutant(
         "mark-stays-above-a-tail",
@@ -60,7 +60,7 @@ MUTANTS = (
                 "None",
             ),
         ),
-        ("tail-return",),
+        ("idle-close",),
     ),
     Mutant(
         "mark-moves-below-a-newer-one",
@@ -74,7 +74,7 @@ MUTANTS = (
                 "mark is not None",
             ),
         ),
-        ("tail-return",),
+        ("idle-close",),
     ),
     Mutant(
         "mark-dropped-with-its-allocator",
@@ -172,6 +172,6 @@ MUTANTS = (
         "idalloc_server.domain.store.retirement",
         "a store whose sequences moved to another one is used further",
         (Edit("raise_if_retired", "retirement is not None and not retirement.deleted", "False"),),
-        ("import",),
+        ("retire",),
     ),
 )

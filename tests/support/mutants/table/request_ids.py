@@ -55,7 +55,7 @@ MUTANTS = (
         ALLOCATOR,
         "a retry gets its recorded ids although the sequence was changed since",
         (Edit("IdempotentAllocator._replay", "recorded.generation != proof.generation", "False"),),
-        SCENARIOS,
+        ("request-advance",),
     ),
     Mutant(
         "replay-before-the-change-is-seen",
@@ -63,7 +63,7 @@ MUTANTS = (
         ALLOCATOR,
         "a node that has not seen a change yet burns the newer ids of a retry",
         (Edit("IdempotentAllocator._replay", "recorded.generation > proof.generation", "False"),),
-        SCENARIOS,
+        ("request-advance",),
     ),
     Mutant(
         "replay-of-another-call",
@@ -87,7 +87,7 @@ MUTANTS = (
         ALLOCATOR,
         "the record of an answer ends with its cancelled caller",
         (Edit("IdempotentAllocator._abandon_call", "call.taken is None", "True"),),
-        SCENARIOS,
+        ("request-cancel",),
     ),
     Mutant(
         "burned-repeated-not-counted",
@@ -109,7 +109,7 @@ MUTANTS = (
                 "self.own_window",
             ),
         ),
-        SCENARIOS,
+        ("request-window",),
     ),
     Mutant(
         "prune-by-the-wall-clock",
@@ -117,6 +117,6 @@ MUTANTS = (
         ALLOCATOR,
         "answers are removed by a clock that can be set",
         (Edit("IdempotentAllocator.prune", "now = self._clock.boot()", "now = self._clock.wall()"),),
-        SCENARIOS,
+        ("request-window",),
     ),
 )
