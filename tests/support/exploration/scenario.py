@@ -5,7 +5,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from tests.support.exploration.world import ExploredNode, World
+from tests.support.exploration.node import ExploredNode
+from tests.support.exploration.world import World
 from tests.support.promises.calls import unless_refused
 
 
@@ -41,16 +42,18 @@ class Actor:
         steps: What it does.
         done: How many steps it has begun.
         task: Its last call.
+        at: The number of the node of that call.
     """
 
     name: str
     steps: tuple[Step, ...]
     done: int = 0
     task: "asyncio.Task[Any] | None" = None
+    at: int = 0
 
     def node(self, world: World) -> ExploredNode:
-        """Returns the node of the last step."""
-        return world.nodes[self.steps[self.done - 1].node - 1]
+        """Returns the node of the last call."""
+        return world.nodes[self.at - 1]
 
     def next(self, world: World) -> bool | None:
         """Returns whether the next step can begin; None if it can, and need not."""
@@ -68,7 +71,7 @@ class Actor:
     def concerns(self, world: World) -> ExploredNode | None:
         """Returns the node that the next step concerns."""
         step = self.steps[self.done]
-        number = step.node or (world.actors[step.of].steps[world.actors[step.of].done - 1].node if step.of >= 0 else 0)
+        number = step.node or (world.actors[step.of].at if step.of >= 0 else 0)
         return world.nodes[number - 1] if 0 < number <= len(world.nodes) else None
 
     def start(self, world: World) -> None:
@@ -79,6 +82,7 @@ class Actor:
             node = world.nodes[step.node - 1]
             node.see("start", self.name, self.done, world.now)
             if step.call is not None:
+                self.at = step.node
                 self.task = world.call(node, unless_refused(step.call, world, node))
         if step.event is not None:
             step.event(world)
@@ -96,7 +100,7 @@ class Scenario:
         jumps: The jumps of time that may happen, in seconds.
         needed: How many of them the scenario needs.
         preempts: Whether an event may happen between two turns of a node's event loop.
-        extra: What else may go wrong in ``make test-long``, see ``Budget``.
+        has_more: Whether something else may go wrong in ``make test-long``, see ``Budget.extra``.
         serves_after: Whether each node must issue an id in the end.
     """
 
@@ -107,5 +111,5 @@ class Scenario:
     jumps: tuple[float, ...] = ()
     needed: int = 0
     preempts: bool = True
-    extra: int = 1
+    has_more: bool = True
     serves_after: bool = False

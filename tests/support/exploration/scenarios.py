@@ -3,6 +3,7 @@
 from typing import Any
 
 from idalloc_server.domain.sequences.model import Kind, Ordering, Reset
+from tests.support.exploration.node import ExploredNode
 from tests.support.exploration.scenario import Actor, Scenario, Step
 from tests.support.exploration.steps import (
     allocate,
@@ -24,8 +25,8 @@ from tests.support.exploration.steps import (
     start,
     stop,
 )
-from tests.support.exploration.world import CONFIG, ExploredNode, World
-from tests.support.simulation.node import REQUEST_ID_WINDOW
+from tests.support.exploration.world import World
+from tests.support.simulation.node import CONFIG, REQUEST_ID_WINDOW
 
 LEASE = CONFIG.lease_ttl
 # Past a lease and the margin for clocks that drift apart.
@@ -209,7 +210,7 @@ def _fork(world: World) -> None:
     _actors(
         world,
         (allocate(1, 3), allocate(1)),
-        (fork(1), fork(1)),
+        (fork(1),),
         (fork(1, repeats_pid=True),),
         (fork(1, is_noticed=False),),
         (allocate(1, when=lambda world: is_child(world, 1)), allocate(1, 9)),
@@ -255,10 +256,10 @@ _ALL = (
     Scenario("shared", "two nodes take more than they hold", _shared, (1, 2, 4, 9), (LEASE,)),
     Scenario("tail-return", "two nodes stop, and one still serves", _tail_return, (1, 2, 3, 9), (RENEWAL,)),
     Scenario("idle-close", "an idle sequence is closed as its callers return", _idle_close, (1, 2, 3, 9), (RENEWAL,)),
-    Scenario("advance-lease", "an advance beside two leases", _advance_lease, (1, 2, 4, 5), (PAST_LEASE,)),
+    Scenario("advance-lease", "an advance beside two leases", _advance_lease, (1, 2, 4, 5), (PAST_LEASE,), needed=1),
     Scenario("advance-renewal", "a lease is renewed after an advance", _advance_renewal, (5,), (RENEWAL,), needed=3),
-    Scenario("update-step", "a new step beside two leases", _update, (1, 2, 4, 5), (PAST_LEASE,)),
-    Scenario("update-bound", "a lower bound beside two leases", _update_bound, (1, 2, 5), (PAST_LEASE,)),
+    Scenario("update-step", "a new step beside two leases", _update, (1, 2, 4, 5), (PAST_LEASE,), needed=1),
+    Scenario("update-bound", "a lower bound beside two leases", _update_bound, (1, 2, 5), (PAST_LEASE,), needed=1),
     Scenario("export", "an export beside two leases", _export, (2,)),
     Scenario(
         "delete-create",
@@ -266,6 +267,7 @@ _ALL = (
         _delete_create,
         (1, 2, 5),
         (PAST_LEASE,),
+        needed=1,
     ),
     Scenario(
         "advance-period",
@@ -273,6 +275,7 @@ _ALL = (
         _advance_period,
         (1, 5),
         (PAST_LEASE,),
+        needed=1,
         preempts=False,
     ),
     Scenario(
@@ -281,13 +284,15 @@ _ALL = (
         _interrupted_advance,
         (1, 5),
         serves_after=True,
-        extra=0,
+        has_more=False,
     ),
-    Scenario("period-end", "a period ends beside a refill", _period_end, (1, 4), (20.0,), needed=1),
-    Scenario("period-clock", "a clock is set over a period's end", _period_clock, (1, 4)),
+    Scenario("period-end", "a period ends beside a refill", _period_end, (1,), (20.0,), needed=1),
+    Scenario("period-clock", "a clock is set over a period's end", _period_clock, (1,)),
     Scenario("request-id", "one request id on two nodes", _request_id, (1, 7), preempts=False),
     Scenario("request-cancel", "callers of a request id give up and retry", _request_cancel, (1, 7, 9)),
-    Scenario("request-advance", "a request id and an advance", _request_advance, (1, 5, 7), preempts=False),
+    Scenario(
+        "request-advance", "a request id and an advance", _request_advance, (1, 5, 7), (PAST_LEASE,), preempts=False
+    ),
     Scenario(
         "request-window",
         "a request id's window ends",

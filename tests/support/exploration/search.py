@@ -16,7 +16,7 @@ class Exploration:
         states: The number of distinct states with a choice.
         outcomes: The final states.
         is_complete: Whether no choice is left.
-        trace: The shortest sequence of moves that breaks a promise; empty without one.
+        trace: The first sequence of moves that breaks a promise; empty without one.
         problem: The broken promise.
         seconds: How long the search took.
     """

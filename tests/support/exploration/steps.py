@@ -6,8 +6,9 @@ from typing import Any
 
 from idalloc_server.backup.export_file import read_export
 from idalloc_server.backup.exporter import export_lines
+from tests.support.exploration.node import ExploredNode
 from tests.support.exploration.scenario import Step
-from tests.support.exploration.world import ExploredNode, World
+from tests.support.exploration.world import World
 
 Given = tuple[int, str] | dict[str, Any] | None
 
@@ -67,6 +68,7 @@ def export(node: int, name: str = "a") -> Step:
 
     async def call(world: World, at: ExploredNode) -> None:
         issued = [each.ids[-1] for each in world.promises.issued[name, ""]]
+        at.see("issued", *issued)  # what is checked is not in the history of the node otherwise
         lines = [line.encode() async for line in export_lines(at.connection)]
         (item,) = read_export(lines).items
         last_value = item.row.last_value
@@ -126,7 +128,7 @@ def kill(node: int) -> Step:
 
 
 def fork(node: int, *, repeats_pid: bool = False, is_noticed: bool = True) -> Step:
-    """The node may become the child of a fork. Its parent goes on as if nothing had happened."""
+    """The node may become the child of a fork. Its parent, and its calls in flight, are not simulated further."""
     how = "with its old process id" if repeats_pid else "with a new process id"
     return Step(
         f"n{node} forks {how}" + ", unnoticed" * (not is_noticed),

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable, Iterator
 
+from tests.support.exploration.node import Message
 from tests.support.exploration.scenario import Scenario
 from tests.support.exploration.search import explore
-from tests.support.exploration.world import Budget, Message, Move, Violation, World
+from tests.support.exploration.world import Budget, Move, Violation, World
 
 
 def shortest(scenario: Scenario, budget: Budget, trace: tuple[Move, ...], seconds: float) -> tuple[Move, ...]:
@@ -51,6 +52,7 @@ def describe(world: World, move: Move) -> str:
         "apply": f"the store applies {call}{late}",
         "again": f"the store applies {call} once more",
         "answer": f"the store answers {call}: {message.refusal or message.result}",
+        "twice": f"the store applies {call} once more, and gives the second answer",
         "lose": f"n{message.node.number} loses its connection during {call}",
         "refuse": f"n{message.node.number} cannot reach the store for {call}",
     }[kind]

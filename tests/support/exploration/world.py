@@ -5,24 +5,21 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import Refusal, StoreOutcomeUnknown, StoreUnreachable
 from idalloc_server.domain.sequences.model import Sequence
+from tests.support.exploration.node import READS, ExploredNode, Message
 from tests.support.fake_store import Backup, MemoryStore
 from tests.support.memory_rows import Row
 from tests.support.promises.calls import CheckedCalls
 from tests.support.promises.checker import PromiseChecker, counters, moved_back
-from tests.support.promises.ledger import RecordedConnection
 from tests.support.simulation.loop import SimulatedLoop, simulated_loop
-from tests.support.simulation.node import MachineClock, Node
+from tests.support.simulation.node import CONFIG, MachineClock
 
 if TYPE_CHECKING:
     from tests.support.exploration.scenario import Actor, Scenario
 
-CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
 # A kind of move and what it moves, such as ("apply", 3): numbers and text only, so that a trace can be written down.
 Move = tuple[Any, ...]
-READS = frozenset({"get", "list", "recorded", "newest_recorded", "count_recorded", "now", "claimed_starts", "open"})
 
 
 # How often the last calls are answered, and time passes, before a call counts as waiting for ever.
@@ -31,87 +28,6 @@ FINAL_ROUNDS = 12
 
 class Violation(AssertionError):
     """A broken promise."""
-
-
-@dataclass(eq=False)
-class Message:
-    """A call of a node to the store.
-
-    Attributes:
-        number: Its number among all calls.
-        node: The calling node.
-        index: Its number among the calls of this node.
-        method: The method of ``Store``.
-        arguments: See ``ForwardingStore``.
-        answer: What the caller waits for.
-        applied: How many times the store has applied it.
-        result: The first answer of the store.
-        refusal: The first answer, if it is an error.
-    """
-
-    number: int
-    node: "ExploredNode"
-    index: int
-    method: str
-    arguments: tuple[Any, ...]
-    answer: "asyncio.Future[Any]"
-    applied: int = 0
-    result: Any = None
-    refusal: Refusal | None = None
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether the caller still waits."""
-        return not self.answer.done() and not self.node.is_gone
-
-    def state(self) -> tuple[Any, ...]:
-        """Returns what later events depend on; the caller's history has the rest."""
-        answer = repr(self.refusal or self.result) if self.is_awaited and self.applied else ""
-        return self.node.number, self.index, self.applied, self.is_awaited, answer
-
-
-class MessageConnection(RecordedConnection):
-    """A connection whose calls become messages of the world."""
-
-    def __init__(self, world: "World") -> None:
-        super().__init__(lambda: world.now, world.problems.append)
-        self._world = world
-        self.node: ExploredNode
-
-    async def _call(self, method: str, *arguments: Any) -> Any:
-        if self.cut:
-            raise StoreUnreachable("the store cannot be reached")
-        message = self._world.send(self.node, method, arguments)
-        self.pending += 1
-        try:
-            return await message.answer
-        finally:
-            self.pending -= 1
-
-
-class ExploredNode(Node):
-    """A node whose state is a function of its history.
-
-    Attributes:
-        number: Its number, from 1.
-        history: A hash of all that the node has seen: calls, answers, times, in their order. Equal histories are equal
-            states, because a node is deterministic.
-        sent: The number of its calls to the store.
-        is_gone: Whether it was killed.
-    """
-
-    def __init__(self, world: "World", number: int, prefix: int) -> None:
-        connection = MessageConnection(world)
-        super().__init__(number, prefix, simulated_loop(lambda: world.now), connection, CONFIG)
-        connection.node = self
-        self.number = number
-        self.history = 0
-        self.sent = 0
-        self.is_gone = False
-
-    def see(self, *event: Any) -> None:
-        """Adds an event to the history."""
-        self.history = hash((self.history, event))
 
 
 @dataclass
@@ -207,13 +123,13 @@ class World:
 
     def kill(self, node: ExploredNode) -> None:
         """Kills a node; calls that it has sent may still be applied."""
+        awaited = [message for message in self.messages if message.node is node and message.is_awaited]
+        self.slack += node.connection.ledger.granted + sum(message.requested_ids for message in awaited)
         node.is_gone = True
         node.connection.cut = True
-        ledger = node.connection.ledger
-        self.slack += ledger.granted + sum(_requested_ids(each) for each in self.messages if each.node is node)
 
     def fork(self, node: ExploredNode, *, repeats_pid: bool, is_noticed: bool) -> None:
-        """Turns a node into the child of a fork, which runs nothing that its parent had begun."""
+        """Turns a node into the child of a fork. The parent ends, and its calls in flight are lost."""
         node.see("fork", self.now)
         self.messages = [message for message in self.messages if message.node is not node]
         self._parents.append(node.loop)
@@ -249,19 +165,22 @@ class World:
     def perform(self, move: Move) -> None:
         """Performs a move. Replies are checked as they come; ``check`` checks the rest."""
         kind = move[0]
-        preempts = kind != "turn" and any(node.loop.is_busy and not node.is_gone for node in self.nodes)
+        preempts = kind not in ("turn", "apply") and any(node.loop.is_busy and not node.is_gone for node in self.nodes)
         if kind == "jump" and self.budget.jumps:
             self.budget.jumps -= 1
-        elif kind in ("jump", "lose", "refuse", "again"):
+        elif kind in ("jump", "lose", "refuse", "again", "twice"):
             preempts = True
         self.budget.extra -= preempts
         getattr(self, f"_do_{kind}")(*move[1:])
+        if preempts:
+            for message in list(self.messages):
+                self._forget(message)
         if not self.budget.extra or not self.scenario.preempts:
             self._settle()
 
     def check(self) -> None:
         """Checks what holds between any two events."""
-        self.problems += [str(error.get("promise", error)) for node in self.nodes for error in node.loop.errors]
+        self.problems += [_text(error.get("promise", error)) for node in self.nodes for error in node.loop.errors]
         if self.problems:
             raise Violation(self.problems[0])
         for node in self.nodes:
@@ -269,7 +188,7 @@ class World:
                 try:
                     self.promises.check_balance(node)
                 except AssertionError as error:
-                    raise Violation(str(error)) from None
+                    raise Violation(_text(error)) from None
 
     def finish(self) -> None:
         """Lets time pass, and checks that every call has ended and every id is accounted for (P9).
@@ -277,6 +196,8 @@ class World:
         Raises:
             Violation: A promise is broken.
         """
+        for message in [message for message in self.messages if not message.applied and not message.is_awaited]:
+            self._apply(message)
         for _ in range(FINAL_ROUNDS):
             self._pass(self.now + CONFIG.store_timeout)
             while awaited := [message for message in self.messages if message.is_awaited]:
@@ -291,12 +212,16 @@ class World:
                 node = actor.node(self)
                 if not node.is_gone and node not in children:
                     raise Violation(f"{actor.name} waits for ever")
+        for node in self.nodes:
+            if not (node.is_gone or node in children or node.is_quiet):
+                raise Violation(f"{node.name} still has tasks: {[task.get_name() for task in node.loop.tasks]}")
         if self.backup is None and not children:
             self._check_unattributed()
         if self.scenario.serves_after:
             self._check_service()
 
     def _check_unattributed(self) -> None:
+        """Checks that no ids are missing but those of faults; ``check_balance`` checks each node."""
         ledgers = [node.connection.ledger for node in self.nodes]
         missing = self.moved - sum(ledger.granted - ledger.returned + ledger.unknown for ledger in ledgers)
         if not -self.excess - sum(ledger.unknown for ledger in ledgers) <= missing <= self.slack:
@@ -355,6 +280,13 @@ class World:
         self._apply(message)
         self.slack += max(0, self.moved - before)
 
+    def _do_twice(self, number: int) -> None:
+        """The store applies a call again before it answers, and gives the second answer."""
+        message = self._message(number)
+        before = self.moved
+        message.result, message.refusal = self._apply(message)
+        self.slack += max(0, self.moved - before)
+
     def _do_answer(self, number: int) -> None:
         self._answer(self._message(number))
 
@@ -400,7 +332,7 @@ class World:
                 return True
             case "start":
                 return self.actors[move[1]].concerns(self) is node
-            case "answer" | "lose" | "refuse":
+            case "apply" | "answer" | "lose" | "refuse" | "twice":
                 return self._message(move[1]).node is node
         return False
 
@@ -418,6 +350,8 @@ class World:
                     faults.append(("refuse", message.number))
             if message.applied == 1 and message.method not in READS:
                 faults.append(("again", message.number))
+                if message.is_awaited:
+                    faults.append(("twice", message.number))
         return faults
 
     def _message(self, number: int) -> Message:
@@ -425,10 +359,13 @@ class World:
 
     def _forget(self, message: Message) -> None:
         """Removes a message that cannot matter any more."""
-        if message.applied and not message.is_awaited and (not self.budget.extra or message.method in READS):
+        if message.is_awaited:
+            return
+        if message.method in READS or message.applied > 1 or (message.applied and not self.budget.extra):
             self.messages.remove(message)
 
-    def _apply(self, message: Message) -> None:
+    def _apply(self, message: Message) -> tuple[Any, Refusal | None]:
+        """Applies a call once more, and returns its answer."""
         before = counters(self.store.rows)
         result: Any = None
         refusal: Refusal | None = None
@@ -442,7 +379,7 @@ class World:
                 self.moved += result.granted
             case "create" if result is not None and not message.applied:
                 row = self.store.rows[message.arguments[0].name]
-                self.moved += _requested_ids(message) if not row.writes and result == message.arguments[0] else 0
+                self.moved += message.requested_ids if not row.writes and result == message.arguments[0] else 0
             case "give_back" if result:
                 self.moved -= message.arguments[1]
                 self.excess += message.arguments[1]  # until the node knows
@@ -450,6 +387,7 @@ class World:
         if message.applied == 1:
             message.result, message.refusal = result, refusal
         self._forget(message)
+        return result, refusal
 
     def _answer(self, message: Message) -> None:
         message.node.see("answer", message.index, repr(message.refusal or message.result), self.now)
@@ -469,6 +407,8 @@ class World:
                 self._apply(message)
                 self._answer(message)
             self._settle()
+            if not self.messages and not task.done():
+                raise Violation(f"{task.get_name()} waits for time")
         self.messages.clear()
 
     def _settle(self) -> None:
@@ -496,11 +436,5 @@ class World:
             self._forget(message)
 
 
-def _requested_ids(message: Message) -> int:
-    """Returns the number of ids that a call asks for."""
-    match message.method, message.arguments:
-        case "grant" | "grant_timestamps", (_, int(wanted), *_):
-            return wanted
-        case "create", (row,):
-            return int((row.last_value - row.sequence.before_start) // row.sequence.step)
-    return 0
+def _text(problem: object) -> str:
+    return str(problem) or repr(problem)

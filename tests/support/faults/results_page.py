@@ -52,20 +52,25 @@ Those of OpenSearch start its nodes themselves. They are skipped where no JDK 21
 _EXPLORED = """\
 ## Every order of events
 
-The scenarios below run the allocator, the administration, request ids and document ids of the server, unchanged, in
-simulated time. `tests/support/exploration` decides each next event: the store applies a call, its answer arrives or is
-lost, a call is applied late or twice, time passes, a caller gives up, a node is killed or paused. It tries every order
-of these events, and checks P1 to P9 after each of them. All searches below were complete and found no broken promise.
+The scenarios below run the allocator, the administration, request ids and document ids of the
+server, unchanged, in simulated time. `tests/support/exploration` decides each next event: the store
+applies a call, its answer arrives or is lost, a call is applied late or twice, time passes, a
+caller gives up, a node is killed or paused. It tries every order of these events within the limits
+of the row, and checks P1 to P9 after each event. All searches below were complete and found no
+broken promise.
 
 | Column | Meaning |
 |---|---|
+| Nodes | nodes at the beginning |
 | Steps | calls, changes and accidents, in any order |
-| Jumps | jumps of time that the scenario needs |
-| More | further faults, jumps or preemptions. A preemption is an event between two turns of a node's event loop |
+| Jumps | jumps of time that the scenario needs; time moves in no other way |
+| More | what else may go wrong in one execution: a fault, a further jump, or a preemption |
 | Executions | sequences of events that were run to their end, or to a state that was reached before |
 | Left out | what was not tried in this row |
 
-`make test` runs each scenario with 0 more, `make test-long` with 1; `make explore SECONDS=600` goes deeper.
+A preemption is an event between two turns of a node's event loop: a pause, a call, an answer, a
+cancelled caller. `make test` runs each scenario with 0 more, `make test-long` with 1;
+`make explore SECONDS=600` goes deeper.
 
 | Scenario | About | For | Nodes | Steps | Jumps | More | Executions | States | Left out | Run |
 |---|---|---|-:|-:|-:|-:|-:|-:|---|---|"""
@@ -134,7 +139,7 @@ def _explored(results: dict[str, Any]) -> str:
     rows = [_EXPLORED]
     for each, date in sorted(found, key=lambda row: (row[0]["scenario"], row[0]["extra"])):
         promises = ", ".join(f"P{number}" for number in each["promises"])
-        cut = "nothing" if each["preempts"] or not each["extra"] else "preemptions"
+        cut = "faults, preemptions" if not each["extra"] else "two at once" + ", preemptions" * (not each["preempts"])
         sizes = (each[name] for name in ("nodes", "steps", "jumps", "extra", "executions", "states"))
         cells = [each["scenario"], each["about"], promises, *(f"{size:,}" for size in sizes), cut, date]
         rows.append(f"| {' | '.join(cells)} |")

@@ -84,7 +84,6 @@ class PromiseChecker:
         self._first_requests: dict[str, float] = {}
         self._starts: dict[tuple[int, int], Node] = {}
         self._last_doc_id: dict[Node, tuple[int, int, int]] = {}
-        self._doc_ids: dict[tuple[int, int], int] = {}
 
     def record_request(self, node: Node, sequence: str, id_count: int, now: float, request_id: str = "") -> Request:
         """Records a call."""
@@ -98,9 +97,9 @@ class PromiseChecker:
     def record_reply(self, request: Request, taken: IdRange, now: float) -> None:
         """Records and checks the reply to a call, when the caller gets it."""
         node, name = request.node, request.sequence
-        assert taken.id_count == request.id_count
+        assert taken.id_count == request.id_count, f"{request} got {taken}"
         ids = range(taken.first_id, taken.last_id + taken.step, taken.step)
-        assert len(ids) == request.id_count
+        assert len(ids) == request.id_count, f"{request} got {ids}"
         assert node not in self.children, f"{ids} of {name!r} are issued by a forked child (P8)"
         period = taken.period if taken.sequence.reset != Reset.NEVER else ""
         repeated = self._check_request(request, taken, now) if request.request_id else False
@@ -189,7 +188,7 @@ class PromiseChecker:
 
     def record_doc_ids(self, node: Node, runs: list[DocIdRun], id_count: int) -> None:
         """Records and checks the document ids of a reply."""
-        assert sum(run.id_count for run in runs) == id_count
+        assert sum(run.id_count for run in runs) == id_count, f"{runs} are not {id_count} document ids"
         assert node not in self.children, f"{runs} are issued by a forked child (P8)"
         for run in runs:
             self._claim(node, run.prefix, run.timestamp)
@@ -294,10 +293,11 @@ def row_name(sequence: str, period: str) -> str:
 
 def _check_settings(ids: range, sequence: Sequence) -> None:
     """Checks bounds and alignment."""
-    assert sequence.min_value <= min(ids[0], ids[-1])
-    assert max(ids[0], ids[-1]) <= sequence.max_value
-    assert sequence.kind != Kind.COUNTER or (ids[0] - sequence.start) % sequence.step == 0
-    assert ids.step == sequence.step
+    lowest, highest = sorted((ids[0], ids[-1]))
+    in_bounds = sequence.min_value <= lowest and highest <= sequence.max_value
+    assert in_bounds, f"{ids} are out of bounds of {sequence}"
+    aligned = sequence.kind != Kind.COUNTER or (ids[0] - sequence.start) % sequence.step == 0
+    assert aligned and ids.step == sequence.step, f"{ids} do not fit {sequence}"  # noqa: PT018
 
 
 def _cover(granted: list[range], ids: range) -> bool:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Coroutine
 from itertools import count
 from typing import Any
 
+from idalloc_server.domain.errors import Refusal, StartRefused
+
 
 class SimulatedLoop(asyncio.AbstractEventLoop):
     """Runs the callbacks of one process on request, in the order in which they were scheduled.
@@ -100,8 +102,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self.tasks.discard(task)
-        if not task.cancelled() and isinstance(task.exception(), AssertionError):
-            self.errors.append({"promise": task.exception()})
+        if not task.cancelled() and not isinstance(error := task.exception(), Refusal | StartRefused | None):
+            self.errors.append({"promise": error})
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any

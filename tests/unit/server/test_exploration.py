@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.support.exploration.__main__ import explanation
-from tests.support.exploration.scenario import Actor, Scenario
+from tests.support.exploration.scenario import Actor, Scenario, Step
 from tests.support.exploration.scenarios import SCENARIOS
 from tests.support.exploration.search import Exploration, explore
 from tests.support.exploration.steps import allocate, stop
@@ -71,17 +71,22 @@ def test_every_order_of_events_keeps_the_promises(name: str, search: Callable[[S
 
 @pytest.mark.test_long
 @pytest.mark.timeout(SECONDS)
-@pytest.mark.parametrize("name", [name for name, each in SCENARIOS.items() if each.extra and name not in CHEAP])
+@pytest.mark.parametrize("name", [name for name, each in SCENARIOS.items() if each.has_more and name not in CHEAP])
 def test_every_order_with_a_fault_keeps_the_promises(name: str, search: Callable[[Scenario, int], Exploration]) -> None:
     """P1 to P9: so does every order with one fault, one further jump of time, or one preemption."""
     assert search(SCENARIOS[name], 1).executions > 100
 
 
-@pytest.mark.parametrize("name", TINY)
-def test_merging_of_equal_states_loses_no_outcome(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "extra"),
+    [*((name, 0) for name in TINY), *(pytest.param(name, 1, marks=pytest.mark.test_long) for name in TINY[:2])],
+)
+def test_merging_of_equal_states_loses_no_outcome(name: str, extra: int) -> None:
     """A state that was reached before has no other ends than before."""
     scenario = SCENARIOS[name]
-    merged, whole = (explore(scenario, Budget(scenario.needed, 0), merges=merges) for merges in (True, False))
+    merged, whole = (
+        explore(scenario, Budget(scenario.needed, extra), seconds=SECONDS, merges=merges) for merges in (True, False)
+    )
     assert merged.is_complete
     assert whole.is_complete
     assert merged.outcomes == whole.outcomes
@@ -116,6 +121,20 @@ def _tail_beside_a_grant(world: World) -> None:
         for _ in range(2):
             world.run(node, world.calls.allocate(node, "a", 1))
     world.actors += [Actor("one", (stop(2),)), Actor("two", (allocate(1, 3), allocate(1, 3)))]
+
+
+@pytest.mark.parametrize(("error", "text"), [(AssertionError(), "AssertionError()"), (KeyError("x"), "'x'")])
+def test_no_broken_check_is_overlooked(error: Exception, text: str) -> None:
+    """A check without a text, or an error of another kind, ends the search as a violation."""
+
+    async def fail(_: World, node: object) -> None:
+        raise error
+
+    def set_up(world: World) -> None:
+        world.add_node()
+        world.actors.append(Actor("one", (Step("a call fails", 1, fail),)))
+
+    assert explore(Scenario("planted", "", set_up, (1,)), Budget()).problem == text
 
 
 def test_a_violation_is_explained_and_replayed() -> None:

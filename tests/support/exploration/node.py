@@ -1,0 +1,119 @@
+"""A node of an exploration, whose calls to the store are messages."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from idalloc_server.domain.errors import Refusal, StoreUnreachable
+from tests.support.promises.ledger import RecordedConnection
+from tests.support.simulation.loop import simulated_loop
+from tests.support.simulation.node import CONFIG, Node
+
+READS = frozenset({"get", "list", "recorded", "newest_recorded", "count_recorded", "now", "claimed_starts", "open"})
+
+
+class Network(Protocol):
+    """Takes the calls of nodes, and has the time.
+
+    Attributes:
+        now: The simulated time, in seconds.
+        problems: Broken promises that were found in requests.
+    """
+
+    now: float
+    problems: list[str]
+
+    def send(self, node: "ExploredNode", method: str, arguments: tuple[Any, ...]) -> "Message":
+        """Adds a call to the store."""
+        ...
+
+
+@dataclass(eq=False)
+class Message:
+    """A call of a node to the store.
+
+    Attributes:
+        number: Its number among all calls.
+        node: The calling node.
+        index: Its number among the calls of this node.
+        method: The method of ``Store``.
+        arguments: See ``ForwardingStore``.
+        answer: What the caller waits for.
+        applied: How many times the store has applied it.
+        result: The first answer of the store.
+        refusal: The first answer, if it is an error.
+    """
+
+    number: int
+    node: "ExploredNode"
+    index: int
+    method: str
+    arguments: tuple[Any, ...]
+    answer: "asyncio.Future[Any]"
+    applied: int = 0
+    result: Any = None
+    refusal: Refusal | None = None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the caller still waits."""
+        return not self.answer.done() and not self.node.is_gone
+
+    @property
+    def requested_ids(self) -> int:
+        """The number of ids that it asks for."""
+        match self.method, self.arguments:
+            case "grant" | "grant_timestamps", (_, int(wanted), *_):
+                return wanted
+            case "create", (row,):
+                return int((row.last_value - row.sequence.before_start) // row.sequence.step)
+        return 0
+
+    def state(self) -> tuple[Any, ...]:
+        """Returns what later events depend on; the caller's history has the rest."""
+        answer = repr(self.refusal or self.result) if self.is_awaited and self.applied else ""
+        return self.node.number, self.index, self.applied, self.is_awaited, answer
+
+
+class MessageConnection(RecordedConnection):
+    """A connection whose calls become messages of the world."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__(lambda: network.now, network.problems.append)
+        self._network = network
+        self.node: ExploredNode
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        if self.cut:
+            raise StoreUnreachable("the store cannot be reached")
+        message = self._network.send(self.node, method, arguments)
+        self.pending += 1
+        try:
+            return await message.answer
+        finally:
+            self.pending -= 1
+
+
+class ExploredNode(Node):
+    """A node whose state is a function of its history.
+
+    Attributes:
+        number: Its number, from 1.
+        history: A hash of all that the node has seen: calls, answers, times, in their order. Equal histories are equal
+            states, because a node is deterministic.
+        sent: The number of its calls to the store.
+        is_gone: Whether it was killed.
+    """
+
+    def __init__(self, network: Network, number: int, prefix: int) -> None:
+        connection = MessageConnection(network)
+        super().__init__(number, prefix, simulated_loop(lambda: network.now), connection, CONFIG)
+        connection.node = self
+        self.number = number
+        self.history = 0
+        self.sent = 0
+        self.is_gone = False
+
+    def see(self, *event: Any) -> None:
+        """Adds an event to the history."""
+        self.history = hash((self.history, event))
