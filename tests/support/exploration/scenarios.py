@@ -275,7 +275,6 @@ _ALL = (
         _advance_period,
         (1, 5),
         (PAST_LEASE,),
-        needed=1,
         preempts=False,
     ),
     Scenario(

@@ -255,6 +255,8 @@ class World:
         for node in self.nodes:
             node.connection.cut = True
         for loop in [*(node.loop for node in self.nodes), *self._parents]:
+            while loop.run_ready():  # tasks that have not begun would leave coroutines that were never awaited
+                pass
             for _ in range(20):
                 for task in list(loop.tasks):
                     task.cancel()
@@ -283,9 +285,8 @@ class World:
     def _do_twice(self, number: int) -> None:
         """The store applies a call again before it answers, and gives the second answer."""
         message = self._message(number)
-        before = self.moved
         message.result, message.refusal = self._apply(message)
-        self.slack += max(0, self.moved - before)
+        self.slack += message.requested_ids  # of the first answer
 
     def _do_answer(self, number: int) -> None:
         self._answer(self._message(number))
