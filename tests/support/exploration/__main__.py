@@ -21,7 +21,9 @@ SHORTEN_SECONDS = 30.0
 
 def main() -> int:
     """Runs the command, and returns its exit code: 1 if a promise was broken."""
-    parser = argparse.ArgumentParser(description="Explore every order of events of small scenarios.")
+    parser = argparse.ArgumentParser(
+        "python -m tests.support.exploration", description="Explore every order of events of small scenarios."
+    )
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=f"all by default: {', '.join(SCENARIOS)}")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long to explore in total (60)")
     parser.add_argument("--extra", type=int, help="faults, further jumps and preemptions; as many as there is time for")
@@ -34,7 +36,11 @@ def main() -> int:
     scenarios = [SCENARIOS[name] for name in arguments.scenarios or SCENARIOS]
     if arguments.replay:
         budget = Budget(scenarios[0].needed, 1 if arguments.extra is None else arguments.extra)
-        print(*replay(scenarios[0], budget, from_text(arguments.replay)), sep="\n")
+        try:
+            for line in replay(scenarios[0], budget, from_text(arguments.replay)):
+                print(line)
+        except ValueError as error:
+            parser.error(f"--replay: {error}")
         return 0
     return max([_deepen(each, arguments, arguments.seconds / len(scenarios)) for each in scenarios])
 

@@ -18,10 +18,16 @@ def shortest(scenario: Scenario, budget: Budget, trace: tuple[Move, ...], second
 
 
 def replay(scenario: Scenario, budget: Budget, trace: Iterable[Move]) -> Iterator[str]:
-    """Performs the moves of a trace, and yields each in words; the last line is the broken promise, if there is one."""
+    """Performs the moves of a trace, and yields each in words; the last line is the broken promise, if there is one.
+
+    Raises:
+        ValueError: A move is not possible at its place.
+    """
     world = World(scenario, Budget(budget.jumps, budget.extra))
     try:
         for move in trace:
+            if move not in (possible := world.moves()):
+                raise ValueError(f"{to_text([move])} is not possible here; possible are {to_text(possible)}")
             yield describe(world, move)
             world.perform(move)
             world.check()

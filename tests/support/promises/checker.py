@@ -297,7 +297,8 @@ def _check_settings(ids: range, sequence: Sequence) -> None:
     in_bounds = sequence.min_value <= lowest and highest <= sequence.max_value
     assert in_bounds, f"{ids} are out of bounds of {sequence}"
     aligned = sequence.kind != Kind.COUNTER or (ids[0] - sequence.start) % sequence.step == 0
-    assert aligned and ids.step == sequence.step, f"{ids} do not fit {sequence}"  # noqa: PT018
+    assert aligned, f"{ids} do not fit {sequence}"
+    assert ids.step == sequence.step, f"{ids} do not fit {sequence}"
 
 
 def _cover(granted: list[range], ids: range) -> bool:
