@@ -23,6 +23,11 @@ KB = 1024
 MAX_CONCURRENT_STREAMS = 3
 # gRPC tolerates two early pings, and a few more around frames of its own.
 MANY_PINGS = 20
+# native answers with HTTP status 431 and resets the stream. gRPC clients report the one that they see first.
+REFUSALS = {
+    "grpcio": {grpc.StatusCode.RESOURCE_EXHAUSTED},
+    "native": {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL},
+}
 
 
 async def allocate(served: Served, request: pb.AllocateRangeRequest, metadata: int = 0) -> grpc.StatusCode:
@@ -68,9 +73,7 @@ class TestMetadata:
             # gRPC's own headers count, too. native rejects no call at random.
             accepted = 15 * KB if transport == "native" else 7 * KB
             assert await allocate_many(served, accepted * times) == {grpc.StatusCode.OK}
-            # native answers with an HTTP status that gRPC clients do not map.
-            refused = grpc.StatusCode.UNKNOWN if transport == "native" else grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert await allocate_many(served, 16 * KB * times) == {refused}
+            assert await allocate_many(served, 16 * KB * times) <= REFUSALS[transport]
             assert await allocate_many(served, 0) == {grpc.StatusCode.OK}
 
 
