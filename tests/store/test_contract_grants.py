@@ -5,11 +5,12 @@ import asyncio
 import pytest
 
 from idalloc_server.domain.errors import SequenceInvalid
-from idalloc_server.domain.sequences.model import MAX_ID, Sequence
+from idalloc_server.domain.sequences.model import MAX_ID, Kind, Sequence
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.domain.store.records import GrantFloor
+from idalloc_server.domain.store.records import Demand, Grant, GrantFloor, Revision
+from tests.store.conftest import ALL
 from tests.support.store_backends import COLUMNS, Opener
-from tests.support.store_rows import MIN_BIGINT, grant, ids_of, new_row
+from tests.support.store_rows import MIN_BIGINT, PERIOD, YEARLY, grant, ids_of, new_row
 
 
 class TestGrant:
@@ -244,3 +245,95 @@ class TestCreate:
         await asyncio.gather(*((store, other)[n % 2].create(new_row("s")) for n in range(20)))
         grants = await asyncio.gather(*(store.grant("s", 1, 1000) for _ in range(20)))
         assert sorted(each for granted in grants for each in ids_of(granted)) == list(range(1, 21))
+
+
+DEMAND = Demand(1234.5, 1_000, 1_700_000_000)
+LATER = Demand(0.25, 7, 1_700_000_060)
+
+
+async def with_demand(store: Store, demand: Demand | None = DEMAND, wanted: int = 5) -> Grant:
+    """Grants ids of the sequence s with a demand."""
+    granted = await store.grant("s", wanted, 1000, demand=demand)
+    assert granted is not None
+    return granted
+
+
+@pytest.mark.parametrize("opener", ALL, indirect=True)
+class TestDemand:
+    """P10: the demand of a counter travels with its grants."""
+
+    async def test_a_new_row_has_none(self, store: Store) -> None:
+        """A row has no demand until a grant writes one; a renewal without one writes none."""
+        await store.create(new_row("s"))
+        assert (await grant(store, "s", 5)).demand is None
+        assert (await with_demand(store, None, wanted=0)).demand is None
+
+    async def test_a_grant_replaces_it(self, store: Store, opener: Opener) -> None:
+        """A grant, or a renewal, returns the demand that it writes; one without a demand keeps the last one."""
+        await store.create(new_row("s"))
+        assert (await with_demand(store)).demand == DEMAND
+        other = await opener.open()
+        assert (await grant(other, "s", 1)).demand == DEMAND
+        assert (await grant(other, "s", 0)).demand == DEMAND
+        assert (await with_demand(other, LATER, wanted=0)).demand == LATER
+        assert (await grant(store, "s", 0)).demand == LATER
+
+    async def test_other_writes_keep_it(self, store: Store) -> None:
+        """A change of settings, a create, a returned tail and a deletion with a revival keep the demand."""
+        await store.create(new_row("s"))
+        granted = await with_demand(store)
+        assert await store.give_back("s", 2, granted.version)
+        await store.create(new_row("s"))
+        for revision, deleted in enumerate((False, True, False)):
+            change = Revision(Sequence(step=3), 100, "me", 5.0, deleted=deleted)
+            assert await store.revise("s", revision, change)
+        renewed = await grant(store, "s", 0)
+        assert (renewed.last_value, renewed.step, renewed.demand) == (100, 3, DEMAND)
+
+    async def test_a_new_generation_of_a_period_keeps_it(self, store: Store) -> None:
+        """The counter of a period has a demand of its own, which a new generation keeps."""
+        await store.open_period(PERIOD, YEARLY, YEARLY.before_start, 1)
+        await store.grant(PERIOD, 1, 1000, demand=DEMAND)
+        await store.open_period(PERIOD, YEARLY, YEARLY.before_start, 2)
+        renewed = await grant(store, PERIOD, 0)
+        assert (renewed.generation, renewed.demand) == (2, DEMAND)
+
+    async def test_an_empty_grant_writes_it(self, store: Store) -> None:
+        """A grant of more than is left, or behind the floor, grants nothing and writes the demand."""
+        await store.create(new_row("s", Sequence(max_value=10)))
+        refused = await with_demand(store, wanted=11)
+        assert (refused.granted, refused.demand) == (0, DEMAND)
+        behind = await store.grant("s", 1, 1000, GrantFloor(least=99), LATER)
+        assert behind is not None
+        assert (behind.granted, behind.demand) == (0, LATER)
+        assert (await grant(store, "s", 1)).demand == LATER
+
+    async def test_timestamps_have_none(self, store: Store) -> None:
+        """A grant of timestamps neither returns a demand nor changes it."""
+        await store.create(new_row("s", Sequence(kind=Kind.TIMESTAMP_MS)))
+        await with_demand(store)
+        stamps = await store.grant_timestamps("s", 1, 1000, 10, 10)
+        assert stamps is not None
+        assert (stamps.granted, stamps.demand) == (1, None)
+        assert (await grant(store, "s", 0)).demand == DEMAND
+
+
+# A person or another program wrote these.
+@pytest.mark.parametrize("edited", ["", "5", "fast 1 2", "1e999 1 2", "-1 1 2", "0 1 2", "1 -1 2", "1 1 -2", "nan 1 2"])
+async def test_an_edited_demand_is_none(store: Store, opener: Opener, edited: str) -> None:
+    """P10: a demand that cannot be read is None, fails no grant, and is replaced by the next one."""
+    await opener.put("s", last_value=3, demand=edited)
+    granted = await grant(store, "s", 2)
+    assert (granted.last_value, granted.demand) == (5, None)
+    assert (await with_demand(store)).demand == DEMAND
+
+
+async def test_an_adopted_table_keeps_a_demand(opener: Opener) -> None:
+    """P10: the row of an adopted two-column table has no demand, and keeps one from then on."""
+    await opener.backend.make_guide_table()
+    await opener.put("s", last_value=41)
+    store = await opener.open()
+    granted = await grant(store, "s", 1)
+    assert (granted.last_value, granted.demand) == (42, None)
+    await with_demand(store)
+    assert (await grant(await opener.open(), "s", 0)).demand == DEMAND

@@ -193,7 +193,7 @@ async def replay(opener: Opener, wanted: int) -> None:
     """Applies a grant without its answer."""
     backend = opener.backend
     assert isinstance(backend, CrateBackend)
-    await backend.sql(Statements(backend.schema).grant, wanted, LEASE_MS, "s", 0, -(2**63) + 1, 2**63 - 2)
+    await backend.sql(Statements(backend.schema).grant, wanted, LEASE_MS, "s", 0, -(2**63) + 1, 2**63 - 2, None)
 
 
 @pytest.mark.parametrize("opener", ALL, indirect=True)

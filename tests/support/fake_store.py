@@ -24,11 +24,12 @@ from idalloc_server.domain.errors import (
     StoreUnreachable,
 )
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Kind, Reset, Sequence
-from idalloc_server.domain.store.records import Claim, Grant, GrantFloor, RecordedAllocation, Revision
+from idalloc_server.domain.store.records import Claim, Demand, Grant, GrantFloor, RecordedAllocation, Revision
 from idalloc_server.domain.store.records import Row as StoredRow
 from idalloc_server.domain.store.retention import RecordPosition, Retention
 from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retirement_blocks
 from idalloc_server.store.bounds import advance_counter, ids_left, timestamp_grant
+from idalloc_server.store.packed_settings import pack_demand, unpack_demand
 from tests.support.forwarding_store import ForwardingStore, Rows
 from tests.support.memory_rows import PrefixRow, RecordedRow, Row
 from tests.support.waiting import hold_for_async
@@ -227,7 +228,9 @@ class MemoryStore(ForwardingStore):
         row.lease_ms = max(row.lease_ms, lease_ms)
         return row
 
-    def _grant(self, name: str, wanted: int, lease_ms: int, floor: GrantFloor) -> Grant | None:
+    def _grant(
+        self, name: str, wanted: int, lease_ms: int, floor: GrantFloor, demand: Demand | None = None
+    ) -> Grant | None:
         row = self._granting(name, lease_ms)
         if row is None:
             return None
@@ -236,7 +239,8 @@ class MemoryStore(ForwardingStore):
         left = ids_left(before, sequence.step, sequence.min_value, sequence.max_value) if plain else 0
         granted = 0 if wanted > left or floor.is_ahead_of(before, row.generation) else wanted
         row.last_value = before + sequence.step * granted
-        return Grant(row.last_value, granted, sequence, left - granted, row.generation, *self._write(row))
+        row.demand = unpack_demand(pack_demand(demand)) or row.demand
+        return Grant(row.last_value, granted, sequence, left - granted, row.generation, *self._write(row), row.demand)
 
     def _grant_timestamps(
         self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor

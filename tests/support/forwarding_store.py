@@ -6,7 +6,16 @@ from typing import Any
 
 from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.domain.store.records import NO_FLOOR, Claim, Grant, GrantFloor, RecordedAllocation, Revision, Row
+from idalloc_server.domain.store.records import (
+    NO_FLOOR,
+    Claim,
+    Demand,
+    Grant,
+    GrantFloor,
+    RecordedAllocation,
+    Revision,
+    Row,
+)
 from idalloc_server.domain.store.retention import RecordPosition, Retention
 
 Rows = list[Row]
@@ -22,8 +31,10 @@ class ForwardingStore(ABC):
     async def open(self) -> None:
         await self._call("open")
 
-    async def grant(self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR) -> Grant | None:
-        answer: Grant | None = await self._call("grant", name, wanted, lease_ms, floor)
+    async def grant(
+        self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR, demand: Demand | None = None
+    ) -> Grant | None:
+        answer: Grant | None = await self._call("grant", name, wanted, lease_ms, floor, demand)
         return answer
 
     async def grant_timestamps(

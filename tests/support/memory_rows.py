@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from idalloc_server.domain.errors import NULL_LAST_VALUE, SequenceInvalid
 from idalloc_server.domain.sequences.model import Sequence
-from idalloc_server.domain.store.records import RecordedAllocation
+from idalloc_server.domain.store.records import Demand, RecordedAllocation
 from idalloc_server.domain.store.records import Row as StoredRow
 
 
@@ -24,6 +24,7 @@ class Row:
     created_at: float | None = None
     changed_at: float | None = None
     deleted: bool = False
+    demand: Demand | None = None
 
     def counter(self, name: str) -> int:
         """Returns the counter; a write fails without one."""

@@ -17,6 +17,9 @@ import pytest
 
 import idalloc
 from idalloc.v1 import sequences_pb2, sequences_pb2_grpc
+from idalloc_server.domain.store.records import Demand
+from idalloc_server.store.urls import open_store
+from tests.support.fake_store import FakeClock
 from tests.support.faults.scenario import Scenario
 from tests.support.processes import Server
 from tests.support.waiting import hold_for
@@ -33,6 +36,7 @@ pytestmark = [
 LEASES = {"lease_ttl": "5s", "store_timeout": "3s", "outage_reserve": "1s"}
 SIZES = [1, 100, 7, 33, 2, 64]
 PAST = 1_000_000
+DEMAND = Demand(12.5, 1_000, 1_700_000_000)
 
 
 @dataclass
@@ -216,6 +220,30 @@ def test_a_change_by_one_version_ends_leases_of_both(mix: Mix) -> None:
                 assert issued.first_id > PAST, f"{mix.described(version)}: {name}"
             else:
                 assert issued.step == 10, f"{mix.described(version)}: {name}"
+    mix.check_logs()
+
+
+def test_the_version_before_keeps_a_demand(mix: Mix) -> None:
+    """P10: this version adds the column or field, and the version before keeps it when it grants and changes."""
+    name = "with a demand"
+    mix.clients["before"].sequences.create(name)
+
+    async def renew(demand: Demand | None = None) -> Demand | None:
+        store = open_store(mix.scenario.store, FakeClock())
+        try:
+            await store.open()
+            grant = await store.grant(name, 0, 1, demand=demand)
+        finally:
+            await store.close()
+        assert grant is not None
+        return grant.demand
+
+    assert asyncio.run(renew()) is None, f"{mix.described('before')} made a demand"
+    mix.allocate("before", name, 5)
+    assert asyncio.run(renew(DEMAND)) == DEMAND, f"{mix.described('this')} added no column"
+    mix.allocate("before", name, 1_000)
+    mix.clients["before"].sequences.update(name, step=10)
+    assert asyncio.run(renew()) == DEMAND, f"{mix.described('before')} removed the demand"
     mix.check_logs()
 
 

@@ -1,4 +1,7 @@
-"""Encodes a sequence's settings in a row: numbers that statements compute with are columns, the rest is JSON."""
+"""Encodes a sequence's settings in a row: numbers that statements compute with are columns, the rest is JSON.
+
+The demand of a counter is one text.
+"""
 
 import json
 from functools import lru_cache
@@ -6,6 +9,7 @@ from types import MappingProxyType
 
 from idalloc_server.domain.errors import SequenceInvalid
 from idalloc_server.domain.sequences.model import MAX_ID, PERIOD_SEPARATOR, Kind, Ordering, Reset, Sequence
+from idalloc_server.domain.store.records import Demand
 
 DEFAULT_STEP = 1
 DEFAULT_MIN_VALUE = 1
@@ -28,6 +32,8 @@ PERIOD = "period"
 RESET = "reset"
 TIMESTAMP = "timestamp"
 DELETED = "deleted"
+# The consequence, for the log of a store that cannot keep it.
+WITHOUT_DEMAND = "a server that starts, or takes over callers, does not know how many ids they need"
 # In seconds since 1970; a reply shows its milliseconds.
 _YEAR_1 = -62_135_596_800
 _YEAR_10000 = 253_402_300_799
@@ -87,6 +93,24 @@ def stored_time(name: str, field: str, value: object, per_second: int = 1) -> fl
         shown = f"{value:.0f}" if isinstance(value, float) else repr(value)
         raise SequenceInvalid(name, f"its {field} is {shown}, in no year of 1 to 9999; set it to null, or to a time")
     return value / per_second
+
+
+def pack_demand(demand: Demand | None) -> str | None:
+    """Returns a demand as a row has it: ``RATE LARGEST_CALL AT``, with the digits that ``Demand`` documents."""
+    return None if demand is None else f"{demand.rate:.6g} {demand.largest_call} {demand.at:.0f}"
+
+
+def unpack_demand(packed: object) -> Demand | None:
+    """Returns the demand of a row. It is a hint, and people can edit rows: None for anything that is no demand."""
+    if not isinstance(packed, str):
+        return None
+    try:
+        rate, largest_call, at = packed.split()
+        demand = Demand(float(rate), int(largest_call), float(at))
+    except ValueError:
+        return None
+    is_plausible = 0 < demand.rate <= MAX_ID and 0 < demand.largest_call <= MAX_ID and 0 <= demand.at < _YEAR_10000
+    return demand if is_plausible else None
 
 
 @lru_cache(maxsize=4096)

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import structlog
 
 from idalloc_server.domain.errors import (
     StartRefused,
@@ -18,6 +19,7 @@ from idalloc_server.domain.errors import (
 )
 from idalloc_server.domain.store.exchange import StoreExchanged
 from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.store.records import Demand
 from idalloc_server.store.cratedb.http import CrateHttp, HostTimeouts
 from idalloc_server.store.cratedb.store import CrateStore
 from idalloc_server.store.urls import open_store
@@ -26,6 +28,7 @@ from tests.support.fake_store import FakeClock
 from tests.support.store_backends import REAL_CRATEDB, CrateBackend, skip_before_oids
 from tests.support.store_rows import requested_row
 
+DEMAND = Demand(12.5, 10, 1_700_000_000)
 GUIDE = "name TEXT PRIMARY KEY, last_value BIGINT"
 # CrateDB 5.10 answers 500 with a code for any failure, and 6 with a code of its own.
 FULL_DISK = (StoreAnsweredError, StoreOutcomeUnknown)
@@ -184,6 +187,11 @@ class TestStart:
             (f"{GUIDE}, owner TEXT NOT NULL", "its column owner is NOT NULL without a default"),
             (f"{GUIDE}, mode TEXT NOT NULL", "its column mode is NOT NULL, and idalloc writes NULL into it"),
             (f"{GUIDE}, step BIGINT GENERATED ALWAYS AS last_value * 2", "CrateDB generates its column step"),
+            (f"{GUIDE}, demand TEXT GENERATED ALWAYS AS name", "CrateDB generates its column demand"),
+            (
+                f"{GUIDE}, demand TEXT CONSTRAINT short CHECK (demand < 'a')",
+                "may violate its CHECK constraint short of demand",
+            ),
             (
                 f"{GUIDE} CONSTRAINT positive CHECK (last_value > 0)",
                 "may violate its CHECK constraint positive of last_value",
@@ -226,6 +234,7 @@ class TestStart:
         [
             f"{GUIDE} NOT NULL, owner TEXT NOT NULL DEFAULT 'us', twice BIGINT GENERATED ALWAYS AS last_value * 2",
             f"{GUIDE}, note TEXT CONSTRAINT noted CHECK (note <> '')",
+            f"{GUIDE}, demand TEXT NOT NULL DEFAULT ''",
         ],
     )
     async def test_harmless_columns_are_accepted(self, cluster: Cluster, columns: str) -> None:
@@ -234,6 +243,55 @@ class TestStart:
         store = await cluster.open()
         await store.create(requested_row("s"))
         assert await store.grant("s", 10, 1000) is not None
+
+    async def test_without_ddl_an_older_table_serves(self, cluster: Cluster) -> None:
+        """P10: a start that may not add the column demand serves without it; after the named statement it keeps it."""
+        store = await cluster.open()
+        await store.create(requested_row("s"))
+        await cluster.sql("ALTER TABLE {}sequences DROP COLUMN demand")
+        await cluster.revoke("DDL")
+        with structlog.testing.capture_logs() as logs:
+            store = await cluster.open()
+        [line] = [line for line in logs if line["event"] == "demand_not_kept"]
+        assert (line["log_level"], line["table"]) == ("warning", f"{cluster.schema}.sequences")
+        assert "Missing 'DDL' privilege" in line["error"]
+        for last_value in (10, 20):
+            granted = await store.grant("s", 10, 1000, demand=DEMAND)
+            assert granted is not None
+            assert (granted.last_value, granted.demand) == (last_value, None)
+        await cluster.grant("DDL")
+        await cluster.run(line["next_step"])
+        await cluster.revoke("DDL")
+        with structlog.testing.capture_logs() as logs:
+            restarted = await cluster.open()
+        assert not [line for line in logs if line["event"] == "demand_not_kept"]
+        granted = await restarted.grant("s", 10, 1000, demand=DEMAND)
+        assert granted is not None
+        assert (granted.last_value, granted.demand) == (30, DEMAND)
+        again = await store.grant("s", 10, 1000)  # by the server that started without it
+        assert again is not None
+        assert (again.last_value, again.demand) == (40, None)
+
+    async def test_a_column_of_another_program_is_left_alone(self, cluster: Cluster) -> None:
+        """A column demand of another type keeps its values, and its table serves."""
+        await cluster.sql(f"CREATE TABLE {{}}sequences ({GUIDE}, demand BIGINT) CLUSTERED INTO 1 SHARDS")
+        await cluster.sql("INSERT INTO {}sequences (name, last_value, demand) VALUES ('s', 41, 7)")
+        with structlog.testing.capture_logs() as logs:
+            store = await cluster.open()
+        assert [line["log_level"] for line in logs if line["event"] == "demand_not_kept"] == ["warning"]
+        granted = await store.grant("s", 1, 1000, demand=DEMAND)
+        assert granted is not None
+        assert (granted.last_value, granted.demand) == (42, None)
+        assert await cluster.sql("SELECT demand FROM {}sequences WHERE name = ?", "s") == [[7]]
+
+    async def test_a_required_column_stays_required(self, cluster: Cluster) -> None:
+        """A user who may add neither a required column nor an optional one is refused."""
+        await cluster.open()
+        for column in ("demand", "writes"):
+            await cluster.sql(f"ALTER TABLE {{}}sequences DROP COLUMN {column}")
+        await cluster.revoke("DDL")
+        with pytest.raises(StartRefused, match="cannot create or complete the table"):
+            await cluster.open()
 
     @pytest.mark.parametrize("missing", ["DQL", "DML"])
     async def test_a_missing_privilege_is_refused(self, cluster: Cluster, missing: str) -> None:

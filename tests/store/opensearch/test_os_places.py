@@ -10,7 +10,7 @@ import structlog
 from idalloc_server.domain.errors import StartRefused, StoreUnavailable, StoreWentBackwards
 from idalloc_server.domain.store.exchange import StoreExchanged
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.domain.store.records import RecordedAllocation
+from idalloc_server.domain.store.records import Demand, RecordedAllocation
 from idalloc_server.store.opensearch.store import OpenSearchStore
 from tests.store.conftest import OPENSEARCH
 from tests.support.opensearch.backend import OpenSearchBackend
@@ -18,6 +18,7 @@ from tests.support.opensearch.stand_in import Fault, OpenSearchStandIn
 from tests.support.store_backends import Opener
 from tests.support.store_rows import grant, requested_row
 
+DEMAND = Demand(12.5, 10, 1_700_000_000)
 EVERYWHERE = pytest.mark.parametrize("opener", OPENSEARCH, indirect=True)
 STAND_IN = pytest.mark.parametrize("opener", OPENSEARCH[:1], indirect=True)
 
@@ -137,15 +138,48 @@ async def test_older_indices_are_served_and_moved(
 async def test_without_the_right_to_add_a_field_it_serves(
     opener: Opener, backend: OpenSearchBackend, lines: list[structlog.typing.EventDict], request: pytest.FixtureRequest
 ) -> None:
-    """P1: a user who may not change the mapping starts without the nonce, and the log says how to add it."""
+    """P1, P10: a user who may not change the mapping starts without the nonce and the demand; the log has the step."""
     await backend.make_older_indices()
-    stand_in(request).inject(Fault("error", times=3, match="/_mapping", status=403, type="security_exception"))
+    stand_in(request).inject(Fault("error", times=-1, match="/_mapping", status=403, type="security_exception"))
     store = await in_use(opener)
-    assert (await grant(store, "used", 1)).last_value == 11
-    off = [line["next_step"] for line in lines if line["event"] == "nonces_are_off"]
-    assert len(off) == 3
-    assert all(re.match(r'send PUT /\S+/_mapping \{"properties": \{"nonce": .+\}\}', step) for step in off)
-    assert "nonce" not in (await backend.row("used") or {})
+    granted = await store.grant("used", 1, 1000, demand=DEMAND)
+    assert granted is not None
+    assert (granted.last_value, granted.demand) == (11, None)
+    assert not {"nonce", "demand"} & (await backend.row("used") or {}).keys()
+    steps = [line["next_step"] for line in lines if line["event"] in ("nonces_are_off", "demand_not_kept")]
+    added = [
+        re.match(r'send (PUT) (/\S+/_mapping) (\{"properties": \{"(nonce|demand)": .+?\}\}) once', step)
+        for step in steps
+    ]
+    assert [step and step[4] for step in added] == ["nonce", "nonce", "nonce", "demand"]
+    stand_in(request).clear_faults()
+    for step in filter(None, added):
+        assert (await backend.send(step[1], step[2], json.loads(step[3])))[0] == 200
+    lines.clear()
+    restarted = await opener.open()
+    assert not [line for line in lines if line["event"] in ("nonces_are_off", "demand_not_kept")]
+    granted = await restarted.grant("used", 1, 1000, demand=DEMAND)
+    assert granted is not None
+    assert (granted.last_value, granted.demand) == (12, DEMAND)
+    assert {"nonce", "demand"} <= (await backend.row("used") or {}).keys()
+    assert (await grant(store, "used", 1)).demand == DEMAND  # the first server reads what it may not write
+
+
+@STAND_IN
+async def test_a_field_of_another_type_is_left_alone(
+    opener: Opener, backend: OpenSearchBackend, lines: list[structlog.typing.EventDict]
+) -> None:
+    """A field demand of another type keeps its values, and its index serves."""
+    await backend.make_older_indices()
+    mapping = {"properties": {"demand": {"type": "long", "coerce": False}}}
+    assert (await backend.send("PUT", f"/{backend.alias}/_mapping", mapping))[0] == 200
+    await opener.put("s", last_value=41, demand=7)
+    store = await opener.open()
+    assert [line["log_level"] for line in lines if line["event"] == "demand_not_kept"] == ["warning"]
+    granted = await store.grant("s", 1, 1000, demand=DEMAND)
+    assert granted is not None
+    assert (granted.last_value, granted.demand) == (42, None)
+    assert (await backend.row("s") or {})["demand"] == 7
 
 
 @STAND_IN

@@ -35,7 +35,7 @@ def test_a_name_is_one_segment_of_the_path(name: str, path: str) -> None:
 def test_every_write_needs_an_alias_and_ends_before_its_caller() -> None:
     """P1: no write creates an index, or is applied long after its caller has gone."""
     writes = (
-        REQUESTS.grant("s", 1, 1000, NO_FLOOR),
+        REQUESTS.grant("s", 1, 1000, NO_FLOOR, None),
         REQUESTS.give_back("s", 1, (1, 2, 3)),
         REQUESTS.retirement(),
         REQUESTS.record([{"request_id": "r"}]),

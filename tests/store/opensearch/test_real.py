@@ -66,7 +66,8 @@ def parameters(rng: random.Random) -> tuple[str, dict[str, Any]]:
     floor = {"generation": rng.randint(0, 2), "least": -(2**63) + 1, "most": 2**63 - 2}
     if rng.random() < 0.6:
         wanted = rng.choice([0, 1, 5, abs(near(rng)) % (2**63 - 1)])
-        return scripts.GRANT, {"wanted": wanted, "lease_ms": 1000, **floor}
+        demand = {"demand": "12.5 10 1700000000"} if rng.random() < 0.5 else {}
+        return scripts.GRANT, {"wanted": wanted, "lease_ms": 1000, **floor, **demand}
     size = rng.choice([1, 10, 2**31, 2**62])
     lattice = {"at_least": near(rng), "size": size, "offset": size + rng.randrange(size)}
     new = {"step": size if rng.random() < 0.5 else -size, "min_value": 1, "max_value": 9}

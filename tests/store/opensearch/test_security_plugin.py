@@ -11,15 +11,17 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+import structlog
 import trustme
 
 from idalloc_server.domain.errors import StartRefused, StoreAnsweredError, StoreRefused, StoreUnreachable
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.domain.store.records import RecordedAllocation
+from idalloc_server.domain.store.records import Demand, RecordedAllocation
 from idalloc_server.domain.store.retention import Retention
 from idalloc_server.store.connections import Request
 from idalloc_server.store.opensearch.answers import read_answer
 from idalloc_server.store.opensearch.documents import read_documents
+from idalloc_server.store.opensearch.indices import INDICES
 from idalloc_server.store.urls import open_index, open_store
 from tests.support.fake_store import FakeClock
 from tests.support.opensearch.real import SECURED, missing
@@ -106,6 +108,25 @@ async def test_the_least_permissions_are_enough(node: SecuredNode, opened: Open)
     await opened()
     node.grant(CLUSTER, INDEX)
     await use(await opened())
+
+
+async def test_an_older_index_serves_with_the_least_permissions(node: SecuredNode, opened: Open) -> None:
+    """P10: a user who may not change the mapping of an older index serves without the demand."""
+    prefix = f"idalloc-{uuid.uuid4().hex[:8]}"
+    for index in INDICES:
+        made = index.definition(prefix)
+        for field in index.optional:
+            del made["mappings"]["properties"][field]
+        node.request("PUT", f"/{index.new_name(prefix)}", made)
+    node.grant(CLUSTER, INDEX)
+    with structlog.testing.capture_logs() as lines:
+        store = await opened(prefix=prefix)
+    [line] = [line for line in lines if line["event"] == "demand_not_kept"]
+    assert "no permissions for [indices:admin/mapping/put]" in line["error"]
+    await use(store)
+    granted = await store.grant("s", 1, 1000, demand=Demand(12.5, 10, 1_700_000_000))
+    assert granted is not None
+    assert (granted.granted, granted.demand) == (1, None)
 
 
 @pytest.mark.parametrize("lacking", [*CLUSTER, *INDEX])

@@ -174,14 +174,16 @@ class ProxiedCrate(FaultProxy):
 
     Args:
         hosts: Number of addresses of the proxy.
+        real: Whether to use the real cluster of ``IDALLOC_TEST_CRATEDB_URL``, not the emulator.
 
     Attributes:
         crate: The cluster as servers see it.
     """
 
-    def __init__(self, hosts: int = 1) -> None:
+    def __init__(self, hosts: int = 1, real: bool = bool(URL)) -> None:
         self._before = ExitStack()
-        if URL:
+        self._real = real
+        if real:
             behind, user = CrateCluster.real().hosts, urlsplit(URL).username or ""
         else:
             started = start_module(self._before, "tests.support.cratedb.emulator")
@@ -194,6 +196,6 @@ class ProxiedCrate(FaultProxy):
             super().__enter__()
             self.crate = CrateCluster(self.hosts, self._user)
             self._stack.push(before.pop_all())
-            if URL:
+            if self._real:
                 self._stack.callback(self.crate.remove)
         return self

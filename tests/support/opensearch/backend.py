@@ -60,11 +60,12 @@ class OpenSearchBackend:
         """Makes the indices as servers before the nonce did: each could be rolled over."""
         for index in INDICES:
             definition = index.definition(self._prefix)
-            del definition["mappings"]["properties"]["nonce"]
+            for field in index.optional:
+                del definition["mappings"]["properties"][field]
             definition["aliases"][index.alias(self._prefix)] = {"is_write_index": True}
             await self._write("PUT", f"/{index.alias(self._prefix)}-1", definition)
 
-    async def put(self, name: str, columns: Mapping[str, int | None]) -> None:
+    async def put(self, name: str, columns: Mapping[str, int | str | None]) -> None:
         await self.put_document(name, {"name": name, **columns})
 
     async def put_document(self, name: str, document: Mapping[str, Any]) -> None:

@@ -102,6 +102,12 @@ def grant(ctx: Context, p: dict[str, Any]) -> None:
     _keep_lease(s, p)
 
 
+def grant_with_demand(ctx: Context, p: dict[str, Any]) -> None:
+    grant(ctx, p)
+    if p.get("demand") is not None:
+        ctx.source["demand"] = p["demand"]
+
+
 def stamps(ctx: Context, p: dict[str, Any]) -> None:
     s, granted = ctx.source, 0
     if s.get("last_value") is not None and s.get("mode") == "timestamp":
@@ -274,8 +280,10 @@ KNOWN: dict[str, tuple[str, Script]] = {
     "6e0b8d75e7a79839": ("BACK", counted(back)),
     "14470585c074ec60": ("REVISE", counted_change(revise, "rev")),
     "16e0dc80e7c7bf95": ("PERIOD", counted_change(period, "generation")),
-    # As idalloc sends them.
+    # As idalloc before the demand sends it.
     "04d9fba4ae9e1e45": ("GRANT", tied(counted(grant))),
+    # As idalloc sends them.
+    "5e6b12b11853b255": ("GRANT", tied(counted(grant_with_demand))),
     "cd56f9068f159d96": ("STAMPS", tied(counted(stamps))),
     "ce957cb35bb3b379": ("BACK", tied(counted(back))),
     "586310ebd28e01a2": ("TOUCH", tied(touch)),

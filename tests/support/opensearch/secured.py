@@ -20,6 +20,7 @@ USER, PASSWORD = "idalloc", "a-Long-enough-passw0rd/@:%"
 JWT_KEY = b"a key of sixty-four bytes, which HMAC with SHA-512 needs at least"
 # The only one in the plugin's own users.
 _ADMIN = "admin:admin"
+_API = "/_plugins/_security"
 _LAYERS = ("transport", "http")
 _TOKENS = {"signing_key": base64.b64encode(JWT_KEY).decode(), "roles_key": "roles"}
 _AUTHENTICATION = {
@@ -95,20 +96,22 @@ class SecuredNode(OpenSearchNode):
         """Gives the user's role to all who have a role of a token."""
         self._put(f"rolesmapping/{USER}", {"backend_roles": [backend_role]})
 
+    def request(self, method: str, path: str, body: object = None) -> Any:
+        """Sends a request as the administrator, and returns the answer."""
+        content = None if body is None else json.dumps(body).encode()
+        header = f"Basic {base64.b64encode(_ADMIN.encode()).decode()}"
+        headers = {"Authorization": header, "Content-Type": "application/json"}
+        sent = urllib.request.Request(f"https://{self.host}{path}", method=method, data=content, headers=headers)
+        trusted = ssl.create_default_context(cafile=self.certificates.ca)
+        with urllib.request.urlopen(sent, timeout=30, context=trusted) as answer:
+            return json.load(answer)
+
     def _put(self, path: str, body: object) -> None:
-        self._send("PUT", f"api/{path}", json.dumps(body).encode())
+        self.request("PUT", f"{_API}/api/{path}", body)
 
     def _has_users(self) -> bool:
         try:
-            return bool(self._send("GET", "health")["status"] == "UP" and self._send("GET", "api/internalusers/admin"))
+            is_up = self.request("GET", f"{_API}/health")["status"] == "UP"
+            return is_up and bool(self.request("GET", f"{_API}/api/internalusers/admin"))
         except OSError:
             return False
-
-    def _send(self, method: str, path: str, body: bytes | None = None) -> Any:
-        header = f"Basic {base64.b64encode(_ADMIN.encode()).decode()}"
-        url = f"https://{self.host}/_plugins/_security/{path}"
-        headers = {"Authorization": header, "Content-Type": "application/json"}
-        request = urllib.request.Request(url, method=method, data=body, headers=headers)
-        trusted = ssl.create_default_context(cafile=self.certificates.ca)
-        with urllib.request.urlopen(request, timeout=30, context=trusted) as answer:
-            return json.load(answer)

@@ -7,7 +7,16 @@ from typing import Protocol, TypeVar
 
 from idalloc_server.domain.errors import StoreOutcomeUnknown
 from idalloc_server.domain.sequences.model import Sequence
-from idalloc_server.domain.store.records import NO_FLOOR, Claim, Grant, GrantFloor, RecordedAllocation, Revision, Row
+from idalloc_server.domain.store.records import (
+    NO_FLOOR,
+    Claim,
+    Demand,
+    Grant,
+    GrantFloor,
+    RecordedAllocation,
+    Revision,
+    Row,
+)
 from idalloc_server.domain.store.retention import RecordPosition, Retention
 
 _T = TypeVar("_T")
@@ -53,7 +62,9 @@ class Store(Protocol):
         """
         ...
 
-    async def grant(self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR) -> Grant | None:
+    async def grant(
+        self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR, demand: Demand | None = None
+    ) -> Grant | None:
         """Advances a counter by ``wanted`` steps in one atomic write, or not at all if fewer ids are left.
 
         ``wanted`` 0 renews a lease: the counter stays, the result has the generation. A timestamp sequence and one
@@ -65,6 +76,7 @@ class Store(Protocol):
             lease_ms: The TTL of the lease, in milliseconds. The row keeps the longest one.
             floor: If the counter is behind this, it stays and nothing is granted. Otherwise it could pass the value
                 that another node saw, which then could not detect that the store went backwards.
+            demand: Replaces the row's demand, also if nothing is granted; None keeps it. No other method changes it.
 
         Returns:
             The grant, or None if there is no such row.

@@ -5,6 +5,29 @@ from typing import NamedTuple
 from idalloc_server.domain.sequences.model import Sequence
 
 
+class Demand(NamedTuple):
+    """What the callers of one node need of a counter. The row carries it to nodes that start or take over (P10).
+
+    A node that reads it uses it as a first estimate, never for safety.
+
+    Attributes:
+        rate: Ids a second, above 0; a store keeps 6 significant digits.
+        largest_call: The largest call, in ids; at least 1.
+        at: When it was measured, in seconds since 1970 by that node's clock; a store keeps whole seconds.
+    """
+
+    rate: float
+    largest_call: int
+    at: float
+
+    def is_current(self, wall: float, lifetime: float) -> bool:
+        """Returns whether it was measured within ``lifetime`` seconds of ``wall``, in seconds since 1970.
+
+        One from the future, which a wrong clock wrote, is not current either.
+        """
+        return abs(wall - self.at) < lifetime
+
+
 class Grant(NamedTuple):
     """The result of one write: the ids in (last_value - granted * step, last_value] belong to this process.
 
@@ -18,6 +41,8 @@ class Grant(NamedTuple):
             first number increases with every write of the row. A restored store may repeat the two numbers.
         writes: The number of writes to the row by idalloc, including this one. In CrateDB writes of other rows
             increase ``version``, but not this.
+        demand: The demand in the row after the write. None if the row has none, or none that can be read; if the store
+            cannot keep it; and always of a grant of timestamps.
     """
 
     last_value: int
@@ -27,6 +52,7 @@ class Grant(NamedTuple):
     generation: int
     version: tuple[int, int, int]
     writes: int
+    demand: Demand | None = None
 
     @property
     def step(self) -> int:

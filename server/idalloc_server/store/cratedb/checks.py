@@ -95,7 +95,7 @@ def _check_settings(
         )
     if partitioned_by:
         copy = replace(table, name=f"{table.name}_unpartitioned")
-        names = ", ".join(column.name for column in columns if column.name in table.columns)
+        names = ", ".join(column.name for column in columns if column.name in table.all_columns)
         raise _refused(
             schema,
             table,
@@ -118,7 +118,7 @@ def _check_columns(schema: str, table: Table, columns: Sequence[_Column]) -> Non
         name = quoted(column.name)
         is_expected = column.name in table.columns
         is_generated = column.is_generated == "ALWAYS"
-        if is_expected and is_generated:
+        if is_generated and column.name in table.all_columns:
             problem = f"CrateDB generates its column {column.name}, which idalloc writes"
         elif is_expected and column.is_nullable in _NOT_NULL and column.name not in table.written:
             problem = f"its column {column.name} is NOT NULL, and idalloc writes NULL into it"
@@ -139,7 +139,7 @@ def _check_columns(schema: str, table: Table, columns: Sequence[_Column]) -> Non
 async def _check_constraints(http: CrateHttp, schema: str, table: Table, columns: Sequence[_Column]) -> None:
     """Refuses a CHECK on a column that idalloc writes. Its new rows have NULL elsewhere, which passes a CHECK."""
     reference = table.reference(schema)
-    expected = {column.position: column.name for column in columns if column.name in table.columns}
+    expected = {column.position: column.name for column in columns if column.name in table.all_columns}
     for name, positions in await http.read(
         f"SELECT conname, conkey FROM pg_catalog.pg_constraint WHERE conrelid = '{reference}'::regclass"
         " AND contype = 'c'"

@@ -1,11 +1,13 @@
 """Creates idalloc's tables in CrateDB, adopts existing ones, and refuses an unsafe cluster or table.
 
 Every step reads first and creates only what is missing. Any number of processes may start at once, and a user without
-the privilege DDL can start if the tables are complete.
+the privilege DDL can start if the tables are complete, or lack optional columns only.
 """
 
 import re
 from collections.abc import Mapping
+
+import structlog
 
 from idalloc_server.domain.errors import (
     StartRefused,
@@ -14,9 +16,12 @@ from idalloc_server.domain.errors import (
     StoreOutcomeUnknown,
     StoreRefused,
 )
+from idalloc_server.store import packed_settings
 from idalloc_server.store.cratedb import checks
 from idalloc_server.store.cratedb.http import CrateHttp
 from idalloc_server.store.cratedb.tables import ALLOCATIONS, SEQUENCES, START_TIMESTAMPS, Table
+
+_log = structlog.get_logger(__name__)
 
 # The oldest that the contract tests ran on. Those before 5.10.12 may block an update, or retry it on a changed request;
 # 6.0.0 loses defaults.
@@ -26,8 +31,11 @@ _SUPPORTED = "5.10.16 or newer, but not 6.0.0"
 _MAX_ATTEMPTS = 3
 
 
-async def set_up(http: CrateHttp, schema: str) -> None:
+async def set_up(http: CrateHttp, schema: str) -> bool:
     """Checks the cluster and creates the tables and columns that are missing.
+
+    Returns:
+        Whether the sequences keep their demand: the user may have no privilege to add that column.
 
     Raises:
         StartRefused: The version, a table, a setting of a table or a privilege of the user is unsuitable.
@@ -40,14 +48,16 @@ async def set_up(http: CrateHttp, schema: str) -> None:
             raise
         raise StartRefused("store", f"check the host, the user and the password or jwt of the URL: {error}") from error
     nodes = await _count_nodes(http)
+    keeps_demand = True
     for table in (SEQUENCES, START_TIMESTAMPS, ALLOCATIONS):
         if await _column_types(http, schema, table):
             await checks.check(http, schema, table, nodes)
-        await _create_missing(http, schema, table)
+        keeps_demand &= await _create_missing(http, schema, table)
         await checks.check_privileges(http, schema, table)
         await http.open_table(table.reference(schema))
     # A node answers this by itself, from its copy of the cluster state.
     http.set_probe(checks.KEY_COLUMNS, schema, SEQUENCES.name)
+    return keeps_demand
 
 
 def check_version(version: str) -> None:
@@ -75,15 +85,18 @@ async def _count_nodes(http: CrateHttp) -> int | None:
     return len(rows)
 
 
-async def _create_missing(http: CrateHttp, schema: str, table: Table) -> None:
-    """Creates a table, or the columns that it lacks."""
+async def _create_missing(http: CrateHttp, schema: str, table: Table) -> bool:
+    """Creates a table, or the columns that it lacks; returns whether it has the optional ones, too."""
+    found: dict[str, str] = {}
+    missing: list[str] = []
     failure: StoreFailure | None = None
     # Processes that start at the same time create the same table or columns. The later one is refused, and finds them
     # in the next attempt.
     for _ in range(_MAX_ATTEMPTS):
-        missing = _missing_statements(schema, table, await _column_types(http, schema, table))
+        found = await _column_types(http, schema, table)
+        missing = _missing_statements(schema, table, found)
         if not missing:
-            return
+            return True
         for statement in missing:
             try:
                 await http.write(statement)
@@ -91,6 +104,15 @@ async def _create_missing(http: CrateHttp, schema: str, table: Table) -> None:
                 failure = error
     if isinstance(failure, StoreOutcomeUnknown):
         raise failure
+    if table.columns.keys() <= found.keys():
+        _log.warning(
+            "demand_not_kept",
+            why=packed_settings.WITHOUT_DEMAND,
+            table=f"{schema}.{table.name}",
+            error=str(failure),
+            next_step=f"as a user with DDL, run {'; '.join(missing)}; then restart the servers",
+        )
+        return False
     raise StartRefused(
         "store",
         f"cannot create or complete the table {schema}.{table.name}: {failure}; "
@@ -112,8 +134,8 @@ def _missing_statements(schema: str, table: Table, found: Mapping[str, str]) -> 
             )
     return [
         f"ALTER TABLE {table.reference(schema)} ADD COLUMN {name} {kind}"
-        for name, kind in table.columns.items()
-        if name not in found
+        for name, kind in table.all_columns.items()
+        if found.get(name) != kind
     ]
 
 

@@ -107,10 +107,13 @@ class Statements:
 
     def _set_sequence_statements(self, sequences: str) -> None:
         # ids, lease_ms, name, generation of the floor, its least and most
-        self.grant = (
+        grant = (
             f"UPDATE {sequences} SET granted = {_GRANTED}, last_value = last_value + {_STEP} * {_GRANTED},"
-            f" lease_ms = GREATEST(COALESCE(lease_ms, 0), $2), writes = {_WRITES} WHERE name = $3 RETURNING {_RESULT}"
+            f" lease_ms = GREATEST(COALESCE(lease_ms, 0), $2), writes = {_WRITES}"
         )
+        self.grant_without_demand = f"{grant} WHERE name = $3 RETURNING {_RESULT}"
+        # and the demand: a hint, so a write that is applied twice may bring an older one back
+        self.grant = f"{grant}, demand = COALESCE($7, demand) WHERE name = $3 RETURNING {_RESULT}, demand"
         # timestamps, lease_ms, name, now, ahead, generation of the floor, its least and most
         self.grant_timestamps = (
             f"UPDATE {sequences} SET granted = {_TIMESTAMPS},"

@@ -10,7 +10,16 @@ from idalloc_server.domain.errors import (
     StoreOutcomeUnknown,
 )
 from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, Sequence
-from idalloc_server.domain.store.records import NO_FLOOR, Claim, Grant, GrantFloor, RecordedAllocation, Revision, Row
+from idalloc_server.domain.store.records import (
+    NO_FLOOR,
+    Claim,
+    Demand,
+    Grant,
+    GrantFloor,
+    RecordedAllocation,
+    Revision,
+    Row,
+)
 from idalloc_server.domain.store.retention import RecordPosition, Retention
 from idalloc_server.domain.store.retirement import raise_if_retired, retirement_blocks
 from idalloc_server.store import packed_settings
@@ -37,6 +46,7 @@ class CrateStore:
         self._schema = schema
         self._address = address
         self._sql = statements.Statements(schema)
+        self._keeps_demand = True
         self._retirement = RetirementChecks(self)
 
     @property
@@ -46,12 +56,18 @@ class CrateStore:
 
     async def open(self) -> None:
         """See ``Store.open``."""
-        await schema.set_up(self._http, self._schema)
+        self._keeps_demand = await schema.set_up(self._http, self._schema)
 
-    async def grant(self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR) -> Grant | None:
+    async def grant(
+        self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR, demand: Demand | None = None
+    ) -> Grant | None:
         """See ``Store.grant``."""
         wanted = wanted if wanted <= MAX_ID else 0  # more than any sequence has left, and than a BIGINT holds
-        rows = await self._http.write(self._sql.grant, wanted, lease_ms, name, *_floor_arguments(floor))
+        arguments = (wanted, lease_ms, name, *_floor_arguments(floor))
+        if self._keeps_demand:
+            rows = await self._http.write(self._sql.grant, *arguments, packed_settings.pack_demand(demand))
+        else:
+            rows = await self._http.write(self._sql.grant_without_demand, *arguments)
         return await self._accept_grant(name, rows)
 
     async def grant_timestamps(
@@ -250,7 +266,7 @@ def _parse_grant(name: str, rows: Many[Many[Any]], modes: Many[str | None]) -> G
     if not rows:
         return None
     last_value, granted, step, min_value, max_value, packed, mode, generation, *versions = rows[0]
-    writes, seq_no, primary_term = versions
+    writes, seq_no, primary_term, *demand = versions
     if mode == DELETED:
         raise SequenceDeleted(name)
     if last_value is None:
@@ -265,6 +281,7 @@ def _parse_grant(name: str, rows: Many[Many[Any]], modes: Many[str | None]) -> G
         generation=generation,
         version=(seq_no, primary_term, generation),
         writes=writes,
+        demand=packed_settings.unpack_demand(demand[0]) if demand else None,
     )
 
 

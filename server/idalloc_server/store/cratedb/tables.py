@@ -1,7 +1,7 @@
 """The definitions of idalloc's tables in CrateDB."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -13,12 +13,19 @@ class Table:
         key: Its primary key.
         columns: The type of each column. An adopted table may lack all but the first two.
         written: The columns that are never NULL in a row that idalloc creates.
+        optional: The type of each column that a server can do without, if its user may not add it.
     """
 
     name: str
     key: str
     columns: Mapping[str, str]
     written: Collection[str]
+    optional: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def all_columns(self) -> dict[str, str]:
+        """The type of each column, also of the optional ones."""
+        return {**self.columns, **self.optional}
 
     def reference(self, schema: str) -> str:
         """Returns the quoted, qualified name."""
@@ -27,7 +34,7 @@ class Table:
     def definition(self, schema: str) -> str:
         """Returns the CREATE TABLE statement."""
         columns = ", ".join(
-            f"{name} {kind}{' PRIMARY KEY' if name == self.key else ''}" for name, kind in self.columns.items()
+            f"{name} {kind}{' PRIMARY KEY' if name == self.key else ''}" for name, kind in self.all_columns.items()
         )
         return (
             f"CREATE TABLE IF NOT EXISTS {self.reference(schema)} ({columns}) CLUSTERED INTO 1 SHARDS WITH ("
@@ -56,6 +63,7 @@ SEQUENCES = Table(
         "writes": "BIGINT",
     },
     written=("name", "last_value", "step", "min_value", "max_value", "generation", "settings"),
+    optional={"demand": "TEXT"},
 )
 START_TIMESTAMPS = Table(
     "start_timestamps",

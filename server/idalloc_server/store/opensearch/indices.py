@@ -1,7 +1,7 @@
 """The definitions of idalloc's indices in OpenSearch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 # Not indexed: only scripts and `_source` have them. Without `coerce: false` a row could keep 1.5 or "12".
@@ -22,8 +22,8 @@ _SETTINGS = {
 }
 
 
-# In each index. Without the privilege to add it to an older index, answers are not compared with it.
-OPTIONAL = {"nonce": _TEXT}
+# Without the privilege to add it to an older index, answers are not compared with it.
+_NONCE = {"nonce": _TEXT}
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,12 @@ class Index:
     Attributes:
         suffix: The end of the alias, after the prefix of the URL.
         fields: The mapping of each field.
+        optional: The mapping of each field that a server can do without, if its user may not add it.
     """
 
     suffix: str
     fields: Mapping[str, Mapping[str, Any]]
+    optional: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: _NONCE)
 
     def alias(self, prefix: str) -> str:
         """Returns the name of the alias."""
@@ -51,7 +53,7 @@ class Index:
         return {
             "settings": {"index": _SETTINGS},
             "aliases": {self.alias(prefix): {}},
-            "mappings": {"dynamic": "strict", "properties": {**self.fields, **OPTIONAL}},
+            "mappings": {"dynamic": "strict", "properties": {**self.fields, **self.optional}},
         }
 
 
@@ -75,6 +77,7 @@ SEQUENCES = Index(
         "settings": _TEXT,
         "rev_by": _TEXT,
     },
+    {**_NONCE, "demand": _TEXT},
 )
 START_TIMESTAMPS = Index(
     "starts", {"prefix": _INDEXED_NUMBER, "last_start": _NUMBER, "holder": _TEXT, "seen_at": _NUMBER}

@@ -58,10 +58,12 @@ class Requests:
 
     Attributes:
         places: The opened indices, which answers are compared with.
+        keeps_demand: Whether the index of the sequences has a field for the demand.
     """
 
     def __init__(self, prefix: str, timeout: float) -> None:
         self.places = Places()
+        self.keeps_demand = True
         self._prefix = prefix
         self._sequences = SEQUENCES.alias(prefix)
         self._starts = START_TIMESTAMPS.alias(prefix)
@@ -77,10 +79,13 @@ class Requests:
         """Returns the most hits of one search of an index."""
         return min(MAX_HITS, self._windows.get(index.suffix, MAX_HITS))
 
-    def grant(self, name: str, wanted: int, lease_ms: int, floor: GrantFloor) -> Request[Written | None]:
+    def grant(
+        self, name: str, wanted: int, lease_ms: int, floor: GrantFloor, demand: str | None
+    ) -> Request[Written | None]:
         """Advances a counter; None if there is no row."""
-        script = _script(scripts.GRANT, wanted=wanted, lease_ms=lease_ms, **_floor(floor))
-        return self._update(self._sequences, name, {"script": script}, _GRANT_FIELDS)
+        written = {"demand": demand} if demand and self.keeps_demand else {}
+        script = _script(scripts.GRANT, wanted=wanted, lease_ms=lease_ms, **_floor(floor), **written)
+        return self._update(self._sequences, name, {"script": script}, f"{_GRANT_FIELDS},demand")
 
     def grant_timestamps(
         self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor

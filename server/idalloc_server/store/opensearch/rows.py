@@ -92,6 +92,7 @@ def parse_grant(name: str, written: Written | None, modes: Collection[str | None
         generation=generation,
         version=(written.seq_no, written.term, generation),
         writes=written_number(source, "writes"),
+        demand=packed_settings.unpack_demand(source.get("demand")),
     )
 
 

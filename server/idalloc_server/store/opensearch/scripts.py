@@ -26,8 +26,8 @@ _REACH = """    long v = p.at_least; long size = p.size; long off = p.offset;
     else { long way = (off + v % size) % size; if (v < -9223372036854775807L + way) { v = -9223372036854775807L + way; } v -= way; }
 """
 
-# Params: wanted (at most 2^63-2; 0 renews), lease_ms, and the floor: generation, least, most. A distance over 2^63 is right
-# as an unsigned number.
+# Params: wanted (at most 2^63-2; 0 renews), lease_ms, the floor (generation, least, most), and demand, which may be absent. A
+# distance over 2^63 is right as an unsigned number.
 GRANT = (
     """def s = ctx._source; def p = params; long g = 0L;
 if (s.last_value != null) {
@@ -47,11 +47,12 @@ if (s.last_value != null) {
   }
 }
 s.granted = g; long lease = p.lease_ms;
-if (s.lease_ms == null || (long)s.lease_ms < lease) { s.lease_ms = lease; }"""
+if (s.lease_ms == null || (long)s.lease_ms < lease) { s.lease_ms = lease; }
+if (p.demand != null) { s.demand = p.demand; }"""
     + _COUNT_WRITE
     + _NONCE
 )
-# Params: as GRANT, and now and ahead in the unit of the kind. No text in the settings matches, its quotes are escaped.
+# Params: as GRANT without demand, and now and ahead in the unit of the kind. No text in the settings matches, its quotes are escaped.
 STAMPS = (
     """def s = ctx._source; def p = params; long g = 0L;
 if (s.last_value != null && s.mode == 'timestamp') {

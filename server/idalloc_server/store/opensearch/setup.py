@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import structlog
 
 from idalloc_server.domain.errors import StartRefused, StoreAnsweredError, StoreRefused
+from idalloc_server.store import packed_settings
 from idalloc_server.store.connections import Request
 from idalloc_server.store.opensearch import checks
 from idalloc_server.store.opensearch.answers import INDEX_EXISTS, AliasMissing, read_answer
 from idalloc_server.store.opensearch.checks import StoredIndex
 from idalloc_server.store.opensearch.http import OpenSearchHttp
-from idalloc_server.store.opensearch.indices import INDICES, OPTIONAL, SEQUENCES, Index
+from idalloc_server.store.opensearch.indices import INDICES, SEQUENCES, Index
 from idalloc_server.store.opensearch.places import Place
 from idalloc_server.store.opensearch.requests import MAX_HITS, Requests, json_body
 
@@ -111,8 +112,10 @@ async def set_up(http: OpenSearchHttp, requests: Requests, prefix: str) -> None:
         requests.set_window(index, int(found.settings.get("index.max_result_window", MAX_HITS)))
         for field, mapping in checks.check(alias, index, found, nodes).items():
             await _admit(http, _put_field(alias, field, mapping), alias)
-        has_nonce = await _has_optional(http, alias, found)
+        has_nonce = await _add_optional(http, alias, index, "nonce", found)
         requests.places.open(alias, Place(found.name, found.uuid), has_nonce=has_nonce)
+        if index is SEQUENCES:
+            requests.keeps_demand = await _add_optional(http, alias, index, "demand", found)
         await _check_privileges(http, requests, index, alias)
     http.set_place_check(requests.places.check_request())
 
@@ -257,24 +260,28 @@ async def _check_policy(http: OpenSearchHttp, found: StoredIndex) -> None:
         )
 
 
-async def _has_optional(http: OpenSearchHttp, alias: str, found: StoredIndex) -> bool:
-    """Adds the optional fields; without the privilege for that returns False, and logs it."""
-    for field, mapping in OPTIONAL.items():
-        if found.fields.get(field, {}).get("type") == mapping["type"]:
-            continue
-        put = _put_field(alias, field, mapping)
-        try:
-            await http.send_write(put)
-        except StoreRefused as error:
-            _log.warning(
-                "nonces_are_off",
-                why="answers that a proxy mixed up are recognized by their key and index only",
-                index=found.name,
-                error=str(error),
-                next_step=f"send {put.method} {put.path} {(put.body or b'').decode()} once as an administrator, then "
-                "restart the servers",
-            )
-            return False
+async def _add_optional(http: OpenSearchHttp, alias: str, index: Index, field: str, found: StoredIndex) -> bool:
+    """Adds an optional field; without the privilege for that returns False, and logs it."""
+    mapping = index.optional[field]
+    if found.fields.get(field, {}).get("type") == mapping["type"]:
+        return True
+    put = _put_field(alias, field, mapping)
+    try:
+        await http.send_write(put)
+    except StoreRefused as error:
+        if field == "nonce":
+            event, why = "nonces_are_off", "answers that a proxy mixed up are recognized by their key and index only"
+        else:
+            event, why = "demand_not_kept", packed_settings.WITHOUT_DEMAND
+        _log.warning(
+            event,
+            why=why,
+            index=found.name,
+            error=str(error),
+            next_step=f"send {put.method} {put.path} {(put.body or b'').decode()} once as an administrator, then "
+            "restart the servers",
+        )
+        return False
     return True
 
 

@@ -11,9 +11,19 @@ from idalloc_server.domain.errors import (
     StoreRefused,
 )
 from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, PERIOD_SEPARATOR, Sequence
-from idalloc_server.domain.store.records import NO_FLOOR, Claim, Grant, GrantFloor, RecordedAllocation, Revision, Row
+from idalloc_server.domain.store.records import (
+    NO_FLOOR,
+    Claim,
+    Demand,
+    Grant,
+    GrantFloor,
+    RecordedAllocation,
+    Revision,
+    Row,
+)
 from idalloc_server.domain.store.retention import RecordPosition, Retention
 from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retirement_blocks
+from idalloc_server.store import packed_settings
 from idalloc_server.store.bounds import MIN_BIGINT, advance_counter, clamp_to_bigint, lattice
 from idalloc_server.store.connections import Request
 from idalloc_server.store.opensearch import setup
@@ -65,10 +75,13 @@ class OpenSearchStore:
         """See ``Store.open``. Creates the indices at the first start only."""
         await setup.set_up(self._http, self._requests, self._prefix)
 
-    async def grant(self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR) -> Grant | None:
+    async def grant(
+        self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR, demand: Demand | None = None
+    ) -> Grant | None:
         """See ``Store.grant``."""
         wanted = wanted if wanted <= MAX_ID else 0  # more than any sequence has left, and than a long holds
-        written = await self._write_row(name, self._requests.grant(name, wanted, lease_ms, floor))
+        packed = packed_settings.pack_demand(demand)
+        written = await self._write_row(name, self._requests.grant(name, wanted, lease_ms, floor, packed))
         return await self._accept_grant(name, written)
 
     async def grant_timestamps(

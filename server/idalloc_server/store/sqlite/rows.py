@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from idalloc_server.domain.errors import NULL_LAST_VALUE, SequenceDeleted, SequenceInvalid
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Sequence
-from idalloc_server.domain.store.records import Grant, GrantFloor, Revision, Row
+from idalloc_server.domain.store.records import Demand, Grant, GrantFloor, Revision, Row
 from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retirement_blocks
 from idalloc_server.store import packed_settings
 from idalloc_server.store.bounds import advance_counter, ids_left, timestamp_grant
@@ -19,6 +19,8 @@ _COLUMNS = (
     "name, last_value, step, min_value, max_value, settings, mode, generation, lease_ms, writes, rev, rev_by,"
     " created_at, changed_at"
 )
+# A grant alone writes the demand.
+_ALL_COLUMNS = f"{_COLUMNS}, demand"
 _INTEGER_COLUMNS = (1, 2, 3, 4, 7, 8, 9, 10)
 
 
@@ -29,11 +31,13 @@ class _StoredRow(NamedTuple):
         row: The row that the store returns.
         mode: Its mode; see ``packed_settings.mode``.
         writes: The number of idalloc's writes of it.
+        demand: Its packed demand; any value that SQLite can hold.
     """
 
     row: Row
     mode: str | None
     writes: int
+    demand: Any
 
     @property
     def counter(self) -> int:
@@ -43,7 +47,9 @@ class _StoredRow(NamedTuple):
         return self.row.last_value
 
 
-def grant(db: sqlite3.Connection, name: str, wanted: int, lease_ms: int, floor: GrantFloor) -> Grant | None:
+def grant(
+    db: sqlite3.Connection, name: str, wanted: int, lease_ms: int, floor: GrantFloor, demand: Demand | None
+) -> Grant | None:
     """See ``Store.grant``."""
     found = _read_for_grant(db, name)
     if found is None:
@@ -53,7 +59,8 @@ def grant(db: sqlite3.Connection, name: str, wanted: int, lease_ms: int, floor: 
     if found.mode in (None, packed_settings.PERIOD):
         left = ids_left(before, sequence.step, sequence.min_value, sequence.max_value)
     granted = 0 if wanted > left or floor.is_ahead_of(before, found.row.generation) else wanted
-    return _write_grant(db, found, lease_ms, before + granted * sequence.step, granted, left - granted)
+    packed = packed_settings.pack_demand(demand) or found.demand
+    return _write_grant(db, found, lease_ms, before + granted * sequence.step, granted, left - granted, packed)
 
 
 def grant_timestamps(
@@ -121,7 +128,7 @@ def list_rows(
     """See ``Store.list``."""
     # These operators compare text by its bytes; LIKE would ignore case.
     found = db.execute(
-        f"SELECT {_COLUMNS} FROM sequences WHERE name > ? AND name >= ? AND substr(name, 1, ?) = ?"
+        f"SELECT {_ALL_COLUMNS} FROM sequences WHERE name > ? AND name >= ? AND substr(name, 1, ?) = ?"
         " AND (? OR mode IS NOT ?) AND (? OR instr(name, ?) = 0) ORDER BY name LIMIT ?",
         (after, prefix, len(prefix), prefix, deleted, packed_settings.DELETED, periods, PERIOD_SEPARATOR, limit),
     )
@@ -154,7 +161,7 @@ def revise(db: sqlite3.Connection, name: str, revision: int, change: Revision) -
 
 
 def _read(db: sqlite3.Connection, name: str) -> _StoredRow | None:
-    columns = db.execute(f"SELECT {_COLUMNS} FROM sequences WHERE name = ?", (name,)).fetchone()
+    columns = db.execute(f"SELECT {_ALL_COLUMNS} FROM sequences WHERE name = ?", (name,)).fetchone()
     return _stored_row(columns) if columns else None
 
 
@@ -167,7 +174,7 @@ def _with_times(row: Row) -> Row:
 
 def _stored_row(columns: tuple[Any, ...]) -> _StoredRow:
     name, last_value, step, min_value, max_value, packed, mode, generation, lease_ms, writes, *changes = columns
-    revision, revised_by, created_at, changed_at = changes
+    revision, revised_by, created_at, changed_at, demand = changes
     # A column of a SQLite table may hold any type.
     if not all(columns[index] is None or isinstance(columns[index], int) for index in _INTEGER_COLUMNS):
         raise SequenceInvalid(str(name), "a column that must be an integer has another type")
@@ -183,7 +190,7 @@ def _stored_row(columns: tuple[Any, ...]) -> _StoredRow:
         changed_at,
         deleted=mode == packed_settings.DELETED,
     )
-    return _StoredRow(row, mode, writes or 0)
+    return _StoredRow(row, mode, writes or 0, demand)
 
 
 def _read_for_grant(db: sqlite3.Connection, name: str) -> _StoredRow | None:
@@ -195,15 +202,23 @@ def _read_for_grant(db: sqlite3.Connection, name: str) -> _StoredRow | None:
 
 
 def _write_grant(
-    db: sqlite3.Connection, found: _StoredRow, lease_ms: int, last_value: int, granted: int, remaining: int
+    db: sqlite3.Connection,
+    found: _StoredRow,
+    lease_ms: int,
+    last_value: int,
+    granted: int,
+    remaining: int,
+    packed_demand: Any = None,
 ) -> Grant:
+    """Writes and returns a grant. Without a packed demand the row keeps its own one, which is not returned."""
     row, writes = found.row, found.writes + 1
     db.execute(
-        "UPDATE sequences SET last_value = ?, lease_ms = ?, writes = ? WHERE name = ?",
-        (last_value, max(row.lease_ms, lease_ms), writes, row.name),
+        "UPDATE sequences SET last_value = ?, lease_ms = ?, writes = ?, demand = coalesce(?, demand) WHERE name = ?",
+        (last_value, max(row.lease_ms, lease_ms), writes, packed_demand, row.name),
     )
     version = (writes, last_value, row.generation)
-    return Grant(last_value, granted, row.sequence, remaining, row.generation, version, writes)
+    demand = packed_settings.unpack_demand(packed_demand)
+    return Grant(last_value, granted, row.sequence, remaining, row.generation, version, writes, demand)
 
 
 def _write(db: sqlite3.Connection, row: Row, writes: int) -> None:

@@ -35,6 +35,7 @@ _SEQUENCES = {
     "rev_by": "TEXT",
     "created_at": "REAL",
     "changed_at": "REAL",
+    "demand": "TEXT",
 }
 # The columns that are never NULL in a row that idalloc creates.
 _WRITTEN = ("name", "last_value", "step", "min_value", "max_value", "generation", "settings")

@@ -9,7 +9,16 @@ from typing import TypeVar
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import StoreWentBackwards
 from idalloc_server.domain.sequences.model import Sequence
-from idalloc_server.domain.store.records import NO_FLOOR, Claim, Grant, GrantFloor, RecordedAllocation, Revision, Row
+from idalloc_server.domain.store.records import (
+    NO_FLOOR,
+    Claim,
+    Demand,
+    Grant,
+    GrantFloor,
+    RecordedAllocation,
+    Revision,
+    Row,
+)
 from idalloc_server.domain.store.retention import RecordPosition, Retention
 from idalloc_server.store.sqlite import recorded, rows
 from idalloc_server.store.sqlite.database import Database
@@ -46,9 +55,11 @@ class SqliteStore:
         """See ``Store.open``."""
         await self._database.open()
 
-    async def grant(self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR) -> Grant | None:
+    async def grant(
+        self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR, demand: Demand | None = None
+    ) -> Grant | None:
         """See ``Store.grant``."""
-        return await self._grant(name, lambda db: rows.grant(db, name, wanted, lease_ms, floor))
+        return await self._grant(name, lambda db: rows.grant(db, name, wanted, lease_ms, floor, demand))
 
     async def grant_timestamps(
         self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor = NO_FLOOR
