@@ -12,7 +12,7 @@ from idalloc_server.auth import audit, quotas, rejected_callers
 from idalloc_server.config import Settings
 from idalloc_server.domain import errors, generations
 from idalloc_server.domain.administration import index, paging
-from idalloc_server.domain.allocation import burned, counter_allocator, high_water_marks, survey, usage
+from idalloc_server.domain.allocation import burned, high_water_marks, reserve, survey, usage
 from idalloc_server.domain.document_ids import generator, start_timestamps
 from idalloc_server.domain.documents import json_text, selection
 from idalloc_server.domain.idempotency import allocator as idempotency
@@ -108,7 +108,7 @@ LIMITS = {
             "metadata of a call",
             f"{_kib(transport.MAX_METADATA_BYTES)}; `native`: {_kib(transport.LARGEST_METADATA_BYTES)}",
             f"`grpcio` refuses some calls at random, and all above {_kib(transport.LARGEST_METADATA_BYTES)}: status "
-            "RESOURCE_EXHAUSTED, from gRPC. `native`: UNKNOWN",
+            "RESOURCE_EXHAUSTED, from gRPC. `native`: UNKNOWN, seldom INTERNAL",
             "gRPC itself takes about 600 bytes, a token 58",
         ),
         Limit(
@@ -285,7 +285,7 @@ LIMITS = {
         ),
         Limit(
             "ids in reserve for a sequence",
-            f"{_setting('max_reserved_ids')}, or 1/{counter_allocator.PREFETCH_SHARE} of what is left",
+            f"{_setting('max_reserved_ids')}, or 1/{reserve.PREFETCH_SHARE} of what is left",
             "calls wait for the store",
         ),
         Limit("min_lease_size, max_lease_size", number(validation.MAX_LEASE_SIZE), _INVALID),

@@ -6,9 +6,12 @@ from idalloc_server.app import STREAMS_SHARE
 from idalloc_server.auth.access_file import POLL_SECONDS
 from idalloc_server.auth.rejected_callers import ATTEMPTS_PER_SECOND, BURST
 from idalloc_server.config import Settings
-from idalloc_server.domain.allocation.counter_allocator import PREFETCH_SHARE
-from idalloc_server.domain.allocation.reserve import Reserve
+from idalloc_server.domain.allocation.config import AllocationConfig
+from idalloc_server.domain.allocation.lease import Lease
+from idalloc_server.domain.allocation.reserve import PREFETCH_SHARE, Reserve
 from idalloc_server.domain.document_ids.start_timestamps import STALE_AFTER
+from idalloc_server.domain.sequences.model import MAX_ID, Sequence
+from idalloc_server.domain.store.records import Demand
 from idalloc_server.listen.transport import MAX_BLOCKED_WRITES, MAX_CONNECTION_GRACE_SECONDS
 from idalloc_server.store.cratedb.schema import _SUPPORTED
 from idalloc_server.telemetry.log_queue import FLUSH_SECONDS, MAX_QUEUED_BYTES
@@ -20,9 +23,10 @@ from scripts.reference.markdown import table
 
 def reserve_factor() -> float:
     """Returns for how many times outage_reserve a node's ids last at a steady rate."""
-    steady = Reserve(100.0, 10**9, 0.0)
-    steady.record_refill(0, 10_000, 10_000, 0.0, 0.0)
-    return steady.target(0, 0, 10_000.0) / 100
+    config, rate = AllocationConfig(lease_ttl=200.0, store_timeout=1.0, auto_create_sequences=True), 1e4
+    steady = Reserve(config, 0.0)
+    steady.expect(Demand(rate, 1, 0.0), 0, 0.0)
+    return round(steady.prefetch(Lease(), Sequence(), 0, MAX_ID, 0.0) / rate / config.outage_reserve, 3)
 
 
 def lease_factor() -> float:

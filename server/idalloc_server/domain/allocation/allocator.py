@@ -58,7 +58,14 @@ class Allocator:
         self._allocation_config = allocation_config
         self._high_water_marks = HighWaterMarks(allocation_config.max_sequences)
         self._shared = SharedState(
-            store, clock, allocation_config, self._high_water_marks, UsageRates(clock), self._drop_unknown, random
+            store,
+            clock,
+            allocation_config,
+            self._high_water_marks,
+            UsageRates(clock),
+            self._drop_unknown,
+            lambda: self._is_closed,
+            random,
         )
         self.issued_ids, self.refills = self._shared.issued, self._shared.refills
         self.burned, self.rates, self.store_health = self._shared.burned, self._shared.rates, self._shared.store_health
@@ -84,6 +91,11 @@ class Allocator:
         """Returns how long the ids of a sequence in memory last at its present rate; None if it is not in use."""
         allocator = self._sequence_allocators.get(sequence)
         return allocator.reserve_seconds if allocator else None
+
+    def reserve_limit(self, sequence: str) -> str:
+        """Returns why the reserve is shorter than ``outage_reserve`` (``reserve.LIMITS``); empty if it is not."""
+        allocator = self._sequence_allocators.get(sequence)
+        return allocator.reserve_limit if allocator else ""
 
     def ids_in_memory(self, sequence: str) -> int:
         """Returns how many ids of a sequence could be issued from memory, of all its periods."""

@@ -49,6 +49,7 @@ class SharedState:
         high_water_marks: The last known state of each counter.
         rates: Measures how fast sequences are used.
         drop_unknown: Called with the name of an idle sequence that the store never returned a row for.
+        is_closed: Returns whether the allocator is closed, and starts no counter.
         random: Returns random bytes of a given number.
         burned: Counts burned ids.
         issued: Counts issued ids.
@@ -62,6 +63,7 @@ class SharedState:
     high_water_marks: HighWaterMarks
     rates: UsageRates
     drop_unknown: Callable[[str], None]
+    is_closed: Callable[[], bool]
     random: Callable[[int], bytes]
     burned: BurnedIds = field(default_factory=BurnedIds)
     issued: IssuedIds = field(default_factory=IssuedIds)

@@ -4,13 +4,14 @@ import asyncio
 
 import structlog
 
+from idalloc_server.domain.allocation.backwards import Backwards
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.config import EXHAUSTED, FAILED, OK, SharedState
 from idalloc_server.domain.allocation.counter_row import CounterRow
 from idalloc_server.domain.allocation.counter_state import CounterState
 from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.allocation.lease import Lease
-from idalloc_server.domain.allocation.reserve import Reserve
+from idalloc_server.domain.allocation.reserve import PREFETCH_SHARE, Reserve
 from idalloc_server.domain.allocation.waiter_queue import Waiter, WaiterQueue
 from idalloc_server.domain.errors import (
     Refusal,
@@ -21,14 +22,10 @@ from idalloc_server.domain.errors import (
     StoreWentBackwards,
 )
 from idalloc_server.domain.sequences.model import Kind, Reset
-from idalloc_server.domain.store.records import Grant
+from idalloc_server.domain.store.records import Demand, Grant
 
-# No node prefetches more than one part in this many of the ids that a sequence has left.
-PREFETCH_SHARE = 1000
 # A failed renewal is retried after this time.
 RENEW_RETRY_SECONDS = 1.0
-# How often a sequence whose store went backwards is read, to see whether it was advanced.
-RECHECK_SECONDS = 1.0
 
 _log = structlog.get_logger("idalloc.allocation")
 
@@ -48,12 +45,14 @@ class CounterAllocator:
 
     Attributes:
         new_ids: See ``Issuer``.
+        has_issued: Whether it has issued any id.
     """
 
     __slots__ = (
-        *("row", "new_ids", "_clock", "_config", "_high_water_marks", "_store_health", "_drop_unknown", "_refills"),
-        *("_issuing", "_lease", "_renew_at", "_refilled_at", "_has_failed", "_waiters", "_refill_task"),
-        *("_went_backwards", "_recheck_at", "_remaining", "_writes", "_reserve", "_returning", "_last_activity"),
+        *("row", "new_ids", "has_issued", "_clock", "_config", "_high_water_marks", "_store_health", "_drop_unknown"),
+        *("_refills", "_rates", "_issuing", "_lease", "_refill_at", "_renew_at", "_refilled_at", "_has_failed"),
+        *("_waiters", "_refill_task", "_backwards", "_remaining", "_writes", "_reserve", "_expects_calls"),
+        *("_returning", "_last_activity"),
     )
 
     def __init__(self, row: CounterRow, shared: SharedState) -> None:
@@ -64,21 +63,20 @@ class CounterAllocator:
         self._store_health = shared.store_health
         self._drop_unknown = shared.drop_unknown
         self._refills = shared.refills
+        self._rates = shared.rates
         self._issuing = shared.issued.issuing
-        self.new_ids = 0
+        self.new_ids, self.has_issued = 0, False
         self._lease = Lease(row.period)
-        self._renew_at = self._refilled_at = 0.0
+        # When a call starts a refill: to renew the lease, or to review the reserve.
+        self._refill_at = self._renew_at = self._refilled_at = 0.0
         self._has_failed = False  # the last refill
         self._waiters = WaiterQueue()
         self._refill_task: asyncio.Task[None] | None = None
-        self._went_backwards: StoreWentBackwards | None = None
-        self._recheck_at = 0.0
-        # The ids that the sequence had left after the last write, and the number of writes.
-        self._remaining = 0
-        self._writes = 0
-        self._reserve = Reserve(self._config.outage_reserve, self._config.max_reserved_ids, self._clock.boot())
-        # The ids of the lease that is being given back.
-        self._returning = 0
+        self._backwards: Backwards | None = None
+        # The ids that the sequence had left after the last write, the number of writes, and the ids being given back.
+        self._remaining = self._writes = self._returning = 0
+        self._reserve = Reserve(self._config, self._clock.boot())
+        self._expects_calls = False  # so that a refill follows the first write at once
         self._last_activity: object = None
 
     @property
@@ -89,10 +87,11 @@ class CounterAllocator:
     @property
     def state(self) -> CounterState:
         """What a survey shows of this counter."""
-        row, lease, behind = self.row, self._lease, self._went_backwards is not None
+        row, lease = self.row, self._lease
         left, remaining = lease.left if self.has_lease else 0, self._remaining if self._writes else None
         times = (lease.expires_at, remaining, self._refilled_at)
-        return CounterState(row.name, row.period, row.settings, left, lease.left, *times, self._has_failed, behind)
+        problems = (self._has_failed, self._reserve.limited_by, self._backwards is not None)
+        return CounterState(row.name, row.period, row.settings, left, lease.left, *times, *problems)
 
     @property
     def reserve_seconds(self) -> float | None:
@@ -125,9 +124,9 @@ class CounterAllocator:
             if self.new_ids:
                 self.new_ids += count
             elif count:
-                self.new_ids = count
+                self.new_ids, self.has_issued = count, True
                 self._issuing.append(self)
-            if now >= self._renew_at or lease.left < reserve.refill_below:
+            if now >= self._refill_at or lease.left < reserve.refill_below:
                 self._start_refill()
         return issued
 
@@ -137,8 +136,9 @@ class CounterAllocator:
         Raises:
             Refusal: See ``Allocator.allocate``.
         """
-        if self._went_backwards:
-            await self._recheck(self._went_backwards)
+        if self._backwards:
+            await self._backwards.recheck()
+            self._backwards = None
         if self.row.abandoned:
             raise ServerDraining
         waiter = self._waiters.add(count)
@@ -159,17 +159,31 @@ class CounterAllocator:
         self._reserve.largest_call = max(self._reserve.largest_call, count)
         return issued
 
+    @property
+    def demand(self) -> Demand | None:
+        """What the callers of this node need; None before it is measured."""
+        return self._reserve.demand(self._lease.left, self._clock.boot(), self._clock.wall())
+
+    def expect(self, demand: Demand) -> None:
+        """Holds what ``demand`` needs before the first call. The caller repeats it, to retry a refill and to renew."""
+        if self._backwards and self.has_issued:
+            return
+        self._backwards = None  # its mark was removed
+        self._reserve.expect(demand, self._lease.left, now := self._clock.boot())
+        if now >= self._refill_at or self._lease.left <= self._reserve.refill_below:
+            self._start_refill()
+
     def is_idle(self) -> bool:
         """Returns whether nothing is in progress, and nothing was issued since the last call."""
         last, self._last_activity = self._last_activity, (self._writes, self._lease.left)
-        return not self._refill_task and not self._waiters and not self._went_backwards and last == self._last_activity
+        return not self._refill_task and not self._waiters and not self._backwards and last == self._last_activity
 
     async def drop_after_change(self) -> None:
         """Drops the lease after a change of the sequence, and the result of a refill in progress."""
         if self._refill_task:
             await asyncio.wait([self._refill_task])
         self.drop(BurnCause.GENERATION)
-        self._went_backwards = None
+        self._backwards = None
 
     async def return_lease(self) -> None:
         """Waits for the refill, then gives the unused tail back to the store. Nothing is issued afterwards."""
@@ -222,14 +236,12 @@ class CounterAllocator:
 
     async def _run_refill(self) -> None:
         """Runs one refill; its error goes to the waiters. Callers that wait by then start the next one."""
-        began, outcome = self._clock.boot(), FAILED
+        began, outcome, self._expects_calls = self._clock.boot(), FAILED, False
         try:
             outcome = await self._refill_once()
         except StoreWentBackwards as error:
-            self._went_backwards = error
-            self._recheck_at = self._clock.boot() + RECHECK_SECONDS
             self.drop(BurnCause.WENT_BACKWARDS)
-            _log.error("store_went_backwards", **{"sequence": self.row.sequence, **error.metadata})
+            self._backwards = Backwards(self.row, self._high_water_marks, self._clock, error)
             self._fail_waiters(error)
         except Refusal as refusal:
             if isinstance(refusal, SequenceDeleted):
@@ -249,7 +261,7 @@ class CounterAllocator:
                 self._has_failed = outcome == FAILED
                 self._refills[outcome].observe(self._clock.boot() - began)
             self._refill_task = None
-            if self._waiters:
+            if self._waiters or self._expects_calls:
                 self._start_refill()
             elif self.row.name not in self._high_water_marks:
                 self._drop_unknown(self.row.name)
@@ -260,15 +272,18 @@ class CounterAllocator:
         Returns:
             The outcome; empty if nothing was requested.
         """
-        waiting, wanted = len(self._waiters), self._wanted()
-        sent_at = self._clock.boot()
+        waiting, sent_at = len(self._waiters), self._clock.boot()
+        is_due = waiting or sent_at >= self._renew_at or self._reserve.is_short(self._lease, sent_at)
+        wanted = self._wanted() if is_due else 0
         if not wanted and not waiting and sent_at < self._renew_at:
-            self._reserve.skip_refill(self._lease.left)
+            self._reserve.skip_refill(self._lease.left, sent_at)
+            self._record_rate()
+            self._refill_at = min(self._renew_at, self._reserve.review_at)
             return ""
         if self._lease.left and self._lease.is_expired(sent_at):
             self.drop(BurnCause.EXPIRED)
         was_counter = self.row.settings.kind == Kind.COUNTER
-        grant = await self.row.grant(wanted)
+        grant = await self.row.grant(wanted, self._reserve.demand_to_write(self.demand))
         if grant is None:
             wanted, sent_at = self._wanted(), self._clock.boot()  # more callers may wait by now
             grant = await self.row.create(wanted)
@@ -291,20 +306,9 @@ class CounterAllocator:
             limit = int(self._config.max_clock_skew * settings.kind.per_second) + 1
             self._waiters.reject_above(limit, f"for sequence {self.row.sequence!r}, as max_clock_skew allows")
         requested = self._waiters.requested_ids()
-        return requested if settings.is_rising else requested + self._prefetch(requested)
-
-    def _prefetch(self, requested: int) -> int:
-        """Returns how many ids to request beyond the callers' requests."""
-        if self.row.outcome_unknown:  # else a failing store burns one reserve after another
-            return 0
-        settings = self.row.settings
-        left, usable = self._lease.left, self._lease.usable(self._reserve.largest_recent_call)
-        prefetch = self._reserve.target(left, usable, self._clock.boot()) - left
-        if requested or prefetch > 0:  # not if the lease is only renewed
-            prefetch = max(prefetch, settings.min_lease_size - requested)
-        if settings.max_lease_size:
-            prefetch = min(prefetch, settings.max_lease_size - left)
-        return max(0, min(prefetch, self._remaining // PREFETCH_SHARE - left, self._remaining - requested))
+        if settings.is_rising or self.row.outcome_unknown:  # else a failing store burns one reserve after another
+            return requested
+        return requested + self._reserve.prefetch(self._lease, settings, requested, self._remaining, self._clock.boot())
 
     def _add_to_lease(self, grant: Grant, sent_at: float) -> None:
         if (grant.generation, grant.step) != (self._lease.generation, self._lease.step) or grant.sequence.is_rising:
@@ -315,9 +319,18 @@ class CounterAllocator:
         self._renew_at = sent_at + self._config.lease_ttl / 3
         self._refilled_at = sent_at
         usable = self._lease.usable(self._reserve.largest_recent_call)
-        self._reserve.record_refill(before, self._lease.left, usable, sent_at, self._clock.boot())
-        self._remaining = grant.remaining
+        now = self._clock.boot()
+        self._reserve.record_refill(before, self._lease.left, usable, sent_at, now)
+        self._refill_at = min(self._renew_at, self._reserve.review_at)
+        self._remaining, self._reserve.demand_in_row = grant.remaining, grant.demand
+        self._record_rate()
+        if not self._writes and not grant.sequence.is_rising:
+            self._expects_calls = self._reserve.adopt_demand(self._lease.left, now, self._clock.wall())
         self._writes += 1
+
+    def _record_rate(self) -> None:
+        lease = self._lease
+        self._rates.record(self.row.name, lease.last_value - lease.left * lease.step, lease.step)
 
     def _serve(self, at_bound: bool, remaining: int, most: int) -> None:
         """Answers the waiters in FIFO order.
@@ -355,30 +368,16 @@ class CounterAllocator:
 
     def _count_issued(self, count: int) -> None:
         if count and not self.new_ids:
+            self.has_issued = True
             self._issuing.append(self)
         self.new_ids += count
 
     def _fail_waiters(self, error: Exception) -> None:
-        self._renew_at = self._clock.boot() + RENEW_RETRY_SECONDS
+        self._refill_at = self._renew_at = self._clock.boot() + RENEW_RETRY_SECONDS
         self._reserve.record_failure()
         if all(waiter.answer.done() for waiter in self._waiters):  # else each caller that still waits reports it
             self._store_health.record_failure(error)
         self._waiters.fail_all(error)
-
-    async def _recheck(self, error: StoreWentBackwards) -> None:
-        """Reads the row at most every ``RECHECK_SECONDS``; raises ``error`` until the sequence was advanced."""
-        now = self._clock.boot()
-        if now >= self._recheck_at:
-            self._recheck_at = now + RECHECK_SECONDS
-            try:
-                row = await self.row.read()
-            except Refusal as refusal:
-                _log.warning("recheck_failed", sequence=self.row.sequence, error=str(refusal))
-            else:
-                if self._high_water_marks.accept(row):
-                    self._went_backwards = None
-                    return
-        raise error.with_traceback(None)
 
     async def _return_tail(self) -> None:
         """Gives the unused tail back to the store, and burns the rest of the lease."""

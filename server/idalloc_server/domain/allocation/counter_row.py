@@ -23,7 +23,7 @@ from idalloc_server.domain.generations import generation_after
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Kind, Sequence, name_of_period
 from idalloc_server.domain.sequences.text import check_text
 from idalloc_server.domain.store.protocol import within_timeout
-from idalloc_server.domain.store.records import Grant, Row
+from idalloc_server.domain.store.records import Demand, Grant, Row
 from idalloc_server.domain.store.reservation import raise_if_reserved
 
 _T = TypeVar("_T")
@@ -87,8 +87,10 @@ class CounterRow:
         max_skew = self._shared.allocation_config.max_clock_skew
         return SequenceAheadOfClock(name, (value + count - now) / settings.kind.per_second, max_skew)
 
-    async def grant(self, wanted: int) -> Grant | None:
+    async def grant(self, wanted: int, demand: Demand | None = None) -> Grant | None:
         """Advances the counter by ``wanted`` ids, or by none if fewer are left; None if there is no row yet.
+
+        ``demand`` replaces the row's, unless it is None.
 
         Raises:
             StoreWentBackwards: The store is behind what this process saw; what it granted is burned.
@@ -98,7 +100,7 @@ class CounterRow:
         store, config, marks = self._shared.store, self._shared.allocation_config, self._shared.high_water_marks
         lease_ms, floor, kind = self._lease_ms, marks.floor(self.name), self.settings.kind
         if kind == Kind.COUNTER or not wanted:
-            call = store.grant(self.name, wanted, lease_ms, floor)
+            call = store.grant(self.name, wanted, lease_ms, floor, demand)
         else:
             ahead = int(config.max_clock_skew * kind.per_second)
             now = int(self._shared.clock.wall() * kind.per_second)
@@ -171,7 +173,6 @@ class CounterRow:
             self.burn(BurnCause.WENT_BACKWARDS, grant.granted)
             raise
         self.settings, self.generation = grant.sequence, grant.generation
-        self._shared.rates.record(self.name, grant.last_value, grant.step)
 
     async def _write(self, call: Awaitable[_T], requested: int) -> _T:
         answer = await self._within_timeout(call, requested)
@@ -218,10 +219,10 @@ class PeriodRow(CounterRow):
         self._sequence_row = sequence_row
         self._opened_generation = 0
 
-    async def grant(self, wanted: int) -> Grant | None:
+    async def grant(self, wanted: int, demand: Demand | None = None) -> Grant | None:
         """See ``CounterRow.grant``."""
         await self._open()
-        return await super().grant(wanted)
+        return await super().grant(wanted, demand)
 
     async def create(self, wanted: int) -> Grant:
         """See ``CounterRow.create``; the settings are those of the sequence."""

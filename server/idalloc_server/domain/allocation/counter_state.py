@@ -20,6 +20,7 @@ class CounterState(NamedTuple):
         remaining: How many ids the store had left after the last write; None before the first one.
         refilled_at: When that write was sent.
         has_failed: Whether the last refill failed.
+        reserve_limit: Why the reserve is shorter than ``outage_reserve`` (``reserve.LIMITS``); empty if it is not.
         is_behind: Whether ids are refused because the store went backwards.
     """
 
@@ -32,6 +33,7 @@ class CounterState(NamedTuple):
     remaining: int | None
     refilled_at: float
     has_failed: bool
+    reserve_limit: str
     is_behind: bool
 
     @property

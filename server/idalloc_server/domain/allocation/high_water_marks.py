@@ -161,6 +161,10 @@ class HighWaterMarks:
                 del ends[other]
                 self._marks.pop(name_of_period(sequence, other), None)
 
+    def forget_unused_period(self, name: str) -> None:
+        """Removes the mark of a period's counter that this process opened early and issued no id of."""
+        self._marks.pop(name, None)
+
     def move_back(self, name: str, generation: int, end: int, value: int) -> None:
         """Moves a mark back from ``end`` to ``value``, where a tail that is about to be given back starts.
 

@@ -30,6 +30,7 @@ class Lease:
         step: The distance from one id to the next.
         left: The number of ids left.
         expires_at: When the lease expires, in ``Clock.boot`` seconds.
+        last_value: The counter after the last write.
     """
 
     period: str = ""
@@ -43,7 +44,7 @@ class Lease:
     _count: int = 0
     _later_ranges: list[tuple[int, int]] = field(default_factory=lambda: _NO_LATER_RANGES)
     # The row after the last write.
-    _last_value: int = 0
+    last_value: int = 0
     _version: tuple[int, int, int] = (0, 0, 0)
     _writes: int = -2  # the creation of a row is number 0, so no write follows this one
     # The last value of the counter that another node may have read.
@@ -107,9 +108,9 @@ class Lease:
         self.generation = grant.generation
         self.sequence = grant.sequence
         self.expires_at = expires_at
-        if grant.writes != self._writes + 1 or grant.value_before != self._last_value:
+        if grant.writes != self._writes + 1 or grant.value_before != self.last_value:
             self._others_saw = grant.value_before  # another process wrote the row since
-        self._last_value = grant.last_value
+        self.last_value = grant.last_value
         self._version = grant.version
         self._writes = grant.writes
         if not self._count:
@@ -142,7 +143,7 @@ class Lease:
         """
         first, count = self._later_ranges[-1] if self._later_ranges else (self._first, self._count)
         value = first - self.step
-        if value + count * self.step != self._last_value or not self._writes:
+        if value + count * self.step != self.last_value or not self._writes:
             return value, 0, self._version
         excluded = min(max(0, (self._others_saw - value) // self.step), count)
         return value + excluded * self.step, count - excluded, self._version

@@ -10,13 +10,17 @@ from idalloc_server.domain.allocation.counter_allocator import CounterAllocator
 from idalloc_server.domain.allocation.counter_row import CounterRow, PeriodRow
 from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.clock import Clock
-from idalloc_server.domain.errors import StoreUnavailable
+from idalloc_server.domain.errors import ServerDraining, StoreUnavailable
 from idalloc_server.domain.generations import generation_after
 from idalloc_server.domain.sequences.calendar import period_at, period_end
-from idalloc_server.domain.sequences.model import Reset, Sequence
+from idalloc_server.domain.sequences.model import Reset
 from idalloc_server.domain.store.protocol import within_timeout
 from idalloc_server.domain.store.records import Revision
 
+# Each node opens the next period's counter at a moment of its own, these many times outage_reserve before its start.
+_EARLIEST, _LATEST = 3, 1
+# How often the next period is looked after from then on.
+_LOOK_SECONDS = 1.0
 # How often ids are issued again because the sequence's generation changed meanwhile.
 _ATTEMPTS = 4
 
@@ -26,7 +30,8 @@ class SequenceAllocator:
     """Issues the ids of a sequence; with a reset, from the counter of the current period by this node's wall clock.
 
     With a reset the sequence's own row grants no ids: its lease proves the generation. Ids of a period are issued only
-    while that lease is valid and has the same generation.
+    while that lease is valid and has the same generation. While calls come, the counter of the next period is opened
+    before the period begins, and gets the reserve of the present one (P10).
 
     Args:
         name: The sequence's name.
@@ -44,6 +49,10 @@ class SequenceAllocator:
     _period: str = ""
     _since: float = math.inf
     _until: float = -math.inf
+    # The next period once it is opened; when to open it, and when to look at the wall clock's period again.
+    _next_period: str = ""
+    _open_at: float = math.inf
+    _look_at: float = -math.inf
     # A generation that a period's counter has and the sequence does not have, and when this was first seen.
     _pending_generation: tuple[int, float] = (0, math.inf)
 
@@ -68,9 +77,11 @@ class SequenceAllocator:
         proof = self.proof()
         if proof is None:
             return None
-        counter = self._periods.get(self._current_period(proof.sequence))
-        if counter is None or counter.generation != proof.generation:
+        if proof.sequence.reset != self._reset:  # another sequence replaced this one
             return self._own.issue_from_lease(count) if proof.sequence.reset == Reset.NEVER else None
+        counter = self._periods.get(self._current_period(proof))
+        if counter is None or counter.generation != proof.generation:
+            return None
         issued = counter.issue_from_lease(count)
         return issued if issued is None else _limit_expiry(issued, proof)
 
@@ -106,8 +117,15 @@ class SequenceAllocator:
     @property
     def reserve_seconds(self) -> float | None:
         """How long the ids in memory last, in seconds, of the counter in use; None without a rate."""
-        counter = self._periods.get(self._period) if self._period else None
-        return (counter or self._own).reserve_seconds
+        return self._counter_in_use.reserve_seconds
+
+    @property
+    def reserve_limit(self) -> str:
+        """Why the reserve is shorter than ``outage_reserve`` (``reserve.LIMITS``); empty if it is not."""
+        seconds = self.reserve_seconds
+        if seconds is None or seconds >= self._shared.allocation_config.outage_reserve:
+            return ""
+        return self._counter_in_use.state.reserve_limit
 
     def pop_created(self) -> bool:
         """Returns, once, whether this node created the sequence."""
@@ -121,33 +139,64 @@ class SequenceAllocator:
     def pop_idle_periods(self) -> list[CounterAllocator]:
         """Removes and returns the periods that issued nothing since the last call; the caller returns their leases."""
         idle = [period for period, counter in self._periods.items() if counter.is_idle()]
+        is_used = self._period in self._periods and self._period not in idle
+        if is_used and self._next_period in idle and self._next_period > self._period:
+            idle.remove(self._next_period)
         return [self._periods.pop(period) for period in idle]
 
     def is_idle(self) -> bool:
         """Returns whether there are no periods left and the own row's allocator is idle."""
         return self._own.is_idle() and not self._periods
 
-    def _current_period(self, sequence: Sequence) -> str:
+    @property
+    def _counter_in_use(self) -> CounterAllocator:
+        counter = self._periods.get(self._period) if self._period else None
+        return counter or self._own
+
+    def _current_period(self, proof: IdRange) -> str:
         wall = self._clock.wall()
-        if not self._since <= wall < self._until:
-            self._period = period_at(sequence, wall)
-            self._since, self._until = wall, period_end(sequence, wall)
+        if not self._since <= wall < self._look_at:
+            self._look(proof, wall)
         return self._period
+
+    def _look(self, proof: IdRange, wall: float) -> None:
+        """Finds the current period, and opens the next one in time."""
+        if not self._since <= wall < self._until:
+            self._period = period_at(proof.sequence, wall)
+            self._since, self._until = wall, period_end(proof.sequence, wall)
+            share = int.from_bytes(self._shared.random(2)) / 2**16
+            lead = (_LATEST + (_EARLIEST - _LATEST) * share) * self._shared.allocation_config.outage_reserve
+            self._open_at = self._until - lead
+        if wall < self._open_at:
+            self._look_at = self._open_at
+            return
+        self._look_at = min(self._until, wall + _LOOK_SECONDS)
+        counter = self._periods.get(self._period)
+        if counter and (demand := counter.demand) and not proof.sequence.is_rising and not self._shared.is_closed():
+            self._next_period = period_at(proof.sequence, self._until)
+            self._counter_of(self._next_period, self._until, proof).expect(demand)
 
     def _current_counter(self, proof: IdRange) -> CounterAllocator:
         """Returns the current period's counter, without ids of an older generation than the proof's."""
         if proof.sequence.reset != self._reset:  # at first, and after another sequence replaced this one
-            self._reset, self._until = proof.sequence.reset, -math.inf
-        period = self._current_period(proof.sequence)
+            self._reset, self._until, self._look_at = proof.sequence.reset, -math.inf, -math.inf
+        return self._counter_of(self._current_period(proof), self._since, proof)
+
+    def _counter_of(self, period: str, wall: float, proof: IdRange) -> CounterAllocator:
+        """Returns a period's counter, without ids of an older generation; ``wall`` is a moment in the period."""
         counter = self._periods.get(period)
         if counter is None:
+            if self._shared.is_closed():
+                raise ServerDraining
             row = PeriodRow(period, self._own.row, self._shared)
             counter = self._periods[period] = CounterAllocator(row, self._shared)
             now = self._clock.boot()
-            ends_at = now + self._until - self._clock.wall()
+            ends_at = now + period_end(proof.sequence, wall) - self._clock.wall()
             self._shared.high_water_marks.begin_period(self._name, period, now, ends_at, self._periods)
         if counter.generation < proof.generation:
             counter.drop(BurnCause.GENERATION)
+            if period == self._next_period and not counter.has_issued:  # An older copy of the store has no such row.
+                self._shared.high_water_marks.forget_unused_period(counter.row.name)
         return counter
 
     async def _renew_proof_of(self, generation: int) -> IdRange:

@@ -31,7 +31,7 @@ class UsageRates:
         self._seen: dict[str, tuple[_Observation, _Observation, int, int]] = {}
 
     def record(self, name: str, value: int, step: int) -> None:
-        """Records the value of a counter after a refill.
+        """Records the value of a counter after a refill, less the ids that this node holds.
 
         A new step, or a counter that moved back, discards the earlier observations.
         """

@@ -21,7 +21,7 @@ from tests.support.fake_store import FakeClock, MemoryStore, lost_request
 from tests.support.sequence_allocators import make
 from tests.support.waiting import settle
 
-CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
+CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True, outage_reserve=0.0)
 DAILY = Sequence(reset=Reset.DAILY, min_lease_size=20, format="{year}{month}{day}-{value}")
 # Where the later change moves the counter: into the lease that a node gets after the earlier one.
 PAST = 89

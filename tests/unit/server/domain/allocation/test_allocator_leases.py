@@ -6,8 +6,8 @@ import os
 import pytest
 
 from idalloc_server.domain.allocation.allocator import Allocator
+from idalloc_server.domain.allocation.backwards import RECHECK_SECONDS
 from idalloc_server.domain.allocation.burned import BurnCause
-from idalloc_server.domain.allocation.counter_allocator import RECHECK_SECONDS
 from idalloc_server.domain.errors import StoreUnavailable, StoreWentBackwards
 from idalloc_server.domain.fork import OsProcess
 from idalloc_server.domain.sequences.model import Sequence
@@ -48,7 +48,7 @@ class TestWentBackwards:
         assert held == 1
         store.rows["orders"].last_value = 3
         with pytest.raises(StoreWentBackwards):
-            await allocator.allocate("orders", 10_000)
+            await allocator.allocate("orders", 1_000_000)
         assert allocator.allocate_from_lease("orders", 1) is None
         assert allocator.burned.by_cause[BurnCause.WENT_BACKWARDS] > 0
 

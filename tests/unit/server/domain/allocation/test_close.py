@@ -188,11 +188,11 @@ async def test_a_node_that_ends_delays_no_other(store: MemoryStore, clock: FakeC
         await staying.allocate("orders", 10)
     await settle()
     gate = store.hold(hanging)
-    hangs = ending.allocate("orders", 1_000) if hanging == "grant" else ending.return_leases()
+    hangs = ending.allocate("orders", 100_000) if hanging == "grant" else ending.return_leases()
     end = asyncio.create_task(hangs)
     await settle()
     assert staying.allocate_from_lease("orders", 1) is not None
-    calls = [asyncio.create_task(each.allocate("orders", 1_000)) for each in (staying, started)]
+    calls = [asyncio.create_task(each.allocate("orders", 100_000)) for each in (staying, started)]
     await settle()  # which ends when all tasks wait for something
     assert [call.done() for call in calls] == [True, True]
     assert not end.done()

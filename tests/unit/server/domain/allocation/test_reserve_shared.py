@@ -1,74 +1,20 @@
 """P10 for nodes that share a sequence: interleaved grants split their leases into many ranges."""
 
 import asyncio
-from collections.abc import Iterator
 from contextlib import suppress
-from itertools import count, cycle
 from typing import Any
 
 import pytest
 
-from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import BurnCause
-from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import SequenceExhausted
 from idalloc_server.domain.sequences.model import Sequence
 from tests.support.fake_store import FakeClock, Fault, MemoryStore, lost_reply
-from tests.support.sequence_allocators import ids, make, own_counter
+from tests.support.sequence_allocators import make, own_counter
+from tests.support.steady_nodes import CONFIG, SteadyNodes
 
-CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
 # The sizes of consecutive calls, in ids.
 SIZES = {"1": [1], "2": [2], "7": [7], "10": [10], "mixed": [1, 10, 2, 7, 1, 30, 3]}
-RATE = 20
-
-
-class Nodes:
-    """Nodes that share a sequence, each with callers at a steady rate, on one fake clock."""
-
-    def __init__(self, store: MemoryStore, clock: FakeClock, how_many: int, sizes: list[int]) -> None:
-        self.store = store
-        self.clock = clock
-        self.allocators = [Allocator(store, clock, CONFIG) for _ in range(how_many)]
-        self.issued: list[list[int]] = [[] for _ in self.allocators]
-        self._sizes = [cycle(sizes[turn:] + sizes[:turn]) for turn in range(how_many)]
-        self._turns: Iterator[int] = count()
-
-    async def run(self, seconds: float) -> int:
-        """Makes ``RATE`` calls a second on every node; returns how many of them waited for the store."""
-        waited = 0
-        for _ in range(int(seconds * RATE)):
-            for node, allocator in enumerate(self.allocators):
-                size = next(self._sizes[node])
-                taken = allocator.allocate_from_lease("s", size)
-                if taken is None:
-                    waited += 1
-                    taken = await allocator.allocate("s", size)
-                self.issued[node] += ids(taken)
-            self.clock.advance(1 / RATE)
-            for _ in range(4):
-                await asyncio.sleep(0)
-        return waited
-
-    async def run_without_store(self, seconds: float) -> int:
-        """Makes calls from memory only; returns how many of them could not be served."""
-        refused = 0
-        for _ in range(int(seconds * RATE)):
-            for node, allocator in enumerate(self.allocators):
-                taken = allocator.allocate_from_lease("s", next(self._sizes[node]))
-                if taken is None:
-                    refused += 1
-                else:
-                    self.issued[node] += ids(taken)
-            self.clock.advance(1 / RATE)
-            await asyncio.sleep(0)
-        return refused
-
-    def check(self) -> None:
-        """Asserts that no id was issued twice, and that the ids of each node rise."""
-        everything = sorted(i for node in self.issued for i in node)
-        assert len(everything) == len(set(everything))
-        for node in self.issued:
-            assert node == sorted(node)
 
 
 @pytest.mark.parametrize("how_many", [1, 2, 3])
@@ -77,7 +23,7 @@ async def test_no_caller_notices_a_stalled_store(
     store: MemoryStore, clock: FakeClock, how_many: int, sizes: list[int]
 ) -> None:
     """P10: callers of any size are served while the store stalls for ``outage_reserve``, on every node."""
-    nodes = Nodes(store, clock, how_many, sizes)
+    nodes = SteadyNodes(store, clock, how_many, sizes)
     await nodes.run(300)
     store.next("grant", *(Fault(before=asyncio.Event()) for _ in range(how_many)))
     assert await nodes.run_without_store(CONFIG.outage_reserve) == 0
@@ -89,7 +35,7 @@ async def test_no_caller_notices_a_stalled_store(
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
 async def test_no_caller_notices_an_unknown_outcome(store: MemoryStore, clock: FakeClock, sizes: list[int]) -> None:
     """P10: the gap that a lost reply leaves between two ranges makes no call wait."""
-    nodes = Nodes(store, clock, 1, sizes)
+    nodes = SteadyNodes(store, clock, 1, sizes)
     await nodes.run(300)
     for _ in range(5):
         store.next("grant", lost_reply())
@@ -100,7 +46,7 @@ async def test_no_caller_notices_an_unknown_outcome(store: MemoryStore, clock: F
 
 async def test_ids_before_a_later_range_are_burned_as_leftover(store: MemoryStore, clock: FakeClock) -> None:
     """P9: a call that only a later range can serve burns the ids before it, without a store call."""
-    nodes = Nodes(store, clock, 2, [10])
+    nodes = SteadyNodes(store, clock, 2, [10])
     await nodes.run(100)
     allocator = nodes.allocators[0]
     counter = own_counter(allocator, "s")
@@ -122,7 +68,7 @@ async def test_ids_before_a_later_range_are_burned_as_leftover(store: MemoryStor
 
 async def test_nothing_is_prefetched_after_an_unknown_outcome(store: MemoryStore, clock: FakeClock) -> None:
     """P9: after an unknown outcome, a grant requests only what callers wait for until one succeeds."""
-    nodes = Nodes(store, clock, 1, [10])
+    nodes = SteadyNodes(store, clock, 1, [10])
     await nodes.run(100)
     allocator = nodes.allocators[0]
     before = allocator.burned.by_cause[BurnCause.UNKNOWN_OUTCOME]
@@ -143,7 +89,7 @@ async def test_a_large_call_does_not_make_each_call_write(
 ) -> None:
     """After a call larger than any lease, many later calls still share one write."""
     make(store, "s", Sequence(**limit))
-    nodes = Nodes(store, clock, 1, [1])
+    nodes = SteadyNodes(store, clock, 1, [1])
     await nodes.run(60)
     with suppress(SequenceExhausted):
         await nodes.allocators[0].allocate("s", large)

@@ -77,7 +77,7 @@ class TestRecovery:
         seen = store.rows["s"].last_value or 0
         store.rows["s"].last_value = 3
         with pytest.raises(StoreWentBackwards):
-            await allocator.allocate("s", 10_000)
+            await allocator.allocate("s", 1_000_000)
         grants = len(store.calls_of("grant"))
         store.rows["s"].last_value = seen + 20_000  # past the mark, but in the old generation
         clock.advance(1.0)
@@ -98,7 +98,7 @@ class TestRecovery:
         await warm(allocator)
         store.rows["s"].last_value = 3
         with pytest.raises(StoreWentBackwards):
-            await allocator.allocate("s", 10_000)
+            await allocator.allocate("s", 1_000_000)
         store.rows["s"].last_value = 3
         await revise(store, at_least=100)
         clock.advance(1.0)
@@ -115,7 +115,7 @@ class TestRecovery:
         row = store.rows["s"]
         right, row.last_value = row.last_value, 3
         with pytest.raises(StoreWentBackwards):
-            await allocator.allocate("s", 10_000)
+            await allocator.allocate("s", 1_000_000)
         row.last_value = 3
         await allocator.drop_lease("s")
         with pytest.raises(StoreWentBackwards):
@@ -129,17 +129,17 @@ class TestForget:
     async def test_forget_drops_the_lease(self, allocator: Allocator, store: MemoryStore) -> None:
         """P5: after forget no ids of the earlier lease are issued."""
         await warm(allocator)
-        await revise(store, at_least=10_000)
+        await revise(store, at_least=1_000_000)
         await allocator.drop_lease("s")
         assert allocator.allocate_from_lease("s", 1) is None
         taken = await allocator.allocate("s", 1)
-        assert (taken.first_id, taken.generation) == (10_001, store.rows["s"].generation)
+        assert (taken.first_id, taken.generation) == (1_000_001, store.rows["s"].generation)
 
     async def test_forget_drops_the_ids_of_a_refill_in_progress(self, allocator: Allocator, store: MemoryStore) -> None:
         """P5: forget waits for a refill in progress and drops its ids."""
         await warm(allocator)
         gate = store.hold("grant")
-        gone = asyncio.create_task(allocator.allocate("s", 10_000))
+        gone = asyncio.create_task(allocator.allocate("s", 1_000_000))
         await settle()
         forgetting = asyncio.create_task(allocator.drop_lease("s"))
         await settle()
@@ -208,7 +208,7 @@ class TestLeaseSizes:
     async def test_min_lease_size_keeps_the_share_of_the_remaining_ids(
         self, allocator: Allocator, store: MemoryStore
     ) -> None:
-        """min_lease_size does not raise the limit of a thousandth of the remaining ids."""
+        """min_lease_size does not raise the limit of a hundredth of the remaining ids."""
         make(store, "s", Sequence(min_lease_size=500, max_value=5_000))
         for _ in range(100):
             allocator.allocate_from_lease("s", 1) or await allocator.allocate("s", 1)

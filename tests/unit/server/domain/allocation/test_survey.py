@@ -21,7 +21,7 @@ class Clock:
 
 def state(name: str = "orders", **changed: object) -> CounterState:
     """Return the state of a counter with a lease until 280 s and 600 ids left in the store."""
-    usual = CounterState(name, "", Sequence(), 5, 5, 280.0, 600, 100.0, False, False)
+    usual = CounterState(name, "", Sequence(), 5, 5, 280.0, 600, 100.0, False, "", False)
     return usual._replace(**changed)  # type: ignore[arg-type]
 
 

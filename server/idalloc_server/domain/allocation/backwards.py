@@ -1,0 +1,50 @@
+"""Refuses the ids of a counter whose store went backwards, until an operator has advanced the sequence (P3)."""
+
+import structlog
+
+from idalloc_server.domain.allocation.counter_row import CounterRow
+from idalloc_server.domain.allocation.high_water_marks import HighWaterMarks
+from idalloc_server.domain.clock import Clock
+from idalloc_server.domain.errors import Refusal, StoreWentBackwards
+
+# How often a sequence whose store went backwards is read, to see whether it was advanced.
+RECHECK_SECONDS = 1.0
+
+_log = structlog.get_logger("idalloc.allocation")
+
+
+class Backwards:
+    """A counter whose store went backwards, which is logged at once.
+
+    Args:
+        row: The counter's row in the store.
+        high_water_marks: The last known state of each counter.
+        clock: Measures the time between two reads.
+        error: The error that callers get.
+    """
+
+    __slots__ = ("_clock", "_error", "_high_water_marks", "_recheck_at", "_row")
+
+    def __init__(
+        self, row: CounterRow, high_water_marks: HighWaterMarks, clock: Clock, error: StoreWentBackwards
+    ) -> None:
+        self._row = row
+        self._high_water_marks = high_water_marks
+        self._clock = clock
+        self._error = error
+        self._recheck_at = clock.boot() + RECHECK_SECONDS
+        _log.error("store_went_backwards", **{"sequence": row.sequence, **error.metadata})
+
+    async def recheck(self) -> None:
+        """Reads the row at most every ``RECHECK_SECONDS``; raises the error until the sequence was advanced."""
+        now = self._clock.boot()
+        if now >= self._recheck_at:
+            self._recheck_at = now + RECHECK_SECONDS
+            try:
+                row = await self._row.read()
+            except Refusal as refusal:
+                _log.warning("recheck_failed", sequence=self._row.sequence, error=str(refusal))
+            else:
+                if self._high_water_marks.accept(row):
+                    return
+        raise self._error.with_traceback(None)
