@@ -41,10 +41,15 @@ class NodeAnswers:
         }
 
     async def _in_memory(self, arguments: Mapping[str, Any]) -> Any:
-        """Return the ids in memory and the burned ids by cause, by the names of sequences."""
-        burned = self._allocator.burned.by_sequence
+        """Return the ids in memory, the reserve and the burned ids by cause, by the names of sequences."""
+        allocator, burned = self._allocator, self._allocator.burned.by_sequence
         return {
-            name: {"lease_ids": self._allocator.ids_in_memory(name), "burned": dict(burned.get(name, {}))}
+            name: {
+                "lease_ids": allocator.ids_in_memory(name),
+                "reserve_seconds": allocator.reserve_seconds(name),
+                "reserve_limit": allocator.reserve_limit(name),
+                "burned": dict(burned.get(name, {})),
+            }
             for name in arguments["names"]
         }
 

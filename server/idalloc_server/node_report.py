@@ -70,6 +70,7 @@ class NodeReport:
         self._names = SeriesNames() if workers == 1 else None
         self._survey = Survey()
         self._reserve: dict[str, float] = {}
+        self._limited: dict[str, float] = {}  # by reason and sequence
         self.series = IssuedSeries(workers)
         self._index = index
         self._described = described
@@ -95,15 +96,19 @@ class NodeReport:
             others = []
             for number, (sequence, ids) in enumerate(self._allocator.issued_ids.pop_new(), start=1):
                 self.series.add(sequence, ids)
-                if sequence not in self.series.issued or sequence == OTHER:
+                has_series = sequence in self.series.issued and sequence != OTHER
+                # A limited sequence must not make the series 'other' look low.
+                if not has_series and not self._allocator.reserve_limit(sequence):
                     others.append(self._allocator.reserve_seconds(sequence))
                 if number % SAMPLED_AT_ONCE == 0:
                     await asyncio.sleep(0)
             if self._names and not self._names.is_full and self._names.decide(self.series.candidates()):
                 self.series.set_series(self._names.names)
-            reserves = {name: self._allocator.reserve_seconds(name) for name in self.series.issued if name != OTHER}
+            own = [name for name in self.series.issued if name != OTHER]
+            reserves = {name: self._allocator.reserve_seconds(name) for name in own}
             reserves[OTHER] = min((each for each in others if each is not None), default=None)
             self._reserve = {name: seconds for name, seconds in reserves.items() if seconds is not None}
+            self._limited = {f"{limit} {name}": 1 for name in own if (limit := self._allocator.reserve_limit(name))}
 
     async def survey(self) -> None:
         """Survey all sequences in use, again and again, until cancelled."""
@@ -149,6 +154,7 @@ class NodeReport:
             families.SEQUENCES_IN_MEMORY: {"": self._allocator.sequence_count},
             families.LEASES: {"": self._survey.lease_count},
             families.RESERVE: self._reserve,
+            families.RESERVE_LIMITED: self._limited,
             families.STORE_UP: {"": 0 if self._allocator.store_health.error else 1},
             families.SEQUENCES_BEHIND: {"": self._survey.behind},
             families.PREFIX_CONFLICT: {"": int(self._start_timestamps.has_conflict)},

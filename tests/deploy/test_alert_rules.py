@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from idalloc_server.domain.allocation.reserve import LIMITS
 from tests.support.alert_rules import ALERTS, Recording, samples
 from tests.support.environments import installed_program
 from tests.support.manifests import DEPLOY, read_yaml
@@ -98,6 +99,19 @@ def test_each_state_raises_its_alert(tmp_path: Path, line: str, changed: str, al
     """A change of one line raises the alert of that state, and no other one."""
     assert HEALTHY.count(line) == 1
     assert Recording("", HEALTHY.replace(line, changed), 60, NOW).firing(tmp_path) == alerts
+
+
+def test_a_limited_reserve_is_not_low(tmp_path: Path) -> None:
+    """A short reserve that its server says is limited raises no alert; one of another sequence or server does."""
+    low = HEALTHY.replace("} 101.5", "} 9.0")
+    limited = [f'idalloc_reserve_limited{{reason="{each}",sequence="orders"}} 1.0\n' for each in LIMITS]
+    for lines in (limited[:1], limited):  # several workers may have several reasons
+        text = low + "".join(lines)
+        assert Recording("", text, 60, NOW).firing(tmp_path) == set()
+        other = f'{text}idalloc_reserve_seconds{{sequence="invoices"}} 9.0\n'
+        assert Recording("", other, 60, NOW).firing(tmp_path) == {"IdallocReserveLow"}
+    other_server = low + limited[0].replace('sequence="orders"', 'sequence="orders",pod="idalloc-2"')
+    assert Recording("", other_server, 60, NOW).firing(tmp_path) == {"IdallocReserveLow"}
 
 
 def test_the_states_cover_all_alerts() -> None:

@@ -77,6 +77,27 @@ def test_sequences_have_what_all_processes_hold(tmp_path: Path, workers: int) ->
 
 
 @pytest.mark.parametrize("workers", [1, 2])
+def test_a_limited_reserve_is_named(tmp_path: Path, workers: int) -> None:
+    """The list and the metrics say why a reserve is short, until the sequence has more ids."""
+    with running(tmp_path, http_listen=LOOPBACK, workers=workers) as server, idalloc.Client(server.address) as client:
+        client.sequences.create("small", max_value=200_000)
+        client.allocate_range("small", 20_000)
+
+        def reserve(*, limited: bool) -> bool:
+            client.allocate_range("small", 100)
+            found = {name for name in metrics(server) if name.startswith("idalloc_reserve_limited")}
+            each = listed(server).get("small", {"reserve_limit": None})
+            expected = "1 % of the ids left" if limited else ""
+            return bool(found) == limited and each["reserve_limit"] == expected
+
+        wait_until(lambda: reserve(limited=True), seconds=60)
+        assert "idalloc_reserve_limited remaining_ids small" in metrics(server)
+        assert listed(server)["small"]["reserve_seconds"] < 90
+        client.sequences.update("small", max_value=10**15)
+        wait_until(lambda: reserve(limited=False) and listed(server)["small"]["reserve_seconds"] > 90, seconds=60)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
 def test_documents_need_the_role_read_on_all_sequences(tmp_path: Path, workers: int) -> None:
     """With access on, the files of the page are open, and its documents need a token that may read everything."""
     file = tmp_path / "access.toml"

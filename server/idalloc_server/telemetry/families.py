@@ -27,6 +27,7 @@ WORKERS = "idalloc_workers"
 SEQUENCES_IN_MEMORY = "idalloc_sequences_in_memory"
 LEASES = "idalloc_leases"
 RESERVE = "idalloc_reserve_seconds"
+RESERVE_LIMITED = "idalloc_reserve_limited"
 STORE_UP = "idalloc_store_up"
 SEQUENCES_BEHIND = "idalloc_sequences_behind"
 PREFIX_CONFLICT = "idalloc_prefix_conflict"
@@ -99,9 +100,16 @@ GAUGES = {
     LEASES: Family("Live leases with ids in memory."),
     RESERVE: Family(
         "How long the ids in memory last at the present rate, in seconds: the shortest time of all processes. The "
-        "series 'other' has the shortest time of all sequences in use without an own series.",
+        "series 'other' has the shortest time of all sequences in use without an own series, except limited ones.",
         ("sequence",),
         min,
+    ),
+    RESERVE_LIMITED: Family(
+        "1 if the ids in memory of a sequence with an own series last less than outage_reserve because of a limit, by "
+        "reason: remaining_ids (1 % of the ids that the sequence has left), max_reserved_ids or max_lease_size. No "
+        "series if no process is limited.",
+        ("reason", "sequence"),
+        max,
     ),
     STORE_UP: Family("1 if the last calls of the store succeeded, 0 if they failed.", merge=min),
     SEQUENCES_BEHIND: Family(

@@ -5,13 +5,14 @@ The files of the page are open to all and have no data. The page requests the do
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from typing import Any, Protocol
 
 from aiohttp import web
 
 from idalloc_server.domain.administration.index import MAX_KEPT, SortKey
+from idalloc_server.domain.allocation.reserve import MAX_LEASE_SIZE, MAX_RESERVED_IDS, PREFETCH_SHARE, REMAINING_IDS
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.http.server import Handler
@@ -23,6 +24,12 @@ from idalloc_server.telemetry.metrics import CallMetrics, Counts
 ANSWER_SECONDS = 2.0
 DEFAULT_LIMIT, MAX_LIMIT = 50, 100
 MAX_OFFSET = MAX_KEPT
+# Why a reserve is limited, in words.
+LIMITS = {
+    REMAINING_IDS: f"{100 / PREFETCH_SHARE:g} % of the ids left",
+    MAX_RESERVED_IDS: "max_reserved_ids",
+    MAX_LEASE_SIZE: "max_lease_size",
+}
 
 # The page has no text of a caller in its files, loads nothing from elsewhere, and is shown in no frame.
 PAGE_POLICY = (
@@ -145,8 +152,16 @@ class StatusPage:
             for part in parts:
                 burned.update(part["burned"])
             each["lease_ids"] = str(sum(part["lease_ids"] for part in parts))
+            each |= _reserve(parts)
             each["burned"] = {cause: str(ids) for cause, ids in burned.items()}
         return _json({**found, "offset": arguments["offset"]})
+
+
+def _reserve(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the reserve of the process with the shortest one, and what limits it."""
+    known = [(part["reserve_seconds"], part["reserve_limit"]) for part in parts if part["reserve_seconds"] is not None]
+    seconds, limit = min(known, default=(None, ""))
+    return {"reserve_seconds": seconds, "reserve_limit": LIMITS.get(limit, "")}
 
 
 def _totals(counts: Counts) -> dict[str, Any]:

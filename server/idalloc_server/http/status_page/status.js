@@ -167,6 +167,7 @@ function showList(result) {
     (each) => rate(each.ids_per_second),
     showForecast,
     (each) => group(each.lease_ids),
+    reserve,
     (each) => causes(each.burned),
     (each) => Object.entries(each.labels).map(([key, value]) => `${key}=${value}`).join(', '),
   ]);
@@ -238,6 +239,11 @@ function group(value) {
 function rate(value) {
   if (value === 0) return '0';
   return value >= 100 ? group(Math.round(value)) : value.toPrecision(3);
+}
+
+function reserve({ reserve_seconds: seconds, reserve_limit: limit }) {
+  if (seconds === null) return '–';
+  return `${group(Math.round(seconds))} s${limit ? `, limited: ${limit}` : ''}`;
 }
 
 function milliseconds(value) {

@@ -67,7 +67,10 @@ def test_labels_of_any_sequence_parse() -> None:
     name = 'a "b" \\ c {x="y"} \N{SNOWMAN}'
     counts = Counts()
     counts.counters[families.IDS_ISSUED][name] = 7
-    assert of("idalloc_ids_issued_total", samples(counts), sequence=name) == 7
+    counts.gauges[families.RESERVE_LIMITED][f"max_lease_size {name}"] = 1
+    values = samples(counts)
+    assert of("idalloc_ids_issued_total", values, sequence=name) == 7
+    assert of("idalloc_reserve_limited", values, reason="max_lease_size", sequence=name) == 1
 
 
 def test_refills_are_counted_from_their_durations() -> None:

@@ -50,16 +50,18 @@ def test_add_sums_lost_log_lines_by_share() -> None:
 
 
 def test_gauges_of_processes_are_merged_by_family() -> None:
-    """Leases of two processes are summed; the store is up, and a reserve lasts, as in the worse one."""
+    """Leases of two processes are summed; for the store, a reserve and its limit the worse process counts."""
     total = Counts()
-    for leases, up, reserve in ((3, 1, 90.0), (4, 0, 60.0)):
+    for leases, up, reserve, limited in ((3, 1, 90.0, {}), (4, 0, 60.0, {"remaining_ids orders": 1})):
         counts = Counts()
         counts.gauges[families.LEASES][""] = leases
         counts.gauges[families.STORE_UP][""] = up
         counts.gauges[families.RESERVE]["orders"] = reserve
+        counts.gauges[families.RESERVE_LIMITED] |= limited
         total.add(json.loads(json.dumps(counts.to_json())))
     assert total.lease_count == 7
     assert (total.gauges[families.STORE_UP], total.gauges[families.RESERVE]) == ({"": 0}, {"orders": 60.0})
+    assert total.gauges[families.RESERVE_LIMITED] == {"remaining_ids orders": 1}
 
 
 def test_refills_of_an_exited_process_still_count() -> None:
