@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from tests.support.exploration.scenarios import SCENARIOS
 from tests.support.mutants.catalog import MUTANTS
 from tests.support.mutants.edit import Edit, Mutant, PlaceError, check, edited, install
-from tests.support.mutants.killers import Killer, Verdict, run
+from tests.support.mutants.killers import KILLERS, Killer, Verdict, run
 from tests.support.mutants.results_page import page
 
 SOURCE = '''
@@ -132,6 +133,15 @@ def test_the_page_shows_each_verdict() -> None:
     assert "1 of 2 mutants were killed." in written
 
 
+def test_the_page_says_what_is_not_explored() -> None:
+    """The page gives the reason for each mutant that the exploration cannot find."""
+    unexplored = {name: mutant.unexplored for name, mutant in MUTANTS.items() if mutant.unexplored}
+    written = page({name: {killer.name: Verdict(None) for killer in KILLERS} for name in MUTANTS}, 90.0)
+    reasons = written.partition("## What the exploration cannot see")[2]
+    assert dict(re.findall(r"^- `([\w'-]+)`: (.*)\.$", reasons, re.MULTILINE)) == unexplored
+
+
 def test_mutants_name_scenarios_that_exist() -> None:
-    """Each scenario that a mutant names is one of the exploration."""
+    """Each scenario that a mutant names is one of the exploration; one that none can find names none."""
     assert {name for mutant in MUTANTS.values() for name in mutant.scenarios} <= set(SCENARIOS)
+    assert not [name for name, mutant in MUTANTS.items() if mutant.scenarios and mutant.unexplored]

@@ -1,7 +1,7 @@
 """A node of an exploration, whose calls to the store are messages."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from idalloc_server.domain.errors import Refusal, StoreUnreachable
@@ -105,9 +105,10 @@ class ExploredNode(Node):
         is_gone: Whether it was killed.
     """
 
-    def __init__(self, network: Network, number: int, prefix: int) -> None:
+    def __init__(self, network: Network, number: int, prefix: int, window: float, outage_reserve: float) -> None:
         connection = MessageConnection(network)
-        super().__init__(number, prefix, simulated_loop(lambda: network.now), connection, CONFIG)
+        config = replace(CONFIG, outage_reserve=outage_reserve)
+        super().__init__(number, prefix, simulated_loop(lambda: network.now), connection, config, window)
         connection.node = self
         self.number = number
         self.history = 0

@@ -2,10 +2,15 @@
 
 from typing import Any
 
+from idalloc_server.backup.export_file import header_line, row_line
+from idalloc_server.domain.allocation.backwards import RECHECK_SECONDS
 from idalloc_server.domain.sequences.model import Kind, Ordering, Reset
+from idalloc_server.domain.store.records import Demand
 from tests.support.exploration.node import ExploredNode
 from tests.support.exploration.scenario import Actor, Scenario, Step
 from tests.support.exploration.steps import (
+    Given,
+    abandon,
     allocate,
     allocate_once,
     bring_in,
@@ -16,17 +21,20 @@ from tests.support.exploration.steps import (
     export,
     fork,
     is_child,
+    is_retired,
     kill,
     make_doc_ids,
     prune,
     restore,
     retire,
     set_clock,
+    set_prefix,
     start,
     stop,
 )
 from tests.support.exploration.world import World
-from tests.support.simulation.node import CONFIG, REQUEST_ID_WINDOW
+from tests.support.promises.calls import unless_refused
+from tests.support.simulation.node import CONFIG, EPOCH_WALL, REQUEST_ID_WINDOW
 
 LEASE = CONFIG.lease_ttl
 # Past a lease and the margin for clocks that drift apart.
@@ -36,12 +44,9 @@ PAST_TIMEOUT, RENEWAL = CONFIG.store_timeout + 1.0, LEASE / 3 + 1.0
 DAY = 86_400.0
 # From the start of a world to midnight in UTC.
 TO_MIDNIGHT = 6_400.0
+REQUEST_ID = "00000000-0000-4000-8000-000000000001"
 DAILY: dict[str, Any] = {"reset": Reset.DAILY, "format": "{year}{month}{day}-{value}"}
-# As ``idalloc store export`` writes it.
-EXPORT = [
-    b'{"idallocExport": 1}',
-    b'{"name": "a", "lastValue": "50", "settings": {}}',
-]
+TOMORROW = "2023-11-15"
 
 
 def _actors(world: World, *actors: tuple[Step, ...]) -> None:
@@ -55,12 +60,23 @@ def _nodes(world: World, count: int = 2, **settings: Any) -> None:
         _use(world, world.add_node())
 
 
-def _use(world: World, node: ExploredNode) -> None:
+def _use(world: World, node: ExploredNode, held: int | None = None) -> None:
     """Lets a node issue ids, and take a lease: the first write takes no more than what was asked for."""
     for _ in range(2):
         world.run(node, world.calls.allocate(node, "a", 1))
     settings = world.store.rows["a"].sequence
-    assert node.allocator.held_ids == max(0, settings.min_lease_size - 1), node.allocator.held_ids
+    expected = max(0, settings.min_lease_size - 1) if held is None else held
+    assert node.allocator.held_ids == expected, node.allocator.held_ids
+
+
+def _become_idle(world: World, node: ExploredNode) -> None:
+    for _ in range(3):
+        world.run(node, node.allocator.check_idle_sequences())
+    assert not node.allocator.sequence_count
+
+
+def _exported(world: World) -> list[bytes]:
+    return [header_line().encode(), row_line(world.store.rows["a"].stored("a")).encode()]
 
 
 def _cold_start(world: World) -> None:
@@ -80,7 +96,10 @@ def _tail_return(world: World) -> None:
 
 
 def _idle_close(world: World) -> None:
-    _nodes(world)
+    _nodes(world, count=1)
+    other = world.add_node()
+    world.run(other, other.allocator.proof("a"))  # it sees the counter, and takes nothing
+    world.now = RENEWAL
     _actors(world, (check_idle(1), check_idle(1)), (allocate(1), allocate(2, 3)))
 
 
@@ -90,23 +109,51 @@ def _advance_lease(world: World) -> None:
 
 
 def _advance_renewal(world: World) -> None:
-    _nodes(world, min_lease_size=6)
-    world.run(world.nodes[0], _advance(world.nodes[0], world))
+    world.add_sequence("a", min_lease_size=6)
+    world.backup = world.store.back_up()
+    first, second, third = (world.add_node() for _ in range(3))
+    _change(world, first, "advance", (20, ""))
+    _use(world, second)
+    world.now = 1.0
+    world.restore()
+    _change(world, third, "advance", (50, ""))
+    world.promises.record_repair({("a", ""): (50, 1)}, world.now)
     _actors(world, (allocate(2), allocate(2), allocate(2)))
 
 
-async def _advance(node: ExploredNode, world: World) -> None:
-    await world.calls.change(node, "a", "advance", (50, ""), node.service.change_token("", b""))
+def _change(world: World, node: ExploredNode, kind: str, given: Given) -> None:
+    world.run(node, _changing(world, node, kind, given))
+
+
+async def _changing(world: World, node: ExploredNode, kind: str, given: Given) -> None:
+    await world.calls.change(node, "a", kind, given, node.service.change_token("", b""))
 
 
 def _update(world: World) -> None:
     _nodes(world)
-    _actors(world, (change(1, "update", {"step": 5}),), (allocate(2), allocate(2, 3)))
+    _actors(world, (change(1, "update", {"step": 5}),), (allocate(2, 3),))
 
 
 def _update_bound(world: World) -> None:
     _nodes(world)
     _actors(world, (change(1, "update", {"max_value": 8}), change(1, "update", {"max_value": 20})), (allocate(2, 3),))
+
+
+def _own_change(world: World) -> None:
+    _nodes(world, count=1)
+    _actors(world, (change(1, "update", {"step": 5}), allocate(1)), (allocate(1, 2), allocate(1)))
+
+
+def _two_changes(world: World) -> None:
+    world.add_node()
+    world.add_node()
+    _actors(
+        world,
+        *(
+            (change(node, "create", {}, "b"), change(node, "update", {"step": node + 1}, "b", REQUEST_ID))
+            for node in (1, 2)
+        ),
+    )
 
 
 def _export(world: World) -> None:
@@ -124,6 +171,44 @@ def _advance_period(world: World) -> None:
     _actors(world, (change(1, "advance", (50, "")),), (allocate(2, 3),))
 
 
+def _update_period(world: World) -> None:
+    _nodes(world, count=1, **DAILY)
+    other = world.add_node()
+    _change(world, other, "update", {"step": 5})
+    world.now = RENEWAL
+    _actors(world, (allocate(1), allocate(1)))
+
+
+def _two_advances(world: World) -> None:
+    world.add_sequence("a", **DAILY)
+    node, other = world.add_node(), world.add_node()
+    world.call(node, unless_refused(_changing, world, node, "advance", (100, "")))
+    world.serve_until(node, "open_period")
+    world.call(other, unless_refused(_changing, world, other, "advance", (50, "")))
+    world.serve_until(other, "revise")  # it has opened the same generation
+    world.kill(other)
+    _actors(world, (allocate(1, when=lambda _: not node.callers),))
+
+
+def _retried_advance(world: World) -> None:
+    world.add_sequence("a", **DAILY)
+    world.add_node()
+    world.add_node()
+    retries = (change(node, "advance", (50, ""), request_id=REQUEST_ID) for node in (2, 1))
+    _actors(world, (*retries, allocate(1)), (kill(2),))
+
+
+def _update_interrupted(world: World) -> None:
+    world.add_sequence("a", **DAILY)
+    node, other = world.add_node(), world.add_node()
+    node.clock.offset = 0.0015  # the second update gets a generation that the advance may have taken
+    world.run(node, world.calls.allocate(node, "a", 1))
+    world.call(other, unless_refused(_changing, world, other, "advance", (50, "")))
+    world.serve_until(other, "revise")
+    world.kill(other)
+    _actors(world, tuple(step for each in (5, 7) for step in (change(1, "update", {"step": each}), allocate(1))))
+
+
 def _interrupted_advance(world: World) -> None:
     _nodes(world, **DAILY)
     _actors(world, (change(2, "advance", (50, "")),), (kill(2),), (allocate(1, 3),))
@@ -137,14 +222,81 @@ def _period_end(world: World) -> None:
     _actors(world, (allocate(1, 2), allocate(1, 2)))
 
 
+def _period_restore(world: World) -> None:
+    _nodes(world, count=1, **DAILY)
+    world.backup = world.store.back_up()
+    world.run(world.nodes[0], world.calls.allocate(world.nodes[0], "a", 5))  # past the copy
+    _become_idle(world, world.nodes[0])
+    _actors(world, (set_clock(1, DAY), set_clock(1, -DAY), restore()), (allocate(1, 2), allocate(1, 2)))
+
+
 def _period_clock(world: World) -> None:
     _nodes(world, count=1, **DAILY)
     _actors(world, (allocate(1, 2), allocate(1, 2)), (set_clock(1, DAY), set_clock(1, -DAY)))
 
 
+def _early_period(world: World) -> ExploredNode:
+    """Returns a node whose next call opens the counter of the next period."""
+    world.outage_reserve = 20.0
+    world.add_sequence("a", min_lease_size=3, max_lease_size=2, **DAILY)
+    for _ in range(2):
+        node = world.add_node()
+        node.clock.offset = TO_MIDNIGHT - 27.0
+    first = world.nodes[0]
+    _use(world, first)
+    for _ in range(9):
+        world.run(first, world.calls.allocate(first, "a", 1))
+    world.now += 12.0  # from now on its demand is known
+    return first
+
+
+def _early_advance(world: World) -> None:
+    node = _early_period(world)
+    world.run(node, world.calls.allocate(node, "a", 1))
+    assert len(world.store.rows) == 3
+    _actors(world, (allocate(1, 2),), (change(2, "advance", (50, TOMORROW)),))
+
+
+def _early_clock(world: World) -> None:
+    _early_period(world)
+    _actors(world, (allocate(1), allocate(1)), (set_clock(1, DAY), set_clock(1, -DAY)))
+
+
+def _demand(world: World) -> None:
+    world.outage_reserve = 2.0
+    _nodes(world, count=0, min_lease_size=0)
+    world.store.rows["a"].demand = Demand(1.0, 1, EPOCH_WALL)
+    world.add_node()
+    world.add_node()
+    _actors(world, (allocate(1), allocate(1, 3)), (allocate(2, 2),))
+
+
 def _request_id(world: World) -> None:
     _nodes(world)
     _actors(world, (allocate_once(1, "r"), allocate_once(2, "r")), (allocate_once(2, "r"),))
+
+
+def _request_late(world: World) -> None:
+    _nodes(world, count=1)
+    world.now = LEASE - 30.0
+    _actors(world, (allocate_once(1, "r"),))
+
+
+def _request_reuse(world: World) -> None:
+    _nodes(world, count=1)
+    _actors(world, (allocate_once(1, "r"),), (allocate_once(1, "r", 2),))
+
+
+def _request_period(world: World) -> None:
+    world.add_sequence("a", **DAILY)
+    node = world.add_node()
+    node.clock.offset = TO_MIDNIGHT - 10.0
+    _actors(world, (allocate_once(1, "r"), allocate_once(1, "r")))
+
+
+def _request_stop(world: World) -> None:
+    _nodes(world, count=1)
+    _actors(world, (allocate_once(1, "r"),), (cancel(0), stop(1)))
 
 
 def _request_cancel(world: World) -> None:
@@ -158,20 +310,48 @@ def _request_advance(world: World) -> None:
     _actors(world, (allocate_once(2, "r"), allocate_once(1, "r")), (change(1, "advance", (50, "")),))
 
 
-def _request_window(world: World) -> None:
+def _request_change(world: World) -> None:
     _nodes(world)
-    first, second = world.nodes
+    _change(world, world.nodes[0], "advance", (50, ""))
+    _actors(world, (allocate_once(1, "r"),), (allocate_once(2, "r"),))
+
+
+def _request_window(world: World) -> None:
+    _nodes(world, count=1)
+    first, second = world.nodes[0], world.add_node(window=60.0)
     world.run(first, world.calls.allocate_once(first, "a", 1, "r"))
     world.run(second, second.request_ids.prune())  # from now on its window counts
+    second.clock.offset = DAY
     _actors(world, (prune(2),), (allocate_once(1, "r"),))
 
 
 def _restore(world: World) -> None:
     _nodes(world)
     world.backup = world.store.back_up()
-    for node in world.nodes:
-        world.run(node, world.calls.allocate(node, "a", 5))  # past the copy
+    first, second = world.nodes
+    _change(world, second, "update", {"max_lease_size": 9})
+    world.run(second, second.allocator.proof("a"))  # it sees the new generation, and the counter of the copy
+    _become_idle(world, second)
+    for count in (3, 1):  # past the copy; the last one leaves a tail
+        world.run(first, world.calls.allocate(first, "a", count))
+    _become_idle(world, first)
     _actors(world, (allocate(1, 3), allocate(1, 5)), (restore(),), (allocate(2, 4),))
+
+
+def _restore_fresh(world: World) -> None:
+    _nodes(world, count=1)
+    world.backup = world.store.back_up()
+    world.run(world.nodes[0], world.calls.allocate(world.nodes[0], "a", 3))  # past the copy
+    world.add_node()
+    _actors(world, (allocate(1, 5), allocate(1)), (restore(), allocate(2, 9)))
+
+
+def _restore_empty(world: World) -> None:
+    world.backup = world.store.back_up()
+    _nodes(world, count=1)
+    world.add_node()
+    falling = {"start": 100, "step": -1, "min_value": 1, "max_value": 100}
+    _actors(world, (allocate(1, 3), allocate(1, 3)), (restore(), change(2, "create", falling)))
 
 
 def _rising(world: World) -> None:
@@ -184,14 +364,33 @@ def _rising_cancel(world: World) -> None:
     _actors(world, (allocate(1, 2), allocate(1)), (allocate(1),), (cancel(0),))
 
 
+def _rising_rest(world: World) -> None:
+    _nodes(world, ordering=Ordering.RISING, min_lease_size=0)
+    _actors(world, (allocate(1, 2), allocate(1)), (allocate(2),), (cancel(0),))
+
+
 def _bound(world: World) -> None:
     _nodes(world, max_value=7, min_lease_size=0)
-    _actors(world, (allocate(1, 2), allocate(1, 2)), (allocate(1, 3),), (allocate(2, 2),))
+    _actors(world, (allocate(1, 2),), (allocate(1, 4), allocate(2, 2)), (allocate(1),))
+
+
+def _last_ids(world: World) -> None:
+    world.outage_reserve = 1.0
+    world.add_sequence("a", max_value=10_000)
+    node, other = world.add_node(), world.add_node()
+    _use(world, node, 2)
+    world.run(other, world.calls.allocate(other, "a", 9_993))
+    _actors(world, (allocate(1, 3),), (allocate(1, 2),))
 
 
 def _timestamps(world: World) -> None:
     _nodes(world, kind=Kind.TIMESTAMP_MS, min_lease_size=0)
     _actors(world, (allocate(1, 2), allocate(1)), (allocate(2),), (set_clock(1, -30.0),))
+
+
+def _timestamps_ahead(world: World) -> None:
+    _nodes(world, count=1, kind=Kind.TIMESTAMP_MS, min_lease_size=0)
+    _actors(world, (allocate(1, 2), allocate(1, 60_000)), (set_clock(1, -30.0),))
 
 
 def _cancel(world: World) -> None:
@@ -228,8 +427,7 @@ def _doc_ids(world: World) -> None:
     node = world.add_node()
     world.run(node, node.claim_start())
     world.promises.record_start(node)
-    for _ in range(256):  # all but few serials of the timestamp
-        world.run(node, world.calls.make_doc_ids(node, 2**40 - 1, 0, 65_535))
+    world.run(node, _use_up_serials(node, world))
     _actors(
         world,
         (make_doc_ids(1, 2**40, increment=65_535), make_doc_ids(1)),
@@ -239,16 +437,67 @@ def _doc_ids(world: World) -> None:
     )
 
 
+async def _use_up_serials(node: ExploredNode, world: World) -> None:
+    """Takes all but few document ids of a timestamp."""
+    for _ in range(256):
+        await world.calls.make_doc_ids(node, 2**40 - 1, 0, 65_535)
+
+
+def _prefix(world: World) -> None:
+    node = world.add_node()
+    world.run(node, node.claim_start())
+    world.promises.record_start(node)
+    world.run(node, _use_up_serials(node, world))
+    _actors(world, (make_doc_ids(1, 2**40, increment=65_535),), (set_prefix(1, 7), make_doc_ids(1)))
+
+
+def _restored_prefix(world: World) -> None:
+    world.backup = world.store.back_up()
+    for node in (world.add_node(), world.add_node()):
+        world.run(node, node.claim_start())
+        world.promises.record_start(node)
+        world.run(node, world.calls.make_doc_ids(node, 1))
+    _actors(world, (set_prefix(2, 7), restore(), set_prefix(2, 0), make_doc_ids(2)), (claim(1), make_doc_ids(1)))
+
+
 def _import(world: World) -> None:
     _nodes(world)
     world.add_node()
-    _actors(world, (bring_in(3, EXPORT),), (allocate(1), allocate(1, 3)))
+    _actors(world, (bring_in(3, _exported(world)),), (allocate(1), allocate(1, 3)))
+
+
+def _import_restored(world: World) -> None:
+    world.add_sequence("a", min_lease_size=3)
+    world.backup = world.store.back_up()
+    world.add_node()
+    world.add_node()
+    _change(world, world.nodes[0], "advance", (10, ""))
+    _use(world, world.nodes[0])
+    lines = _exported(world)
+    world.restore()
+    world.promises.restored = False  # the only node that used the sequence has seen more: no id is repeated
+    _actors(
+        world,
+        (bring_in(2, lines), change(2, "advance", (60, ""), must=False)),
+        (allocate(1), allocate(1, 3)),
+    )
 
 
 def _retire(world: World) -> None:
     _nodes(world, count=1)
     world.add_node()
-    _actors(world, (retire(2),), (allocate(1, 3),))
+    _actors(world, (retire(2, "a"),), (allocate(1, 3),))
+
+
+def _retire_new(world: World) -> None:
+    world.add_node()
+    world.add_node()
+    _actors(world, (retire(2, "b"),), (allocate(1, 1, "b", when=is_retired),))
+
+
+def _abandon(world: World) -> None:
+    _nodes(world)
+    _actors(world, (allocate(1, 3),), (abandon(1),), (allocate(2, 3),))
 
 
 _ALL = (
@@ -257,8 +506,17 @@ _ALL = (
     Scenario("tail-return", "two nodes stop, and one still serves", _tail_return, (1, 2, 3, 9), (RENEWAL,)),
     Scenario("idle-close", "an idle sequence is closed as its callers return", _idle_close, (1, 2, 3, 9), (RENEWAL,)),
     Scenario("advance-lease", "an advance beside two leases", _advance_lease, (1, 2, 4, 5), (PAST_LEASE,), needed=1),
-    Scenario("advance-renewal", "a lease is renewed after an advance", _advance_renewal, (5,), (RENEWAL,), needed=3),
+    Scenario(
+        "advance-renewal",
+        "a lease is renewed after a restore and an advance",
+        _advance_renewal,
+        (5,),
+        (RENEWAL,),
+        needed=3,
+    ),
     Scenario("update-step", "a new step beside two leases", _update, (1, 2, 4, 5), (PAST_LEASE,), needed=1),
+    Scenario("own-change", "a node changes a sequence that it issues", _own_change, (1, 5)),
+    Scenario("two-changes", "two nodes create and change one name", _two_changes, (5,), has_more=False),
     Scenario("update-bound", "a lower bound beside two leases", _update_bound, (1, 2, 5), (PAST_LEASE,), needed=1),
     Scenario("export", "an export beside two leases", _export, (2,)),
     Scenario(
@@ -278,6 +536,18 @@ _ALL = (
         preempts=False,
     ),
     Scenario(
+        "update-period",
+        "an update beside a lease of a period",
+        _update_period,
+        (5,),
+        (121.0,),
+        needed=1,
+        has_more=False,
+    ),
+    Scenario("two-advances", "two advances of a period", _two_advances, (5,), has_more=False),
+    Scenario("retried-advance", "an advance is retried as its node is killed", _retried_advance, (5,), has_more=False),
+    Scenario("update-interrupted", "an update after half an advance", _update_interrupted, (5,), has_more=False),
+    Scenario(
         "interrupted-advance",
         "a node is killed while it advances a period",
         _interrupted_advance,
@@ -286,12 +556,37 @@ _ALL = (
         has_more=False,
     ),
     Scenario("period-end", "a period ends beside a refill", _period_end, (1,), (20.0,), needed=1),
+    Scenario(
+        "period-restore", "an older copy is restored after a clock was set", _period_restore, (1, 3), has_more=False
+    ),
     Scenario("period-clock", "a clock is set over a period's end", _period_clock, (1,)),
+    Scenario(
+        "early-advance",
+        "the next period, already opened, is advanced",
+        _early_advance,
+        (1, 5),
+        (20.0,),
+        needed=1,
+        has_more=False,
+    ),
+    Scenario(
+        "early-clock",
+        "the next period is opened as a clock is set",
+        _early_clock,
+        (1, 2),
+        has_more=False,
+    ),
+    Scenario("demand", "two nodes start with the demand of others", _demand, (1, 2, 9), has_more=False),
     Scenario("request-id", "one request id on two nodes", _request_id, (1, 7), preempts=False),
+    Scenario("request-late", "an answer is recorded as the lease ends", _request_late, (4, 7), (35.0,), needed=1),
+    Scenario("request-reuse", "one request id for two calls", _request_reuse, (1, 7)),
+    Scenario("request-period", "a retry in the next period", _request_period, (1, 7), (20.0,), needed=1),
+    Scenario("request-stop", "a node stops as it records an answer", _request_stop, (7, 9)),
     Scenario("request-cancel", "callers of a request id give up and retry", _request_cancel, (1, 7, 9)),
     Scenario(
         "request-advance", "a request id and an advance", _request_advance, (1, 5, 7), (PAST_LEASE,), preempts=False
     ),
+    Scenario("request-change", "a request id after a change", _request_change, (5, 7)),
     Scenario(
         "request-window",
         "a request id's window ends",
@@ -302,16 +597,53 @@ _ALL = (
         preempts=False,
     ),
     Scenario("restore", "an older copy is restored under two nodes", _restore, (1, 3)),
+    Scenario(
+        "restore-fresh",
+        "a fresh node uses a restored copy",
+        _restore_fresh,
+        (3,),
+        (RECHECK_SECONDS,),
+        needed=1,
+        has_more=False,
+    ),
+    Scenario("restore-empty", "the copy lacks the sequence, and another one is created", _restore_empty, (3, 9)),
     Scenario("rising", "ids that rise over two nodes", _rising, (1, 2)),
     Scenario("rising-cancel", "a caller of rising ids gives up", _rising_cancel, (1, 9)),
+    Scenario("rising-rest", "the rest of a write of rising ids", _rising_rest, (1, 2), has_more=False),
     Scenario("bound", "the last ids before a bound", _bound, (1, 9)),
+    Scenario("last-ids", "a large and a small call for the last ids", _last_ids, (1, 9), has_more=False),
     Scenario("timestamps", "ids that are timestamps, and a clock is set back", _timestamps, (1, 2)),
+    Scenario("timestamps-ahead", "timestamps far ahead of the clock", _timestamps_ahead, (1, 2)),
     Scenario("cancel", "a caller gives up", _cancel, (1, 9)),
     Scenario("crash", "a node is killed and another one starts", _crash, (1, 9)),
+    Scenario("abandon", "a stop reaches its time limit", _abandon, (1, 9)),
     Scenario("fork", "a node forks, noticed or not", _fork, (8,)),
     Scenario("two-starts", "three nodes start with one prefix", _two_starts, (6,)),
     Scenario("doc-ids", "serials overflow, and the node restarts", _doc_ids, (6,)),
-    Scenario("import", "an import beside a node", _import, (1, 2, 5), (PAST_LEASE,)),
+    Scenario("prefix", "serials overflow as the prefix changes", _prefix, (6,)),
+    Scenario(
+        "restored-prefix", "an older copy is restored as the prefix changes", _restored_prefix, (6,), has_more=False
+    ),
+    Scenario(
+        "import", "a store imports its own export beside a node", _import, (1, 2, 5), (PAST_LEASE,), has_more=False
+    ),
+    Scenario(
+        "import-restored",
+        "an older copy is restored, and the last export is imported",
+        _import_restored,
+        (1, 2, 3, 5),
+        serves_after=True,
+        has_more=False,
+    ),
+    Scenario(
+        "retire-new",
+        "a name is used first on a retired store",
+        _retire_new,
+        (1, 5),
+        (PAST_LEASE,),
+        needed=1,
+        has_more=False,
+    ),
     Scenario("retire", "a store is retired beside a node", _retire, (1, 5), (PAST_LEASE,), needed=1, preempts=False),
 )
 SCENARIOS = {scenario.name: scenario for scenario in _ALL}

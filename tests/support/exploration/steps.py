@@ -6,6 +6,7 @@ from typing import Any
 
 from idalloc_server.backup.export_file import read_export
 from idalloc_server.backup.exporter import export_lines
+from idalloc_server.domain.store.retirement import RETIREMENT
 from tests.support.exploration.node import ExploredNode
 from tests.support.exploration.scenario import Step
 from tests.support.exploration.world import World
@@ -45,17 +46,21 @@ def make_doc_ids(
     return Step(f"a caller asks n{node} for {id_count} document ids", node, call, when=is_possible)
 
 
-def change(node: int, kind: str, given: Given = None, name: str = "a") -> Step:
-    """An operator changes a sequence: create, update, delete or advance."""
+def change(
+    node: int, kind: str, given: Given = None, name: str = "a", request_id: str = "", *, must: bool = True
+) -> Step:
+    """An operator changes a sequence, or may change it: create, update, delete or advance."""
 
     async def call(world: World, at: ExploredNode) -> None:
-        await world.calls.change(at, name, kind, given, at.service.change_token("", b""))
+        change_token = at.service.change_token(request_id, repr((kind, name, given)).encode())
+        await world.calls.change(at, name, kind, given, change_token)
 
-    return Step(f"an operator asks n{node} to {kind} {name!r}" + (f": {given}" if given else ""), node, call)
+    return Step(f"an operator asks n{node} to {kind} {name!r}" + (f": {given}" if given else ""), node, call, must=must)
 
 
 def bring_in(node: int, lines: list[bytes]) -> Step:
     """An operator imports an export."""
+    assert not read_export(lines).problems
 
     def call(world: World, at: ExploredNode) -> Coroutine[Any, Any, None]:
         return world.calls.bring_in(at.connection, at.clock, lines)
@@ -78,9 +83,14 @@ def export(node: int, name: str = "a") -> Step:
     return Step(f"n{node} exports the store", node, call)
 
 
-def retire(node: int, name: str = "a") -> Step:
-    """An operator retires the store."""
-    return Step(f"n{node} retires the store", node, lambda world, at: world.calls.retire(at, name))
+def retire(node: int, *names: str) -> Step:
+    """An operator retires the store, in which these sequences are used."""
+    return Step(f"n{node} retires the store", node, lambda world, at: world.calls.retire(at, names))
+
+
+def is_retired(world: World) -> bool:
+    """Whether the retirement of the store has begun."""
+    return RETIREMENT in world.store.rows
 
 
 def check_idle(node: int) -> Step:
@@ -93,12 +103,25 @@ def prune(node: int) -> Step:
     return Step(f"n{node} removes old request ids", node, lambda _, at: at.request_ids.prune())
 
 
+def abandon(node: int) -> Step:
+    """The node reaches the time limit of its stop, before it has given anything back."""
+
+    def event(world: World) -> None:
+        at = world.nodes[node - 1]
+        at.request_ids.abandon()
+        at.allocator.abandon()
+
+    return Step(f"the stop of n{node} reaches its time limit", node, event=event)
+
+
 def stop(node: int) -> Step:
     """The node stops, and gives its tails back."""
 
     async def call(_: World, at: ExploredNode) -> None:
         finish = (at.service.finish_changes(), at.request_ids.finish_recording(), at.allocator.return_leases())
         await asyncio.gather(*finish)
+        is_alone = len(at.callers) == 1  # this one
+        assert not (is_alone and at.connection.pending), "a stop leaves calls to the store behind (P7, P9)"
 
     return Step(f"n{node} stops", node, call)
 
@@ -111,6 +134,11 @@ def claim(node: int) -> Step:
         world.promises.record_start(at)
 
     return Step(f"n{node} claims a start timestamp", node, call)
+
+
+def set_prefix(node: int, prefix: int) -> Step:
+    """An operator changes the prefix of a node."""
+    return Step(f"n{node} changes its prefix to {prefix}", node, lambda world, at: world.calls.set_prefix(at, prefix))
 
 
 def start(prefix: int = 0) -> Step:
@@ -150,7 +178,6 @@ def set_clock(node: int, seconds: float) -> Step:
     def event(world: World) -> None:
         at = world.nodes[node - 1]
         at.clock.offset += seconds
-        at.connection.ledger.forgets_periods = True
 
     return Step(f"the clock of n{node} is set by {seconds:+g} s", node, event=event)
 

@@ -11,9 +11,9 @@ from tests.support.exploration.node import READS, ExploredNode, Message
 from tests.support.fake_store import Backup, MemoryStore
 from tests.support.memory_rows import Row
 from tests.support.promises.calls import CheckedCalls
-from tests.support.promises.checker import PromiseChecker, counters, moved_back
+from tests.support.promises.checker import PromiseChecker, counters, moved_back, passed_bounds
 from tests.support.simulation.loop import SimulatedLoop, simulated_loop
-from tests.support.simulation.node import CONFIG, MachineClock
+from tests.support.simulation.node import CONFIG, REQUEST_ID_WINDOW, MachineClock
 
 if TYPE_CHECKING:
     from tests.support.exploration.scenario import Actor, Scenario
@@ -62,6 +62,7 @@ class World:
         slack: By how many ids the nodes may miss ids that the counters moved past, because of faults.
         excess: How many ids the nodes may count as burned that no counter moved past.
         backup: The older copy of the store for ``restore``; None without one.
+        outage_reserve: The setting of nodes that start, in seconds; with 0 leases are small, so that they end soon.
     """
 
     scenario: "Scenario"
@@ -75,6 +76,7 @@ class World:
     slack: int = 0
     excess: int = 0
     backup: Backup | None = None
+    outage_reserve: float = 0.0
     _numbers: int = 0
     _parents: list[SimulatedLoop] = field(default_factory=list)  # loops that were left by a fork
 
@@ -92,9 +94,9 @@ class World:
         sequence = Sequence(**settings)
         self.store.rows[name] = Row(sequence, sequence.before_start)
 
-    def add_node(self, prefix: int = 0) -> ExploredNode:
+    def add_node(self, prefix: int = 0, window: float = REQUEST_ID_WINDOW) -> ExploredNode:
         """Starts a node."""
-        node = ExploredNode(self, len(self.nodes) + 1, prefix)
+        node = ExploredNode(self, len(self.nodes) + 1, prefix, window, self.outage_reserve)
         self.nodes.append(node)
         return node
 
@@ -103,6 +105,16 @@ class World:
         task = node.loop.create_task(work)
         self._complete(task)
         task.result()
+
+    def serve_until(self, node: ExploredNode, method: str) -> None:
+        """Answers the calls of a node to the store until it sends one of a method."""
+        self._settle()
+        while (
+            message := next(each for each in self.messages if each.node is node and each.is_awaited)
+        ).method != method:
+            self._apply(message)
+            self._answer(message)
+            self._settle()
 
     def call(self, node: ExploredNode, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         """Starts a call."""
@@ -187,6 +199,7 @@ class World:
             if node.is_quiet and not node.is_gone and not node.loop.is_busy and node not in self.promises.children:
                 try:
                     self.promises.check_balance(node)
+                    self.promises.check_last_ids(node)
                 except AssertionError as error:
                     raise Violation(_text(error)) from None
 
@@ -368,6 +381,7 @@ class World:
     def _apply(self, message: Message) -> tuple[Any, Refusal | None]:
         """Applies a call once more, and returns its answer."""
         before = counters(self.store.rows)
+        node, name = message.node, message.arguments[0] if message.arguments else ""
         result: Any = None
         refusal: Refusal | None = None
         try:
@@ -375,9 +389,12 @@ class World:
         except Refusal as error:
             refusal = error
         self.problems += moved_back(before, self.store.rows, message.method)
+        self.problems += passed_bounds(before, self.store.rows) if message.method == "revise" else []
         match message.method:
             case "grant" | "grant_timestamps" if result is not None:
                 self.moved += result.granted
+                if result.granted and message.is_awaited and node.connection.ledger.is_behind(name, result):
+                    self.problems.append(f"{name!r} went back, and its counter moves on for {node.name} (P3)")
             case "create" if result is not None and not message.applied:
                 row = self.store.rows[message.arguments[0].name]
                 self.moved += message.requested_ids if not row.writes and result == message.arguments[0] else 0
@@ -401,9 +418,9 @@ class World:
         self._forget(message)
 
     def _complete(self, task: "asyncio.Task[Any]") -> None:
-        """Answers all calls to the store until a task is done."""
+        """Answers all calls to the store until a task is done, and what it started in the background."""
         self._settle()
-        while not task.done():
+        while not task.done() or any(message.is_awaited for message in self.messages):
             for message in [message for message in self.messages if message.is_awaited]:
                 self._apply(message)
                 self._answer(message)

@@ -37,6 +37,7 @@ class Mutant(NamedTuple):
         what: The fault in words.
         edits: The edits, which are made together.
         scenarios: The scenarios of the exploration that should find it.
+        unexplored: Why no scenario of the exploration can find it; empty if one does.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Mutant(NamedTuple):
     what: str
     edits: tuple[Edit, ...]
     scenarios: tuple[str, ...] = ()
+    unexplored: str = ""
 
 
 def edited(mutant: Mutant, source: str) -> ast.Module:

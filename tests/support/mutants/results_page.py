@@ -24,7 +24,13 @@ an error, also in `make test`.
 |---|---|
 {killers}
 
-{killed} of {count} mutants were killed. A test of one kind may miss a mutant that another one kills.
+{killed} of {count} mutants were killed. A test of one kind may miss a mutant that another one kills. A dash means that
+it did not run; [the list](#what-the-exploration-cannot-see) says why.
+
+"""
+
+_UNEXPLORED = """
+## What the exploration cannot see
 
 """
 
@@ -57,7 +63,9 @@ def page(results: Mapping[str, Mapping[str, Verdict]], seconds: float) -> str:
         count=len(results),
     )
     titles = [name.capitalize() for name in names]
-    return head + table(["Mutant", "Attacks", "Fault", *titles], "lll" + "l" * len(titles), rows)
+    reasons = [f"- `{name}`: {MUTANTS[name].unexplored}.\n" for name in results if MUTANTS[name].unexplored]
+    mutants = table(["Mutant", "Attacks", "Fault", *titles], "lll" + "l" * len(titles), rows)
+    return head + mutants + _UNEXPLORED + "".join(reasons)
 
 
 def _word(verdict: Verdict) -> str:

@@ -1,6 +1,6 @@
 """The calls of a simulated node whose replies and refusals are checked."""
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from random import Random
 from typing import Any
@@ -12,6 +12,7 @@ from idalloc_server.domain.administration.change_tokens import ChangeToken
 from idalloc_server.domain.errors import Refusal, StartRefused
 from idalloc_server.domain.sequences.model import Reset
 from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.store.records import Row
 from tests.support.promises.checker import PromiseChecker
 from tests.support.simulation.node import EPOCH_WALL, MachineClock, Node
 
@@ -35,11 +36,12 @@ class CheckedCalls:
         """Allocates ids."""
         request = self._promises.record_request(node, name, id_count, self._now())
         try:
-            taken = node.allocator.allocate_from_lease(name, id_count) or await node.allocator.allocate(name, id_count)
+            held = node.allocator.allocate_from_lease(name, id_count)
+            taken = held or await node.allocator.allocate(name, id_count)
         except Refusal as refusal:
             self._promises.record_refusal(request, refusal)
             raise
-        self._promises.record_reply(request, taken, self._now())
+        self._promises.record_reply(request, taken, self._now(), waited=held is None)
 
     async def allocate_once(self, node: Node, name: str, id_count: int, request_id: str) -> None:
         """Allocates ids with a request id."""
@@ -55,10 +57,19 @@ class CheckedCalls:
     async def make_doc_ids(self, node: Node, id_count: int, offset: int = 0, increment: int = 0) -> None:
         """Generates document ids."""
         assert node.doc_ids
+        prefix = self._promises.prefix(node)
         runs = node.doc_ids.generate_from_memory(id_count, offset, increment)
         if runs is None:
             runs = await node.doc_ids.generate(id_count, offset, increment)
-        self._promises.record_doc_ids(node, runs, id_count)
+        self._promises.record_doc_ids(node, runs, id_count, prefix)
+
+    async def set_prefix(self, node: Node, prefix: int) -> None:
+        """Changes the prefix of a node; one change at a time."""
+        assert node.doc_ids
+        self._promises.record_prefix(node, None)
+        await node.doc_ids.change(prefix=prefix)
+        self._promises.record_prefix(node, prefix)
+        self._promises.record_start(node)
 
     async def change(self, node: Node, name: str, kind: str, given: Any, change_token: ChangeToken) -> None:
         """Creates, updates, deletes or advances a sequence.
@@ -71,8 +82,9 @@ class CheckedCalls:
             change_token: Identifies the change.
         """
         service = node.service
+        self._promises.record_change_call(node, name)
         if kind == "create":
-            await service.create(name, given, change_token)
+            self._record_row((await service.create(name, given, change_token)).row, change_token)
             return
         if kind == "update":
             changed = await service.update(name, given, "", change_token)
@@ -81,13 +93,18 @@ class CheckedCalls:
         else:
             past, period = given
             changed = await service.advance(name, past, period, "", change_token)
-            if changed.summary.row.revised_by == change_token.value:
-                at = self._now() + changed.effective_delay
-                self._promises.record_advance(name, changed.summary.period, at, past, changed.summary.row.sequence.step)
+            at = self._now() + changed.effective_delay
+            self._promises.record_advance(name, changed.summary.period, at, past, changed.summary.row.sequence.step)
         row = changed.summary.row
+        self._record_row(row, change_token)
         if kind == "update" and row.lease_ms and not changed.effective_delay:
             return  # It ended no leases: the generation may be another change's.
-        self._promises.record_change(name, self._now() + changed.effective_delay, row.generation + row.deleted)
+        self._promises.record_change(name, self._now() + changed.effective_delay, row.generation + row.deleted, node)
+
+    def _record_row(self, row: Row, change_token: ChangeToken) -> None:
+        """Checks that the row of a reply is of this change, and records its settings."""
+        assert change_token.value == row.revised_by, f"a change of {row.name!r} is answered by another one's row (P5)"
+        self._promises.record_settings(row.name, row.generation, row.sequence)
 
     async def bring_in(self, store: Store, clock: MachineClock, lines: list[bytes]) -> None:
         """Imports lines of an export."""
@@ -106,10 +123,11 @@ class CheckedCalls:
                 if line not in refused:
                     self._promises.record_advance(name, counter.period, at, counter.last_value, step)
 
-    async def retire(self, node: Node, name: str) -> None:
-        """Retires the store. When this has ended, no node issues ids of the sequence any more."""
+    async def retire(self, node: Node, names: Iterable[str]) -> None:
+        """Retires the store. When this has ended, no node issues ids of any sequence, such as these, any more."""
         await retire(node.connection, node.clock, "elsewhere", random=Random(0).randbytes)
-        self._promises.record_change(name, self._now(), NO_GENERATION)
+        for name in names:
+            self._promises.record_change(name, self._now(), NO_GENERATION)
 
 
 async def unless_refused(call: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:

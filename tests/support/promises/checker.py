@@ -5,13 +5,14 @@ from collections.abc import Mapping
 from itertools import count
 from typing import Any, NamedTuple
 
+from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.document_ids.generator import DocIdRun
-from idalloc_server.domain.errors import Refusal, StoreWentBackwards
+from idalloc_server.domain.errors import Refusal, RequestIdBurned, StoreWentBackwards
 from idalloc_server.domain.sequences.model import Kind, Reset, Sequence, name_of_period
 from tests.support.memory_rows import Row
 from tests.support.promises.effects import EffectiveAdvance, EffectiveChange
-from tests.support.simulation.node import CONFIG, REQUEST_ID_WINDOW, Node
+from tests.support.simulation.node import CONFIG, EPOCH_WALL, REQUEST_ID_WINDOW, Node
 
 _EPSILON = 1e-6
 
@@ -26,6 +27,8 @@ class Issued(NamedTuple):
         answered: The number of the event.
         era: The number of restores and repairs before the reply.
         requested: Whether the call had a request id: another node may have taken the ids.
+        began: The number of the call.
+        waited: Whether the call waited for the store.
     """
 
     node: Node
@@ -34,6 +37,8 @@ class Issued(NamedTuple):
     answered: int
     era: int
     requested: bool
+    began: int
+    waited: bool
 
 
 class Request(NamedTuple):
@@ -45,6 +50,13 @@ class Request(NamedTuple):
     sequence: str
     id_count: int
     request_id: str = ""
+
+
+class Stop(NamedTuple):
+    """A refusal because the store went backwards: the number of its event, and the newest generation of the node."""
+
+    number: int
+    generation: int
 
 
 class RecordedReply(NamedTuple):
@@ -79,11 +91,21 @@ class PromiseChecker:
         self._changes: dict[str, list[EffectiveChange]] = defaultdict(list)
         self._advances: dict[tuple[str, str], list[EffectiveAdvance]] = defaultdict(list)
         self._repaired: dict[tuple[str, str], list[EffectiveAdvance]] = defaultdict(list)
+        self._stops: dict[tuple[Node, str], Stop] = {}
+        self._asked_to_change: set[tuple[Node, str]] = set()
         self._requests: dict[str, RecordedReply] = {}
         self._identities: dict[str, list[tuple[str, int, str, int, int]]] = defaultdict(list)
         self._first_requests: dict[str, float] = {}
         self._starts: dict[tuple[int, int], Node] = {}
-        self._last_doc_id: dict[Node, tuple[int, int, int]] = {}
+        self._last_doc_id: dict[tuple[Node, int], tuple[int, int]] = {}
+        # By node, its prefix after the last change; None during one.
+        self._prefixes: dict[Node, tuple[int, int | None]] = {}
+        # By node, how many ids were skipped for larger calls.
+        self._skipped: dict[Node, int] = defaultdict(int)
+        # By sequence and generation, the settings that decide which ids are issued.
+        self._settings: dict[tuple[str, int], tuple[Any, ...]] = {}
+        # By node and sequence, the generation of the last change that the node answered.
+        self._own_changes: dict[tuple[Node, str], tuple[int, int]] = {}
 
     def record_request(self, node: Node, sequence: str, id_count: int, now: float, request_id: str = "") -> Request:
         """Records a call."""
@@ -94,7 +116,7 @@ class PromiseChecker:
         self._order.append((node.name, False))
         return Request(next(self._numbers), now, node, sequence, id_count, request_id)
 
-    def record_reply(self, request: Request, taken: IdRange, now: float) -> None:
+    def record_reply(self, request: Request, taken: IdRange, now: float, *, waited: bool = False) -> None:
         """Records and checks the reply to a call, when the caller gets it."""
         node, name = request.node, request.sequence
         assert taken.id_count == request.id_count, f"{request} got {taken}"
@@ -104,13 +126,17 @@ class PromiseChecker:
         period = taken.period if taken.sequence.reset != Reset.NEVER else ""
         repeated = self._check_request(request, taken, now) if request.request_id else False
         self._check_lease(node, name, period, taken, now, foreign=bool(request.request_id))
-        self._check_changes(name, period, ids, taken, now)
+        self._check_changes(request, period, ids, taken, now)
+        self.record_settings(name, taken.generation, taken.sequence)
+        self._check_stopped(request, period, taken)
         node.issued_count += request.id_count
         self._order.append((node.name, True))
         self._has_rising = self._has_rising or taken.sequence.is_rising
         if repeated:
             return
         _check_settings(ids, taken.sequence)
+        if not request.request_id:
+            _check_timestamps(ids, taken.sequence, now + node.clock.highest)
         # A reply to a request id may be another node's.
         sources = self._nodes if request.request_id else [node]
         granted = [each for source in sources for each in source.connection.ledger.ranges[row_name(name, period)]]
@@ -132,23 +158,59 @@ class PromiseChecker:
                 of_node = other.node is node and not other.requested and comparable
                 if (of_node or of_all) and ids.step * other.ids.step > 0:
                     assert (ids[0] - other.ids[-1]) * ids.step > 0, f"{ids} of {name!r} do not rise: {other}"
+            queued = waited and other.waited and other.node is node and not period and self._restored_at < 0
+            if queued and ids.step * other.ids.step > 0:
+                in_order = (other.began < request.number) == ((ids[0] - other.ids[0]) * ids.step > 0)
+                assert in_order, f"{ids} of {name!r} are not served in the order of their callers: {other}"
             if other.era == self._era and not exempt and ids.step * other.ids.step > 0:
                 behind_other = (ids[0] - other.ids[-1]) * ids.step > 0
                 falls = taken.generation < other.generation if behind_other else taken.generation > other.generation
                 assert not falls, f"the generation falls along the ids of {name!r}: {ids} {taken.generation}, {other}"
         self.issued[name, period].append(
-            Issued(node, ids, taken.generation, next(self._numbers), self._era, bool(request.request_id))
+            Issued(
+                node,
+                ids,
+                taken.generation,
+                next(self._numbers),
+                self._era,
+                bool(request.request_id),
+                request.number,
+                waited,
+            )
         )
 
     def record_refusal(self, request: Request, refusal: Refusal) -> None:
-        """Checks that no call is refused because of a store that has not gone backwards (P3)."""
-        false = isinstance(refusal, StoreWentBackwards) and self._restored_at < 0
-        assert not false, f"{request.node.name}: {refusal} (P3, but the store was not restored)"
+        """Checks that no call is refused because of a store that has not gone backwards (P3), or of no change (P7)."""
+        if isinstance(refusal, StoreWentBackwards):
+            node, name = request.node, request.sequence
+            assert self._restored_at >= 0, f"{node.name}: {refusal} (P3, but the store was not restored)"
+            self._stops[node, name] = Stop(next(self._numbers), node.connection.ledger.newest_generation(name))
+        before = self._requests.get(request.request_id)
+        if isinstance(refusal, RequestIdBurned) and before is not None and self._restored_at < 0:
+            name, generation, *_ = before.identity
+            ledger = request.node.connection.ledger
+            newer = any(counter == name and seen > generation for counter, seen in ledger.proofs)
+            assert newer or name in ledger.deleted, f"{before} is burned without a newer generation (P7)"
 
-    def record_change(self, name: str, at: float, generation: int) -> None:
-        """Records a change, and the time at which it is effective."""
+    def record_change_call(self, node: Node, name: str) -> None:
+        """Records that a node is asked to change a sequence: it may use the sequence again afterwards."""
+        self._asked_to_change.add((node, name))
+
+    def record_change(self, name: str, at: float, generation: int, node: Node | None = None) -> None:
+        """Records a change, and the time at which it is effective; at once for later calls of its node."""
         if not self.restored:
             self._changes[name].append(EffectiveChange(max(at, self._leases_end), generation))
+            if node is not None:
+                self._own_changes[node, name] = next(self._numbers), generation
+
+    def record_settings(self, name: str, generation: int, sequence: Sequence) -> None:
+        """Checks that all ids of a generation have the same settings (P5)."""
+        if self._restored_at < 0:
+            settings = (sequence.step, sequence.min_value, sequence.max_value, int(sequence.ordering), sequence.format)
+            known = self._settings.setdefault((name, generation), settings)
+            assert settings == known, (
+                f"generation {generation} of {name!r} has the settings {known} and {settings} (P5)"
+            )
 
     def record_advance(self, name: str, period: str, at: float, past: int, step: int) -> None:
         """Records an advance, and the time at which it is effective."""
@@ -162,6 +224,7 @@ class PromiseChecker:
         self._era += 1
         self._changes.clear()
         self._advances.clear()
+        self._own_changes.clear()
         self._repaired.clear()
         # The times of first calls stay: a recorded reply in the copy is not older.
         self._requests.clear()
@@ -186,21 +249,30 @@ class PromiseChecker:
         assert node.doc_ids
         self._claim(node, node.doc_ids.prefix, node.doc_ids.start_timestamp)
 
-    def record_doc_ids(self, node: Node, runs: list[DocIdRun], id_count: int) -> None:
-        """Records and checks the document ids of a reply."""
+    def prefix(self, node: Node) -> tuple[int, int | None]:
+        """Returns the prefix of a node after its last change, and the number of that event; None if it is not known."""
+        return self._prefixes.get(node, (-1, None))
+
+    def record_prefix(self, node: Node, prefix: int | None) -> None:
+        """Records the prefix after a change, and None when one begins."""
+        self._prefixes[node] = next(self._numbers), prefix
+
+    def record_doc_ids(self, node: Node, runs: list[DocIdRun], id_count: int, prefix: tuple[int, int | None]) -> None:
+        """Records and checks the document ids of a reply to a call that began when the node had a prefix."""
         assert sum(run.id_count for run in runs) == id_count, f"{runs} are not {id_count} document ids"
         assert node not in self.children, f"{runs} are issued by a forked child (P8)"
         for run in runs:
             self._claim(node, run.prefix, run.timestamp)
-            last = self._last_doc_id.get(node, (run.prefix, -1, 0))
-            first = (run.prefix, run.timestamp, run.first)
-            assert run.prefix != last[0] or first > last, "document ids of a process do not rise (P6)"
-            self._last_doc_id[node] = (run.prefix, run.timestamp, run.last)
+            if prefix[1] is not None and prefix == self.prefix(node):
+                assert run.prefix == prefix[1], f"{run} has another prefix than was set: {prefix[1]} (P6)"
+            last = self._last_doc_id.get((node, run.prefix), (-1, 0))
+            assert (run.timestamp, run.first) > last, "document ids of a process do not rise (P6)"
+            self._last_doc_id[node, run.prefix] = (run.timestamp, run.last)
 
     def state(self) -> tuple[Any, ...]:
         """Returns all that later checks depend on: with equal states they end equally after equal events."""
         issued = [(key, sorted(_state_of(each) for each in replies)) for key, replies in sorted(self.issued.items())]
-        effective = [sorted(each.items()) for each in (self._changes, self._advances, self._repaired)]
+        effective = [sorted(each.items()) for each in (self._changes, self._advances, self._repaired, self._settings)]
         requests = (
             sorted(self._requests.items()),
             sorted(self._identities.items()),
@@ -208,7 +280,13 @@ class PromiseChecker:
         )
         doc_ids = sorted((start, node.name) for start, node in self._starts.items())
         order = self._order if self._has_rising else []
-        return (repr((issued, effective, requests, doc_ids, order)), self.restored, self._era, len(self.children))
+        stops = sorted((node.name, name, stop.generation) for (node, name), stop in self._stops.items())
+        return (
+            repr((issued, effective, requests, doc_ids, order, stops)),
+            self.restored,
+            self._era,
+            len(self.children),
+        )
 
     def check_balance(self, node: Node) -> None:
         """Checks P9 while no call is pending: every id granted to a node is issued, held, returned, or burned."""
@@ -219,6 +297,14 @@ class PromiseChecker:
         # A repeated reply to a request id was counted before.
         balanced = taken <= known if node.took_requests else taken == known
         assert balanced, f"{node.name} took {taken} ids and accounts for {known}: {burned} (P9)"
+
+    def check_last_ids(self, node: Node) -> None:
+        """Checks that no ids are skipped for a larger call if the store has none left."""
+        skipped = node.allocator.burned.by_cause[BurnCause.LEFTOVER]
+        if skipped > self._skipped[node]:
+            self._skipped[node] = skipped
+            left = [grant.remaining for grant in node.connection.ledger.last.values()]
+            assert any(left), f"{node.name} skips the last ids of a sequence"
 
     def _claim(self, node: Node, prefix: int, timestamp: int) -> None:
         other = self._starts.setdefault((prefix, timestamp), node)
@@ -233,15 +319,32 @@ class PromiseChecker:
             sent = node.connection.ledger.proofs.get((counter, taken.generation))
             assert sent is not None, f"no write returned generation {taken.generation} of {counter!r}"
             assert now < sent + CONFIG.lease_ttl + _EPSILON, f"ids of {counter!r} are issued too late (P4)"
+            left = taken.expires_at - node.clock.boot()
+            assert now + left < sent + CONFIG.lease_ttl + _EPSILON, f"ids of {counter!r} live too long (P4)"
 
-    def _check_changes(self, name: str, period: str, ids: range, taken: IdRange, now: float) -> None:
+    def _check_changes(self, request: Request, period: str, ids: range, taken: IdRange, now: float) -> None:
         """Checks P5."""
+        name = request.sequence
+        answered, generation = self._own_changes.get((request.node, name), (0, 0))
+        # A reply to a request id may be that of an earlier call.
+        assert request.request_id or request.number < answered or taken.generation >= generation, (
+            f"{request.node.name} changed {name!r} to generation {generation}, and issues {taken.generation} (P5)"
+        )
         for change in self._changes[name]:
             assert not change.forbids(taken.generation, now), (
                 f"ids of {name!r} are of generation {taken.generation}: {change}, {now} (P5)"
             )
         for advance in [*self._advances[name, period], *self._repaired[name, period]]:
             assert not advance.forbids(ids, now), f"{ids} of {name!r} {period} are issued after {advance}, {now} (P5)"
+
+    def _check_stopped(self, request: Request, period: str, taken: IdRange) -> None:
+        """Checks that a node that has refused a call stays stopped until the sequence has a newer generation (P3)."""
+        key = request.node, request.sequence
+        stop = self._stops.get(key)
+        # A reply to a request id was recorded before; each period stops by itself.
+        if stop and stop.number < request.number and not (request.request_id or period or key in self._asked_to_change):
+            again = f"{request.node.name} issues ids of {request.sequence!r} again, which nobody has changed (P3)"
+            assert taken.generation > stop.generation, again
 
     def _check_request(self, request: Request, taken: IdRange, now: float) -> bool:
         """Checks P7, and returns whether the reply repeats an earlier one."""
@@ -260,12 +363,12 @@ class PromiseChecker:
         return False
 
 
-def counters(rows: Mapping[str, Row]) -> dict[str, tuple[int, int]]:
-    """Returns the counters of a store, and their steps."""
-    return {name: (row.last_value or 0, row.sequence.step) for name, row in rows.items()}
+def counters(rows: Mapping[str, Row]) -> dict[str, tuple[int, Sequence]]:
+    """Returns the counters of a store, and their settings."""
+    return {name: (row.last_value or 0, row.sequence) for name, row in rows.items()}
 
 
-def moved_back(before: Mapping[str, tuple[int, int]], rows: Mapping[str, Row], method: str) -> list[str]:
+def moved_back(before: Mapping[str, tuple[int, Sequence]], rows: Mapping[str, Row], method: str) -> list[str]:
     """Returns the counters that a call moved back although it returned no tail (P2).
 
     Args:
@@ -277,8 +380,20 @@ def moved_back(before: Mapping[str, tuple[int, int]], rows: Mapping[str, Row], m
         return []
     return [
         f"the counter {name!r} moved back from {value} to {rows[name].last_value} (P2)"
-        for name, (value, step) in before.items()
-        if name in rows and ((rows[name].last_value or 0) - value) * step < 0
+        for name, (value, sequence) in before.items()
+        if name in rows and ((rows[name].last_value or 0) - value) * sequence.step < 0
+    ]
+
+
+def passed_bounds(before: Mapping[str, tuple[int, Sequence]], rows: Mapping[str, Row]) -> list[str]:
+    """Returns the sequences for which a call set a bound that the counter had passed (P5); see ``moved_back``."""
+    return [
+        f"{name!r} gets the bound {after.bound}, and its counter is at {value} (P5)"
+        for name, (value, sequence) in before.items()
+        if name in rows
+        and (after := rows[name].sequence).bound != sequence.bound
+        and after.reset == Reset.NEVER
+        and after.is_past(value, after.bound)
     ]
 
 
@@ -299,6 +414,13 @@ def _check_settings(ids: range, sequence: Sequence) -> None:
     aligned = sequence.kind != Kind.COUNTER or (ids[0] - sequence.start) % sequence.step == 0
     assert aligned, f"{ids} do not fit {sequence}"
     assert ids.step == sequence.step, f"{ids} do not fit {sequence}"
+
+
+def _check_timestamps(ids: range, sequence: Sequence, wall: float) -> None:
+    """Checks that timestamps are at most ``max_clock_skew`` ahead of the clock."""
+    if sequence.kind != Kind.COUNTER:
+        latest = (EPOCH_WALL + wall + CONFIG.max_clock_skew) * sequence.kind.per_second
+        assert ids[-1] <= latest + _EPSILON, f"{ids} are too far ahead of the clock: {latest}"
 
 
 def _cover(granted: list[range], ids: range) -> bool:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from idalloc_server.domain.allocation.counter_row import FIRST_USE
-from idalloc_server.domain.errors import StoreOutcomeUnknown
+from idalloc_server.domain.errors import SequenceDeleted, StoreOutcomeUnknown
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Reset, Sequence
-from idalloc_server.domain.store.records import NO_FLOOR, Grant, GrantFloor, Row
+from idalloc_server.domain.store.records import NO_FLOOR, Demand, Grant, GrantFloor, Row
 from tests.support.forwarding_store import ForwardingStore
 
 
@@ -26,6 +26,7 @@ class Ledger:
         granted: Number of ids granted.
         unknown: Number of ids requested by writes with an unknown outcome.
         returned: Number of ids returned, by the answers.
+        deleted: Sequences that the store called deleted.
         forgets_periods: Whether the node may have forgotten a current period, since its clock was set.
     """
 
@@ -37,6 +38,7 @@ class Ledger:
     granted: int = 0
     unknown: int = 0
     returned: int = 0
+    deleted: set[str] = field(default_factory=set)
     forgets_periods: bool = False
 
     def note(self, name: str, grant: Grant, sent: float) -> None:
@@ -45,16 +47,25 @@ class Ledger:
         self.all.append((name, grant.last_value, grant.sequence))
         if grant.granted:
             self.ranges[name].append(granted_ids(grant))
-        seen = self.last.get(name)
-        if seen is not None and seen.step * grant.step > 0:
-            counts = not self.forgets_periods if PERIOD_SEPARATOR in name else grant.sequence.reset == Reset.NEVER
-            back = counts and (seen.last_value - grant.value_before) * grant.step > 0
-            if back or grant.generation < seen.generation:
-                if grant.granted:
-                    self.behind[name].append(granted_ids(grant))
-                return
+        if self.is_behind(name, grant):
+            if grant.granted:
+                self.behind[name].append(granted_ids(grant))
+            return
         self.proofs[name, grant.generation] = sent
         self.last[name] = grant
+
+    def newest_generation(self, name: str) -> int:
+        """Returns the newest generation of a counter that a write has returned; 0 without one."""
+        return max((generation for counter, generation in self.proofs if counter == name), default=0)
+
+    def is_behind(self, name: str, grant: Grant) -> bool:
+        """Whether a grant comes from a store that is behind what the node has seen of a counter."""
+        seen = self.last.get(name)
+        if seen is None or seen.step * grant.step < 0:
+            return False
+        counts = not self.forgets_periods if PERIOD_SEPARATOR in name else grant.sequence.reset == Reset.NEVER
+        back = counts and (seen.last_value - grant.value_before) * grant.step > 0
+        return back or grant.generation < seen.generation
 
     def note_tail(self, name: str, count: int, version: tuple[int, int, int]) -> None:
         """Records that a tail is returned: from now on the counter may be at the tail's start."""
@@ -93,8 +104,10 @@ class RecordedConnection(ForwardingStore):
     async def close(self) -> None:
         self.cut = True
 
-    async def grant(self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR) -> Grant | None:
-        return await self._grant(name, wanted, "grant", name, wanted, lease_ms, floor)
+    async def grant(
+        self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR, demand: Demand | None = None
+    ) -> Grant | None:
+        return await self._grant(name, wanted, "grant", name, wanted, lease_ms, floor, demand)
 
     async def grant_timestamps(
         self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor = NO_FLOOR
@@ -130,6 +143,9 @@ class RecordedConnection(ForwardingStore):
             grant: Grant | None = await self._call(method, *arguments)
         except (StoreOutcomeUnknown, asyncio.CancelledError):
             self.ledger.unknown += wanted
+            raise
+        except SequenceDeleted:
+            self.ledger.deleted.add(name)
             raise
         if grant is not None:
             self.ledger.note(name, grant, sent)

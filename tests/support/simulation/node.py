@@ -25,18 +25,31 @@ RELEASE_SECONDS = 5.0
 
 
 class MachineClock:
-    """The clocks of one machine; only the wall clock can be set."""
+    """The clocks of one machine; only the wall clock can be set.
+
+    Attributes:
+        offset: How far the wall clock is ahead of the true time, in seconds.
+        highest: The highest offset so far.
+    """
 
     def __init__(self, time: Callable[[], float], booted: float = 0.0) -> None:
         self._time = time
         self._booted = booted
-        self.offset = 0.0
+        self._offset = self.highest = 0.0
+
+    @property
+    def offset(self) -> float:
+        return self._offset
+
+    @offset.setter
+    def offset(self, offset: float) -> None:
+        self._offset, self.highest = offset, max(self.highest, offset)
 
     def boot(self) -> float:
         return self._time() + self._booted
 
     def wall(self) -> float:
-        return EPOCH_WALL + self._time() + self.offset
+        return EPOCH_WALL + self._time() + self._offset
 
 
 class Node:
@@ -48,6 +61,7 @@ class Node:
         loop: Its event loop.
         connection: Its connection to the store.
         config: Its settings.
+        window: How long it keeps the answers of request ids, in seconds.
 
     Attributes:
         doc_ids: The document id generator; None until the node has started.
@@ -58,7 +72,13 @@ class Node:
     """
 
     def __init__(
-        self, number: int, prefix: int, loop: SimulatedLoop, connection: RecordedConnection, config: AllocationConfig
+        self,
+        number: int,
+        prefix: int,
+        loop: SimulatedLoop,
+        connection: RecordedConnection,
+        config: AllocationConfig,
+        window: float = REQUEST_ID_WINDOW,
     ) -> None:
         self.name = f"node {number}"
         self.loop = loop
@@ -75,7 +95,7 @@ class Node:
             self.connection,
             self.clock,
             node=self.name,
-            window=REQUEST_ID_WINDOW,
+            window=window,
             store_timeout=config.store_timeout,
         )
         self.start_timestamps = StartTimestamps(

@@ -22,9 +22,9 @@ from tests.support.faults.results_page import EXPLORATION
 # The time that a search may take on a slow machine.
 SECONDS = 600.0
 # Scenarios that are cheap enough for ``make test`` also with something that goes wrong.
-CHEAP = ("cancel", "import", "period-end")
+CHEAP = ("cancel", "abandon", "period-end")
 # Small enough to be finished without merging equal states.
-TINY = ("cancel", "idle-close", "import", "period-clock")
+TINY = ("cancel", "idle-close", "abandon", "period-clock")
 
 
 @pytest.fixture(autouse=True)

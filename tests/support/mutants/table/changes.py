@@ -28,7 +28,7 @@ MUTANTS = (
                 "MARGIN_SECONDS",
             ),
         ),
-        ("advance-lease",),
+        ("update-period",),
     ),
     Mutant(
         "update-ends-no-lease",
@@ -70,6 +70,7 @@ MUTANTS = (
                 "if not row.deleted:\n    publish_sequence(None, row)\n    return row",
             ),
         ),
+        ("two-changes",),
     ),
     Mutant(
         "another-change-counts-as-a-retry",
@@ -83,6 +84,7 @@ MUTANTS = (
                 "return True",
             ),
         ),
+        ("two-changes",),
     ),
     Mutant(
         "generation-without-the-clock",
@@ -90,7 +92,7 @@ MUTANTS = (
         GENERATIONS,
         "a new generation is one more than the last: a restored store repeats generations",
         (Edit("generation_after", "max(generation + 1, _now(clock))", "generation + 1"),),
-        ("restore",),
+        ("advance-renewal",),
     ),
     Mutant(
         "generation-of-a-period-is-even",
@@ -98,7 +100,7 @@ MUTANTS = (
         GENERATIONS,
         "a sequence with a reset may get an even generation, in which an advance of a period is in progress",
         (Edit("generation_after", "newer if sequence.reset == Reset.NEVER else newer | 1", "newer"),),
-        ("advance-period",),
+        ("update-interrupted",),
     ),
     Mutant(
         "advance-in-the-sequence's-generation",
@@ -112,7 +114,7 @@ MUTANTS = (
                 "max(generation, row.generation if row else 0, _now(clock)) + 1",
             ),
         ),
-        ("advance-period",),
+        ("update-interrupted",),
     ),
     Mutant(
         "advance-of-a-period-is-lost",
@@ -120,7 +122,7 @@ MUTANTS = (
         GENERATIONS,
         "an advance does not check whether another one opened the counter in its generation",
         (Edit("advance_period", "not sequence.is_past(at_least, row.last_value)", "True"),),
-        ("advance-period",),
+        ("two-advances",),
     ),
     Mutant(
         "advance-bumps-the-sequence-first",
@@ -138,7 +140,7 @@ MUTANTS = (
                 "advance_period(self._store, self._clock, counter, sequence, at_least, seen))",
             ),
         ),
-        ("advance-period",),
+        ("retried-advance",),
     ),
     Mutant(
         "interrupted-advance-stays",
@@ -160,7 +162,7 @@ MUTANTS = (
                 "counter is None",
             ),
         ),
-        ("advance-period",),
+        ("update-period",),
     ),
     Mutant(
         "period-not-validated",

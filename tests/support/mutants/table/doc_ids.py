@@ -34,7 +34,7 @@ MUTANTS = (
                 "max(0, int(await self._checked_wall_clock()))",
             ),
         ),
-        ("doc-ids", "restore"),
+        ("restored-prefix",),
     ),
     Mutant(
         "next-start-not-larger",
@@ -48,7 +48,7 @@ MUTANTS = (
                 "StartTimestamp(self.prefix, after)",
             ),
         ),
-        SCENARIOS,
+        unexplored="the generator ignores a claim that is not later, and claims again",
     ),
     Mutant(
         "overflow-without-a-claim",
@@ -77,7 +77,7 @@ MUTANTS = (
                 "True",
             ),
         ),
-        SCENARIOS,
+        ("prefix",),
     ),
     Mutant(
         "fork-of-document-ids",

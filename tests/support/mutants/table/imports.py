@@ -3,7 +3,6 @@
 from tests.support.mutants.edit import Edit, Mutant
 
 IMPORTER = "idalloc_server.backup.importer"
-SCENARIOS = ("import",)
 
 MUTANTS = (
     Mutant(
@@ -12,7 +11,7 @@ MUTANTS = (
         IMPORTER,
         "an import that finds the same counter ends no leases: a returned tail may lower the counter below the line's",
         (Edit("Importer._import_sequence", "not _leases_may_live(item.row, row)", "True"),),
-        SCENARIOS,
+        ("import",),
     ),
     Mutant(
         "import-forgets-the-life-of-leases",
@@ -20,7 +19,7 @@ MUTANTS = (
         IMPORTER,
         "an import does not write the life of the leases of the exported sequence into the row",
         (Edit("Importer._extend_lease_ms", "await self.store.grant(line.name, 0, line.lease_ms)", "None"),),
-        SCENARIOS,
+        ("import-restored",),
     ),
     Mutant(
         "import-in-the-store's-generation",
@@ -34,6 +33,6 @@ MUTANTS = (
                 "max(row.generation, generation) + 1",
             ),
         ),
-        SCENARIOS,
+        ("import-restored",),
     ),
 )

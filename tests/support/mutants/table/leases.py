@@ -21,7 +21,7 @@ MUTANTS = (
         LEASE,
         "a lease still issues ids at the moment of its end",
         (Edit("Lease.issue", "now >= self.expires_at", "now > self.expires_at"),),
-        ("advance-lease",),
+        ("shared",),
     ),
     Mutant(
         "no-check-after-the-wait",
@@ -51,6 +51,7 @@ MUTANTS = (
         "idalloc_server.domain.clock",
         "the clock of deadlines does not count suspended time",
         (Edit("", "getattr(time, 'CLOCK_BOOTTIME', time.CLOCK_MONOTONIC)", "time.CLOCK_MONOTONIC"),),
+        unexplored="its nodes have simulated clocks in place of the system's",
     ),
     Mutant(
         "period-outlives-its-proof",
@@ -65,7 +66,7 @@ MUTANTS = (
                 "return issued",
             ),
         ),
-        ("advance-period",),
+        ("period-end",),
     ),
     Mutant(
         "ranges-are-joined-over-a-gap",
@@ -93,7 +94,7 @@ MUTANTS = (
                 "lease._first -= returned * lease.step",
             ),
         ),
-        ("cancel",),
+        ("rising-rest",),
     ),
     Mutant(
         "created-row-of-another-node",
@@ -124,7 +125,7 @@ MUTANTS = (
         COUNTER,
         "the node that made a change keeps its lease",
         (Edit("CounterAllocator.drop_after_change", "self.drop(BurnCause.GENERATION)", "None"),),
-        ("update-step",),
+        ("own-change",),
     ),
     Mutant(
         "change-ignores-a-refill",
@@ -138,6 +139,6 @@ MUTANTS = (
                 "pass",
             ),
         ),
-        ("advance-lease",),
+        ("own-change",),
     ),
 )

@@ -47,7 +47,7 @@ MUTANTS = (
                 "(allocation.sequence, allocation.generation, allocation.first_id)",
             ),
         ),
-        SCENARIOS,
+        ("request-period",),
     ),
     Mutant(
         "replay-of-an-older-generation",
@@ -63,7 +63,7 @@ MUTANTS = (
         ALLOCATOR,
         "a node that has not seen a change yet burns the newer ids of a retry",
         (Edit("IdempotentAllocator._replay", "recorded.generation > proof.generation", "False"),),
-        ("request-advance",),
+        ("request-change",),
     ),
     Mutant(
         "replay-of-another-call",
@@ -71,7 +71,7 @@ MUTANTS = (
         ALLOCATOR,
         "a request_id that was used for another sequence or count gets the ids recorded for it",
         (Edit("IdempotentAllocator._replay", "call.check_same(recorded)", "None"),),
-        SCENARIOS,
+        ("request-reuse",),
     ),
     Mutant(
         "late-caller-gets-ids",
@@ -79,7 +79,7 @@ MUTANTS = (
         ALLOCATOR,
         "the end of the lease is not checked again when a caller with a request_id resumes",
         (Edit("IdempotentAllocator.allocate_once", "self._clock.boot() >= taken.expires_at", "False"),),
-        SCENARIOS,
+        ("request-late",),
     ),
     Mutant(
         "record-of-a-cancelled-call-ends",
@@ -87,7 +87,7 @@ MUTANTS = (
         ALLOCATOR,
         "the record of an answer ends with its cancelled caller",
         (Edit("IdempotentAllocator._abandon_call", "call.taken is None", "True"),),
-        ("request-cancel",),
+        ("request-stop",),
     ),
     Mutant(
         "burned-repeated-not-counted",
@@ -95,7 +95,7 @@ MUTANTS = (
         ALLOCATOR,
         "the ids that a retry took in vain are not counted",
         (Edit("IdempotentAllocator._answer", "self._burn(call, BurnCause.REPEATED)", "None"),),
-        SCENARIOS,
+        ("request-reuse",),
     ),
     Mutant(
         "prune-ignores-the-window",
