@@ -109,6 +109,7 @@ bench-opensearch: .venv/ready ## measure idalloc beside the counter document of 
 
 bench-faults: .venv/ready ## measure calls while SQLite and CrateDB fail; writes docs/operations/benchmarks.md
 	$(bin)/python -m tests.load.faults $(ARGS)
+	$(bin)/python -m tests.load.first_seconds $(FIRST_SECONDS_ARGS)
 
 bench-xproto: .venv/ready ## measure adds of documents beside a live MySQL 8.0.31; writes docs/operations/benchmarks.md
 	$(bin)/python -m tests.load.xproto $(ARGS)

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.load import added_documents, faults_table
+from tests.load import added_documents, faults_table, first_seconds_table
 from tests.load.markdown import number, table, verdict
 from tests.load.questions import QUESTIONS, draw
 
 PEERS, GROWTH = Path(".build/bench/peers.json"), Path(".build/bench/growth.json")
 OPENSEARCH, FAULTS = Path(".build/bench/opensearch.json"), Path(".build/bench/faults.json")
-XPROTO = Path(".build/bench/xproto.json")
+XPROTO, FIRST_SECONDS = Path(".build/bench/xproto.json"), Path(".build/bench/first_seconds.json")
 DOCUMENT = Path("docs/operations/benchmarks.md")
 _CHARTS_TITLE, _TARGETS_TITLE = "## Charts\n", "## Targets\n"
 _PEERS_TITLE, _GROWTH_TITLE = "## idalloc beside the alternatives\n", "## Cost as work grows\n"
@@ -90,7 +90,8 @@ make bench-peers                                   # about 7 minutes
 IDALLOC_BENCH_CRATEDB_URL='crate://crate@127.0.0.1:4200/?schema=bench' make bench-peers
 make bench-opensearch                              # about 2 minutes
 make bench-growth                                  # about 7 minutes
-make bench-faults                                  # about 6 minutes for each store
+make bench-faults                                  # about 6 minutes for each store, then 13 minutes
+python -m tests.load.first_seconds --outage-reserve 10 --used 5   # a short form of its second part
 make bench-xproto                                  # about 2 minutes
 ```
 
@@ -108,7 +109,9 @@ fetches MySQL, and Debian's `libaio1` and `libnuma1`.
 def write() -> None:
     """Write the page and the charts; a part without results in .build/bench stays as it is on the page."""
     results = {
-        path: json.loads(path.read_text()) for path in (PEERS, OPENSEARCH, FAULTS, GROWTH, XPROTO) if path.exists()
+        path: json.loads(path.read_text())
+        for path in (PEERS, OPENSEARCH, FAULTS, FIRST_SECONDS, GROWTH, XPROTO)
+        if path.exists()
     }
     old = _sections(DOCUMENT.read_text()) if DOCUMENT.exists() else {}
     parts = [_HEAD]
@@ -121,6 +124,7 @@ def write() -> None:
     for path, title, section in (
         (OPENSEARCH, _COUNTER_DOCUMENT_TITLE, counter_document),
         (FAULTS, faults_table.TITLE, faults_table.section),
+        (FIRST_SECONDS, first_seconds_table.TITLE, first_seconds_table.section),
         (GROWTH, _GROWTH_TITLE, growth),
         (XPROTO, added_documents.TITLE, added_documents.section),
     ):
@@ -142,6 +146,7 @@ def _machines(results: dict[Path, dict[str, Any]], old: dict[str, str]) -> Itera
         (PEERS, "idalloc beside the alternatives"),
         (OPENSEARCH, "The counter document of OpenSearch"),
         (FAULTS, "While the store fails"),
+        (FIRST_SECONDS, "While the store fails: from the first seconds"),
         (GROWTH, "Cost as work grows"),
         (XPROTO, "Documents beside MySQL"),
     ):

@@ -39,7 +39,7 @@ _PAUSE = 0.02
 # A call outlasts every fault, so that a fault shows as a long call and not as an error.
 _TIMEOUT = 120.0
 _SLOW_SECONDS = 2.0
-_HOSTS = 3
+HOSTS = 3
 # A reserve that nodes refill every few seconds, so that each fault meets calls of the store.
 _SETTINGS = {"outage_reserve": "20s", "store_timeout": "6s", "lease_ttl": "40s", "http_listen": "127.0.0.1:0"}
 _MAX_SECONDS = 10.0
@@ -116,7 +116,7 @@ class Windows:
                 errors[reason] = errors.get(reason, 0) + count
         for each in self._noop:
             each.stop(_TIMEOUT)
-        calls, noop = _calls(self._callers), _calls(self._noop)
+        calls, noop = range_calls(self._callers), range_calls(self._noop)
         rows: list[dict[str, Any]] = []
         for name, bounds in self._bounds.items():
             both = {what: (figures(calls, windows), figures(noop, windows)) for what, windows in bounds.items()}
@@ -133,7 +133,7 @@ class Windows:
         return began, boot_time_ns()
 
 
-def _calls(callers: list[ClientProcess]) -> list[tuple[int, int]]:
+def range_calls(callers: list[ClientProcess]) -> list[tuple[int, int]]:
     """Return when each call was sent, and how long it took, in nanoseconds."""
     return [(record.asked, record.answered - record.asked) for each in callers for record in read_ranges(each.log)]
 
@@ -169,7 +169,7 @@ def _controlled(control: NodeControl, kind: Any, seconds: float = 0.0) -> Iterat
 
 
 @contextmanager
-def _proxied(proxy: cluster.ProxiedCrate, kind: str, late: float = 0.0) -> Iterator[None]:
+def proxied(proxy: cluster.ProxiedCrate, kind: str, late: float = 0.0) -> Iterator[None]:
     proxy.inject(kind, late=late)
     yield
     proxy.inject()
@@ -201,18 +201,18 @@ class _Killed:
     def recovered(self) -> None:
         """Start the node, and wait until it has its copies again."""
         self._crate.disrupt("start", self._name)
-        whole = partial(_is_whole, self._crate)
+        whole = partial(is_whole, self._crate)
         self._scenario.wait_until(whole, "a copy on each node", 180)
 
 
-def _is_whole(crate: cluster.CrateCluster) -> bool:
-    return crate.started_copies() == _HOSTS
+def is_whole(crate: cluster.CrateCluster) -> bool:
+    return crate.started_copies() == HOSTS
 
 
 def on_sqlite(nodes: int, seconds: float, rounds: int) -> dict[str, Any]:
     """Measure the faults of SQLite."""
     with ExitStack() as stack:
-        scenario = _scenario(stack)
+        scenario = new_scenario(stack)
         control = NodeControl(scenario.folder / "control")
         started = scenario.start_nodes(
             nodes, module="tests.support.faults.faulty_node", arguments=control.arguments, **_SETTINGS
@@ -230,16 +230,16 @@ def on_sqlite(nodes: int, seconds: float, rounds: int) -> dict[str, Any]:
 def on_crate(nodes: int, seconds: float, rounds: int) -> dict[str, Any]:
     """Measure the faults of CrateDB with three nodes."""
     with ExitStack() as stack:
-        scenario = _scenario(stack)
-        proxy = stack.enter_context(cluster.ProxiedCrate(_HOSTS))
+        scenario = new_scenario(stack)
+        proxy = stack.enter_context(cluster.ProxiedCrate(HOSTS))
         crate = proxy.crate
         scenario.store = crate.store
         started = [scenario.start_node(store=crate.url_preferring(first), **_SETTINGS) for first in range(nodes)]
-        scenario.wait_until(partial(_is_whole, crate), "a copy on each node", 180)
+        scenario.wait_until(partial(is_whole, crate), "a copy on each node", 180)
         killed = _Killed(crate, scenario)
         faults = [
-            Fault("away: connections are refused", partial(_proxied, proxy, "refused")),
-            Fault("slow: each answer is up to 2 s late", partial(_proxied, proxy, "late", _SLOW_SECONDS)),
+            Fault("away: connections are refused", partial(proxied, proxy, "refused")),
+            Fault("slow: each answer is up to 2 s late", partial(proxied, proxy, "late", _SLOW_SECONDS)),
             Fault("hangs: all nodes are paused", lambda: _paused(crate, crate.nodes())),
             Fault("fails over: the primary's node is paused", lambda: _paused(crate, [crate.primary()])),
             Fault("fails over: the primary's node is killed, then started", killed.during, killed.recovered),
@@ -247,7 +247,7 @@ def on_crate(nodes: int, seconds: float, rounds: int) -> dict[str, Any]:
         return _measure(scenario, started, faults * rounds, seconds)
 
 
-def _scenario(stack: ExitStack) -> Scenario:
+def new_scenario(stack: ExitStack) -> Scenario:
     scenario = Scenario(Path(stack.enter_context(tempfile.TemporaryDirectory(dir=machine.DISK))), full=True)
     stack.callback(scenario.close)
     return scenario
@@ -255,7 +255,7 @@ def _scenario(stack: ExitStack) -> Scenario:
 
 def _measure(scenario: Scenario, nodes: list[Server], faults: list[Fault], seconds: float) -> dict[str, Any]:
     with ExitStack() as stack:
-        beside = _scenario(stack)
+        beside = new_scenario(stack)
         noop = stack.enter_context(running("tests.load.noop"))
         windows = Windows(scenario, nodes, seconds)
         windows.compare_with(beside, noop.address)

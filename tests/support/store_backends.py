@@ -42,7 +42,7 @@ class Backend(Protocol):
         """Makes a table of sequences that has a name and a last_value only, as in CrateDB's guide."""
         ...
 
-    async def put(self, name: str, columns: Mapping[str, int | None]) -> None:
+    async def put(self, name: str, columns: Mapping[str, int | str | None]) -> None:
         """Inserts a row with these columns only, in place of one with its name."""
         ...
 
@@ -104,7 +104,7 @@ class Opener:
         await store.open()
         return store
 
-    async def put(self, name: str, **columns: int | None) -> None:
+    async def put(self, name: str, **columns: int | str | None) -> None:
         """Inserts a row with these columns only, as in an adopted table."""
         await self.backend.put(name, columns)
 
@@ -130,7 +130,7 @@ class SqlBackend:
     async def make_guide_table(self) -> None:
         await self.sql(f"CREATE TABLE {{}}sequences {GUIDE_TABLE}")
 
-    async def put(self, name: str, columns: Mapping[str, int | None]) -> None:
+    async def put(self, name: str, columns: Mapping[str, int | str | None]) -> None:
         names = ["name", *columns]
         placeholders = ", ".join("?" for _ in names)
         await self.sql("DELETE FROM {}sequences WHERE name = ?", name)
