@@ -86,7 +86,7 @@ def lease_life() -> str:
     drawing.band(left, top, right - left, bottom - top, fill)
     drawing.line(at(0, 0), at(345, 0))
     drawing.line(at(0, 0), at(0, 13_600))
-    for ids in (9_000, 11_250):
+    for ids in (9_450, 11_700):
         x, y = at(0, ids)
         drawing.line((x, y), (x + 142, y), dashed=True, arrow=False, colour="#afb8c1")
         drawing.text(x - 6, y + 5, f"{ids:,}", anchor="end", size=12, colour=FAINT)
@@ -95,17 +95,17 @@ def lease_life() -> str:
         drawing.line((x, y), (x, y + 5), arrow=False)
         drawing.text(x, y + 20, f"{seconds} s", size=12, colour=FAINT)
     drawing.text(82, 58, "ids in the lease", anchor="start", size=13, colour=FAINT)
-    curve: list[Point] = [(0, 11_250)]
+    curve: list[Point] = [(0, 11_700)]
     for refill in (22.5, 45, 67.5):
-        curve += [(refill, 9_000), (refill, 11_250)]
-    left_then = 11_250 - 10 * (expired - 67.5)
+        curve += [(refill, 9_450), (refill, 11_700)]
+    left_then = 11_700 - 10 * (expired - 67.5)
     curve += [(expired, left_then)]
     drawing.line(*(at(*point) for point in curve), colour=COLOURS["lease"][1], arrow=False, wide=True)
     drawing.line(at(expired, left_then), at(expired, 0), colour=outline, dashed=True, wide=True)
-    x, y = at(22.5, 9_000)
+    x, y = at(22.5, 9_450)
     drawing.line((x, y + 40), (x, y + 4))
-    drawing.text(76, y + 56, "refill when ids for 90 s are", "left, up to ids for 112.5 s", anchor="start", size=13)
-    x, y = at(renewed, 11_250 - 10 * (renewed - 67.5))
+    drawing.text(76, y + 56, "refill when ids for 94.5 s are", "left, up to ids for 117 s", anchor="start", size=13)
+    x, y = at(renewed, 11_700 - 10 * (renewed - 67.5))
     drawing.line((x, y + 128), (x, y + 4))
     drawing.text(x - 90, y + 146, "renewal after 60 s:", "a write of + 0 ids", anchor="start", size=13)
     drawing.text(at(72, 0)[0], 84, "callers slow down", anchor="start", size=13)

@@ -65,7 +65,7 @@ async def test_a_drained_reserve_is_not_limited(store: MemoryStore, clock: FakeC
     report = report_of(nodes.allocators[0])
     await nodes.run(30)
     store.down = True
-    assert await nodes.run_without_store(RESERVE * 3 / 4) == 0
+    assert await nodes.run_without_store(RESERVE * 7 / 8) == 0
     gauges = (await sampled(report)).gauges
     assert gauges[families.RESERVE]["s"] < RESERVE / 2
     assert gauges[families.RESERVE_LIMITED] == {}
