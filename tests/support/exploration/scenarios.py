@@ -259,7 +259,7 @@ def _early_advance(world: World) -> None:
 
 def _early_clock(world: World) -> None:
     _early_period(world)
-    _actors(world, (allocate(1), allocate(1)), (set_clock(1, DAY), set_clock(1, -DAY)))
+    _actors(world, (allocate(1),), (set_clock(1, DAY), set_clock(1, -DAY)))
 
 
 def _demand(world: World) -> None:
