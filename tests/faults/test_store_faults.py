@@ -188,7 +188,8 @@ def test_a_hanging_store_causes_no_errors_for_a_sequence_in_use(scenario: Scenar
     """P10: a steady caller of a sequence in use gets no errors while the store hangs."""
     # The long form has the default settings.
     settings = scenario.pick({"outage_reserve": "20s", "store_timeout": "6s", "lease_ttl": "40s"}, {})
-    hang = scenario.pick(3, HANG_SECONDS)
+    # The hang outlasts one refill, so that the node calls the store meanwhile.
+    hang = scenario.pick(8, HANG_SECONDS)
     with hanging(scenario, settings) as (node, hang_store, resume_store):
         caller = start_steady_caller(scenario, node)
         wait_for_reserve(scenario, node, caller, 1.25 * hang)
