@@ -23,7 +23,7 @@ from tests.support.waiting import hold_for
 # From this long after the first call an outage of ``outage_reserve`` is not noticed.
 USED_SECONDS = 5.0
 # By then a node has measured what its callers need, and has written it with a refill.
-KNOWN_SECONDS = 30.0
+KNOWN_SECONDS = 15.0
 # A call that waits for the store takes longer; the machine's other load does not.
 LONGEST_SECONDS = 1.0
 NODE = "tests.support.faults.faulty_node"

@@ -127,7 +127,7 @@ class CounterAllocator:
                 self.new_ids, self.has_issued = count, True
                 self._issuing.append(self)
             if now >= self._refill_at or lease.left < reserve.refill_below:
-                self._start_refill()
+                self._review(now)
         return issued
 
     async def issue_after_refill(self, count: int) -> IdRange:
@@ -170,8 +170,7 @@ class CounterAllocator:
             return
         self._backwards = None  # its mark was removed
         self._reserve.expect(demand, self._lease.left, now := self._clock.boot())
-        if now >= self._refill_at or self._lease.left <= self._reserve.refill_below:
-            self._start_refill()
+        self._review(now)
 
     def is_idle(self) -> bool:
         """Returns whether nothing is in progress, and nothing was issued since the last call."""
@@ -228,6 +227,17 @@ class CounterAllocator:
         self.row.burn(BurnCause.LEFTOVER, skipped)
         self._reserve.record_skipped(skipped)
 
+    def _review(self, now: float) -> None:
+        """Starts a refill if none runs, and the lease is due for renewal, or more ids are needed."""
+        if self._refill_task:
+            return
+        if now >= self._renew_at or (self._reserve.is_short(self._lease, now) and self._wanted()):
+            self._start_refill()
+        else:
+            self._reserve.skip_refill(self._lease.left, now)
+            self._refill_at = min(self._renew_at, self._reserve.review_at)
+            self._record_rate()
+
     def _start_refill(self) -> None:
         if not self._refill_task:
             # In a trace, the refill belongs to the call that waits for it; without one it belongs to no call.
@@ -261,25 +271,17 @@ class CounterAllocator:
                 self._has_failed = outcome == FAILED
                 self._refills[outcome].observe(self._clock.boot() - began)
             self._refill_task = None
-            if self._waiters or self._expects_calls:
+            if self._waiters:
                 self._start_refill()
+            elif self._expects_calls:
+                self._review(self._clock.boot())
             elif self.row.name not in self._high_water_marks:
                 self._drop_unknown(self.row.name)
 
     async def _refill_once(self) -> str:
-        """Requests what the waiters and the reserve need, adds it to the lease, and serves the waiters.
-
-        Returns:
-            The outcome; empty if nothing was requested.
-        """
-        waiting, sent_at = len(self._waiters), self._clock.boot()
-        is_due = waiting or sent_at >= self._renew_at or self._reserve.is_short(self._lease, sent_at)
-        wanted = self._wanted() if is_due else 0
-        if not wanted and not waiting and sent_at < self._renew_at:
-            self._reserve.skip_refill(self._lease.left, sent_at)
-            self._record_rate()
-            self._refill_at = min(self._renew_at, self._reserve.review_at)
-            return ""
+        """Requests what waiters and reserve need, adds it to the lease, and serves the waiters; returns the outcome."""
+        waiting, wanted = len(self._waiters), self._wanted()
+        sent_at = self._clock.boot()
         if self._lease.left and self._lease.is_expired(sent_at):
             self.drop(BurnCause.EXPIRED)
         was_counter = self.row.settings.kind == Kind.COUNTER
@@ -318,8 +320,7 @@ class CounterAllocator:
         self._lease.add(grant, expires_at=sent_at + self._config.lease_ttl)
         self._renew_at = sent_at + self._config.lease_ttl / 3
         self._refilled_at = sent_at
-        usable = self._lease.usable(self._reserve.largest_recent_call)
-        now = self._clock.boot()
+        usable, now = self._lease.usable(self._reserve.largest_recent_call), self._clock.boot()
         self._reserve.record_refill(before, self._lease.left, usable, sent_at, now)
         self._refill_at = min(self._renew_at, self._reserve.review_at)
         self._remaining, self._reserve.demand_in_row = grant.remaining, grant.demand

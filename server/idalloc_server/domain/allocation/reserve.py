@@ -12,8 +12,8 @@ from idalloc_server.domain.store.records import Demand
 PART_SECONDS = 1.0
 # A rate is measured over at least this long, so that a few calls do not look like a huge rate. Before, the reserve is
 # at most so many times the ids issued.
-MIN_SECONDS, MAX_PER_ISSUED = 2.0, 2
-# For this long one more call than was seen is reckoned with.
+MIN_RATE_SECONDS, MAX_PER_ISSUED = 2.0, 2
+# A measurement that is shorter than this counts one more call than it saw.
 YOUNG_SECONDS = 30.0
 # The ids left are compared with the rate at least this often.
 REVIEW_SECONDS = 2.5
@@ -74,7 +74,9 @@ class Reserve:
     _began_at: float = field(init=False)
     _expected_rate: float = 0.0
     _expected_until: float = -math.inf
-    _has_written: bool = False  # a demand, with the last write
+    # Whether the last write had a demand, and whether any write had one.
+    _has_written: bool = False
+    _is_shared: bool = False
 
     def __post_init__(self) -> None:
         self._rolled_at = self._began_at = self._measured_since
@@ -129,34 +131,32 @@ class Reserve:
         return left / rate if rate > 0 else None
 
     def is_short(self, lease: Lease, now: float) -> bool:
-        """Returns whether a refill is due: the ids left do not last for the duration of the reserve."""
-        if lease.left < self.refill_below:
+        """Returns whether a refill is due: the ids left do not last, or the row lacks this node's demand."""
+        if lease.left < self.refill_below or (not self._is_shared and self._is_measured(lease.left, now)):
             return True
-        return (
-            lease.usable(self.largest_recent_call) < self._cautious_rate(lease.left, now) * self._duration * REFILL_AT
-        )
+        needed = self._cautious_rate(lease.left, now) * self._duration * REFILL_AT
+        return lease.usable(self.largest_recent_call) < needed
 
     def demand(self, left: int, now: float, wall: float) -> Demand | None:
         """Returns what the callers need, or None until it is measured well; what is only expected does not count.
 
         ``wall`` is ``Clock.wall`` in seconds.
         """
-        issued, seconds = self._usage(left, now)
-        if seconds < DEMAND_SECONDS or issued < DEMAND_CALLS * self.largest_recent_call:
+        if not self._is_measured(left, now):
             return None
+        issued, seconds = self._usage(left, now)
         return Demand(issued / seconds, self.largest_recent_call, wall)
 
     def demand_to_write(self, own: Demand | None) -> Demand | None:
-        """Returns a mean of the nodes that write to the row, which is the share of one that starts.
+        """Returns the mean of ``own`` and the row's, for nodes that start; None in every second write, to read the row.
 
-        It is the geometric mean: one busy node among quiet ones counts little, since each that starts asks for it.
-
-        None in every second write, which shows what other nodes wrote meanwhile.
+        The mean is geometric: one busy node among quiet ones counts little, as each node that starts asks for it.
         """
         stored = self.demand_in_row
         self._has_written = own is not None and not self._has_written
         if own is None or not self._has_written:
             return None
+        self._is_shared = True
         if stored is None or not stored.is_current(own.at, self._config.lease_ttl):
             return own
         return own._replace(rate=math.sqrt(stored.rate * own.rate))
@@ -203,7 +203,7 @@ class Reserve:
         usable, duration = lease.usable(self.largest_recent_call), self._duration
         rate = self._cautious_rate(lease.left, now)
         target = int(rate * max(duration * REFILL_TO, duration + PART_SECONDS))
-        if now - self._began_at < MIN_SECONDS and not self._expected(now):
+        if now - self._began_at < MIN_RATE_SECONDS and not self._expected(now):
             issued, _ = self._usage(lease.left, now)
             target = min(target, int(MAX_PER_ISSUED * issued))
         if target > usable:
@@ -214,6 +214,10 @@ class Reserve:
     @property
     def _duration(self) -> float:
         return max(self._config.outage_reserve, 2 * self._latency)
+
+    def _is_measured(self, left: int, now: float) -> bool:
+        issued, seconds = self._usage(left, now)
+        return seconds >= DEMAND_SECONDS and issued >= DEMAND_CALLS * self.largest_recent_call
 
     def _expected(self, now: float) -> float:
         return self._expected_rate if now < self._expected_until else 0.0
@@ -234,7 +238,7 @@ class Reserve:
         """Returns the rate; while it is young, with one more call than was seen."""
         issued, seconds = self._usage(left, now)
         is_young = issued > 0 and seconds < YOUNG_SECONDS and not self._expected(now)
-        return self._rate(left, now) + is_young * self.largest_recent_call / max(seconds, MIN_SECONDS)
+        return self._rate(left, now) + is_young * self.largest_recent_call / max(seconds, MIN_RATE_SECONDS)
 
     def _rate(self, left: int, now: float) -> float:
         """Returns the recent rate, the expected one, or the rate since the last review, whichever is larger.
@@ -243,5 +247,5 @@ class Reserve:
         """
         issued, seconds = self._usage(left, now)
         used = self._left - left - self.largest_recent_call
-        latest = used / max(now - self._rolled_at, MIN_SECONDS)
-        return max(issued / max(seconds, MIN_SECONDS), self._expected(now), latest)
+        latest = used / max(now - self._rolled_at, MIN_RATE_SECONDS)
+        return max(issued / max(seconds, MIN_RATE_SECONDS), self._expected(now), latest)

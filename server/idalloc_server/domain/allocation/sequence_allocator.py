@@ -17,8 +17,8 @@ from idalloc_server.domain.sequences.model import Reset
 from idalloc_server.domain.store.protocol import within_timeout
 from idalloc_server.domain.store.records import Revision
 
-# Each node opens the next period's counter at a moment of its own, these many times outage_reserve before its start.
-_EARLIEST, _LATEST = 3, 1
+# A node opens the next period's counter this many times outage_reserve before the period, at a moment of its own.
+_LONGEST_LEAD, _SHORTEST_LEAD = 3, 1
 # How often the next period is looked after from then on.
 _LOOK_SECONDS = 1.0
 # How often ids are issued again because the sequence's generation changed meanwhile.
@@ -165,8 +165,8 @@ class SequenceAllocator:
             self._period = period_at(proof.sequence, wall)
             self._since, self._until = wall, period_end(proof.sequence, wall)
             share = int.from_bytes(self._shared.random(2)) / 2**16
-            lead = (_LATEST + (_EARLIEST - _LATEST) * share) * self._shared.allocation_config.outage_reserve
-            self._open_at = self._until - lead
+            lead = _SHORTEST_LEAD + (_LONGEST_LEAD - _SHORTEST_LEAD) * share
+            self._open_at = self._until - lead * self._shared.allocation_config.outage_reserve
         if wall < self._open_at:
             self._look_at = self._open_at
             return
@@ -195,7 +195,8 @@ class SequenceAllocator:
             self._shared.high_water_marks.begin_period(self._name, period, now, ends_at, self._periods)
         if counter.generation < proof.generation:
             counter.drop(BurnCause.GENERATION)
-            if period == self._next_period and not counter.has_issued:  # An older copy of the store has no such row.
+            if period == self._next_period and not counter.has_issued:
+                # An older copy of the store may begin it again: nothing of it was issued here.
                 self._shared.high_water_marks.forget_unused_period(counter.row.name)
         return counter
 

@@ -73,8 +73,11 @@ MUTANTS = (
         RESERVE,
         "a node writes a demand that it measured for a moment: restarts with few calls keep the demand of a peak",
         (
-            Edit("Reserve.demand", "issued < DEMAND_CALLS * self.largest_recent_call", "not issued"),
-            Edit("Reserve.demand", "seconds < DEMAND_SECONDS", "False"),
+            Edit(
+                "Reserve._is_measured",
+                "seconds >= DEMAND_SECONDS and issued >= DEMAND_CALLS * self.largest_recent_call",
+                "issued > 0",
+            ),
         ),
         unexplored=UNEXPLORED,
     ),

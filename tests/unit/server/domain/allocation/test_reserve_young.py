@@ -37,10 +37,13 @@ async def test_no_caller_notices_an_outage_after_5_seconds(
 
 
 @pytest.mark.parametrize("how_many", [1, 3])
-async def test_a_restarted_node_has_a_reserve_at_once(store: MemoryStore, clock: FakeClock, how_many: int) -> None:
+@pytest.mark.parametrize("used", [15, 30])
+async def test_a_restarted_node_has_a_reserve_at_once(
+    store: MemoryStore, clock: FakeClock, used: int, how_many: int
+) -> None:
     """P10: a node that starts asks for what the row says that it needs, with its first call."""
     nodes = SteadyNodes(store, clock, how_many, SIZES["10"], rate=10)
-    await nodes.run(30)
+    await nodes.run(used)
     nodes.restart(0)
     await nodes.run(0.1)
     store.down = True
