@@ -238,7 +238,7 @@ def _period_clock(world: World) -> None:
 def _early_period(world: World) -> ExploredNode:
     """Returns a node whose next call opens the counter of the next period."""
     world.outage_reserve = 20.0
-    world.add_sequence("a", min_lease_size=3, max_lease_size=2, **DAILY)
+    world.add_sequence("a", min_lease_size=20, **DAILY)
     for _ in range(2):
         node = world.add_node()
         node.clock.offset = TO_MIDNIGHT - 27.0
@@ -567,7 +567,6 @@ _ALL = (
         (1, 5),
         (20.0,),
         needed=1,
-        has_more=False,
     ),
     Scenario(
         "early-clock",
