@@ -10,11 +10,11 @@ from idalloc_server import app, status
 from idalloc_server.__main__ import MAX_MOVED_TO_LENGTH
 from idalloc_server.auth import audit, quotas, rejected_callers
 from idalloc_server.config import Settings
+from idalloc_server.documents import json_text, selection
 from idalloc_server.domain import errors, generations
 from idalloc_server.domain.administration import index, paging
 from idalloc_server.domain.allocation import burned, high_water_marks, reserve, survey, usage
 from idalloc_server.domain.document_ids import generator, start_timestamps
-from idalloc_server.domain.documents import json_text, selection
 from idalloc_server.domain.idempotency import allocator as idempotency
 from idalloc_server.domain.sequences import formats, model, validation
 from idalloc_server.http import server as http

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idalloc.xprotocol.v1 import crud_pb2, notice_pb2, statement_pb2
-from idalloc_server.domain.documents.document import Document
-from idalloc_server.domain.documents.errors import DocumentsError
+from idalloc_server.documents.document import Document
+from idalloc_server.documents.errors import DocumentsError
 from idalloc_server.domain.errors import Refusal
 from idalloc_server.store.sqlite.documents import SqliteDocuments
 from idalloc_server.xproto import frames

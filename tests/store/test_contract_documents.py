@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from idalloc_server.domain.documents.criteria import ID, Call, Field, Value
-from idalloc_server.domain.documents.document import Document
-from idalloc_server.domain.documents.errors import DuplicateKey, NotADocument, UnknownCollection, UnknownSchema
-from idalloc_server.domain.documents.json_text import dump, load
-from idalloc_server.domain.documents.protocol import PAGE_TEXT, Documents, Inserted, Rewritten
-from idalloc_server.domain.documents.selection import Selection
+from idalloc_server.documents.criteria import ID, Call, Field, Value
+from idalloc_server.documents.document import Document
+from idalloc_server.documents.errors import DuplicateKey, NotADocument, UnknownCollection, UnknownSchema
+from idalloc_server.documents.json_text import dump, load
+from idalloc_server.documents.protocol import PAGE_TEXT, Documents, Inserted, Rewritten
+from idalloc_server.documents.selection import Selection
 from idalloc_server.store.urls import open_documents
 from tests.support.store_backends import WITH_DOCUMENTS, Opener, SqlBackend
 

@@ -8,10 +8,10 @@ from typing import cast
 import pytest
 
 from idalloc_server.auth.access_control import AccessControl
+from idalloc_server.documents.protocol import Documents
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
-from idalloc_server.domain.documents.protocol import Documents
 from idalloc_server.store.urls import open_documents
 from idalloc_server.xproto.collections import Collections
 from idalloc_server.xproto.listener import Services, XListener

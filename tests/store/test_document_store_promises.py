@@ -8,8 +8,8 @@ from idalloc.xprotocol.v1 import connection_pb2
 from idalloc.xprotocol.v1 import crud_pb2 as crud
 from idalloc.xprotocol.v1 import expression_pb2 as expr
 from idalloc.xprotocol.v1 import notice_pb2 as pb
-from idalloc_server.domain.documents.document import Document
-from idalloc_server.domain.documents.protocol import Documents
+from idalloc_server.documents.document import Document
+from idalloc_server.documents.protocol import Documents
 from idalloc_server.xproto import frames
 from idalloc_server.xproto.collections import ITEMS_A_TURN
 from idalloc_server.xproto.notice import document_ids_frame

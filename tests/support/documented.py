@@ -11,11 +11,11 @@ from idalloc.bench import _plan
 from idalloc_server import app
 from idalloc_server.auth import rejected_callers
 from idalloc_server.config import Settings
+from idalloc_server.documents import json_text, selection
 from idalloc_server.domain import generations
 from idalloc_server.domain.administration import paging, summary
 from idalloc_server.domain.allocation import config, high_water_marks, usage
 from idalloc_server.domain.document_ids import generator, start_timestamps
-from idalloc_server.domain.documents import json_text, selection
 from idalloc_server.domain.sequences import formats, model, validation
 from idalloc_server.domain.store import retention
 from idalloc_server.listen import transport

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from google.protobuf.message import Message
 
 from idalloc_server.auth.access import Role
-from idalloc_server.domain.documents.protocol import Documents
+from idalloc_server.documents.protocol import Documents
 from idalloc_server.xproto import frames
 from idalloc_server.xproto.collections import Collections
 from idalloc_server.xproto.errors import XError

@@ -14,7 +14,7 @@ from idalloc_server.store.credentials import API_KEYS, SECRETS, authorization, t
 from idalloc_server.store.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
-    from idalloc_server.domain.documents.protocol import Documents
+    from idalloc_server.documents.protocol import Documents
     from idalloc_server.store.cratedb.http import CrateHttp
     from idalloc_server.store.opensearch.http import OpenSearchHttp
 

@@ -32,7 +32,7 @@ _TEXTS = (notice_pb2.SCALAR_TYPE_V_STRING, notice_pb2.SCALAR_TYPE_V_OCTETS)
 
 
 class Schemas(Protocol):
-    """What the commands need of the store of documents; see ``domain.documents``."""
+    """What the commands need of the store of documents; see ``documents``."""
 
     async def create_schema(self, name: str) -> bool: ...  # noqa: D102
 

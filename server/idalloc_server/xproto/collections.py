@@ -14,13 +14,13 @@ from idalloc.xprotocol.v1 import expression_pb2 as expr
 from idalloc.xprotocol.v1 import notice_pb2 as pb
 from idalloc.xprotocol.v1 import statement_pb2
 from idalloc_server.auth.access import ADMIN, ALLOCATE, READ
-from idalloc_server.domain.documents import errors
-from idalloc_server.domain.documents.changes import Change, Kind, changed
-from idalloc_server.domain.documents.criteria import Field, Node, Null, ObjectOf, Value, evaluate
-from idalloc_server.domain.documents.document import Document
-from idalloc_server.domain.documents.json_text import Json, dump, key_of, load, parse
-from idalloc_server.domain.documents.protocol import Documents
-from idalloc_server.domain.documents.selection import Chooser, Selection
+from idalloc_server.documents import errors
+from idalloc_server.documents.changes import Change, Kind, changed
+from idalloc_server.documents.criteria import Field, Node, Null, ObjectOf, Value, evaluate
+from idalloc_server.documents.document import Document
+from idalloc_server.documents.json_text import Json, dump, key_of, load, parse
+from idalloc_server.documents.protocol import Documents
+from idalloc_server.documents.selection import Chooser, Selection
 from idalloc_server.xproto import frames
 from idalloc_server.xproto.caller import Caller
 from idalloc_server.xproto.errors import XError, no_schema, not_supported, unknown_collection, unknown_schema

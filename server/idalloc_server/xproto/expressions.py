@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from idalloc.xprotocol.v1 import expression_pb2 as expr
 from idalloc.xprotocol.v1 import notice_pb2 as pb
-from idalloc_server.domain.documents.criteria import (
+from idalloc_server.documents.criteria import (
     NULL,
     OPERATORS,
     ArrayOf,
@@ -17,8 +17,8 @@ from idalloc_server.domain.documents.criteria import (
     Path,
     Value,
 )
-from idalloc_server.domain.documents.errors import InvalidJson
-from idalloc_server.domain.documents.json_text import Json, parse
+from idalloc_server.documents.errors import InvalidJson
+from idalloc_server.documents.json_text import Json, parse
 from idalloc_server.xproto.errors import XError, not_supported
 
 _MAX_UNSIGNED = 2**64 - 1

@@ -16,8 +16,8 @@ from idalloc.xprotocol.v1.statement_pb2 import StmtExecute
 from idalloc_server.auth.access import ADMIN, Identity, Role
 from idalloc_server.auth.audit import Audit
 from idalloc_server.auth.logins import Credential, Logins, Peer
+from idalloc_server.documents.errors import DocumentsError, UnknownCollection, UnknownSchema
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
-from idalloc_server.domain.documents.errors import DocumentsError, UnknownCollection, UnknownSchema
 from idalloc_server.domain.errors import PermissionDenied, QuotaExceeded, Refusal, StartRefused, Unauthenticated
 from idalloc_server.xproto import frames
 from idalloc_server.xproto.admin import Admin, Schemas

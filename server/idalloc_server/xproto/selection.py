@@ -3,7 +3,7 @@
 from idalloc.xprotocol.v1 import crud_pb2 as crud
 from idalloc.xprotocol.v1 import expression_pb2 as expr
 from idalloc.xprotocol.v1 import notice_pb2 as pb
-from idalloc_server.domain.documents.selection import Selection
+from idalloc_server.documents.selection import Selection
 from idalloc_server.xproto.errors import XError
 from idalloc_server.xproto.expressions import Expressions
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from idalloc_server.domain.documents.document import Document
-from idalloc_server.domain.documents.errors import DuplicateKey
-from idalloc_server.domain.documents.protocol import Documents
+from idalloc_server.documents.document import Document
+from idalloc_server.documents.errors import DuplicateKey
+from idalloc_server.documents.protocol import Documents
 from idalloc_server.store.cratedb import documents as crate_documents
 from idalloc_server.store.urls import open_documents
 from tests.store.conftest import CRATEDB

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from idalloc.xprotocol.v1 import crud_pb2
-from idalloc_server.domain.documents.document import Document
+from idalloc_server.documents.document import Document
 from idalloc_server.store.cratedb import documents as crate_documents
 from idalloc_server.store.urls import open_documents
 from idalloc_server.xproto import frames

@@ -4,9 +4,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from idalloc_server.domain.documents.document import Document
-from idalloc_server.domain.documents.errors import DuplicateKey
-from idalloc_server.domain.documents.protocol import Documents, Inserted, Rewritten
+from idalloc_server.documents.document import Document
+from idalloc_server.documents.errors import DuplicateKey
+from idalloc_server.documents.protocol import Documents, Inserted, Rewritten
 from idalloc_server.domain.errors import StoreAnsweredError
 from idalloc_server.store.cratedb import documents as crate_documents
 from tests.store.cratedb.test_partly_applied import crate, documents, passes, refused

@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from idalloc_server.domain.documents.document import Document
-from idalloc_server.domain.documents.errors import DuplicateKey
-from idalloc_server.domain.documents.protocol import Documents
-from idalloc_server.domain.documents.selection import Selection
+from idalloc_server.documents.document import Document
+from idalloc_server.documents.errors import DuplicateKey
+from idalloc_server.documents.protocol import Documents
+from idalloc_server.documents.selection import Selection
 from idalloc_server.domain.errors import StoreAnsweredError, StoreOutcomeUnknown
 from idalloc_server.store.urls import open_documents
 from tests.support.cratedb.emulator import CrateEmulator, Fault

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-UNUSED = ("idalloc_server.xproto.", "idalloc_server.domain.documents")
+UNUSED = ("idalloc_server.xproto.", "idalloc_server.documents")
 
 
 @pytest.mark.parametrize("module", ["idalloc_server.app", "idalloc_server.workers.supervisor"])

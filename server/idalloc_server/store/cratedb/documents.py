@@ -19,16 +19,16 @@ from contextlib import contextmanager
 from itertools import accumulate, count
 from typing import NamedTuple, TypeVar
 
-from idalloc_server.domain.documents.document import Document
-from idalloc_server.domain.documents.errors import (
+from idalloc_server.documents.document import Document
+from idalloc_server.documents.errors import (
     DuplicateKey,
     TooManyToChange,
     UnknownCollection,
     UnknownSchema,
     WriteConflict,
 )
-from idalloc_server.domain.documents.protocol import PAGE, PAGE_TEXT, Change, Inserted, Rewritten
-from idalloc_server.domain.documents.selection import Chooser, Selection
+from idalloc_server.documents.protocol import PAGE, PAGE_TEXT, Change, Inserted, Rewritten
+from idalloc_server.documents.selection import Chooser, Selection
 from idalloc_server.domain.errors import StartRefused, StoreFailure, StoreOutcomeUnknown, StoreRefused
 from idalloc_server.store.cratedb.http import CrateHttp
 

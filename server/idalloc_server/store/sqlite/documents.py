@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from idalloc_server.domain.documents.document import Document
-from idalloc_server.domain.documents.errors import Busy, DuplicateKey, UnknownCollection, UnknownSchema
-from idalloc_server.domain.documents.protocol import PAGE, PAGE_TEXT, Change, Inserted, Rewritten
-from idalloc_server.domain.documents.selection import Chooser, Selection
+from idalloc_server.documents.document import Document
+from idalloc_server.documents.errors import Busy, DuplicateKey, UnknownCollection, UnknownSchema
+from idalloc_server.documents.protocol import PAGE, PAGE_TEXT, Change, Inserted, Rewritten
+from idalloc_server.documents.selection import Chooser, Selection
 from idalloc_server.domain.errors import StartRefused, StoreAnsweredError
 from idalloc_server.store.sqlite.database import Database
 from idalloc_server.store.sqlite.errors import is_busy

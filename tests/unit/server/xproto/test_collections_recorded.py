@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from idalloc.xprotocol.v1 import connection_pb2
-from idalloc_server.domain.documents.document import Document
-from idalloc_server.domain.documents.json_text import dump
+from idalloc_server.documents.document import Document
+from idalloc_server.documents.json_text import dump
 from idalloc_server.store.sqlite.documents import SqliteDocuments
 from idalloc_server.xproto import frames
 from idalloc_server.xproto.errors import XError

@@ -4,7 +4,7 @@ from typing import cast
 
 import pytest
 
-from idalloc_server.domain.documents.protocol import Documents
+from idalloc_server.documents.protocol import Documents
 from idalloc_server.domain.errors import (
     Refusal,
     StoreAnsweredError,

@@ -12,9 +12,9 @@ from google.protobuf.message import Message
 
 from idalloc.xprotocol.v1 import crud_pb2 as crud
 from idalloc.xprotocol.v1 import expression_pb2 as expr
-from idalloc_server.domain.documents import selection
-from idalloc_server.domain.documents.document import Document
-from idalloc_server.domain.documents.protocol import Documents
+from idalloc_server.documents import selection
+from idalloc_server.documents.document import Document
+from idalloc_server.documents.protocol import Documents
 from idalloc_server.store.sqlite.documents import SqliteDocuments
 from idalloc_server.xproto import collections, frames
 from idalloc_server.xproto.collections import Collections

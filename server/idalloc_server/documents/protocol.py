@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
-from idalloc_server.domain.documents.document import Document
-from idalloc_server.domain.documents.selection import Selection
+from idalloc_server.documents.document import Document
+from idalloc_server.documents.selection import Selection
 
 # How many documents a page has. A page is parsed on the event loop: it must not take long.
 PAGE = 200

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idalloc_server.domain.documents import selection as module
-from idalloc_server.domain.documents.criteria import Call, Field, Value
-from idalloc_server.domain.documents.document import Document
-from idalloc_server.domain.documents.errors import TooManyToSort
-from idalloc_server.domain.documents.json_text import dump, load
-from idalloc_server.domain.documents.selection import Chooser, Selection
+from idalloc_server.documents import selection as module
+from idalloc_server.documents.criteria import Call, Field, Value
+from idalloc_server.documents.document import Document
+from idalloc_server.documents.errors import TooManyToSort
+from idalloc_server.documents.json_text import dump, load
+from idalloc_server.documents.selection import Chooser, Selection
 
 N = Field(("n",))
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from idalloc_server.domain.documents.criteria import NULL, Node, Null, Path, evaluate, find
-from idalloc_server.domain.documents.errors import NotADocument
-from idalloc_server.domain.documents.json_text import Json, check_depth, parse
+from idalloc_server.documents.criteria import NULL, Node, Null, Path, evaluate, find
+from idalloc_server.documents.errors import NotADocument
+from idalloc_server.documents.json_text import Json, check_depth, parse
 
 
 class Kind(Enum):

@@ -6,7 +6,7 @@ from decimal import Decimal
 from json.encoder import encode_basestring
 from typing import Any, NoReturn, TypeAlias
 
-from idalloc_server.domain.documents.errors import InvalidJson, KeyTooLong, TooDeep
+from idalloc_server.documents.errors import InvalidJson, KeyTooLong, TooDeep
 
 Json: TypeAlias = dict[str, Any] | list[Any] | str | int | float | bool | None
 

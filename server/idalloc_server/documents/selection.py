@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from idalloc_server.domain.documents.criteria import Node, SortKey, evaluate, keys_of, matches
-from idalloc_server.domain.documents.document import Document
-from idalloc_server.domain.documents.errors import TooManyToSort
-from idalloc_server.domain.documents.json_text import load
+from idalloc_server.documents.criteria import Node, SortKey, evaluate, keys_of, matches
+from idalloc_server.documents.document import Document
+from idalloc_server.documents.errors import TooManyToSort
+from idalloc_server.documents.json_text import load
 
 # The most that a statement sorts, which is in memory.
 MAX_SORTED_DOCUMENTS = 100_000

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idalloc_server.domain.documents.errors import InvalidJson, KeyTooLong, TooDeep
-from idalloc_server.domain.documents.json_text import dump, key_of, parse
+from idalloc_server.documents.errors import InvalidJson, KeyTooLong, TooDeep
+from idalloc_server.documents.json_text import dump, key_of, parse
 
 TEXTS = st.text(st.characters(codec="utf-8"))
 VALUES = st.recursive(

@@ -11,7 +11,7 @@ from enum import Enum
 from functools import cached_property, lru_cache
 from typing import Any, TypeAlias, TypeGuard
 
-from idalloc_server.domain.documents.json_text import Json, dump, plain_text
+from idalloc_server.documents.json_text import Json, dump, plain_text
 
 
 class Null(Enum):

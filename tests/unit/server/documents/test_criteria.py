@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idalloc_server.domain.documents.criteria import (
+from idalloc_server.documents.criteria import (
     ID,
     NULL,
     Call,
@@ -19,7 +19,7 @@ from idalloc_server.domain.documents.criteria import (
     like_pattern,
     matches,
 )
-from idalloc_server.domain.documents.json_text import Json, dump
+from idalloc_server.documents.json_text import Json, dump
 
 V = Field(("v",))
 # MySQL's recorded collection of mixed types (scenario find/sort_mixed).
