@@ -38,8 +38,8 @@ from idalloc.v1 import (
     sequences_pb2_grpc,
 )
 from idalloc_server import app
-from idalloc_server.config import Settings
 from idalloc_server.process_mode import ProcessMode
+from idalloc_server.settings.model import Settings
 from idalloc_server.telemetry import logs
 
 ROOT = Path(app.__file__).parents[2]

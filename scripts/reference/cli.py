@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from idalloc.cli import app
-from idalloc_server.config import Settings
+from idalloc_server.settings.model import Settings
 from scripts.reference import links
 from scripts.reference.cli_examples import EXAMPLES, EXIT_CODES
 from scripts.reference.markdown import block, document, one_line, prose, table

@@ -15,7 +15,7 @@ from idalloc._core.defaults import DEFAULT_TIMEOUT
 from idalloc._core.errors import IdallocError
 from idalloc_server.domain import errors as server_errors
 from idalloc_server.domain.errors import Refusal, Retryable
-from idalloc_server.status import LONGEST_PUSHBACK_SECONDS
+from idalloc_server.rpc.status import LONGEST_PUSHBACK_SECONDS
 from scripts.reference import links
 from scripts.reference.markdown import ROOT, block, document, one_line, prose, table
 

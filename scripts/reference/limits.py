@@ -6,10 +6,9 @@ from idalloc._core import pool, resumption
 from idalloc._core.calls import MAX_UUIDS_PER_CALL
 from idalloc._core.defaults import DEFAULT_TIMEOUT
 from idalloc._transport.channel import MAX_CONNECTIONS
-from idalloc_server import app, status
+from idalloc_server import app
 from idalloc_server.__main__ import MAX_MOVED_TO_LENGTH
 from idalloc_server.auth import audit, quotas, rejected_callers
-from idalloc_server.config import Settings
 from idalloc_server.documents import json_text, selection
 from idalloc_server.domain import errors, generations
 from idalloc_server.domain.administration import index, paging
@@ -20,7 +19,8 @@ from idalloc_server.domain.sequences import formats, model, validation
 from idalloc_server.http import server as http
 from idalloc_server.http.status_page import page as status_page
 from idalloc_server.listen import transport
-from idalloc_server.rpc import batches, health, id_allocator, sequences
+from idalloc_server.rpc import batches, health, id_allocator, sequences, status
+from idalloc_server.settings.model import Settings
 from idalloc_server.store.cratedb import documents
 from idalloc_server.telemetry import log_queue, metrics, recent, series
 from idalloc_server.workers import supervisor

@@ -12,8 +12,9 @@ from pydantic.fields import FieldInfo
 from idalloc._core.defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
 from idalloc.cli import _environment
 from idalloc_server.auth.access_file import NAME_TYPES, _IdentityEntry, _QuotaEntry, parse
-from idalloc_server.config import _DAY, ENV_PREFIX, Settings
-from idalloc_server.node_settings import NAMES
+from idalloc_server.settings.model import _DAY, Settings
+from idalloc_server.settings.persisted import NAMES
+from idalloc_server.settings.sources import ENV_PREFIX
 from scripts.reference.cli import root_options
 from scripts.reference.markdown import block, document, prose, table, unwrapped
 from scripts.reference.setting_notes import NOTES

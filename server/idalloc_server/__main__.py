@@ -24,13 +24,14 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from idalloc_server import app
 from idalloc_server.backup import counter_documents, export_file, exporter, importer
-from idalloc_server.config import Settings, load
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import Refusal, StartRefused, StoreFailure, StoreRefused, StoreRetired
 from idalloc_server.domain.sequences.text import escaped
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.node_settings import NodeSettingsFile
 from idalloc_server.process_mode import ProcessMode
+from idalloc_server.settings.model import Settings
+from idalloc_server.settings.persisted import NodeSettingsFile
+from idalloc_server.settings.sources import load
 from idalloc_server.store.credentials import has_secret
 from idalloc_server.store.urls import open_index, open_store
 from idalloc_server.telemetry import logs

@@ -10,7 +10,6 @@ from contextlib import suppress
 import structlog
 
 from idalloc_server.auth.access import AccessPolicy
-from idalloc_server.config import Settings
 from idalloc_server.domain.administration.index import SequenceIndex
 from idalloc_server.domain.administration.service import SequenceService
 from idalloc_server.domain.allocation.allocator import Allocator
@@ -34,6 +33,7 @@ from idalloc_server.rpc.methods import METHOD_TYPES
 from idalloc_server.rpc.node import NodeServicer
 from idalloc_server.rpc.reflection import AuthenticatedReflection
 from idalloc_server.rpc.sequences import SequencesServicer
+from idalloc_server.settings.model import Settings
 from idalloc_server.store.counted import counted
 from idalloc_server.store.urls import open_store
 from idalloc_server.telemetry.logs import log_burned, watch_burned

@@ -6,16 +6,16 @@ import socket
 from idalloc_server import xproto_port
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.auth.access_file import AccessFile
+from idalloc_server.auth.call_types import connection_peer
 from idalloc_server.auth.client_certificates import ClientCertificates
-from idalloc_server.config import Settings
 from idalloc_server.domain.clock import Clock
-from idalloc_server.grpc_types import connection_peer
 from idalloc_server.listen import transport
 from idalloc_server.listen.peers import proxied_peer
 from idalloc_server.listen.reservation import ReservedAddress, cannot_bind
 from idalloc_server.listen.tls import Certificates
-from idalloc_server.listen_address import unix_path
 from idalloc_server.process_mode import ProcessMode
+from idalloc_server.settings.address import unix_path
+from idalloc_server.settings.model import Settings
 from idalloc_server.telemetry.traces import open_traces
 
 # A Unix socket is accessible to the server's user and group.

@@ -9,8 +9,8 @@ import structlog
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.node_report import NodeReport
-from idalloc_server.node_settings import NodeSettingsFile
 from idalloc_server.rpc.node import Workers
+from idalloc_server.settings.persisted import NodeSettingsFile
 from idalloc_server.telemetry import families, logs, service_manager
 from idalloc_server.telemetry.metrics import Counts, log_calls
 

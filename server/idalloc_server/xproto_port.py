@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from idalloc_server.auth.access_control import AccessControl
-from idalloc_server.config import Settings
 from idalloc_server.domain.allocation.burned import BurnCause, BurnedIds
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.listen.https import HttpsFiles
 from idalloc_server.process_mode import ProcessMode
 from idalloc_server.rpc.node import change_node
+from idalloc_server.settings.model import Settings
 from idalloc_server.store.urls import keeps_documents, open_documents
 from idalloc_server.telemetry import families
 from idalloc_server.telemetry.metrics import Counts

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from idalloc_server.config import Settings
+from idalloc_server.settings.model import Settings
 from tests.support.environments import deploy_program
 from tests.support.manifests import DEPLOY, read_yaml
 

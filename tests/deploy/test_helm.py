@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from idalloc_server.config import Settings
+from idalloc_server.settings.model import Settings
 from idalloc_server.workers.supervisor import STOP_MARGIN_SECONDS
 from tests.support.environments import deploy_program, installed_program
 from tests.support.manifests import CHART, read_yaml

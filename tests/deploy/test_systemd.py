@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from idalloc_server.config import Settings
+from idalloc_server.settings.model import Settings
 from idalloc_server.workers.supervisor import STOP_MARGIN_SECONDS
 from tests.support.paths import ROOT
 from tests.support.processes import environment, running

@@ -18,19 +18,20 @@ from hypothesis import strategies as st
 from idalloc.verify._logs import InvalidFile
 from idalloc.verify._runs import MemoryLimits
 from idalloc.verify._verdict import to_json, to_text, verify
-from idalloc_server import config
 from idalloc_server.auth import access_file
 from idalloc_server.backup import export_file
 from idalloc_server.backup.importer import Importer
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Reset, Sequence, name_of_period
 from idalloc_server.domain.store.records import Row
-from idalloc_server.node_settings import NAMES, NodeSettingsFile
+from idalloc_server.settings import sources
+from idalloc_server.settings.model import Settings
+from idalloc_server.settings.persisted import NAMES, NodeSettingsFile
 from tests.fuzz.inputs import ODD_TEXTS, TEXTS, TRIED, mutated, tries
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.planted_logs import Planted, PlantedLog
 
-SETTINGS = sorted(config.Settings.model_fields)
+SETTINGS = sorted(Settings.model_fields)
 # Valid and odd values of settings in TOML.
 LITERALS = [
     "0", "1", "-1", "65535", "65536", "9223372036854775808", "9" * 5_000, "0x1F", "1_000", "1.5", "-0.0", "nan", "inf",
@@ -71,7 +72,7 @@ def test_any_settings_file_is_read_or_refused(folder: Path, tried: str) -> None:
         TRIED[tried] += 1
         file.write_bytes(content)
         with suppress(StartRefused):
-            config.load({}, str(file), {"XDG_STATE_HOME": str(folder)})
+            sources.load({}, str(file), {"XDG_STATE_HOME": str(folder)})
 
     check()
 
@@ -91,7 +92,7 @@ def test_any_environment_is_read_or_refused(folder: Path, tried: str) -> None:
         TRIED[tried] += 1
         flags = {name.removeprefix("IDALLOC_").lower(): value for name, value in environ.items()} if as_flags else {}
         with suppress(StartRefused):
-            config.load(flags, None, {"XDG_STATE_HOME": str(folder)} | ({} if as_flags else environ))
+            sources.load(flags, None, {"XDG_STATE_HOME": str(folder)} | ({} if as_flags else environ))
 
     check()
 
@@ -343,7 +344,7 @@ def test_no_damage_elsewhere_hides_a_repeat(folder: Path, form: str, tried: str)
 def test_an_invalid_address_is_refused(host: str) -> None:
     """A listen address that no host can have is refused."""
     with pytest.raises(StartRefused, match="must be"):
-        config.load({"listen": f"{host}:50051"}, None, {})
+        sources.load({"listen": f"{host}:50051"}, None, {})
 
 
 @pytest.mark.parametrize("name", ["access", "tls_cert", "store"])
@@ -351,7 +352,7 @@ def test_a_path_with_control_characters_is_refused(name: str, folder: Path) -> N
     """A path with control characters is refused."""
     (folder / "idalloc.toml").write_text(f'{name} = "a\\u0000b"')
     with pytest.raises(StartRefused, match="control characters"):
-        config.load({}, str(folder / "idalloc.toml"), {})
+        sources.load({}, str(folder / "idalloc.toml"), {})
 
 
 @pytest.mark.parametrize("content", [b"a = " + b"9" * 5_000, b"a = " + b"[" * 100_000])
@@ -359,7 +360,7 @@ def test_toml_beyond_pythons_limits_is_refused(content: bytes, folder: Path) -> 
     """TOML with numbers or nesting beyond Python's limits is refused, and does not crash."""
     (folder / "idalloc.toml").write_bytes(content)
     with pytest.raises(StartRefused, match="is not TOML"):
-        config.load({}, str(folder / "idalloc.toml"), {})
+        sources.load({}, str(folder / "idalloc.toml"), {})
     with pytest.raises(StartRefused, match="is not TOML"):
         access_file.parse(content, "access.toml")
 
@@ -378,4 +379,4 @@ def test_only_ascii_digits_are_accepted(setting: str) -> None:
     """Durations and ports accept ASCII digits only."""
     name, _, value = setting.partition("=")
     with pytest.raises(StartRefused, match="must be"):
-        config.load({name: value}, None, {})
+        sources.load({name: value}, None, {})

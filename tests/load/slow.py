@@ -11,10 +11,10 @@ from typing import Any
 import uvloop
 
 from idalloc_server import app
-from idalloc_server.config import load
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Grant
 from idalloc_server.process_mode import ProcessMode
+from idalloc_server.settings.sources import load
 from idalloc_server.store.urls import open_store
 from idalloc_server.telemetry import logs
 

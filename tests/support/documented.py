@@ -10,7 +10,6 @@ from idalloc._transport import channel
 from idalloc.bench import _plan
 from idalloc_server import app
 from idalloc_server.auth import rejected_callers
-from idalloc_server.config import Settings
 from idalloc_server.documents import json_text, selection
 from idalloc_server.domain import generations
 from idalloc_server.domain.administration import paging, summary
@@ -20,6 +19,7 @@ from idalloc_server.domain.sequences import formats, model, validation
 from idalloc_server.domain.store import retention
 from idalloc_server.listen import transport
 from idalloc_server.rpc import batches, health, id_allocator, sequences
+from idalloc_server.settings.model import Settings
 from idalloc_server.store.cratedb import documents as crate_documents
 from idalloc_server.store.opensearch import setup
 from idalloc_server.store.sqlite import store as sqlite_store

@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from idalloc_server.config import Settings
 from idalloc_server.domain.errors import (
     StartRefused,
     StoreUnavailable,
 )
-from idalloc_server.node_settings import NodeSettingsFile
 from idalloc_server.process_mode import ProcessMode
+from idalloc_server.settings.model import Settings
+from idalloc_server.settings.persisted import NodeSettingsFile
 from idalloc_server.workers.supervisor import Supervisor
 from tests.support.fake_workers import SECONDS, FakeWorker, FakeWorkers
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from idalloc_server.config import Settings
 from idalloc_server.domain.sequences import validation
+from idalloc_server.settings.model import Settings
 from tests.support import documented
 from tests.support.documented import Claims
 from tests.support.paths import ROOT

@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from idalloc_server.config import Settings, load
 from idalloc_server.listen.transport import check
+from idalloc_server.settings.model import Settings
+from idalloc_server.settings.sources import load
 from tests.support.paths import ROOT
 
 IMAGE = dict(re.findall(r"(IDALLOC_\w+)=(\S+)", (ROOT / "Dockerfile").read_text().partition("FROM")[2]))

@@ -10,7 +10,7 @@ import pytest
 
 from idalloc.cli import _environment
 from idalloc.v1.error_reason_pb2 import ErrorReason
-from idalloc_server.config import Settings
+from idalloc_server.settings.model import Settings
 from scripts.reference import api, cli, limits, links, log_events, python_api
 from scripts.reference.cli_examples import EXAMPLES
 from scripts.reference.pages import FOLDER, PAGES

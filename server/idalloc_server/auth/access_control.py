@@ -15,13 +15,7 @@ from idalloc_server.auth.access import ADMIN, READ, AccessPolicy, Identity
 from idalloc_server.auth.audit import Audit
 from idalloc_server.auth.authenticate import Authenticator
 from idalloc_server.auth.authorize import RULES, Rule, readable_sequences
-from idalloc_server.auth.client_certificates import ClientCertificates
-from idalloc_server.auth.limits import Limits
-from idalloc_server.auth.logins import Logins
-from idalloc_server.domain.clock import Clock
-from idalloc_server.domain.errors import PermissionDenied, Refusal, RequestIdBurned, RequestIdReused
-from idalloc_server.domain.sequences.model import MAX_NAME_BYTES
-from idalloc_server.grpc_types import (
+from idalloc_server.auth.call_types import (
     Admit,
     BatchHandler,
     Context,
@@ -33,6 +27,12 @@ from idalloc_server.grpc_types import (
     connection_peer,
     invocation_metadata,
 )
+from idalloc_server.auth.client_certificates import ClientCertificates
+from idalloc_server.auth.limits import Limits
+from idalloc_server.auth.logins import Logins
+from idalloc_server.domain.clock import Clock
+from idalloc_server.domain.errors import PermissionDenied, Refusal, RequestIdBurned, RequestIdReused
+from idalloc_server.domain.sequences.model import MAX_NAME_BYTES
 
 # How often a stream that waits for its quota checks whether it must end.
 STREAM_POLL_SECONDS = 0.2

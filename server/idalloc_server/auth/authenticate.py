@@ -3,10 +3,10 @@
 from typing import NoReturn
 
 from idalloc_server.auth.access import ANONYMOUS, AccessPolicy, Identity
+from idalloc_server.auth.call_types import Context, MetadataReader
 from idalloc_server.auth.client_certificates import ClientCertificates
 from idalloc_server.auth.limits import Limits
 from idalloc_server.domain.errors import Unauthenticated
-from idalloc_server.grpc_types import Context, MetadataReader
 
 
 class Authenticator:

@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 
+from idalloc_server.auth.call_types import Context
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import Unauthenticated
-from idalloc_server.grpc_types import Context
 
 # The most certificates that are kept in memory, at some kB each.
 MAX_CERTIFICATES = 1_000

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 from idalloc_server.auth.access import AccessPolicy, Identity
 from idalloc_server.auth.audit import Audit
+from idalloc_server.auth.call_types import Context, PeerReader
 from idalloc_server.auth.quotas import Budget, Quotas
 from idalloc_server.auth.rejected_callers import ATTEMPTS_PER_SECOND, RejectedCallers, host_of
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import QuotaExceeded, Refusal, Unauthenticated
-from idalloc_server.grpc_types import Context, PeerReader
 
 
 class Limits:

@@ -8,13 +8,13 @@ from importlib.metadata import version
 from aiohttp import web
 
 from idalloc_server.auth.access_control import AccessControl
-from idalloc_server.config import Settings
 from idalloc_server.domain.clock import Clock
 from idalloc_server.http.access import require_reader
 from idalloc_server.http.readiness import Readiness, livez
 from idalloc_server.http.server import Handler, HttpServer
 from idalloc_server.http.status_page.page import Source, StatusPage
 from idalloc_server.listen.https import HttpsFiles
+from idalloc_server.settings.model import Settings
 from idalloc_server.telemetry.exposition import CONTENT_TYPE, Exposition
 from idalloc_server.telemetry.families import BUILD_INFO, CERTIFICATE_EXPIRES
 from idalloc_server.telemetry.metrics import Counts

@@ -2,7 +2,7 @@
 
 from ipaddress import ip_address
 
-from idalloc_server.grpc_types import Context, MetadataReader, PeerReader
+from idalloc_server.auth.call_types import Context, MetadataReader, PeerReader
 
 # The header in which a proxy names its peer, as the last of its addresses. Clients can send it, too.
 PROXY_HEADER = "x-forwarded-for"

@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from idalloc_server.domain.errors import StartRefused
-from idalloc_server.listen_address import unix_path
+from idalloc_server.settings.address import unix_path
 
 # How many servers can use one port, each on its own address.
 _SLOTS = 16

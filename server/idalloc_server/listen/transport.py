@@ -11,10 +11,10 @@ from typing import Any, ParamSpec, TypeVar
 
 import grpc
 
-from idalloc_server.config import Settings
+from idalloc_server.auth.call_types import MetadataReader, invocation_metadata
 from idalloc_server.domain.errors import StartRefused
-from idalloc_server.grpc_types import MetadataReader, invocation_metadata
-from idalloc_server.listen_address import unix_path
+from idalloc_server.settings.address import unix_path
+from idalloc_server.settings.model import Settings
 
 # The most concurrent calls of a connection (HTTP/2's MAX_CONCURRENT_STREAMS); a client queues further ones. All calls
 # wait in one queue, and each takes 5 kB or more from its arrival. Native has the minimum that RFC 9113 recommends.

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from idalloc.v1 import id_allocator_pb2 as pb
+from idalloc_server.auth.call_types import AdmitRequest, Refund
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.errors import Refusal, StoreUnavailable
-from idalloc_server.grpc_types import AdmitRequest, Refund
 
 MAX_BATCH_REQUESTS = 1_000
 # How long before the deadline of the call its unfinished requests are answered, so that the reply arrives in time.

@@ -21,12 +21,12 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
-from idalloc_server import status
 from idalloc_server.auth.access_control import AccessControl, shorten
 from idalloc_server.auth.authorize import RULES
+from idalloc_server.auth.call_types import Context, StreamHandler, UnaryHandler
 from idalloc_server.domain.errors import InvalidRequest, Refusal, ServerDraining
 from idalloc_server.domain.store.health import StoreHealth
-from idalloc_server.grpc_types import Context, StreamHandler, UnaryHandler
+from idalloc_server.rpc import status
 from idalloc_server.rpc.draining import Draining
 from idalloc_server.telemetry.metrics import CallMetrics, FailedCalls, MethodCalls
 from idalloc_server.telemetry.traces import Traces

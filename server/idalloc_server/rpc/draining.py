@@ -4,8 +4,8 @@ import asyncio
 from contextlib import suppress
 from time import perf_counter
 
+from idalloc_server.auth.call_types import Context
 from idalloc_server.domain.errors import ServerDraining
-from idalloc_server.grpc_types import Context
 from idalloc_server.telemetry.metrics import CallMetrics
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2
 
-from idalloc_server import status
+from idalloc_server.auth.call_types import Context, PeerReader, UnaryHandler, connection_peer
 from idalloc_server.auth.client_certificates import ClientCertificates
 from idalloc_server.auth.rejected_callers import host_of
 from idalloc_server.domain.errors import ServerDraining, Unauthenticated
-from idalloc_server.grpc_types import Context, PeerReader, UnaryHandler, connection_peer
+from idalloc_server.rpc import status
 from idalloc_server.rpc.calls import UNDECODABLE, add_handlers, undecodable_request
 
 # The most open watches in total, and per host. A watch costs some kB and the size of its request, has no time limit,

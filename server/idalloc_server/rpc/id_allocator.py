@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
+from idalloc_server.auth.call_types import Admit, AdmitRequest, Context
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.id_range import IdRange
@@ -16,9 +17,8 @@ from idalloc_server.domain.idempotency.allocator import IdempotentAllocator, wit
 from idalloc_server.domain.sequences.formats import compile_format
 from idalloc_server.domain.sequences.model import Reset
 from idalloc_server.domain.uuids import UUID_BYTES, UuidGenerator
-from idalloc_server.grpc_types import Admit, AdmitRequest, Context
 from idalloc_server.rpc.batches import MAX_BATCH_REQUESTS, RangeBatch
-from idalloc_server.status import Status
+from idalloc_server.rpc.status import Status
 from idalloc_server.xproto import notice
 
 # What 0 means in id_count (auth/access_control.py charges as many), and in chunk_id_count.

@@ -5,11 +5,11 @@ from importlib.metadata import version
 from typing import Protocol
 
 from idalloc.v1 import node_pb2, node_pb2_grpc
+from idalloc_server.auth.call_types import Context
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.document_ids.generator import DocIdGenerator, Save
 from idalloc_server.domain.errors import InvalidRequest
-from idalloc_server.grpc_types import Context
-from idalloc_server.node_settings import SETTINGS, NodeSettingsFile
+from idalloc_server.settings.persisted import SETTINGS, NodeSettingsFile
 
 
 class Workers(Protocol):

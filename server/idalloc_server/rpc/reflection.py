@@ -12,8 +12,8 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from idalloc_server.auth.access_control import AccessControl
+from idalloc_server.auth.call_types import Context
 from idalloc_server.domain.errors import Refusal, ServerDraining
-from idalloc_server.grpc_types import Context
 from idalloc_server.rpc.calls import UNDECODABLE, CallLayer, add_handlers, undecodable_request
 
 # Its annotations declare a coroutine, but it is an async generator.

@@ -14,12 +14,12 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from idalloc.v1 import sequences_pb2 as pb
 from idalloc.v1 import sequences_pb2_grpc
 from idalloc_server.auth.authorize import readable_sequences
+from idalloc_server.auth.call_types import Context
 from idalloc_server.domain.administration.change_tokens import ChangeToken
 from idalloc_server.domain.administration.service import ChangeResult, SequenceService
 from idalloc_server.domain.administration.summary import SequenceSummary
 from idalloc_server.domain.errors import InvalidRequest, SequenceInvalid
 from idalloc_server.domain.sequences.model import Kind, Ordering, Reset
-from idalloc_server.grpc_types import Context
 
 DEFAULT_PAGE_SIZE = 50
 MAX_PAGE_SIZE = 1000

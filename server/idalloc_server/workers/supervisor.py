@@ -14,12 +14,12 @@ from contextlib import suppress
 import structlog
 
 from idalloc_server.auth.access_file import AccessFile
-from idalloc_server.config import Settings
 from idalloc_server.domain.errors import Refusal, StartRefused
 from idalloc_server.listen import transport
 from idalloc_server.listen.reservation import ReservedAddress
-from idalloc_server.node_settings import SETTINGS
 from idalloc_server.process_mode import ProcessMode
+from idalloc_server.settings.model import Settings
+from idalloc_server.settings.persisted import SETTINGS
 from idalloc_server.telemetry import families, logs
 from idalloc_server.telemetry.metrics import Counts, log_calls
 from idalloc_server.telemetry.series import SeriesNames

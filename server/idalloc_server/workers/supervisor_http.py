@@ -8,9 +8,9 @@ from idalloc_server.auth.access import AccessPolicy
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.auth.access_file import AccessFile
 from idalloc_server.auth.client_certificates import ClientCertificates
-from idalloc_server.config import Settings
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.rpc.methods import METHOD_TYPES
+from idalloc_server.settings.model import Settings
 from idalloc_server.telemetry import families, recent
 from idalloc_server.telemetry.metrics import Counts
 from idalloc_server.workers.questions import Questions

@@ -14,12 +14,12 @@ import structlog
 
 from idalloc_server import app
 from idalloc_server.auth.access_control import AccessControl
-from idalloc_server.config import Settings
 from idalloc_server.domain.document_ids.generator import DocIdGenerator, Save
 from idalloc_server.domain.errors import Refusal, Retryable, ServerDraining, StartRefused, StoreFailure
 from idalloc_server.node_report import NodeReport
-from idalloc_server.node_settings import NodeSettingsFile
 from idalloc_server.process_mode import ProcessMode
+from idalloc_server.settings.model import Settings
+from idalloc_server.settings.persisted import NodeSettingsFile
 from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.metrics import Counts
 from idalloc_server.workers.pipe import Pipe

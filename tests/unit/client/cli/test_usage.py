@@ -10,7 +10,8 @@ import pytest
 import idalloc
 from idalloc import aio, cli
 from idalloc.cli import _environment
-from idalloc_server.config import _NOT_SETTINGS, Settings
+from idalloc_server.settings.model import Settings
+from idalloc_server.settings.sources import _NOT_SETTINGS
 from tests.support.fake_server import FakeServer, serving
 
 

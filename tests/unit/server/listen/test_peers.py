@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from idalloc_server.grpc_types import invocation_metadata
+from idalloc_server.auth.call_types import invocation_metadata
 from idalloc_server.listen.peers import proxied_peer
 
 

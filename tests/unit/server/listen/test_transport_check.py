@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from idalloc_server import app
-from idalloc_server.config import Settings
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.listen.transport import check
-from idalloc_server.node_settings import NodeSettingsFile
 from idalloc_server.process_mode import ProcessMode
+from idalloc_server.settings.model import Settings
+from idalloc_server.settings.persisted import NodeSettingsFile
 
 OPEN: dict[str, object] = {"listen": "0.0.0.0:0"}
 CERT: dict[str, object] = {"tls_cert": "/cert", "tls_key": "/key"}

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from idalloc_server.node_settings import NodeSettingsFile
+from idalloc_server.settings.persisted import NodeSettingsFile
 from tests.support.fake_workers import FakeWorkers
 from tests.support.supervised import start_both, supervised
 

@@ -8,11 +8,11 @@ import sys
 import pytest
 from structlog.testing import capture_logs
 
-from idalloc_server.config import Settings
 from idalloc_server.domain.errors import (
     StartRefused,
     StoreUnavailable,
 )
+from idalloc_server.settings.model import Settings
 from idalloc_server.telemetry import families
 from idalloc_server.telemetry.metrics import Counts
 from idalloc_server.workers import supervisor

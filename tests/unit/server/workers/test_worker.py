@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from idalloc_server import status
 from idalloc_server.auth.access import AccessPolicy
 from idalloc_server.auth.access_control import AccessControl
-from idalloc_server.config import Settings
 from idalloc_server.domain import change_events
 from idalloc_server.domain.change_events import ChangedSettings
 from idalloc_server.domain.document_ids.generator import DocIdGenerator, Save
 from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
 from idalloc_server.domain.errors import InvalidRequest, PrefixInUse, ServerDraining, StoreUnavailable
-from idalloc_server.node_settings import NodeSettingsFile
+from idalloc_server.rpc import status
+from idalloc_server.settings.model import Settings
+from idalloc_server.settings.persisted import NodeSettingsFile
 from idalloc_server.workers import worker as worker_module
 from idalloc_server.workers.pipe import Pipe
 from idalloc_server.workers.worker import ChangePending, Worker

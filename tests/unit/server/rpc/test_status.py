@@ -4,7 +4,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from idalloc_server.domain.errors import SequenceAheadOfClock
-from idalloc_server.status import from_refusal
+from idalloc_server.rpc.status import from_refusal
 
 
 @pytest.mark.parametrize(("ahead", "pushback"), [(61.5, "1500"), (1e12, "-1")])

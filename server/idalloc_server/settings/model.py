@@ -1,11 +1,10 @@
-"""Settings: flag > environment > persisted by UpdateNode > TOML file > default."""
+"""All settings of a server, with their defaults and rules."""
 
 import os
 import re
-import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal
 from urllib.parse import quote
 
 from pydantic import (
@@ -15,28 +14,15 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainSerializer,
-    ValidationError,
     field_validator,
     model_validator,
 )
 
-from idalloc_server.domain.errors import StartRefused
-from idalloc_server.listen_address import check_http_address, check_listen_address
-from idalloc_server.node_settings import NodeSettingsFile
-from idalloc_server.store.credentials import has_secret
+from idalloc_server.settings.address import check_http_address, check_listen_address
 
-ENV_PREFIX = "IDALLOC_"
-# Variables with this prefix that are not settings of the server: those of the client and the tests, and those that
-# Kubernetes sets for a service named idalloc.
-_NOT_SETTINGS = re.compile(
-    r"SERVER(_NAME)?|TIMEOUT|TLS|CA|CERT|KEY|TOKEN(_FILE|_INSECURE)?|CONFIG|TEST_\w+"
-    r"|(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)"
-)
 _DAY = 86_400.0
 # Characters that no address or path has. Python decodes bytes that are not UTF-8 to surrogates.
 _INVALID_TEXT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
-# Settings whose value is in no error: it may have a password, or be a key instead of the key's file.
-_SECRET = frozenset({"store", "tls_cert", "tls_key", "tls_client_ca", "access"})
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -56,7 +42,8 @@ _Positive = Annotated[_Duration, Field(gt=0)]
 _UInt16 = Annotated[int, Field(ge=1, le=65535)]
 
 
-def _state_folder(environ: Mapping[str, str]) -> Path | None:
+def state_folder(environ: Mapping[str, str]) -> Path | None:
+    """Return the folder of the user's state; None if the user has no home folder."""
     try:
         return Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state", "idalloc")
     except RuntimeError:  # The user has no home folder.
@@ -64,7 +51,7 @@ def _state_folder(environ: Mapping[str, str]) -> Path | None:
 
 
 def _default_store() -> str:
-    folder = _state_folder(os.environ)
+    folder = state_folder(os.environ)
     # Without a home folder, opening the store fails with the next step.
     return f"sqlite://{quote(str(folder / 'idalloc.db'))}" if folder else ""
 
@@ -185,94 +172,3 @@ class Settings(BaseModel):
         if self.lease_ttl < minimum:
             raise ValueError(f"lease_ttl: must be at least 1.5 times outage_reserve plus store_timeout, {minimum:g}s")
         return self
-
-
-class Loaded(NamedTuple):
-    """Settings and their origins.
-
-    Attributes:
-        settings: All settings.
-        origins: The origin of each setting that is not its default.
-        node_settings: The persisted settings of the node with this listen address.
-    """
-
-    settings: Settings
-    origins: dict[str, str]
-    node_settings: NodeSettingsFile
-
-
-def load(flags: Mapping[str, Any], config: str | None, environ: Mapping[str, str]) -> Loaded:
-    """Load the settings from all sources.
-
-    Args:
-        flags: The command line's value of each setting; None for a missing flag.
-        config: The path of the TOML file; None for IDALLOC_CONFIG, if it is set.
-        environ: The environment.
-
-    Raises:
-        StartRefused: A setting is unknown or invalid, a file cannot be read, or a flag has a password.
-    """
-    if has_secret(flags.get("store") or ""):
-        raise StartRefused(
-            "--store",
-            "a list of processes would show its password or token to every user of this machine: put the URL into "
-            f"{ENV_PREFIX}STORE or the settings file, or name a file with ?password_file=/path or ?jwt_file=/path",
-        )
-    path = config or environ.get(f"{ENV_PREFIX}CONFIG")
-    file: _Source = (_read_toml(path) if path else {}, lambda name: f"{name} in {path}")
-    overrides: list[_Source] = [
-        (_from_environment(environ), lambda name: f"{ENV_PREFIX}{name.upper()}"),
-        ({n: v for n, v in flags.items() if v is not None}, lambda name: f"--{name.replace('_', '-')}"),
-    ]
-    # The listen address selects the persisted settings.
-    settings, origins = _merge([file, *overrides])
-    overridden = {name: origins[name] for source, _ in overrides for name in source}
-    node_settings = NodeSettingsFile(_state_folder(environ), settings.listen, overridden)
-    if persisted := node_settings.read():
-        settings, origins = _merge([file, (persisted, lambda name: f"{name} in {node_settings.path}"), *overrides])
-    return Loaded(settings, origins, node_settings)
-
-
-# Values by setting, and a function that names the origin of a setting.
-_Source = tuple[Mapping[str, Any], Callable[[str], str]]
-
-
-def _merge(sources: list[_Source]) -> tuple[Settings, dict[str, str]]:
-    values: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    for source, describe in sources:
-        for name, value in source.items():
-            values[name], origins[name] = value, describe(name)
-            if name not in Settings.model_fields:
-                raise StartRefused(origins[name], "there is no such setting; `idalloc serve --help` lists all")
-    try:
-        return Settings(**values), origins
-    except ValidationError as error:
-        first = error.errors()[0]
-        message = first["msg"].removeprefix("Value error, ")
-        if not first["loc"]:
-            name, _, message = message.partition(": ")
-        else:
-            name = str(first["loc"][0])
-            if name not in _SECRET:
-                message = f"{message}, not {first['input']!r}"
-        raise StartRefused(origins.get(name, name), message[:1].lower() + message[1:]) from None
-
-
-def _read_toml(path: str) -> dict[str, Any]:
-    try:
-        with Path(path).open("rb") as file:
-            return tomllib.load(file)
-    except OSError as error:
-        raise StartRefused("config", f"cannot read {path}: {error.strerror}") from None
-    # ValueError: invalid TOML or UTF-8, or a number with too many digits for Python.
-    except (ValueError, RecursionError) as error:
-        raise StartRefused("config", f"{path} is not TOML: {error}") from None
-
-
-def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name.removeprefix(ENV_PREFIX).lower(): value
-        for name, value in environ.items()
-        if name.startswith(ENV_PREFIX) and not _NOT_SETTINGS.fullmatch(name, len(ENV_PREFIX))
-    }

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from idalloc_server.domain.errors import InvalidRequest, StartRefused
-from idalloc_server.listen_address import unix_path
+from idalloc_server.settings.address import unix_path
 from idalloc_server.store.permissions import FILE_MODE, make_folder, sync_folder
 
 # The setting of each field that UpdateNode changes.

@@ -7,10 +7,10 @@ from urllib.parse import quote
 import pytest
 
 from idalloc_server.auth.access_file import AccessFile
-from idalloc_server.config import load
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.listen.tls import Certificates
+from idalloc_server.settings.sources import load
 from idalloc_server.store.urls import open_store
 
 PATHS = ("tls_cert", "tls_key", "tls_client_ca", "access")

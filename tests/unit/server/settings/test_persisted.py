@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from idalloc.v1 import node_pb2
-from idalloc_server.config import load
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.document_ids.generator import MAX_SERIAL, DocIdGenerator
@@ -20,8 +19,9 @@ from idalloc_server.domain.errors import (
     StartRefused,
     StoreUnavailable,
 )
-from idalloc_server.node_settings import NodeSettingsFile
 from idalloc_server.rpc.node import NodeServicer
+from idalloc_server.settings.persisted import NodeSettingsFile
+from idalloc_server.settings.sources import load
 from tests.support.fake_store import FakeClock, MemoryStore, unreachable
 from tests.support.waiting import settle
 
