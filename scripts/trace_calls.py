@@ -38,7 +38,7 @@ from idalloc.v1 import (
     sequences_pb2_grpc,
 )
 from idalloc_server import app
-from idalloc_server.process_mode import ProcessMode
+from idalloc_server.node.mode import SingleProcess
 from idalloc_server.settings.model import Settings
 from idalloc_server.telemetry import logs
 
@@ -102,7 +102,7 @@ class Tracer:
                 self.entries.append(frame.f_code)
 
 
-class Traced(ProcessMode):
+class Traced(SingleProcess):
     """The mode of the traced server: it sets an event instead of printing a line."""
 
     def __init__(self) -> None:
@@ -174,7 +174,7 @@ async def trace(tracer: Tracer, folder: Path, access: str, kind: str, listed: st
                 await tracer.record(request)
             if name:
                 report(name, tracer.entries, listed)
-    mode.stop_requested.set()
+    mode.control.stop_requested.set()
     await server
 
 

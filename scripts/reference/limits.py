@@ -6,7 +6,6 @@ from idalloc._core import pool, resumption
 from idalloc._core.calls import MAX_UUIDS_PER_CALL
 from idalloc._core.defaults import DEFAULT_TIMEOUT
 from idalloc._transport.channel import MAX_CONNECTIONS
-from idalloc_server import app
 from idalloc_server.__main__ import MAX_MOVED_TO_LENGTH
 from idalloc_server.auth import audit, quotas, rejected_callers
 from idalloc_server.documents import json_text, selection
@@ -19,6 +18,7 @@ from idalloc_server.domain.sequences import formats, model, validation
 from idalloc_server.http import server as http
 from idalloc_server.http.status_page import page as status_page
 from idalloc_server.listen import transport
+from idalloc_server.node import issuers
 from idalloc_server.rpc import batches, health, id_allocator, sequences, status
 from idalloc_server.settings.model import Settings
 from idalloc_server.store.cratedb import documents
@@ -353,7 +353,7 @@ LIMITS = {
         Limit("running calls after SIGTERM", _setting("drain_timeout", " s"), "they are cancelled, status UNAVAILABLE"),
         Limit(
             "return of unused ids at a stop",
-            f"{app.RELEASE_SECONDS:g} s",
+            f"{issuers.RELEASE_SECONDS:g} s",
             "they are burned; the log has [`release_timed_out`](log-events.md#release_timed_out)",
         ),
         Limit(

@@ -28,7 +28,7 @@ from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import Refusal, StartRefused, StoreFailure, StoreRefused, StoreRetired
 from idalloc_server.domain.sequences.text import escaped
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.process_mode import ProcessMode
+from idalloc_server.node.mode import SingleProcess
 from idalloc_server.settings.model import Settings
 from idalloc_server.settings.persisted import NodeSettingsFile
 from idalloc_server.settings.sources import load
@@ -100,10 +100,9 @@ def _run_server(settings: Settings, node_settings: NodeSettingsFile) -> int:
     """Serve, and return the exit code; log an unexpected error as ``crashed``."""
     try:
         created = _missing_file(open_store(settings.store, SystemClock()))
-        mode = ProcessMode(node_settings, settings.drain_timeout, created)
         if settings.workers > 1:
-            return run(Supervisor(settings, mode).run())
-        run(app.serve(settings, mode))
+            return run(Supervisor(settings, node_settings, created).run())
+        run(app.serve(settings, SingleProcess(node_settings, settings.drain_timeout, created)))
     except (StartRefused, StoreFailure):
         raise
     except Exception:

@@ -2,60 +2,44 @@
 
 import asyncio
 import gc
+import os
 import signal
+import socket
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from dataclasses import dataclass
 
 import structlog
 
 from idalloc_server.auth.access import AccessPolicy
-from idalloc_server.domain.administration.index import SequenceIndex
-from idalloc_server.domain.administration.service import SequenceService
-from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.allocation.config import AllocationConfig
+from idalloc_server.auth.access_control import AccessControl
+from idalloc_server.auth.access_file import AccessFile
 from idalloc_server.domain.clock import Clock, SystemClock
-from idalloc_server.domain.document_ids.generator import DocIdGenerator
-from idalloc_server.domain.document_ids.start_timestamps import StartTimestamp, StartTimestamps
 from idalloc_server.domain.errors import StoreUnavailable
-from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
 from idalloc_server.domain.store.protocol import WRITES, Store
-from idalloc_server.domain.uuids import UuidGenerator
 from idalloc_server.listen import transport
-from idalloc_server.listener import Listener
-from idalloc_server.node_report import NodeReport
-from idalloc_server.process_mode import ProcessMode
-from idalloc_server.rpc.calls import CallLayer
-from idalloc_server.rpc.draining import Draining
-from idalloc_server.rpc.health import HealthServicer
+from idalloc_server.listen.callers import open_access_control
+from idalloc_server.node.change import NodeChanges
+from idalloc_server.node.issuers import Issuers
+from idalloc_server.node.mode import ProcessMode
+from idalloc_server.node.report import NodeReport
 from idalloc_server.rpc.id_allocator import IdAllocatorServicer
 from idalloc_server.rpc.methods import METHOD_TYPES
 from idalloc_server.rpc.node import NodeServicer
-from idalloc_server.rpc.reflection import AuthenticatedReflection
+from idalloc_server.rpc.port import RpcPort
 from idalloc_server.rpc.sequences import SequencesServicer
+from idalloc_server.rpc.services import RpcServices
 from idalloc_server.settings.model import Settings
 from idalloc_server.store.counted import counted
-from idalloc_server.store.urls import open_store
-from idalloc_server.telemetry.logs import log_burned, watch_burned
+from idalloc_server.store.urls import keeps_documents, open_documents, open_store
+from idalloc_server.telemetry.logs import watch_burned
 from idalloc_server.telemetry.metrics import CallMetrics
-from idalloc_server.xproto_port import XProtocolPort
+from idalloc_server.telemetry.traces import Traces, open_traces
+from idalloc_server.xproto import port as xproto_port
+from idalloc_server.xproto.port import XProtocolPort
 
-# The share of drain_timeout after which running streams are ended.
-STREAMS_SHARE = 0.8
 # The pause between attempts to open an unavailable store at startup.
 OPEN_RETRY_SECONDS = 1.0
-# A stop closes the port when no call arrived for this long and none runs. grpc answers a call that arrives during the
-# close with CANCELLED, which callers do not retry.
-QUIET_SECONDS = 0.1
-# The longest wait for that: calls may run long, and callers may send without a pause.
-MAX_QUIET_WAIT_SECONDS = 1.0
-# The longest wait for clients to read the last replies and to acknowledge that their connection closes.
-LAST_REPLIES_SECONDS = 5.0
-# The grace of the stop that sends GOAWAY; a stop without grace ends it. If both ended in one turn of the event loop,
-# grpcio would use a server that it has destroyed, and crash.
-UNENDING_GRACE_SECONDS = 86_400.0
-# The longest wait at a stop for the store to take unused ids back.
-RELEASE_SECONDS = 5.0
 
 _log = structlog.get_logger("idalloc")
 
@@ -71,50 +55,49 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
         StartRefused: A setting or the store prevents the start.
         StoreFailure: The store was not reached within ``store_timeout``, or rejected a statement.
     """
-    if signal.SIGHUP not in mode.stop_signals:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, mode.reload_requested.set)
+    if signal.SIGHUP not in mode.control.stop_signals:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, mode.control.reload_requested.set)
     clock = SystemClock()
     is_worker = mode.workers is not None
-    listener = Listener(settings, mode, clock)
+    access_file = AccessFile(settings.access) if settings.access else None
+    access_control = open_access_control(
+        settings, clock, access_file, requires_authentication=mode.requires_authentication
+    )
+    authenticates = access_control.requires_authentication
+    transport.check(settings, authenticates=authenticates)
+    xproto_port.check(settings, keeps_documents=keeps_documents(settings.store), authenticates=authenticates)
+    traces = open_traces(os.environ)
+    port = RpcPort(settings, shares_port=is_worker)
+    holder = f"{socket.gethostname()} {port.address}"
     http = None
     if settings.http_listen and not is_worker:
         from idalloc_server.http.port import HttpPort  # only here: see HttpPort
 
-        http = HttpPort(settings, listener.access_control, clock, METHOD_TYPES)
+        http = HttpPort(settings, access_control, clock, METHOD_TYPES)
     store_calls: Counter[str] = Counter()
     store = counted(open_store(settings.store, clock, settings.store_timeout), store_calls)
-    if listener.traces is not None:
-        store = listener.traces.trace_writes(store, store.address, WRITES)
+    if traces is not None:
+        store = traces.trace_writes(store, store.address, WRITES)
     try:
         if http:
             await http.start()
         await _open(store, settings.store_timeout)
-        start_timestamps = StartTimestamps(
-            store,
-            clock,
-            prefix=settings.node_prefix,
-            holder=listener.name,
-            max_clock_skew=settings.max_clock_skew,
-            prefix_conflict=settings.prefix_conflict,
-            store_timeout=settings.store_timeout,
-            is_shared=is_worker,
-        )
-        node = _Node(
-            settings, mode, clock, store, listener, start_timestamps, await start_timestamps.start(), store_calls
-        )
+        issuers = await Issuers.claim(settings, clock, store, holder, is_shared=is_worker)
+        opened = _Opened(settings, clock, store, store_calls, port, traces, access_file, access_control)
+        node = _Node(opened, mode, issuers)
         if http:
             http.source = node.report
         if is_worker:
-            listener.bind()
-        await node.serve_until_stopped(store.address, settings.node_prefix, http.url if http else "")
+            port.bind()
+        await node.serve_until_stopped(http.url if http else "")
     finally:
         if http:
             await http.close()
-        await listener.server.stop(None)
+        await port.server.stop(None)
         await store.close()
-        listener.release_address()
-        if listener.traces is not None:
-            await listener.traces.close()
+        port.release_address()
+        if traces is not None:
+            await traces.close()
 
 
 async def _open(store: Store, timeout: float) -> None:
@@ -132,18 +115,6 @@ async def _open(store: Store, timeout: float) -> None:
         await asyncio.sleep(OPEN_RETRY_SECONDS)
 
 
-def _allocation_config(settings: Settings) -> AllocationConfig:
-    return AllocationConfig(
-        settings.lease_ttl,
-        settings.store_timeout,
-        settings.auto_create_sequences,
-        max_clock_skew=settings.max_clock_skew,
-        outage_reserve=settings.outage_reserve,
-        max_reserved_ids=settings.max_reserved_ids,
-        max_sequences=settings.max_sequences,
-    )
-
-
 async def _log_every_second(*logs: Callable[[], None]) -> None:
     """Write logs every second, until cancelled."""
     while True:
@@ -152,228 +123,143 @@ async def _log_every_second(*logs: Callable[[], None]) -> None:
             log()
 
 
+@dataclass(frozen=True)
+class _Opened:
+    """What a start opens before the node: its store, its port, and who may call."""
+
+    settings: Settings
+    clock: Clock
+    store: Store
+    store_calls: Counter[str]  # by method and outcome
+    port: RpcPort
+    traces: Traces | None
+    access_file: AccessFile | None
+    access_control: AccessControl
+
+
 class _Node:
     """A server process on an open store, with its own start timestamp."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        mode: ProcessMode,
-        clock: Clock,
-        store: Store,
-        listener: Listener,
-        start_timestamps: StartTimestamps,
-        start: StartTimestamp,
-        store_calls: Counter[str],
-    ) -> None:
+    def __init__(self, opened: _Opened, mode: ProcessMode, issuers: Issuers) -> None:
+        settings, store, access_control = opened.settings, opened.store, opened.access_control
+        allocator, doc_ids = issuers.allocator, issuers.doc_ids
+        self._opened = opened
         self._mode = mode
-        self._serves_http = bool(settings.http_listen)
-        self._clock = clock
-        self._listener = listener
-        self._can_send_goaway = transport.can_send_goaway(settings.transport)
-        self._start_timestamps = start_timestamps
-        self._allocator = Allocator(store, clock, _allocation_config(settings))
-        offset, increment = settings.auto_increment_offset, settings.auto_increment_increment
-        self._doc_ids = DocIdGenerator(start_timestamps, start, offset=offset, increment=increment)
-        self._request_ids = IdempotentAllocator(
-            self._allocator,
-            store,
-            clock,
-            node=listener.name,
-            window=settings.request_id_window,
-            store_timeout=settings.store_timeout,
+        self._issuers = issuers
+        changes = NodeChanges(doc_ids, mode.node_settings, mode.workers)
+        self._xproto = XProtocolPort(
+            settings,
+            access_control,
+            open_documents(settings.store, settings.store_timeout) if settings.xproto_listen else None,
+            doc_ids,
+            changes.change,
+            allocator.burned,
+            shares_port=mode.workers is not None,
         )
-        self._sequence_service = SequenceService(
-            store, clock, self._allocator, store_timeout=settings.store_timeout, max_clock_skew=settings.max_clock_skew
-        )
-        self._xproto = XProtocolPort(settings, mode, listener.access_control, self._doc_ids, self._allocator.burned)
-        self._index = SequenceIndex(self._sequence_service, clock)
-        self._metrics = CallMetrics()
-        self._draining = Draining(self._metrics)
-        self._calls = CallLayer(
-            self._metrics,
-            self._draining,
-            listener.access_control,
-            self._allocator.store_health,
-            log_each=settings.log_level == "debug",
-            traces=listener.traces,
-            push_back=transport.can_push_back(settings.transport),
-        )
+        metrics = CallMetrics()
+        self._rpc = RpcServices(settings, opened.port, access_control, metrics, allocator.store_health, opened.traces)
         self.report = NodeReport(
-            self._metrics,
-            self._allocator,
-            self._doc_ids,
-            self._sequence_service,
-            start_timestamps,
-            listener.access_control.audit,
-            store_calls,
-            self._index,
-            {"address": listener.address, "store": store.address},
-            settings.workers,
-            lambda: self._draining.has_begun,
-            self._xproto.count,
+            calls=metrics,
+            issuers=issuers,
+            audit=access_control.audit,
+            store_calls=opened.store_calls,
+            described={"address": opened.port.address, "store": store.address},
+            workers=settings.workers,
+            is_draining=lambda: self._rpc.draining.has_begun,
+            count_more=self._xproto.count,
         )
-        self._add_services(settings, store, start)
-
-    def _add_services(self, settings: Settings, store: Store, start: StartTimestamp) -> None:
-        listener, mode = self._listener, self._mode
-        servicers = (
+        self._rpc.add(
             IdAllocatorServicer(
-                self._allocator,
-                self._doc_ids,
-                self._clock,
+                allocator,
+                doc_ids,
+                opened.clock,
                 settings.max_ids_per_call,
-                self._request_ids,
-                UuidGenerator(self._clock),
-                start.node,
-                self._calls.record_failure,
+                issuers.request_ids,
+                issuers.uuids,
+                issuers.start.node,
+                self._rpc.calls.record_failure,
             ),
-            SequencesServicer(self._sequence_service),
-            NodeServicer(self._allocator, self._doc_ids, store.address, mode.node_settings, mode.workers),
+            SequencesServicer(issuers.sequences),
+            NodeServicer(allocator, doc_ids, store.address, changes),
         )
-        for servicer in servicers:
-            self._calls.add_service(listener.server, servicer)
-        names = [each.descriptor.full_name for each in servicers]
-        self._health = HealthServicer(names, listener.access_control.certificates, listener.access_control.peer_of)
-        self._health.add_to(listener.server)
-        names.append(HealthServicer.descriptor.full_name)
-        self._reflection = AuthenticatedReflection(names, listener.access_control, self._calls)
-        self._reflection.add_to(listener.server)
 
-    async def serve_until_stopped(self, store: str, prefix: int, http: str) -> None:
-        """Serve until a stop signal, then drain. Before this call a stop signal ends the process at once."""
-        for number in self._mode.stop_signals:
-            asyncio.get_running_loop().add_signal_handler(number, self._mode.stop_requested.set)
+    async def serve_until_stopped(self, http: str) -> None:
+        """Serve until a stop signal, then drain. Before this call a stop signal ends the process at once.
+
+        Args:
+            http: The URL of the HTTP port; empty without one.
+        """
+        opened, mode = self._opened, self._mode
+        for number in mode.control.stop_signals:
+            asyncio.get_running_loop().add_signal_handler(number, mode.control.stop_requested.set)
         try:
             async with asyncio.TaskGroup() as tasks:
-                jobs = (
-                    self._start_timestamps.keep_prefix(self._allocator.store_health.record_success),
-                    self._allocator.close_idle_sequences(),
-                    self._request_ids.prune_answers(),
-                )
-                monitors = [
-                    self.report.sample(),
-                    self.report.survey(),
-                    self._mode.report(self.report),
-                    watch_burned(self._allocator.burned.pop_new),
-                    _log_every_second(self._listener.access_control.audit.log_totals, self._calls.failed.log),
-                    self._allocator.store_health.evaluate_every_second(
-                        lambda error: self._health.set_store_serving(serving=not error)
-                    ),
-                    self._reload(),
-                ]
-                if self._serves_http:
-                    monitors.append(self._index.follow())
-                if self._listener.access_file:
-                    monitors.append(self._listener.access_file.follow(self._apply_access))
-                background = [tasks.create_task(job) for job in (*jobs, *monitors)]
+                background = [tasks.create_task(job) for job in self._background()]
                 await self._xproto.start()
-                await self._listener.server.start()
-                await self._mode.wait_all_ready(self._doc_ids, self._listener.access_control)
-                self._health.set_serving(serving=True)
-                self._health.set_store_serving(serving=True)  # The start used it.
+                await opened.port.server.start()
+                await mode.wait_all_ready(self._issuers.doc_ids, opened.access_control)
+                self._rpc.set_serving()
                 # Exempt the long-lived objects from further collections.
                 gc.collect()
                 gc.freeze()
-                self._mode.report_serving(self._listener.address, store, prefix, http=http, xproto=self._xproto.address)
-                await self._mode.stop_requested.wait()
-                self._mode.report_stopping()
-                await self._drain()
+                mode.report_serving(
+                    opened.port.address,
+                    opened.store.address,
+                    opened.settings.node_prefix,
+                    http=http,
+                    xproto=self._xproto.address,
+                )
+                await mode.control.stop_requested.wait()
+                mode.report_stopping()
+                await self._rpc.drain(mode.control.drain_timeout, self._xproto.drain, mode.wait_all_closed)
                 for task in background:
                     task.cancel()
         finally:
             await self._xproto.close()
             await self._release()
 
+    def _background(self) -> list[Coroutine[None, None, None]]:
+        opened, allocator = self._opened, self._issuers.allocator
+        jobs = [
+            *self._issuers.background(),
+            self.report.sample(),
+            self.report.survey(),
+            self._mode.report(self.report),
+            watch_burned(allocator.burned.pop_new),
+            _log_every_second(opened.access_control.audit.log_totals, self._rpc.calls.failed.log),
+            allocator.store_health.evaluate_every_second(
+                lambda error: self._rpc.health.set_store_serving(serving=not error)
+            ),
+            self._reload(),
+        ]
+        if opened.settings.http_listen:
+            jobs.append(self._issuers.index.follow())
+        if opened.access_file:
+            jobs.append(opened.access_file.follow(self._apply_access))
+        return jobs
+
     async def _reload(self) -> None:
         """Reload the files on each request, until cancelled."""
+        opened, control = self._opened, self._mode.control
         while True:
-            await self._mode.reload_requested.wait()
-            self._mode.reload_requested.clear()
+            await control.reload_requested.wait()
+            control.reload_requested.clear()
             _log.info("reloading")
-            if self._listener.access_file:
-                self._listener.access_file.reload()
-            if self._listener.certificates:
-                await asyncio.to_thread(self._listener.certificates.reload)
+            if opened.access_file:
+                opened.access_file.reload()
+            if opened.port.certificates:
+                await asyncio.to_thread(opened.port.certificates.reload)
 
     def _apply_access(self, access: AccessPolicy) -> None:
-        self._listener.access_control.apply_policy(access)
-        if self._listener.access_control.requires_authentication:
+        self._opened.access_control.apply_policy(access)
+        if self._opened.access_control.requires_authentication:
             self._mode.require_authentication()
-
-    async def _drain(self) -> None:
-        """Reject new calls, close connections, and wait for running calls; end streams near ``drain_timeout``."""
-        timeout = self._mode.drain_timeout
-        loop = asyncio.get_running_loop()
-        start = loop.time()
-
-        def remaining(share: float = 1.0) -> float:
-            return max(0.0, start + timeout * share - loop.time())
-
-        _log.info("draining", calls=self._metrics.in_flight, drain_timeout=timeout)
-        self._health.set_serving(serving=False)
-        if self._can_send_goaway:
-            self._draining.hold_new_calls()
-        else:
-            self._draining.reject_calls()
-        # Beside the calls: each connection ends when its statement has ended.
-        documents = asyncio.create_task(self._xproto.drain(remaining(STREAMS_SHARE)))
-        await self._draining.wait_until_quiet(QUIET_SECONDS, timeout=min(MAX_QUIET_WAIT_SECONDS, timeout / 2))
-        closing = None
-        if self._can_send_goaway:
-            closing = asyncio.create_task(self._listener.server.stop(UNENDING_GRACE_SECONDS))
-            await asyncio.sleep(0)  # It has sent GOAWAY: rejections arrive after it, so their callers reconnect.
-        with suppress(TimeoutError):  # The supervisor kills an unresponsive worker later.
-            await asyncio.wait_for(self._mode.wait_all_closed(), MAX_QUIET_WAIT_SECONDS)
-        self._draining.reject_calls()
-        if not await self._draining.wait_for_calls(timeout=remaining(STREAMS_SHARE)):
-            self._draining.end_streams()
-            await self._draining.wait_for_calls(timeout=remaining())
-        await documents
-        self._health.end()
-        self._reflection.end()
-        if closing:
-            # It ends when each client has read all replies and its connection is closed.
-            await asyncio.wait({closing}, timeout=min(LAST_REPLIES_SECONDS, remaining()))
-        else:
-            await asyncio.sleep(QUIET_SECONDS)  # Native's stop does not wait for threads that write the last replies.
-        await self._listener.server.stop(None)
-        if closing:
-            await closing
-        # The server does not wait for the handlers that it cancels (grpc/grpc#37239); they count burned ids.
-        await self._draining.wait_for_calls(timeout=1)
 
     async def _release(self) -> None:
         """Return unused ids to the store, and release the prefix with the last worker."""
-        in_time = await self._release_in_time(self._close())
-        self._listener.access_control.audit.log_totals()
-        self._calls.failed.log()
-        for burn in self._allocator.burned.pop_new():
-            log_burned(*burn)
+        in_time = await self._issuers.close()
+        self._opened.access_control.audit.log_totals()
+        self._rpc.calls.failed.log()
         if await self._mode.wait_all_drained() and in_time:
-            # All workers hold the prefix under one name.
-            await self._release_in_time(self._start_timestamps.release())
+            await self._issuers.release_prefix()  # All workers hold it under one name.
         self._mode.report_final_counts(self.report.final_counts())
-
-    async def _close(self) -> None:
-        # Concurrently: none delays the others. The first two need no ids from the allocator any more.
-        try:
-            await asyncio.gather(
-                self._sequence_service.finish_changes(),
-                self._request_ids.finish_recording(),
-                self._allocator.return_leases(),
-                self._doc_ids.cancel_claims(),
-            )
-        finally:  # after a timeout, burn what is left
-            self._request_ids.abandon()
-            self._allocator.abandon()
-
-    async def _release_in_time(self, work: Coroutine[None, None, None]) -> bool:
-        """Await store calls of a stop; return whether they ended within ``RELEASE_SECONDS``."""
-        try:
-            async with asyncio.timeout(RELEASE_SECONDS):
-                await work
-        except TimeoutError:
-            _log.warning("release_timed_out", timeout=RELEASE_SECONDS)
-            return False
-        return True

@@ -22,6 +22,7 @@ from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
 from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
 from idalloc_server.domain.uuids import UuidGenerator
 from idalloc_server.listen.transport import can_push_back, make_server, metadata_reader
+from idalloc_server.node.change import NodeChanges
 from idalloc_server.rpc.calls import CallLayer
 from idalloc_server.rpc.draining import Draining
 from idalloc_server.rpc.health import HealthServicer
@@ -118,7 +119,7 @@ async def serving(
         IdAllocatorServicer(
             allocator, doc_ids, clock, max_ids, request_ids, UuidGenerator(clock), start.node, calls.record_failure
         ),
-        NodeServicer(allocator, doc_ids, store.address),
+        NodeServicer(allocator, doc_ids, store.address, NodeChanges(doc_ids)),
         SequencesServicer(SequenceService(store, clock, allocator, store_timeout=5.0)),
     )
     for servicer in servicers:

@@ -8,7 +8,6 @@ from math import ceil
 from idalloc._core import calls, defaults, pool, resumption
 from idalloc._transport import channel
 from idalloc.bench import _plan
-from idalloc_server import app
 from idalloc_server.auth import rejected_callers
 from idalloc_server.documents import json_text, selection
 from idalloc_server.domain import generations
@@ -18,7 +17,8 @@ from idalloc_server.domain.document_ids import generator, start_timestamps
 from idalloc_server.domain.sequences import formats, model, validation
 from idalloc_server.domain.store import retention
 from idalloc_server.listen import transport
-from idalloc_server.rpc import batches, health, id_allocator, sequences
+from idalloc_server.node import issuers
+from idalloc_server.rpc import batches, health, id_allocator, sequences, services
 from idalloc_server.settings.model import Settings
 from idalloc_server.store.cratedb import documents as crate_documents
 from idalloc_server.store.opensearch import setup
@@ -225,8 +225,8 @@ def of_documents() -> Claims:
         "docs/operations/upgrades.md": [],
         "docs/explanation/architecture.md": [
             f"Before the login a frame is at most {session.MAX_CONTROL_MESSAGE / 1024:g} KiB.",
-            f"all at once and for {app.RELEASE_SECONDS:g} s at most",
-            f"acknowledged the GOAWAY, up to {app.LAST_REPLIES_SECONDS:g} s,",
+            f"all at once and for {issuers.RELEASE_SECONDS:g} s at most",
+            f"acknowledged the GOAWAY, up to {services.LAST_REPLIES_SECONDS:g} s,",
             f"plus a margin of {generations.MARGIN_SECONDS:g} s",
             f"after {worker.CHANGE_PAUSE_SECONDS:g} s if it cannot",
         ],

@@ -8,7 +8,6 @@ from idalloc_server.domain.errors import (
     StartRefused,
     StoreUnavailable,
 )
-from idalloc_server.process_mode import ProcessMode
 from idalloc_server.settings.model import Settings
 from idalloc_server.settings.persisted import NodeSettingsFile
 from idalloc_server.workers.supervisor import Supervisor
@@ -22,7 +21,7 @@ def supervised_settings(store_timeout: str = "40s") -> Settings:
 
 
 def new_supervisor(settings: Settings) -> Supervisor:
-    return Supervisor(settings, ProcessMode(NodeSettingsFile(None, "127.0.0.1:0"), settings.drain_timeout))
+    return Supervisor(settings, NodeSettingsFile(None, "127.0.0.1:0"))
 
 
 @asynccontextmanager

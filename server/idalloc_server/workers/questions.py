@@ -6,7 +6,7 @@ from itertools import count
 from typing import Any
 
 from idalloc_server.domain.errors import Refusal, StoreUnavailable
-from idalloc_server.node_answers import Answer
+from idalloc_server.node.answers import Answer
 from idalloc_server.workers.pipe import Values
 from idalloc_server.workers.worker_process import WorkerProcess
 

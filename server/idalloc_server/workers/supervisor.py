@@ -17,9 +17,10 @@ from idalloc_server.auth.access_file import AccessFile
 from idalloc_server.domain.errors import Refusal, StartRefused
 from idalloc_server.listen import transport
 from idalloc_server.listen.reservation import ReservedAddress
-from idalloc_server.process_mode import ProcessMode
+from idalloc_server.node import announcements
+from idalloc_server.node.mode import stop_signals
 from idalloc_server.settings.model import Settings
-from idalloc_server.settings.persisted import SETTINGS
+from idalloc_server.settings.persisted import SETTINGS, NodeSettingsFile
 from idalloc_server.telemetry import families, logs
 from idalloc_server.telemetry.metrics import Counts, log_calls
 from idalloc_server.telemetry.series import SeriesNames
@@ -45,13 +46,15 @@ class Supervisor:
 
     Args:
         settings: All settings.
-        mode: How the server reports.
+        node_settings: Persists settings over restarts.
+        created: The file of a store that this start creates; empty for an existing store.
     """
 
-    def __init__(self, settings: Settings, mode: ProcessMode) -> None:
+    def __init__(self, settings: Settings, node_settings: NodeSettingsFile, created: str = "") -> None:
         self._settings = settings  # with the newest ones of the node
         self._revision = 0  # of the node's settings
-        self._mode = mode
+        self._node_settings = node_settings
+        self._created = created
         self._workers: dict[int, WorkerProcess] = {}
         self._exited_counts = Counts()
         self._exits = 0
@@ -89,7 +92,7 @@ class Supervisor:
         if sys.platform != "linux":
             raise StartRefused("workers", "several processes can share a port on Linux only; set it to 1")
         # First: a signal without a handler would end only this process, and a start may take long.
-        loop, numbers = asyncio.get_running_loop(), self._mode.stop_signals
+        loop, numbers = asyncio.get_running_loop(), stop_signals()
         for number in numbers:
             loop.add_signal_handler(number, self._on_stop_signal, number)
         if signal.SIGHUP not in numbers:
@@ -113,7 +116,7 @@ class Supervisor:
                 documents.close()
         if not self._serving.cancelled():
             self._serving.result()  # It raises.
-        self._mode.report_final_counts(self.counts())
+        announcements.announce_stopped(self.counts())
         return self._exit_code
 
     def _reserve_xproto(self) -> ReservedAddress | None:
@@ -134,8 +137,14 @@ class Supervisor:
                 if result is not None:
                     raise result
         address, store, prefix = self._workers[1].pipe.values["serving"]
-        self._mode.report_serving(
-            address, store, prefix, self._settings.workers, self._http.url, self._settings.xproto_listen
+        announcements.announce_serving(
+            address,
+            store,
+            prefix,
+            workers=self._settings.workers,
+            http=self._http.url,
+            created=self._created,
+            xproto=self._settings.xproto_listen,
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(log_calls(lambda: self.counts().calls))
@@ -149,7 +158,7 @@ class Supervisor:
         start = {
             "number": number,
             "settings": dict(self._settings),
-            "node_settings": self._mode.node_settings.arguments,
+            "node_settings": self._node_settings.arguments,
             "requires_authentication": self._requires_authentication,
         }
         worker.pipe.send(start=start, series=self._series.names)
@@ -234,7 +243,7 @@ class Supervisor:
                 # It was killed, perhaps after it had written the file: the server must run with what a start would use.
                 update = {SETTINGS[field]: value for field, value in persisted.items()}
                 with suppress(StartRefused):
-                    if update.items() <= (await asyncio.to_thread(self._mode.node_settings.read)).items():
+                    if update.items() <= (await asyncio.to_thread(self._node_settings.read)).items():
                         self._on_applied(worker, {"given": persisted, "applied": self._turn})
 
     def _on_applied(self, worker: WorkerProcess, values: Values) -> None:
@@ -285,7 +294,7 @@ class Supervisor:
     async def _stop_all(self) -> None:
         """Drain and release all workers; kill those that are late."""
         self._stopping = True
-        self._mode.report_stopping()
+        announcements.announce_stopping()
         self._serving.cancel()
         await asyncio.wait({self._serving})
         for each in self._workers.values():

@@ -16,8 +16,9 @@ from idalloc_server import app
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.domain.document_ids.generator import DocIdGenerator, Save
 from idalloc_server.domain.errors import Refusal, Retryable, ServerDraining, StartRefused, StoreFailure
-from idalloc_server.node_report import NodeReport
-from idalloc_server.process_mode import ProcessMode
+from idalloc_server.node.change import Workers
+from idalloc_server.node.mode import ProcessControl
+from idalloc_server.node.report import NodeReport
 from idalloc_server.settings.model import Settings
 from idalloc_server.settings.persisted import NodeSettingsFile
 from idalloc_server.telemetry import logs
@@ -48,8 +49,8 @@ class ChangePending(Retryable, reason="STORE_UNAVAILABLE", status="UNAVAILABLE")
         super().__init__(f"{applied} of {workers} workers have applied the change; {rest}")
 
 
-class Worker(ProcessMode):
-    """The mode of a worker, and its side of the pipe to the supervisor.
+class Worker:
+    """The ``ProcessMode`` of a worker, and its side of the pipe to the supervisor.
 
     Attributes:
         settings: All settings.
@@ -61,11 +62,12 @@ class Worker(ProcessMode):
     def __init__(self, pipe: Pipe) -> None:
         start = pipe.values["start"]
         self.settings = Settings.model_construct(**start["settings"])  # The supervisor has validated them.
-        super().__init__(NodeSettingsFile(*start["node_settings"]), self.settings.drain_timeout)
-        self.workers = self
+        # When a terminal closes, the supervisor gets SIGHUP, too.
+        self.control = ProcessControl(self.settings.drain_timeout, (signal.SIGTERM, signal.SIGINT))
+        self.node_settings = NodeSettingsFile(*start["node_settings"])
+        self.workers: Workers | None = self
         self.count = self.settings.workers
         self.requires_authentication = start["requires_authentication"]
-        self.stop_signals = (signal.SIGTERM, signal.SIGINT)  # When a terminal closes, the supervisor gets SIGHUP, too.
         self._pipe = pipe
         self._access_control: AccessControl | None = None
         self._answers: Answers | None = None
@@ -84,14 +86,14 @@ class Worker(ProcessMode):
                     if self._access_control is not None:
                         self._access_control.require_authentication()
                 if "reload" in values:
-                    self.reload_requested.set()
+                    self.control.reload_requested.set()
                 if "ask" in values and self._answers is not None:
                     self._answers.receive(values)
                 if "stop" in values:
-                    self.stop_requested.set()
+                    self.control.stop_requested.set()
         finally:
-            self.drain_timeout = min(self.drain_timeout, ORPHAN_DRAIN_SECONDS)
-            self.stop_requested.set()
+            self.control.drain_timeout = min(self.control.drain_timeout, ORPHAN_DRAIN_SECONDS)
+            self.control.stop_requested.set()
             if not self._is_ready:
                 serving.cancel()
 
@@ -114,9 +116,7 @@ class Worker(ProcessMode):
             self.requires_authentication = True
             self._pipe.send(requires_authentication=True)
 
-    def report_serving(
-        self, address: str, store: str, prefix: int, workers: int = 1, http: str = "", xproto: str = ""
-    ) -> None:
+    def report_serving(self, address: str, store: str, prefix: int, *, http: str, xproto: str) -> None:
         """See ``ProcessMode``."""
         self._pipe.send(serving=[address, store, prefix])
 

@@ -19,6 +19,7 @@ from idalloc_server.domain.errors import (
     StartRefused,
     StoreUnavailable,
 )
+from idalloc_server.node.change import NodeChanges
 from idalloc_server.rpc.node import NodeServicer
 from idalloc_server.settings.persisted import NodeSettingsFile
 from idalloc_server.settings.sources import load
@@ -41,7 +42,7 @@ async def update(
     allocator = Allocator(MemoryStore(), FakeClock(), AllocationConfig(180.0, 5.0, True))
     request = node_pb2.UpdateNodeRequest(node=node_pb2.Node(**node), persist=node_settings is not None)  # type: ignore[arg-type]
     request.update_mask.paths.extend(paths)
-    servicer = NodeServicer(allocator, doc_ids, "memory:", node_settings)
+    servicer = NodeServicer(allocator, doc_ids, "memory:", NodeChanges(doc_ids, node_settings))
     return (await servicer.UpdateNode(request, FakeContext())).node  # type: ignore[arg-type]
 
 

@@ -345,12 +345,12 @@ class TestAuthentication:
         supervisor.pipe.send(requires_authentication=True)
         supervisor.pipe.send(stop=True)  # It marks the end of the messages.
         async with asyncio.timeout(10):
-            await worker.stop_requested.wait()
+            await worker.control.stop_requested.wait()
         if order == "before":
             await worker.wait_all_ready(doc_ids, access_control)  # type: ignore[arg-type]
         assert access_control.requires_authentication
         worker.require_authentication()
-        worker.report_serving("here", "a store", 1)
+        worker.report_serving("here", "a store", 1, http="", xproto="")
         await supervisor.expect("serving")
         # The supervisor required authentication, so it gets no such report.
         assert "requires_authentication" not in supervisor.pipe.values
@@ -362,7 +362,7 @@ class TestAuthentication:
         access_control = AccessControl(FakeClock(), 1, AccessPolicy(), requires_authentication=True)
         await worker.wait_all_ready(doc_ids, access_control)  # type: ignore[arg-type]
         worker.require_authentication()
-        worker.report_serving("here", "a store", 1)
+        worker.report_serving("here", "a store", 1, http="", xproto="")
         names = [next(iter(await supervisor.pipe.receive() or {})) for _ in range(3)]
         assert names == ["requires_authentication", "ready", "serving"]
 
@@ -373,7 +373,7 @@ async def test_closed_worker_waits_for_all_if_all_stop(supervisor: Supervisor, a
     async with asyncio.timeout(10):
         if all_stop:
             supervisor.pipe.send(stop=True)
-            await supervisor.worker.stop_requested.wait()
+            await supervisor.worker.control.stop_requested.wait()
         closed = asyncio.create_task(supervisor.worker.wait_all_closed())
         assert await supervisor.expect("closed")
         assert closed.done() is not all_stop

@@ -1,6 +1,7 @@
 """What a process reports of the reserves of its sequences."""
 
 import asyncio
+from collections import Counter
 from unittest.mock import Mock
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.reserve import MAX_LEASE_SIZE, REMAINING_IDS
 from idalloc_server.domain.sequences.model import Sequence
-from idalloc_server.node_report import NodeReport
+from idalloc_server.node.report import NodeReport
 from idalloc_server.telemetry import families
 from idalloc_server.telemetry.metrics import CallMetrics, Counts
 from idalloc_server.telemetry.series import OTHER
@@ -30,9 +31,14 @@ async def sampled(report: NodeReport) -> Counts:
 
 def report_of(allocator: Allocator) -> NodeReport:
     """Return the report of a process that has only an allocator."""
-    doc_ids, audit = Mock(issued=0, prefix=0, start_timestamp=0), Mock(rejected={})
-    others = Mock(generations_ended=0), Mock(has_conflict=False), audit, Mock(), Mock(exhausts_in=dict)
-    return NodeReport(CallMetrics(), allocator, doc_ids, *others, {}, 1, lambda: False, lambda _: None)
+    issuers = Mock(
+        allocator=allocator,
+        doc_ids=Mock(issued=0, prefix=0, start_timestamp=0),
+        sequences=Mock(generations_ended=0),
+        start_timestamps=Mock(has_conflict=False),
+        index=Mock(exhausts_in=dict),
+    )
+    return NodeReport(CallMetrics(), issuers, Mock(rejected={}), Counter(), {}, 1, lambda: False, lambda _: None)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from idalloc_server.auth.access_control import AccessControl
@@ -10,27 +9,31 @@ from idalloc_server.domain.allocation.burned import BurnCause, BurnedIds
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.listen.https import HttpsFiles
-from idalloc_server.process_mode import ProcessMode
-from idalloc_server.rpc.node import change_node
 from idalloc_server.settings.model import Settings
-from idalloc_server.store.urls import keeps_documents, open_documents
 from idalloc_server.telemetry import families
 from idalloc_server.telemetry.metrics import Counts
 
 if TYPE_CHECKING:
+    from idalloc_server.documents.protocol import Documents
     from idalloc_server.xproto.listener import XListener
+    from idalloc_server.xproto.variables import ChangeNode
 
 # The sequence of burned document ids in the log: they have none.
 _BURNED_SEQUENCE = "document ids"
 
 
-def check(settings: Settings, *, authenticates: bool) -> None:
+def check(settings: Settings, *, keeps_documents: bool, authenticates: bool) -> None:
     """Check the settings of the port.
+
+    Args:
+        settings: All settings.
+        keeps_documents: Whether the store keeps documents.
+        authenticates: Whether callers must authenticate.
 
     Raises:
         StartRefused: The store keeps no documents, or callers would have to send their tokens in clear text.
     """
-    if settings.xproto_listen and not keeps_documents(settings.store):
+    if settings.xproto_listen and not keeps_documents:
         raise StartRefused("xproto_listen", "documents need a store of sqlite:// or crate://: remove xproto_listen")
     if settings.xproto_listen and authenticates and not settings.tls_cert:
         raise StartRefused(
@@ -43,10 +46,12 @@ class XProtocolPort:
 
     Args:
         settings: All settings.
-        mode: Whether this process is the whole server or one of its workers.
         access_control: Authenticates and authorizes the sessions.
+        documents: The store of documents, not connected yet; None without ``xproto_listen``.
         doc_ids: Makes document ids.
+        change_node: Changes the node's settings, and keeps them over restarts if asked to.
         burned: Counts ids that no stored document has.
+        shares_port: Whether other workers bind the same port.
 
     Raises:
         StartRefused: A setting or a file prevents the start.
@@ -55,15 +60,18 @@ class XProtocolPort:
     def __init__(
         self,
         settings: Settings,
-        mode: ProcessMode,
         access_control: AccessControl,
+        documents: "Documents | None",
         doc_ids: DocIdGenerator,
+        change_node: "ChangeNode",
         burned: BurnedIds,
+        *,
+        shares_port: bool,
     ) -> None:
         self._listener: XListener | None = None
         self._following: asyncio.Task[None] | None = None
         self._files: HttpsFiles | None = None
-        if not settings.xproto_listen:
+        if documents is None:
             return
         from idalloc_server.xproto import collections, listener
 
@@ -72,17 +80,14 @@ class XProtocolPort:
             self._files = HttpsFiles(
                 settings.tls_cert, settings.tls_key, settings.tls_client_ca, requires_client_certificate=requires
             )
-        self._documents = open_documents(settings.store, settings.store_timeout)
+        self._documents = documents
         self._collections = collections.Collections(self._documents)
-
-        async def change(given: Mapping[str, int], persist: bool) -> None:
-            await change_node(given, doc_ids, mode.node_settings if persist else None, mode.workers, None)
 
         services = listener.Services(
             statements=self._collections,
             documents=self._documents,
             doc_ids=doc_ids,
-            change_node=change,
+            change_node=change_node,
             logins=access_control.logins,
             audit=access_control.audit,
             burn=lambda count: burned.add(_BURNED_SEQUENCE, "", BurnCause.DOCUMENT_NOT_STORED, count),
@@ -94,7 +99,7 @@ class XProtocolPort:
             requires_tls=bool(settings.tls_client_ca) or access_control.requires_authentication,
             max_message=settings.xproto_max_message,
             max_connections=settings.xproto_max_connections,
-            reuse_port=mode.workers is not None,
+            reuse_port=shares_port,
         )
 
     @property

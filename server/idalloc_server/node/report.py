@@ -3,17 +3,15 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from idalloc_server.auth.audit import Audit
-from idalloc_server.domain.administration.index import NEAREST, SequenceIndex
-from idalloc_server.domain.administration.service import SequenceService
-from idalloc_server.domain.allocation.allocator import Allocator
+from idalloc_server.domain.administration.index import NEAREST
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.survey import Survey
-from idalloc_server.domain.document_ids.generator import DocIdGenerator
-from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
-from idalloc_server.node_answers import Answer, NodeAnswers
+from idalloc_server.node.answers import Answer, NodeAnswers
+from idalloc_server.node.issuers import Issuers
 from idalloc_server.telemetry import families
 from idalloc_server.telemetry.log_queue import Share
 from idalloc_server.telemetry.logs import lost_lines
@@ -26,59 +24,33 @@ STORE_FAILS = "the last calls of the store failed"
 SAMPLED_AT_ONCE = 500
 
 
+@dataclass(eq=False)
 class NodeReport:
-    """Samples what calls only add to, once a second, and reports metrics and checks.
+    """Samples what calls only add to, once a second, and reports metrics and checks."""
 
-    Args:
-        calls: The calls.
-        allocator, doc_ids, sequences, start_timestamps, audit: The parts of the process; each counts what it does.
-        store_calls: The calls of the store, by method and outcome.
-        index: The sequences of the store.
-        described: The addresses of the server and of its store.
-        workers: How many processes the server has. Only a single one decides itself which sequences have a series.
-        is_draining: Returns whether the process drains.
-        count_more: Adds the metrics of other ports.
+    calls: CallMetrics
+    issuers: Issuers
+    audit: Audit
+    store_calls: Counter[str]  # by method and outcome
+    described: Mapping[str, Any]  # the addresses of the server and of its store
+    workers: int  # how many processes the server has; only a single one decides which sequences have a series
+    is_draining: Callable[[], bool]
+    count_more: Callable[[Counts], None]  # adds the metrics of other ports
+    series: IssuedSeries = field(init=False)
+    answers: dict[str, Answer] = field(init=False)  # to questions of the HTTP port, by name, with JSON values
 
-    Attributes:
-        answers: Answers the questions of the HTTP port by name, with JSON values.
-    """
-
-    def __init__(
-        self,
-        calls: CallMetrics,
-        allocator: Allocator,
-        doc_ids: DocIdGenerator,
-        sequences: SequenceService,
-        start_timestamps: StartTimestamps,
-        audit: Audit,
-        store_calls: Counter[str],
-        index: SequenceIndex,
-        described: Mapping[str, Any],
-        workers: int,
-        is_draining: Callable[[], bool],
-        count_more: Callable[[Counts], None],
-    ) -> None:
-        self._calls = calls
-        self._allocator = allocator
-        self._doc_ids = doc_ids
-        self._sequences = sequences
-        self._start_timestamps = start_timestamps
-        self._audit = audit
-        self._store_calls = store_calls
-        self._is_draining = is_draining
-        self._count_more = count_more
-        self._names = SeriesNames() if workers == 1 else None
+    def __post_init__(self) -> None:
+        self._allocator = self.issuers.allocator
+        self._names = SeriesNames() if self.workers == 1 else None
         self._survey = Survey()
         self._reserve: dict[str, float] = {}
         self._limited: dict[str, float] = {}  # by reason and sequence
-        self.series = IssuedSeries(workers)
-        self._index = index
-        self._described = described
-        self.answers: dict[str, Answer] = NodeAnswers(index, allocator).by_question()
+        self.series = IssuedSeries(self.workers)
+        self.answers = NodeAnswers(self.issuers.index, self._allocator).by_question()
 
     def describe(self) -> Mapping[str, Any]:
         """Return the addresses of the server and of its store, see ``Source``."""
-        return self._described
+        return self.described
 
     async def ask(self, question: str, arguments: Mapping[str, Any], timeout: float) -> Any:
         """Return the answer to a question of the HTTP port, see ``Source``."""
@@ -120,14 +92,14 @@ class NodeReport:
         """Return the problem that each check of readiness found, by its name; empty if it passes."""
         late = self._survey.late_renewals
         return {
-            "shutdown": "the server drains" if self._is_draining() else "",
+            "shutdown": "the server drains" if self.is_draining() else "",
             "store": STORE_FAILS if self._allocator.store_health.error else "",
             "lease-renewals": f"{late} leases near their end were not renewed" if late else "",
         }
 
     def _exhausts_in(self) -> dict[str, float]:
         """Return the forecasts of all sequences known; those in use are measured more often."""
-        known = {**self._index.exhausts_in(), **self._survey.exhausts_in}
+        known = {**self.issuers.index.exhausts_in(), **self._survey.exhausts_in}
         return {name: known[name] for name in sorted(known, key=known.__getitem__)[:NEAREST]}
 
     def final_counts(self) -> Counts:
@@ -138,27 +110,27 @@ class NodeReport:
 
     def counts(self) -> Counts:
         """Return the metrics of this process, with issued ids as of the last sample."""
-        counts = Counts(self._calls, timings={families.REFILL_SECONDS: self._allocator.refills})
+        counts = Counts(self.calls, timings={families.REFILL_SECONDS: self._allocator.refills})
         counts.counters |= {
             families.IDS_ISSUED: self.series.issued,
-            families.DOCUMENT_IDS_ISSUED: Counter({"": self._doc_ids.issued}),
+            families.DOCUMENT_IDS_ISSUED: Counter({"": self.issuers.doc_ids.issued}),
             families.IDS_BURNED: Counter({str(each): self._allocator.burned.by_cause[each] for each in BurnCause}),
-            families.STORE_CALLS: self._store_calls,
-            families.GENERATIONS_ENDED: Counter({"": self._sequences.generations_ended}),
+            families.STORE_CALLS: self.store_calls,
+            families.GENERATIONS_ENDED: Counter({"": self.issuers.sequences.generations_ended}),
             families.LOG_LINES_LOST: Counter({str(share): lost_lines()[share] for share in Share}),
         }
-        families.count_rejections(counts.counters, self._audit.rejected)
+        families.count_rejections(counts.counters, self.audit.rejected)
         counts.gauges |= {
             families.WORKERS: {"": 1},
-            families.START_TIMESTAMP: {str(self._doc_ids.prefix): self._doc_ids.start_timestamp},
+            families.START_TIMESTAMP: {str(self.issuers.doc_ids.prefix): self.issuers.doc_ids.start_timestamp},
             families.SEQUENCES_IN_MEMORY: {"": self._allocator.sequence_count},
             families.LEASES: {"": self._survey.lease_count},
             families.RESERVE: self._reserve,
             families.RESERVE_LIMITED: self._limited,
             families.STORE_UP: {"": 0 if self._allocator.store_health.error else 1},
             families.SEQUENCES_BEHIND: {"": self._survey.behind},
-            families.PREFIX_CONFLICT: {"": int(self._start_timestamps.has_conflict)},
+            families.PREFIX_CONFLICT: {"": int(self.issuers.start_timestamps.has_conflict)},
             families.EXHAUSTS_IN: self._exhausts_in(),
         }
-        self._count_more(counts)
+        self.count_more(counts)
         return counts

@@ -1,0 +1,1 @@
+"""One serving process: its report, its changes, and what it asks of its server."""

@@ -1,0 +1,28 @@
+"""What a server announces to its terminal, its log and its service manager."""
+
+import structlog
+
+from idalloc_server.telemetry import families, logs, service_manager
+from idalloc_server.telemetry.metrics import Counts
+
+_log = structlog.get_logger("idalloc")
+
+
+def announce_serving(
+    address: str, store: str, prefix: int, *, workers: int = 1, http: str = "", created: str = "", xproto: str = ""
+) -> None:
+    """Announce that health is SERVING, see ``logs.report_serving``."""
+    logs.report_serving(address, store, prefix, workers, http, created, xproto)
+    service_manager.notify("READY=1")
+
+
+def announce_stopping() -> None:
+    """Announce that the server stops."""
+    service_manager.notify("STOPPING=1")
+
+
+def announce_stopped(counts: Counts) -> None:
+    """Log the final counts."""
+    logged = {"burned": families.IDS_BURNED, "log_lines_lost": families.LOG_LINES_LOST}
+    totals = {name: dict(+counts.counters[family]) for name, family in logged.items()}
+    _log.info("stopped", **{name: total for name, total in totals.items() if total})

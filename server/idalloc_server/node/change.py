@@ -1,0 +1,84 @@
+"""Changes of the node's settings, in all workers of the server."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from idalloc_server.domain.document_ids.generator import DocIdGenerator, Save
+from idalloc_server.domain.errors import InvalidRequest
+from idalloc_server.settings.persisted import NodeSettingsFile
+
+
+class Workers(Protocol):
+    """The workers of a server with several processes; ``count`` is their number."""
+
+    count: int
+
+    @property
+    def other_lease_count(self) -> int:
+        """How many leases all other workers held about a second ago."""
+        ...
+
+    async def change(self, given: Mapping[str, int], save: Save | None, timeout: float | None) -> None:
+        """Change this worker as ``DocIdGenerator.change`` does, and then all others; a failure here ends the change.
+
+        Args:
+            given: The new values, by field.
+            save: See ``DocIdGenerator.change``.
+            timeout: The time that the caller has left, in seconds; None without a deadline.
+
+        Raises:
+            ChangePending: Not all workers changed in time. The change continues, even if the caller leaves.
+        """
+        ...
+
+
+class NodeChanges:
+    """Changes settings of this node.
+
+    Args:
+        doc_ids: Uses them in this process.
+        node_settings: Keeps them across restarts; None if they cannot be kept.
+        workers: All workers of the server; None if it is a single process.
+    """
+
+    def __init__(
+        self,
+        doc_ids: DocIdGenerator,
+        node_settings: NodeSettingsFile | None = None,
+        workers: Workers | None = None,
+    ) -> None:
+        self._doc_ids = doc_ids
+        self._node_settings = node_settings
+        self._workers = workers
+
+    @property
+    def worker_count(self) -> int:
+        """How many processes the server has."""
+        return self._workers.count if self._workers else 1
+
+    @property
+    def other_lease_count(self) -> int:
+        """How many leases all other workers held about a second ago."""
+        return self._workers.other_lease_count if self._workers else 0
+
+    async def change(self, given: Mapping[str, int], persist: bool, timeout: float | None = None) -> None:
+        """Change settings in all workers.
+
+        Args:
+            given: The settings to change, by field.
+            persist: Whether to keep them across restarts; otherwise they last until the next start.
+            timeout: How long the caller waits for other workers, in seconds; None for the default.
+
+        Raises:
+            Refusal: The settings cannot be changed or kept.
+        """
+        save = None
+        if persist:
+            if self._node_settings is None:
+                raise InvalidRequest("persist", "this node cannot keep settings across restarts")
+            self._node_settings.check(given)
+            save = self._node_settings.save
+        if self._workers is not None:
+            await self._workers.change(given, save, timeout)
+        else:
+            await self._doc_ids.change(**given, save=save)

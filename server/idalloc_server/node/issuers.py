@@ -1,0 +1,151 @@
+"""What issues ids in a process: the parts of the domain, on an open store."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import structlog
+
+from idalloc_server.domain.administration.index import SequenceIndex
+from idalloc_server.domain.administration.service import SequenceService
+from idalloc_server.domain.allocation.allocator import Allocator
+from idalloc_server.domain.allocation.config import AllocationConfig
+from idalloc_server.domain.clock import Clock
+from idalloc_server.domain.document_ids.generator import DocIdGenerator
+from idalloc_server.domain.document_ids.start_timestamps import StartTimestamp, StartTimestamps
+from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
+from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.uuids import UuidGenerator
+from idalloc_server.settings.model import Settings
+from idalloc_server.telemetry.logs import log_burned
+
+# The longest wait at a stop for the store to take unused ids back.
+RELEASE_SECONDS = 5.0
+
+_log = structlog.get_logger("idalloc")
+
+
+class Issuers:
+    """Issues ids with the start timestamp of this process, which ``start`` claims.
+
+    Args:
+        settings: All settings.
+        clock: The clock.
+        store: The open store.
+        holder: The holder of the prefix.
+        start_timestamps: Claims the start timestamps of this process.
+        start: The first one.
+
+    Attributes:
+        start: The start timestamp of the process.
+        start_timestamps: Keeps the prefix.
+        allocator: Issues ranges.
+        doc_ids: Generates document ids.
+        uuids: Generates UUIDs.
+        request_ids: Issues ranges for calls with a request id.
+        sequences: Creates and changes sequences.
+        index: The sequences of the store.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        store: Store,
+        holder: str,
+        start_timestamps: StartTimestamps,
+        start: StartTimestamp,
+    ) -> None:
+        timeout, skew = settings.store_timeout, settings.max_clock_skew
+        self.start_timestamps, self.start = start_timestamps, start
+        self.allocator = Allocator(store, clock, _allocation_config(settings))
+        offset, increment = settings.auto_increment_offset, settings.auto_increment_increment
+        self.doc_ids = DocIdGenerator(start_timestamps, start, offset=offset, increment=increment)
+        self.uuids = UuidGenerator(clock)
+        self.request_ids = IdempotentAllocator(
+            self.allocator, store, clock, node=holder, window=settings.request_id_window, store_timeout=timeout
+        )
+        self.sequences = SequenceService(store, clock, self.allocator, store_timeout=timeout, max_clock_skew=skew)
+        self.index = SequenceIndex(self.sequences, clock)
+
+    @classmethod
+    async def claim(cls, settings: Settings, clock: Clock, store: Store, holder: str, *, is_shared: bool) -> "Issuers":
+        """Claim a start timestamp, and return what issues ids with it.
+
+        Args:
+            settings: All settings.
+            clock: The clock.
+            store: The open store.
+            holder: The holder of the prefix.
+            is_shared: Whether several processes hold the prefix under one name.
+
+        Raises:
+            StartRefused: The prefix is in use, or the clock is wrong.
+            StoreFailure: The store was not reached, or rejected a statement.
+        """
+        start_timestamps = StartTimestamps(
+            store,
+            clock,
+            prefix=settings.node_prefix,
+            holder=holder,
+            max_clock_skew=settings.max_clock_skew,
+            prefix_conflict=settings.prefix_conflict,
+            store_timeout=settings.store_timeout,
+            is_shared=is_shared,
+        )
+        return cls(settings, clock, store, holder, start_timestamps, await start_timestamps.start())
+
+    def background(self) -> list[Coroutine[Any, Any, None]]:
+        """Return what runs until it is cancelled, while the process serves."""
+        return [
+            self.start_timestamps.keep_prefix(self.allocator.store_health.record_success),
+            self.allocator.close_idle_sequences(),
+            self.request_ids.prune_answers(),
+        ]
+
+    async def close(self) -> bool:
+        """Return unused ids to the store, and log what was burned; return whether the store answered in time."""
+        in_time = await _in_time(self._close())
+        for burn in self.allocator.burned.pop_new():
+            log_burned(*burn)
+        return in_time
+
+    async def release_prefix(self) -> None:
+        """Release the prefix for other nodes."""
+        await _in_time(self.start_timestamps.release())
+
+    async def _close(self) -> None:
+        # Concurrently: none delays the others. The first two need no ids from the allocator any more.
+        try:
+            await asyncio.gather(
+                self.sequences.finish_changes(),
+                self.request_ids.finish_recording(),
+                self.allocator.return_leases(),
+                self.doc_ids.cancel_claims(),
+            )
+        finally:  # after a timeout, burn what is left
+            self.request_ids.abandon()
+            self.allocator.abandon()
+
+
+def _allocation_config(settings: Settings) -> AllocationConfig:
+    return AllocationConfig(
+        settings.lease_ttl,
+        settings.store_timeout,
+        settings.auto_create_sequences,
+        max_clock_skew=settings.max_clock_skew,
+        outage_reserve=settings.outage_reserve,
+        max_reserved_ids=settings.max_reserved_ids,
+        max_sequences=settings.max_sequences,
+    )
+
+
+async def _in_time(work: Coroutine[Any, Any, None]) -> bool:
+    """Await store calls of a stop; return whether they ended within ``RELEASE_SECONDS``."""
+    try:
+        async with asyncio.timeout(RELEASE_SECONDS):
+            await work
+    except TimeoutError:
+        _log.warning("release_timed_out", timeout=RELEASE_SECONDS)
+        return False
+    return True

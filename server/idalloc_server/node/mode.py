@@ -1,0 +1,132 @@
+"""What differs between a process that is the whole server and one of several workers."""
+
+import asyncio
+import os
+import signal
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from idalloc_server.auth.access_control import AccessControl
+from idalloc_server.domain.document_ids.generator import DocIdGenerator
+from idalloc_server.node import announcements
+from idalloc_server.node.change import Workers
+from idalloc_server.node.report import NodeReport
+from idalloc_server.settings.persisted import NodeSettingsFile
+from idalloc_server.telemetry.metrics import Counts, log_calls
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals that stop a server.
+
+    SIGHUP is one of them if the process has a controlling terminal, which sends it on close. Without a terminal, or
+    under nohup, SIGHUP reloads files.
+    """
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return numbers
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return numbers  # There is no terminal.
+    return (*numbers, signal.SIGHUP)
+
+
+@dataclass
+class ProcessControl:
+    """How a process is stopped, and made to reload its files."""
+
+    drain_timeout: float  # how long running calls may continue after a stop, in seconds
+    stop_signals: tuple[signal.Signals, ...]  # They drain and end the process; SIGHUP reloads if it is none of them.
+    stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
+    reload_requested: asyncio.Event = field(default_factory=asyncio.Event)  # of the access file and the certificates
+
+
+class ProcessMode(Protocol):
+    """What a process asks of its server, and reports to it.
+
+    Attributes:
+        control: Stops the process, and makes it reload its files.
+        node_settings: Persists settings over restarts.
+        workers: All workers; None for a single process, which is the only user of its address and prefix.
+        requires_authentication: Whether callers must authenticate even if the access file has no identities.
+    """
+
+    control: ProcessControl
+    node_settings: NodeSettingsFile
+    workers: Workers | None
+    requires_authentication: bool
+
+    async def wait_all_ready(self, doc_ids: DocIdGenerator, access_control: AccessControl) -> None:
+        """Report this process as ready, and wait until all workers are ready."""
+
+    def require_authentication(self) -> None:
+        """Require authentication in all workers, until the server ends."""
+
+    def report_serving(self, address: str, store: str, prefix: int, *, http: str, xproto: str) -> None:
+        """Report that health is SERVING; the arguments are those of ``announce_serving``."""
+
+    def report_stopping(self) -> None:
+        """Report that this process stops."""
+
+    async def report(self, report: NodeReport) -> None:
+        """Report the metrics and the checks of readiness every second, until cancelled."""
+
+    async def wait_all_closed(self) -> None:
+        """Report that this process accepts no connections. If the whole server stops, wait until no worker does."""
+
+    async def wait_all_drained(self) -> bool:
+        """Report that this process has drained, and wait for permission to end.
+
+        Returns:
+            Whether the whole server ends, and the resources that its processes share can be released.
+        """
+        ...
+
+    def report_final_counts(self, counts: Counts) -> None:
+        """Report the final counts."""
+
+
+class SingleProcess:
+    """The ``ProcessMode`` of a process that is the whole server: it waits for nobody.
+
+    Args:
+        node_settings: Persists settings over restarts.
+        drain_timeout: How long running calls may continue after a stop, in seconds.
+        created: The file of a store that this start creates; empty for an existing store.
+    """
+
+    def __init__(self, node_settings: NodeSettingsFile, drain_timeout: float, created: str = "") -> None:
+        self.control = ProcessControl(drain_timeout, stop_signals())
+        self.node_settings = node_settings
+        self.workers: Workers | None = None
+        self.requires_authentication = False
+        self._created = created
+
+    async def wait_all_ready(self, doc_ids: DocIdGenerator, access_control: AccessControl) -> None:
+        """See ``ProcessMode``: this process is ready."""
+
+    def require_authentication(self) -> None:
+        """See ``ProcessMode``: no other process needs to know."""
+
+    def report_serving(self, address: str, store: str, prefix: int, *, http: str, xproto: str) -> None:
+        """See ``ProcessMode``."""
+        announcements.announce_serving(address, store, prefix, http=http, created=self._created, xproto=xproto)
+
+    def report_stopping(self) -> None:
+        """See ``ProcessMode``."""
+        announcements.announce_stopping()
+
+    async def report(self, report: NodeReport) -> None:
+        """See ``ProcessMode``: log the calls."""
+        await log_calls(lambda: report.counts().calls)
+
+    async def wait_all_closed(self) -> None:
+        """See ``ProcessMode``: this process is closed."""
+
+    async def wait_all_drained(self) -> bool:
+        """See ``ProcessMode``: the whole server ends."""
+        return True
+
+    def report_final_counts(self, counts: Counts) -> None:
+        """See ``ProcessMode``."""
+        announcements.announce_stopped(counts)
