@@ -6,8 +6,8 @@ from idalloc._core import pool, resumption
 from idalloc._core.calls import MAX_UUIDS_PER_CALL
 from idalloc._core.defaults import DEFAULT_TIMEOUT
 from idalloc._transport.channel import MAX_CONNECTIONS
-from idalloc_server.__main__ import MAX_MOVED_TO_LENGTH
 from idalloc_server.auth import audit, quotas, rejected_callers
+from idalloc_server.backup.command import MAX_MOVED_TO_LENGTH
 from idalloc_server.documents import json_text, selection
 from idalloc_server.domain import errors, generations
 from idalloc_server.domain.administration import index, paging

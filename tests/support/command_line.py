@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from idalloc import cli
-from idalloc_server import __main__ as server
+from idalloc_server.settings import commands
 from idalloc_server.telemetry import logs
 
 COMMAND = [sys.executable, "-c", "import sys; from idalloc.cli import main; sys.exit(main())"]
@@ -44,7 +44,7 @@ def run_here(
     """Run a command that starts no server, in this process, with the environment of another one."""
     with (
         mock.patch.dict(os.environ, environ, clear=True),
-        mock.patch.object(server, "run", side_effect=AssertionError("it would open the store")),
+        mock.patch.object(commands, "run", side_effect=AssertionError("it would open the store")),
         mock.patch.object(logs, "configure"),
     ):
         code = cli.main(args)

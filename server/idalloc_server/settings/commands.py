@@ -1,0 +1,118 @@
+"""What the server's commands share: the settings as options, an open store, and errors."""
+
+import asyncio
+import inspect
+import os
+import sys
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.markup import escape
+
+from idalloc_server.domain.clock import SystemClock
+from idalloc_server.domain.errors import Refusal, StartRefused, StoreFailure, StoreRetired
+from idalloc_server.domain.sequences.text import escaped
+from idalloc_server.domain.store.protocol import Store
+from idalloc_server.settings.model import Settings
+from idalloc_server.settings.sources import load
+from idalloc_server.store.urls import open_store
+from idalloc_server.telemetry import logs
+from idalloc_server.telemetry.log_queue import STDERR
+
+if sys.platform == "win32":
+    run = asyncio.run
+else:
+    from uvloop import run as run
+
+ConfigFile = Annotated[
+    str | None, typer.Option("--config", metavar="PATH", help="TOML file with settings; also IDALLOC_CONFIG.")
+]
+
+
+def with_settings_as_flags(command: Any, only: Iterable[str] = tuple(Settings.model_fields)) -> Any:
+    """Add an option for each setting to a command: ``Settings`` is the only list of them."""
+    *parameters, _ = inspect.signature(command).parameters.values()
+    defaults = Settings().model_dump()
+    for name in only:
+        default = defaults[name]
+        option = typer.Option(
+            f"--{name.replace('_', '-')}",
+            # Typer would parse [native] as markup.
+            help=escape(f"{Settings.model_fields[name].description} Default: {default}"),
+            metavar="VALUE",
+        )
+        parameters.append(
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
+            )
+        )
+    command.__signature__ = inspect.Signature(parameters)
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
+
+with_store_as_flags = partial(with_settings_as_flags, only=("store", "store_timeout"))
+
+
+def with_store(
+    work: Callable[[Store], Coroutine[Any, Any, None]],
+    config_file: str | None,
+    flags: dict[str, str | None],
+    *,
+    must_exist: bool = False,
+) -> None:
+    """Run a command's work on an open store; an error ends the command.
+
+    Args:
+        work: The work.
+        config_file: The option ``--config``.
+        flags: The options of ``with_store_as_flags``.
+        must_exist: Whether a missing file of a SQLite store is an error; otherwise it is created.
+    """
+
+    async def run_on_store(settings: Settings) -> None:
+        store = open_store(settings.store, SystemClock(), settings.store_timeout)
+        if must_exist:
+            _check_exists(store)
+        try:
+            await store.open()
+            await work(store)
+        finally:
+            await store.close()
+
+    try:
+        settings = load(flags, config_file, os.environ).settings
+        logs.configure(settings.log_level)
+        run(run_on_store(settings))
+    except StartRefused as error:
+        fail(str(error), 2)
+    except StoreFailure as error:
+        fail(f"store: {error}", 1)
+    except StoreRetired as error:
+        fail(f"store: {error}; `idalloc store import --unretire FILE` undoes that", 1)
+    except Refusal as error:
+        fail(f"{error.reason}: {error}", 1)
+
+
+def _check_exists(store: Store) -> None:
+    """Check that the file of a SQLite store exists: opening the store would create it."""
+    if file := store_file(store):
+        try:
+            file.stat()
+        except OSError as error:
+            raise StartRefused("store", f"cannot read {file}: {error.strerror}") from None
+
+
+def store_file(store: Store) -> Path | None:
+    """Return the file of a SQLite store, or None."""
+    kind, _, path = store.address.partition("://")
+    return Path(path) if kind == "sqlite" else None
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """End a command with an error and its exit code."""
+    logs.print_line(escaped(f"idalloc: {message}"), STDERR)
+    raise typer.Exit(code)
