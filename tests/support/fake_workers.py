@@ -2,67 +2,82 @@
 
 import asyncio
 import socket
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
-from idalloc_server.workers.pipe import Pipe, Values
+from idalloc_server.workers import messages
+from idalloc_server.workers.messages import Message
+from idalloc_server.workers.pipe import Pipe
 from idalloc_server.workers.worker_process import WorkerProcess
 
 SECONDS = 10.0
+# The steps of the start, the stop and a turn: ``expect`` skips none of them.
+STEPS = (
+    messages.Serve,
+    messages.Stop,
+    messages.AllClosed,
+    messages.Exit,
+    messages.Turn,
+    messages.AuthenticationRequired,
+)
+
+M = TypeVar("M", bound=Message)
 
 
 class FakeWorker:
     """The worker's end of a pipe, and its process.
 
     Attributes:
-        start: What the supervisor sent to start it; empty before.
+        start: What the supervisor sent to start it.
     """
 
     pid = 1
+    start: messages.Start
 
     def __init__(self, pipe: Pipe) -> None:
         self.pipe = pipe
         self.exited = asyncio.Event()
-        self.start: Values = {}
-        self.received: list[Values] = []
+        self.received: list[Message] = []
 
-    async def expect(self, name: str) -> Any:
-        """Return the next value of this name; no other step of the start, the stop or a turn may come before."""
+    async def expect(self, kind: type[M]) -> M:
+        """Return the next message of a type; no other step of the start, the stop or a turn may come before."""
         while True:
             message = await asyncio.wait_for(self.pipe.receive(), SECONDS)
             assert message is not None
             self.received.append(message)
-            if name in message:
-                return message[name]
-            assert not {"serve", "stop", "all_closed", "exit", "turn", "requires_authentication"} & message.keys()
+            if isinstance(message, kind):
+                return message
+            assert not isinstance(message, STEPS)
 
-    async def serve(self) -> Values:
+    async def serve(self) -> Mapping[str, Any]:
         """Start as a worker does; return its settings."""
-        self.start = await self.expect("start")
-        self.pipe.send(ready=True, applied=0)
-        await self.expect("serve")
-        self.pipe.send(serving=["here", "a store", 0])
-        settings: Values = self.start["settings"]
-        return settings
+        self.start = await self.expect(messages.Start)
+        self.pipe.send(messages.Ready(0))
+        await self.expect(messages.Serve)
+        self.pipe.send(messages.Serving("here", "a store", 0))
+        return self.start.settings
 
     async def turn(self, **given: int) -> None:
         """Ask for a turn; change these settings, or refuse the change if there are none."""
-        self.pipe.send(wants_turn={})
-        await self.end_turn(await self.expect("turn"), **given)
+        self.pipe.send(messages.TurnWanted({}))
+        await self.end_turn(await self.expect(messages.Turn), **given)
 
-    async def end_turn(self, turn: int, **given: int) -> None:
+    async def end_turn(self, turn: messages.Turn, **given: int) -> None:
         """End a turn as ``turn`` does."""
-        self.pipe.send(turn_ended=turn, **({"given": given, "applied": turn} if given else {}))
+        self.pipe.send(messages.TurnEnded(turn.turn, given or None))
 
     async def expect_settings(self, **settings: int) -> int:
         """Wait until the supervisor has sent these settings of the node; return their revision."""
-        while not settings.items() <= self.pipe.values.get("settings", {}).items():
-            await self.expect("settings")
-        return int(self.pipe.values["revision"])
+        newest = self.pipe.newest(messages.NodeState)
+        while newest is None or not settings.items() <= newest.settings.items():
+            newest = await self.expect(messages.NodeState)
+        return newest.revision
 
     async def expect_others(self, *revisions: int) -> None:
         """Wait until the supervisor has sent that the other workers use these revisions."""
-        while self.pipe.values.get("others") != list(revisions):
-            await self.expect("others")
+        newest = self.pipe.newest(messages.NodeState)
+        while newest is None or newest.others != list(revisions):
+            newest = await self.expect(messages.NodeState)
 
     async def exit(self) -> None:
         await self.pipe.close()

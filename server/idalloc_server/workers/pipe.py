@@ -1,22 +1,22 @@
-"""Values that the supervisor and a worker send each other: JSON objects, one a line, over a socket pair."""
+"""The connection of the supervisor and a worker: messages over a socket pair."""
 
 import asyncio
-import json
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TypeVar
 
-Values = dict[str, Any]
+from idalloc_server.workers.messages import Message, decode, encode
 
 _MAX_MESSAGE_BYTES = 2**20
 
+M = TypeVar("M", bound=Message)
+
 
 class Pipe:
-    """One end of the connection between two processes, each of which sees the newest values of the other.
+    """One end of the connection between two processes, each of which sees the newest messages of the other.
 
     Attributes:
-        values: The other process's newest values, by name.
         has_ended: Whether the other process sends no more, since it has exited.
 
     Args:
@@ -25,8 +25,8 @@ class Pipe:
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.values: Values = {}
         self.has_ended = False
+        self._newest: dict[type[Message], Message] = {}
         self._reader = reader
         self._writer = writer
         self._received = asyncio.Event()
@@ -36,28 +36,42 @@ class Pipe:
         """Return a pipe over a connected socket."""
         return cls(*await asyncio.open_unix_connection(sock=connection, limit=_MAX_MESSAGE_BYTES))
 
-    def send(self, **values: object) -> None:
-        """Send JSON values without waiting; they are lost if the other process has exited."""
+    def send(self, message: Message) -> None:
+        """Send a message without waiting; it is lost if the other process has exited."""
         if not self._writer.is_closing():
-            self._writer.write(json.dumps(values).encode() + b"\n")
+            self._writer.write(encode(message))
 
-    async def receive(self) -> Values | None:
-        """Receive the next message into ``values``, and return it; return None after the last one."""
+    async def receive(self) -> Message | None:
+        """Receive and return the next message; return None after the last one."""
         try:
             line = await self._reader.readline()
         except ConnectionError:
             line = b""
-        message = json.loads(line) if line.endswith(b"\n") else None  # A killed process may leave half a line.
-        self.has_ended = message is None
-        self.values |= message or {}
+        message = decode(line) if line.endswith(b"\n") else None  # A killed process may leave half a line.
+        if message is None:
+            self.has_ended = True
+        else:
+            self._newest[type(message)] = message
         self._received.set()
         self._received = asyncio.Event()
         return message
 
-    async def wait_until(self, condition: Callable[[Values], object]) -> None:
-        """Wait until the other process's values meet a condition, or it has exited; another task must ``receive``."""
-        while not self.has_ended and not condition(self.values):
+    def newest(self, kind: type[M]) -> M | None:
+        """Return the newest message of a type; None before the first one."""
+        return self._newest.get(kind)  # type: ignore[return-value]
+
+    def has(self, *kinds: type[Message]) -> bool:
+        """Return whether a message of one of these types was received."""
+        return any(kind in self._newest for kind in kinds)
+
+    async def wait_until(self, condition: Callable[[], object]) -> None:
+        """Wait until a message makes a condition true, or the other process exits; another task must ``receive``."""
+        while not self.has_ended and not condition():
             await self._received.wait()
+
+    async def wait_for(self, *kinds: type[Message]) -> None:
+        """Wait until a message of one of these types was received, or the other process exits."""
+        await self.wait_until(lambda: self.has(*kinds))
 
     async def close(self) -> None:
         """Close this end once everything is sent or the other end is gone."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from idalloc_server.domain.errors import Refusal, StoreUnavailable
 from idalloc_server.node.answers import Answer
-from idalloc_server.workers.pipe import Values
+from idalloc_server.workers.messages import Answered, Asked, Message
 from idalloc_server.workers.worker_process import WorkerProcess
 
 
@@ -21,7 +21,7 @@ class Questions:
     def __init__(self, workers: Iterable[WorkerProcess]) -> None:
         self._workers = workers
         self._ids = count(1)
-        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._answers: dict[int, asyncio.Future[Answered]] = {}
 
     async def ask(self, question: str, arguments: Mapping[str, Any], timeout: float) -> Any:
         """Return the answer of a worker.
@@ -47,27 +47,29 @@ class Questions:
         return [each for each in answers if not isinstance(each, BaseException)]
 
     async def _ask(self, worker: WorkerProcess, question: str, arguments: Mapping[str, Any], timeout: float) -> Any:
-        number, answer = next(self._ids), asyncio.get_running_loop().create_future()
+        number = next(self._ids)
+        answer: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
         self._answers[number] = answer
-        worker.pipe.send(ask=[number, question, dict(arguments)])
-        ended = asyncio.create_task(worker.pipe.wait_until(lambda values: answer.done()))
+        worker.pipe.send(Asked(number, question, dict(arguments)))
+        ended = asyncio.create_task(worker.pipe.wait_until(answer.done))
         try:
-            await asyncio.wait([answer, ended], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            waiting: list[asyncio.Future[Any]] = [answer, ended]
+            await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         finally:
             ended.cancel()
             del self._answers[number]
         if not answer.done():
             raise StoreUnavailable("the worker did not answer in time, or exited")
-        error, result = answer.result()
-        if error:
-            raise StoreUnavailable(error)
-        return result
+        answered = answer.result()
+        if answered.error:
+            raise StoreUnavailable(answered.error)
+        return answered.result
 
-    def receive(self, values: Values) -> None:
+    def receive(self, answered: Answered) -> None:
         """Pass a worker's answer to the one who asked, unless the wait has ended."""
-        number, error, result = values["answer"]
-        if number in self._answers and not self._answers[number].done():
-            self._answers[number].set_result((error, result))
+        answer = self._answers.get(answered.number)
+        if answer and not answer.done():
+            answer.set_result(answered)
 
 
 class Answers:
@@ -75,17 +77,17 @@ class Answers:
 
     Args:
         known: Answers each question by its name. An answer must fit into a message of the pipe.
-        send: Sends values to the supervisor.
+        send: Sends a message to the supervisor.
     """
 
-    def __init__(self, known: Mapping[str, Answer], send: Callable[..., None]) -> None:
+    def __init__(self, known: Mapping[str, Answer], send: Callable[[Message], None]) -> None:
         self._known = known
         self._send = send
         self._running: set[asyncio.Task[None]] = set()
 
-    def receive(self, values: Values) -> None:
+    def receive(self, asked: Asked) -> None:
         """Begin to answer a question."""
-        task = asyncio.create_task(self._answer(*values["ask"]))
+        task = asyncio.create_task(self._answer(asked))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
@@ -96,12 +98,12 @@ class Answers:
         if self._running:
             await asyncio.wait(self._running)
 
-    async def _answer(self, number: int, question: str, arguments: Mapping[str, Any]) -> None:
+    async def _answer(self, asked: Asked) -> None:
         error, result = "", None
         try:
-            result = await self._known[question](arguments)
+            result = await self._known[asked.question](asked.arguments)
         except Refusal as refusal:
             error = str(refusal)
         except Exception as fault:
-            error = f"the question {question} failed: {fault!r}"
-        self._send(answer=[number, error, result])
+            error = f"the question {asked.question} failed: {fault!r}"
+        self._send(Answered(asked.number, error, result))

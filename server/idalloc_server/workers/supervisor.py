@@ -9,7 +9,9 @@ import asyncio
 import signal
 import sys
 from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Any
 
 import structlog
 
@@ -24,7 +26,8 @@ from idalloc_server.settings.persisted import SETTINGS, NodeSettingsFile
 from idalloc_server.telemetry import families, logs
 from idalloc_server.telemetry.metrics import Counts, log_calls
 from idalloc_server.telemetry.series import SeriesNames
-from idalloc_server.workers.pipe import Values
+from idalloc_server.workers import messages
+from idalloc_server.workers.messages import Message
 from idalloc_server.workers.supervisor_http import SupervisorHttp
 from idalloc_server.workers.worker_process import WorkerProcess
 
@@ -75,7 +78,7 @@ class Supervisor:
         total.counters[families.LOG_LINES_LOST].update(logs.lost_lines())
         total.counters[families.WORKER_EXITS][""] = self._exits
         total.gauges[families.WORKERS][""] = 0
-        for each in (self._exited_counts.to_json(), *(each.pipe.values["counts"] for each in self._workers.values())):
+        for each in (self._exited_counts.to_json(), *(each.counts for each in self._workers.values())):
             total.add(each)
         return total
 
@@ -136,11 +139,11 @@ class Supervisor:
             for result in await asyncio.gather(*(step(each) for each in numbers), return_exceptions=True):
                 if result is not None:
                     raise result
-        address, store, prefix = self._workers[1].pipe.values["serving"]
+        serving = self._workers[1].pipe.newest(messages.Serving) or messages.Serving("", "", 0)
         announcements.announce_serving(
-            address,
-            store,
-            prefix,
+            serving.address,
+            serving.store,
+            serving.prefix,
             workers=self._settings.workers,
             http=self._http.url,
             created=self._created,
@@ -155,21 +158,17 @@ class Supervisor:
         worker = await WorkerProcess.start(number)
         self._workers[number] = worker
         worker.exit = asyncio.create_task(self._receive_until_exit(worker))
-        start = {
-            "number": number,
-            "settings": dict(self._settings),
-            "node_settings": self._node_settings.arguments,
-            "requires_authentication": self._requires_authentication,
-        }
-        worker.pipe.send(start=start, series=self._series.names)
+        settings, node_settings = dict(self._settings), self._node_settings.arguments
+        worker.pipe.send(messages.Start(number, settings, node_settings, self._requires_authentication))
+        worker.pipe.send(messages.Series(self._series.names))
         self._send_node(worker)
-        await worker.wait_started("ready", START_CALLS * self._settings.store_timeout + REPLY_SECONDS)
+        await worker.wait_started(messages.Ready, START_CALLS * self._settings.store_timeout + REPLY_SECONDS)
         _log.info("worker_started", worker=number, pid=worker.process.pid)
 
     async def _make_serving(self, number: int) -> None:
         worker = self._workers[number]
-        worker.pipe.send(serve=True)
-        await worker.wait_started("serving", REPLY_SECONDS)
+        worker.pipe.send(messages.Serve())
+        await worker.wait_started(messages.Serving, REPLY_SECONDS)
         worker.serving_since = asyncio.get_running_loop().time()
 
     async def _supervise(self, number: int) -> None:
@@ -192,89 +191,119 @@ class Supervisor:
                     _log.warning("worker_not_started", worker=number, error=str(error))
 
     async def _receive_until_exit(self, worker: WorkerProcess) -> int:
-        """React to a worker's values until it exits; return its exit code, negative for a signal."""
-        while (values := await worker.pipe.receive()) is not None:
-            if "counts" in values:
-                others = [each.pipe.values["counts"] for each in self._workers.values() if each is not worker]
-                leases = (counts["gauges"][families.LEASES].get("", 0) for counts in others)
-                worker.pipe.send(other_leases=sum(leases))
-            if "answer" in values:
-                self._http.questions.receive(values)
-            if "candidates" in values:
-                self._decide_series()
-            if "requires_authentication" in values and not self._requires_authentication:
-                # A later worker may not have seen the access file that required it.
-                self._requires_authentication = True
-                self._broadcast(requires_authentication=True)
-                self._http.require_authentication()
-            if "wants_turn" in values:
-                task = asyncio.create_task(self._give_turn(worker, values["wants_turn"]))
-                self._turns.add(task)
-                task.add_done_callback(self._turns.discard)
-            if "applied" in values:
-                self._on_applied(worker, values)
-            if "drained" in values:  # by itself, as after SIGTERM, unless all stop
-                asyncio.get_running_loop().call_later(SELF_STOP_SECONDS, self._allow_exit, worker)
+        """React to a worker's messages until it exits; return its exit code, negative for a signal."""
+        handlers: dict[type[Message], Callable[[WorkerProcess, Any], None]] = {
+            messages.Counted: self._on_counted,
+            messages.Answered: lambda _, answered: self._http.questions.receive(answered),
+            messages.Candidates: lambda _, __: self._decide_series(),
+            messages.AuthenticationRequired: self._on_authentication_required,
+            messages.TurnWanted: self._on_turn_wanted,
+            messages.Ready: self._on_applied,
+            messages.Applied: self._on_applied,
+            messages.TurnEnded: self._on_turn_ended,
+            messages.Drained: self._on_drained,
+        }
+        while (message := await worker.pipe.receive()) is not None:
+            if handle := handlers.get(type(message)):
+                handle(worker, message)
         last = Counts()
-        last.add(worker.pipe.values["counts"])
+        last.add(worker.counts)
         last.end()
         self._exited_counts.add(last.to_json())
-        worker.pipe.values["counts"] = Counts().to_json()
-        worker.pipe.values["candidates"] = {}
+        worker.counts = Counts().to_json()
         self._exits += not self._stopping
         await worker.pipe.close()
         return await worker.process.wait()
+
+    def _on_counted(self, worker: WorkerProcess, counted: messages.Counted) -> None:
+        worker.counts = counted.counts
+        others = [each.counts for each in self._workers.values() if each is not worker]
+        leases = (counts["gauges"][families.LEASES].get("", 0) for counts in others)
+        worker.pipe.send(messages.OtherLeases(sum(leases)))
+
+    def _on_authentication_required(self, worker: WorkerProcess, message: Message) -> None:
+        if not self._requires_authentication:
+            # A later worker may not have seen the access file that required it.
+            self._requires_authentication = True
+            self._broadcast(messages.AuthenticationRequired())
+            self._http.require_authentication()
+
+    def _on_turn_wanted(self, worker: WorkerProcess, wanted: messages.TurnWanted) -> None:
+        task = asyncio.create_task(self._give_turn(worker, wanted.persisted))
+        self._turns.add(task)
+        task.add_done_callback(self._turns.discard)
+
+    def _on_applied(self, worker: WorkerProcess, applied: messages.Ready | messages.Applied) -> None:
+        worker.applied = applied.revision
+        self._send_to_others(worker)
+
+    def _on_turn_ended(self, worker: WorkerProcess, ended: messages.TurnEnded) -> None:
+        if ended.given is not None:
+            worker.applied = ended.turn
+            self._keep_change(worker, ended.turn, ended.given)
+
+    def _on_drained(self, worker: WorkerProcess, message: Message) -> None:
+        # By itself, as after SIGTERM, unless all stop.
+        asyncio.get_running_loop().call_later(SELF_STOP_SECONDS, self._allow_exit, worker)
 
     def _decide_series(self) -> None:
         """Give series to sequences that issued enough ids in all workers, and send the names to these."""
         issued: Counter[str] = Counter()
         for each in self._workers.values():
-            issued.update(each.pipe.values.get("candidates", {}))
+            if (candidates := each.pipe.newest(messages.Candidates)) and not each.pipe.has_ended:
+                issued.update(candidates.issued)
         if issued and not self._series.is_full and self._series.decide(issued):
-            self._broadcast(series=self._series.names)
+            self._broadcast(messages.Series(self._series.names))
 
-    async def _give_turn(self, worker: WorkerProcess, persisted: Values) -> None:
+    async def _give_turn(self, worker: WorkerProcess, persisted: Mapping[str, int]) -> None:
         """Let a worker change the node, when no other one does; ``persisted`` are the settings that it writes."""
         async with self._turn_lock:
             self._turn += 1
-            worker.pipe.send(turn=self._turn)
-            await worker.pipe.wait_until(lambda values: values.get("turn_ended") == self._turn)
-            if persisted and worker.pipe.values.get("turn_ended") != self._turn:
+            worker.pipe.send(messages.Turn(self._turn))
+
+            def has_ended() -> bool:
+                ended = worker.pipe.newest(messages.TurnEnded)
+                return ended is not None and ended.turn == self._turn
+
+            await worker.pipe.wait_until(has_ended)
+            if persisted and not has_ended():
                 # It was killed, perhaps after it had written the file: the server must run with what a start would use.
                 update = {SETTINGS[field]: value for field, value in persisted.items()}
                 with suppress(StartRefused):
                     if update.items() <= (await asyncio.to_thread(self._node_settings.read)).items():
-                        self._on_applied(worker, {"given": persisted, "applied": self._turn})
+                        self._keep_change(worker, self._turn, persisted)
 
-    def _on_applied(self, worker: WorkerProcess, values: Values) -> None:
-        """Keep what a worker changed first, and send it to the others; they learn, too, who has applied it.
+    def _keep_change(self, worker: WorkerProcess, revision: int, given: Mapping[str, int]) -> None:
+        """Keep what a worker changed first, and send it to the others.
 
         The others apply it at the same time, see docs/adr/0007. Nothing collides: each claims its own start timestamp.
         """
-        if "given" in values:
-            update = {SETTINGS[field]: value for field, value in values["given"].items()}
-            self._settings = self._settings.model_copy(update=update)
-            self._revision = values["applied"]
+        update = {SETTINGS[field]: value for field, value in given.items()}
+        self._settings = self._settings.model_copy(update=update)
+        self._revision = revision
+        self._send_to_others(worker)
+
+    def _send_to_others(self, worker: WorkerProcess) -> None:
         for each in self._workers.values():
             if each is not worker:
                 self._send_node(each)
 
     def _send_node(self, worker: WorkerProcess) -> None:
         settings = {field: getattr(self._settings, setting) for field, setting in SETTINGS.items()}
-        others = [each.pipe.values.get("applied", -1) for each in self._workers.values() if each is not worker]
-        worker.pipe.send(revision=self._revision, settings=settings, others=others)
+        others = [each.applied for each in self._workers.values() if each is not worker]
+        worker.pipe.send(messages.NodeState(self._revision, settings, others))
 
-    def _broadcast(self, **values: object) -> None:
+    def _broadcast(self, message: Message) -> None:
         for each in self._workers.values():
-            each.pipe.send(**values)
+            each.pipe.send(message)
 
     def _reload(self) -> None:
-        self._broadcast(reload=True)
+        self._broadcast(messages.Reload())
         self._http.reload()
 
     def _allow_exit(self, worker: WorkerProcess) -> None:
         if not self._stopping:
-            worker.pipe.send(exit="alone")  # the other workers still use the prefix
+            worker.pipe.send(messages.Exit(with_all=False))  # the other workers still use the prefix
 
     def _on_stop_signal(self, number: int) -> None:
         if not self._stopping:
@@ -298,8 +327,8 @@ class Supervisor:
         self._serving.cancel()
         await asyncio.wait({self._serving})
         for each in self._workers.values():
-            each.pipe.send(stop=True)
-            if "serving" not in each.pipe.values:
+            each.pipe.send(messages.Stop())
+            if not each.pipe.has(messages.Serving):
                 each.kill()
         try:
             async with asyncio.timeout(self._settings.drain_timeout + STOP_MARGIN_SECONDS):
@@ -310,8 +339,8 @@ class Supervisor:
 
     async def _drain_all(self) -> None:
         workers = self._workers.values()
-        await asyncio.gather(*(each.pipe.wait_until(lambda values: "closed" in values) for each in workers))
-        self._broadcast(all_closed=True)
-        await asyncio.gather(*(each.pipe.wait_until(lambda values: "drained" in values) for each in workers))
-        self._broadcast(exit="all")
+        await asyncio.gather(*(each.pipe.wait_for(messages.Closed) for each in workers))
+        self._broadcast(messages.AllClosed())
+        await asyncio.gather(*(each.pipe.wait_for(messages.Drained) for each in workers))
+        self._broadcast(messages.Exit(with_all=True))
         await asyncio.gather(*(asyncio.shield(each.exit) for each in workers), return_exceptions=True)

@@ -13,6 +13,7 @@ from idalloc_server.rpc.methods import METHOD_TYPES
 from idalloc_server.settings.model import Settings
 from idalloc_server.telemetry import families, recent
 from idalloc_server.telemetry.metrics import Counts
+from idalloc_server.workers.messages import Checked, Serving
 from idalloc_server.workers.questions import Questions
 from idalloc_server.workers.worker_process import WorkerProcess
 
@@ -96,8 +97,9 @@ class SupervisorHttp:
 
     def describe(self) -> Mapping[str, Any]:
         """See ``Source``."""
-        serving = next((each.pipe.values["serving"] for each in self._workers if each.is_serving), ("", ""))
-        return {"address": serving[0], "store": serving[1]}
+        newest = (each.pipe.newest(Serving) for each in self._workers if each.is_serving)
+        serving = next(filter(None, newest), Serving("", "", 0))
+        return {"address": serving.address, "store": serving.store}
 
     async def ask_all(self, question: str, arguments: Mapping[str, Any], timeout: float) -> list[Any]:
         """See ``Source``: the supervisor has a log of its own, and nothing else to answer."""
@@ -112,9 +114,9 @@ class SupervisorHttp:
 
     def checks(self) -> Mapping[str, str]:
         """See ``Source``: a check fails if it fails in any worker that serves."""
-        reports = [each.pipe.values.get("checks") for each in self._workers if each.is_serving]
+        reports = [each.pipe.newest(Checked) for each in self._workers if each.is_serving]
         checks = {"workers": "" if any(reports) else "no worker serves"}
         for report in filter(None, reports):
-            for name, problem in report.items():
+            for name, problem in report.checks.items():
                 checks[name] = checks.get(name) or problem
         return checks

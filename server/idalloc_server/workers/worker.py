@@ -7,8 +7,9 @@ import asyncio
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Any
 
 import structlog
 
@@ -23,6 +24,8 @@ from idalloc_server.settings.model import Settings
 from idalloc_server.settings.persisted import NodeSettingsFile
 from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.metrics import Counts
+from idalloc_server.workers import messages
+from idalloc_server.workers.messages import Message
 from idalloc_server.workers.pipe import Pipe
 from idalloc_server.workers.questions import Answers
 
@@ -56,18 +59,18 @@ class Worker:
         settings: All settings.
 
     Args:
-        pipe: The connection to the supervisor, which has sent ``start``.
+        pipe: The connection to the supervisor.
+        start: Its first message.
     """
 
-    def __init__(self, pipe: Pipe) -> None:
-        start = pipe.values["start"]
-        self.settings = Settings.model_construct(**start["settings"])  # The supervisor has validated them.
+    def __init__(self, pipe: Pipe, start: messages.Start) -> None:
+        self.settings = Settings.model_construct(**start.settings)  # The supervisor has validated them.
         # When a terminal closes, the supervisor gets SIGHUP, too.
         self.control = ProcessControl(self.settings.drain_timeout, (signal.SIGTERM, signal.SIGINT))
-        self.node_settings = NodeSettingsFile(*start["node_settings"])
+        self.node_settings = NodeSettingsFile(*start.node_settings)
         self.workers: Workers | None = self
         self.count = self.settings.workers
-        self.requires_authentication = start["requires_authentication"]
+        self.requires_authentication = start.requires_authentication
         self._pipe = pipe
         self._access_control: AccessControl | None = None
         self._answers: Answers | None = None
@@ -78,24 +81,31 @@ class Worker:
         self.changes: set[asyncio.Task[int]] = set()
 
     async def receive_until_orphaned(self, serving: asyncio.Task[None]) -> None:
-        """React to the supervisor's values until it exits; then drain, or end a start."""
+        """React to the supervisor's messages until it exits; then drain, or end a start."""
+        handlers: dict[type[Message], Callable[[Any], None]] = {
+            messages.AuthenticationRequired: self._on_authentication_required,
+            messages.Reload: lambda _: self.control.reload_requested.set(),
+            messages.Asked: self._on_asked,
+            messages.Stop: lambda _: self.control.stop_requested.set(),
+        }
         try:
-            while (values := await self._pipe.receive()) is not None:
-                if "requires_authentication" in values:
-                    self.requires_authentication = True
-                    if self._access_control is not None:
-                        self._access_control.require_authentication()
-                if "reload" in values:
-                    self.control.reload_requested.set()
-                if "ask" in values and self._answers is not None:
-                    self._answers.receive(values)
-                if "stop" in values:
-                    self.control.stop_requested.set()
+            while (message := await self._pipe.receive()) is not None:
+                if handle := handlers.get(type(message)):
+                    handle(message)
         finally:
             self.control.drain_timeout = min(self.control.drain_timeout, ORPHAN_DRAIN_SECONDS)
             self.control.stop_requested.set()
             if not self._is_ready:
                 serving.cancel()
+
+    def _on_authentication_required(self, message: Message) -> None:
+        self.requires_authentication = True
+        if self._access_control is not None:
+            self._access_control.require_authentication()
+
+    def _on_asked(self, asked: messages.Asked) -> None:
+        if self._answers is not None:
+            self._answers.receive(asked)
 
     # ProcessMode: reports to the supervisor.
 
@@ -107,18 +117,18 @@ class Worker:
             access_control.require_authentication()
         if access_control.requires_authentication:
             self.require_authentication()
-        self._pipe.send(ready=True, applied=self._applied)
-        await self._pipe.wait_until(lambda values: "serve" in values or "stop" in values)
+        self._pipe.send(messages.Ready(self._applied))
+        await self._pipe.wait_for(messages.Serve, messages.Stop)
 
     def require_authentication(self) -> None:
         """See ``ProcessMode``."""
         if not self.requires_authentication:
             self.requires_authentication = True
-            self._pipe.send(requires_authentication=True)
+            self._pipe.send(messages.AuthenticationRequired())
 
     def report_serving(self, address: str, store: str, prefix: int, *, http: str, xproto: str) -> None:
         """See ``ProcessMode``."""
-        self._pipe.send(serving=[address, store, prefix])
+        self._pipe.send(messages.Serving(address, store, prefix))
 
     def report_stopping(self) -> None:
         """See ``ProcessMode``: the supervisor notifies the service manager."""
@@ -126,38 +136,42 @@ class Worker:
     async def report(self, report: NodeReport) -> None:
         """See ``ProcessMode``."""
         self._answers = Answers(report.answers, self._pipe.send)
-        self._pipe.send(checks=report.checks())
+        self._pipe.send(messages.Checked(report.checks()))
         try:
             while True:
                 await asyncio.sleep(1)
-                report.series.set_series(self._pipe.values.get("series", ()))
-                self._pipe.send(checks=report.checks(), candidates=report.series.candidates())
+                if series := self._pipe.newest(messages.Series):
+                    report.series.set_series(series.names)
+                self._pipe.send(messages.Checked(report.checks()))
+                self._pipe.send(messages.Candidates(report.series.candidates()))
                 self.report_final_counts(report.counts())
         finally:
             await self._answers.close()
 
     async def wait_all_closed(self) -> None:
         """See ``ProcessMode``: a rejected caller must not reconnect to a worker that is about to close."""
-        self._pipe.send(closed=True)
-        if "stop" in self._pipe.values:
-            await self._pipe.wait_until(lambda values: "all_closed" in values)
+        self._pipe.send(messages.Closed())
+        if self._pipe.has(messages.Stop):
+            await self._pipe.wait_for(messages.AllClosed)
 
     async def wait_all_drained(self) -> bool:
         """See ``ProcessMode``."""
-        self._pipe.send(drained=True)
-        await self._pipe.wait_until(lambda values: "exit" in values)
-        return bool(self._pipe.values.get("exit", "all") == "all")
+        self._pipe.send(messages.Drained())
+        await self._pipe.wait_for(messages.Exit)
+        allowed = self._pipe.newest(messages.Exit)
+        return allowed is None or allowed.with_all
 
     def report_final_counts(self, counts: Counts) -> None:
         """See ``ProcessMode``."""
-        self._pipe.send(counts=counts.to_json())
+        self._pipe.send(messages.Counted(counts.to_json()))
 
     # Workers: changes of the node's settings.
 
     @property
     def other_lease_count(self) -> int:
         """See ``Workers``."""
-        return int(self._pipe.values.get("other_leases", 0))
+        leases = self._pipe.newest(messages.OtherLeases)
+        return leases.count if leases else 0
 
     async def change(self, given: Mapping[str, int], save: Save | None, timeout: float | None) -> None:
         """See ``Workers.change``."""
@@ -168,11 +182,11 @@ class Worker:
         try:
             async with asyncio.timeout(seconds):
                 revision = await asyncio.shield(change)
-                await self._pipe.wait_until(lambda values: min(values["others"]) >= revision)
+                await self._pipe.wait_until(lambda: min(self._node.others) >= revision)
         except TimeoutError:
             applied = 0
             if change.done():
-                applied = 1 + sum(each >= change.result() for each in self._pipe.values["others"])
+                applied = 1 + sum(each >= change.result() for each in self._node.others)
             raise ChangePending(applied, self.count) from None
         if self._pipe.has_ended:
             raise ServerDraining
@@ -186,28 +200,28 @@ class Worker:
     async def _change_first(self, given: Mapping[str, int], save: Save | None) -> int:
         """Change this worker, in turn with others; return the revision with which the others follow."""
         async with self._change_lock:
-            last_turn = self._pipe.values.get("turn", 0)
-            await self._pipe.wait_until(lambda values: "serve" in values)
-            self._pipe.send(wants_turn=dict(given) if save else {})
-            await self._pipe.wait_until(lambda values: values.get("turn", 0) > last_turn)
+            last_turn = self._turn
+            await self._pipe.wait_for(messages.Serve)
+            self._pipe.send(messages.TurnWanted(dict(given) if save else {}))
+            await self._pipe.wait_until(lambda: self._turn > last_turn)
             if self._pipe.has_ended:
                 raise ServerDraining
-            turn: int = self._pipe.values["turn"]
+            turn = self._turn
             try:
                 await self._apply_newest()  # It may have failed before.
                 await self._doc_ids.change(**given, save=save)
             except BaseException:
-                self._pipe.send(turn_ended=turn)
+                self._pipe.send(messages.TurnEnded(turn, None))
                 raise
             self._applied = turn
-            self._pipe.send(turn_ended=turn, given=dict(given), applied=turn)
+            self._pipe.send(messages.TurnEnded(turn, dict(given)))
             return turn
 
     async def apply_changes(self) -> None:
         """Apply what other workers changed first, and retry what fails, until the supervisor exits."""
-        await self._pipe.wait_until(lambda values: "serve" in values)
+        await self._pipe.wait_for(messages.Serve)
         while not self._pipe.has_ended:
-            newest, pause = self._pipe.values["revision"], None
+            newest, pause = self._node.revision, None
             try:
                 async with self._change_lock:
                     await self._apply_newest()
@@ -216,14 +230,25 @@ class Worker:
                 pause = CHANGE_PAUSE_SECONDS
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
-                    await self._pipe.wait_until(lambda values: values["revision"] > newest)  # noqa: B023
+                    await self._pipe.wait_until(lambda: self._node.revision > newest)  # noqa: B023
 
     async def _apply_newest(self) -> None:
-        newest = self._pipe.values["revision"]
-        if newest > self._applied:
-            await self._doc_ids.change(**self._pipe.values["settings"])
-            self._applied = newest
-            self._pipe.send(applied=newest)
+        newest = self._node
+        if newest.revision > self._applied:
+            await self._doc_ids.change(**newest.settings, save=None)
+            self._applied = newest.revision
+            self._pipe.send(messages.Applied(newest.revision))
+
+    @property
+    def _node(self) -> messages.NodeState:
+        """The node's newest settings, which the supervisor sends before ``Serve``."""
+        return self._pipe.newest(messages.NodeState) or messages.NodeState(0, {}, [0])
+
+    @property
+    def _turn(self) -> int:
+        """The newest turn; 0 before the first one."""
+        turn = self._pipe.newest(messages.Turn)
+        return turn.turn if turn else 0
 
 
 async def run_worker(connection: socket.socket) -> None:
@@ -234,17 +259,17 @@ async def run_worker(connection: socket.socket) -> None:
     """
     pipe = await Pipe.over(connection)
     start = await pipe.receive()
-    if start is None:
+    if not isinstance(start, messages.Start):
         return
-    worker = Worker(pipe)
-    logs.configure(worker.settings.log_level, worker=start["start"]["number"])
+    worker = Worker(pipe, start)
+    logs.configure(worker.settings.log_level, worker=start.number)
     serving = asyncio.create_task(app.serve(worker.settings, worker))
     receiving = asyncio.create_task(worker.receive_until_orphaned(serving))
     applying = asyncio.create_task(worker.apply_changes())
     try:
         await serving
     except (StartRefused, StoreFailure) as error:
-        pipe.send(start_error=[getattr(error, "reason", ""), str(error)])
+        pipe.send(messages.StartFailed(getattr(error, "reason", ""), str(error)))
     except asyncio.CancelledError:
         pass  # The supervisor exited during the start.
     except Exception:

@@ -4,12 +4,15 @@ import asyncio
 import math
 import socket
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 import structlog
 
 from idalloc_server.domain.errors import StartRefused, StoreUnavailable
 from idalloc_server.telemetry.metrics import Counts
+from idalloc_server.workers.messages import Message, Serving, StartFailed
 from idalloc_server.workers.pipe import Pipe
 
 _log = structlog.get_logger("idalloc.supervisor")
@@ -22,7 +25,9 @@ class WorkerProcess:
         number: The worker's number, from 1; its replacement has the same one.
         process: The process.
         pipe: The connection to it.
-        exit: Receives its values until it exits, and returns its exit code, negative for a signal.
+        exit: Receives its messages until it exits, and returns its exit code, negative for a signal.
+        counts: Its newest metrics; empty once it has exited.
+        applied: The revision of the node's settings that it uses; -1 before it is ready.
         serving_since: When it began to serve, in seconds of the loop's clock; infinite before.
     """
 
@@ -32,12 +37,13 @@ class WorkerProcess:
         self.number = number
         self.process = process
         self.pipe = pipe
-        pipe.values["counts"] = Counts().to_json()
+        self.counts: Mapping[str, Any] = Counts().to_json()
+        self.applied = -1
         self.serving_since = math.inf
 
     @classmethod
     async def start(cls, number: int) -> "WorkerProcess":
-        """Start a process, which then waits for the value ``start``."""
+        """Start a process, which then waits for ``Start``."""
         ours, theirs = socket.socketpair()
         with theirs:
             # -P: Python imports no module from the current directory.
@@ -47,32 +53,30 @@ class WorkerProcess:
             )
         return cls(number, process, await Pipe.over(ours))
 
-    async def wait_started(self, name: str, timeout: float) -> None:
-        """Wait for a value that the start brings; kill the process if it does not come in time.
+    async def wait_started(self, step: type[Message], timeout: float) -> None:
+        """Wait for a message of the start; kill the process if it does not come in time.
 
         Raises:
             StartRefused: The worker could not start, exited, or was killed.
             StoreUnavailable: The worker could not reach the store.
         """
-        values = self.pipe.values
         try:
             async with asyncio.timeout(timeout):
-                await self.pipe.wait_until(lambda values: name in values or "start_error" in values)
+                await self.pipe.wait_for(step, StartFailed)
         except TimeoutError:
             _log.error("worker_unresponsive", worker=self.number, pid=self.process.pid, timeout=timeout)
             self.kill()
-        if "start_error" in values:
-            reason, error = values["start_error"]
-            if reason == StoreUnavailable.reason:
-                raise StoreUnavailable(error)
-            raise StartRefused("store", error) if reason else StartRefused(*error.split(": ", 1))
-        if name not in values:
+        if failed := self.pipe.newest(StartFailed):
+            if failed.reason == StoreUnavailable.reason:
+                raise StoreUnavailable(failed.error)
+            raise StartRefused("store", failed.error) if failed.reason else StartRefused(*failed.error.split(": ", 1))
+        if not self.pipe.has(step):
             raise StartRefused("workers", f"worker {self.number} exited during its start; the log has the cause")
 
     @property
     def is_serving(self) -> bool:
         """Whether the process serves and has not exited."""
-        return "serving" in self.pipe.values and not self.pipe.has_ended
+        return self.pipe.has(Serving) and not self.pipe.has_ended
 
     def kill(self) -> None:
         """Kill the process."""

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from idalloc_server.settings.persisted import NodeSettingsFile
+from idalloc_server.workers import messages
 from tests.support.fake_workers import FakeWorkers
 from tests.support.supervised import start_both, supervised
 
@@ -19,7 +20,7 @@ async def test_others_apply_what_one_worker_changed(workers: FakeWorkers) -> Non
         await one.turn(prefix=9)
         revision = await other.expect_settings(prefix=9, auto_increment_offset=1)
         await other.expect_others(revision)
-        other.pipe.send(applied=revision)
+        other.pipe.send(messages.Applied(revision))
         await one.expect_others(revision)
 
 
@@ -32,8 +33,9 @@ async def test_change_exchanges_six_messages(workers: FakeWorkers) -> None:
         one.received.clear()
         other.received.clear()
         await one.turn(prefix=9)  # two messages of the worker, one of the supervisor
-        other.pipe.send(applied=await other.expect_settings(prefix=9))
-        await one.expect_others(other.pipe.values["revision"])
+        revision = await other.expect_settings(prefix=9)
+        other.pipe.send(messages.Applied(revision))
+        await one.expect_others(revision)
         assert (len(one.received), len(other.received)) == (2, 1)
 
 
@@ -45,8 +47,8 @@ async def test_worker_killed_in_its_turn(
     monkeypatch.setattr(NodeSettingsFile, "read", lambda _: {"node_prefix": 9 if persisted else 4})
     async with supervised(workers):
         one, other = await start_both(workers)
-        one.pipe.send(wants_turn={"prefix": 9})
-        await one.expect("turn")
+        one.pipe.send(messages.TurnWanted({"prefix": 9}))
+        await one.expect(messages.Turn)
         await one.exit()
         await other.turn(auto_increment_offset=5)
         await (await workers.next()).expect_settings(prefix=9 if persisted else 3, auto_increment_offset=5)
@@ -74,7 +76,7 @@ async def test_replacement_starts_with_the_newest_settings(workers: FakeWorkers)
         late = await workers.next()
         settings = await late.serve()
         assert (settings["node_prefix"], settings["auto_increment_increment"]) == (9, 5)
-        late.pipe.send(applied=await late.expect_settings(prefix=9))
+        late.pipe.send(messages.Applied(await late.expect_settings(prefix=9)))
         await one.expect_others(revision)
 
 
@@ -84,7 +86,7 @@ async def test_change_reaches_a_worker_that_starts(workers: FakeWorkers) -> None
         one, other = await start_both(workers)
         await one.exit()
         late = await workers.next()
-        assert (await late.expect("start"))["settings"]["node_prefix"] == 3
+        assert (await late.expect(messages.Start)).settings["node_prefix"] == 3
         await other.turn(prefix=9)
         await late.expect_settings(prefix=9)
 
@@ -99,7 +101,7 @@ async def test_lagging_worker_is_neither_ended_nor_waited_for(workers: FakeWorke
         second = await other.expect_settings(prefix=10, auto_increment_offset=5)
         assert second > first
         assert not other.exited.is_set()
-        other.pipe.send(applied=second)
+        other.pipe.send(messages.Applied(second))
         await one.expect_others(second)
 
 
@@ -107,8 +109,8 @@ async def test_turns_are_given_in_order(workers: FakeWorkers) -> None:
     """Changes that are requested at once are made one after the other."""
     async with supervised(workers):
         one, other = await start_both(workers)
-        one.pipe.send(wants_turn={})
-        turn = await one.expect("turn")
+        one.pipe.send(messages.TurnWanted({}))
+        turn = await one.expect(messages.Turn)
         waiting = asyncio.create_task(other.turn(prefix=10))
         assert (await asyncio.wait({waiting}, timeout=0.05))[0] == set()
         await one.end_turn(turn, prefix=9)
@@ -122,13 +124,13 @@ async def test_exit_of_a_worker_ends_its_turn(workers: FakeWorkers, has_turn: bo
     async with supervised(workers):
         one, other = await start_both(workers)
         first, second = (one, other) if has_turn else (other, one)
-        first.pipe.send(wants_turn={})
-        turn = await first.expect("turn")
-        second.pipe.send(wants_turn={})
+        first.pipe.send(messages.TurnWanted({}))
+        turn = await first.expect(messages.Turn)
+        second.pipe.send(messages.TurnWanted({}))
         await one.exit()
         if not has_turn:
             await other.end_turn(turn)
             second = other
-            second.pipe.send(wants_turn={})
-        await second.end_turn(await second.expect("turn"), prefix=9)
+            second.pipe.send(messages.TurnWanted({}))
+        await second.end_turn(await second.expect(messages.Turn), prefix=9)
         await (await workers.next()).expect_settings(prefix=9)

@@ -1,10 +1,11 @@
-"""Values pass unchanged between supervisor and workers."""
+"""Messages pass unchanged between supervisor and workers."""
 
 import asyncio
 import socket
 
 import pytest
 
+from idalloc_server.workers.messages import Answered, Applied, Closed, Turn
 from idalloc_server.workers.pipe import Pipe
 
 
@@ -16,43 +17,45 @@ async def pair() -> tuple[Pipe, Pipe]:
 async def test_messages_arrive_in_order_until_close() -> None:
     """A pipe delivers messages in order, and None after the other end closed."""
     one, other = await pair()
-    one.send(first=[1, 2.5, "ä\n", None])
-    one.send(second=2)
+    answered = Answered(1, "", [1, 2.5, "ä\n", None])
+    one.send(answered)
+    one.send(Closed())
     await one.close()
-    assert await other.receive() == {"first": [1, 2.5, "ä\n", None]}
-    assert await other.receive() == {"second": 2}
+    assert await other.receive() == answered
+    assert await other.receive() == Closed()
     still_open = not other.has_ended
     assert await other.receive() is None
     assert still_open
     assert other.has_ended
-    other.send(late=True)
+    other.send(Closed())
     assert await other.receive() is None
     await other.close()
 
 
-async def test_values_are_the_newest_by_name() -> None:
-    """A pipe has the newest value of each name."""
+async def test_pipe_has_the_newest_message_of_each_type() -> None:
+    """A pipe has the newest message of each type."""
     one, other = await pair()
-    one.send(first=1, second=2)
-    one.send(second=3)
-    await other.receive()
-    await other.receive()
-    assert other.values == {"first": 1, "second": 3}
+    for message in (Applied(1), Turn(2), Turn(3)):
+        one.send(message)
+        await other.receive()
+    assert (other.newest(Applied), other.newest(Turn), other.newest(Closed)) == (Applied(1), Turn(3), None)
+    assert other.has(Closed, Turn)
+    assert not other.has(Closed)
     await one.close()
     await other.close()
 
 
 @pytest.mark.parametrize("ends", [False, True])
 async def test_wait_ends_with_the_condition_or_the_process(ends: bool) -> None:
-    """A wait ends when the values meet its condition, or the other process exits."""
+    """A wait ends when a message makes its condition true, or the other process exits."""
     one, other = await pair()
-    waiting = asyncio.create_task(other.wait_until(lambda values: values.get("turn", 0) > 1))
-    one.send(turn=1)
+    waiting = asyncio.create_task(other.wait_until(lambda: other.newest(Turn) == Turn(2)))
+    one.send(Turn(1))
     await other.receive()
     await asyncio.sleep(0)
     assert not waiting.done()
     if not ends:
-        one.send(turn=2)
+        one.send(Turn(2))
     await one.close()
     await other.receive()
     async with asyncio.timeout(10):
@@ -66,6 +69,6 @@ async def test_incomplete_message_is_dropped() -> None:
     ours, theirs = socket.socketpair()
     pipe = await Pipe.over(ours)
     with theirs:
-        theirs.sendall(b'{"counts": {"cou')
+        theirs.sendall(b'["Counted", {"cou')
     assert await pipe.receive() is None
     await pipe.close()

@@ -1,7 +1,6 @@
 """The supervisor asks workers over the pipe."""
 
 import asyncio
-import json
 import socket
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 
 from idalloc_server.domain.errors import StoreUnavailable
+from idalloc_server.workers.messages import Answered, Asked
 from idalloc_server.workers.pipe import Pipe
 from idalloc_server.workers.questions import Answers, Questions
 
@@ -46,12 +46,14 @@ async def asked() -> AsyncIterator[tuple[Questions, Worker, Pipe]]:
     answers = Answers({"double": double, "refuse": refuse, "never": never}, worker.send)
 
     async def answer() -> None:
-        while (values := await worker.receive()) is not None:
-            answers.receive(values)
+        while (asked := await worker.receive()) is not None:
+            assert isinstance(asked, Asked)
+            answers.receive(asked)
 
     async def receive() -> None:
-        while (values := await supervisor.receive()) is not None:
-            questions.receive(json.loads(json.dumps(values)))
+        while (answered := await supervisor.receive()) is not None:
+            assert isinstance(answered, Answered)
+            questions.receive(answered)
 
     tasks = [asyncio.create_task(each) for each in (answer(), receive())]
     yield questions, handle, worker

@@ -15,16 +15,15 @@ from idalloc_server.domain.errors import (
 from idalloc_server.settings.model import Settings
 from idalloc_server.telemetry import families
 from idalloc_server.telemetry.metrics import Counts
-from idalloc_server.workers import supervisor
-from idalloc_server.workers.pipe import Values
+from idalloc_server.workers import messages, supervisor
 from tests.support.fake_workers import SECONDS, FakeWorkers
 from tests.support.supervised import new_supervisor, start_both, supervised, supervised_settings
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share a port on Linux only")
 
 
-def counts(lease_count: int = 0) -> Values:
-    return Counts(gauges={families.LEASES: {"": lease_count}}).to_json()
+def counts(lease_count: int = 0) -> messages.Counted:
+    return messages.Counted(Counts(gauges={families.LEASES: {"": lease_count}}).to_json())
 
 
 class TestStarting:
@@ -32,14 +31,14 @@ class TestStarting:
         """Health becomes SERVING once every worker is ready."""
         async with supervised(workers):
             one, other = await workers.next(), await workers.next()
-            await one.expect("start")
-            one.pipe.send(ready=True, applied=0)
-            first = asyncio.create_task(one.expect("serve"))
-            settings = (await other.expect("start"))["settings"]
+            await one.expect(messages.Start)
+            one.pipe.send(messages.Ready(0))
+            first = asyncio.create_task(one.expect(messages.Serve))
+            settings = (await other.expect(messages.Start)).settings
             assert settings["listen"] != "127.0.0.1:0"
             assert (await asyncio.wait({first}, timeout=0.05))[0] == set()
-            other.pipe.send(ready=True, applied=0)
-            assert await asyncio.wait_for(first, SECONDS)
+            other.pipe.send(messages.Ready(0))
+            await asyncio.wait_for(first, SECONDS)
 
     @pytest.mark.parametrize(
         ("reason", "error"),
@@ -55,8 +54,8 @@ class TestStarting:
         """A start fails with the error of its first failing worker, and kills the others."""
         async with supervised(workers) as running:
             one, other = await workers.next(), await workers.next()
-            one.pipe.send(ready=True, applied=0)
-            other.pipe.send(start_error=[reason, str(error).removeprefix("store: ")])
+            one.pipe.send(messages.Ready(0))
+            other.pipe.send(messages.StartFailed(reason, str(error).removeprefix("store: ")))
             with pytest.raises(type(error), match=str(error)):
                 await asyncio.wait_for(running, SECONDS)
             assert one.exited.is_set()  # It was killed, since it did not serve yet.
@@ -65,7 +64,7 @@ class TestStarting:
         """A start fails if a worker exits before it is ready."""
         async with supervised(workers) as running:
             one, other = await workers.next(), await workers.next()
-            one.pipe.send(ready=True, applied=0)
+            one.pipe.send(messages.Ready(0))
             await other.exit()
             with pytest.raises(StartRefused, match="workers: "):
                 await asyncio.wait_for(running, SECONDS)
@@ -75,12 +74,12 @@ class TestStarting:
         async with supervised(workers) as running:
             one, other = await workers.next(), await workers.next()
             for worker in (one, other):
-                await worker.expect("start")
-                worker.pipe.send(ready=True, applied=0)
-            await one.expect("serve")
-            one.pipe.send(serving=["here", "a store", 0])
+                await worker.expect(messages.Start)
+                worker.pipe.send(messages.Ready(0))
+            await one.expect(messages.Serve)
+            one.pipe.send(messages.Serving("here", "a store", 0))
             await other.exit()
-            await one.expect("stop")
+            await one.expect(messages.Stop)
             await one.exit()
             with pytest.raises(StartRefused, match="workers: "):
                 await asyncio.wait_for(running, SECONDS)
@@ -91,7 +90,7 @@ class TestStarting:
         """A start fails if a worker does not reply in time."""
         async with supervised(workers, store_timeout=short_timeout) as running:
             one, _ = await workers.next(), await workers.next()
-            one.pipe.send(ready=True, applied=0)
+            one.pipe.send(messages.Ready(0))
             with pytest.raises(StartRefused, match="workers: "):
                 await asyncio.wait_for(running, SECONDS)
 
@@ -103,8 +102,8 @@ class TestStarting:
         one, other = await workers.next(), await workers.next()
         if step == "serve":
             for worker in (one, other):
-                worker.pipe.send(ready=True, applied=0)
-            await one.expect("serve")
+                worker.pipe.send(messages.Ready(0))
+            await one.expect(messages.Serve)
         os.kill(os.getpid(), signal.SIGTERM)
         assert await asyncio.wait_for(running, SECONDS) == 0
         assert one.exited.is_set()
@@ -119,7 +118,7 @@ class TestReplacing:
             await one.exit()
             for error in (StoreUnavailable("it is away"), StartRefused("node_prefix", "in use")):
                 late = await workers.next()
-                late.pipe.send(start_error=[getattr(error, "reason", ""), str(error)])
+                late.pipe.send(messages.StartFailed(getattr(error, "reason", ""), str(error)))
                 await late.exit()
             await (await workers.next()).serve()
             assert not running.done()
@@ -155,7 +154,7 @@ class TestReplacing:
                 await one.exit()
                 for _ in range(3):
                     late = await workers.next()
-                    late.pipe.send(start_error=["STORE_UNAVAILABLE", "it is away"])
+                    late.pipe.send(messages.StartFailed("STORE_UNAVAILABLE", "it is away"))
                     await late.exit()
                 await workers.next()
             assert [line["restart_in"] for line in logs if line["event"] == "worker_ended"] == [0.0, 0.1, 0.2, 0.4]
@@ -168,7 +167,7 @@ class TestReplacing:
             one, other = await start_both(workers)
             await one.exit()
             hung = await workers.next()
-            await hung.expect("start")
+            await hung.expect(messages.Start)
             await other.turn(auto_increment_offset=5)
             await asyncio.wait_for(hung.exited.wait(), SECONDS)
             assert (await (await workers.next()).serve())["auto_increment_offset"] == 5
@@ -179,29 +178,30 @@ class TestAuthentication:
         """Once one worker requires authentication, all present and later workers do."""
         async with supervised(workers):
             one, other = await start_both(workers)
-            assert [each.start["requires_authentication"] for each in (one, other)] == [False, False]
+            assert [each.start.requires_authentication for each in (one, other)] == [False, False]
             await one.exit()
             late = await workers.next()
-            assert (await late.expect("start"))["requires_authentication"] is False
-            other.pipe.send(requires_authentication=True)
-            await late.expect("requires_authentication")  # even while it starts
-            await other.expect("requires_authentication")
+            assert (await late.expect(messages.Start)).requires_authentication is False
+            other.pipe.send(messages.AuthenticationRequired())
+            await late.expect(messages.AuthenticationRequired)  # even while it starts
+            await other.expect(messages.AuthenticationRequired)
             await late.exit()
             later = await workers.next()
             await later.serve()
-            assert later.start["requires_authentication"]
+            assert later.start.requires_authentication
 
     async def test_required_authentication_is_broadcast_once(self, workers: FakeWorkers) -> None:
         """The supervisor sends each worker the requirement once."""
         async with supervised(workers):
             one, other = await start_both(workers)
-            one.pipe.send(requires_authentication=True)
-            await other.expect("requires_authentication")
-            other.pipe.send(requires_authentication=True, counts=counts())
-            await other.expect("other_leases")
-            await one.expect("requires_authentication")
-            one.pipe.send(counts=counts())
-            await one.expect("other_leases")
+            one.pipe.send(messages.AuthenticationRequired())
+            await other.expect(messages.AuthenticationRequired)
+            other.pipe.send(messages.AuthenticationRequired())
+            other.pipe.send(counts())
+            await other.expect(messages.OtherLeases)
+            await one.expect(messages.AuthenticationRequired)
+            one.pipe.send(counts())
+            await one.expect(messages.OtherLeases)
 
 
 class TestStopping:
@@ -218,16 +218,16 @@ class TestStopping:
         with capture_logs() as logs:
             server._on_stop_signal(signal.SIGTERM)
             for worker in (one, other):
-                await worker.expect("stop")
-            one.pipe.send(closed=True)
-            one.pipe.send(drained=True)
+                await worker.expect(messages.Stop)
+            one.pipe.send(messages.Closed())
+            one.pipe.send(messages.Drained())
             if ends:
-                other.pipe.send(closed=True)
+                other.pipe.send(messages.Closed())
                 for worker in (one, other):
-                    await worker.expect("all_closed")
-                other.pipe.send(drained=True)
+                    await worker.expect(messages.AllClosed)
+                other.pipe.send(messages.Drained())
                 for worker in (one, other):
-                    await worker.expect("exit")
+                    await worker.expect(messages.Exit)
                     await worker.exit()
             assert await asyncio.wait_for(running, SECONDS) == (0 if ends else 1)
         killed = [(line["workers"], line["exit_code"]) for line in logs if line["event"] == "workers_killed"]
@@ -243,13 +243,14 @@ class TestStopping:
         one, other = await start_both(workers)
         server._on_stop_signal(signal.SIGTERM)
         for worker in (one, other):
-            await worker.expect("stop")
-        one.pipe.send(closed=True, counts=counts())
-        await one.expect("other_leases")  # and no "all_closed" before it
+            await worker.expect(messages.Stop)
+        one.pipe.send(messages.Closed())
+        one.pipe.send(counts())
+        await one.expect(messages.OtherLeases)  # and no AllClosed before it
         await other.exit()
-        await one.expect("all_closed")
-        one.pipe.send(drained=True)
-        await one.expect("exit")
+        await one.expect(messages.AllClosed)
+        one.pipe.send(messages.Drained())
+        await one.expect(messages.Exit)
         await one.exit()
         assert await asyncio.wait_for(running, SECONDS) == 0
 
@@ -259,9 +260,9 @@ class TestCounting:
         """A worker that reports its counts learns the number of leases of the other workers."""
         async with supervised(workers):
             one, other = await start_both(workers)
-            one.pipe.send(counts=counts(1))
-            assert await one.expect("other_leases") == 0
-            other.pipe.send(counts=counts(4))
-            assert await other.expect("other_leases") == 1
-            one.pipe.send(counts=counts(2))
-            assert await one.expect("other_leases") == 4
+            one.pipe.send(counts(1))
+            assert await one.expect(messages.OtherLeases) == messages.OtherLeases(0)
+            other.pipe.send(counts(4))
+            assert await other.expect(messages.OtherLeases) == messages.OtherLeases(1)
+            one.pipe.send(counts(2))
+            assert await one.expect(messages.OtherLeases) == messages.OtherLeases(4)

@@ -6,7 +6,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from structlog.testing import capture_logs
@@ -21,11 +21,14 @@ from idalloc_server.domain.errors import InvalidRequest, PrefixInUse, ServerDrai
 from idalloc_server.rpc import status
 from idalloc_server.settings.model import Settings
 from idalloc_server.settings.persisted import NodeSettingsFile
+from idalloc_server.workers import messages
 from idalloc_server.workers import worker as worker_module
+from idalloc_server.workers.messages import Message
 from idalloc_server.workers.pipe import Pipe
 from idalloc_server.workers.worker import ChangePending, Worker
 from tests.support.fake_store import FakeClock, MemoryStore, unreachable
 
+M = TypeVar("M", bound=Message)
 LISTEN = "127.0.0.1:50051"
 CHANGED = {"prefix": 9, "auto_increment_offset": 1, "auto_increment_increment": 1}
 
@@ -58,27 +61,27 @@ class Supervisor:
 
         self.doc_ids.change = counted  # type: ignore[method-assign]
         self.ready = asyncio.create_task(self.worker.wait_all_ready(self.doc_ids, AccessControl(FakeClock(), 1)))
-        await self.expect("ready")
+        await self.expect(messages.Ready)
 
     async def serve(self) -> None:
         """Let the worker serve."""
         await self.make_ready()
-        self.pipe.send(serve=True)
+        self.pipe.send(messages.Serve())
         await self.ready
 
-    async def expect(self, name: str) -> Any:
-        """Return the next value of this name."""
+    async def expect(self, kind: type[M]) -> M:
+        """Return the next message of a type."""
         async with asyncio.timeout(10):
             while (message := await self.pipe.receive()) is not None:
-                if name in message:
-                    return message[name]
+                if isinstance(message, kind):
+                    return message
         raise AssertionError("the worker has ended")
 
     async def give_turn(self, turn: int) -> None:
         """Give the worker its turn, once it asks for it."""
-        await self.expect("wants_turn")
-        self.pipe.send(turn=turn)
-        assert await self.expect("turn_ended") == turn
+        await self.expect(messages.TurnWanted)
+        self.pipe.send(messages.Turn(turn))
+        assert (await self.expect(messages.TurnEnded)).turn == turn
 
     async def wait_failures(self, times: int) -> None:
         """Wait until the worker has failed so often to reach the store for a change."""
@@ -91,9 +94,10 @@ class Supervisor:
         """Persists a change."""
         return self.worker.node_settings.save
 
-    def pop_given(self) -> object:
+    def given(self) -> object:
         """What the worker changed in its last turn, if anything."""
-        return self.pipe.values.pop("given", None)
+        ended = self.pipe.newest(messages.TurnEnded)
+        return ended and ended.given
 
 
 async def _forever() -> None:
@@ -105,18 +109,13 @@ async def supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
     monkeypatch.setattr(worker_module, "CHANGE_PAUSE_SECONDS", 0.01)
     one, other = socket.socketpair()
     pipe, ours = await Pipe.over(one), await Pipe.over(other)
-    settings = dict(Settings(workers=2))
-    pipe.send(
-        start={
-            "settings": settings,
-            "node_settings": NodeSettingsFile(tmp_path, LISTEN).arguments,
-            "requires_authentication": False,
-        }
-    )
-    pipe.send(revision=0, settings={}, others=[0])
+    settings, node_settings = dict(Settings(workers=2)), NodeSettingsFile(tmp_path, LISTEN).arguments
+    pipe.send(messages.Start(1, settings, node_settings, requires_authentication=False))
+    pipe.send(messages.NodeState(0, {}, [0]))
+    start = await ours.receive()
+    assert isinstance(start, messages.Start)
     await ours.receive()
-    await ours.receive()
-    worker = Worker(ours)
+    worker = Worker(ours, start)
     serving = asyncio.create_task(_forever())
     tasks = {serving, *map(asyncio.create_task, (worker.receive_until_orphaned(serving), worker.apply_changes()))}
     yield Supervisor(pipe, worker, serving, MemoryStore(FakeClock()))
@@ -131,14 +130,13 @@ class TestChanging:
         """A change is made in this worker first, and returns once the others have applied it."""
         await supervisor.serve()
         change = asyncio.create_task(supervisor.worker.change({"prefix": 9}, None, timeout=None))
-        await supervisor.expect("wants_turn")
+        await supervisor.expect(messages.TurnWanted)
         assert supervisor.doc_ids.prefix == 3
-        supervisor.pipe.send(turn=4)
-        assert await supervisor.expect("turn_ended") == 4
-        assert (supervisor.pop_given(), supervisor.pipe.values["applied"]) == ({"prefix": 9}, 4)
+        supervisor.pipe.send(messages.Turn(4))
+        assert await supervisor.expect(messages.TurnEnded) == messages.TurnEnded(4, {"prefix": 9})
         assert supervisor.doc_ids.prefix == 9
         assert not change.done()
-        supervisor.pipe.send(others=[4])
+        supervisor.pipe.send(messages.NodeState(0, {}, [4]))
         await change
 
     async def test_change_during_the_start_waits_for_it(self, supervisor: Supervisor) -> None:
@@ -146,9 +144,9 @@ class TestChanging:
         await supervisor.make_ready()
         change = asyncio.create_task(supervisor.worker.change({"prefix": 9}, None, timeout=None))
         await asyncio.sleep(0)
-        supervisor.pipe.send(serve=True)
+        supervisor.pipe.send(messages.Serve())
         await supervisor.give_turn(1)
-        supervisor.pipe.send(others=[1])
+        supervisor.pipe.send(messages.NodeState(0, {}, [1]))
         await change
 
     async def test_deadline_says_how_many_have_applied(self, supervisor: Supervisor) -> None:
@@ -158,7 +156,7 @@ class TestChanging:
         with pytest.raises(ChangePending, match="0 of 2 workers"):
             await early
         await supervisor.give_turn(1)
-        assert supervisor.pop_given() == {"prefix": 9}
+        assert supervisor.given() == {"prefix": 9}
         late = asyncio.create_task(supervisor.worker.change({"prefix": 9}, None, timeout=1.0))
         await supervisor.give_turn(2)
         with pytest.raises(ChangePending, match="1 of 2 workers have applied") as pending:
@@ -194,15 +192,15 @@ class TestChanging:
             await supervisor.give_turn(1)
             with pytest.raises(error):
                 await change
-        assert supervisor.pop_given() is None
+        assert supervisor.given() is None
         assert (supervisor.doc_ids.prefix, kept(supervisor.worker)) == (3, {})
         change = asyncio.create_task(
             supervisor.worker.change({"auto_increment_offset": 5}, supervisor.save, timeout=None)
         )
         await supervisor.give_turn(2)
-        assert supervisor.pop_given() == {"auto_increment_offset": 5}
+        assert supervisor.given() == {"auto_increment_offset": 5}
         assert kept(supervisor.worker) == {"auto_increment_offset": 5}
-        supervisor.pipe.send(others=[2])
+        supervisor.pipe.send(messages.NodeState(0, {}, [2]))
         await change
 
     async def test_change_that_cannot_be_persisted_has_no_effect(self, supervisor: Supervisor, tmp_path: Path) -> None:
@@ -214,7 +212,7 @@ class TestChanging:
         await supervisor.give_turn(1)
         with pytest.raises(InvalidRequest, match="cannot read"):
             await change
-        assert (supervisor.pop_given(), supervisor.doc_ids.prefix) == (None, 3)
+        assert (supervisor.given(), supervisor.doc_ids.prefix) == (None, 3)
 
     async def test_cancelled_change_still_publishes_its_event(self, supervisor: Supervisor) -> None:
         """A change is made, published once and kept even if its caller has cancelled the call."""
@@ -222,12 +220,12 @@ class TestChanging:
         events: list[tuple[ChangedSettings, ChangedSettings]] = []
         with change_events.listening(lambda *change: events.append(change)):
             call = asyncio.create_task(supervisor.worker.change({"prefix": 9}, None, timeout=None))
-        await supervisor.expect("wants_turn")
+        await supervisor.expect(messages.TurnWanted)
         call.cancel()
         await asyncio.wait({call})
-        supervisor.pipe.send(turn=1)
-        await supervisor.expect("turn_ended")
-        assert supervisor.pop_given() == {"prefix": 9}
+        supervisor.pipe.send(messages.Turn(1))
+        await supervisor.expect(messages.TurnEnded)
+        assert supervisor.given() == {"prefix": 9}
         assert events == [({"prefix": 3}, {"prefix": 9})]
 
     @pytest.mark.parametrize("refused", [True, False], ids=["refusal", "fault"])
@@ -260,7 +258,7 @@ class TestChanging:
         """A change whose supervisor exits fails with SERVER_DRAINING."""
         await supervisor.serve()
         change = asyncio.create_task(supervisor.worker.change({"prefix": 9}, None, timeout=None))
-        await supervisor.expect("wants_turn")
+        await supervisor.expect(messages.TurnWanted)
         await supervisor.pipe.close()
         with pytest.raises(ServerDraining):
             await change
@@ -272,8 +270,8 @@ class TestFollowing:
         await supervisor.serve()
         events: list[object] = []
         with change_events.listening(lambda *change: events.append(change)):
-            supervisor.pipe.send(revision=1, settings=CHANGED)
-            assert await supervisor.expect("applied") == 1
+            supervisor.pipe.send(messages.NodeState(1, CHANGED, [0]))
+            assert await supervisor.expect(messages.Applied) == messages.Applied(1)
         assert supervisor.doc_ids.prefix == 9
         assert len(supervisor.store.calls_of("claim_start")) == 2
         assert events == []
@@ -282,14 +280,14 @@ class TestFollowing:
         """P6: a worker that cannot reach the store issues ids with its old settings, and tries again."""
         await supervisor.serve()
         supervisor.store.down = True
-        supervisor.pipe.send(revision=1, settings=CHANGED)
+        supervisor.pipe.send(messages.NodeState(1, CHANGED, [0]))
         await supervisor.wait_failures(3)
         runs = supervisor.doc_ids.generate_from_memory(1)
         assert runs is not None
         assert runs[0].prefix == 3
-        assert "applied" not in supervisor.pipe.values or supervisor.pipe.values["applied"] == 0
+        assert not supervisor.pipe.has(messages.Applied)
         supervisor.store.down = False
-        assert await supervisor.expect("applied") == 1
+        assert await supervisor.expect(messages.Applied) == messages.Applied(1)
         assert supervisor.doc_ids.prefix == 9
 
     async def test_newer_change_supersedes_one_that_fails(
@@ -299,10 +297,10 @@ class TestFollowing:
         monkeypatch.setattr(worker_module, "CHANGE_PAUSE_SECONDS", 60.0)
         await supervisor.serve()
         supervisor.store.next("claim_start", unreachable())
-        supervisor.pipe.send(revision=1, settings=CHANGED)
+        supervisor.pipe.send(messages.NodeState(1, CHANGED, [0]))
         await supervisor.wait_failures(1)
-        supervisor.pipe.send(revision=2, settings=CHANGED | {"prefix": 10})
-        assert await supervisor.expect("applied") == 2
+        supervisor.pipe.send(messages.NodeState(2, CHANGED | {"prefix": 10}, [0]))
+        assert await supervisor.expect(messages.Applied) == messages.Applied(2)
         assert supervisor.doc_ids.prefix == 10
         assert [call.arguments[0] for call in supervisor.store.calls_of("claim_start")] == [3, 9, 10]
 
@@ -313,23 +311,23 @@ class TestFollowing:
         monkeypatch.setattr(worker_module, "CHANGE_PAUSE_SECONDS", 60.0)
         await supervisor.serve()
         supervisor.store.next("claim_start", unreachable())
-        supervisor.pipe.send(revision=1, settings=CHANGED)
+        supervisor.pipe.send(messages.NodeState(1, CHANGED, [0]))
         await supervisor.wait_failures(1)
         change = asyncio.create_task(
             supervisor.worker.change({"auto_increment_offset": 5}, supervisor.save, timeout=None)
         )
         await supervisor.give_turn(2)
-        assert supervisor.pop_given() == {"auto_increment_offset": 5}
+        assert supervisor.given() == {"auto_increment_offset": 5}
         assert (supervisor.doc_ids.prefix, supervisor.doc_ids.offset) == (9, 5)
         assert kept(supervisor.worker) == {"auto_increment_offset": 5}
-        supervisor.pipe.send(others=[2])
+        supervisor.pipe.send(messages.NodeState(0, {}, [2]))
         await change
 
     async def test_old_prefix_is_left_to_the_other_workers(self, supervisor: Supervisor) -> None:
         """A worker that changes the prefix does not release the old one, which others still use."""
         await supervisor.serve()
-        supervisor.pipe.send(revision=1, settings=CHANGED)
-        await supervisor.expect("applied")
+        supervisor.pipe.send(messages.NodeState(1, CHANGED, [0]))
+        await supervisor.expect(messages.Applied)
         assert supervisor.store.calls_of("release_prefix") == []
 
 
@@ -338,12 +336,12 @@ class TestAuthentication:
     async def test_worker_follows_required_authentication(self, supervisor: Supervisor, order: str) -> None:
         """A worker requires authentication when the supervisor does, during its start or later."""
         worker, access_control, doc_ids = supervisor.worker, AccessControl(FakeClock(), 1, AccessPolicy()), Any
-        supervisor.pipe.send(serve=True)
+        supervisor.pipe.send(messages.Serve())
         if order == "after":
             await worker.wait_all_ready(doc_ids, access_control)  # type: ignore[arg-type]
             assert not access_control.requires_authentication
-        supervisor.pipe.send(requires_authentication=True)
-        supervisor.pipe.send(stop=True)  # It marks the end of the messages.
+        supervisor.pipe.send(messages.AuthenticationRequired())
+        supervisor.pipe.send(messages.Stop())  # It marks the end of the messages.
         async with asyncio.timeout(10):
             await worker.control.stop_requested.wait()
         if order == "before":
@@ -351,20 +349,20 @@ class TestAuthentication:
         assert access_control.requires_authentication
         worker.require_authentication()
         worker.report_serving("here", "a store", 1, http="", xproto="")
-        await supervisor.expect("serving")
+        await supervisor.expect(messages.Serving)
         # The supervisor required authentication, so it gets no such report.
-        assert "requires_authentication" not in supervisor.pipe.values
+        assert not supervisor.pipe.has(messages.AuthenticationRequired)
 
     async def test_worker_reports_required_authentication_once(self, supervisor: Supervisor) -> None:
         """A worker reports once that it requires authentication."""
         worker, doc_ids = supervisor.worker, Any
-        supervisor.pipe.send(serve=True)
+        supervisor.pipe.send(messages.Serve())
         access_control = AccessControl(FakeClock(), 1, AccessPolicy(), requires_authentication=True)
         await worker.wait_all_ready(doc_ids, access_control)  # type: ignore[arg-type]
         worker.require_authentication()
         worker.report_serving("here", "a store", 1, http="", xproto="")
-        names = [next(iter(await supervisor.pipe.receive() or {})) for _ in range(3)]
-        assert names == ["requires_authentication", "ready", "serving"]
+        kinds = [type(await supervisor.pipe.receive()) for _ in range(3)]
+        assert kinds == [messages.AuthenticationRequired, messages.Ready, messages.Serving]
 
 
 @pytest.mark.parametrize("all_stop", [True, False])
@@ -372,12 +370,12 @@ async def test_closed_worker_waits_for_all_if_all_stop(supervisor: Supervisor, a
     """A closed worker waits for the others only if the whole server stops."""
     async with asyncio.timeout(10):
         if all_stop:
-            supervisor.pipe.send(stop=True)
+            supervisor.pipe.send(messages.Stop())
             await supervisor.worker.control.stop_requested.wait()
         closed = asyncio.create_task(supervisor.worker.wait_all_closed())
-        assert await supervisor.expect("closed")
+        await supervisor.expect(messages.Closed)
         assert closed.done() is not all_stop
-        supervisor.pipe.send(all_closed=True)
+        supervisor.pipe.send(messages.AllClosed())
         await closed
 
 
@@ -386,12 +384,12 @@ async def test_drained_worker_exits_when_it_may(supervisor: Supervisor, exit: st
     """A drained worker waits for permission to exit, or for the exit of its supervisor."""
     async with asyncio.timeout(10):
         drained = asyncio.create_task(supervisor.worker.wait_all_drained())
-        await supervisor.expect("drained")
+        await supervisor.expect(messages.Drained)
         assert not drained.done()
         if exit is None:
             await supervisor.pipe.close()
         else:
-            supervisor.pipe.send(exit=exit)
+            supervisor.pipe.send(messages.Exit(with_all=exit == "all"))
         assert await drained is (exit != "alone")
 
 

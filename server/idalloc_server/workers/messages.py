@@ -1,0 +1,203 @@
+"""The messages of supervisor and workers, and their codec: a JSON object on a line, with the message's name.
+
+A field holds a JSON value. Both processes run the same code, so a message needs no version.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+class Message:
+    """A message between the supervisor and a worker."""
+
+
+# From a worker.
+
+
+@dataclass(frozen=True)
+class Ready(Message):
+    """The worker can serve; it uses this revision of the node's settings."""
+
+    revision: int
+
+
+@dataclass(frozen=True)
+class StartFailed(Message):
+    """The worker cannot start; ``reason`` is that of the store's failure, if it is one."""
+
+    reason: str
+    error: str
+
+
+@dataclass(frozen=True)
+class Serving(Message):
+    """The worker serves."""
+
+    address: str
+    store: str
+    prefix: int
+
+
+@dataclass(frozen=True)
+class Counted(Message):
+    """The worker's metrics, each second and at its end; see ``Counts.to_json``."""
+
+    counts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Checked(Message):
+    """The checks of the worker's readiness, each second."""
+
+    checks: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Candidates(Message):
+    """The ids of sequences that may get their own series of metrics, each second."""
+
+    issued: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Answered(Message):
+    """The answer to a question."""
+
+    number: int
+    error: str
+    result: Any
+
+
+@dataclass(frozen=True)
+class TurnWanted(Message):
+    """A caller changes the node, and persists these settings, if any."""
+
+    persisted: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class TurnEnded(Message):
+    """The worker has made its change, which the others follow; or it could not, and nothing is ``given``."""
+
+    turn: int
+    given: Mapping[str, int] | None
+
+
+@dataclass(frozen=True)
+class Applied(Message):
+    """The worker uses this revision of the node's settings."""
+
+    revision: int
+
+
+@dataclass(frozen=True)
+class Closed(Message):
+    """The worker accepts no connections."""
+
+
+@dataclass(frozen=True)
+class Drained(Message):
+    """The worker has drained."""
+
+
+# From the supervisor.
+
+
+@dataclass(frozen=True)
+class Start(Message):
+    """What a worker needs to start."""
+
+    number: int
+    settings: Mapping[str, Any]
+    node_settings: Sequence[Any]  # the arguments of ``NodeSettingsFile``
+    requires_authentication: bool
+
+
+@dataclass(frozen=True)
+class Serve(Message):
+    """All workers are ready."""
+
+
+@dataclass(frozen=True)
+class NodeState(Message):
+    """The node's newest settings, and the revisions that the other workers use."""
+
+    revision: int
+    settings: Mapping[str, int]
+    others: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Turn(Message):
+    """The worker may change the node now."""
+
+    turn: int
+
+
+@dataclass(frozen=True)
+class Series(Message):
+    """The sequences with their own series of metrics."""
+
+    names: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Asked(Message):
+    """A question to the worker."""
+
+    number: int
+    question: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class OtherLeases(Message):
+    """How many leases the other workers hold."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class Reload(Message):
+    """Reload the files."""
+
+
+@dataclass(frozen=True)
+class Stop(Message):
+    """The whole server stops."""
+
+
+@dataclass(frozen=True)
+class AllClosed(Message):
+    """No worker accepts connections."""
+
+
+@dataclass(frozen=True)
+class Exit(Message):
+    """The worker may exit: with all others, or alone."""
+
+    with_all: bool
+
+
+# From both.
+
+
+@dataclass(frozen=True)
+class AuthenticationRequired(Message):
+    """An access file has identities: all workers require authentication."""
+
+
+_TYPES = {each.__name__: each for each in Message.__subclasses__()}
+
+
+def encode(message: Message) -> bytes:
+    """Return the line of a message."""
+    return json.dumps([type(message).__name__, vars(message)]).encode() + b"\n"
+
+
+def decode(line: bytes) -> Message:
+    """Return the message of a line."""
+    name, fields = json.loads(line)
+    return _TYPES[name](**fields)
