@@ -15,9 +15,9 @@ from idalloc_server.domain.errors import (
 from idalloc_server.domain.sequences.model import Kind, Sequence
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import RecordedAllocation, Revision
+from idalloc_server.store.cluster.transport import HostTimeouts
 from idalloc_server.store.opensearch.http import OpenSearchHttp
 from idalloc_server.store.opensearch.store import OpenSearchStore
-from idalloc_server.store.transport import HostTimeouts
 from idalloc_server.store.urls import open_store
 from tests.support.fake_store import FakeClock
 from tests.support.opensearch.stand_in import Fault, OpenSearchStandIn

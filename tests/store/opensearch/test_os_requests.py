@@ -7,7 +7,7 @@ import pytest
 from idalloc_server.domain.errors import StoreOutcomeUnknown
 from idalloc_server.domain.store.records import NO_FLOOR
 from idalloc_server.domain.store.retirement import RETIREMENT
-from idalloc_server.store.connections import WrongAnswer
+from idalloc_server.store.cluster.connections import WrongAnswer
 from idalloc_server.store.opensearch.answers import AliasUnknown
 from idalloc_server.store.opensearch.indices import SEQUENCES
 from idalloc_server.store.opensearch.requests import Requests

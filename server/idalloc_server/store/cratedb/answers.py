@@ -15,8 +15,8 @@ from idalloc_server.domain.errors import (
     StoreOutcomeUnknown,
     StoreRefused,
 )
-from idalloc_server.store.connections import one_line
-from idalloc_server.store.transport import is_unauthorized
+from idalloc_server.store.cluster.connections import one_line
+from idalloc_server.store.cluster.transport import is_unauthorized
 
 _HTTP_OK = 200
 _HTTP_REQUEST_TIMEOUT = 408

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 from idalloc_server.domain.errors import StoreFailure, StoreRefused
 from idalloc_server.domain.store.exchange import StoreExchanged
-from idalloc_server.store.connections import Request, WrongAnswer
+from idalloc_server.store.cluster.connections import Request, WrongAnswer
+from idalloc_server.store.cluster.hosts import Host
+from idalloc_server.store.cluster.transport import HostTimeouts, Transport
 from idalloc_server.store.cratedb import answers
 from idalloc_server.store.cratedb.answers import Row
-from idalloc_server.store.hosts import Host
-from idalloc_server.store.transport import HostTimeouts, Transport
 
 __all__ = ["CrateHttp", "HostTimeouts"]
 

@@ -29,9 +29,12 @@ ROW = (
     "name, last_value, step, min_value, max_value, settings, mode, generation, lease_ms, rev, rev_by,"
     " created_at, changed_at"
 )
+ROW_COLUMNS = tuple(ROW.split(", "))
 ALLOCATION = "request_id, sequence, first_id, id_count, step, generation, period, prefix, node, window_ms"
 
 _RESULT = "last_value, granted, step, min_value, max_value, settings, mode, generation, writes, _seq_no, _primary_term"
+# The columns of a grant; the last one only if the table has it.
+RESULT = (*_RESULT.split(", "), "demand")
 # The number of idalloc's writes of this row. `_seq_no` counts the writes of all rows.
 _WRITES = "COALESCE(writes, 0) + 1"
 

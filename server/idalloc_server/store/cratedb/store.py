@@ -3,37 +3,20 @@
 from collections.abc import Sequence as Many
 from typing import Any
 
-from idalloc_server.domain.errors import (
-    NULL_LAST_VALUE,
-    SequenceDeleted,
-    SequenceInvalid,
-    StoreOutcomeUnknown,
-)
-from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, Sequence
-from idalloc_server.domain.store.records import (
-    NO_FLOOR,
-    Claim,
-    Demand,
-    Grant,
-    GrantFloor,
-    RecordedAllocation,
-    Revision,
-    Row,
-)
+from idalloc_server.domain.errors import StoreOutcomeUnknown
+from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.store.records import Claim, Demand, Grant, GrantFloor, RecordedAllocation, Revision, Row
 from idalloc_server.domain.store.retention import RecordPosition, Retention
-from idalloc_server.domain.store.retirement import raise_if_retired, retirement_blocks
 from idalloc_server.store import packed_settings
-from idalloc_server.store.bounds import MIN_BIGINT, advance_counter, clamp_to_bigint, ids_left, lattice
+from idalloc_server.store.bounds import advance_counter, clamp_to_bigint, lattice
+from idalloc_server.store.cluster.base import COUNTERS, TIMESTAMPS, ClusterStore
+from idalloc_server.store.cluster.rows import generation_of, milliseconds, parse_grant, parse_row
 from idalloc_server.store.cratedb import schema, statements
 from idalloc_server.store.cratedb.http import CrateHttp
-from idalloc_server.store.packed_settings import DEFAULT_GENERATION, DELETED, PERIOD, TIMESTAMP
-from idalloc_server.store.retirement_checks import RetirementChecks
 
 
-class CrateStore:
+class CrateStore(ClusterStore):
     """A store in a CrateDB cluster; see ``Store``.
-
-    CrateDB has no transactions; ``RetirementChecks`` describes how a retired store refuses.
 
     Args:
         http: The transport.
@@ -42,58 +25,33 @@ class CrateStore:
     """
 
     def __init__(self, http: CrateHttp, schema: str, address: str) -> None:
+        super().__init__(address)
         self._http = http
         self._schema = schema
-        self._address = address
         self._sql = statements.Statements(schema)
         self._keeps_demand = True
-        self._retirement = RetirementChecks(self)
-
-    @property
-    def address(self) -> str:
-        """See ``Store.address``."""
-        return self._address
 
     async def open(self) -> None:
         """See ``Store.open``."""
         self._keeps_demand = await schema.set_up(self._http, self._schema)
 
-    async def grant(
-        self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR, demand: Demand | None = None
+    async def _grant(
+        self, name: str, wanted: int, lease_ms: int, floor: GrantFloor, demand: Demand | None
     ) -> Grant | None:
-        """See ``Store.grant``."""
-        wanted = wanted if wanted <= MAX_ID else 0  # more than any sequence has left, and than a BIGINT holds
         arguments = (wanted, lease_ms, name, *_floor_arguments(floor))
         if self._keeps_demand:
             rows = await self._http.write(self._sql.grant, *arguments, packed_settings.pack_demand(demand))
         else:
             rows = await self._http.write(self._sql.grant_without_demand, *arguments)
-        return await self._accept_grant(name, rows)
+        return _parse_grant(name, rows, COUNTERS)
 
-    async def grant_timestamps(
-        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor = NO_FLOOR
+    async def _grant_timestamps(
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor
     ) -> Grant | None:
-        """See ``Store.grant_timestamps``."""
-        rows = await self._http.write(
-            self._sql.grant_timestamps,
-            min(wanted, MAX_ID),
-            lease_ms,
-            name,
-            clamp_to_bigint(now),
-            min(ahead, MAX_STEP),
-            *_floor_arguments(floor),
-        )
-        grant = await self._accept_grant(name, rows, modes=(TIMESTAMP,))
-        # Timestamps between the counter and the clock are lost.
-        if grant is not None and not grant.granted and grant.remaining:
-            left = grant.sequence.max_value - max(grant.last_value, now - 1)
-            return grant._replace(remaining=max(0, left))
-        return grant
+        arguments = (wanted, lease_ms, name, now, ahead, *_floor_arguments(floor))
+        return _parse_grant(name, await self._http.write(self._sql.grant_timestamps, *arguments), TIMESTAMPS)
 
-    async def create(self, row: Row) -> Row:
-        """See ``Store.create``."""
-        if retirement_blocks(row.name):
-            await self._retirement.before_write(row.name)
+    async def _create(self, row: Row) -> Row:
         sequence = row.sequence
         rows = await self._http.write(
             self._sql.create,
@@ -108,12 +66,12 @@ class CrateStore:
             row.lease_ms,
             row.revision,
             row.revised_by,
-            _ms(row.created_at),
-            _ms(row.changed_at),
+            milliseconds(row.created_at),
+            milliseconds(row.changed_at),
         )
         if not rows:
             raise StoreOutcomeUnknown(f"CrateDB returned no row for the create of sequence {row.name!r}")
-        return await self._retirement.end_created_if_retired(row, _parse_row(rows[0]))
+        return _parse_row(rows[0])
 
     async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
         """See ``Store.open_period``."""
@@ -142,19 +100,14 @@ class CrateStore:
         rows = await self._http.read(self._sql.list(deleted=deleted, periods=periods), *arguments)
         return [_parse_row(row) for row in rows]
 
-    async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
-        """See ``Store.revise``."""
-        if retirement_blocks(name, change):
-            await self._retirement.before_write(name)
+    async def _revise(self, name: str, revision: int, change: Revision, limit: int, at_least: int) -> Row | None:
         sequence = change.sequence
-        no_limit = MAX_ID if sequence.step > 0 else MIN_BIGINT
-        before = sequence.before_start
         rows = await self._http.write(
             self._sql.revise(sequence),
             name,
             revision,
-            no_limit if change.limit is None else clamp_to_bigint(change.limit),
-            clamp_to_bigint(change.at_least if sequence.is_past(change.at_least, before) else before),
+            limit,
+            at_least,
             *lattice(sequence),
             sequence.step,
             sequence.min_value,
@@ -164,15 +117,10 @@ class CrateStore:
             int(change.ends_leases),
             change.generation,
             change.by,
-            _ms(change.at),
+            milliseconds(change.at),
             may_fail_over=False,
         )
-        if not rows:
-            return None
-        row = _parse_row(rows[0])
-        if row.last_value is None:
-            raise SequenceInvalid(name, NULL_LAST_VALUE)
-        return await self._retirement.end_if_retired(row)
+        return _parse_row(rows[0]) if rows else None
 
     async def record(self, allocations: Many[RecordedAllocation]) -> dict[str, RecordedAllocation]:
         """See ``Store.record``."""
@@ -202,7 +150,7 @@ class CrateStore:
         """See ``Store.forget_recorded``."""
         # Without a refresh, rows that were just removed would be found again.
         await self._http.read(self._sql.refresh_allocations)
-        rows = await self._http.read(self._sql.oldest_allocations, _ms(retention.last.written_at), limit)
+        rows = await self._http.read(self._sql.oldest_allocations, milliseconds(retention.last.written_at), limit)
         expired = [row[:3] for row in rows if retention.is_over(*row[1:])]
         if expired:
             # One request removes 4,300 rows a second on a busy machine; one request a row removes 53.
@@ -212,19 +160,16 @@ class CrateStore:
     async def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:
         """See ``Store.give_back``."""
         rows = await self._http.write(self._sql.give_back, count, name, *version, may_fail_over=False)
-        return bool(rows) and _generation(rows[0][0]) == version[2]
+        return bool(rows) and generation_of({"generation": rows[0][0]}) == version[2]
 
-    async def claim_start(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
-        """See ``Store.claim_start``."""
-        await self._retirement.before_write()
-        rows = await self._http.write(self._sql.claim, prefix, at_least, holder, _ms(stale_after))
-        raise_if_retired(await self._retirement.after_write())
+    async def _claim_start(self, prefix: int, at_least: int, holder: str, stale_after_ms: int) -> Claim:
+        rows = await self._http.write(self._sql.claim, prefix, at_least, holder, stale_after_ms)
         last_start, held_by, seen_at = rows[0]
         return Claim(last_start, held_by, seen_at / 1000)
 
     async def keep_prefix(self, prefix: int, holder: str, stale_after: float) -> None:
         """See ``Store.keep_prefix``."""
-        await self._http.write(self._sql.keep, prefix, holder, _ms(stale_after))
+        await self._http.write(self._sql.keep, prefix, holder, milliseconds(stale_after))
 
     async def release_prefix(self, prefix: int, holder: str) -> None:
         """See ``Store.release_prefix``."""
@@ -249,65 +194,18 @@ class CrateStore:
         """See ``Store.close``."""
         await self._http.close()
 
-    async def _accept_grant(
-        self, name: str, rows: Many[Many[Any]], modes: Many[str | None] = (None, PERIOD)
-    ) -> Grant | None:
-        """Returns the grant of an answer; see ``RetirementChecks.accept_grant``."""
-        try:
-            grant = _parse_grant(name, rows, modes)
-        except SequenceDeleted:
-            await self._retirement.before_write(name)
-            raise
-        return await self._retirement.accept_grant(name, grant)
-
 
 def _parse_grant(name: str, rows: Many[Many[Any]], modes: Many[str | None]) -> Grant | None:
-    """Parses the answer to a grant. A row of another mode has nothing left to grant."""
     if not rows:
         return None
-    last_value, granted, step, min_value, max_value, packed, mode, generation, *versions = rows[0]
-    writes, seq_no, primary_term, *demand = versions
-    if mode == DELETED:
-        raise SequenceDeleted(name)
-    if last_value is None:
-        raise SequenceInvalid(name, NULL_LAST_VALUE)
-    sequence = packed_settings.unpack(name, step, min_value, max_value, packed)
-    generation = _generation(generation)
-    return Grant(
-        last_value=last_value,
-        granted=granted,
-        sequence=sequence,
-        remaining=ids_left(last_value, sequence.step, min_value, max_value) if mode in modes else 0,
-        generation=generation,
-        version=(seq_no, primary_term, generation),
-        writes=writes,
-        demand=packed_settings.unpack_demand(demand[0]) if demand else None,
-    )
+    source = dict(zip(statements.RESULT, rows[0], strict=False))  # without its last column, if demand is not kept
+    return parse_grant(name, source, (source["_seq_no"], source["_primary_term"]), modes)
 
 
 def _parse_row(row: Many[Any]) -> Row:
-    name, last_value, step, min_value, max_value, packed, mode, generation, lease_ms, rev, by, created, changed = row
-    return Row(
-        name=name,
-        last_value=last_value,
-        sequence=packed_settings.unpack(name, step, min_value, max_value, packed),
-        generation=_generation(generation),
-        lease_ms=lease_ms or 0,
-        revision=rev or 0,
-        revised_by=by or "",
-        created_at=packed_settings.stored_time(name, "created_at", created, 1000),
-        changed_at=packed_settings.stored_time(name, "changed_at", changed, 1000),
-        deleted=mode == DELETED,
-    )
-
-
-def _generation(found: int | None) -> int:
-    return DEFAULT_GENERATION if found is None else found
+    source = dict(zip(statements.ROW_COLUMNS, row, strict=True))
+    return parse_row(source["name"], source)
 
 
 def _floor_arguments(floor: GrantFloor) -> tuple[int, int, int]:
     return floor.generation, clamp_to_bigint(floor.least), clamp_to_bigint(floor.most)
-
-
-def _ms(seconds: float | None) -> int | None:
-    return None if seconds is None else round(seconds * 1000)

@@ -3,10 +3,10 @@
 from typing import Any
 
 from idalloc_server.domain.errors import StoreFailure, StoreOutcomeUnknown, StoreRefused
-from idalloc_server.store.connections import Request
+from idalloc_server.store.cluster.connections import Request
+from idalloc_server.store.cluster.transport import Transport, is_unauthorized
 from idalloc_server.store.opensearch import answers
 from idalloc_server.store.opensearch.answers import AliasUnknown
-from idalloc_server.store.transport import Transport, is_unauthorized
 
 _HTTP_UNAVAILABLE = 503
 # The number of the block that a cluster has until its state is recovered. Before, its nodes know no index.

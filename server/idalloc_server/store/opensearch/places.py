@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from idalloc_server.domain.store.exchange import StoreExchanged
-from idalloc_server.store.connections import Request, WrongAnswer
+from idalloc_server.store.cluster.connections import Request, WrongAnswer
 from idalloc_server.store.opensearch.answers import read_answer
 
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from idalloc_server.domain.store.records import GrantFloor
 from idalloc_server.domain.store.retirement import RETIREMENT
 from idalloc_server.store.bounds import clamp_to_bigint
-from idalloc_server.store.connections import Request
+from idalloc_server.store.cluster.connections import Request
 from idalloc_server.store.opensearch import scripts
 from idalloc_server.store.opensearch.answers import CONFLICT, ROW_MISSING
 from idalloc_server.store.opensearch.indices import ALLOCATIONS, SEQUENCES, START_TIMESTAMPS, Index

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
 from idalloc_server.domain.errors import StoreFailure
-from idalloc_server.store.connections import WrongAnswer
+from idalloc_server.store.cluster.connections import WrongAnswer
 from idalloc_server.store.opensearch.answers import failure, read_answer
 from idalloc_server.store.opensearch.places import Tie
 

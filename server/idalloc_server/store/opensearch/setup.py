@@ -14,7 +14,7 @@ import structlog
 
 from idalloc_server.domain.errors import StartRefused, StoreAnsweredError, StoreRefused
 from idalloc_server.store import packed_settings
-from idalloc_server.store.connections import Request
+from idalloc_server.store.cluster.connections import Request
 from idalloc_server.store.opensearch import checks
 from idalloc_server.store.opensearch.answers import INDEX_EXISTS, AliasMissing, read_answer
 from idalloc_server.store.opensearch.checks import StoredIndex

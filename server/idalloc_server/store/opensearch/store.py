@@ -3,54 +3,32 @@
 from collections.abc import Sequence as Many
 from typing import Any, TypeVar
 
-from idalloc_server.domain.errors import (
-    NULL_LAST_VALUE,
-    SequenceDeleted,
-    SequenceInvalid,
-    StoreOutcomeUnknown,
-    StoreRefused,
-)
-from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, PERIOD_SEPARATOR, Sequence
-from idalloc_server.domain.store.records import (
-    NO_FLOOR,
-    Claim,
-    Demand,
-    Grant,
-    GrantFloor,
-    RecordedAllocation,
-    Revision,
-    Row,
-)
+from idalloc_server.domain.errors import SequenceInvalid, StoreOutcomeUnknown, StoreRefused
+from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Sequence
+from idalloc_server.domain.store.records import Claim, Demand, Grant, GrantFloor, RecordedAllocation, Revision, Row
 from idalloc_server.domain.store.retention import RecordPosition, Retention
-from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retirement_blocks
+from idalloc_server.domain.store.retirement import RETIREMENT
 from idalloc_server.store import packed_settings
-from idalloc_server.store.bounds import MIN_BIGINT, advance_counter, clamp_to_bigint, lattice
-from idalloc_server.store.connections import Request
+from idalloc_server.store.bounds import advance_counter, lattice
+from idalloc_server.store.cluster.base import COUNTERS, TIMESTAMPS, ClusterStore
+from idalloc_server.store.cluster.connections import Request
+from idalloc_server.store.cluster.rows import milliseconds
 from idalloc_server.store.opensearch import setup
 from idalloc_server.store.opensearch.answers import RowInvalid
 from idalloc_server.store.opensearch.http import OpenSearchHttp
 from idalloc_server.store.opensearch.indices import ALLOCATIONS, SEQUENCES, START_TIMESTAMPS
 from idalloc_server.store.opensearch.requests import Requests
-from idalloc_server.store.opensearch.results import Hit, Written
-from idalloc_server.store.opensearch.rows import (
-    milliseconds,
-    parse_grant,
-    parse_row,
-    row_fields,
-    settings_fields,
-    written_number,
-)
-from idalloc_server.store.packed_settings import PERIOD, TIMESTAMP
-from idalloc_server.store.retirement_checks import RetirementChecks
+from idalloc_server.store.opensearch.results import Hit
+from idalloc_server.store.opensearch.rows import parse_grant, parse_row, row_fields, settings_fields, written_number
 
 _T = TypeVar("_T")
 
 
-class OpenSearchStore:
+class OpenSearchStore(ClusterStore):
     """A store in a cluster of OpenSearch, or of Elasticsearch (not tested); see ``Store``.
 
     A read by id is confirmed by no other copy: a node that was cut off answers it for as long as that lasts. So
-    ``get`` and ``recorded`` write the row unchanged. ``RetirementChecks`` describes how a retired store refuses.
+    ``get`` and ``recorded`` write the row unchanged.
 
     Args:
         http: The transport.
@@ -60,52 +38,33 @@ class OpenSearchStore:
     """
 
     def __init__(self, http: OpenSearchHttp, prefix: str, address: str, timeout: float) -> None:
+        super().__init__(address)
         self._http = http
         self._prefix = prefix
-        self._address = address
         self._requests = Requests(prefix, timeout)
-        self._retirement = RetirementChecks(self)
-
-    @property
-    def address(self) -> str:
-        """See ``Store.address``."""
-        return self._address
 
     async def open(self) -> None:
         """See ``Store.open``. Creates the indices at the first start only."""
         await setup.set_up(self._http, self._requests, self._prefix)
 
-    async def grant(
-        self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR, demand: Demand | None = None
+    async def _grant(
+        self, name: str, wanted: int, lease_ms: int, floor: GrantFloor, demand: Demand | None
     ) -> Grant | None:
-        """See ``Store.grant``."""
-        wanted = wanted if wanted <= MAX_ID else 0  # more than any sequence has left, and than a long holds
         packed = packed_settings.pack_demand(demand)
         written = await self._write_row(name, self._requests.grant(name, wanted, lease_ms, floor, packed))
-        return await self._accept_grant(name, written)
+        return parse_grant(name, written, COUNTERS)
 
-    async def grant_timestamps(
-        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor = NO_FLOOR
+    async def _grant_timestamps(
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor
     ) -> Grant | None:
-        """See ``Store.grant_timestamps``."""
-        request = self._requests.grant_timestamps(
-            name, min(wanted, MAX_ID), lease_ms, clamp_to_bigint(now), min(ahead, MAX_STEP), floor
-        )
-        grant = await self._accept_grant(name, await self._write_row(name, request), modes=(TIMESTAMP,))
-        # Timestamps between the counter and the clock are lost.
-        if grant is not None and not grant.granted and grant.remaining:
-            left = grant.sequence.max_value - max(grant.last_value, now - 1)
-            return grant._replace(remaining=max(0, left))
-        return grant
+        request = self._requests.grant_timestamps(name, wanted, lease_ms, now, ahead, floor)
+        return parse_grant(name, await self._write_row(name, request), TIMESTAMPS)
 
-    async def create(self, row: Row) -> Row:
-        """See ``Store.create``."""
-        if retirement_blocks(row.name):
-            await self._retirement.before_write(row.name)
+    async def _create(self, row: Row) -> Row:
         written = await self._write_row(row.name, self._requests.create(row_fields(row)))
         if written is None:
             raise StoreOutcomeUnknown(f"OpenSearch returned no row for the create of sequence {row.name!r}; try again")
-        return await self._retirement.end_created_if_retired(row, parse_row(row.name, written.source))
+        return parse_row(row.name, written.source)
 
     async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
         """See ``Store.open_period``."""
@@ -153,36 +112,25 @@ class OpenSearchStore:
                 why = f"its field name is {name!r}, not its key; run {self._requests.naming(hit.id)}"
                 raise SequenceInvalid(hit.id, why)
 
-    async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
-        """See ``Store.revise``."""
-        if retirement_blocks(name, change):
-            await self._retirement.before_write(name)
-        sequence = change.sequence
-        before = sequence.before_start
-        size, offset = lattice(sequence)
-        no_limit = MAX_ID if sequence.step > 0 else MIN_BIGINT
+    async def _revise(self, name: str, revision: int, change: Revision, limit: int, at_least: int) -> Row | None:
+        size, offset = lattice(change.sequence)
         request = self._requests.revise(
             name,
             rev=revision,
-            limit=no_limit if change.limit is None else clamp_to_bigint(change.limit),
-            at_least=clamp_to_bigint(change.at_least if sequence.is_past(change.at_least, before) else before),
+            limit=limit,
+            at_least=at_least,
             size=size,
             offset=offset,
             grows=int(change.ends_leases),
             generation=change.generation,
             row={
-                **settings_fields(name, sequence, change.deleted),
+                **settings_fields(name, change.sequence, change.deleted),
                 "rev_by": change.by,
                 "changed_at": milliseconds(change.at),
             },
         )
         written = await self._write_row(name, request, may_fail_over=False)
-        if written is None:
-            return None
-        row = parse_row(name, written.source)
-        if row.last_value is None:
-            raise SequenceInvalid(name, NULL_LAST_VALUE)
-        return await self._retirement.end_if_retired(row)
+        return None if written is None else parse_row(name, written.source)
 
     async def record(self, allocations: Many[RecordedAllocation]) -> dict[str, RecordedAllocation]:
         """See ``Store.record``."""
@@ -228,11 +176,8 @@ class OpenSearchStore:
             return False
         return written is not None and (written.source.get("generation") or 1) == version[2]
 
-    async def claim_start(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
-        """See ``Store.claim_start``."""
-        await self._retirement.before_write()
-        written = await self._http.send_write(self._requests.claim(prefix, at_least, holder, round(stale_after * 1000)))
-        raise_if_retired(await self._retirement.after_write())
+    async def _claim_start(self, prefix: int, at_least: int, holder: str, stale_after_ms: int) -> Claim:
+        written = await self._http.send_write(self._requests.claim(prefix, at_least, holder, stale_after_ms))
         if written is None:
             raise StoreOutcomeUnknown(f"OpenSearch returned no row for the claim of prefix {prefix}; try again")
         row = written.source
@@ -281,17 +226,6 @@ class OpenSearchStore:
             return await self._http.send_write(request, may_fail_over=may_fail_over)
         except RowInvalid as error:
             raise SequenceInvalid(name, f"a number in its row was edited: {error}") from error
-
-    async def _accept_grant(
-        self, name: str, written: Written | None, modes: Many[str | None] = (None, PERIOD)
-    ) -> Grant | None:
-        """Returns the grant of an answer; see ``RetirementChecks.accept_grant``."""
-        try:
-            grant = parse_grant(name, written, modes)
-        except SequenceDeleted:
-            await self._retirement.before_write(name)
-            raise
-        return await self._retirement.accept_grant(name, grant)
 
 
 def _allocation(source: dict[str, Any]) -> RecordedAllocation:

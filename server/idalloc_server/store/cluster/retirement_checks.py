@@ -4,6 +4,8 @@ The row is read before and after a row is created or revived, and after the firs
 sequence. If there is none after a write, the write came before it, and is in the export.
 """
 
+from typing import Protocol
+
 from idalloc_server.domain.errors import (
     Refusal,
     StoreFailure,
@@ -13,22 +15,31 @@ from idalloc_server.domain.errors import (
     StoreUnavailable,
 )
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR
-from idalloc_server.domain.store.protocol import Store
-from idalloc_server.domain.store.records import Grant, Row
+from idalloc_server.domain.store.records import Grant, Revision, Row
 from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retiring_revision
 
 # The most sequences of which a process remembers the generation that it checked for a retired store.
 _MAX_CHECKED = 100_000
 
 
+class _Rows(Protocol):
+    """What the checks use of a store; see ``Store``."""
+
+    async def get(self, name: str) -> Row | None: ...
+
+    async def revise(self, name: str, revision: int, change: Revision) -> Row | None: ...
+
+    async def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool: ...
+
+
 class RetirementChecks:
     """The checks of one store in this process.
 
     Args:
-        store: Its ``get``, ``revise`` and ``give_back`` are used.
+        store: The store.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: _Rows) -> None:
         self._store = store
         self._checked_generations: dict[str, int] = {}
 

@@ -15,8 +15,8 @@ import structlog
 import yarl
 
 from idalloc_server.domain.errors import StoreAnsweredError, StoreFailure, StoreOutcomeUnknown, StoreUnreachable
+from idalloc_server.store.cluster.hosts import Connection, Host
 from idalloc_server.store.credentials import certificate_problem
-from idalloc_server.store.hosts import Connection, Host
 
 _MAX_MESSAGE_LENGTH = 300
 _LARGE_BODY = 64 * 1024  # bytes; aiohttp sends a file in parts, and others have the event loop between them

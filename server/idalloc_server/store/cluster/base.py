@@ -1,0 +1,120 @@
+"""The steps of a call that are the same in each cluster: what is clamped, and when the retirement row is read."""
+
+from abc import ABC, abstractmethod
+
+from idalloc_server.domain.errors import NULL_LAST_VALUE, SequenceDeleted, SequenceInvalid
+from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP
+from idalloc_server.domain.store.records import NO_FLOOR, Claim, Demand, Grant, GrantFloor, Revision, Row
+from idalloc_server.domain.store.retirement import raise_if_retired, retirement_blocks
+from idalloc_server.store.bounds import MIN_BIGINT, clamp_to_bigint
+from idalloc_server.store.cluster.retirement_checks import RetirementChecks
+from idalloc_server.store.packed_settings import PERIOD, TIMESTAMP
+
+# The modes of rows that a grant, and a grant of timestamps, can be taken from.
+COUNTERS, TIMESTAMPS = (None, PERIOD), (TIMESTAMP,)
+
+
+class ClusterStore(ABC):
+    """The common part of the stores in clusters, which have no transactions; see ``Store``.
+
+    ``RetirementChecks`` describes how a retired store refuses.
+
+    Args:
+        address: The address of the cluster for people, without secrets.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._retirement = RetirementChecks(self)
+
+    @property
+    def address(self) -> str:
+        """See ``Store.address``."""
+        return self._address
+
+    @abstractmethod
+    async def get(self, name: str) -> Row | None:
+        """See ``Store.get``."""
+
+    @abstractmethod
+    async def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:
+        """See ``Store.give_back``."""
+
+    async def grant(
+        self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR, demand: Demand | None = None
+    ) -> Grant | None:
+        """See ``Store.grant``."""
+        wanted = wanted if wanted <= MAX_ID else 0  # more than any sequence has left, and than a BIGINT holds
+        try:
+            grant = await self._grant(name, wanted, lease_ms, floor, demand)
+        except SequenceDeleted:
+            await self._retirement.before_write(name)
+            raise
+        return await self._retirement.accept_grant(name, grant)
+
+    async def grant_timestamps(
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor = NO_FLOOR
+    ) -> Grant | None:
+        """See ``Store.grant_timestamps``."""
+        bounded = min(wanted, MAX_ID), lease_ms, clamp_to_bigint(now), min(ahead, MAX_STEP)
+        try:
+            grant = await self._grant_timestamps(name, *bounded, floor)
+        except SequenceDeleted:
+            await self._retirement.before_write(name)
+            raise
+        grant = await self._retirement.accept_grant(name, grant)
+        # Timestamps between the counter and the clock are lost.
+        if grant is not None and not grant.granted and grant.remaining:
+            left = grant.sequence.max_value - max(grant.last_value, now - 1)
+            return grant._replace(remaining=max(0, left))
+        return grant
+
+    async def create(self, row: Row) -> Row:
+        """See ``Store.create``."""
+        if retirement_blocks(row.name):
+            await self._retirement.before_write(row.name)
+        return await self._retirement.end_created_if_retired(row, await self._create(row))
+
+    async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
+        """See ``Store.revise``."""
+        if retirement_blocks(name, change):
+            await self._retirement.before_write(name)
+        sequence = change.sequence
+        before = sequence.before_start
+        no_limit = MAX_ID if sequence.step > 0 else MIN_BIGINT
+        limit = no_limit if change.limit is None else clamp_to_bigint(change.limit)
+        at_least = clamp_to_bigint(change.at_least if sequence.is_past(change.at_least, before) else before)
+        row = await self._revise(name, revision, change, limit, at_least)
+        if row is None:
+            return None
+        if row.last_value is None:
+            raise SequenceInvalid(name, NULL_LAST_VALUE)
+        return await self._retirement.end_if_retired(row)
+
+    async def claim_start(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
+        """See ``Store.claim_start``."""
+        await self._retirement.before_write()
+        claim = await self._claim_start(prefix, at_least, holder, round(stale_after * 1000))
+        raise_if_retired(await self._retirement.after_write())
+        return claim
+
+    # One write each, without the steps before and after it; each number fits into 64 bits.
+
+    @abstractmethod
+    async def _grant(
+        self, name: str, wanted: int, lease_ms: int, floor: GrantFloor, demand: Demand | None
+    ) -> Grant | None: ...
+
+    @abstractmethod
+    async def _grant_timestamps(
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor
+    ) -> Grant | None: ...
+
+    @abstractmethod
+    async def _create(self, row: Row) -> Row: ...
+
+    @abstractmethod
+    async def _revise(self, name: str, revision: int, change: Revision, limit: int, at_least: int) -> Row | None: ...
+
+    @abstractmethod
+    async def _claim_start(self, prefix: int, at_least: int, holder: str, stale_after_ms: int) -> Claim: ...
