@@ -2,7 +2,6 @@
 
 from pydantic import ValidationError
 
-from idalloc_server.auth.access_file import POLL_SECONDS
 from idalloc_server.auth.rejected_callers import ATTEMPTS_PER_SECOND, BURST
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.allocation.lease import Lease
@@ -10,6 +9,7 @@ from idalloc_server.domain.allocation.reserve import PREFETCH_SHARE, Reserve
 from idalloc_server.domain.document_ids.start_timestamps import STALE_AFTER
 from idalloc_server.domain.sequences.model import MAX_ID, Sequence
 from idalloc_server.domain.store.records import Demand
+from idalloc_server.files.watch import POLL_SECONDS
 from idalloc_server.listen.transport import MAX_BLOCKED_WRITES, MAX_CONNECTION_GRACE_SECONDS
 from idalloc_server.rpc.services import STREAMS_SHARE
 from idalloc_server.settings.model import Settings

@@ -19,9 +19,8 @@ from idalloc_server.auth.access import ADMIN, ALLOCATE, ANONYMOUS, READ, AccessP
 from idalloc_server.domain.errors import StartRefused, unreadable
 from idalloc_server.domain.sequences.patterns import Patterns
 from idalloc_server.domain.sequences.text import is_safe
+from idalloc_server.files.watch import FileWatch
 
-# How often the server checks whether the file has changed.
-POLL_SECONDS = 1.0
 # After how many checks the log repeats the error of an invalid file. The previous policy stays active until the file is
 # valid.
 POLLS_UNTIL_LOGGED_AGAIN = 60
@@ -35,8 +34,6 @@ _TOKEN = re.compile(r"idalloc_[\w-]{43}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 # Errors do not show a longer unknown key: it may be a token, or its SHA-256. The longest known key has 16 characters.
 _LONGEST_SHOWN_KEY = 20
-# The state of a file that changes with its content: inode, size, mtime and ctime; empty if the file is missing.
-_State = tuple[int, ...]
 _log = structlog.get_logger("idalloc")
 
 
@@ -138,10 +135,7 @@ class AccessFile:
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
-        # The state of the file when it was last read. None before the first read, after a failed one, and after the
-        # first check that found the file empty.
-        self._last_state: _State | None = None
-        self._reload_requested = asyncio.Event()
+        self._watch = FileWatch([self._path])
         # Not the event loop's executor: slow readers may occupy all its threads, see transport.py.
         self._reader = ThreadPoolExecutor(1, "access")
 
@@ -156,16 +150,17 @@ class AccessFile:
             FileUnreadable: The file cannot be read.
             StartRefused: The file is invalid. The message names the entry and the fix, and never contains a secret.
         """
-        self._last_state = None  # After a failure the next check tries again.
-        try:
-            state: _State = _state_of(self._path)
-            content = self._path.read_bytes()
-        except OSError as error:
-            if not may_be_empty or not isinstance(error, FileNotFoundError | NotADirectoryError):
-                raise unreadable("access", self._path, error) from None
-            state, content = (), b""
-        self._last_state = state
-        return parse(content, str(self._path), may_be_empty=may_be_empty)
+
+        def load() -> AccessPolicy:
+            try:
+                content = self._path.read_bytes()
+            except OSError as error:
+                if not may_be_empty or not isinstance(error, FileNotFoundError | NotADirectoryError):
+                    raise unreadable("access", self._path, error) from None
+                content = b""
+            return parse(content, str(self._path), may_be_empty=may_be_empty)
+
+        return self._watch.read(load)
 
     def read_if_changed(self, *, forced: bool = False) -> AccessPolicy | None:
         """Read the file if it has changed since it was last read; return None if it has not.
@@ -178,34 +173,25 @@ class AccessFile:
         Raises:
             StartRefused: See ``read``.
         """
-        try:
-            state: _State | None = _state_of(self._path)
-        except (FileNotFoundError, NotADirectoryError):
-            state = ()
-        except OSError:
-            state = None
-        before = self._last_state
-        if not forced and state is not None and state == before:
+        if not forced and not self._watch.has_changed():
             return None
+        was_read = self._watch.is_read
         policy = self.read(may_be_empty=True)
-        if policy.is_empty and before is not None and not forced:
+        if policy.is_empty and was_read and not forced:
             # Many editors remove or empty a file just before they write it: the next check decides.
-            self._last_state = None
+            self._watch.forget()
             return None
         return policy
 
     def reload(self) -> None:
         """Make ``follow`` read the file now, changed or not."""
-        self._reload_requested.set()
+        self._watch.request()
 
     async def follow(self, apply: Callable[[AccessPolicy], None]) -> None:
         """Pass each new policy to ``apply`` until cancelled. While the file is invalid, the previous policy stays."""
         event, error, polls = "", "", 0
         while True:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._reload_requested.wait(), POLL_SECONDS)
-            forced = self._reload_requested.is_set()
-            self._reload_requested.clear()
+            forced = await self._watch.wait()
             logged, policy = "" if forced else error, None
             polls += 1
             try:
@@ -226,11 +212,6 @@ class AccessFile:
             if error and (error != logged or polls % POLLS_UNTIL_LOGGED_AGAIN == 0):
                 polls = 0
                 _log.error(event, error=error)
-
-
-def _state_of(path: Path) -> _State:
-    stat = path.stat()
-    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 def parse(content: bytes, path: str, *, may_be_empty: bool = False) -> AccessPolicy:

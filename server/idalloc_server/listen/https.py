@@ -6,10 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from idalloc_server.domain.errors import StartRefused
-from idalloc_server.listen.tls import FileStates, load_context, states_of
-
-# How often the files are checked for a change.
-CHECK_SECONDS = 1.0
+from idalloc_server.files.watch import FileWatch
+from idalloc_server.listen.tls import load_context
 
 
 class HttpsFiles:
@@ -36,21 +34,23 @@ class HttpsFiles:
         self._paths = {"tls_cert": Path(tls_cert), "tls_key": Path(tls_key)}
         if tls_client_ca:
             self._paths["tls_client_ca"] = Path(tls_client_ca)
-        self._states: FileStates = []
+        self._watch = FileWatch(self._paths.values())
         self.expires: dict[str, float] = {}
-        self.context = self._newest = self._load()
+        self.context = self._newest = self._watch.read(self._load)
         self.context.sni_callback = self._use_newest
 
     async def follow(self) -> None:
         """Reload the files after each change, until cancelled. Invalid files are ignored: the gRPC server logs them."""
         while True:
-            await asyncio.sleep(CHECK_SECONDS)
-            if await asyncio.to_thread(states_of, self._paths.values()) != self._states:
-                with suppress(StartRefused):
-                    self._newest = await asyncio.to_thread(self._load)
+            await self._watch.wait()
+            with suppress(StartRefused):
+                await asyncio.to_thread(self._reload)
+
+    def _reload(self) -> None:
+        if self._watch.has_changed():
+            self._newest = self._watch.read(self._load)
 
     def _load(self) -> ssl.SSLContext:
-        self._states = states_of(self._paths.values())
         context = load_context(self._paths)
         if "tls_client_ca" in self._paths:
             context.verify_mode = self._verify_mode

@@ -2,18 +2,16 @@
 
 import ssl
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import grpc
 import structlog
 
-from idalloc_server.domain.errors import FileUnreadable, StartRefused, unreadable
+from idalloc_server.domain.errors import StartRefused, unreadable
+from idalloc_server.files.watch import FileWatch
 
 _log = structlog.get_logger("idalloc")
-
-# The state of each file: inode, size, mtime and ctime; None if it is missing. The inode shows a switched symbolic link.
-FileStates = list[tuple[int, int, int, int] | None]
 
 
 class Certificates:
@@ -33,8 +31,7 @@ class Certificates:
         if tls_client_ca:
             self._paths["tls_client_ca"] = Path(tls_client_ca)
         self._lock = threading.Lock()
-        # The state of the files at the last read; None if a file could not be read.
-        self._states: FileStates | None = None
+        self._watch = FileWatch(self._paths.values())
         # The configuration for the next connection, if it changed.
         self._new: grpc.ServerCertificateConfiguration | None = None
         self._logged_error = ""
@@ -45,9 +42,8 @@ class Certificates:
         Raises:
             StartRefused: A file cannot be read, or the files do not match.
         """
-        self._states = states_of(self._paths.values())
         return grpc.dynamic_ssl_server_credentials(
-            self._read(),
+            self._watch.read(self._read),
             self._take_change,  # type: ignore[arg-type]  # The stubs lack None for no change.
             require_client_authentication="tls_client_ca" in self._paths,
         )
@@ -56,29 +52,25 @@ class Certificates:
         """Reload the files now, changed or not."""
         with self._lock:
             self._logged_error = ""
-            self._reload_files(states_of(self._paths.values()))
+            self._reload_files()
 
     def _take_change(self) -> grpc.ServerCertificateConfiguration | None:
         """Return the new configuration if the files changed, or None."""
         with self._lock:
-            states = states_of(self._paths.values())
-            if states != self._states:
-                self._reload_files(states)
+            if self._watch.has_changed():
+                self._reload_files()
             new, self._new = self._new, None
             return new
 
-    def _reload_files(self, states: FileStates) -> None:
+    def _reload_files(self) -> None:
         """Reload the files; log each error once."""
         try:
-            self._new = self._read()
+            self._new = self._watch.read(self._read)
         except StartRefused as error:
-            # The next connection retries an unreadable file; invalid content is retried after a change.
-            self._states = None if isinstance(error, FileUnreadable) else states
             if str(error) != self._logged_error:
                 self._logged_error = str(error)
                 _log.error("certificates_not_reloaded", error=self._logged_error)
         else:
-            self._states = states
             self._logged_error = ""
             _log.info("certificates_reloaded", certificate=str(self._paths["tls_cert"]))
 
@@ -119,19 +111,6 @@ def load_context(paths: Mapping[str, Path]) -> ssl.SSLContext:
             _check_readable("tls_client_ca", authorities, error)
             raise StartRefused("tls_client_ca", f"{authorities} has no certificates in PEM: {_reason(error)}") from None
     return context
-
-
-def states_of(paths: Iterable[Path]) -> FileStates:
-    """Return the state of each file, which shows a change."""
-    states: FileStates = []
-    for path in paths:
-        try:
-            status = path.stat()
-        except OSError:
-            states.append(None)
-        else:
-            states.append((status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
-    return states
 
 
 def _check_readable(name: str, path: Path, error: Exception) -> None:

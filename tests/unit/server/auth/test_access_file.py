@@ -16,6 +16,7 @@ from idalloc_server.auth import access_file
 from idalloc_server.auth.access import ADMIN, ALLOCATE, READ, AccessPolicy
 from idalloc_server.auth.access_file import AccessFile, parse
 from idalloc_server.domain.errors import FileUnreadable, StartRefused
+from idalloc_server.files import watch
 from tests.rpc.conftest import until
 from tests.support.waiting import hold_for_async
 
@@ -273,7 +274,7 @@ class TestChanges:
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The previous policy stays active until the file is valid, and the log has no secret."""
-        monkeypatch.setattr(access_file, "POLL_SECONDS", 0.01)
+        monkeypatch.setattr(watch, "POLL_SECONDS", 0.01)
         monkeypatch.setattr(access_file, "POLLS_UNTIL_LOGGED_AGAIN", 10**6)
         file = AccessFile(str(path))
         file.read()
@@ -295,7 +296,7 @@ class TestChanges:
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The log repeats the error of an invalid file until the file is valid."""
-        monkeypatch.setattr(access_file, "POLL_SECONDS", 0.01)
+        monkeypatch.setattr(watch, "POLL_SECONDS", 0.01)
         monkeypatch.setattr(access_file, "POLLS_UNTIL_LOGGED_AGAIN", 3)
         file = AccessFile(str(path))
         file.read()

@@ -1,0 +1,1 @@
+"""Files that the server reads again after a change."""

@@ -1,0 +1,86 @@
+"""Notices that files have changed since they were last read."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from idalloc_server.domain.errors import FileUnreadable, StartRefused
+
+# How often the server checks whether files have changed.
+POLL_SECONDS = 1.0
+
+T = TypeVar("T")
+# The state of each file: inode, size, mtime and ctime, or the number of the error. The inode shows a switched link.
+_States = list[tuple[int, ...]]
+
+
+class FileWatch:
+    """The state of files when they were last read.
+
+    Files with invalid content are read again after a change, unreadable ones at each check: a permission or a disk that
+    returns changes no time in a file's state.
+
+    Args:
+        paths: The files.
+    """
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._paths = tuple(paths)
+        self._states: _States | None = None
+        self._requested = asyncio.Event()
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the files were read, and not forgotten since."""
+        return self._states is not None
+
+    def has_changed(self) -> bool:
+        """Return whether the files must be read: they have changed, or are not read."""
+        return self._states is None or self._states != self._look()
+
+    def read(self, load: Callable[[], T]) -> T:
+        """Return what ``load`` makes of the files.
+
+        Raises:
+            StartRefused: See ``load``.
+        """
+        states = self._look()  # before the content: a change meanwhile is noticed
+        self._states = None
+        try:
+            loaded = load()
+        except FileUnreadable:
+            raise
+        except StartRefused:
+            self._states = states
+            raise
+        self._states = states
+        return loaded
+
+    def forget(self) -> None:
+        """Let the next check read the files, changed or not."""
+        self._states = None
+
+    def request(self) -> None:
+        """End the present or the next ``wait`` at once."""
+        self._requested.set()
+
+    async def wait(self) -> bool:
+        """Wait until the next check; return whether it was requested."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._requested.wait(), POLL_SECONDS)
+        requested = self._requested.is_set()
+        self._requested.clear()
+        return requested
+
+    def _look(self) -> _States:
+        return [_state_of(path) for path in self._paths]
+
+
+def _state_of(path: Path) -> tuple[int, ...]:
+    try:
+        status = path.stat()
+    except OSError as error:
+        return (error.errno or 0,)
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
