@@ -28,6 +28,7 @@ from idalloc_server.rpc.draining import Draining
 from idalloc_server.rpc.health import HealthServicer
 from idalloc_server.rpc.id_allocator import IdAllocatorServicer
 from idalloc_server.rpc.node import NodeServicer
+from idalloc_server.rpc.port import add_service
 from idalloc_server.rpc.reflection import AuthenticatedReflection
 from idalloc_server.rpc.sequences import SequencesServicer
 from idalloc_server.telemetry.metrics import CallMetrics
@@ -122,14 +123,14 @@ async def serving(
         NodeServicer(allocator, doc_ids, store.address, NodeChanges(doc_ids)),
         SequencesServicer(SequenceService(store, clock, allocator, store_timeout=5.0)),
     )
-    for servicer in servicers:
-        calls.add_service(server, servicer)
     services = [each.descriptor.full_name for each in servicers]
-    AuthenticatedReflection(services, access_control, calls).add_to(server)
+    reflection = AuthenticatedReflection(services, access_control, calls)
     health = HealthServicer(services, certificates)
     health.set_serving(serving=True)
     health.set_store_serving(serving=True)
-    health.add_to(server)
+    own = [calls.service(each) for each in servicers]
+    for service in (*own, *reflection.services(), health.service()):
+        add_service(server, service)
 
     if credentials is None:
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

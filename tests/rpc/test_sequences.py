@@ -20,6 +20,7 @@ from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import SequenceInvalid
 from idalloc_server.rpc.calls import CallLayer
 from idalloc_server.rpc.draining import Draining
+from idalloc_server.rpc.port import add_service
 from idalloc_server.rpc.sequences import SequencesServicer
 from idalloc_server.telemetry.metrics import CallMetrics
 from tests.support.fake_store import FakeClock, Fault, MemoryStore
@@ -57,7 +58,7 @@ async def served() -> AsyncIterator[Served]:
     metrics = CallMetrics()
     calls = CallLayer(metrics, Draining(metrics), access_control, allocator.store_health, log_each=False)
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    calls.add_service(server, servicer)
+    add_service(server, calls.service(servicer))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

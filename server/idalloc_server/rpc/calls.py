@@ -9,17 +9,15 @@ docs/explanation/architecture.md lists them.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from operator import attrgetter
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import grpc
 import structlog
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
-from google.protobuf.message import DecodeError
-from google.protobuf.message_factory import GetMessageClass
 
 from idalloc_server.auth.access_control import AccessControl, shorten
 from idalloc_server.auth.authorize import RULES
@@ -38,11 +36,6 @@ UNDECODABLE: Any = object()
 _FieldReader = Callable[[Any], dict[str, Any]]
 _Observer = Callable[[Any, Context, str, float], None]
 
-_METHOD_HANDLERS: dict[tuple[bool, bool], Any] = {
-    (False, False): grpc.unary_unary_rpc_method_handler,
-    (False, True): grpc.unary_stream_rpc_method_handler,
-    (True, True): grpc.stream_stream_rpc_method_handler,
-}
 _log = structlog.get_logger("idalloc.rpc")
 
 
@@ -61,39 +54,19 @@ class Servicer(Protocol):
     descriptor: ServiceDescriptor
 
 
-def add_handlers(
-    server: grpc.aio.Server, service: ServiceDescriptor, handler_of: Callable[[MethodDescriptor], Any], name: str = ""
-) -> None:
-    """Serve a service.
+class Service(NamedTuple):
+    """A service for a port.
 
-    Args:
-        server: The server.
-        service: The service.
-        handler_of: Returns the handler of a method. It must be a coroutine function or an async generator function,
-            since transports run other functions in a thread, and must reject ``UNDECODABLE``.
-        name: The full name under which it is served; the service's by default.
+    Attributes:
+        descriptor: The service.
+        name: The full name under which it is served.
+        handlers: By the name of a method. Each is a coroutine function or an async generator function, since transports
+            run other functions in a thread, and rejects ``UNDECODABLE``.
     """
-    handlers = {}
-    for method in service.methods:
-        make = _METHOD_HANDLERS[method.client_streaming, method.server_streaming]
-        serialize = GetMessageClass(method.output_type).SerializeToString
-        handlers[method.name] = make(handler_of(method), _decoder(method), serialize)
-    # Older versions of grpcio ignore registered handlers; native passes calls of others to a grpcio server behind it.
-    name = name or service.full_name
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
-    server.add_registered_method_handlers(name, handlers)
 
-
-def _decoder(method: MethodDescriptor) -> Callable[[bytes], Any]:
-    parse = GetMessageClass(method.input_type).FromString
-
-    def decode(content: bytes) -> Any:
-        try:
-            return parse(content)
-        except DecodeError:
-            return UNDECODABLE
-
-    return decode
+    descriptor: ServiceDescriptor
+    name: str
+    handlers: Mapping[str, Any]
 
 
 def _field_reader(name: str, method: MethodDescriptor) -> _FieldReader:
@@ -147,23 +120,22 @@ class CallLayer:
         self._traces = traces
         self._push_back = push_back
 
-    def add_service(self, server: grpc.aio.Server, servicer: Servicer) -> None:
-        """Serve the service of a servicer, with this layer and access control around each method."""
+    def service(self, servicer: Servicer) -> Service:
+        """Return the service of a servicer, with this layer and access control around each method."""
+        descriptor = servicer.descriptor
+        handlers = {method.name: self._handler(servicer, method) for method in descriptor.methods}
+        return Service(descriptor, descriptor.full_name, handlers)
 
-        def handler_of(method: MethodDescriptor) -> UnaryHandler:
-            name = f"/{servicer.descriptor.full_name}/{method.name}"
-            streams = method.server_streaming
-            checked = self._access_control.add_checks(name, getattr(servicer, method.name), streams=streams)
-            inner = self._writing_replies(checked) if streams else checked
-            fields_of = _field_reader(name, method)
-            call = self._surround(name, self._metrics.method(name), inner, self._observer(name, fields_of))
-            return (
-                call
-                if self._traces is None
-                else self._traces.trace_call(name, call, fields_of, self._access_control.metadata_of)
-            )
-
-        add_handlers(server, servicer.descriptor, handler_of)
+    def _handler(self, servicer: Servicer, method: MethodDescriptor) -> UnaryHandler:
+        name = f"/{servicer.descriptor.full_name}/{method.name}"
+        streams = method.server_streaming
+        checked = self._access_control.add_checks(name, getattr(servicer, method.name), streams=streams)
+        inner = self._writing_replies(checked) if streams else checked
+        fields_of = _field_reader(name, method)
+        call = self._surround(name, self._metrics.method(name), inner, self._observer(name, fields_of))
+        if self._traces is None:
+            return call
+        return self._traces.trace_call(name, call, fields_of, self._access_control.metadata_of)
 
     def _observer(self, name: str, fields_of: _FieldReader) -> _Observer | None:
         """Return what observes the end of each call, or None: then no code runs for it."""

@@ -13,7 +13,7 @@ from idalloc_server.auth.client_certificates import ClientCertificates
 from idalloc_server.auth.rejected_callers import host_of
 from idalloc_server.domain.errors import ServerDraining, Unauthenticated
 from idalloc_server.rpc import status
-from idalloc_server.rpc.calls import UNDECODABLE, add_handlers, undecodable_request
+from idalloc_server.rpc.calls import UNDECODABLE, Service, undecodable_request
 
 # The most open watches in total, and per host. A watch costs some kB and the size of its request, has no time limit,
 # and needs no authentication.
@@ -57,9 +57,11 @@ class HealthServicer:
         self._ending = False
         self._watches: Counter[str] = Counter()
 
-    def add_to(self, server: grpc.aio.Server) -> None:
-        """Serve health on a server."""
-        add_handlers(server, self.descriptor, lambda method: _rejecting_undecodable(getattr(self, method.name)))
+    def service(self) -> Service:
+        """Return the service."""
+        names = [method.name for method in self.descriptor.methods]
+        handlers = {name: _rejecting_undecodable(getattr(self, name)) for name in names}
+        return Service(self.descriptor, self.descriptor.full_name, handlers)
 
     def set_serving(self, *, serving: bool) -> None:
         """Set the status of all services, and notify their watches."""

@@ -1,15 +1,54 @@
 """The gRPC port of a process: its server on its address, and its certificates."""
 
 import os
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 
 from idalloc_server.listen import transport
 from idalloc_server.listen.reservation import ReservedAddress, cannot_bind
 from idalloc_server.listen.tls import Certificates
+from idalloc_server.rpc.calls import UNDECODABLE, Service
 from idalloc_server.settings.address import unix_path
 from idalloc_server.settings.model import Settings
 
 # A Unix socket is accessible to the server's user and group.
 SOCKET_UMASK = 0o117
+
+
+_METHOD_HANDLERS: dict[tuple[bool, bool], Any] = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+
+
+def add_service(server: grpc.aio.Server, service: Service) -> None:
+    """Serve a service on a server."""
+    handlers = {}
+    for method in service.descriptor.methods:
+        make = _METHOD_HANDLERS[method.client_streaming, method.server_streaming]
+        serialize = GetMessageClass(method.output_type).SerializeToString
+        handlers[method.name] = make(service.handlers[method.name], _decoder(method), serialize)
+    # Older versions of grpcio ignore registered handlers; native passes calls of others to a grpcio server behind it.
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.name, handlers),))
+    server.add_registered_method_handlers(service.name, handlers)
+
+
+def _decoder(method: MethodDescriptor) -> Callable[[bytes], Any]:
+    parse = GetMessageClass(method.input_type).FromString
+
+    def decode(content: bytes) -> Any:
+        try:
+            return parse(content)
+        except DecodeError:
+            return UNDECODABLE
+
+    return decode
 
 
 class RpcPort:
@@ -59,6 +98,11 @@ class RpcPort:
             os.umask(before)
         if not unix_path(listen):
             self.address = f"{listen.rpartition(':')[0]}:{port}"
+
+    def add(self, *services: Service) -> None:
+        """Serve services."""
+        for service in services:
+            add_service(self.server, service)
 
     def release_address(self) -> None:
         """Release the address for other processes; a worker's is released by its supervisor."""

@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator, AsyncIterable, Iterable
 from contextlib import aclosing
 from typing import Any
 
-import grpc
 from google.protobuf import descriptor_pool, text_format
 from google.protobuf.descriptor import Descriptor, FileDescriptor
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
@@ -14,7 +13,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.auth.call_types import Context
 from idalloc_server.domain.errors import Refusal, ServerDraining
-from idalloc_server.rpc.calls import UNDECODABLE, CallLayer, add_handlers, undecodable_request
+from idalloc_server.rpc.calls import UNDECODABLE, CallLayer, Service, undecodable_request
 
 # Its annotations declare a coroutine, but it is an async generator.
 _Base: Any = reflection.aio.ReflectionServicer
@@ -43,11 +42,10 @@ class AuthenticatedReflection(_Base):  # type: ignore[misc]
         self._waiting: set[asyncio.Task[Any]] = set()
         self._ending = asyncio.Event()
 
-    def add_to(self, server: grpc.aio.Server) -> None:
-        """Serve both versions of reflection on a server."""
-        for name in self._names:
-            serve = self._serve(f"/{name}/ServerReflectionInfo")
-            add_handlers(server, self.descriptor, lambda _, serve=serve: serve, name)  # type: ignore[misc]
+    def services(self) -> list[Service]:
+        """Return both versions of reflection."""
+        method = "ServerReflectionInfo"
+        return [Service(self.descriptor, name, {method: self._serve(f"/{name}/{method}")}) for name in self._names]
 
     def end(self) -> None:
         """End all streams: a stream does not end by itself."""

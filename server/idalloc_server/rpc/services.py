@@ -79,15 +79,12 @@ class RpcServices:
 
     def add(self, *servicers: Servicer) -> None:
         """Serve the services of servicers, health and reflection."""
-        server, access_control = self._port.server, self._access_control
-        for servicer in servicers:
-            self.calls.add_service(server, servicer)
+        access_control = self._access_control
         names = [each.descriptor.full_name for each in servicers]
         self.health = HealthServicer(names, access_control.certificates, access_control.peer_of)
-        self.health.add_to(server)
         names.append(HealthServicer.descriptor.full_name)
         self._reflection = AuthenticatedReflection(names, access_control, self.calls)
-        self._reflection.add_to(server)
+        self._port.add(*map(self.calls.service, servicers), self.health.service(), *self._reflection.services())
 
     def set_serving(self) -> None:
         """Set the health of the services and of the store, which the start used."""
