@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 
 import structlog
@@ -32,7 +32,7 @@ from idalloc_server.rpc.services import RpcServices
 from idalloc_server.settings.model import Settings
 from idalloc_server.store.counted import counted
 from idalloc_server.store.urls import keeps_documents, open_documents, open_store
-from idalloc_server.telemetry.logs import watch_burned
+from idalloc_server.telemetry.logs import log_every_second, watch_burned
 from idalloc_server.telemetry.metrics import CallMetrics
 from idalloc_server.telemetry.traces import Traces, open_traces
 from idalloc_server.xproto import port as xproto_port
@@ -113,14 +113,6 @@ async def _open(store: Store, timeout: float) -> None:
                 raise
             _log.warning("store_unavailable", store=store.address, error=str(error))
         await asyncio.sleep(OPEN_RETRY_SECONDS)
-
-
-async def _log_every_second(*logs: Callable[[], None]) -> None:
-    """Write logs every second, until cancelled."""
-    while True:
-        await asyncio.sleep(1)
-        for log in logs:
-            log()
 
 
 @dataclass(frozen=True)
@@ -226,7 +218,7 @@ class _Node:
             self.report.survey(),
             self._mode.report(self.report),
             watch_burned(allocator.burned.pop_new),
-            _log_every_second(opened.access_control.audit.log_totals, self._rpc.calls.failed.log),
+            log_every_second(opened.access_control.audit.log_totals, self._rpc.calls.failed.log),
             allocator.store_health.evaluate_every_second(
                 lambda error: self._rpc.health.set_store_serving(serving=not error)
             ),

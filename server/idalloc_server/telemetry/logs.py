@@ -185,6 +185,14 @@ flush = _queue.flush
 atexit.register(flush)
 
 
+async def log_every_second(*logs: Callable[[], None]) -> None:
+    """Write logs every second, until cancelled."""
+    while True:
+        await asyncio.sleep(1)
+        for log in logs:
+            log()
+
+
 async def watch_burned(pop_new: Callable[[], Iterable[tuple[str, str, str, int]]]) -> None:
     """Log burned ids every second, until cancelled.
 
