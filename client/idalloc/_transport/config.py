@@ -4,6 +4,7 @@ import ipaddress
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -20,7 +21,7 @@ class ChannelConfigError(ValueError):
     """A setting of the channel is invalid.
 
     Attributes:
-        setting: The setting: an argument of ``read_channel_arguments`` or ``ChannelConfig``.
+        setting: The setting: an argument of ``ChannelSettings`` or ``ChannelConfig``.
         problem: What is wrong with it. It never contains a secret.
     """
 
@@ -67,12 +68,7 @@ class ChannelConfig:
         server_name: str | None = None,
         insecure: bool = False,
     ) -> None:
-        if re.match("(http|grpc)s?://", target):
-            raise ChannelConfigError("server", "must be HOST:PORT, without a scheme such as http://")
-        if not _has_port(target):
-            raise ChannelConfigError(
-                "server", f"must be HOST:PORT, such as localhost:50051 or [::1]:50051, not {target!r}"
-            )
+        _check_target(target)
         self.credentials = credentials
         self.metadata: tuple[tuple[str, str], ...] | None = None
         self.options: list[tuple[str, str | int]] = []
@@ -83,23 +79,35 @@ class ChannelConfig:
         elif "," in target:
             # By default gRPC sends the whole list as the authority, which some servers reject.
             self.options.append(("grpc.default_authority", target.partition(",")[0].partition(":")[2].lstrip("/")))
-        if token is None:
-            return
-        # gRPC itself would print a token that it rejects.
-        if not re.fullmatch("[!-~]+", token):
-            raise ChannelConfigError(
-                "token", "must be ASCII characters without spaces, line breaks or the prefix Bearer"
-            )
-        self.metadata = (("authorization", f"Bearer {token}"),)
-        if credentials is not None or insecure:
-            return
-        if not is_local(target):
-            raise ChannelConfigError(
-                "insecure",
-                f"the token would be sent unencrypted to {target}: use TLS (ca, credentials), or allow it (insecure)",
-            )
-        # gRPC would use http_proxy even for this machine.
-        self.options.append(("grpc.enable_http_proxy", 0))
+        if token is not None:
+            _check_token(token)
+            self.metadata = (("authorization", f"Bearer {token}"),)
+            if credentials is None and not insecure:
+                _check_stays_here(target)
+                # gRPC would use http_proxy even for this machine.
+                self.options.append(("grpc.enable_http_proxy", 0))
+
+
+def _check_target(target: str) -> None:
+    if re.match("(http|grpc)s?://", target):
+        raise ChannelConfigError("server", "must be HOST:PORT, without a scheme such as http://")
+    if not _has_port(target):
+        raise ChannelConfigError("server", f"must be HOST:PORT, such as localhost:50051 or [::1]:50051, not {target!r}")
+
+
+def _check_token(token: str) -> None:
+    # gRPC itself would print a token that it rejects.
+    if not re.fullmatch("[!-~]+", token):
+        raise ChannelConfigError("token", "must be ASCII characters without spaces, line breaks or the prefix Bearer")
+
+
+def _check_stays_here(target: str) -> None:
+    """Refuse to send a token unencrypted to another machine."""
+    if not is_local(target):
+        raise ChannelConfigError(
+            "insecure",
+            f"the token would be sent unencrypted to {target}: use TLS (ca, credentials), or allow it (insecure)",
+        )
 
 
 def _has_port(target: str) -> bool:
@@ -140,43 +148,44 @@ def _is_loopback(address: str) -> bool:
         return host.lower() == "localhost"
 
 
-def read_channel_arguments(
-    *,
-    tls: bool = False,
-    ca: str | os.PathLike[str] | None = None,
-    cert: str | os.PathLike[str] | None = None,
-    key: str | os.PathLike[str] | None = None,
-    server_name: str | None = None,
-    token: str | None = None,
-    token_file: str | os.PathLike[str] | None = None,
-    insecure: bool = False,
-) -> ChannelArguments:
-    """Return the arguments of a client, and read the files of certificates and tokens.
+@dataclass(frozen=True, kw_only=True)
+class ChannelSettings:
+    """The settings of a channel as a user gives them: certificates and tokens by their files."""
 
-    Args:
-        tls: Whether to use TLS. ``ca`` and ``cert`` imply it.
-        ca: PEM file of the CA certificates to trust; None for the system's.
-        cert: PEM file of the client's certificate chain.
-        key: PEM file of its private key.
-        server_name: The name in the server's certificate, if it is not the target's.
-        token: The bearer token.
-        token_file: A file that contains the token, instead of ``token``.
-        insecure: Whether the token may be sent to another machine without TLS.
+    # Whether to use TLS; ``ca`` and ``cert`` imply it.
+    tls: bool = False
+    # PEM file of the CA certificates to trust; None for the system's.
+    ca: str | os.PathLike[str] | None = None
+    # PEM file of the client's certificate chain, and of its private key.
+    cert: str | os.PathLike[str] | None = None
+    key: str | os.PathLike[str] | None = None
+    # The name in the server's certificate, if it is not the target's.
+    server_name: str | None = None
+    # The bearer token, or the file that contains it.
+    token: str | None = field(default=None, repr=False)
+    token_file: str | os.PathLike[str] | None = None
+    # Whether the token may be sent to another machine without TLS.
+    insecure: bool = False
 
-    Raises:
-        ChannelConfigError: The settings contradict each other, or a file cannot be read or is invalid.
-    """
-    if bool(cert) != bool(key):
-        given, missing = ("cert", "key") if cert else ("key", "cert")
-        raise ChannelConfigError(missing, f"must be given with {given}")
-    if token and token_file:
-        raise ChannelConfigError("token_file", "cannot be combined with token (IDALLOC_TOKEN); set one of them")
-    credentials = _load_credentials(ca, cert, key) if tls or ca or cert else None
-    if token_file:
-        token = read_token(token_file)
-    return ChannelArguments(
-        token=token or None, credentials=credentials, server_name=server_name or None, insecure=insecure
-    )
+    def read(self) -> ChannelArguments:
+        """Return the arguments of a client, and read the files of certificates and tokens.
+
+        Raises:
+            ChannelConfigError: The settings contradict each other, or a file cannot be read or is invalid.
+        """
+        if bool(self.cert) != bool(self.key):
+            given, missing = ("cert", "key") if self.cert else ("key", "cert")
+            raise ChannelConfigError(missing, f"must be given with {given}")
+        if self.token and self.token_file:
+            raise ChannelConfigError("token_file", "cannot be combined with token (IDALLOC_TOKEN); set one of them")
+        has_tls = self.tls or self.ca or self.cert
+        credentials = _load_credentials(self.ca, self.cert, self.key) if has_tls else None
+        return ChannelArguments(
+            token=read_token(self.token_file) if self.token_file else self.token or None,
+            credentials=credentials,
+            server_name=self.server_name or None,
+            insecure=self.insecure,
+        )
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> tuple[str, ChannelArguments]:
@@ -190,12 +199,13 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> tuple[str, Chan
         name: environ.get(environment_variable(name), "") for name in ("ca", "cert", "key", "token_file", "server_name")
     }
     try:
-        arguments = read_channel_arguments(
+        settings = ChannelSettings(
             tls=_boolean(environ, "tls"),
             insecure=_boolean(environ, "insecure"),
             token=environ.get(environment_variable("token")),
             **found,
         )
+        arguments = settings.read()
         ChannelConfig(target, **arguments)
     except ChannelConfigError as error:
         raise ValueError(f"{environment_variable(error.setting)}: {error.problem}") from None

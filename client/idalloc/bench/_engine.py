@@ -208,26 +208,16 @@ class Bench:
             self.tallies[call.rpc].latencies.add(ended - began)
 
     async def _stream(self, method: Any, call: Call) -> None:
-        counted, asked, tally, missing = self._counting, self._log_time(), self.tallies[call.rpc], call.ids
-        last: tuple[str, Any] | None = None
-
-        def check(request: Any, reply: Any) -> None:
-            nonlocal last
-            check_chunk(request, reply, missing)
-            last = check_order(reply, last)
-
-        timeout = self.plan.timeout * -(-call.ids // call.chunk)
-        if self._time_limit is not None:
-            timeout = min(timeout, self._time_limit - time.monotonic())
+        counted, asked, tally, left = self._counting, self._log_time(), self.tallies[call.rpc], _StreamLeft(call.ids)
         began = before = time.perf_counter_ns()
-        stream = method(call.request, timeout=timeout, metadata=self._access.metadata)
+        stream = method(call.request, timeout=self._stream_timeout(call), metadata=self._access.metadata)
         try:
             async for reply in stream:
                 now = time.perf_counter_ns()
-                count = self._handle_reply(call, reply, check, asked, now, self._counting)
+                count = self._handle_reply(call, reply, left.check, asked, now, self._counting)
                 if not count:
                     return
-                missing -= count
+                left.ids -= count
                 if self._counting:
                     tally.messages.add(now - before)
                 if self._finished:
@@ -239,12 +229,17 @@ class Bench:
             return
         finally:
             stream.cancel()
-        if missing > 0:
+        if left.ids > 0:
             self._count_error(
-                call, grpc.StatusCode.UNKNOWN, "INCOMPLETE", f"{missing} ids were missing", self._counting
+                call, grpc.StatusCode.UNKNOWN, "INCOMPLETE", f"{left.ids} ids were missing", self._counting
             )
         elif counted:
             tally.latencies.add(time.perf_counter_ns() - began)
+
+    def _stream_timeout(self, call: Call) -> float:
+        """Return the timeout of a stream, that of a call for each message, up to the end of the duration."""
+        timeout = self.plan.timeout * -(-call.ids // call.chunk)
+        return timeout if self._time_limit is None else min(timeout, self._time_limit - time.monotonic())
 
     def _log_time(self) -> int:
         return self._log.now() if self._log else 0
@@ -283,6 +278,27 @@ class Bench:
         if counted:
             self.tallies[call.rpc].errors[code, reason] += 1
             self.messages.setdefault((code, reason), message)
+
+
+class _StreamLeft:
+    """What is left of a stream: its messages must have no more ids, and be in order.
+
+    Attributes:
+        ids: The number of ids that have not arrived.
+    """
+
+    def __init__(self, ids: int) -> None:
+        self.ids = ids
+        self._last: tuple[str, Any] | None = None
+
+    def check(self, request: Any, reply: Any) -> None:
+        """Check a message.
+
+        Raises:
+            ProtocolError: The message is invalid.
+        """
+        check_chunk(request, reply, self.ids)
+        self._last = check_order(reply, self._last)
 
 
 def _method(channel: grpc.aio.Channel, call: Call) -> Any:

@@ -107,11 +107,26 @@ def to_text(bench: Bench) -> str:
 
 
 def _lines(bench: Bench) -> Iterator[str]:
-    plan, verdict = bench.plan, bench.verdict
+    plan = bench.plan
     connections = min(plan.connections, plan.concurrency)
     yield f"{plan.scenario} on {plan.target}: {plan.concurrency} callers, {connections} connections"
     yield f"{bench.seconds:.1f} s after a warm-up of {plan.warm_up:g} s"
     yield ""
+    yield from _call_lines(bench)
+    yield ""
+    yield from _latency_lines(bench)
+    yield ""
+    is_busy = bench.cpu_seconds / bench.seconds >= _BUSY
+    limit = ": the bench limits the rate, not the server; run several of them" if is_busy else ""
+    yield f"this process used {bench.cpu_seconds / bench.seconds:.0%} of one core{limit}"
+    for tally in bench.tallies.values():
+        for (code, reason), count in tally.errors.most_common():
+            yield f"{count:,} of {tally.rpc}: {code.name} {reason}: {bench.messages[code, reason]}"
+    if bench.verdict is not None:
+        yield from _verdict_lines(bench.verdict)
+
+
+def _call_lines(bench: Bench) -> Iterator[str]:
     yield f"{'':16}{'calls':>12}{'calls/s':>12}{'ids':>16}{'ids/s':>14}{'errors':>9}"
     for tally in bench.tallies.values():
         errors = tally.errors.total()
@@ -120,7 +135,9 @@ def _lines(bench: Bench) -> Iterator[str]:
             f"{tally.rpc:16}{calls:12,}{calls / bench.seconds:12,.0f}"
             f"{tally.ids:16,}{tally.ids / bench.seconds:14,.0f}{errors:9,}"
         )
-    yield ""
+
+
+def _latency_lines(bench: Bench) -> Iterator[str]:
     yield "".join([f"{'latency, ms':24}", *(f"{name:>10}" for name in ("p50", "p90", "p95", "p99", "p99.9", "max"))])
     for tally in bench.tallies.values():
         streams = tally.messages.count
@@ -132,24 +149,18 @@ def _lines(bench: Bench) -> Iterator[str]:
         yield "stream: from its start to its end; message: from the previous one, or the start, to its arrival"
     if cut := sum(tally.cut_streams for tally in bench.tallies.values()):
         yield f"{cut} streams were cut at the end of the duration: only their messages count"
-    yield ""
-    if bench.cpu_seconds / bench.seconds >= _BUSY:
-        limit = ": the bench limits the rate, not the server; run several of them"
-    else:
-        limit = ""
-    yield f"this process used {bench.cpu_seconds / bench.seconds:.0%} of one core{limit}"
-    for tally in bench.tallies.values():
-        for (code, reason), count in tally.errors.most_common():
-            yield f"{count:,} of {tally.rpc}: {code.name} {reason}: {bench.messages[code, reason]}"
-    if verdict is not None and not verdict.findings.any:
+
+
+def _verdict_lines(verdict: Verdict) -> Iterator[str]:
+    findings = verdict.findings
+    if not findings.any:
         yield f"verified {verdict.ids:,} ids, warm-up included: none issued twice, none out of order"
-    elif verdict is not None:
-        findings = verdict.findings
-        yield (
-            f"WRONG: of {verdict.ids:,} ids, {findings.twice:,} were issued twice; "
-            f"{findings.disordered:,} replies are out of order, {findings.malformed:,} are malformed"
-        )
-        yield from (f"  {message}" for message in findings.messages)
+        return
+    yield (
+        f"WRONG: of {verdict.ids:,} ids, {findings.twice:,} were issued twice; "
+        f"{findings.disordered:,} replies are out of order, {findings.malformed:,} are malformed"
+    )
+    yield from (f"  {message}" for message in findings.messages)
 
 
 def _row(name: str, latencies: Latencies) -> str:

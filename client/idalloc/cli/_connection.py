@@ -32,7 +32,7 @@ def _credential(kind: Any, variable: str, metavar: str, help: str, *names: str) 
     return Annotated[kind | None, option]
 
 
-# The arguments of `read_channel_arguments` but the token: no option holds a secret itself.
+# The arguments of `ChannelSettings` but the token: no option holds a secret itself.
 _CREDENTIALS = {
     "tls": _credential(bool, "IDALLOC_TLS", "", "Use TLS, and trust the system's certificate authorities.", "--tls"),
     "ca": _credential(Path, "IDALLOC_CA", "FILE", "Use TLS, and trust only the authorities in this PEM file."),
@@ -78,7 +78,7 @@ def target_and_timeout(context: typer.Context) -> tuple[str, float]:
 
 def channel_arguments(context: typer.Context, target: str) -> "ChannelArguments":
     """Read the files of the TLS and credential options, and check them for a target."""
-    from idalloc._transport.config import ChannelConfig, ChannelConfigError, read_channel_arguments
+    from idalloc._transport.config import ChannelConfig, ChannelConfigError, ChannelSettings
 
     root = context.find_root()
     source = root.get_parameter_source("token_file")
@@ -86,7 +86,7 @@ def channel_arguments(context: typer.Context, target: str) -> "ChannelArguments"
     on_command_line = source is not None and source.name == "COMMANDLINE"
     token = None if on_command_line else os.environ.get("IDALLOC_TOKEN")
     try:
-        arguments = read_channel_arguments(**{name: root.params[name] for name in _CREDENTIALS}, token=token)
+        arguments = ChannelSettings(**{name: root.params[name] for name in _CREDENTIALS}, token=token).read()
         ChannelConfig(target, **arguments)
     except ChannelConfigError as error:
         name = f"'--{error.setting.replace('_', '-')}'"

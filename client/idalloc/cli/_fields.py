@@ -69,22 +69,18 @@ def _changed_settings(sequence: "Sequence") -> Iterator[str]:
         if sequence.description.startswith("reserved: "):  # by an import, with the reason
             yield sequence.description
     counts = sequence.kind in ("", "counter")
-    if not counts:
-        yield sequence.kind
-    if sequence.step not in (None, 0, 1):
-        yield f"step {sequence.step}"
     low = 1 if sequence.min_value is None else sequence.min_value
     high = MAX_ID if sequence.max_value is None else sequence.max_value
-    if (low, high) != (1, MAX_ID):
-        yield f"{low}…{high}"
-    if sequence.ordering == "rising" and counts:
-        yield "rising"
-    if sequence.format:
-        yield sequence.format
-    if sequence.reset not in ("", "never"):
-        yield f"{sequence.reset} in {sequence.time_zone or 'UTC'}"
-    for key, value in sorted(sequence.labels.items()):
-        yield f"{key}={value}"
+    changes = (
+        (not counts, sequence.kind),
+        (sequence.step not in (None, 0, 1), f"step {sequence.step}"),
+        ((low, high) != (1, MAX_ID), f"{low}…{high}"),
+        (sequence.ordering == "rising" and counts, "rising"),
+        (bool(sequence.format), sequence.format),
+        (sequence.reset not in ("", "never"), f"{sequence.reset} in {sequence.time_zone or 'UTC'}"),
+    )
+    yield from (shown for is_changed, shown in changes if is_changed)
+    yield from (f"{key}={value}" for key, value in sorted(sequence.labels.items()))
 
 
 def _percent(ratio: float) -> str:

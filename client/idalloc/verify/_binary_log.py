@@ -95,9 +95,8 @@ class BinaryLog(Log):
                 kept[place:at] = False
                 self.cut |= at > len(rows)
             else:  # the length itself may be damaged: continue at the next row of a valid kind
-                at = place + 1
-                while at < len(rows) and kinds[at] not in (_log.RECORD, _log.NAME):
-                    at += 1
+                others = range(place + 1, len(rows))
+                at = next((each for each in others if kinds[each] in (_log.RECORD, _log.NAME)), len(rows))
         return rows[kept], used
 
     def _is_name(self, rows: Rows, place: int, length: int) -> bool:
