@@ -168,15 +168,7 @@ def like_pattern(pattern: str, escape: str = "\\") -> Callable[[str], bool]:
 
     Its time is linear in the number of ``%``; a regular expression for the whole pattern would backtrack.
     """
-    parts: list[list[str]] = [[]]
-    characters = iter(pattern)
-    for character in characters:
-        if character == escape:
-            parts[-1].append(re.escape(next(characters, escape)))
-        elif character == "%":
-            parts.append([])
-        else:
-            parts[-1].append("." if character == "_" else re.escape(character))
+    parts = _between_percents(pattern, escape)
     first, *middle = ["".join(part) for part in parts]
     if not middle:
         whole = re.compile(first, re.DOTALL)
@@ -195,6 +187,20 @@ def like_pattern(pattern: str, escape: str = "\\") -> Callable[[str], bool]:
         return found.end() <= end
 
     return is_match
+
+
+def _between_percents(pattern: str, escape: str) -> list[list[str]]:
+    """Returns what is between the ``%`` of a pattern of LIKE: for each part, a regular expression a character."""
+    parts: list[list[str]] = [[]]
+    characters = iter(pattern)
+    for character in characters:
+        if character == escape:
+            parts[-1].append(re.escape(next(characters, escape)))
+        elif character == "%":
+            parts.append([])
+        else:
+            parts[-1].append("." if character == "_" else re.escape(character))
+    return parts
 
 
 def _json(node: Node, document: Json) -> Json:

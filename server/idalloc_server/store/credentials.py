@@ -3,13 +3,29 @@
 import base64
 import ssl
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import unquote
 
 from idalloc_server.domain.errors import StartRefused, shown_path
 
-SECRETS = ("jwt", "jwt_file", "password_file")
+
+class _Scheme(NamedTuple):
+    """How a parameter of the URL authenticates: the scheme of the header, and whether a file has the secret."""
+
+    name: str
+    is_file: bool
+
+
+_SCHEMES = {
+    "jwt": _Scheme("Bearer", is_file=False),
+    "jwt_file": _Scheme("Bearer", is_file=True),
+    "password_file": _Scheme("Basic", is_file=True),
+    "api_key": _Scheme("ApiKey", is_file=False),
+    "api_key_file": _Scheme("ApiKey", is_file=True),
+}
 # Of OpenSearch and Elasticsearch (not tested); CrateDB has none.
 API_KEYS = ("api_key", "api_key_file")
+SECRETS = tuple(name for name in _SCHEMES if name not in API_KEYS)
 # OpenSSL's codes: no trusted CA signed the certificate, or one of its chain.
 _UNTRUSTED_CA = (18, 19, 20, 21)
 
@@ -35,7 +51,7 @@ def authorization(user: str, password: str | None, parameters: dict[str, str], e
     Raises:
         StartRefused: There are two secrets, or the secret cannot be read or used. The message does not contain it.
     """
-    given = [name for name in (*SECRETS, *API_KEYS) if name in parameters]
+    given = [name for name in _SCHEMES if name in parameters]
     if len(given) + (password is not None) > 1:
         found = f"{', '.join(given)}{' and a password' if password is not None else ''}"
         keys = ", api_key and api_key_file" if any(name in API_KEYS for name in given) else ""
@@ -44,17 +60,15 @@ def authorization(user: str, password: str | None, parameters: dict[str, str], e
     if not given:
         return _basic(user, password or "") if user or password is not None else None
     name = given[0]
-    secret = _read_secret(name, parameters[name]) if name.endswith("_file") else parameters[name]
-    if name == "password_file":
-        if not user:
-            with_user = example.replace(":password@", "@").partition("?")[0]
-            raise StartRefused("store", f"password_file needs a user: {with_user}?password_file=/path")
-        return _basic(user, secret)
-    if not secret.isascii() or not secret.isprintable() or " " in secret:
-        is_file = name.endswith("_file")
-        problem = f"the file of {name} has no token in it" if is_file else f"the parameter {name} is not a token"
-        raise StartRefused("store", f"{problem}: a token is printable ASCII without spaces")
-    return f"{'ApiKey' if name in API_KEYS else 'Bearer'} {secret}"
+    scheme = _SCHEMES[name]
+    secret = _read_secret(name, parameters[name]) if scheme.is_file else parameters[name]
+    if scheme.name != "Basic":
+        _check_token(name, secret)
+        return f"{scheme.name} {secret}"
+    if not user:
+        with_user = example.replace(":password@", "@").partition("?")[0]
+        raise StartRefused("store", f"password_file needs a user: {with_user}?password_file=/path")
+    return _basic(user, secret)
 
 
 def tls_context(parameters: dict[str, str]) -> ssl.SSLContext | None:
@@ -86,6 +100,13 @@ def certificate_problem(error: Exception) -> str:
 
 def _basic(user: str, password: str) -> str:
     return f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
+
+
+def _check_token(name: str, secret: str) -> None:
+    if not secret.isascii() or not secret.isprintable() or " " in secret:
+        is_file = _SCHEMES[name].is_file
+        problem = f"the file of {name} has no token in it" if is_file else f"the parameter {name} is not a token"
+        raise StartRefused("store", f"{problem}: a token is printable ASCII without spaces")
 
 
 def _read_secret(name: str, path: str) -> str:

@@ -95,14 +95,7 @@ class Collections:
     async def _insert(self, message: crud.Insert, caller: Caller) -> AsyncGenerator[bytes, None]:
         schema, name = _collection(message, caller)
         caller.require_role(ALLOCATE, "INSERT", schema, name)
-        if message.projection:
-            raise XError(5114, "Invalid projection for document operation")
-        if not message.row:
-            raise XError(5013, "Missing row data for Insert")
-        if len(message.row) > MAX_INSERTED_DOCUMENTS:
-            raise XError(1105, f"an insert has at most {MAX_INSERTED_DOCUMENTS} documents")
-        if any(len(row.field) != 1 for row in message.row):
-            raise XError(5014, "Wrong number of fields in row being inserted")
+        _check_rows(message)
         expressions = Expressions(message.args, schema)
         with _mapped(name):
             try:
@@ -213,6 +206,18 @@ def _collection(message: crud.Insert | crud.Find | crud.Update | crud.Delete, ca
     return schema, message.collection.name
 
 
+def _check_rows(message: crud.Insert) -> None:
+    """Check that each row of an insert is one document, in MySQL's order of errors."""
+    if message.projection:
+        raise XError(5114, "Invalid projection for document operation")
+    if not message.row:
+        raise XError(5013, "Missing row data for Insert")
+    if len(message.row) > MAX_INSERTED_DOCUMENTS:
+        raise XError(1105, f"an insert has at most {MAX_INSERTED_DOCUMENTS} documents")
+    if any(len(row.field) != 1 for row in message.row):
+        raise XError(5014, "Wrong number of fields in row being inserted")
+
+
 def _selection_of_change(message: crud.Update | crud.Delete, schema: str) -> Selection:
     return selection_of(message, Expressions(message.args, schema), may_skip=False)
 
@@ -309,25 +314,47 @@ def _changes(message: crud.Update, schema: str) -> list[Change]:
     return [_change(operation, expressions) for operation in message.operation]
 
 
-def _change(operation: crud.UpdateOperation, expressions: Expressions) -> Change:
+_Path = Sequence[expr.DocumentPathItem]
+
+# Which operations of an update are invalid, and the error's code and text, in MySQL's order of errors.
+_INVALID_OPERATIONS: tuple[tuple[Callable[[crud.UpdateOperation, _Path], bool], int, str], ...] = (
+    (lambda op, _: op.operation == crud.UPDATE_TYPE_SET, 5051, "Invalid type of update operation for document"),
+    (lambda op, _: bool(op.source.name), 5052, "Invalid column name to update"),
+    (
+        lambda _, path: bool(path) and path[0].type != expr.DOCUMENT_PATH_ITEM_TYPE_MEMBER,
+        5053,
+        "Invalid document member location",
+    ),
+    (
+        lambda _, path: len(path) == 1 and path[0].value == "_id",
+        5053,
+        "Forbidden update operation on '$._id' member",
+    ),
+    (
+        lambda op, path: bool(path) and op.operation in (crud.UPDATE_TYPE_ITEM_MERGE, crud.UPDATE_TYPE_MERGE_PATCH),
+        5050,
+        "Unexpected source for ITEM_MERGE operation",
+    ),
+)
+
+
+def _check_operation(operation: crud.UpdateOperation) -> None:
+    """Check the type and the path of an operation of an update."""
     items = operation.source.document_path
-    if operation.operation == crud.UPDATE_TYPE_SET:
-        raise XError(5051, "Invalid type of update operation for document")
-    if operation.source.name:
-        raise XError(5052, "Invalid column name to update")
-    if items and items[0].type != expr.DOCUMENT_PATH_ITEM_TYPE_MEMBER:
-        raise XError(5053, "Invalid document member location")
-    if len(items) == 1 and items[0].value == "_id":
-        raise XError(5053, "Forbidden update operation on '$._id' member")
-    if items and operation.operation in (crud.UPDATE_TYPE_ITEM_MERGE, crud.UPDATE_TYPE_MERGE_PATCH):
-        raise XError(5050, "Unexpected source for ITEM_MERGE operation")
+    for is_invalid, code, text in _INVALID_OPERATIONS:
+        if is_invalid(operation, items):
+            raise XError(code, text)
     if operation.operation in _REFUSED_KINDS:
         raise not_supported(_REFUSED_KINDS[operation.operation])
-    wildcards = (expr.DOCUMENT_PATH_ITEM_TYPE_MEMBER, expr.DOCUMENT_PATH_ITEM_TYPE_ARRAY_INDEX)
-    if any(item.type not in wildcards for item in items):
+    without_wildcards = (expr.DOCUMENT_PATH_ITEM_TYPE_MEMBER, expr.DOCUMENT_PATH_ITEM_TYPE_ARRAY_INDEX)
+    if any(item.type not in without_wildcards for item in items):
         text = "In this situation, path expressions may not contain the * and ** tokens or an array range."
         raise XError(3149, text, "42000")
-    kind, path = _KINDS[operation.operation], document_path(items)
+
+
+def _change(operation: crud.UpdateOperation, expressions: Expressions) -> Change:
+    _check_operation(operation)
+    kind, path = _KINDS[operation.operation], document_path(operation.source.document_path)
     if kind is Kind.REMOVE:
         if not path:
             raise XError(3153, "The path expression '$' is not allowed in this context.", "42000")

@@ -255,7 +255,6 @@ def column(
     length: int = 0,
     flags: int = 0,
     content_type: int = 0,
-    compact: bool = False,
 ) -> bytes:
     """Return the frame of a column's metadata.
 
@@ -267,23 +266,20 @@ def column(
         length: The largest length of a value, in bytes; 0 is not written.
         flags: MySQL's flags; 0 is not written.
         content_type: What the bytes are; 0 is not written.
-        compact: Whether to leave out the names.
     """
     optional: dict[str, Any] = {"collation": collation, "length": length, "flags": flags, "content_type": content_type}
     numbers = statement_pb2.ColumnMetaData(type=kind, **{key: value for key, value in optional.items() if value})
-    payload = numbers.SerializeToString()
-    if not compact:
-        own, table, original_table, schema = (each.encode() for each in original)
-        # MySQL writes the names behind the numbers, empty ones too.
-        payload += statement_pb2.ColumnMetaData(
-            name=name.encode(),
-            original_name=own,
-            table=table,
-            original_table=original_table,
-            schema=schema,
-            catalog=b"def",
-        ).SerializeToString()
-    return frame(COLUMN_META_DATA, payload)
+    own, table, original_table, schema = (each.encode() for each in original)
+    names = statement_pb2.ColumnMetaData(
+        name=name.encode(),
+        original_name=own,
+        table=table,
+        original_table=original_table,
+        schema=schema,
+        catalog=b"def",
+    )
+    # MySQL writes the names behind the numbers, empty ones too.
+    return frame(COLUMN_META_DATA, numbers.SerializeToString() + names.SerializeToString())
 
 
 def row(fields: Sequence[bytes]) -> bytes:

@@ -29,6 +29,15 @@ _DISK_NEARLY_FULL = 4037
 # HTTP 404: RelationUnknown or SchemaUnknownException, also for a user without any privilege.
 _TABLE_UNKNOWN = (4041, 4045)
 _COLUMN_UNKNOWN = 4043
+# The next steps, by the code of the error.
+_STEPS = {
+    **dict.fromkeys(
+        _TABLE_BLOCKED,
+        'run ALTER TABLE {table} SET ("blocks.read" = false, "blocks.write" = false, "blocks.read_only" = false)',
+    ),
+    **dict.fromkeys(_TABLE_UNKNOWN, "restore {table}, or grant the user DQL and DML on its schema"),
+    _COLUMN_UNKNOWN: "restore that column of {table}: a restart of this server adds it, but without its values",
+}
 # HTTP 404 with code 4040: the shard is starting or moving.
 _SHARD_NOT_STARTED = "IllegalIndexShardStateException"
 # Codes with HTTP 409, a conflict with another client; a retry may succeed. 4091: a row with this primary key exists.
@@ -122,15 +131,10 @@ def _next_step(failure: StoreFailure, table: str) -> str:
     if found := _PRIVILEGE.search(text):
         schema = table.partition(".")[0]
         return f'run GRANT {found[1]} ON SCHEMA {schema} TO "{found[2]}"'
-    if failure.code in _TABLE_UNKNOWN:
-        return f"restore {table}, or grant the user DQL and DML on its schema"
-    if failure.code == _COLUMN_UNKNOWN:
-        return f"restore that column of {table}: a restart of this server adds it, but without its values"
     if failure.code in _TABLE_BLOCKED and "closed" in text:
         return f"run ALTER TABLE {table} OPEN"
-    if failure.code in _TABLE_BLOCKED:
-        blocks = ", ".join(f'"blocks.{name}" = false' for name in ("read", "write", "read_only"))
-        return f"run ALTER TABLE {table} SET ({blocks})"
+    if step := _STEPS.get(failure.code or 0):
+        return step.format(table=table)
     if found := _CONSTRAINT.search(text):
         return f'run ALTER TABLE {table} DROP CONSTRAINT "{found[1]}"'
     if found := _NOT_NULL.search(text):

@@ -34,6 +34,10 @@ class StoredIndex:
     settings: Mapping[str, Any]
     meta_fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
+    def setting(self, name: str, default: str = "") -> str:
+        """Returns a setting in lower case, by its name without ``index.``."""
+        return str(self.settings.get(f"index.{name}", default)).lower()
+
 
 def check(alias: str, index: Index, found: StoredIndex, nodes: int | None) -> dict[str, Mapping[str, Any]]:
     """Checks an existing index. If the cluster has several nodes, an index without replicas logs a warning.
@@ -44,7 +48,10 @@ def check(alias: str, index: Index, found: StoredIndex, nodes: int | None) -> di
     Raises:
         StartRefused: The index cannot be used.
     """
-    _check_settings(alias, found, nodes)
+    _check_settings(alias, found)
+    _warn_of_rollover(alias, found)
+    if nodes is not None and nodes > 1:
+        _warn_without_replica(alias, found)
     _check_meta_fields(found)
     missing: dict[str, Mapping[str, Any]] = {}
     for name, mapping in index.fields.items():
@@ -62,37 +69,37 @@ def check(alias: str, index: Index, found: StoredIndex, nodes: int | None) -> di
     return missing
 
 
-def _check_settings(alias: str, found: StoredIndex, nodes: int | None) -> None:
-    def setting(name: str, default: str = "") -> str:
-        return str(found.settings.get(f"index.{name}", default)).lower()
-
-    if setting("translog.durability", "request") != "request":
+def _check_settings(alias: str, found: StoredIndex) -> None:
+    if found.setting("translog.durability", "request") != "request":
         raise _refused(
             found,
             "a crash loses acknowledged writes, as its translog.durability is async; run "
             f'PUT /{alias}/_settings {{"index.translog.durability": "request"}}',
         )
     for block in _BLOCKS:
-        if setting(f"blocks.{block}", "false") == "true":
+        if found.setting(f"blocks.{block}", "false") == "true":
             raise _refused(
                 found,
                 f"its block {block} is set; free the disk if it is full, then run "
                 f'PUT /{alias}/_settings {{"index.blocks.{block}": null}}',
             )
-    if setting("replication.type") == "segment":
+    if found.setting("replication.type") == "segment":
         raise _refused(
             found,
             "its replication.type is SEGMENT, whose replicas lag behind the primary; reindex it into an index with "
             "replication.type DOCUMENT, and move the alias",
         )
-    if setting("number_of_shards", "1") != "1":
+    if found.setting("number_of_shards", "1") != "1":
         raise _refused(found, "it must have one shard; reindex it into an index with one, and move the alias")
     for pipeline in ("default_pipeline", "final_pipeline"):
-        if setting(pipeline, "_none") != "_none":
+        if found.setting(pipeline, "_none") != "_none":
             raise _refused(
                 found,
                 f'its {pipeline} could change rows; run PUT /{alias}/_settings {{"index.{pipeline}": "_none"}}',
             )
+
+
+def _warn_of_rollover(alias: str, found: StoredIndex) -> None:
     if re.search(r"-\d+$", found.name):
         moved = f"{alias}-data"
         swap = [{"remove": {"index": found.name, "alias": alias}}, {"add": {"index": moved, "alias": alias}}]
@@ -104,8 +111,10 @@ def _check_settings(alias: str, found: StoredIndex, nodes: int | None) -> None:
             f'POST /{found.name}/_clone/{moved} {{"settings": {{"index.blocks.write": null}}}} and '
             f"POST /_aliases {json.dumps({'actions': swap})}",
         )
-    is_single = setting("number_of_replicas") == "0" and setting("auto_expand_replicas", "false") == "false"
-    if nodes is not None and nodes > 1 and is_single:
+
+
+def _warn_without_replica(alias: str, found: StoredIndex) -> None:
+    if found.setting("number_of_replicas") == "0" and found.setting("auto_expand_replicas", "false") == "false":
         _log.warning(
             "index_without_replica",
             why="its sequences are lost with its node",

@@ -134,8 +134,22 @@ def check_version(distribution: str, number: str) -> None:
 
 async def _check_versions(http: OpenSearchHttp) -> int | None:
     """Checks every node's version; returns the number of nodes, or None if the user may not see them."""
+    release = await _read_release(http)
+    if not release.is_disguised:
+        check_version(release.distribution, release.number)
+    if release.distribution != "opensearch":
+        _log.warning("elasticsearch_is_untested", version=release.number)
+    versions = await _read_node_versions(http, release)
+    if versions is None:
+        return None
+    for version in versions:
+        check_version(release.distribution, version)
+    return len(versions)
+
+
+async def _read_release(http: OpenSearchHttp) -> _Release:
     try:
-        release = await http.send_read(_VERSION)
+        return await http.send_read(_VERSION)
     except (StoreAnsweredError, StoreRefused) as error:
         if error.http_status is not None and error.http_status >= 500:
             raise
@@ -144,12 +158,16 @@ async def _check_versions(http: OpenSearchHttp) -> int | None:
         raise StartRefused(
             "store", f"check the host, and the user and the password or api_key of the URL: {error}"
         ) from error
-    if not release.is_disguised:
-        check_version(release.distribution, release.number)
-    if release.distribution != "opensearch":
-        _log.warning("elasticsearch_is_untested", version=release.number)
+
+
+async def _read_node_versions(http: OpenSearchHttp, release: _Release) -> list[str] | None:
+    """Returns every node's version, or None if the user may not see them.
+
+    Raises:
+        StartRefused: They are unknown, and the cluster's release is a disguise.
+    """
     try:
-        versions = await http.send_read(_NODES)
+        return await http.send_read(_NODES)
     except (StoreAnsweredError, StoreRefused) as error:
         if error.http_status is not None and error.http_status >= 500:
             raise
@@ -160,9 +178,6 @@ async def _check_versions(http: OpenSearchHttp) -> int | None:
                 f"versions of its nodes cannot be read: {error}; {_UNDISGUISE}",
             ) from error
         return None
-    for version in versions:
-        check_version(release.distribution, version)
-    return len(versions)
 
 
 async def _check_state(http: OpenSearchHttp) -> None:

@@ -36,7 +36,6 @@ def rebuilt(kind: int, payload: bytes) -> bytes:
             length=message.length,
             flags=message.flags,
             content_type=message.content_type,
-            compact=not message.HasField("catalog"),
         )
     if isinstance(message, notice_pb2.Frame) and message.type == notice_pb2.FRAME_TYPE_SESSION_STATE_CHANGED:
         state = notice_pb2.SessionStateChanged.FromString(message.payload)
