@@ -291,12 +291,7 @@ class SequenceService:
                 raise SequenceNotFound(name)
             if change_token.wrote(row):
                 return row, True  # A retry: assume that leases had to end.
-            if row.deleted and not (revives and is_reserved(row)):
-                await self._raise_deleted(row)
-            if etag and etag != etag_of(row):
-                raise SequenceChanged(name, etag_of(row))
-            if row.last_value is None:
-                raise SequenceInvalid(name, NULL_LAST_VALUE)
+            await self._check_changeable(row, etag, revives=revives)
             change, partly_done = await plan(row)
             revised = await self._call_store(self._store.revise(name, row.revision, change))
             if revised is not None and change_token.wrote(revised):
@@ -309,6 +304,15 @@ class SequenceService:
                 etag = ""  # The etag matched, and the change must be completed.
             row = revised
         raise SequenceChanged(name, etag_of(row) if row else "")
+
+    async def _check_changeable(self, row: Row, etag: str, *, revives: bool) -> None:
+        """Checks that a row may be changed: not deleted, with the expected etag if there is one, and with a counter."""
+        if row.deleted and not (revives and is_reserved(row)):
+            await self._raise_deleted(row)
+        if etag and etag != etag_of(row):
+            raise SequenceChanged(row.name, etag_of(row))
+        if row.last_value is None:
+            raise SequenceInvalid(row.name, NULL_LAST_VALUE)
 
     def _revision(
         self, row: Row, sequence: Sequence, change_token: ChangeToken, *, ends_leases: bool = True

@@ -6,6 +6,7 @@ ids. The store of idalloc issues each (prefix, timestamp) once.
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal, NamedTuple
 
 import structlog
@@ -42,45 +43,23 @@ class StartTimestamp(NamedTuple):
         return self.prefix << 32 | self.timestamp
 
 
+@dataclass(eq=False)
 class StartTimestamps:
-    """Claims start timestamps for this process, and keeps its node the holder of the prefix.
+    """Claims start timestamps for this process, and keeps its node the holder of the prefix."""
 
-    Attributes:
-        prefix: The node prefix, 0 to 65535.
-        has_conflict: Whether another live node held the prefix at the last claim.
+    store: Store
+    clock: Clock
+    _: KW_ONLY
+    prefix: int  # the node prefix, 0 to 65535
+    holder: str  # the name of this node in another node's warning; unique among live nodes
+    max_clock_skew: float  # the largest allowed difference between the clocks of this machine and the store, in seconds
+    # Whether to warn or refuse if another live node holds the prefix. Ids are unique either way.
+    prefix_conflict: Literal["warn", "refuse"] = "warn"
+    store_timeout: float = 40.0  # of a store call, in seconds
+    is_shared: bool = False  # whether other processes hold prefixes under the same name
+    has_conflict: bool = field(default=False, init=False)  # whether another live node held the prefix at the last claim
 
-    Args:
-        store: The store.
-        clock: The clock.
-        prefix: The node prefix, 0 to 65535.
-        holder: Name of this node in another node's warning; unique among live nodes.
-        max_clock_skew: The largest allowed difference between the clocks of this machine and the store, in seconds.
-        prefix_conflict: Whether to warn or refuse if another live node holds the prefix. Ids are unique either way.
-        store_timeout: Timeout of a store call, in seconds.
-        is_shared: Whether other processes hold prefixes under the same name.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        clock: Clock,
-        *,
-        prefix: int,
-        holder: str,
-        max_clock_skew: float,
-        prefix_conflict: Literal["warn", "refuse"] = "warn",
-        store_timeout: float = 40.0,
-        is_shared: bool = False,
-    ) -> None:
-        self.prefix = prefix
-        self.has_conflict = False
-        self._store = store
-        self._clock = clock
-        self._holder = holder
-        self._max_clock_skew = max_clock_skew
-        self._prefix_conflict = prefix_conflict
-        self._store_timeout = store_timeout
-        self._is_shared = is_shared
+    def __post_init__(self) -> None:
         self._claimed: dict[int, int] = {}  # by prefix, in case a restored store repeats one
 
     async def start(self) -> StartTimestamp:
@@ -117,7 +96,7 @@ class StartTimestamps:
         claim = await self._claim(StartTimestamp(prefix, at_least))
         if claim.start_timestamp >= TIMESTAMP_END:
             raise DocIdTimestampRefused(_exhausted(prefix), prefix=prefix)
-        self.has_conflict = claim.holder != self._holder
+        self.has_conflict = claim.holder != self.holder
         if self.has_conflict:
             self._handle_conflict(prefix, claim)
         self._claimed[prefix] = claim.start_timestamp
@@ -153,9 +132,7 @@ class StartTimestamps:
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
             try:
-                await within_timeout(
-                    self._store_timeout, self._store.keep_prefix(self.prefix, self._holder, STALE_AFTER)
-                )
+                await within_timeout(self.store_timeout, self.store.keep_prefix(self.prefix, self.holder, STALE_AFTER))
             except Refusal as refusal:
                 if not failing:  # log once per outage
                     _log.warning("prefix_heartbeat_failed", prefix=self.prefix, error=str(refusal))
@@ -168,41 +145,41 @@ class StartTimestamps:
 
     async def release(self, prefix: int | None = None) -> None:
         """Releases a prefix (by default the current one) in the store. If that fails, it becomes stale later."""
-        if self._is_shared and prefix is not None:
+        if self.is_shared and prefix is not None:
             return  # Others may use the old prefix until they have changed, too. It becomes stale.
         prefix = self.prefix if prefix is None else prefix
         try:
-            await within_timeout(self._store_timeout, self._store.release_prefix(prefix, self._holder))
+            await within_timeout(self.store_timeout, self.store.release_prefix(prefix, self.holder))
         except Refusal as refusal:
             _log.warning("prefix_release_failed", prefix=prefix, error=str(refusal))
 
     async def _claim(self, lowest: StartTimestamp) -> Claim:
-        call = self._store.claim_start(lowest.prefix, lowest.timestamp, self._holder, STALE_AFTER)
+        call = self.store.claim_start(lowest.prefix, lowest.timestamp, self.holder, STALE_AFTER)
         try:
-            return await within_timeout(self._store_timeout, call)
+            return await within_timeout(self.store_timeout, call)
         except StoreRetired as refusal:
             raise _Retired(str(refusal), prefix=lowest.prefix) from None
 
     async def _checked_wall_clock(self) -> float:
-        before = self._clock.wall()
+        before = self.clock.wall()
         if before >= TIMESTAMP_END:
             raise _WrongClock("this machine's clock is past the year 2106: correct the clock")
-        store_clock = await within_timeout(self._store_timeout, self._store.now())
-        after = self._clock.wall()
+        store_clock = await within_timeout(self.store_timeout, self.store.now())
+        after = self.clock.wall()
         if store_clock is None:
             return after
         # The store read its clock between these two times.
         skew = max(before - store_clock, store_clock - after)
-        if skew > self._max_clock_skew:
+        if skew > self.max_clock_skew:
             side = "ahead of" if before > store_clock else "behind"
             raise _WrongClock(
-                f"this machine's clock is {skew:.1f} s {side} the store's, more than {self._max_clock_skew:g} s: "
+                f"this machine's clock is {skew:.1f} s {side} the store's, more than {self.max_clock_skew:g} s: "
                 "correct the clock, or raise max_clock_skew"
             )
         return after
 
     def _handle_conflict(self, prefix: int, claim: Claim) -> None:
-        if self._prefix_conflict == "refuse":
+        if self.prefix_conflict == "refuse":
             raise PrefixInUse(prefix, claim.holder)
         # Ids stay unique, but the ids of the two nodes are not in one rising order.
         _log.warning("prefix_conflict", prefix=prefix, holder=claim.holder, seen_at=claim.seen_at)

@@ -128,14 +128,7 @@ class IdempotentAllocator:
             call = self._calls.get(request_id)
         if call is None:
             call = self._start(_Call(request_id, sequence, count, prefix))
-        call.callers += 1
-        try:
-            await asyncio.wait({call.task})
-        except asyncio.CancelledError:
-            call.callers -= 1
-            if not call.callers:
-                self._abandon_call(call)
-            raise
+        await self._wait_as_caller(call)
         if call.task.cancelled():
             raise ServerDraining
         if error := call.task.exception():
@@ -149,6 +142,17 @@ class IdempotentAllocator:
             raise StoreUnavailable(f"the lease of sequence {sequence!r} expired before the reply; try again")
         self._undelivered.discard(call)
         return taken, recorded_prefix
+
+    async def _wait_as_caller(self, call: _Call) -> None:
+        """Waits for the end of a call. The last caller that is cancelled abandons the call."""
+        call.callers += 1
+        try:
+            await asyncio.wait({call.task})
+        except asyncio.CancelledError:
+            call.callers -= 1
+            if not call.callers:
+                self._abandon_call(call)
+            raise
 
     async def finish_recording(self) -> None:
         """Waits for answers that are still being recorded for cancelled callers."""

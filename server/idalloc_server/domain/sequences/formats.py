@@ -10,7 +10,7 @@ A template has literal text (``{{`` and ``}}`` for braces) and fields:
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import date
 from functools import lru_cache
 from itertools import pairwise
@@ -315,16 +315,25 @@ def _parse_template(template: str) -> list[str | _Field]:
 
 
 def _parse_field(name: str, spec: str | None) -> _Field:
-    if name in _DATE_WIDTHS:
-        if spec is not None:
-            raise _invalid(f"must have {{{name}}} without {spec!r}: it always has {_DATE_WIDTHS[name]} digits")
-        return _Field(name, _DATE_WIDTHS[name])
-    if name == "check":
-        if spec is not None and spec not in CHECK_ALGORITHMS:
-            raise _invalid(f"must have one of {', '.join(CHECK_ALGORITHMS)} after {{check:, not {spec!r}")
-        return _Field(name, CHECK_ALGORITHMS[spec].width if spec else 1, algorithm=spec or "")
-    if name not in ("value", "prefix"):
+    parse = _FIELD_PARSERS.get(name)
+    if parse is None:
         raise _invalid(f"has the unknown field {{{name}}}; the fields are value, year, month, day, prefix and check")
+    return parse(name, spec)
+
+
+def _parse_date(name: str, spec: str | None) -> _Field:
+    if spec is not None:
+        raise _invalid(f"must have {{{name}}} without {spec!r}: it always has {_DATE_WIDTHS[name]} digits")
+    return _Field(name, _DATE_WIDTHS[name])
+
+
+def _parse_check(name: str, spec: str | None) -> _Field:
+    if spec is not None and spec not in CHECK_ALGORITHMS:
+        raise _invalid(f"must have one of {', '.join(CHECK_ALGORITHMS)} after {{check:, not {spec!r}")
+    return _Field(name, CHECK_ALGORITHMS[spec].width if spec else 1, algorithm=spec or "")
+
+
+def _parse_number(name: str, spec: str | None) -> _Field:
     if spec is None:
         return _Field(name, 0)
     python, named = _PYTHON_SPEC.fullmatch(spec), _NAMED_SPEC.fullmatch(spec)
@@ -339,10 +348,22 @@ def _parse_field(name: str, spec: str | None) -> _Field:
         )
     if width is not None and not (len(width) <= 2 and 1 <= int(width) <= MAX_WIDTH):
         raise _invalid(f"must have a width of 1 to {MAX_WIDTH} in {{{name}}}, not {width}")
-    field = _Field(name, int(width or 0), _NOTATIONS[notation])
-    if name == "prefix" and field.max_number is not None and field.max_number < MAX_PREFIX:
+    return _Field(name, int(width or 0), _NOTATIONS[notation])
+
+
+def _parse_prefix(name: str, spec: str | None) -> _Field:
+    field = _parse_number(name, spec)
+    if field.max_number is not None and field.max_number < MAX_PREFIX:
         raise _invalid(f"must have room for {MAX_PREFIX} in {{prefix}}, as {{prefix:05d}} and {{prefix:04x}} have")
     return field
+
+
+_FIELD_PARSERS: dict[str, Callable[[str, str | None], _Field]] = {
+    **dict.fromkeys(_DATE_WIDTHS, _parse_date),
+    "check": _parse_check,
+    "value": _parse_number,
+    "prefix": _parse_prefix,
+}
 
 
 def _select_check_algorithm(fields: dict[str, _Field]) -> CheckAlgorithm | None:

@@ -26,6 +26,11 @@ _NUMBERS = (
 _TEXTS = ("description", "format", "time_zone")
 _CHOICES: dict[str, type[IntEnum]] = {"kind": Kind, "ordering": Ordering, "reset": Reset}
 _SETTINGS = {*_NUMBERS, *_TEXTS, *_CHOICES, "labels", "json_safe"}
+# The types of settings, and the rule for their errors; any other setting is a number.
+_TYPES: dict[str, tuple[type, str]] = {
+    **dict.fromkeys(_TEXTS, (str, "must be text")),
+    "json_safe": (bool, "must be true or false"),
+}
 # Settings for which 0 means unset: proto3 does not distinguish the two.
 _ZERO_IS_UNSET = {"offset", "increment", *_CHOICES}
 
@@ -135,21 +140,20 @@ def _typed(name: str, value: object) -> object:
     if value is None or (name in _ZERO_IS_UNSET and value == 0):
         return None
     if name == "labels":
-        if not isinstance(value, Mapping) or not all(isinstance(text, str) for pair in value.items() for text in pair):
-            raise InvalidRequest(name, "must be a mapping of text to text")
-        return MappingProxyType(dict(value))
-    if name in _TEXTS:
-        if not isinstance(value, str):
-            raise InvalidRequest(name, "must be text")
-        return value
-    if name == "json_safe":
-        if not isinstance(value, bool):
-            raise InvalidRequest(name, "must be true or false")
-        return value
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidRequest(name, "must be a whole number")
-    if name not in _CHOICES:
-        return value
+        return _labels(value)
+    wanted, rule = _TYPES.get(name, (int, "must be a whole number"))
+    if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+        raise InvalidRequest(name, rule)
+    return _choice(name, value) if name in _CHOICES else value
+
+
+def _labels(value: object) -> Mapping[str, str]:
+    if not isinstance(value, Mapping) or not all(isinstance(text, str) for pair in value.items() for text in pair):
+        raise InvalidRequest("labels", "must be a mapping of text to text")
+    return MappingProxyType(dict(value))
+
+
+def _choice(name: str, value: Any) -> IntEnum:
     try:
         return _CHOICES[name](value)
     except ValueError:
