@@ -5,8 +5,9 @@ to quotas (``limits.py``). Rejected and administrative calls are recorded (``aud
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 from typing import Any, NoReturn
@@ -173,45 +174,19 @@ class AccessControl:
         return call
 
     def _check_stream(self, method: str, rule: Rule, handler: StreamHandler) -> StreamHandler:
-        authenticator, limits, quotas = self._authenticator, self._limits, self._limits.quotas
+        limits = self._limits
 
         async def stream(request: Any, context: Context, admit: Admit) -> AsyncGenerator[Any, None]:
-            policy = authenticator.policy
-            identity, sequence = self._authorize(method, rule, request, context)
-            budgets = quotas.budgets_of(identity, sequence)
-            charged_call, unsent = False, 0
-
-            async def admit_and_charge(ids: int) -> None:
-                nonlocal policy, identity, budgets, charged_call, unsent
-                await admit(ids)
-                if not charged_call:
-                    charged_call = True
-                    limits.charge(method, identity, budgets, ids)
-                    unsent = ids
-                    return
-                while True:
-                    authenticator.check_certificate(method, context)
-                    if policy is not authenticator.policy:
-                        policy = authenticator.policy
-                        identity, _ = self._authorize(method, rule, request, context)
-                        budgets = quotas.budgets_of(identity, sequence)
-                    wait = quotas.try_charge(budgets, ids)
-                    if not wait:
-                        break
-                    await asyncio.sleep(min(wait, STREAM_POLL_SECONDS))
-                    await admit(ids)
-                unsent = ids
-
-            with limits.open_stream(method, identity):
+            authorize = partial(self._authorize, method, rule, request, context)
+            charges = _StreamCharges(method, context, self._authenticator, limits, authorize, admit)
+            with limits.open_stream(method, charges.identity):
                 try:
-                    async with aclosing(handler(request, context, admit_and_charge)) as replies:
+                    async with aclosing(handler(request, context, charges.admit)) as replies:
                         async for reply in replies:
                             yield reply
-                            unsent = 0
+                            charges.unsent = 0
                 except Refusal:
-                    if not charged_call:
-                        limits.charge(method, identity, budgets, 0)  # An invalid request is a call, too.
-                    quotas.refund(budgets, unsent)
+                    charges.settle_refusal()
                     raise
 
         return stream
@@ -299,6 +274,53 @@ class AccessControl:
         if RULES[method].role == ADMIN:
             self._limits.record_denied(method, context, identity, refusal, None)
         raise refusal
+
+
+@dataclass(eq=False)
+class _StreamCharges:
+    """The charges of one stream of ids, message by message, by the policy of the moment."""
+
+    method: str
+    context: Context
+    authenticator: Authenticator
+    limits: Limits
+    authorize: Callable[[], tuple[Identity, str | None]]  # returns the stream's caller and its sequence
+    admit_message: Admit  # waits until the server may send a message
+    unsent: int = field(default=0, init=False)  # how many ids are charged of a message that was not sent
+
+    def __post_init__(self) -> None:
+        self._has_charged_call = False
+        self._apply_policy()
+
+    def _apply_policy(self) -> None:
+        self._policy = self.authenticator.policy
+        self.identity, sequence = self.authorize()
+        self._budgets = self.limits.quotas.budgets_of(self.identity, sequence)
+
+    async def admit(self, ids: int) -> None:
+        """Wait until a message of so many ids is allowed, and charge them; the first one is charged as a call, too."""
+        await self.admit_message(ids)
+        if not self._has_charged_call:
+            self._has_charged_call = True
+            self.limits.charge(self.method, self.identity, self._budgets, ids)
+        else:
+            while wait := self._try_charge(ids):
+                await asyncio.sleep(min(wait, STREAM_POLL_SECONDS))
+                await self.admit_message(ids)
+        self.unsent = ids
+
+    def _try_charge(self, ids: int) -> float:
+        """Charge the ids of a message and return 0, or charge none and return the seconds to wait."""
+        self.authenticator.check_certificate(self.method, self.context)
+        if self._policy is not self.authenticator.policy:
+            self._apply_policy()
+        return self.limits.quotas.try_charge(self._budgets, ids)
+
+    def settle_refusal(self) -> None:
+        """Refund the ids that were not sent. An invalid request is a call, too, so it is charged as one."""
+        if not self._has_charged_call:
+            self.limits.charge(self.method, self.identity, self._budgets, 0)
+        self.limits.quotas.refund(self._budgets, self.unsent)
 
 
 def shorten(text: str) -> str:

@@ -27,42 +27,63 @@ def read_lines(lines: Iterable[bytes], field: str = "") -> ExportFile:
     Returns:
         The sequences, each behind its counter; a problem for each line that has none.
     """
-    file, names = ExportFile(), set[str]()
-    action: dict[str, Any] | None = None
+    file, names, reader = ExportFile(), set[str](), _Reader()
     number = 0
     for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        name = None if action is None else action.get("_id")
         try:
-            content = json.loads(line)
-            if not isinstance(content, dict):
-                raise ValueError("must be a JSON object")
-            if action is not None:
-                source, action = content, None
-            elif "_source" in content:
-                name, source = content.get("_id"), content["_source"]
-            elif (found := [content[key] for key in _ACTIONS if key in content]) and isinstance(found[0], dict):
-                action = found[0]
-                continue
-            else:
-                name = next(
-                    (each["_id"] for each in content.values() if isinstance(each, dict) and "_id" in each), None
-                )
-                raise ValueError("must be an index or create action of _bulk, or a hit with _source")
-            row = Row(_name(name, names), _counter(name, source, field), Sequence())
+            if line.strip() and reader.read(line):
+                row = Row(_name(reader.name, names), _counter(reader.name, reader.source, field), Sequence())
+                file.items.append(ExportedSequence(number, row))
         except InvalidRequest as error:
-            file.skip(number, str(error), name, error.rule)
+            file.skip(number, str(error), reader.name, error.rule)
         except (ValueError, RecursionError) as error:
-            action = None
-            file.skip(number, f"is not a counter: {error}", name)
-        else:
-            file.items.append(ExportedSequence(number, row))
-    if action is not None:
-        file.skip(number, "the document after this action is missing", action.get("_id"))
+            file.skip(number, f"is not a counter: {error}", reader.name)
+    if reader.action is not None:
+        file.skip(number, "the document after this action is missing", reader.action.get("_id"))
     if not number:
         file.problems.append(Problem(1, "the file is empty"))
     return file
+
+
+class _Reader:
+    """Reads lines, of which an action and its document are two.
+
+    Attributes:
+        action: The action whose document is the next line; None if the next line is an action or a hit.
+        name: The name of the counter in the last line, as far as it has one.
+        source: The document in the last line.
+    """
+
+    def __init__(self) -> None:
+        self.action: dict[str, Any] | None = None
+        self.name: object = None
+        self.source: object = None
+
+    def read(self, line: bytes) -> bool:
+        """Reads a line, and returns whether it has a document.
+
+        Raises:
+            ValueError: The line is no JSON object, or none of these.
+            RecursionError: The line is nested too deeply.
+        """
+        action, self.action = self.action, None
+        self.name = None if action is None else action.get("_id")
+        content = json.loads(line)
+        if not isinstance(content, dict):
+            raise ValueError("must be a JSON object")
+        if action is not None:
+            self.source = content
+            return True
+        if "_source" in content:
+            self.name, self.source = content.get("_id"), content["_source"]
+            return True
+        found = [content[key] for key in _ACTIONS if key in content]
+        if found and isinstance(found[0], dict):
+            self.action = found[0]
+            return False
+        parts = (each for each in content.values() if isinstance(each, dict))
+        self.name = next((each["_id"] for each in parts if "_id" in each), None)
+        raise ValueError("must be an index or create action of _bulk, or a hit with _source")
 
 
 def hits_as_lines(hits: Iterable[dict[str, Any]]) -> Iterator[bytes]:

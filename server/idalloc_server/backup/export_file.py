@@ -202,9 +202,8 @@ class ExportFile:
 
 def read_export(lines: Iterable[bytes]) -> ExportFile:
     """Parses an export file; aligns each counter to its lattice, in the direction of the step, as a store does."""
-    file = ExportFile()
-    by_name: dict[str, ExportedSequence] = {}
-    counters: dict[int, ExportedPeriod] = {}
+    reader = _Reader()
+    file = reader.file
     number = 0
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -212,35 +211,56 @@ def read_export(lines: Iterable[bytes]) -> ExportFile:
         content: dict[str, Any] = {}
         try:
             content = _parse_json(line)
-            if number == 1:
-                if content.get("idalloc_export") != FORMAT:
-                    raise ValueError(f'must be {{"idalloc_export": {FORMAT}}} in an export of this version')
-            elif "prefix" in content:
-                file.claims.append(ExportedClaim.model_validate(content))
-            elif "period" in content:
-                counters[number] = ExportedPeriod.model_validate(content)
-            else:
-                parsed = _SequenceLine.model_validate(content)
-                unsafe = _replace_unsafe(parsed.settings)
-                item = ExportedSequence(number, _to_row(parsed))
-                if item.row.name in by_name:
-                    raise ValueError(f"sequence {item.row.name!r} is in line {by_name[item.row.name].line} already")
-                by_name[item.row.name] = item
-                if parsed.reserved:
-                    file.reserved[item.row.name] = item.row.sequence.description
-                    continue
-                file.items.append(item)
-                file.notes += [Problem(number, f"{name}: {_REPLACED}") for name in unsafe]
+            reader.read(number, content)
         except ValidationError as error:
             file.skip(number, _first_message(error), content.get("sequence"))
         except (ValueError, InvalidRequest) as error:
             file.skip(number, str(error), content.get("sequence"))
     if not number:
         file.problems.append(Problem(1, "the file is empty"))
-    for problem in _assign_periods(counters, by_name):
-        file.skip(*problem, counters[problem.line].sequence)
+    for problem in _assign_periods(reader.counters, reader.by_name):
+        file.skip(*problem, reader.counters[problem.line].sequence)
     file.problems.sort()
     return file
+
+
+@dataclass
+class _Reader:
+    """Reads the lines of an export file, each by its kind."""
+
+    file: ExportFile = field(default_factory=ExportFile)
+    by_name: dict[str, ExportedSequence] = field(default_factory=dict)  # with those of reserved names
+    counters: dict[int, ExportedPeriod] = field(default_factory=dict)  # by line
+
+    def read(self, number: int, content: dict[str, Any]) -> None:
+        """Reads the content of a line.
+
+        Raises:
+            ValueError: The line is invalid; pydantic's ValidationError is one.
+            InvalidRequest: A name or a setting in it is invalid.
+        """
+        if number == 1:
+            if content.get("idalloc_export") != FORMAT:
+                raise ValueError(f'must be {{"idalloc_export": {FORMAT}}} in an export of this version')
+        elif "prefix" in content:
+            self.file.claims.append(ExportedClaim.model_validate(content))
+        elif "period" in content:
+            self.counters[number] = ExportedPeriod.model_validate(content)
+        else:
+            self._read_sequence(number, _SequenceLine.model_validate(content))
+
+    def _read_sequence(self, number: int, line: _SequenceLine) -> None:
+        unsafe = _replace_unsafe(line.settings)
+        item = ExportedSequence(number, _to_row(line))
+        name = item.row.name
+        if name in self.by_name:
+            raise ValueError(f"sequence {name!r} is in line {self.by_name[name].line} already")
+        self.by_name[name] = item
+        if line.reserved:
+            self.file.reserved[name] = item.row.sequence.description
+            return
+        self.file.items.append(item)
+        self.file.notes += [Problem(number, f"{setting}: {_REPLACED}") for setting in unsafe]
 
 
 def _assign_periods(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from operator import attrgetter
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import grpc
 import structlog
@@ -162,11 +162,8 @@ class CallLayer:
             calls.started += 1
             code = "OK"
             try:
-                if draining.has_begun:
-                    await draining.hold_call(context)
-                    self._access_control.refuse_unread(name, context, ServerDraining())
-                if request is UNDECODABLE:
-                    self._access_control.refuse_unread(name, context, undecodable_request())
+                if draining.has_begun or request is UNDECODABLE:
+                    await self._refuse_unread(name, context)
                 if context.time_remaining() == 0:
                     raise asyncio.CancelledError  # The deadline has passed: take no ids.
                 return await handler(request, context)
@@ -189,6 +186,13 @@ class CallLayer:
                     observe(request, context, code, seconds)
 
         return call
+
+    async def _refuse_unread(self, name: str, context: Context) -> NoReturn:
+        """Refuse a call of a server that drains, which comes first, or one that cannot be decoded."""
+        if self._draining.has_begun:
+            await self._draining.hold_call(context)
+            self._access_control.refuse_unread(name, context, ServerDraining())
+        self._access_control.refuse_unread(name, context, undecodable_request())
 
     def _writing_replies(self, handler: StreamHandler) -> UnaryHandler:
         async def write_all(request: Any, context: Context) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from idalloc.v1 import id_allocator_pb2 as pb
@@ -35,61 +36,43 @@ _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _NIL_UUID = "00000000-0000-0000-0000-000000000000"
 
 
+@dataclass(eq=False)
 class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
-    """Translates requests and replies of ranges, document ids and UUIDs.
-
-    Args:
-        allocator: Issues ranges.
-        doc_ids: Generates document ids, and has the node's prefix.
-        clock: The clock of leases and dates.
-        max_ids_per_call: The largest number of ids per range, or per batch of document ids.
-        request_ids: Issues ranges to requests with a request id.
-        uuids: Generates UUIDs.
-        node_id: The id of this process in its replies.
-        record_failure: Records the error of one request of a batch of a method, and returns its status.
-    """
+    """Translates requests and replies of ranges, document ids and UUIDs."""
 
     descriptor = pb.DESCRIPTOR.services_by_name["IdAllocatorService"]
 
-    def __init__(
-        self,
-        allocator: Allocator,
-        doc_ids: DocIdGenerator,
-        clock: Clock,
-        max_ids_per_call: int,
-        request_ids: IdempotentAllocator,
-        uuids: UuidGenerator,
-        node_id: int,
-        record_failure: Callable[[str, Exception], Status],
-    ) -> None:
-        self._allocator = allocator
-        self._doc_ids = doc_ids
-        self._clock = clock
-        self._max_ids = max_ids_per_call
-        self._max_texts = min(max_ids_per_call, MAX_TEXTS_PER_MESSAGE)
-        self._request_ids = request_ids
-        self._uuids = uuids
-        self._node_id = node_id
-        self._record_failure = record_failure
+    allocator: Allocator  # issues ranges
+    doc_ids: DocIdGenerator  # generates document ids, and has the node's prefix
+    clock: Clock  # the clock of leases and dates
+    max_ids: int  # the largest number of ids per range, or per batch of document ids
+    request_ids: IdempotentAllocator  # issues ranges to requests with a request id
+    uuids: UuidGenerator
+    node_id: int  # the id of this process in its replies
+    # Records the error of one request of a batch of a method, and returns its status.
+    record_failure: Callable[[str, Exception], Status]
+
+    def __post_init__(self) -> None:
+        self._max_texts = min(self.max_ids, MAX_TEXTS_PER_MESSAGE)
 
     async def AllocateRange(self, request: pb.AllocateRangeRequest, context: Context) -> pb.AllocateRangeResponse:
         """See id_allocator.proto."""
         view = request.view
         if view not in _RANGE_VIEWS:
             raise InvalidRequest("view", f"must be a value of RangeView, not {view}")
-        most = self._max_ids_in(view) if view else self._max_ids
+        most = self._max_ids_in(view) if view else self.max_ids
         count = self._check_count("id_count", request.id_count, most=most)
         if request.request_id:
             return await self._allocate_idempotent(request, count)
-        id_range = self._allocator.allocate_from_lease(request.sequence, count)
+        id_range = self.allocator.allocate_from_lease(request.sequence, count)
         reply = pb.AllocateRangeResponse()
         if id_range is None:
-            id_range = await self._allocator.allocate(request.sequence, count)
-            reply.created = self._allocator.pop_created(request.sequence)
+            id_range = await self.allocator.allocate(request.sequence, count)
+            reply.created = self.allocator.pop_created(request.sequence)
         if not self._fill(reply, id_range):
             self._refuse_expired(request.sequence, id_range)
         if view > pb.RANGE_VIEW_BASIC:
-            self._add_view(reply, view, with_date(id_range, self._clock.wall()), self._doc_ids.prefix)
+            self._add_view(reply, view, with_date(id_range, self.clock.wall()), self.doc_ids.prefix)
         return reply
 
     async def BatchAllocateRanges(  # type: ignore[override]
@@ -99,7 +82,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         requests = request.requests
         if not 0 < len(requests) <= MAX_BATCH_REQUESTS:
             raise InvalidRequest("requests", f"must be 1 to {MAX_BATCH_REQUESTS} requests, not {len(requests)}")
-        batch = RangeBatch(self._allocator, admit, self._count_ids_in_batch)
+        batch = RangeBatch(self.allocator, admit, self._count_ids_in_batch)
         for each in requests:
             batch.add(each)
         await batch.wait(context.time_remaining())
@@ -118,19 +101,19 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         while left:
             count = min(chunk, left)
             await admit(count)
-            id_range = self._allocator.allocate_from_lease(request.sequence, count)
+            id_range = self.allocator.allocate_from_lease(request.sequence, count)
             reply = pb.StreamRangesResponse()
             if id_range is None:
-                id_range = await self._allocator.allocate(request.sequence, count)
-                reply.created = self._allocator.pop_created(request.sequence)
+                id_range = await self.allocator.allocate(request.sequence, count)
+                reply.created = self.allocator.pop_created(request.sequence)
             if not self._fill(reply, id_range):
                 self._refuse_expired(request.sequence, id_range)
             if view == pb.RANGE_VIEW_TEXTS:
-                self._add_view(reply, view, with_date(id_range, self._clock.wall()), self._doc_ids.prefix)
+                self._add_view(reply, view, with_date(id_range, self.clock.wall()), self.doc_ids.prefix)
             try:
                 yield reply
             except GeneratorExit:
-                self._allocator.burned.add(request.sequence, id_range.period, BurnCause.CANCELLED, count)
+                self.allocator.burned.add(request.sequence, id_range.period, BurnCause.CANCELLED, count)
                 raise
             left -= count
 
@@ -163,7 +146,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         if request.view not in _UUID_VIEWS:
             raise InvalidRequest("view", f"must be a value of UuidView, not {request.view}")
         count = self._check_count("id_count", request.id_count, most=self._max_texts)
-        uuids = self._uuids.v4(count) if request.version == pb.UUID_VERSION_4 else self._uuids.v7(count)
+        uuids = self.uuids.v4(count) if request.version == pb.UUID_VERSION_4 else self.uuids.v7(count)
         if request.view == pb.UUID_VIEW_BYTES:
             return pb.GenerateUuidResponse(uuid_bytes=uuids)
         return pb.GenerateUuidResponse(uuids=_format_uuids(uuids))
@@ -172,13 +155,13 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         request_id = request.request_id.lower()
         if not _UUID.fullmatch(request_id) or request_id == _NIL_UUID:
             raise InvalidRequest("request_id", "must be a UUID of 36 characters other than the nil UUID")
-        id_range, prefix = await self._request_ids.allocate_once(
-            request.sequence, count, request_id, self._doc_ids.prefix
+        id_range, prefix = await self.request_ids.allocate_once(
+            request.sequence, count, request_id, self.doc_ids.prefix
         )
         has_period = id_range.sequence.reset != Reset.NEVER
         reply = pb.AllocateRangeResponse()
         self._fill(reply, id_range if has_period else id_range._replace(period=""))
-        reply.created = self._allocator.pop_created(request.sequence)
+        reply.created = self.allocator.pop_created(request.sequence)
         self._add_view(reply, request.view, id_range, prefix)
         return reply
 
@@ -187,10 +170,10 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
             raise InvalidRequest("view", "must be unset in a batch")
         if request.request_id:
             raise InvalidRequest("request_id", "must be unset in a batch")
-        return self._check_count("id_count", request.id_count, most=self._max_ids)
+        return self._check_count("id_count", request.id_count, most=self.max_ids)
 
     def _fail(self, result: pb.AllocateRangeResult, error: Exception) -> None:
-        result.error.CopyFrom(self._record_failure(_BATCH, error).details)
+        result.error.CopyFrom(self.record_failure(_BATCH, error).details)
 
     def _fill(self, reply: pb.AllocateRangeResponse | pb.StreamRangesResponse, id_range: IdRange) -> bool:
         """Set the fields that both replies with a range share, one by one: this is the fastest way.
@@ -205,8 +188,8 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         issued.step = step
         issued.id_count = id_count
         reply.generation = generation
-        reply.node_id = self._node_id
-        left = expires_at - self._clock.boot()
+        reply.node_id = self.node_id
+        left = expires_at - self.clock.boot()
         is_valid = left > 0
         reply.ttl.seconds = int(left) if is_valid else 0
         reply.ordering = sequence.ordering  # type: ignore[assignment]
@@ -220,7 +203,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         Raises:
             StoreUnavailable: Always.
         """
-        self._allocator.burned.add(sequence, id_range.period, BurnCause.EXPIRED, id_range.id_count)
+        self.allocator.burned.add(sequence, id_range.period, BurnCause.EXPIRED, id_range.id_count)
         raise StoreUnavailable(f"the lease of sequence {sequence!r} expired before the reply; try again")
 
     def _add_view(
@@ -245,16 +228,16 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         return value
 
     def _max_ids_in(self, view: pb.RangeView.ValueType) -> int:
-        return self._max_texts if view == pb.RANGE_VIEW_TEXTS else self._max_ids
+        return self._max_texts if view == pb.RANGE_VIEW_TEXTS else self.max_ids
 
     def _max_doc_ids_in(self, view: pb.DocIdView.ValueType) -> int:
-        return self._max_ids if view == pb.DOC_ID_VIEW_COMPACT else self._max_texts
+        return self.max_ids if view == pb.DOC_ID_VIEW_COMPACT else self._max_texts
 
     async def _generate(self, count: int, request: pb.GenerateDocIdRequest | pb.StreamDocIdsRequest) -> list[DocIdRun]:
         offset, increment = request.auto_increment_offset, request.auto_increment_increment
-        runs = self._doc_ids.generate_from_memory(count, offset, increment)
+        runs = self.doc_ids.generate_from_memory(count, offset, increment)
         if runs is None:
-            runs = await self._doc_ids.generate(count, offset, increment)
+            runs = await self.doc_ids.generate(count, offset, increment)
         return runs
 
 
