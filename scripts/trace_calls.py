@@ -40,10 +40,11 @@ from idalloc.v1 import (
 from idalloc_server import app
 from idalloc_server.node.mode import SingleProcess
 from idalloc_server.settings.model import Settings
+from idalloc_server.store.sqlite.database import Database
 from idalloc_server.telemetry import logs
 
 ROOT = Path(app.__file__).parents[2]
-TRANSACTION = "SqliteStore._transaction"
+TRANSACTION = Database._transaction.__qualname__
 STORE_THREAD = "sqlite"
 TOKEN = "a token that only this process accepts"
 PLENTY = 10**12

@@ -15,4 +15,5 @@ def test_trace_counts_the_transactions_of_each_request() -> None:
     printed = subprocess.run([sys.executable, SCRIPT], check=True, capture_output=True, text=True, timeout=60).stdout
     transactions = {line[:48].rstrip(): int(line.split()[-1]) for line in printed.splitlines() if line[-1:].isdigit()}
     assert transactions["AllocateRange from a lease"] == 0
-    assert transactions["AllocateRange, first use"] <= 2
+    assert transactions["AllocateRange with a refill"] == 1
+    assert transactions["AllocateRange, first use"] == 2
