@@ -29,8 +29,8 @@ MUTANTS = (
         (
             Edit(
                 "AnswerLog._write",
-                "recorded.set_result(stored[allocation.request_id])",
-                "recorded.set_result(allocation)",
+                "stored.get(each.request_id, unknown)",
+                "each",
             ),
         ),
         SCENARIOS,

@@ -125,7 +125,7 @@ class TestSharing:
         first = asyncio.create_task(node.take(5, ONE))
         await until(lambda: store.calls_of("record"))
         second = asyncio.create_task(node.take(5, OTHER))
-        await until(lambda: node.request_ids._answers._waiting)
+        await until(lambda: node.request_ids._answers._batches._waiting)
         gate.set()
         with pytest.raises(StoreUnreachable):
             await first
