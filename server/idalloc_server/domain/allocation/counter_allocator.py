@@ -249,34 +249,38 @@ class CounterAllocator:
         began, outcome, self._expects_calls = self._clock.boot(), FAILED, False
         try:
             outcome = await self._refill_once()
-        except StoreWentBackwards as error:
-            self.drop(BurnCause.WENT_BACKWARDS)
-            self._backwards = Backwards(self.row, self._high_water_marks, self._clock, error)
-            self._fail_waiters(error)
-        except Refusal as refusal:
-            if isinstance(refusal, SequenceDeleted):
-                self.drop(BurnCause.GENERATION)
-            if isinstance(refusal, SequenceNotFound):
-                outcome = ""  # The store answered that there is nothing to refill.
-            self._fail_waiters(refusal)
         except asyncio.CancelledError:
             outcome = ""
             self._fail_waiters(ServerDraining())
             raise
         except Exception as error:
-            _log.exception("refill_failed", sequence=self.row.sequence)
-            self._fail_waiters(error)
+            outcome = self._end_failed_refill(error)
         finally:
             if outcome:
                 self._has_failed = outcome == FAILED
                 self._refills[outcome].observe(self._clock.boot() - began)
             self._refill_task = None
-            if self._waiters:
-                self._start_refill()
-            elif self._expects_calls:
-                self._review(self._clock.boot())
-            elif self.row.name not in self._high_water_marks:
-                self._drop_unknown(self.row.name)
+            self._continue_after_refill()
+
+    def _end_failed_refill(self, error: Exception) -> str:
+        """Fails the waiters with a refill's error, and returns the outcome; empty if there is nothing to refill."""
+        if isinstance(error, StoreWentBackwards):
+            self.drop(BurnCause.WENT_BACKWARDS)
+            self._backwards = Backwards(self.row, self._high_water_marks, self._clock, error)
+        elif isinstance(error, SequenceDeleted):
+            self.drop(BurnCause.GENERATION)
+        elif not isinstance(error, Refusal):
+            _log.exception("refill_failed", sequence=self.row.sequence)
+        self._fail_waiters(error)
+        return "" if isinstance(error, SequenceNotFound) else FAILED
+
+    def _continue_after_refill(self) -> None:
+        if self._waiters:
+            self._start_refill()
+        elif self._expects_calls:
+            self._review(self._clock.boot())
+        elif self.row.name not in self._high_water_marks and not self._backwards:
+            self._drop_unknown(self.row.name)
 
     async def _refill_once(self) -> str:
         """Requests what waiters and reserve need, adds it to the lease, and serves the waiters; returns the outcome."""

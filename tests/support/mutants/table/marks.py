@@ -147,7 +147,7 @@ MUTANTS = (
         "P3",
         ROW,
         "a store that is behind is not asked to keep its counter",
-        (Edit("CounterRow.grant", "marks.floor(self.name)", "marks.floor('')"),),
+        (Edit("CounterRow._grant", "marks.floor(self.name)", "marks.floor('')"),),
         ("restore",),
     ),
     Mutant(
@@ -155,7 +155,7 @@ MUTANTS = (
         "P3",
         ROW,
         "a sequence that the process has seen is created again when its row is missing",
-        (Edit("CounterRow.grant", "raise marks.missing_row_error(self.name)", "pass"),),
+        (Edit("CounterRow._grant", "raise marks.missing_row_error(self.name)", "pass"),),
         ("restore-empty",),
     ),
     Mutant(
@@ -163,7 +163,7 @@ MUTANTS = (
         "P3",
         COUNTER,
         "a node that noticed that the store went backwards goes on with its lease",
-        (Edit("CounterAllocator._run_refill", "self.drop(BurnCause.WENT_BACKWARDS)", "None"),),
+        (Edit("CounterAllocator._end_failed_refill", "self.drop(BurnCause.WENT_BACKWARDS)", "None"),),
         ("restore-fresh",),
     ),
     Mutant(
