@@ -24,7 +24,15 @@ from idalloc_server.domain.errors import (
     StoreUnreachable,
 )
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Kind, Reset, Sequence
-from idalloc_server.domain.store.records import Claim, Demand, Grant, GrantFloor, RecordedAllocation, Revision
+from idalloc_server.domain.store.records import (
+    Claim,
+    Demand,
+    Grant,
+    GrantFloor,
+    RecordedAllocation,
+    Revision,
+    RowVersion,
+)
 from idalloc_server.domain.store.records import Row as StoredRow
 from idalloc_server.domain.store.retention import RecordPosition, Retention
 from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retirement_blocks
@@ -330,7 +338,7 @@ class MemoryStore(ForwardingStore):
             del self.allocations[request_id]
         return len(over)
 
-    def _give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:
+    def _give_back(self, name: str, count: int, version: RowVersion) -> bool:
         row = self.rows.get(name)
         if row is None or row.last_value is None or version != (row.version, 1, row.generation):
             return False

@@ -15,6 +15,7 @@ from idalloc_server.domain.store.records import (
     RecordedAllocation,
     Revision,
     Row,
+    RowVersion,
 )
 from idalloc_server.domain.store.retention import RecordPosition, Retention
 
@@ -82,7 +83,7 @@ class ForwardingStore(ABC):
         answer: int = await self._call("forget_recorded", retention, limit)
         return answer
 
-    async def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:
+    async def give_back(self, name: str, count: int, version: RowVersion) -> bool:
         answer: bool = await self._call("give_back", name, count, version)
         return answer
 

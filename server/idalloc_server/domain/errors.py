@@ -6,8 +6,7 @@
             x StoreRetired, SequenceReserved (store/reservation.py)
     x InvalidRequest, SequenceExists, SequenceChanged, SequenceExhausted, SequenceInvalid, TooManySequences
     x StoreWentBackwards, DocIdTimestampRefused, PrefixInUse, RequestIdReused, RequestIdBurned
-    x Unauthenticated, PermissionDenied
-    x InternalError             an internal error of the server
+    x Unauthenticated, PermissionDenied, InternalError
     * StoreFailure            the store did not execute the statement
         x StoreRefused          the store answered with an error that lasts until an operator acts
         * StoreUnavailable      transient; also Retryable
@@ -188,6 +187,7 @@ class StoreWentBackwards(Refusal, reason="STORE_WENT_BACKWARDS", status="FAILED_
     """The store is behind what this process saw before, such as after a restore from a backup (P3)."""
 
     next_step = "Advance it past the highest id in use ([runbook](../operations/runbook.md#store_went_backwards))."
+    granted = 0  # ids that the store granted all the same; they must be burned
 
     def __init__(self, sequence: str, seen: str, found: str) -> None:
         super().__init__(
@@ -341,7 +341,10 @@ class StoreFailure(Refusal):
     Attributes:
         code: The store's own error code, if known (CrateDB: 4000 … 5035).
         http_status: The HTTP status of its response, if there was one.
+        is_of_store: Whether it says something about the store's health.
     """
+
+    is_of_store: ClassVar[bool] = True
 
     def __init__(self, message: str, *, code: int | None = None, http_status: int | None = None) -> None:
         known = {"code": code, "http_status": http_status}

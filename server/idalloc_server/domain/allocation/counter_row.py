@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -23,14 +24,15 @@ from idalloc_server.domain.generations import generation_after
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Kind, Sequence, name_of_period
 from idalloc_server.domain.sequences.text import check_text
 from idalloc_server.domain.store.protocol import within_timeout
-from idalloc_server.domain.store.records import Demand, Grant, Row
+from idalloc_server.domain.store.records import FIRST_USE, Demand, Grant, Row, RowVersion
 from idalloc_server.domain.store.reservation import raise_if_reserved
+from idalloc_server.domain.witness.chain import WitnessOvertaken
 
 _T = TypeVar("_T")
 _DEFAULTS = Sequence()
-# The change token of a row that its first use created: this and random hexadecimal digits.
-FIRST_USE = "first use "
 _TOKEN_BYTES = 16
+# How often a grant is repeated because marks of other nodes overtook it.
+_OVERTAKEN_ATTEMPTS = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -97,6 +99,12 @@ class CounterRow:
             SequenceReserved: The name is reserved.
             Refusal: As ``Store.grant``.
         """
+        for _ in range(_OVERTAKEN_ATTEMPTS):
+            with suppress(WitnessOvertaken):
+                return await self._grant(wanted, demand)
+        return await self._grant(wanted, demand)
+
+    async def _grant(self, wanted: int, demand: Demand | None) -> Grant | None:
         store, config, marks = self._shared.store, self._shared.allocation_config, self._shared.high_water_marks
         lease_ms, floor, kind = self._lease_ms, marks.floor(self.name), self.settings.kind
         if kind == Kind.COUNTER or not wanted:
@@ -110,6 +118,9 @@ class CounterRow:
         except SequenceDeleted as refusal:
             if not isinstance(refusal, StoreRetired):
                 raise_if_reserved(await self._within_timeout(store.get(self.sequence)))
+            raise
+        except StoreWentBackwards as error:
+            self.burn(BurnCause.WENT_BACKWARDS, error.granted)
             raise
         if grant is not None:
             self._accept(grant)
@@ -137,7 +148,10 @@ class CounterRow:
         generation, now = generation_after(_DEFAULTS, 0, self._shared.clock), self._shared.clock.wall()
         token = FIRST_USE + self._shared.random(_TOKEN_BYTES).hex()
         row = Row(self.name, before + granted, _DEFAULTS, generation, self._lease_ms, 0, token, now, now)
-        stored = await self._write(self._shared.store.create(row), granted)
+        try:
+            stored = await self._write(self._shared.store.create(row), granted)
+        except WitnessOvertaken:
+            return await self._grant_existing(wanted)
         if stored.revised_by != token:
             return await self._grant_existing(wanted)
         left = bound - before - granted
@@ -151,7 +165,7 @@ class CounterRow:
         """Returns the row; see ``Store.get``."""
         return await self._within_timeout(self._shared.store.get(self.name))
 
-    async def give_back(self, count: int, version: tuple[int, int, int]) -> bool:
+    async def give_back(self, count: int, version: RowVersion) -> bool:
         """Gives an unused tail back; see ``Store.give_back``."""
         return await self._within_timeout(self._shared.store.give_back(self.name, count, version))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.sequences.model import Sequence
-from idalloc_server.domain.store.records import Grant
+from idalloc_server.domain.store.records import Grant, RowVersion
 
 _DEFAULTS = Sequence()
 # Shared by all leases of one range, which are most of them.
@@ -45,7 +45,7 @@ class Lease:
     _later_ranges: list[tuple[int, int]] = field(default_factory=lambda: _NO_LATER_RANGES)
     # The row after the last write.
     last_value: int = 0
-    _version: tuple[int, int, int] = (0, 0, 0)
+    _version: RowVersion = (0, 0, 0)
     _writes: int = -2  # the creation of a row is number 0, so no write follows this one
     # The last value of the counter that another node may have read.
     _others_saw: int = 0
@@ -131,7 +131,7 @@ class Lease:
         self._first, self._count = ranges.pop(0)
         self._later_ranges = ranges
 
-    def tail(self) -> tuple[int, int, tuple[int, int, int]]:
+    def tail(self) -> tuple[int, int, RowVersion]:
         """Returns the unused ids at the counter, which can be given back to the store.
 
         There are none if another node has advanced the counter since, or if the row was created with these ids, since

@@ -29,7 +29,7 @@ class StoreHealth:
 
     def record_failure(self, error: Exception) -> None:
         """Records a failed call or refill. Only errors of the store count, and not those of a single sequence."""
-        if isinstance(error, StoreFailure):
+        if isinstance(error, StoreFailure) and error.is_of_store:
             self._failures += 1
             self._last_error = str(error)
 

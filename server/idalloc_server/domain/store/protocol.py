@@ -16,6 +16,7 @@ from idalloc_server.domain.store.records import (
     RecordedAllocation,
     Revision,
     Row,
+    RowVersion,
 )
 from idalloc_server.domain.store.retention import RecordPosition, Retention
 
@@ -204,7 +205,7 @@ class Store(Protocol):
         """
         ...
 
-    async def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:
+    async def give_back(self, name: str, count: int, version: RowVersion) -> bool:
         """Moves a counter back by an unused tail of ``count`` ids, if the row was not written since ``version``.
 
         Returns:
@@ -254,7 +255,7 @@ class Store(Protocol):
         ...
 
 
-async def within_timeout(timeout: float, call: Awaitable[_T]) -> _T:
+async def within_timeout(timeout: float, call: Awaitable[_T], who: str = "the store") -> _T:
     """Awaits a store call for ``timeout`` seconds.
 
     Raises:
@@ -264,4 +265,4 @@ async def within_timeout(timeout: float, call: Awaitable[_T]) -> _T:
         async with asyncio.timeout(timeout):
             return await call
     except TimeoutError:
-        raise StoreOutcomeUnknown(f"the store did not answer within {timeout:g} s") from None
+        raise StoreOutcomeUnknown(f"{who} did not answer within {timeout:g} s") from None

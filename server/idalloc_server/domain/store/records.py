@@ -28,6 +28,13 @@ class Demand(NamedTuple):
         return abs(wall - self.at) < lifetime
 
 
+# The state of a row after a write, for ``Store.give_back``: two numbers and the generation. The first number increases
+# with every write of the row. A restored store may repeat the two numbers. A wrapper of a store may add numbers.
+RowVersion = tuple[int, ...]
+# The change token of a row that its first use created: this and random hexadecimal digits.
+FIRST_USE = "first use "
+
+
 class Grant(NamedTuple):
     """The result of one write: the ids in (last_value - granted * step, last_value] belong to this process.
 
@@ -37,8 +44,7 @@ class Grant(NamedTuple):
         sequence: The settings. Within a process equal settings are the same object.
         remaining: The number of ids that the sequence has left after the write.
         generation: The sequence's generation, which never decreases.
-        version: The state of the row after the write, for ``Store.give_back``: two numbers and the generation. The
-            first number increases with every write of the row. A restored store may repeat the two numbers.
+        version: The state of the row after the write.
         writes: The number of writes to the row by idalloc, including this one. In CrateDB writes of other rows
             increase ``version``, but not this.
         demand: The demand in the row after the write. None if the row has none, or none that can be read; if the store
@@ -50,7 +56,7 @@ class Grant(NamedTuple):
     sequence: Sequence
     remaining: int
     generation: int
-    version: tuple[int, int, int]
+    version: RowVersion
     writes: int
     demand: Demand | None = None
 

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 
 from idalloc_server.domain.errors import NULL_LAST_VALUE, SequenceDeleted, SequenceInvalid
 from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP
-from idalloc_server.domain.store.records import NO_FLOOR, Claim, Demand, Grant, GrantFloor, Revision, Row
+from idalloc_server.domain.store.records import NO_FLOOR, Claim, Demand, Grant, GrantFloor, Revision, Row, RowVersion
 from idalloc_server.domain.store.retirement import raise_if_retired, retirement_blocks
 from idalloc_server.store.bounds import MIN_BIGINT, clamp_to_bigint
 from idalloc_server.store.cluster.retirement_checks import RetirementChecks
@@ -37,7 +37,7 @@ class ClusterStore(ABC):
         """See ``Store.get``."""
 
     @abstractmethod
-    async def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:
+    async def give_back(self, name: str, count: int, version: RowVersion) -> bool:
         """See ``Store.give_back``."""
 
     async def grant(

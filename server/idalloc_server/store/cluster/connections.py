@@ -124,7 +124,7 @@ class Connections:
                 f"{self._product} at {host.name} returned an answer {error}; check the proxy in front of it"
             ) from error
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            problem = certificate_problem(error) or f"{one_line(error)}; start it, or correct host and port in store"
+            problem = certificate_problem(error) or f"{one_line(error)}; start it, or correct host and port in its URL"
             raise StoreUnreachable(f"cannot connect to {self._product} at {host.name}: {problem}") from error
         except aiohttp.ClientResponseError as error:
             raise StoreOutcomeUnknown(

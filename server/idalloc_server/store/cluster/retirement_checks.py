@@ -15,7 +15,7 @@ from idalloc_server.domain.errors import (
     StoreUnavailable,
 )
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR
-from idalloc_server.domain.store.records import Grant, Revision, Row
+from idalloc_server.domain.store.records import Grant, Revision, Row, RowVersion
 from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retiring_revision
 
 # The most sequences of which a process remembers the generation that it checked for a retired store.
@@ -29,7 +29,7 @@ class _Rows(Protocol):
 
     async def revise(self, name: str, revision: int, change: Revision) -> Row | None: ...
 
-    async def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool: ...
+    async def give_back(self, name: str, count: int, version: RowVersion) -> bool: ...
 
 
 class RetirementChecks:

@@ -5,7 +5,16 @@ from typing import Any
 
 from idalloc_server.domain.errors import StoreOutcomeUnknown
 from idalloc_server.domain.sequences.model import Sequence
-from idalloc_server.domain.store.records import Claim, Demand, Grant, GrantFloor, RecordedAllocation, Revision, Row
+from idalloc_server.domain.store.records import (
+    Claim,
+    Demand,
+    Grant,
+    GrantFloor,
+    RecordedAllocation,
+    Revision,
+    Row,
+    RowVersion,
+)
 from idalloc_server.domain.store.retention import RecordPosition, Retention
 from idalloc_server.store import packed_settings
 from idalloc_server.store.bounds import advance_counter, clamp_to_bigint, lattice
@@ -13,6 +22,7 @@ from idalloc_server.store.cluster.base import COUNTERS, TIMESTAMPS, ClusterStore
 from idalloc_server.store.cluster.rows import generation_of, milliseconds, parse_grant, parse_row
 from idalloc_server.store.cratedb import schema, statements
 from idalloc_server.store.cratedb.http import CrateHttp
+from idalloc_server.store.cratedb.tables import STORE_TABLES
 
 
 class CrateStore(ClusterStore):
@@ -33,7 +43,7 @@ class CrateStore(ClusterStore):
 
     async def open(self) -> None:
         """See ``Store.open``."""
-        self._keeps_demand = await schema.set_up(self._http, self._schema)
+        self._keeps_demand = await schema.set_up(self._http, self._schema, STORE_TABLES)
 
     async def _grant(
         self, name: str, wanted: int, lease_ms: int, floor: GrantFloor, demand: Demand | None
@@ -157,7 +167,7 @@ class CrateStore(ClusterStore):
             return await self._http.write_each(self._sql.forget_allocation, expired)
         return 0
 
-    async def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:
+    async def give_back(self, name: str, count: int, version: RowVersion) -> bool:
         """See ``Store.give_back``."""
         rows = await self._http.write(self._sql.give_back, count, name, *version, may_fail_over=False)
         return bool(rows) and generation_of({"generation": rows[0][0]}) == version[2]

@@ -1,0 +1,169 @@
+"""Compares the marks of a witness with the rows of its store, and deletes marks, for operators."""
+
+from collections.abc import AsyncIterator, Collection, Mapping
+from enum import StrEnum
+from typing import NamedTuple
+
+from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR
+from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.store.records import Row
+from idalloc_server.domain.witness.chain import ATTEMPTS
+from idalloc_server.domain.witness.marks import IDENTITY, START, Witness, WitnessMark, has_value
+
+_PAGE_SIZE = 500
+
+
+class State(StrEnum):
+    """Whether the store has reached a mark."""
+
+    OK = "ok"
+    BEHIND = "behind"
+    MISSING = "missing"
+
+
+class Repair(StrEnum):
+    """What makes servers issue ids of a sequence again; after CREATE and FORGET, it may have to be advanced, too."""
+
+    ADVANCE = "advance"
+    CREATE = "create"
+    FORGET = "forget"
+
+
+class Comparison(NamedTuple):
+    """A mark beside what the store has.
+
+    Attributes:
+        name: The name of the row; of a start timestamp, ``START`` and its prefix.
+        mark: The mark.
+        generation: The generation of the row; None without a row, and of a start timestamp.
+        value: The counter of the row, or the last claimed start timestamp; None without one.
+        state: Whether the store has reached the mark.
+        repair: The next step; None if servers continue by themselves.
+    """
+
+    name: str
+    mark: WitnessMark
+    generation: int | None
+    value: int | None
+    state: State
+    repair: Repair | None
+
+
+async def compare(store: Store, witness: Witness, sequence: str | None = None) -> list[Comparison]:
+    """Compares the marks of a sequence and its periods, or all marks if it is None, with the store.
+
+    Servers may run.
+
+    Returns:
+        The comparisons in byte order of their names. Those of start timestamps come first.
+
+    Raises:
+        SequenceInvalid: The settings of a row cannot be read.
+        StoreFailure: The store or the witness failed.
+    """
+    marks = [each async for each in _marks(witness, sequence)]
+    # After the marks: a server raises a row first, and then its mark.
+    rows = await _rows(store, {_sequence_of(name) for name, _ in marks} | {name for name, _ in marks}, sequence)
+    starts = {f"{START}{prefix}": last for prefix, last in (await store.claimed_starts()).items()}
+    found = []
+    for name, mark in marks:
+        if name.startswith(START):
+            found.append(_compare_start(name, mark, starts.get(name)))
+        elif name != IDENTITY:
+            found.append(await _compare_present(store, witness, name, mark, rows))
+    return found
+
+
+async def forget_marks(witness: Witness, sequence: str | None) -> int:
+    """Deletes the marks of a sequence and its periods, or all marks if it is None, and returns how many there were.
+
+    All marks include the name of the store.
+    """
+    names = [name async for name, _ in _marks(witness, sequence)]
+    parts = [names[start : start + _PAGE_SIZE] for start in range(0, len(names), _PAGE_SIZE)]
+    return sum([await witness.forget(part) for part in parts])
+
+
+async def _marks(witness: Witness, sequence: str | None) -> AsyncIterator[tuple[str, WitnessMark]]:
+    """Yields the marks of a sequence and its periods, or all marks if it is None."""
+    prefix = "" if sequence is None else f"{sequence}{PERIOD_SEPARATOR}"
+    if sequence is not None:
+        for own in (await witness.read({sequence})).items():
+            yield own
+    after = prefix
+    while True:
+        page = await witness.list(after, _PAGE_SIZE)
+        for name, mark in page:
+            if not name.startswith(prefix):
+                return
+            yield name, mark
+        if len(page) < _PAGE_SIZE:
+            return
+        after = page[-1][0]
+
+
+async def _rows(store: Store, names: Collection[str], sequence: str | None) -> dict[str, Row]:
+    """Returns the rows with these names; ``sequence`` is the only one that they belong to, if it is not None."""
+    if sequence is not None:
+        return {name: row for name in names if (row := await store.get(name)) is not None}
+    rows, after = dict[str, Row](), ""
+    while True:
+        page = await store.list("", after, _PAGE_SIZE, deleted=True, periods=True)
+        rows |= {row.name: row for row in page if row.name in names}
+        if len(page) < _PAGE_SIZE:
+            return rows
+        after = page[-1].name
+
+
+async def _compare_present(
+    store: Store, witness: Witness, name: str, mark: WitnessMark, rows: Mapping[str, Row]
+) -> Comparison:
+    """Compares a mark with its row, again if the mark changed meanwhile: a server lowers a mark before its row."""
+    found = _compare(name, mark, rows.get(name), rows.get(_sequence_of(name)))
+    for _ in range(ATTEMPTS):
+        present = found.mark if found.state == State.OK else (await witness.read({name})).get(name)
+        if present is None or present == found.mark:
+            break
+        found = _compare(name, present, await store.get(name), await store.get(_sequence_of(name)))
+    return found
+
+
+def _compare(name: str, mark: WitnessMark, row: Row | None, own: Row | None) -> Comparison:
+    """Compares a mark with its row.
+
+    Args:
+        name: The name of the row.
+        mark: The mark.
+        row: The row with that name.
+        own: The row of the sequence, also if the mark is one of a period.
+    """
+    generation, value = (row.generation, row.last_value) if row else (None, None)
+    state = State.MISSING if row is None else State.BEHIND if _is_behind(mark, row) else State.OK
+    if state == State.OK or (own is not None and own.name != name and _reopens(mark, generation or 0, own)):
+        return Comparison(name, mark, generation, value, State.OK, None)
+    if row is not None and mark.step * row.sequence.step < 0:
+        repair = Repair.FORGET
+    else:
+        repair = Repair.CREATE if own is None or own.deleted else Repair.ADVANCE
+    return Comparison(name, mark, generation, value, state, repair)
+
+
+def _is_behind(mark: WitnessMark, row: Row) -> bool:
+    counts = has_value(row.name, row.sequence)
+    if row.last_value is None:
+        return counts
+    return mark.is_ahead_of(row.generation, row.last_value, row.sequence.step, has_value=counts)
+
+
+def _reopens(mark: WitnessMark, generation: int, own: Row) -> bool:
+    """Returns whether the next use of a period moves it to the generation of its sequence, past the mark."""
+    return own.generation > max(generation, mark.generation) and mark.step * own.sequence.step > 0
+
+
+def _compare_start(name: str, mark: WitnessMark, last: int | None) -> Comparison:
+    state = State.MISSING if last is None else State.BEHIND if mark.is_past(last) else State.OK
+    return Comparison(name, mark, None, last, state, None)
+
+
+def _sequence_of(name: str) -> str:
+    return name.partition(PERIOD_SEPARATOR)[0]

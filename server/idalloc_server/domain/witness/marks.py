@@ -1,0 +1,113 @@
+"""The marks that a witness keeps, and the interface of a witness."""
+
+from collections.abc import Collection
+from collections.abc import Sequence as Many
+from typing import NamedTuple, Protocol
+
+from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Reset, Sequence
+
+# The name of the mark whose token is the name of the store. No sequence can have it.
+IDENTITY = f"{PERIOD_SEPARATOR}store"
+# The beginning of the names of the marks of start timestamps; a prefix follows.
+START = f"{PERIOD_SEPARATOR}start "
+
+
+class WitnessMark(NamedTuple):
+    """The high-water mark of a counter: no id past it was issued with this witness.
+
+    Attributes:
+        generation: The generation of the counter's row; 0 of a start timestamp.
+        value: The last value that may be issued: of a counter, or the last start timestamp of a prefix.
+        step: The distance from one id to the next, never 0; 1 of a start timestamp.
+        token: A random text of the write that set the mark; not empty.
+        gaps: Ids before ``value`` that no grant has confirmed yet, see ``gaps.py``; a short text.
+    """
+
+    generation: int
+    value: int
+    step: int
+    token: str
+    gaps: str = ""
+
+    def is_past(self, value: int) -> bool:
+        """Returns whether the mark is past ``value`` in the direction of the counter."""
+        return self.value > value if self.step > 0 else self.value < value
+
+    def is_ahead_of(self, generation: int, value: int, step: int, *, has_value: bool) -> bool:
+        """Returns whether a counter is behind this mark, or is another one, which counts in the other direction.
+
+        Args:
+            generation: The generation of the counter's row.
+            value: The counter.
+            step: The row's step.
+            has_value: Whether the counter's value counts, see ``has_value``.
+        """
+        if generation < self.generation:
+            return True
+        return has_value and (self.step * step < 0 or self.is_past(value))
+
+
+def has_value(name: str, sequence: Sequence) -> bool:
+    """Returns whether a row's counter is the last issued id; a sequence with a reset counts in its periods."""
+    return sequence.reset == Reset.NEVER or PERIOD_SEPARATOR in name
+
+
+class Replacement(NamedTuple):
+    """A new mark in place of one that was read.
+
+    Attributes:
+        name: The name of the row in the store, or of the mark.
+        mark: The new mark.
+        seen: The token of the mark that was read; empty if there was none.
+    """
+
+    name: str
+    mark: WitnessMark
+    seen: str
+
+
+class Witness(Protocol):
+    """Durable high-water marks, kept apart from the store, shared by any number of processes.
+
+    Every method raises ``StoreFailure``. A replacement without an answer may have been applied, or may be later: it
+    changes nothing once another one was applied. Calls may run concurrently and do not block the event loop.
+    """
+
+    @property
+    def address(self) -> str:
+        """The witness's address, without passwords or tokens."""
+        ...
+
+    async def open(self) -> None:
+        """Connects, and creates missing tables.
+
+        Raises:
+            StartRefused: The place is unsuitable, has tables of another program, or lacks a privilege.
+        """
+        ...
+
+    async def read(self, names: Collection[str]) -> dict[str, WitnessMark]:
+        """Returns the marks of these names after the last acknowledged write. ``names`` is not empty."""
+        ...
+
+    async def replace(self, replacements: Many[Replacement]) -> set[str]:
+        """Replaces marks, each in one atomic write, if the present mark has the token ``seen``, or none exists.
+
+        ``replacements`` is not empty, and its names are distinct.
+
+        Returns:
+            The names whose mark is the new one. Of the others, the mark is another one, or the outcome is unknown.
+        """
+        ...
+
+    async def list(self, after: str, limit: int) -> list[tuple[str, WitnessMark]]:
+        """Returns at most ``limit`` marks after a name (empty for all), in byte order of their names."""
+        ...
+
+    async def forget(self, names: Collection[str]) -> int:
+        """Deletes marks, and returns how many there were. ``names`` is not empty."""
+        ...
+
+    async def close(self) -> None:
+        """Closes all connections. Further calls fail."""
+        ...

@@ -1,0 +1,275 @@
+"""A store whose grants a witness confirms: fresh processes, too, refuse a restored store (P3).
+
+The marks of a counter form one chain. A grant joins it only by replacing the very mark that was read last, and only if
+it lies past that mark. So no two grants of the chain share an id, whatever happened to the store.
+"""
+
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from idalloc_server.domain.errors import (
+    StartRefused,
+    StoreAnsweredError,
+    StoreFailure,
+    StoreOutcomeUnknown,
+    StoreWentBackwards,
+)
+from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Reset, Sequence
+from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.store.records import (
+    FIRST_USE,
+    NO_FLOOR,
+    Claim,
+    Demand,
+    Grant,
+    GrantFloor,
+    Revision,
+    Row,
+    RowVersion,
+)
+from idalloc_server.domain.witness.chain import ATTEMPTS, MarkChain, WitnessOvertaken
+from idalloc_server.domain.witness.identity import check_identity
+from idalloc_server.domain.witness.marks import START, Witness, WitnessMark, has_value
+
+
+class WitnessedStore:
+    """A ``Store``, all ids of which a witness has confirmed before a caller gets them.
+
+    A call that grants ids reads the mark of its counter, and replaces it after the store's answer. If the counter is
+    behind the mark, and the mark has not changed since, the store went backwards.
+
+    Args:
+        store: The store.
+        witness: The witness.
+        store_timeout: The timeout of a store call, in seconds; one of the witness has half of it.
+        random: Returns random bytes of a given number.
+    """
+
+    def __init__(
+        self, store: Store, witness: Witness, store_timeout: float, random: Callable[[int], bytes] = os.urandom
+    ) -> None:
+        self._store = store
+        self._witness = witness
+        self._random = random
+        self._chain = MarkChain(witness, store_timeout / 2, random)
+
+    @property
+    def witness_address(self) -> str:
+        """The witness's address, without passwords or tokens."""
+        return self._witness.address
+
+    @property
+    def is_witness_up(self) -> bool:
+        """Whether the last call of the witness succeeded."""
+        return self._chain.is_up
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)  # the other methods
+
+    async def open(self) -> None:
+        """See ``Store.open``. Opens the witness, too."""
+        await self._store.open()
+        try:
+            await self._witness.open()
+        except StartRefused as error:
+            raise StartRefused("witness", str(error).removeprefix(f"{error.setting}: ")) from error
+        await check_identity(self._store, self._witness, self._random)
+
+    async def close(self) -> None:
+        """See ``Store.close``. Closes the witness, too."""
+        await self._store.close()
+        await self._witness.close()
+
+    async def grant(
+        self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR, demand: Demand | None = None
+    ) -> Grant | None:
+        """See ``Store.grant``.
+
+        Raises:
+            WitnessOvertaken: The ids are burned; repeat the call.
+        """
+        return await self._grant(name, floor, lambda floor: self._store.grant(name, wanted, lease_ms, floor, demand))
+
+    async def grant_timestamps(
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor = NO_FLOOR
+    ) -> Grant | None:
+        """See ``Store.grant_timestamps``, and ``grant``."""
+        return await self._grant(
+            name, floor, lambda floor: self._store.grant_timestamps(name, wanted, lease_ms, now, ahead, floor)
+        )
+
+    async def create(self, row: Row) -> Row:
+        """See ``Store.create``. A first use creates no row of a counter that has a mark."""
+        mark = await self._chain.read(row.name)
+        if row.revised_by.startswith(FIRST_USE):
+            if mark is not None:
+                return await self._get_existing(row.name, mark)
+            created = await self._store.create(row)
+            before = row.sequence.before_start
+            if created.revised_by == row.revised_by and row.last_value is not None and row.last_value != before:
+                step = row.sequence.step
+                await self._chain.append(row.name, None, before, row.generation, row.last_value, step)
+            return created
+        created = await self._store.create(row)
+        if created.revised_by == row.revised_by:
+            await self._raise_mark(created, mark)
+        return created
+
+    async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
+        """See ``Store.open_period``. A newer generation continues past the mark; an advance moves the mark."""
+        mark = await self._chain.read(name)
+        at_least = _at_least(sequence, at_least, generation, mark)
+        await self._store.open_period(name, sequence, at_least, generation)
+        if at_least != sequence.before_start and (row := await self._get_after_write(name)) is not None:
+            await self._raise_mark(row, mark)
+
+    async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
+        """See ``Store.revise``. A change that ends leases moves the counter past the mark, and moves the mark.
+
+        If the witness fails after the change of the store, a repeat of the change does not move the mark; the next
+        grant does.
+        """
+        if not change.ends_leases:
+            return await self._store.revise(name, revision, change)
+        mark = await self._chain.read(name)
+        revised = await self._store.revise(name, revision, _past_mark(name, change, mark))
+        if revised is not None and revised.revised_by == change.by:
+            await self._raise_mark(revised, mark)
+        return revised
+
+    async def give_back(self, name: str, count: int, version: RowVersion) -> bool:
+        """See ``Store.give_back``. Lowers the mark first: from then on the tail is never issued."""
+        *numbers, end = version
+        mark = await self._chain.read(name)
+        if mark is None or (mark.generation, mark.value) != (numbers[-1], end):
+            return False  # another node has confirmed ids since
+        if not await self._chain.replace(name, mark, end - count * mark.step):
+            return False
+        return await self._store.give_back(name, count, tuple(numbers))
+
+    async def claim_start(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
+        """See ``Store.claim_start``. The start timestamp is later than all that the witness has confirmed (P6)."""
+        name = f"{START}{prefix}"
+        for _ in range(ATTEMPTS):
+            mark = await self._chain.read(name)
+            least = max(at_least, mark.value + 1) if mark else at_least
+            claim = await self._store.claim_start(prefix, least, holder, stale_after)
+            start = claim.start_timestamp
+            try:
+                await self._chain.append(name, mark, start - 1, 0, start, 1)
+            except WitnessOvertaken:
+                continue
+            return claim
+        raise StoreOutcomeUnknown(f"other nodes claimed later start timestamps of prefix {prefix} first; try again")
+
+    async def _grant(
+        self, name: str, floor: GrantFloor, send: Callable[[GrantFloor], Awaitable[Grant | None]]
+    ) -> Grant | None:
+        mark = await self._chain.read(name)
+        for _ in range(ATTEMPTS):
+            grant = await send(_further(floor, mark))
+            found = mark and _behind(name, mark, grant)
+            if mark is None or not found:
+                break
+            granted = grant.granted if grant else 0
+            if granted or await self._is_present(name, mark):
+                raise _backwards(name, mark, found, granted)
+            mark = await self._chain.read(name)
+        else:
+            raise StoreAnsweredError(f"the mark of {name!r} changed in each of {ATTEMPTS} attempts; try again")
+        if grant is None:
+            return None
+        if grant.granted:
+            await self._chain.append(
+                name, mark, grant.value_before, grant.generation, grant.last_value, grant.sequence.step
+            )
+        return grant._replace(version=(*grant.version, grant.last_value))  # for ``give_back``
+
+    async def _get_existing(self, name: str, mark: WitnessMark) -> Row:
+        row = await self._store.get(name)
+        if row is not None:
+            return row
+        if await self._is_present(name, mark):
+            raise _backwards(name, mark, "no such row")
+        raise StoreAnsweredError(f"the mark of {name!r} changed meanwhile; try again")
+
+    async def _is_present(self, name: str, mark: WitnessMark) -> bool:
+        """Returns whether a mark has not changed since it was read. A read alone may be of an older copy."""
+        try:
+            return await self._chain.replace(name, mark, mark.value)
+        except StoreOutcomeUnknown as error:  # no ids depend on it
+            raise StoreAnsweredError(str(error)) from error
+
+    async def _get_after_write(self, name: str) -> Row | None:
+        try:
+            return await self._store.get(name)
+        except StoreFailure as error:
+            raise StoreOutcomeUnknown(str(error)) from error
+
+    async def _raise_mark(self, row: Row, seen: WitnessMark | None) -> None:
+        """Moves the mark to a row that this process has changed; ``seen`` was read before the change."""
+        for _ in range(ATTEMPTS):
+            if row.last_value is None:
+                return
+            values = (row.generation, row.last_value, row.sequence.step)
+            compares = has_value(row.name, row.sequence)
+            if await self._chain.raise_to(row.name, seen, *values, compares_values=compares):
+                return
+            # A grant was confirmed meanwhile: before the change, or from an older copy that was restored after it.
+            seen = await self._chain.read_after_write(row.name)
+            found = await self._get_after_write(row.name)
+            if found is None or found.generation < row.generation:
+                raise StoreOutcomeUnknown(f"the store lost the change of {row.name!r}; try again")
+            row = found
+        raise StoreOutcomeUnknown(f"the mark of {row.name!r} changed in each of {ATTEMPTS} attempts; try again")
+
+
+def _past_mark(name: str, change: Revision, mark: WitnessMark | None) -> Revision:
+    """Returns a change that moves the row past its mark, and into a newer generation than the mark's."""
+    if mark is None:
+        return change
+    sequence, generation = change.sequence, max(change.generation, mark.generation + 1)
+    if sequence.reset != Reset.NEVER:
+        generation |= 1  # as in ``generation_after``
+    at_least = change.at_least
+    if has_value(name, sequence):
+        at_least = _at_least(sequence, at_least, generation, mark)
+    return change._replace(at_least=at_least, generation=generation)
+
+
+def _at_least(sequence: Sequence, at_least: int, generation: int, mark: WitnessMark | None) -> int:
+    """Returns the value that a counter must reach in a newer generation."""
+    if mark is None or mark.generation >= generation or mark.step * sequence.step < 0:
+        return at_least
+    return mark.value if mark.is_past(at_least) and not sequence.is_past(mark.value, sequence.bound) else at_least
+
+
+def _further(floor: GrantFloor, mark: WitnessMark | None) -> GrantFloor:
+    """Returns the floor that is reached where both the floor and the mark are."""
+    if mark is None:
+        return floor
+    generation = max(floor.generation, mark.generation)
+    if mark.step > 0:
+        return GrantFloor(generation, max(floor.least, mark.value), floor.most)
+    return GrantFloor(generation, floor.least, min(floor.most, mark.value))
+
+
+def _behind(name: str, mark: WitnessMark, grant: Grant | None) -> str:
+    """Returns what is behind the mark in the answer of a grant; empty if nothing is."""
+    if grant is None:
+        return "no such row"
+    step, value = grant.step, grant.value_before
+    if not mark.is_ahead_of(grant.generation, value, step, has_value=has_value(name, grant.sequence)):
+        return ""
+    found = f"value {value} in generation {grant.generation}"
+    return f"{found} of another sequence (counts {'up' if step > 0 else 'down'})" if mark.step * step < 0 else found
+
+
+def _backwards(name: str, mark: WitnessMark, found: str, granted: int = 0) -> StoreWentBackwards:
+    sequence, _, period = name.partition(PERIOD_SEPARATOR)
+    of_period = f" of {period}" if period else ""
+    seen = f"value {mark.value} in generation {mark.generation}{of_period} in the witness"
+    error = StoreWentBackwards(sequence, seen, found + of_period)
+    error.granted = granted
+    return error
