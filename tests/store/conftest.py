@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.witness.marks import Witness
 from tests.support.cratedb.emulator import CrateEmulator
 from tests.support.fake_store import FakeClock
 from tests.support.opensearch.backend import OpenSearchBackend
@@ -18,6 +19,7 @@ from tests.support.store_backends import (
     MemoryOpener,
     Opener,
     SqliteBackend,
+    WitnessOpener,
 )
 
 CRATEDB = WITH_DOCUMENTS[1:]
@@ -85,3 +87,17 @@ async def opener(request: pytest.FixtureRequest, clock: FakeClock, tmp_path: Pat
 async def store(opener: Opener) -> Store:
     """An open store."""
     return await opener.open()
+
+
+@pytest.fixture
+async def witnesses(opener: Opener) -> AsyncIterator[WitnessOpener]:
+    """Opens witnesses on a backend of each kind."""
+    witnesses = WitnessOpener(opener)
+    yield witnesses
+    await witnesses.close()
+
+
+@pytest.fixture
+async def witness(witnesses: WitnessOpener) -> Witness:
+    """An open witness."""
+    return await witnesses.open()

@@ -15,10 +15,12 @@ import pytest
 from crate import client as crate_client
 
 from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.witness.marks import Witness
 from idalloc_server.store.cratedb.tables import SEQUENCES
-from idalloc_server.store.urls import open_store
+from idalloc_server.store.urls import open_store, open_witness
 from tests.support.cratedb.emulator import CrateEmulator
 from tests.support.fake_store import FakeClock, MemoryStore
+from tests.support.fake_witness import MemoryWitness
 from tests.support.waiting import hold_for_async
 
 REAL_CRATEDB = os.environ.get("IDALLOC_TEST_CRATEDB_URL", "")
@@ -118,6 +120,33 @@ class Opener:
         for store in self._stores:
             await store.close()
         await self.backend.close()
+
+
+class WitnessOpener:
+    """Opens witnesses on the backend of an opener, and closes them. Those of the fake share one."""
+
+    def __init__(self, opener: Opener) -> None:
+        self._url = opener.backend.url
+        self._fake = MemoryWitness()
+        self._witnesses: list[Witness] = []
+
+    def new(self) -> Witness:
+        """Returns one more witness, as of another process; it is not open."""
+        if self._url == MemoryBackend.url:
+            return self._fake
+        self._witnesses.append(open_witness(self._url, "sqlite:///elsewhere/ids.db"))
+        return self._witnesses[-1]
+
+    async def open(self) -> Witness:
+        """Returns one more open witness."""
+        witness = self.new()
+        await witness.open()
+        return witness
+
+    async def close(self) -> None:
+        """Closes the witnesses."""
+        for witness in self._witnesses:
+            await witness.close()
 
 
 class SqlBackend:
@@ -258,7 +287,7 @@ class CrateBackend(SqlBackend):
         return CrateBackend(f"{self.url}_beside", self._advance)
 
     async def close(self) -> None:
-        for table in ("sequences", "sequences_other", "start_timestamps", "allocations"):
+        for table in ("sequences", "sequences_other", "start_timestamps", "allocations", "witness_marks"):
             await self.sql(f"DROP TABLE IF EXISTS {{}}{table}")
 
 

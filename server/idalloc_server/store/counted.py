@@ -1,15 +1,21 @@
-"""Counts the calls of a store by outcome."""
+"""Counts the calls of a store, and of its witness, by outcome."""
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, cast
 
 from idalloc_server.domain.errors import Refusal, StoreRefused, StoreUnavailable
 from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.witness.marks import Witness
 
-# The methods of a store that are counted.
-CALLS = tuple(name for name, method in vars(Store).items() if asyncio.iscoroutinefunction(method))
+
+def _calls_of(protocol: type) -> tuple[str, ...]:
+    return tuple(name for name, method in vars(protocol).items() if asyncio.iscoroutinefunction(method))
+
+
+# The methods that are counted.
+CALLS, WITNESS_CALLS = _calls_of(Store), _calls_of(Witness)
 
 
 def counted(store: Store, calls: Counter[str]) -> Store:
@@ -17,17 +23,22 @@ def counted(store: Store, calls: Counter[str]) -> Store:
 
     An error that only the caller caused, such as a deleted sequence, is ok: the store answered.
     """
-    return cast(Store, _CountedStore(store, calls))
+    return cast(Store, _Counted(store, calls, CALLS, ""))
 
 
-class _CountedStore:
-    def __init__(self, store: Store, calls: Counter[str]) -> None:
-        self._store = store
-        for name in CALLS:
-            setattr(self, name, _counting(getattr(store, name), name, calls))
+def counted_witness(witness: Witness, calls: Counter[str]) -> Witness:
+    """Return a witness whose calls are counted, such as ``witness_read ok``."""
+    return cast(Witness, _Counted(witness, calls, WITNESS_CALLS, "witness_"))
+
+
+class _Counted:
+    def __init__(self, target: object, calls: Counter[str], names: Iterable[str], prefix: str) -> None:
+        self._target = target
+        for name in names:
+            setattr(self, name, _counting(getattr(target, name), f"{prefix}{name}", calls))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
+        return getattr(self._target, name)
 
 
 def _counting(call: Callable[..., Awaitable[Any]], name: str, calls: Counter[str]) -> Callable[..., Awaitable[Any]]:

@@ -1,4 +1,4 @@
-"""Opens the store that the setting ``store`` names."""
+"""Opens the stores that the settings ``store`` and ``witness`` name."""
 
 import re
 import ssl
@@ -10,8 +10,10 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.witness.marks import Witness
 from idalloc_server.store.credentials import API_KEYS, SECRETS, authorization, tls_context
 from idalloc_server.store.sqlite.store import SqliteStore
+from idalloc_server.store.witness import check_files, check_hosts, refused_as_witness
 
 if TYPE_CHECKING:
     from idalloc_server.documents.protocol import Documents
@@ -21,6 +23,14 @@ if TYPE_CHECKING:
 _CRATE_PORT = 4200
 _OPENSEARCH_PORT = 9200
 _OPENSEARCH_KINDS = ("opensearch", "elasticsearch")
+# The product, an example and the usual port of each kind of cluster.
+_CLUSTERS = {
+    "crate": ("CrateDB", "crate://user:password@host:4200/?schema=doc", _CRATE_PORT),
+    **{
+        kind: ("OpenSearch", f"{kind}://user:password@host:9200/?prefix=idalloc", _OPENSEARCH_PORT)
+        for kind in _OPENSEARCH_KINDS
+    },
+}
 _SCHEMA = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 _PREFIX = re.compile(r"[a-z0-9][a-z0-9_.-]{0,199}")
 _HOST = re.compile(r"(?P<name>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?")
@@ -54,13 +64,61 @@ def open_store(url: str, clock: Clock, timeout: float = 40.0) -> Store:
     Raises:
         StartRefused: The URL is invalid. No message contains a password or a token.
     """
-    kind, separator, _ = url.partition("://")
-    if separator and kind == "sqlite":
+    kind = _kind(url)
+    if kind == "sqlite":
         return SqliteStore(_sqlite_path(url), clock)
-    if separator and kind == "crate":
-        return _crate(url, timeout)
-    if separator and kind in _OPENSEARCH_KINDS:
-        return _opensearch(url, kind, timeout)
+    # Imported late: a server on SQLite starts a fifth faster without an HTTP client.
+    if kind == "crate":
+        from idalloc_server.store.cratedb.store import CrateStore
+
+        return CrateStore(*_crate_http(url, timeout))
+    from idalloc_server.store.opensearch.store import OpenSearchStore
+
+    return OpenSearchStore(*_opensearch_http(url, kind, timeout), timeout)
+
+
+def open_witness(url: str, store_url: str, timeout: float = 40.0) -> Witness:
+    """Returns the witness of a URL, not connected yet; ``Witness.open`` connects.
+
+    Args:
+        url: The setting ``witness``; see ``open_store``.
+        store_url: The setting ``store``, which must have been accepted by ``open_store``.
+        timeout: The timeout of a statement over the network, in seconds.
+
+    Raises:
+        StartRefused: The URL is invalid, or names a file or a host of the store. No message contains a password or a
+            token.
+    """
+    with refused_as_witness():
+        kind = _kind(url)
+        if kind == "sqlite":
+            return _sqlite_witness(_sqlite_path(url), store_url)
+        if not store_url.startswith("sqlite://"):
+            check_hosts(_hosts(url), _hosts(store_url))
+        if kind == "crate":
+            from idalloc_server.store.cratedb.witness import CrateWitness
+
+            return CrateWitness(*_crate_http(url, timeout))
+        from idalloc_server.store.opensearch.witness import OpenSearchWitness
+
+        return OpenSearchWitness(*_opensearch_http(url, kind, timeout), timeout)
+
+
+def _sqlite_witness(path: Path, store_url: str) -> Witness:
+    from idalloc_server.store.sqlite.documents import documents_path
+    from idalloc_server.store.sqlite.witness import SqliteWitness
+
+    if not store_url.startswith("sqlite://"):
+        return SqliteWitness(path)
+    store = _sqlite_path(store_url)
+    check_files(path, {store: "the file of the store", documents_path(store): "the file of the store's documents"})
+    return SqliteWitness(path, store)
+
+
+def _kind(url: str) -> str:
+    kind, separator, _ = url.partition("://")
+    if separator and (kind == "sqlite" or kind in _CLUSTERS):
+        return kind
     raise _invalid(
         f"{f'unknown kind of store {kind!r}' if separator else 'the URL has no kind'}: "
         "write sqlite:///absolute/path, crate://user:password@host:4200/?schema=doc or "
@@ -168,17 +226,9 @@ class _Cluster(NamedTuple):
         return f"{kind}://{self.authority}/?{parameter}={value}{'&tls=true' if self.tls else ''}"
 
 
-def _crate(url: str, timeout: float) -> Store:
-    # Imported late: a server on SQLite starts a fifth faster without an HTTP client.
-    from idalloc_server.store.cratedb.store import CrateStore
-
-    return CrateStore(*_crate_http(url, timeout))
-
-
 def _crate_http(url: str, timeout: float) -> "tuple[CrateHttp, str, str]":
     """Returns the transport of a URL, its schema, and its address for people."""
-    example = "crate://user:password@host:4200/?schema=doc"
-    cluster = _split_cluster(url, "CrateDB", example, _CRATE_PORT, ("schema", "tls", "ca", *SECRETS))
+    cluster = _split_cluster(url, *_CLUSTERS["crate"], ("schema", "tls", "ca", *SECRETS))
     schema = cluster.parameters.get("schema", "doc")
     if not _SCHEMA.fullmatch(schema):
         raise _invalid("the parameter schema must consist of letters, digits, _ and -")
@@ -188,18 +238,16 @@ def _crate_http(url: str, timeout: float) -> "tuple[CrateHttp, str, str]":
     return http, schema, cluster.address("crate", "schema", schema)
 
 
-def _opensearch(url: str, kind: str, timeout: float) -> Store:
-    example = f"{kind}://user:password@host:9200/?prefix=idalloc"
-    accepted = ("prefix", "tls", "ca", *SECRETS, *API_KEYS)
-    cluster = _split_cluster(url, "OpenSearch", example, _OPENSEARCH_PORT, accepted)
+def _opensearch_http(url: str, kind: str, timeout: float) -> "tuple[OpenSearchHttp, str, str]":
+    """Returns the transport of a URL, its prefix, and its address for people."""
+    cluster = _split_cluster(url, *_CLUSTERS[kind], ("prefix", "tls", "ca", *SECRETS, *API_KEYS))
     prefix = cluster.parameters.get("prefix", "idalloc")
     if not _PREFIX.fullmatch(prefix):
         raise _invalid("the parameter prefix must consist of a-z, 0-9, _, - and ., and begin with a letter or digit")
     from idalloc_server.store.opensearch.http import OpenSearchHttp
-    from idalloc_server.store.opensearch.store import OpenSearchStore
 
     http = OpenSearchHttp(cluster.hosts, authorization=cluster.authorization, tls=cluster.tls, timeout=timeout)
-    return OpenSearchStore(http, prefix, cluster.address(kind, "prefix", prefix), timeout)
+    return http, prefix, cluster.address(kind, "prefix", prefix)
 
 
 def _split_cluster(url: str, product: str, example: str, port: int, accepted: Sequence[str]) -> _Cluster:
@@ -211,7 +259,7 @@ def _split_cluster(url: str, product: str, example: str, port: int, accepted: Se
             "with reserved characters percent-encoded"
         )
     credentials, _, hosts = parts.netloc.rpartition("@")
-    names = [_host(host, product, example, port) for host in hosts.split(",")]
+    names = _host_names(hosts, product, example, port)
     user, has_password, password = (unquote(part) for part in credentials.partition(":"))
     parameters = _parse_parameters(parts.query, accepted)
     return _Cluster(
@@ -221,6 +269,15 @@ def _split_cluster(url: str, product: str, example: str, port: int, accepted: Se
         tls=tls_context(parameters),
         parameters=parameters,
     )
+
+
+def _hosts(url: str) -> list[str]:
+    """Returns ``host:port`` of each host of a cluster."""
+    return _host_names(_split(url).netloc.rpartition("@")[2], *_CLUSTERS[_kind(url)])
+
+
+def _host_names(hosts: str, product: str, example: str, port: int) -> list[str]:
+    return [_host(host, product, example, port) for host in hosts.split(",")]
 
 
 def _host(text: str, product: str, example: str, default_port: int) -> str:

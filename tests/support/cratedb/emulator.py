@@ -169,11 +169,15 @@ class CrateEmulator:
         return web.json_response({**answer, "duration": 0.1})
 
     def _delete_each(self, statement: str, rows: list[list[Any]]) -> dict[str, Any]:
-        """Answers as CrateDB 6.4.3: a row that is missing, or has another version, is a version conflict."""
-        message = "VersionConflictEngineException[version conflict]"
-        conflict = {"rowcount": -2, "error": {"code": 4092, "message": message}}
-        counts = [self.statements.execute(statement, row)["rowcount"] for row in rows]
-        return {"cols": [], "duration": 0.1, "results": [{"rowcount": 1} if count else conflict for count in counts]}
+        """Answers as CrateDB 6.4.3: with versions, a row that is missing or has another one is a version conflict."""
+        results: list[dict[str, Any]] = []
+        for row in rows:
+            error = {"code": 4092, "message": "VersionConflictEngineException[version conflict]"}
+            if len(row) == 1:
+                error = {"code": 40411, "message": f"DocumentMissingException[[{row[0]}]: document missing]"}
+            is_deleted = self.statements.execute(statement, row)["rowcount"]
+            results.append({"rowcount": 1} if is_deleted else {"rowcount": -2, "error": error})
+        return {"cols": [], "duration": 0.1, "results": results}
 
     async def _fail(
         self, fault: Fault, request: web.Request, statement: str, args: list[Any], body: dict[str, Any]

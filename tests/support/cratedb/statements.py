@@ -34,7 +34,7 @@ _VALUE = r"(?:\$\d+|\?|'(?:[^']|'')*'|-?\d+)"
 # Conditions of a scan, which reads the rows as of the last refresh.
 _SCAN = (
     r"name > VALUE_ AND name LIKE VALUE_(?: AND COALESCE\(mode, ''\) <> 'deleted')?(?: AND name NOT LIKE VALUE_)?"
-    r"|doc_id > VALUE_|written_at < CURRENT_TIMESTAMP - CAST\(VALUE_ AS BIGINT\)|written_at <= VALUE_"
+    r"|(?:doc_id|name) > VALUE_|written_at < CURRENT_TIMESTAMP - CAST\(VALUE_ AS BIGINT\)|written_at <= VALUE_"
 )
 
 

@@ -211,6 +211,11 @@ def record(ctx: Context, p: dict[str, Any]) -> None:
         s["again"] = _or(s.get("again"), 0) + 1
 
 
+def mark(ctx: Context, p: dict[str, Any]) -> None:
+    if ctx.op == "create" or ctx.source.get("token") == p["seen"]:
+        ctx.source.update(p["row"])
+
+
 def recipe(ctx: Context, p: dict[str, Any]) -> None:
     """Adds as ``+=`` does: a number that fits 32 bits is an Integer, and so is the sum of two of them."""
     value, count = long(ctx.source["last_value"]), long(p["n"])
@@ -294,6 +299,7 @@ KNOWN: dict[str, tuple[str, Script]] = {
     "70fa09f00823e878": ("RELEASE", tied(release)),
     "e049b675d846b09c": ("RAISE", tied(raise_start)),
     "183ba2e4bff97edb": ("RECORD", tied(record)),
+    "002ec0ddca5e61c3": ("MARK", tied(mark)),
 }
 
 

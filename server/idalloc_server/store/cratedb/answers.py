@@ -127,7 +127,7 @@ def _may_recover(failure: StoreAnsweredError) -> bool:
 def _next_step(failure: StoreFailure, table: str) -> str:
     text = str(failure)
     if is_unauthorized(failure):
-        return "check the user and the password or jwt of the setting store, then restart this server"
+        return "check the user and the password or jwt of the URL, then restart this server"
     if found := _PRIVILEGE.search(text):
         schema = table.partition(".")[0]
         return f'run GRANT {found[1]} ON SCHEMA {schema} TO "{found[2]}"'

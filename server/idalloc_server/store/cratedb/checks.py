@@ -106,7 +106,7 @@ def _check_settings(
     if nodes is not None and nodes > 1 and str(replicas) in ("0", "0-0"):
         _log.warning(
             "table_without_replica",
-            why="its sequences are lost with its node",
+            why="its rows are lost with its node",
             table=f"{schema}.{table.name}",
             next_step=f"ALTER TABLE {reference} SET (number_of_replicas = '0-2')",
         )

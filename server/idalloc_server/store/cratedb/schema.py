@@ -5,7 +5,7 @@ the privilege DDL can start if the tables are complete, or lack optional columns
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import structlog
 
@@ -19,7 +19,7 @@ from idalloc_server.domain.errors import (
 from idalloc_server.store import packed_settings
 from idalloc_server.store.cratedb import checks
 from idalloc_server.store.cratedb.http import CrateHttp
-from idalloc_server.store.cratedb.tables import ALLOCATIONS, SEQUENCES, START_TIMESTAMPS, Table
+from idalloc_server.store.cratedb.tables import Table
 
 _log = structlog.get_logger(__name__)
 
@@ -31,11 +31,16 @@ _SUPPORTED = "5.10.16 or newer, but not 6.0.0"
 _MAX_ATTEMPTS = 3
 
 
-async def set_up(http: CrateHttp, schema: str) -> bool:
+async def set_up(http: CrateHttp, schema: str, tables: Sequence[Table]) -> bool:
     """Checks the cluster and creates the tables and columns that are missing.
 
+    Args:
+        http: The transport.
+        schema: The schema of the tables.
+        tables: The tables; a host that does not know the first one gets no write.
+
     Returns:
-        Whether the sequences keep their demand: the user may have no privilege to add that column.
+        Whether the tables have their optional columns: the user may have no privilege to add them.
 
     Raises:
         StartRefused: The version, a table, a setting of a table or a privilege of the user is unsuitable.
@@ -48,16 +53,16 @@ async def set_up(http: CrateHttp, schema: str) -> bool:
             raise
         raise StartRefused("store", f"check the host, the user and the password or jwt of the URL: {error}") from error
     nodes = await _count_nodes(http)
-    keeps_demand = True
-    for table in (SEQUENCES, START_TIMESTAMPS, ALLOCATIONS):
+    is_complete = True
+    for table in tables:
         if await _column_types(http, schema, table):
             await checks.check(http, schema, table, nodes)
-        keeps_demand &= await _create_missing(http, schema, table)
+        is_complete &= await _create_missing(http, schema, table)
         await checks.check_privileges(http, schema, table)
         await http.open_table(table.reference(schema))
     # A node answers this by itself, from its copy of the cluster state.
-    http.set_probe(checks.KEY_COLUMNS, schema, SEQUENCES.name)
-    return keeps_demand
+    http.set_probe(checks.KEY_COLUMNS, schema, tables[0].name)
+    return is_complete
 
 
 def check_version(version: str) -> None:

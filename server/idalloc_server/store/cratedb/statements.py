@@ -14,7 +14,7 @@ They follow from what a live CrateDB 6.4.3 did:
 
 from idalloc_server.domain.sequences.model import MAX_ID, PERIOD_SEPARATOR, Kind, Sequence
 from idalloc_server.store.bounds import MIN_BIGINT
-from idalloc_server.store.cratedb.tables import ALLOCATIONS, SEQUENCES, START_TIMESTAMPS
+from idalloc_server.store.cratedb.tables import ALLOCATIONS, SEQUENCES, START_TIMESTAMPS, WITNESS_MARKS
 from idalloc_server.store.packed_settings import (
     DEFAULT_GENERATION,
     DEFAULT_MIN_VALUE,
@@ -31,6 +31,7 @@ ROW = (
 )
 ROW_COLUMNS = tuple(ROW.split(", "))
 ALLOCATION = "request_id, sequence, first_id, id_count, step, generation, period, prefix, node, window_ms"
+_MARK = "name, generation, value, step, token, gaps"
 
 _RESULT = "last_value, granted, step, min_value, max_value, settings, mode, generation, writes, _seq_no, _primary_term"
 # The columns of a grant; the last one only if the table has it.
@@ -244,6 +245,40 @@ class Statements:
         return (
             f"INSERT INTO {self._sequences} (name, last_value, step, min_value, max_value, settings, mode, generation)"
             f" VALUES ({_numbers(1, 8)}) ON CONFLICT (name) DO UPDATE SET {sets} RETURNING name"
+        )
+
+
+class WitnessStatements:
+    """The statements on the marks of a witness. A comment above each one lists its arguments.
+
+    Args:
+        schema: The schema; letters, digits, ``_`` and ``-``.
+    """
+
+    def __init__(self, schema: str) -> None:
+        self._marks = WITNESS_MARKS.reference(schema)
+        self.refresh = f"REFRESH TABLE {self._marks}"
+        # after, limit
+        self.list = f"SELECT {_MARK} FROM {self._marks} WHERE name > $1 ORDER BY name LIMIT $2"
+        # name
+        self.forget = f"DELETE FROM {self._marks} WHERE name = $1"
+
+    def read(self, count: int) -> str:
+        """Returns the statement that reads this many marks by their names. ``IN`` would be a scan, which lags."""
+        return f"SELECT {_MARK} FROM {self._marks} WHERE {' OR '.join(['name = ?'] * count)}"
+
+    def replace(self, count: int) -> str:
+        """Returns the statement that replaces this many marks; each has all columns of the table, in their order.
+
+        A mark whose token is not ``seen`` stays. So does the new mark if the cluster applies the statement twice.
+        """
+        columns = ", ".join(WITNESS_MARKS.columns)
+        width = len(WITNESS_MARKS.columns)
+        rows = ", ".join(f"({_numbers(1 + width * row, width)})" for row in range(count))
+        changed = {name: f"excluded.{name}" for name in WITNESS_MARKS.columns if name != "name"}
+        return (
+            f"INSERT INTO {self._marks} ({columns}) VALUES {rows}"
+            f" ON CONFLICT (name) DO UPDATE SET {_sets('token = excluded.seen', **changed)} RETURNING name, token"
         )
 
 

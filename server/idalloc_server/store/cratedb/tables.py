@@ -105,3 +105,20 @@ ALLOCATIONS = Table(
         "written_at",
     ),
 )
+# In the order of their creation. The first one shows whether a host knows the tables.
+STORE_TABLES = (SEQUENCES, START_TIMESTAMPS, ALLOCATIONS)
+# ``seen`` is the token that the last write replaced: a statement can refer to new values of columns only.
+WITNESS_MARKS = Table(
+    "witness_marks",
+    "name",
+    {
+        "name": "TEXT",
+        "generation": "BIGINT",
+        "value": "BIGINT",
+        "step": "BIGINT",
+        "token": "TEXT",
+        "gaps": "TEXT",
+        "seen": "TEXT",
+    },
+    written=("name", "generation", "value", "step", "token", "gaps", "seen"),
+)

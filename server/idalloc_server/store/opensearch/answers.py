@@ -47,7 +47,7 @@ _WRONG_VALUE = ("class_cast_exception", "null_pointer_exception")
 _WRONG_FIELD = ("mapper_parsing_exception", "document_parsing_exception")
 
 CHECK_PROXY = "check what answers between this server and OpenSearch, such as a proxy"
-_CHECK_USER = "check the user and the password or api_key of the setting store"
+_CHECK_USER = "check the user and the password or api_key of the URL"
 _UNKNOWN_STATUS = (408, 409)
 _TOO_MANY_REQUESTS = 429
 

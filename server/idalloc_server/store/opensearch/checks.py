@@ -117,7 +117,7 @@ def _warn_without_replica(alias: str, found: StoredIndex) -> None:
     if found.setting("number_of_replicas") == "0" and found.setting("auto_expand_replicas", "false") == "false":
         _log.warning(
             "index_without_replica",
-            why="its sequences are lost with its node",
+            why="its rows are lost with its node",
             index=found.name,
             next_step=f'PUT /{alias}/_settings {{"index.auto_expand_replicas": "0-2"}}',
         )

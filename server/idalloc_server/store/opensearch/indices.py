@@ -99,5 +99,9 @@ ALLOCATIONS = Index(
         "node": _TEXT,
     },
 )
+WITNESS = Index(
+    "witness",
+    {"name": _INDEXED_TEXT, "generation": _NUMBER, "value": _NUMBER, "step": _NUMBER, "token": _TEXT, "gaps": _TEXT},
+)
 # In the order of their creation: if the last one exists, all were made once.
 INDICES = (START_TIMESTAMPS, ALLOCATIONS, SEQUENCES)

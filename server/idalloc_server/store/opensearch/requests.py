@@ -6,13 +6,13 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
-from idalloc_server.domain.store.records import GrantFloor
+from idalloc_server.domain.store.records import GrantFloor, RowVersion
 from idalloc_server.domain.store.retirement import RETIREMENT
 from idalloc_server.store.bounds import clamp_to_bigint
 from idalloc_server.store.cluster.connections import Request
 from idalloc_server.store.opensearch import scripts
 from idalloc_server.store.opensearch.answers import CONFLICT, ROW_MISSING
-from idalloc_server.store.opensearch.indices import ALLOCATIONS, SEQUENCES, START_TIMESTAMPS, Index
+from idalloc_server.store.opensearch.indices import ALLOCATIONS, SEQUENCES, START_TIMESTAMPS, WITNESS, Index
 from idalloc_server.store.opensearch.places import Places
 from idalloc_server.store.opensearch.results import (
     Hit,
@@ -68,6 +68,7 @@ class Requests:
         self._sequences = SEQUENCES.alias(prefix)
         self._starts = START_TIMESTAMPS.alias(prefix)
         self._allocations = ALLOCATIONS.alias(prefix)
+        self._marks = WITNESS.alias(prefix)
         self._windows: dict[str, int] = {}
         self._write = f"require_alias=true&timeout={int(timeout * 1000 * _SHARE_OF_TIMEOUT)}ms"
 
@@ -94,7 +95,7 @@ class Requests:
         script = _script(scripts.STAMPS, wanted=wanted, lease_ms=lease_ms, now=now, ahead=ahead, **_floor(floor))
         return self._update(self._sequences, name, {"script": script}, _GRANT_FIELDS)
 
-    def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> Request[Written | None]:
+    def give_back(self, name: str, count: int, version: RowVersion) -> Request[Written | None]:
         """Moves a counter back; None if the row was written since."""
         seq_no, term, generation = version
         script = _script(scripts.BACK, count=count, generation=generation)
@@ -238,6 +239,35 @@ class Requests:
         """Deletes records that were not written since; None for one that was, or is gone."""
         items = [_Item("delete", hit.id, {"if_seq_no": hit.seq_no, "if_primary_term": hit.term}) for hit in hits]
         return self._bulk(self._allocations, items)
+
+    def read_marks(self, names: Collection[str]) -> Request[list[Source | None]]:
+        """Writes marks unchanged; None for a missing one. Another document is last: its write confirms them."""
+        touch = {"script": _script(scripts.MARK, row={}, seen="")}
+        items = [_update_item(name, touch) for name in names]
+        items.append(_update_item(_CONFIRMATION, {**touch, "upsert": {}}))
+        return self._bulk(self._marks, items, expected=(ROW_MISSING,), is_whole=True)
+
+    def replace_marks(self, marks: Sequence[tuple[Source, str]]) -> Request[list[Source | None]]:
+        """Replaces marks that have a token, or writes the present ones unchanged; None if the outcome is unknown."""
+        items = [_update_item(row["name"], _upsert(scripts.MARK, row=row, seen=seen)) for row, seen in marks]
+        return self._bulk(self._marks, items)
+
+    def list_marks(self, after: str, limit: int) -> Request[list[Hit]]:
+        """Finds marks as of the last refresh, by name."""
+        body: dict[str, object] = {
+            "size": limit,
+            "query": {"bool": {"filter": [{"exists": {"field": "name"}}]}},
+            "sort": [{"name": "asc"}],
+            "track_total_hits": False,
+            "_source": True,
+        }
+        if after:
+            body["search_after"] = [after]
+        return self._search(self._marks, body, hits_of)
+
+    def forget_marks(self, names: Collection[str]) -> Request[list[Source | None]]:
+        """Deletes marks; None for a missing one."""
+        return self._bulk(self._marks, [_Item("delete", name, {}) for name in names])
 
     def touch_missing(self, index: Index) -> Request[Written | None]:
         """Writes a row that does not exist, which changes nothing."""

@@ -147,3 +147,9 @@ if (ctx.op == 'create') { s.putAll(params.row); s.written_at = System.currentTim
 else { s.again = s.again == null ? 1L : (long)s.again + 1L; }"""
     + _NONCE
 )
+# Params: row, seen (the token that it replaces). Made, replaced, or the present one written again.
+MARK = (
+    """def s = ctx._source; def p = params;
+if (ctx.op == 'create' || s.token == p.seen) { s.putAll(p.row); }"""
+    + _NONCE
+)

@@ -6,7 +6,7 @@ index in its place would begin all sequences again.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from idalloc_server.store.opensearch import checks
 from idalloc_server.store.opensearch.answers import INDEX_EXISTS, AliasMissing, read_answer
 from idalloc_server.store.opensearch.checks import StoredIndex
 from idalloc_server.store.opensearch.http import OpenSearchHttp
-from idalloc_server.store.opensearch.indices import INDICES, SEQUENCES, Index
+from idalloc_server.store.opensearch.indices import Index
 from idalloc_server.store.opensearch.places import Place
 from idalloc_server.store.opensearch.requests import MAX_HITS, Requests, json_body
 
@@ -92,8 +92,14 @@ CLOCK: Request[float] = _request(
 )
 
 
-async def set_up(http: OpenSearchHttp, requests: Requests, prefix: str) -> None:
+async def set_up(http: OpenSearchHttp, requests: Requests, prefix: str, indices: Sequence[Index]) -> None:
     """Checks the cluster and creates the indices and fields that are missing.
+
+    Args:
+        http: The transport.
+        requests: The requests, which get what is found.
+        prefix: The beginning of the aliases.
+        indices: The indices, in the order of their creation: if the last one exists, all were made once.
 
     Raises:
         StartRefused: The version, an index or a privilege of the user is unsuitable.
@@ -102,8 +108,8 @@ async def set_up(http: OpenSearchHttp, requests: Requests, prefix: str) -> None:
     nodes = await _check_versions(http)
     await _check_state(http)
     await _check_clock(http)
-    await _create_missing(http, requests, prefix)
-    for index in INDICES:
+    await _create_missing(http, requests, prefix, indices)
+    for index in indices:
         alias = index.alias(prefix)
         found = await _read_index(http, alias)
         if found is None:
@@ -114,7 +120,7 @@ async def set_up(http: OpenSearchHttp, requests: Requests, prefix: str) -> None:
             await _admit(http, _put_field(alias, field, mapping), alias)
         has_nonce = await _add_optional(http, alias, index, "nonce", found)
         requests.places.open(alias, Place(found.name, found.uuid), has_nonce=has_nonce)
-        if index is SEQUENCES:
+        if "demand" in index.optional:
             requests.keeps_demand = await _add_optional(http, alias, index, "demand", found)
         await _check_privileges(http, requests, index, alias)
     http.set_place_check(requests.places.check_request())
@@ -195,33 +201,33 @@ async def _check_clock(http: OpenSearchHttp) -> None:
         raise StartRefused("store", f"the clock of the cluster cannot be read: {error}") from error
 
 
-async def _create_missing(http: OpenSearchHttp, requests: Requests, prefix: str) -> None:
+async def _create_missing(http: OpenSearchHttp, requests: Requests, prefix: str, indices: Sequence[Index]) -> None:
     """Creates the indices if none of them was in use.
 
-    The index of the sequences is the last: while it is missing, a start may not have finished, and it may not be
-    created if another index has documents.
+    While the last one is missing, a start may not have finished, and it may not be created if another index has
+    documents.
     """
-    sequences = SEQUENCES.alias(prefix)
+    last = indices[-1]
     for _ in range(_MAX_ATTEMPTS):
-        if await _read_index(http, sequences) is not None:
+        if await _read_index(http, last.alias(prefix)) is not None:
             return
-        for index in INDICES:
+        for index in indices:
             alias = index.alias(prefix)
             if await _read_index(http, alias) is None:
                 path = f"/{index.new_name(prefix)}"
                 create = _request("PUT", path, dict, index.definition(prefix), none_for=(INDEX_EXISTS,))
                 await _admit(http, create, alias)
-            elif index is not SEQUENCES and await _has_documents(http, requests, index):
+            elif index is not last and await _has_documents(http, requests, index):
                 raise StartRefused(
                     "store",
-                    f"the alias {sequences} is missing, but {alias} has documents; restore it from a snapshot, or "
-                    "choose another prefix (?prefix=…)",
+                    f"the alias {last.alias(prefix)} is missing, but {alias} has documents; restore it from a snapshot,"
+                    " or choose another prefix (?prefix=…)",
                 )
-    if await _read_index(http, sequences) is None:
+    if await _read_index(http, last.alias(prefix)) is None:
         raise StartRefused(
             "store",
-            f"the index {SEQUENCES.new_name(prefix)} exists without the alias {sequences}; add the alias if the index "
-            "is idalloc's, or choose another prefix (?prefix=…)",
+            f"the index {last.new_name(prefix)} exists without the alias {last.alias(prefix)}; add the alias if the "
+            "index is idalloc's, or choose another prefix (?prefix=…)",
         )
 
 

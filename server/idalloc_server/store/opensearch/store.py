@@ -5,7 +5,16 @@ from typing import Any, TypeVar
 
 from idalloc_server.domain.errors import SequenceInvalid, StoreOutcomeUnknown, StoreRefused
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Sequence
-from idalloc_server.domain.store.records import Claim, Demand, Grant, GrantFloor, RecordedAllocation, Revision, Row
+from idalloc_server.domain.store.records import (
+    Claim,
+    Demand,
+    Grant,
+    GrantFloor,
+    RecordedAllocation,
+    Revision,
+    Row,
+    RowVersion,
+)
 from idalloc_server.domain.store.retention import RecordPosition, Retention
 from idalloc_server.domain.store.retirement import RETIREMENT
 from idalloc_server.store import packed_settings
@@ -16,7 +25,7 @@ from idalloc_server.store.cluster.rows import milliseconds
 from idalloc_server.store.opensearch import setup
 from idalloc_server.store.opensearch.answers import RowInvalid
 from idalloc_server.store.opensearch.http import OpenSearchHttp
-from idalloc_server.store.opensearch.indices import ALLOCATIONS, SEQUENCES, START_TIMESTAMPS
+from idalloc_server.store.opensearch.indices import ALLOCATIONS, INDICES, SEQUENCES, START_TIMESTAMPS
 from idalloc_server.store.opensearch.requests import Requests
 from idalloc_server.store.opensearch.results import Hit
 from idalloc_server.store.opensearch.rows import parse_grant, parse_row, row_fields, settings_fields, written_number
@@ -45,7 +54,7 @@ class OpenSearchStore(ClusterStore):
 
     async def open(self) -> None:
         """See ``Store.open``. Creates the indices at the first start only."""
-        await setup.set_up(self._http, self._requests, self._prefix)
+        await setup.set_up(self._http, self._requests, self._prefix, INDICES)
 
     async def _grant(
         self, name: str, wanted: int, lease_ms: int, floor: GrantFloor, demand: Demand | None
@@ -168,7 +177,7 @@ class OpenSearchStore(ClusterStore):
         deleted = await self._http.send_write(self._requests.forget(expired), may_fail_over=False)
         return sum(source is not None for source in deleted)
 
-    async def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:
+    async def give_back(self, name: str, count: int, version: RowVersion) -> bool:
         """See ``Store.give_back``."""
         try:
             written = await self._http.send_write(self._requests.give_back(name, count, version), may_fail_over=False)

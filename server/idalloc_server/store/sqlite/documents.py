@@ -10,14 +10,13 @@ from idalloc_server.documents.document import Document
 from idalloc_server.documents.errors import Busy, DuplicateKey, UnknownCollection, UnknownSchema
 from idalloc_server.documents.protocol import PAGE, PAGE_TEXT, Change, Inserted, Rewritten
 from idalloc_server.documents.selection import Chooser, Selection
-from idalloc_server.domain.errors import StartRefused, StoreAnsweredError
+from idalloc_server.domain.errors import StoreAnsweredError
 from idalloc_server.store.sqlite.database import Database
 from idalloc_server.store.sqlite.errors import is_busy
-from idalloc_server.store.sqlite.schema import roll_back
+from idalloc_server.store.sqlite.schema import DOCUMENTS_ID, create_own_tables
 
 _T = TypeVar("_T")
 
-_APPLICATION_ID = 0x69646C64  # PRAGMA application_id: "idld"
 _BUSY_TIMEOUT = 5.0
 
 _TABLES = (
@@ -167,17 +166,7 @@ class SqliteDocuments:
 
 
 def _create_tables(db: sqlite3.Connection, path: Path) -> None:
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        application_id = db.execute("PRAGMA application_id").fetchone()[0]
-        if application_id != _APPLICATION_ID and db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
-            raise StartRefused("store", f"{path} is a SQLite database of another program; move it away")
-        for table in _TABLES:
-            db.execute(f"CREATE TABLE IF NOT EXISTS {table}")
-        db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-        db.execute("COMMIT")
-    finally:
-        roll_back(db)
+    create_own_tables(db, path, DOCUMENTS_ID, _TABLES, "move it away")
 
 
 def _check_schema(db: sqlite3.Connection, schema: str) -> None:

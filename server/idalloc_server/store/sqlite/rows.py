@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from idalloc_server.domain.errors import NULL_LAST_VALUE, SequenceDeleted, SequenceInvalid
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Sequence
-from idalloc_server.domain.store.records import Demand, Grant, GrantFloor, Revision, Row
+from idalloc_server.domain.store.records import Demand, Grant, GrantFloor, Revision, Row, RowVersion
 from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retirement_blocks
 from idalloc_server.store import packed_settings
 from idalloc_server.store.bounds import advance_counter, ids_left, timestamp_grant
@@ -76,7 +76,7 @@ def grant_timestamps(
     return _write_grant(db, found, lease_ms, result.last_value, result.granted, result.remaining)
 
 
-def give_back(db: sqlite3.Connection, name: str, count: int, version: tuple[int, int, int]) -> bool:
+def give_back(db: sqlite3.Connection, name: str, count: int, version: RowVersion) -> bool:
     """See ``Store.give_back``."""
     found = _read(db, name)
     if found is None or (found.writes, found.row.last_value, found.row.generation) != version:

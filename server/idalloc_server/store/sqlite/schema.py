@@ -3,7 +3,7 @@
 import os
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -13,7 +13,15 @@ from idalloc_server.store.sqlite.errors import is_busy
 from idalloc_server.store.sqlite.files import DatabaseFiles
 from idalloc_server.store.sqlite.locks import check_locks
 
-APPLICATION_ID = 0x69646C63  # PRAGMA application_id: "idlc"
+# PRAGMA application_id of the store, of the documents and of the witness: "idlc", "idld" and "idlw".
+APPLICATION_ID = 0x69646C63
+DOCUMENTS_ID = 0x69646C64
+WITNESS_ID = 0x69646C77
+_OWNERS = {
+    APPLICATION_ID: "a store of idalloc",
+    DOCUMENTS_ID: "a file of documents of idalloc",
+    WITNESS_ID: "a witness of idalloc",
+}
 
 # PRAGMA user_version; it increases with each change that older servers cannot read.
 _SCHEMA_VERSION = 0
@@ -117,6 +125,35 @@ def _make_folder(folder: Path) -> list[Path]:
         return [folder]
     make_folder(folder)
     return [folder, *folder.parents]
+
+
+def create_own_tables(
+    db: sqlite3.Connection, path: Path, application_id: int, tables: Collection[str], next_step: str
+) -> None:
+    """Creates the tables of a database that has no counters.
+
+    Args:
+        db: The database.
+        path: Its file, for the error.
+        application_id: Its ``PRAGMA application_id``.
+        tables: The definitions of its tables.
+        next_step: What an operator does with a database of another program.
+
+    Raises:
+        StartRefused: It is another program's, or has other tables of idalloc.
+    """
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        found = db.execute("PRAGMA application_id").fetchone()[0]
+        if found != application_id and db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
+            owner = _OWNERS.get(found, "a SQLite database of another program")
+            raise StartRefused("store", f"{path} is {owner}; {next_step}")
+        for table in tables:
+            db.execute(f"CREATE TABLE IF NOT EXISTS {table}")
+        db.execute(f"PRAGMA application_id = {application_id}")
+        db.execute("COMMIT")
+    finally:
+        roll_back(db)
 
 
 def create_tables(db: sqlite3.Connection, path: Path) -> None:

@@ -18,6 +18,7 @@ from idalloc_server.domain.store.records import (
     RecordedAllocation,
     Revision,
     Row,
+    RowVersion,
 )
 from idalloc_server.domain.store.retention import RecordPosition, Retention
 from idalloc_server.store.sqlite import recorded, rows
@@ -109,7 +110,7 @@ class SqliteStore:
         """See ``Store.forget_recorded``."""
         return await self._database.write(lambda db: recorded.forget(db, retention, limit))
 
-    async def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:
+    async def give_back(self, name: str, count: int, version: RowVersion) -> bool:
         """See ``Store.give_back``."""
         return await self._database.write(lambda db: rows.give_back(db, name, count, version))
 

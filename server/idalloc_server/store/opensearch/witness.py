@@ -1,0 +1,82 @@
+"""The witness in an OpenSearch cluster."""
+
+from collections.abc import Collection
+from collections.abc import Sequence as Many
+from typing import Any
+
+from idalloc_server.domain.witness.marks import Replacement, WitnessMark
+from idalloc_server.store.opensearch import setup
+from idalloc_server.store.opensearch.http import OpenSearchHttp
+from idalloc_server.store.opensearch.indices import WITNESS
+from idalloc_server.store.opensearch.requests import Requests
+from idalloc_server.store.witness import parse_mark, refused_as_witness
+
+
+class OpenSearchWitness:
+    """A witness in a cluster of OpenSearch, or of Elasticsearch (not tested); see ``Witness``.
+
+    ``read`` writes the marks unchanged, since a read by id is confirmed by no other copy.
+
+    Args:
+        http: The transport.
+        prefix: The beginning of the name of the alias.
+        address: The address of the cluster for people, without secrets.
+        timeout: The timeout of a call, in seconds.
+    """
+
+    def __init__(self, http: OpenSearchHttp, prefix: str, address: str, timeout: float) -> None:
+        self._http = http
+        self._prefix = prefix
+        self._address = address
+        self._requests = Requests(prefix, timeout)
+
+    @property
+    def address(self) -> str:
+        """See ``Witness.address``."""
+        return self._address
+
+    async def open(self) -> None:
+        """See ``Witness.open``."""
+        with refused_as_witness():
+            await setup.set_up(self._http, self._requests, self._prefix, (WITNESS,))
+
+    async def read(self, names: Collection[str]) -> dict[str, WitnessMark]:
+        """See ``Witness.read``."""
+        *found, _ = await self._http.send_write(self._requests.read_marks(names))
+        return {name: _mark(name, source) for name, source in zip(names, found, strict=True) if source is not None}
+
+    async def replace(self, replacements: Many[Replacement]) -> set[str]:
+        """See ``Witness.replace``."""
+        marks = [({"name": name, **mark._asdict()}, seen) for name, mark, seen in replacements]
+        found = await self._http.send_write(self._requests.replace_marks(marks))
+        return {
+            name
+            for (name, mark, _), source in zip(replacements, found, strict=True)
+            if source is not None and source.get("token") == mark.token
+        }
+
+    async def list(self, after: str, limit: int) -> list[tuple[str, WitnessMark]]:
+        """See ``Witness.list``."""
+        await self._http.send_read(self._requests.refresh(WITNESS))
+        marks: list[tuple[str, WitnessMark]] = []
+        while len(marks) < limit:
+            size = min(limit - len(marks), self._requests.page(WITNESS))
+            hits = await self._http.send_read(self._requests.list_marks(after, size))
+            marks += [(hit.id, _mark(hit.id, hit.source)) for hit in hits]
+            if len(hits) < size:
+                break
+            after = hits[-1].id
+        return marks
+
+    async def forget(self, names: Collection[str]) -> int:
+        """See ``Witness.forget``."""
+        deleted = await self._http.send_write(self._requests.forget_marks(names))
+        return sum(source is not None for source in deleted)
+
+    async def close(self) -> None:
+        """See ``Witness.close``."""
+        await self._http.close()
+
+
+def _mark(name: str, source: dict[str, Any]) -> WitnessMark:
+    return parse_mark(name, [source.get(field) for field in WitnessMark._fields])

@@ -1,0 +1,99 @@
+"""The witness in one SQLite file."""
+
+import sqlite3
+from collections.abc import Collection
+from collections.abc import Sequence as Many
+from pathlib import Path
+
+import structlog
+
+from idalloc_server.domain.witness.marks import Replacement, WitnessMark
+from idalloc_server.store.sqlite.database import Database
+from idalloc_server.store.sqlite.schema import WITNESS_ID, create_own_tables
+from idalloc_server.store.witness import is_on_one_disk, parse_mark, refused_as_witness
+
+_log = structlog.get_logger(__name__)
+
+_BUSY_TIMEOUT = 5.0
+_TABLES = (
+    "marks (name TEXT PRIMARY KEY, generation INTEGER NOT NULL, value INTEGER NOT NULL, step INTEGER NOT NULL,"
+    " token TEXT NOT NULL, gaps TEXT NOT NULL) WITHOUT ROWID",
+)
+_READ = "SELECT generation, value, step, token, gaps FROM marks WHERE name = ?"
+_REPLACE = (
+    "INSERT INTO marks (name, generation, value, step, token, gaps) VALUES (?1, ?2, ?3, ?4, ?5, ?6)"
+    " ON CONFLICT (name) DO UPDATE SET generation = excluded.generation, value = excluded.value,"
+    " step = excluded.step, token = excluded.token, gaps = excluded.gaps WHERE token = ?7"
+)
+_LIST = "SELECT name, generation, value, step, token, gaps FROM marks WHERE name > ? ORDER BY name LIMIT ?"
+
+
+class SqliteWitness:
+    """A witness in one file; see ``Witness``. Each call is one transaction, and a commit survives a power cut.
+
+    Args:
+        path: The file; it and its folder are created if they are missing.
+        store: The file of the store, if it is one.
+        busy_timeout: How long a transaction waits while another process writes, in seconds.
+    """
+
+    def __init__(self, path: Path, store: Path | None = None, busy_timeout: float = _BUSY_TIMEOUT) -> None:
+        self._path = path
+        self._store = store
+        self._database = Database(path, busy_timeout, _create_tables)
+
+    @property
+    def address(self) -> str:
+        """See ``Witness.address``."""
+        return f"sqlite://{self._path}"
+
+    async def open(self) -> None:
+        """See ``Witness.open``. Logs a warning if the witness is on the disk of the store."""
+        with refused_as_witness():
+            await self._database.open()
+        if self._store is not None and is_on_one_disk(self._path, self._store):
+            _log.warning(
+                "witness_on_the_stores_disk",
+                witness=str(self._path),
+                store=str(self._store),
+                next_step="name a file on another disk in the setting witness",
+            )
+
+    async def read(self, names: Collection[str]) -> dict[str, WitnessMark]:
+        """See ``Witness.read``."""
+
+        def work(db: sqlite3.Connection) -> dict[str, WitnessMark]:
+            found = {name: db.execute(_READ, (name,)).fetchone() for name in names}
+            return {name: parse_mark(name, row) for name, row in found.items() if row}
+
+        return await self._database.read(work)
+
+    async def replace(self, replacements: Many[Replacement]) -> set[str]:
+        """See ``Witness.replace``."""
+
+        def work(db: sqlite3.Connection) -> set[str]:
+            db.executemany(_REPLACE, [(name, *mark, seen) for name, mark, seen in replacements])
+            return {name for name, mark, _ in replacements if db.execute(_READ, (name,)).fetchone()[3] == mark.token}
+
+        return await self._database.write(work)
+
+    async def list(self, after: str, limit: int) -> list[tuple[str, WitnessMark]]:
+        """See ``Witness.list``."""
+        rows = await self._database.read(lambda db: db.execute(_LIST, (after, limit)).fetchall())
+        return [(name, parse_mark(name, fields)) for name, *fields in rows]
+
+    async def forget(self, names: Collection[str]) -> int:
+        """See ``Witness.forget``."""
+
+        def work(db: sqlite3.Connection) -> int:
+            return db.executemany("DELETE FROM marks WHERE name = ?", [(name,) for name in names]).rowcount
+
+        return await self._database.write(work)
+
+    async def close(self) -> None:
+        """See ``Witness.close``."""
+        await self._database.close()
+
+
+def _create_tables(db: sqlite3.Connection, path: Path) -> None:
+    create_own_tables(db, path, WITNESS_ID, _TABLES, "name another file")

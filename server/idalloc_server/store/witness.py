@@ -1,0 +1,102 @@
+"""What the witnesses of all kinds share: the place apart from the store, and the marks as they are stored."""
+
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Sequence as Many
+from contextlib import contextmanager
+from pathlib import Path
+
+from idalloc_server.domain.errors import StartRefused, StoreRefused
+from idalloc_server.domain.witness.marks import WitnessMark
+
+_GAPS = re.compile(r"(-?\d+:-?\d+( -?\d+:-?\d+)*)?")
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+_WHY_APART = "a witness in the store would be restored with it"
+
+
+@contextmanager
+def refused_as_witness() -> Iterator[None]:
+    """Raises a ``StartRefused`` as one of the setting ``witness``."""
+    try:
+        yield
+    except StartRefused as error:
+        raise StartRefused("witness", str(error).removeprefix(f"{error.setting}: ")) from error
+
+
+def check_files(witness: Path, files: Mapping[Path, str]) -> None:
+    """Refuses a witness in a file of the store, also by another name.
+
+    Args:
+        witness: The file of the witness.
+        files: The files of the store, and what each of them is.
+
+    Raises:
+        StartRefused: They have a file in common.
+    """
+    for path, what in files.items():
+        if _is_same_file(witness, path):
+            raise StartRefused(
+                "witness", f"{witness} is {what}, and {_WHY_APART}; name another file, best on another disk"
+            )
+
+
+def check_hosts(witness: Collection[str], store: Collection[str]) -> None:
+    """Refuses a witness in the cluster of the store.
+
+    Args:
+        witness: ``host:port`` of each host of the witness.
+        store: The same of the store.
+
+    Raises:
+        StartRefused: They have a host in common.
+    """
+    known = {_machine(host) for host in store}
+    for host in witness:
+        if _machine(host) in known:
+            raise StartRefused(
+                "witness", f"{host} is a host of the store, and {_WHY_APART}; name another cluster, or a SQLite file"
+            )
+
+
+def is_on_one_disk(first: Path, second: Path) -> bool:
+    """Whether two files, which may be missing, are on one device; False if that cannot be found out."""
+    try:
+        return _device(first) == _device(second)
+    except OSError:
+        return False
+
+
+def parse_mark(name: str, fields: Many[object]) -> WitnessMark:
+    """Returns a mark from its fields as stored, in their order.
+
+    Raises:
+        StoreRefused: The mark was edited.
+    """
+    match fields:
+        case [int(generation), int(value), int(step), str(token), str(gaps)] if (
+            step and token and _GAPS.fullmatch(gaps)
+        ):
+            return WitnessMark(generation, value, step, token, gaps)
+    raise StoreRefused(f"the mark {name!r} of the witness was edited: {list(fields)}; delete that row of the witness")
+
+
+def _is_same_file(first: Path, second: Path) -> bool:
+    if os.path.realpath(first) == os.path.realpath(second):
+        return True
+    try:
+        return first.samefile(second)
+    except OSError:  # one of them is missing
+        return False
+
+
+def _device(path: Path) -> int:
+    """Returns the device of the nearest folder that exists."""
+    folders = Path(os.path.realpath(path)).parents
+    return next(folder.stat().st_dev for folder in folders if folder.is_dir())
+
+
+def _machine(host: str) -> str:
+    """Returns ``host:port`` so that the usual names of one host are equal."""
+    name, _, port = host.lower().rpartition(":")
+    return f"{'localhost' if name in _LOOPBACK else name}:{port}"
