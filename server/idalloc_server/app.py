@@ -8,6 +8,7 @@ import socket
 from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import cast
 
 import structlog
 
@@ -17,6 +18,7 @@ from idalloc_server.auth.access_file import AccessFile
 from idalloc_server.domain.clock import Clock, SystemClock
 from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.store.protocol import WRITES, Store
+from idalloc_server.domain.witness.store import WitnessedStore
 from idalloc_server.listen import transport
 from idalloc_server.listen.callers import open_access_control
 from idalloc_server.node.change import NodeChanges
@@ -30,8 +32,8 @@ from idalloc_server.rpc.port import RpcPort
 from idalloc_server.rpc.sequences import SequencesServicer
 from idalloc_server.rpc.services import RpcServices
 from idalloc_server.settings.model import Settings
-from idalloc_server.store.counted import counted
-from idalloc_server.store.urls import keeps_documents, open_documents, open_store
+from idalloc_server.store.counted import counted, counted_witness
+from idalloc_server.store.urls import keeps_documents, open_documents, open_store, open_witness
 from idalloc_server.telemetry.logs import log_every_second, watch_burned
 from idalloc_server.telemetry.metrics import CallMetrics
 from idalloc_server.telemetry.traces import Traces, open_traces
@@ -75,9 +77,7 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
 
         http = HttpPort(settings, access_control, clock, METHOD_TYPES)
     store_calls: Counter[str] = Counter()
-    store = counted(open_store(settings.store, clock, settings.store_timeout), store_calls)
-    if traces is not None:
-        store = traces.trace_writes(store, store.address, WRITES)
+    store = _open_store(settings, clock, traces, store_calls)
     try:
         if http:
             await http.start()
@@ -98,6 +98,17 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
         port.release_address()
         if traces is not None:
             await traces.close()
+
+
+def _open_store(settings: Settings, clock: Clock, traces: Traces | None, calls: Counter[str]) -> Store:
+    """Return the store, not connected yet: its calls are counted and traced, and its grants witnessed."""
+    store = counted(open_store(settings.store, clock, settings.store_timeout), calls)
+    if traces is not None:
+        store = traces.trace_writes(store, store.address, WRITES)
+    if settings.witness:
+        witness = open_witness(settings.witness, settings.store, settings.store_timeout / 2)
+        store = cast(Store, WitnessedStore(store, counted_witness(witness, calls), settings.store_timeout))
+    return store
 
 
 async def _open(store: Store, timeout: float) -> None:
@@ -135,6 +146,7 @@ class _Node:
     def __init__(self, opened: _Opened, mode: ProcessMode, issuers: Issuers) -> None:
         settings, store, access_control = opened.settings, opened.store, opened.access_control
         allocator, doc_ids = issuers.allocator, issuers.doc_ids
+        witnessed = store if isinstance(store, WitnessedStore) else None
         self._opened = opened
         self._mode = mode
         self._issuers = issuers
@@ -159,6 +171,7 @@ class _Node:
             workers=settings.workers,
             is_draining=lambda: self._rpc.draining.has_begun,
             count_more=self._xproto.count,
+            witnessed=witnessed,
         )
         self._rpc.add(
             IdAllocatorServicer(
@@ -172,7 +185,7 @@ class _Node:
                 self._rpc.calls.record_failure,
             ),
             SequencesServicer(issuers.sequences),
-            NodeServicer(allocator, doc_ids, store.address, changes),
+            NodeServicer(allocator, doc_ids, store.address, changes, witnessed.witness_address if witnessed else ""),
         )
 
     async def serve_until_stopped(self, http: str) -> None:

@@ -22,6 +22,7 @@ HEALTHY = """
 # HELP idalloc_store_up Whether the store answers.
 # TYPE idalloc_store_up gauge
 idalloc_store_up 1.0
+idalloc_witness_up 1.0
 idalloc_reserve_seconds{sequence="orders"} 101.5
 idalloc_sequence_exhausts_in_seconds{sequence="orders"} 8.64e+06
 idalloc_ids_issued_total{sequence="orders"} 1e+06
@@ -35,6 +36,7 @@ idalloc_auth_rejections_total{reason="UNAUTHENTICATED"} 2.0
 # A line of it, the line in the state, and the alerts that fire then.
 STATES = [
     ("idalloc_store_up 1.0", "idalloc_store_up 0.0", {"IdallocStoreAway"}),
+    ("witness_up 1.0", "witness_up 0.0", {"IdallocWitnessDown"}),
     ("} 101.5", "} 44.9", {"IdallocReserveLow"}),
     ("} 8.64e+06", f"}} {29 * DAY}", {"IdallocSequenceExhaustsSoon"}),
     ("} 2000.0", "} 200000.0", {"IdallocBurnRateHigh"}),

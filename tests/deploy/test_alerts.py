@@ -99,6 +99,19 @@ def test_a_locked_store_is_away(tmp_path: Path) -> None:
         assert "IdallocStoreAway" in recording.firing(tmp_path)
 
 
+def test_a_locked_witness_is_down(tmp_path: Path) -> None:
+    """A witness that another process locks raises IdallocWitnessDown."""
+    with serving(tmp_path, witness=f"sqlite://{tmp_path}/witness.db", **SHORT) as server:
+        call(server, "allocate", "orders")
+        assert value(server, "idalloc_witness_up") == [1]
+        with closing(sqlite3.connect(tmp_path / "witness.db", timeout=20, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            call(server, "--timeout", "3s", "allocate", "other")
+            wait_until(lambda: value(server, "idalloc_witness_up") == [0], "the witness is down in the metrics")
+            recording = record(server, lambda: None)
+        assert "IdallocWitnessDown" in recording.firing(tmp_path)
+
+
 @pytest.mark.timeout(600)
 def test_an_outage_uses_up_the_reserve(tmp_path: Path) -> None:
     """A sequence in steady use falls below half of its reserve while the store is away."""

@@ -213,6 +213,8 @@ class Node(Reply):
         lease_count: The number of leases that it holds, one for each sequence.
         worker_count: The number of worker processes, at least 1.
         store_error: Why the store failed in the last second; empty if it works.
+        witness: The address of the witness, which keeps high-water marks outside the store, without passwords and
+            tokens; empty without one.
     """
 
     _MESSAGE: ClassVar[type[Message]] = node_pb2.Node
@@ -226,6 +228,7 @@ class Node(Reply):
     lease_count: int = 0
     worker_count: int = 0
     store_error: str = ""
+    witness: str = ""
 
 
 def to_range(reply: id_allocator_pb2.AllocateRangeResponse | id_allocator_pb2.StreamRangesResponse) -> Range:

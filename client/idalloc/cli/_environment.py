@@ -15,7 +15,7 @@ SERVER = (
     *("STORE_TIMEOUT", "MAX_CLOCK_SKEW", "WORKERS", "DRAIN_TIMEOUT", "MAX_IDS_PER_CALL", "MAX_SEQUENCES"),
     *("AUTO_CREATE_SEQUENCES", "REQUEST_ID_WINDOW", "TLS_CERT", "TLS_KEY", "TLS_CLIENT_CA", "ACCESS", "INSECURE"),
     *("MAX_CONNECTION_AGE", "LOG_LEVEL", "XPROTO_LISTEN", "XPROTO_MAX_MESSAGE", "XPROTO_MAX_CONNECTIONS"),
-    "TRUST_PROXY",
+    *("TRUST_PROXY", "WITNESS"),
 )
 # Variables of the tests, and those that Kubernetes sets for a service named idalloc.
 _IGNORED = re.compile(r"TEST_\w+|(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)")

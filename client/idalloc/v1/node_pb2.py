@@ -26,7 +26,7 @@ from google.api import field_behavior_pb2 as google_dot_api_dot_field__behavior_
 from google.protobuf import field_mask_pb2 as google_dot_protobuf_dot_field__mask__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15idalloc/v1/node.proto\x12\nidalloc.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a google/protobuf/field_mask.proto\"\x10\n\x0eGetNodeRequest\"1\n\x0fGetNodeResponse\x12\x1e\n\x04node\x18\x01 \x01(\x0b\x32\x10.idalloc.v1.Node\"\x87\x01\n\x11UpdateNodeRequest\x12$\n\x04node\x18\x01 \x01(\x0b\x32\x10.idalloc.v1.NodeB\x04\xe2\x41\x01\x02\x12\x35\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMaskB\x04\xe2\x41\x01\x01\x12\x15\n\x07persist\x18\x03 \x01(\x08\x42\x04\xe2\x41\x01\x01\"4\n\x12UpdateNodeResponse\x12\x1e\n\x04node\x18\x01 \x01(\x0b\x32\x10.idalloc.v1.Node\"\xd0\x01\n\x04Node\x12\x0e\n\x06prefix\x18\x01 \x01(\x05\x12\x17\n\x0fstart_timestamp\x18\x02 \x01(\x03\x12\x1d\n\x15\x61uto_increment_offset\x18\x03 \x01(\x05\x12 \n\x18\x61uto_increment_increment\x18\x04 \x01(\x05\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\r\n\x05store\x18\x06 \x01(\t\x12\x13\n\x0blease_count\x18\x07 \x01(\x03\x12\x14\n\x0cworker_count\x18\x08 \x01(\x05\x12\x13\n\x0bstore_error\x18\t \x01(\t2\x9e\x01\n\x0bNodeService\x12\x42\n\x07GetNode\x12\x1a.idalloc.v1.GetNodeRequest\x1a\x1b.idalloc.v1.GetNodeResponse\x12K\n\nUpdateNode\x12\x1d.idalloc.v1.UpdateNodeRequest\x1a\x1e.idalloc.v1.UpdateNodeResponseBI\n\rio.idalloc.v1B\tNodeProtoP\x01Z+example.com/idalloc/go/idalloc/v1;idallocv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15idalloc/v1/node.proto\x12\nidalloc.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a google/protobuf/field_mask.proto\"\x10\n\x0eGetNodeRequest\"1\n\x0fGetNodeResponse\x12\x1e\n\x04node\x18\x01 \x01(\x0b\x32\x10.idalloc.v1.Node\"\x87\x01\n\x11UpdateNodeRequest\x12$\n\x04node\x18\x01 \x01(\x0b\x32\x10.idalloc.v1.NodeB\x04\xe2\x41\x01\x02\x12\x35\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMaskB\x04\xe2\x41\x01\x01\x12\x15\n\x07persist\x18\x03 \x01(\x08\x42\x04\xe2\x41\x01\x01\"4\n\x12UpdateNodeResponse\x12\x1e\n\x04node\x18\x01 \x01(\x0b\x32\x10.idalloc.v1.Node\"\xe1\x01\n\x04Node\x12\x0e\n\x06prefix\x18\x01 \x01(\x05\x12\x17\n\x0fstart_timestamp\x18\x02 \x01(\x03\x12\x1d\n\x15\x61uto_increment_offset\x18\x03 \x01(\x05\x12 \n\x18\x61uto_increment_increment\x18\x04 \x01(\x05\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\r\n\x05store\x18\x06 \x01(\t\x12\x13\n\x0blease_count\x18\x07 \x01(\x03\x12\x14\n\x0cworker_count\x18\x08 \x01(\x05\x12\x13\n\x0bstore_error\x18\t \x01(\t\x12\x0f\n\x07witness\x18\n \x01(\t2\x9e\x01\n\x0bNodeService\x12\x42\n\x07GetNode\x12\x1a.idalloc.v1.GetNodeRequest\x1a\x1b.idalloc.v1.GetNodeResponse\x12K\n\nUpdateNode\x12\x1d.idalloc.v1.UpdateNodeRequest\x1a\x1e.idalloc.v1.UpdateNodeResponseBI\n\rio.idalloc.v1B\tNodeProtoP\x01Z+example.com/idalloc/go/idalloc/v1;idallocv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,7 +49,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_UPDATENODERESPONSE']._serialized_start=311
   _globals['_UPDATENODERESPONSE']._serialized_end=363
   _globals['_NODE']._serialized_start=366
-  _globals['_NODE']._serialized_end=574
-  _globals['_NODESERVICE']._serialized_start=577
-  _globals['_NODESERVICE']._serialized_end=735
+  _globals['_NODE']._serialized_end=591
+  _globals['_NODESERVICE']._serialized_start=594
+  _globals['_NODESERVICE']._serialized_end=752
 # @@protoc_insertion_point(module_scope)

@@ -134,6 +134,7 @@ class Node(_message.Message):
     LEASE_COUNT_FIELD_NUMBER: _builtins.int
     WORKER_COUNT_FIELD_NUMBER: _builtins.int
     STORE_ERROR_FIELD_NUMBER: _builtins.int
+    WITNESS_FIELD_NUMBER: _builtins.int
     prefix: _builtins.int
     """The prefix of this node's document ids, 0 to 65535 (the setting node_prefix)."""
     start_timestamp: _builtins.int
@@ -159,6 +160,10 @@ class Node(_message.Message):
     """The store's error in the last second in which the answering process called it; empty if there was none. While the
     store fails, the service "store" in grpc.health.v1 is NOT_SERVING, and the server logs store_fails each second.
     """
+    witness: _builtins.str
+    """The address of the witness, which keeps high-water marks outside the store (the setting witness), without passwords
+    or tokens; empty without one.
+    """
     def __init__(
         self,
         *,
@@ -171,10 +176,11 @@ class Node(_message.Message):
         lease_count: _builtins.int = ...,
         worker_count: _builtins.int = ...,
         store_error: _builtins.str = ...,
+        witness: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_increment_increment", b"auto_increment_increment", "auto_increment_offset", b"auto_increment_offset", "lease_count", b"lease_count", "prefix", b"prefix", "start_timestamp", b"start_timestamp", "store", b"store", "store_error", b"store_error", "version", b"version", "worker_count", b"worker_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_increment_increment", b"auto_increment_increment", "auto_increment_offset", b"auto_increment_offset", "lease_count", b"lease_count", "prefix", b"prefix", "start_timestamp", b"start_timestamp", "store", b"store", "store_error", b"store_error", "version", b"version", "witness", b"witness", "worker_count", b"worker_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -242,7 +242,10 @@ type Node struct {
 	WorkerCount int32 `protobuf:"varint,8,opt,name=worker_count,json=workerCount,proto3" json:"worker_count,omitempty"`
 	// The store's error in the last second in which the answering process called it; empty if there was none. While the
 	// store fails, the service "store" in grpc.health.v1 is NOT_SERVING, and the server logs store_fails each second.
-	StoreError    string `protobuf:"bytes,9,opt,name=store_error,json=storeError,proto3" json:"store_error,omitempty"`
+	StoreError string `protobuf:"bytes,9,opt,name=store_error,json=storeError,proto3" json:"store_error,omitempty"`
+	// The address of the witness, which keeps high-water marks outside the store (the setting witness), without passwords
+	// or tokens; empty without one.
+	Witness       string `protobuf:"bytes,10,opt,name=witness,proto3" json:"witness,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -340,6 +343,13 @@ func (x *Node) GetStoreError() string {
 	return ""
 }
 
+func (x *Node) GetWitness() string {
+	if x != nil {
+		return x.Witness
+	}
+	return ""
+}
+
 var File_idalloc_v1_node_proto protoreflect.FileDescriptor
 
 const file_idalloc_v1_node_proto_rawDesc = "" +
@@ -355,7 +365,7 @@ const file_idalloc_v1_node_proto_rawDesc = "" +
 	"updateMask\x12\x1e\n" +
 	"\apersist\x18\x03 \x01(\bB\x04\xe2A\x01\x01R\apersist\":\n" +
 	"\x12UpdateNodeResponse\x12$\n" +
-	"\x04node\x18\x01 \x01(\v2\x10.idalloc.v1.NodeR\x04node\"\xca\x02\n" +
+	"\x04node\x18\x01 \x01(\v2\x10.idalloc.v1.NodeR\x04node\"\xe4\x02\n" +
 	"\x04Node\x12\x16\n" +
 	"\x06prefix\x18\x01 \x01(\x05R\x06prefix\x12'\n" +
 	"\x0fstart_timestamp\x18\x02 \x01(\x03R\x0estartTimestamp\x122\n" +
@@ -367,7 +377,9 @@ const file_idalloc_v1_node_proto_rawDesc = "" +
 	"leaseCount\x12!\n" +
 	"\fworker_count\x18\b \x01(\x05R\vworkerCount\x12\x1f\n" +
 	"\vstore_error\x18\t \x01(\tR\n" +
-	"storeError2\x9e\x01\n" +
+	"storeError\x12\x18\n" +
+	"\awitness\x18\n" +
+	" \x01(\tR\awitness2\x9e\x01\n" +
 	"\vNodeService\x12B\n" +
 	"\aGetNode\x12\x1a.idalloc.v1.GetNodeRequest\x1a\x1b.idalloc.v1.GetNodeResponse\x12K\n" +
 	"\n" +

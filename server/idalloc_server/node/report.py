@@ -10,6 +10,7 @@ from idalloc_server.auth.audit import Audit
 from idalloc_server.domain.administration.index import NEAREST
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.survey import Survey
+from idalloc_server.domain.witness.store import WitnessedStore
 from idalloc_server.node.answers import Answer, NodeAnswers
 from idalloc_server.node.issuers import Issuers
 from idalloc_server.telemetry import families
@@ -36,6 +37,7 @@ class NodeReport:
     workers: int  # how many processes the server has; only a single one decides which sequences have a series
     is_draining: Callable[[], bool]
     count_more: Callable[[Counts], None]  # adds the metrics of other ports
+    witnessed: WitnessedStore | None = None  # the store, if it has a witness
     series: IssuedSeries = field(init=False)
     answers: dict[str, Answer] = field(init=False)  # to questions of the HTTP port, by name, with JSON values
 
@@ -49,8 +51,9 @@ class NodeReport:
         self.answers = NodeAnswers(self.issuers.index, self._allocator).by_question()
 
     def describe(self) -> Mapping[str, Any]:
-        """Return the addresses of the server and of its store, see ``Source``."""
-        return self.described
+        """Return the addresses of the server and of what it uses, see ``Source``."""
+        witness = {} if self.witnessed is None else {"witness": self.witnessed.witness_address}
+        return {**self.described, **witness}
 
     async def ask(self, question: str, arguments: Mapping[str, Any], timeout: float) -> Any:
         """Return the answer to a question of the HTTP port, see ``Source``."""
@@ -132,5 +135,7 @@ class NodeReport:
             families.PREFIX_CONFLICT: {"": int(self.issuers.start_timestamps.has_conflict)},
             families.EXHAUSTS_IN: self._exhausts_in(),
         }
+        if self.witnessed is not None:
+            counts.gauges[families.WITNESS_UP] = {"": int(self.witnessed.is_witness_up)}
         self.count_more(counts)
         return counts

@@ -19,15 +19,19 @@ class NodeServicer(node_pb2_grpc.NodeServiceServicer):
         doc_ids: Generates document ids.
         store: The store's address, without credentials.
         changes: Changes the settings.
+        witness: The witness's address, without credentials; empty without one.
     """
 
     descriptor = node_pb2.DESCRIPTOR.services_by_name["NodeService"]
 
-    def __init__(self, allocator: Allocator, doc_ids: DocIdGenerator, store: str, changes: NodeChanges) -> None:
+    def __init__(
+        self, allocator: Allocator, doc_ids: DocIdGenerator, store: str, changes: NodeChanges, witness: str = ""
+    ) -> None:
         self._allocator = allocator
         self._doc_ids = doc_ids
         self._store = store
         self._changes = changes
+        self._witness = witness
 
     async def GetNode(self, request: node_pb2.GetNodeRequest, context: Context) -> node_pb2.GetNodeResponse:
         """See node.proto."""
@@ -48,6 +52,7 @@ class NodeServicer(node_pb2_grpc.NodeServiceServicer):
             lease_count=self._allocator.lease_count + self._changes.other_lease_count,
             worker_count=self._changes.worker_count,
             store_error=self._allocator.store_health.error,
+            witness=self._witness,
         )
 
 

@@ -16,6 +16,7 @@ from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import Refusal, StartRefused, StoreFailure, StoreRetired
 from idalloc_server.domain.sequences.text import escaped
 from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.witness.marks import Witness
 from idalloc_server.settings.model import Settings
 from idalloc_server.settings.sources import load
 from idalloc_server.store.urls import open_store
@@ -76,38 +77,57 @@ def with_store(
     async def run_on_store(settings: Settings) -> None:
         store = open_store(settings.store, SystemClock(), settings.store_timeout)
         if must_exist:
-            _check_exists(store)
+            check_exists(store, "store")
         try:
             await store.open()
             await work(store)
         finally:
             await store.close()
 
+    with_settings(run_on_store, config_file, flags, "store")
+
+
+def with_settings(
+    work: Callable[[Settings], Coroutine[Any, Any, None]],
+    config_file: str | None,
+    flags: dict[str, str | None],
+    place: str,
+    log_level: str | None = None,
+) -> None:
+    """Run a command's work with the settings; an error ends the command.
+
+    Args:
+        work: The work.
+        config_file: The option ``--config``.
+        flags: The options of ``with_settings_as_flags``.
+        place: What may fail to answer, for its error.
+        log_level: The lowest level that is logged; None for the setting's.
+    """
     try:
         settings = load(flags, config_file, os.environ).settings
-        logs.configure(settings.log_level)
-        run(run_on_store(settings))
+        logs.configure(log_level or settings.log_level)
+        run(work(settings))
     except StartRefused as error:
         fail(str(error), 2)
     except StoreFailure as error:
-        fail(f"store: {error}", 1)
+        fail(f"{place}: {error}", 1)
     except StoreRetired as error:
-        fail(f"store: {error}; `idalloc store import --unretire FILE` undoes that", 1)
+        fail(f"{place}: {error}; `idalloc store import --unretire FILE` undoes that", 1)
     except Refusal as error:
         fail(f"{error.reason}: {error}", 1)
 
 
-def _check_exists(store: Store) -> None:
-    """Check that the file of a SQLite store exists: opening the store would create it."""
+def check_exists(store: Store | Witness, setting: str) -> None:
+    """Check that the file of a SQLite store or witness exists: opening it would create it."""
     if file := store_file(store):
         try:
             file.stat()
         except OSError as error:
-            raise StartRefused("store", f"cannot read {file}: {error.strerror}") from None
+            raise StartRefused(setting, f"cannot read {file}: {error.strerror}") from None
 
 
-def store_file(store: Store) -> Path | None:
-    """Return the file of a SQLite store, or None."""
+def store_file(store: Store | Witness) -> Path | None:
+    """Return the file of a SQLite store or witness, or None."""
     kind, _, path = store.address.partition("://")
     return Path(path) if kind == "sqlite" else None
 

@@ -85,6 +85,11 @@ class Settings(BaseModel):
         "crate://USER@HOST:4200,HOST2:4200/?schema=doc&password_file=PATH "
         "or opensearch://USER@HOST:9200,HOST2:9200/?prefix=idalloc&password_file=PATH.",
     )
+    witness: str = Field(
+        "",
+        description="Where high-water marks are kept outside the store, so that servers that start later notice a "
+        "restored store: a URL as in store, of another file (best on another disk) or cluster; empty for none.",
+    )
     node_prefix: Annotated[int, Field(ge=0, le=65535)] = Field(
         0, description="Prefix of this node's document ids, 0 to 65535; give every node its own."
     )

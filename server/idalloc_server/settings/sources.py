@@ -21,7 +21,7 @@ _NOT_SETTINGS = re.compile(
     r"|(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)"
 )
 # Settings whose value is in no error: it may have a password, or be a key instead of the key's file.
-_SECRET = frozenset({"store", "tls_cert", "tls_key", "tls_client_ca", "access"})
+_SECRET = frozenset({"store", "witness", "tls_cert", "tls_key", "tls_client_ca", "access"})
 
 
 class Loaded(NamedTuple):
@@ -49,12 +49,14 @@ def load(flags: Mapping[str, Any], config: str | None, environ: Mapping[str, str
     Raises:
         StartRefused: A setting is unknown or invalid, a file cannot be read, or a flag has a password.
     """
-    if has_secret(flags.get("store") or ""):
-        raise StartRefused(
-            "--store",
-            "a list of processes would show its password or token to every user of this machine: put the URL into "
-            f"{ENV_PREFIX}STORE or the settings file, or name a file with ?password_file=/path or ?jwt_file=/path",
-        )
+    for name in ("store", "witness"):
+        if has_secret(flags.get(name) or ""):
+            raise StartRefused(
+                f"--{name}",
+                "a list of processes would show its password or token to every user of this machine: put the URL into "
+                f"{ENV_PREFIX}{name.upper()} or the settings file, or name a file with ?password_file=/path or "
+                "?jwt_file=/path",
+            )
     path = config or environ.get(f"{ENV_PREFIX}CONFIG")
     file: _Source = (_read_toml(path) if path else {}, lambda name: f"{name} in {path}")
     overrides: list[_Source] = [

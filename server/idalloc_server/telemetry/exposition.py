@@ -93,8 +93,8 @@ def _values(counts: Counts, name: str) -> Mapping[str, float]:
 
 
 def _filled(metric: Metric, family: Family, values: Mapping[str, float]) -> Metric:
-    """Add the values; a metric without labels always has one."""
-    for key, value in (values or ({} if family.labels else {"": 0})).items():
+    """Add the values; a metric without labels always has one, unless it is optional."""
+    for key, value in (values or ({} if family.labels or family.is_optional else {"": 0})).items():
         metric.add_metric(_labels(family, key), value)  # type: ignore[attr-defined]
     return metric
 

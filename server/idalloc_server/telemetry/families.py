@@ -29,6 +29,7 @@ LEASES = "idalloc_leases"
 RESERVE = "idalloc_reserve_seconds"
 RESERVE_LIMITED = "idalloc_reserve_limited"
 STORE_UP = "idalloc_store_up"
+WITNESS_UP = "idalloc_witness_up"
 SEQUENCES_BEHIND = "idalloc_sequences_behind"
 PREFIX_CONFLICT = "idalloc_prefix_conflict"
 EXHAUSTS_IN = "idalloc_sequence_exhausts_in_seconds"
@@ -47,11 +48,13 @@ class Family(NamedTuple):
         help: What it counts, with its unit.
         labels: The names of the labels.
         merge: For a gauge, makes one value of those of several processes; counters are summed.
+        is_optional: Whether a metric without labels has no series, in place of 0, while no process reports it.
     """
 
     help: str
     labels: tuple[str, ...] = ()
     merge: Callable[[Iterable[float]], float] = sum
+    is_optional: bool = False
 
 
 COUNTERS = {
@@ -112,6 +115,11 @@ GAUGES = {
         max,
     ),
     STORE_UP: Family("1 if the last calls of the store succeeded, 0 if they failed.", merge=min),
+    WITNESS_UP: Family(
+        "1 if the last call of the witness succeeded, 0 if it failed; no series without one.",
+        merge=min,
+        is_optional=True,
+    ),
     SEQUENCES_BEHIND: Family(
         "Sequences that the server refuses with STORE_WENT_BACKWARDS; the largest number of all processes.", merge=max
     ),

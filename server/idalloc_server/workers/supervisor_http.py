@@ -11,6 +11,7 @@ from idalloc_server.auth.client_certificates import ClientCertificates
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.rpc.methods import METHOD_TYPES
 from idalloc_server.settings.model import Settings
+from idalloc_server.store.urls import open_witness
 from idalloc_server.telemetry import families, recent
 from idalloc_server.telemetry.metrics import Counts
 from idalloc_server.workers.messages import Checked, Serving
@@ -59,6 +60,9 @@ class SupervisorHttp:
 
             self._port = HttpPort(settings, self._access_control, clock, METHOD_TYPES)
             self._port.source = self
+        self._described = {}
+        if settings.http_listen and settings.witness:
+            self._described["witness"] = open_witness(settings.witness, settings.store).address
         self._following: asyncio.Task[None] | None = None
 
     @property
@@ -99,7 +103,7 @@ class SupervisorHttp:
         """See ``Source``."""
         newest = (each.pipe.newest(Serving) for each in self._workers if each.is_serving)
         serving = next(filter(None, newest), Serving("", "", 0))
-        return {"address": serving.address, "store": serving.store}
+        return {"address": serving.address, "store": serving.store, **self._described}
 
     async def ask_all(self, question: str, arguments: Mapping[str, Any], timeout: float) -> list[Any]:
         """See ``Source``: the supervisor has a log of its own, and nothing else to answer."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
+from idalloc_server.domain.store.records import RowVersion
 from tests.support.exploration.__main__ import explanation
 from tests.support.exploration.scenario import Actor, Scenario, Step
 from tests.support.exploration.scenarios import SCENARIOS
@@ -63,7 +64,13 @@ def search(record_property: Callable[[str, object], None]) -> Callable[[Scenario
     return run
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.test_long, pytest.mark.timeout(SECONDS)] if each.is_long else [])
+        for name, each in SCENARIOS.items()
+    ],
+)
 def test_every_order_of_events_keeps_the_promises(name: str, search: Callable[[Scenario, int], Exploration]) -> None:
     """P1 to P9: in each scenario, every order of its events keeps the promises."""
     assert search(SCENARIOS[name], 1 if name in CHEAP else 0).executions > 1
@@ -109,7 +116,7 @@ def test_an_execution_is_deterministic() -> None:
 class _ForgetfulStore(MemoryStore):
     """Gives a tail back also if the row was written since."""
 
-    def _give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:
+    def _give_back(self, name: str, count: int, version: RowVersion) -> bool:
         row = self.rows[name]
         return super()._give_back(name, count, (row.version, 1, row.generation))
 

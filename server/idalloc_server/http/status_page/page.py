@@ -47,7 +47,7 @@ class Source(Protocol):
     """What the HTTP port shows: a whole server in one process, or the supervisor of several."""
 
     def describe(self) -> Mapping[str, Any]:
-        """Return the server's address and that of its store, without secrets."""
+        """Return the addresses of the server, of its store, and of its witness if it has one, without secrets."""
         ...
 
     def checks(self) -> Mapping[str, str]:
@@ -112,6 +112,8 @@ class StatusPage:
         prefix = next(iter(counts.gauges[families.START_TIMESTAMP]), "")
         times = {"started_at": self._started_at, "now": self._clock.wall()}
         node = {**self._node, **source.describe(), "prefix": prefix, **times}
+        if (witness_up := counts.gauges[families.WITNESS_UP].get("")) is not None:
+            node["witness_up"] = bool(witness_up)
         return _json(
             {
                 "node": node,

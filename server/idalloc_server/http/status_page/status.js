@@ -104,6 +104,7 @@ function showStatus({ node, health, calls, totals, refusals, events }) {
   const workers = node.workers > 1 ? `, ${node.workers} workers` : '';
   const place = `${node.address}, store ${node.store}, prefix ${node.prefix}`;
   setText(byId('node'), `${node.version} on ${place}${workers}, up ${duration(node.now - node.started_at)}`);
+  showWitness(node);
   const failing = health.filter((check) => check.problem);
   setHealth(failing.length ? 'not ready' : 'ready', failing.length ? 'bad' : 'good');
   fill(byId('problems'), failing, 'li', (item, check) => setText(item, `${check.check}: ${check.problem}`));
@@ -128,6 +129,15 @@ function showStatus({ node, health, calls, totals, refusals, events }) {
     (line) => line.event,
     (line) => line.text,
   ]);
+}
+
+/** Shows the witness, and whether it answers, which is unknown while no process serves. */
+function showWitness({ witness, witness_up: isUp }) {
+  const line = byId('witness');
+  line.hidden = !witness;
+  line.className = isUp === false ? 'bad' : 'quiet';
+  const state = { true: ', answers', false: ', does not answer' }[isUp] ?? '';
+  setText(line, witness ? `Witness ${witness}${state}` : '');
 }
 
 function showTiles(calls, totals) {

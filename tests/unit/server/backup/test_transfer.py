@@ -14,8 +14,11 @@ from idalloc_server.domain.sequences.model import MAX_ID, Kind, Ordering, Reset,
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Revision, Row
 from idalloc_server.domain.store.retirement import RETIREMENT
+from idalloc_server.domain.witness.marks import IDENTITY
+from idalloc_server.domain.witness.store import WitnessedStore
 from idalloc_server.store.sqlite.store import SqliteStore
 from tests.support.fake_store import FakeClock, MemoryStore
+from tests.support.fake_witness import MemoryWitness
 from tests.support.memory_rows import Row as MemoryRow
 
 YEARLY = Sequence(reset=Reset.YEARLY, format="INV-{year}-{value:06d}", time_zone="Europe/Vienna", max_value=999_999)
@@ -74,6 +77,19 @@ async def test_a_transfer_to_another_store_and_back_keeps_all(store: MemoryStore
     with pytest.raises(SequenceDeleted):
         await sqlite.grant("gone", 1, 0)
     await sqlite.close()
+
+
+async def test_the_name_of_a_witnessed_store_stays(store: MemoryStore) -> None:
+    """P3: a move leaves the name that a store and its witness share behind; the new store gets its own."""
+    await fill(store)
+    lines = await export_of(store)
+    witnessed = WitnessedStore(store, MemoryWitness(), 1.0)
+    await witnessed.open()
+    assert IDENTITY in store.rows
+    assert await export_of(store) == lines
+    other = MemoryStore()
+    await import_into(other, await export_of(store))
+    assert IDENTITY not in other.rows
 
 
 async def test_lowered_counters_are_rejected_and_others_imported(store: MemoryStore) -> None:

@@ -8,12 +8,15 @@ import pytest
 
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.reserve import MAX_LEASE_SIZE, REMAINING_IDS
+from idalloc_server.domain.errors import StoreUnreachable
 from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.witness.store import WitnessedStore
 from idalloc_server.node.report import NodeReport
 from idalloc_server.telemetry import families
 from idalloc_server.telemetry.metrics import CallMetrics, Counts
 from idalloc_server.telemetry.series import OTHER
 from tests.support.fake_store import FakeClock, MemoryStore
+from tests.support.fake_witness import MemoryWitness
 from tests.support.sequence_allocators import make, own_counter
 from tests.support.steady_nodes import CONFIG, SteadyNodes
 from tests.support.waiting import hold_for_async
@@ -29,7 +32,7 @@ async def sampled(report: NodeReport) -> Counts:
     return report.counts()
 
 
-def report_of(allocator: Allocator) -> NodeReport:
+def report_of(allocator: Allocator, witnessed: WitnessedStore | None = None) -> NodeReport:
     """Return the report of a process that has only an allocator."""
     issuers = Mock(
         allocator=allocator,
@@ -38,7 +41,8 @@ def report_of(allocator: Allocator) -> NodeReport:
         start_timestamps=Mock(has_conflict=False),
         index=Mock(exhausts_in=dict),
     )
-    return NodeReport(CallMetrics(), issuers, Mock(rejected={}), Counter(), {}, 1, lambda: False, lambda _: None)
+    audit = Mock(rejected={})
+    return NodeReport(CallMetrics(), issuers, audit, Counter(), {}, 1, lambda: False, lambda _: None, witnessed)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +67,22 @@ async def test_a_limited_reserve_is_reported_with_its_reason(
     gauges = (await sampled(report)).gauges
     assert gauges[families.RESERVE_LIMITED] == {}
     assert gauges[families.RESERVE]["s"] > RESERVE / 2
+
+
+async def test_only_a_server_with_a_witness_reports_it(store: MemoryStore, clock: FakeClock) -> None:
+    """The metric of the witness follows its last call, and has no series without a witness."""
+    [allocator] = SteadyNodes(store, clock, 1, [100], rate=10).allocators
+    assert report_of(allocator).counts().gauges[families.WITNESS_UP] == {}
+    assert "witness" not in report_of(allocator).describe()
+    witness = MemoryWitness()
+    witnessed = WitnessedStore(store, witness, 1.0)
+    report = report_of(allocator, witnessed)
+    assert report.describe()["witness"] == witness.address
+    assert report.counts().gauges[families.WITNESS_UP] == {"": 1}
+    witness.down = True
+    with pytest.raises(StoreUnreachable):
+        await witnessed.grant("s", 1, 0)
+    assert report.counts().gauges[families.WITNESS_UP] == {"": 0}
 
 
 async def test_a_drained_reserve_is_not_limited(store: MemoryStore, clock: FakeClock) -> None:

@@ -57,7 +57,7 @@ def test_key_on_one_line_is_refused(tmp_path: Path, key: str, source: str) -> No
 
 
 @pytest.mark.parametrize("value", [["pLaNtEd"], {"key": "pLaNtEd"}])
-@pytest.mark.parametrize("name", [*PATHS, "store"])
+@pytest.mark.parametrize("name", [*PATHS, "store", "witness"])
 def test_secret_that_is_not_text_is_not_shown(tmp_path: Path, name: str, value: object) -> None:
     """The error for a list or table instead of a path does not show it."""
     message = refused({name: value}, "file", tmp_path)

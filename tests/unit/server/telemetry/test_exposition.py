@@ -73,6 +73,16 @@ def test_labels_of_any_sequence_parse() -> None:
     assert of("idalloc_reserve_limited", values, reason="max_lease_size", sequence=name) == 1
 
 
+def test_only_optional_metrics_may_have_no_series() -> None:
+    """A server without a witness has no series of it: 0 would raise an alert. Others without labels begin with 0."""
+    counts = Counts()
+    assert of("idalloc_witness_up", samples(counts)) is None
+    assert of("idalloc_leases", samples(counts)) == 0
+    for is_up in (0, 1):
+        counts.gauges[families.WITNESS_UP][""] = is_up
+        assert of("idalloc_witness_up", samples(counts)) == is_up
+
+
 def test_refills_are_counted_from_their_durations() -> None:
     """The counter of refills equals the count of the histogram; store calls have two labels."""
     counts = Counts()
