@@ -16,8 +16,8 @@ _HEAD = """\
 
 Find a command of `idalloc`, its options and its exit codes. `idalloc COMMAND --help` prints the same.
 
-The package `idalloc[cli]` has the client's commands, `idalloc[server]` also `serve`, `config`, `store` and `token`.
-`bench` needs `idalloc[bench]`, and `verify` needs `idalloc[verify]`.
+The package `idalloc[cli]` has the client's commands, `idalloc[server]` also `serve`, `config`, `store`,
+`token` and `witness`. `bench` needs `idalloc[bench]`, and `verify` needs `idalloc[verify]`.
 
 ## What all commands share
 
@@ -62,7 +62,7 @@ def page() -> str:
         table(("code", "meaning"), _EXIT_CODES),
         "## All commands",
         "The examples of this page run one after the other. They need a server:",
-        block("sh", "idalloc serve"),
+        block("sh", 'idalloc serve --witness "sqlite://$PWD/witness.db"'),
         table(("command", "what it does"), overview),
         *(_section(name, command) for name, command in found.items()),
     )

@@ -28,6 +28,8 @@ EXAMPLES = {
 echo '{"_id": "parcels", "_source": {"value": 1041}}' >hits.jsonl
 idalloc store import --from-elasticsearch hits.jsonl --store "sqlite://$PWD/other.db\"""",
     "token new": "idalloc token new billing --allocate 'invoices*' >billing.token 2>>access.toml",
+    "witness show": 'idalloc witness show --witness "sqlite://$PWD/witness.db"',
+    "witness forget": 'idalloc witness forget orders --witness "sqlite://$PWD/witness.db"',
 }
 EXIT_CODES = {
     "bench": "0 only if no call failed and `--verify` found nothing.",
@@ -37,4 +39,7 @@ EXIT_CODES = {
     "file or the store does not permit a start.",
     "store export": "1 also if the store has nothing to export.",
     "store import": "0 only if every line was imported.",
+    "sequences advance": "With `--all` 1 also if a sequence was refused, or if the server has no witness.",
+    "witness show": "1 also if servers refuse a sequence, since it is behind or missing in the store.",
+    "witness forget": "1 also if a sequence has no mark.",
 }

@@ -25,7 +25,7 @@ from idalloc_server.settings.commands import ConfigFile, fail, store_file, with_
 from idalloc_server.settings.model import Settings
 from idalloc_server.settings.persisted import NodeSettingsFile
 from idalloc_server.settings.sources import load
-from idalloc_server.store.urls import open_store
+from idalloc_server.store.urls import open_store, open_witness
 from idalloc_server.telemetry import logs
 from idalloc_server.workers.supervisor import Supervisor
 
@@ -76,10 +76,12 @@ def show(context: typer.Context, *, config_file: ConfigFile = None, **flags: str
     """Print the settings of `serve` and their origins, without passwords; in text form as TOML."""
     try:
         settings, origins, _ = load(flags, config_file, os.environ)
-        address = open_store(settings.store, SystemClock()).address
+        addresses = {"store": open_store(settings.store, SystemClock()).address}
+        if settings.witness:
+            addresses["witness"] = open_witness(settings.witness, settings.store).address
     except StartRefused as error:
         fail(str(error), 2)
-    values = settings.model_dump() | {"store": address}
+    values = settings.model_dump() | addresses
     rows = [(name, dumps(value), origins.get(name, "default")) for name, value in values.items()]
     toml = [f"{name} = {value}" + (f"  # {origins[name]}" if name in origins else "") for name, value, _ in rows]
     context.obj.rows(("setting", "value", "origin"), rows, lambda: values, text=toml)

@@ -43,6 +43,28 @@ def test_a_lost_file_is_restored(by_the_page: Operator) -> None:
     assert by_the_page.shell("idalloc allocate parcels").endswith("4712\r\n")
 
 
+def test_a_restore_with_a_witness_needs_no_highest_id(by_the_page: Operator) -> None:
+    """P1, P3: servers with a witness refuse the restored file until the page's advance, which knows how far."""
+    by_the_page.stop()
+    by_the_page.shell('export IDALLOC_WITNESS="sqlite://$PWD/witness.db"')
+    by_the_page.serve()
+    by_the_page.take()
+    by_the_page.run_all("Copy a SQLite file")
+    by_the_page.take(1000)
+    by_the_page.stop()
+    put_aside, *_ = by_the_page.blocks("Restore")
+    by_the_page.run(put_aside)
+    by_the_page.shell('cp copy.db "$FILE"')
+    by_the_page.serve()
+    assert "in the witness" in by_the_page.refused("STORE_WENT_BACKWARDS")
+    show, advance = by_the_page.blocks("With a witness")
+    assert "behind" in by_the_page.run(show, code=1)
+    by_the_page.shell('export REPAIR="$IDALLOC_SERVER"')
+    by_the_page.run(advance)
+    by_the_page.take(100)
+    assert "behind" not in by_the_page.run(show)
+
+
 def test_an_import_refuses_to_lower_a_counter(by_the_page: Operator) -> None:
     """P2: an older export raises nothing, and the line is named."""
     by_the_page.run_all("Export")

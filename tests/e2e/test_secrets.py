@@ -281,7 +281,7 @@ class TestStartup:
 
     @pytest.mark.parametrize("form", [[], ["--json"]])
     def test_config_show_discloses_no_secret(self, tmp_path: Path, form: list[str], observed: ObservedHere) -> None:
-        """`idalloc config show` shows the store without its password or token."""
+        """`idalloc config show` shows the store and the witness without their passwords or tokens."""
         (tmp_path / "password").write_text(PASSWORD)
         (tmp_path / "jwt").write_text(PLANTED)
         for store in (
@@ -290,8 +290,12 @@ class TestStartup:
             f"crate://alice@127.0.0.1:1/?password_file={tmp_path}/password",
             f"crate://127.0.0.1:1/?jwt_file={tmp_path}/jwt",
         ):
-            shown = observed.run("config", "show", *form, environ=environment(store=store, token=WRONG), code=0)
-            assert "127.0.0.1:1/?schema=doc" in shown
+            for setting in ("store", "witness"):
+                environ = environment(store=f"sqlite://{tmp_path}/ids.db", token=WRONG) | environment(
+                    **{setting: store}
+                )
+                shown = observed.run("config", "show", *form, environ=environ, code=0)
+                assert "127.0.0.1:1/?schema=doc" in shown
         observed.assert_no_secrets()
 
     @pytest.mark.test_long

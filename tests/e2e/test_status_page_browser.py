@@ -62,6 +62,34 @@ def test_page_shows_the_server_and_follows_its_load(server: Server, browser: Bro
 
 
 @pytest.mark.test_long
+def test_the_witness_is_shown_with_its_state(tmp_path: Path, browser: Browser) -> None:
+    """The page has a line with the witness, and whether it answers; without one there is no line."""
+    with running(tmp_path, http_listen=LOOPBACK) as server:
+        browser.open(url_of(server))
+        wait_until(lambda: browser.text("#health") == "ready")
+        assert not browser.find("#witness").is_displayed()
+    short = {"lease_ttl": "3s", "store_timeout": "1s", "outage_reserve": "1s"}
+    witness = f"sqlite://{tmp_path}/witness.db"
+    with (
+        running(tmp_path, http_listen=LOOPBACK, witness=witness, **short) as server,
+        closing(sqlite3.connect(tmp_path / "witness.db", isolation_level=None)) as database,
+        idalloc.Client(server.address) as client,
+    ):
+        browser.open(url_of(server))
+        wait_until(lambda: browser.text("#witness") == f"Witness {witness}, answers")
+        database.execute("BEGIN IMMEDIATE")
+
+        def is_down() -> bool:
+            with suppress(idalloc.IdallocError):
+                client.allocate_range("orders", 1_000_000)
+            return browser.text("#witness") == f"Witness {witness}, does not answer"
+
+        wait_until(is_down, seconds=60)
+        assert browser.find("#witness").get_attribute("class") == "bad"
+        database.execute("ROLLBACK")
+
+
+@pytest.mark.test_long
 def test_a_thousand_sequences_are_searched_sorted_and_paged(server: Server, browser: Browser) -> None:
     """A thousand sequences come in pages of fifty; search and sort are those of the whole list."""
     with idalloc.Client(server.address) as client:

@@ -17,6 +17,7 @@ _HELP = {
     "config": "Show the server's settings.",
     "store": "Export all sequences of a store, and import them.",
     "token": "Create tokens for the access file.",
+    "witness": "Show and delete the high-water marks that a witness keeps.",
 }
 # Former names of commands, and their names now.
 _RENAMED = {"parse": "sequences parse", "export": "store export", "import": "store import"}

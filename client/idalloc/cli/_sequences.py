@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from idalloc.cli import _fields, _past_table
+from idalloc.cli._advance_all import advance_all
 from idalloc.cli._connection import connect
 from idalloc.cli._options import add_group_options, add_options, choices, with_options
 from idalloc.cli._printer import write_stderr
@@ -172,7 +173,7 @@ def update(context: typer.Context, name: Name, etag: Etag = "", no_wait: NoWait 
 @with_options
 def advance(
     context: typer.Context,
-    name: Name,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="The sequence's name.")] = None,
     past: Annotated[
         int | None,
         typer.Option(
@@ -187,6 +188,12 @@ def advance(
     ] = None,
     period: Period = "",
     etag: Etag = "",
+    every: Annotated[
+        bool,
+        typer.Option(
+            "--all", metavar="", help="Advance all sequences past the marks of the server's witness, without NAME."
+        ),
+    ] = False,
     no_wait: NoWait = False,
 ) -> None:
     """Move a sequence past the ids in use, and wait until no node issues one of them.
@@ -194,7 +201,18 @@ def advance(
     A counter never moves back: if it is already past that id, it stays. A new generation begins in either case, since
     nodes may hold leases of older ids. With --past-table, an empty table changes nothing. Stop other writers of the
     table first: the query does not see the ids that they insert after it.
+
+    With --all, a server with a witness moves each sequence past the ids that the witness confirmed, as is needed after
+    the store was restored. Repeat the command after a failure. It does not see sequences that the store lacks:
+    `idalloc witness show` does.
     """
+    if every:
+        if name is not None or past is not None or past_table is not None or period or etag:
+            raise UsageError("--all excludes NAME, --past, --past-table, --period and --etag", context)
+        advance_all(context, no_wait=no_wait)
+        return
+    if name is None:
+        raise UsageError("give the NAME of a sequence, or --all", context)
     if (past is None) == (past_table is None):
         raise UsageError("give either --past or --past-table", context)
     with connect(context) as client:

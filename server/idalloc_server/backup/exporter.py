@@ -16,10 +16,13 @@ from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Revision, Row
 from idalloc_server.domain.store.retirement import RETIRED_BY, RETIREMENT, retirement_row
+from idalloc_server.domain.witness.marks import IDENTITY
 
 # The new place of the sequences in errors of a retired store, by default.
 DEFAULT_MOVED_TO = "the store that its export was imported into"
 
+# Rows that describe the store itself.
+_NOT_SEQUENCES = (RETIREMENT, IDENTITY)
 _PAGE_ROWS = 500
 _ATTEMPTS = 10
 
@@ -127,7 +130,7 @@ async def _rows(store: Store) -> AsyncIterator[Row]:
     while True:
         rows = await store.list("", after, _PAGE_ROWS, deleted=True, periods=True)
         for row in rows:
-            if row.name != RETIREMENT:
+            if row.name not in _NOT_SEQUENCES:
                 yield row
         if len(rows) < _PAGE_ROWS:
             return

@@ -178,6 +178,68 @@ def test_changes_wait_until_effective(server: FakeServer, run: Command) -> None:
     assert last_request(server, "AdvanceSequence").past == 0
 
 
+class TestAdvanceAll:
+    """advance --all moves all sequences of a server with a witness past their own last ids."""
+
+    @pytest.fixture
+    def server(self, server: FakeServer) -> FakeServer:
+        server.node.witness = "sqlite:///elsewhere/witness.db"
+        for name, start, step, last_value in (("a", 1, 1, 41), ("b", -1, -1, None), ("c", 0, 5, None)):
+            server.sequences[name] = pb.Sequence(name=name, start=start, step=step, last_value=last_value)
+        server.sequences["deleted"] = pb.Sequence(name="deleted", last_value=9)
+        server.sequences["deleted"].delete_time.FromSeconds(1_790_000_001)
+        return server
+
+    def advanced(self, server: FakeServer) -> dict[str, int]:
+        """Return the value that each sequence was advanced past; each must have been advanced once."""
+        requests = server.requests["AdvanceSequence"]
+        assert len({request.name for request in requests}) == len(requests)
+        return {request.name: request.past for request in requests}
+
+    def test_each_live_sequence_is_advanced(self, server: FakeServer, run: Command) -> None:
+        """Sequences of all pages are advanced past their last id, or the value before their start."""
+        lines = run("sequences", "advance", "--all").splitlines()
+        assert self.advanced(server) == {"a": 41, "b": 0, "c": -5}
+        assert [line.partition(", effective time 2")[0] for line in lines] == [
+            "a: last value 41",
+            "b: last value 0",
+            "c: last value -5",
+        ]
+        replies = run("sequences", "advance", "--all", "--json").splitlines()
+        assert [json.loads(reply)["sequence"]["name"] for reply in replies] == ["a", "b", "c"]
+
+    def test_it_waits_once_for_all_changes(self, server: FakeServer, run: Command) -> None:
+        """P5: it returns when the last change is effective, or at once with --no-wait."""
+        server.effective_delay = 0.3
+        began = time.monotonic()
+        run("sequences", "advance", "--all")
+        assert 0.3 <= time.monotonic() - began < 0.9
+        server.effective_delay = 3600
+        run("sequences", "advance", "--all", "--no-wait")
+
+    def test_a_refused_sequence_does_not_end_it(self, server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+        """The other sequences are advanced, and the exit code is 1."""
+        server.fail_next("AdvanceSequence", "SEQUENCE_INVALID", grpc.StatusCode.FAILED_PRECONDITION)
+        assert cli.main(["sequences", "advance", "--all"]) == 1
+        out, err = capsys.readouterr()
+        assert [line.partition(":")[0] for line in out.splitlines()] == ["b", "c"]
+        assert err.splitlines() == ["SEQUENCE_INVALID: SEQUENCE_INVALID it is", "advanced 2 sequences, not a"]
+
+    def test_a_lost_credential_ends_it(self, server: FakeServer, run: Command) -> None:
+        """An error that the other sequences would have, too, ends the command."""
+        server.fail_next("AdvanceSequence", "UNAUTHENTICATED", grpc.StatusCode.UNAUTHENTICATED)
+        assert run.error_line(1, "sequences", "advance", "--all").startswith("UNAUTHENTICATED: ")
+        assert self.advanced(server).keys() == {"a"}
+
+    def test_a_server_without_a_witness_is_refused(self, server: FakeServer, run: Command) -> None:
+        """Without a witness nothing is advanced, and the error has the next step."""
+        server.node.witness = ""
+        line = run.error_line(1, "sequences", "advance", "--all")
+        assert line.startswith(f"the server at {server.target} has no witness, ")
+        assert "--past" in line
+        assert not server.requests["AdvanceSequence"]
+
+
 def test_wait_shows_progress_bar_on_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wait for a change shows a progress bar on a terminal."""
     monkeypatch.setenv("TERM", "xterm")
@@ -207,6 +269,11 @@ def test_no_progress_bar_if_a_change_is_effective_at_once(monkeypatch: pytest.Mo
         ("sequences create a --kind ''", "'--kind': must be one of counter, timestamp-ms, timestamp-us, not ''"),
         ("sequences create a --label b", "--label"),
         ("sequences advance a", "--past"),
+        ("sequences advance --past 1", "give the NAME of a sequence, or --all"),
+        *(
+            (f"sequences advance --all {other}", "--all excludes NAME")
+            for other in ("a", "--past 0", "--past-table crate://h/a.b.c", "--period 2026", '--etag "1"')
+        ),
         ("sequences advance a --past default", "'--past': must be a whole number of 64 bits, not 'default' (see"),
         ("sequences advance a --past abc", "'--past': must be a whole number of 64 bits, not 'abc' (see"),
         (
