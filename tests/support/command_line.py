@@ -39,12 +39,13 @@ class Command:
 
 
 def run_here(
-    capfd: pytest.CaptureFixture[str], environ: Mapping[str, str], *args: str
+    capfd: pytest.CaptureFixture[str], environ: Mapping[str, str], *args: str, opens_store: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """Run a command that starts no server, in this process, with the environment of another one."""
+    run = commands.run if opens_store else mock.Mock(side_effect=AssertionError("it would open the store"))
     with (
         mock.patch.dict(os.environ, environ, clear=True),
-        mock.patch.object(commands, "run", side_effect=AssertionError("it would open the store")),
+        mock.patch.object(commands, "run", run),
         mock.patch.object(logs, "configure"),
     ):
         code = cli.main(args)

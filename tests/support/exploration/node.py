@@ -1,15 +1,24 @@
 """A node of an exploration, whose calls to the store are messages."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from random import Random
+from typing import Any, Protocol, cast
 
 from idalloc_server.domain.errors import Refusal, StoreUnreachable
+from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.store.records import Grant
+from idalloc_server.domain.witness.store import WitnessedStore
+from tests.support.fake_witness import MemoryWitness
+from tests.support.forwarding_store import ForwardingStore, call_store
 from tests.support.promises.ledger import RecordedConnection
 from tests.support.simulation.loop import simulated_loop
 from tests.support.simulation.node import CONFIG, Node
 
-READS = frozenset({"get", "list", "recorded", "newest_recorded", "count_recorded", "now", "claimed_starts", "open"})
+READS = frozenset(
+    {"get", "list", "recorded", "newest_recorded", "count_recorded", "now", "claimed_starts", "open", "witness_read"}
+)
 
 
 class Network(Protocol):
@@ -18,10 +27,12 @@ class Network(Protocol):
     Attributes:
         now: The simulated time, in seconds.
         problems: Broken promises that were found in requests.
+        witness: The witness, if there is one.
     """
 
     now: float
     problems: list[str]
+    witness: MemoryWitness | None
 
     def send(self, node: "ExploredNode", method: str, arguments: tuple[Any, ...]) -> "Message":
         """Adds a call to the store."""
@@ -30,7 +41,7 @@ class Network(Protocol):
 
 @dataclass(eq=False)
 class Message:
-    """A call of a node to the store.
+    """A call of a node to the store, or to its witness: then the method begins with ``witness_``.
 
     Attributes:
         number: Its number among all calls.
@@ -76,22 +87,61 @@ class Message:
 
 
 class MessageConnection(RecordedConnection):
-    """A connection whose calls become messages of the world."""
+    """A connection whose calls become messages of the world, with the witness's calls before and after them."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, random: Callable[[int], bytes]) -> None:
         super().__init__(lambda: network.now, network.problems.append)
         self._network = network
         self.node: ExploredNode
+        store = _StoreMessages(self)
+        witness = _WitnessMessages(self)
+        self._store: Store = store
+        if network.witness is not None:
+            self._store = cast(Store, WitnessedStore(store, witness, CONFIG.store_timeout, random))
 
     async def _call(self, method: str, *arguments: Any) -> Any:
+        return await call_store(self._store, method, arguments)
+
+    async def send(self, method: str, *arguments: Any) -> Any:
+        """Sends a message, and returns its answer."""
         if self.cut:
             raise StoreUnreachable("the store cannot be reached")
         message = self._network.send(self.node, method, arguments)
         self.pending += 1
         try:
-            return await message.answer
+            answer = await message.answer
         finally:
             self.pending -= 1
+        self.node.received += answer.granted if isinstance(answer, Grant) else message.requested_ids
+        return answer
+
+
+class _StoreMessages(ForwardingStore):
+    """The store."""
+
+    def __init__(self, connection: MessageConnection) -> None:
+        self._connection = connection
+
+    @property
+    def address(self) -> str:
+        return "simulated:"
+
+    async def close(self) -> None:
+        pass
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        return await self._connection.send(method, *arguments)
+
+
+class _WitnessMessages(MemoryWitness):
+    """The witness."""
+
+    def __init__(self, connection: MessageConnection) -> None:
+        super().__init__()
+        self._connection = connection
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        return await self._connection.send(f"witness_{method}", *arguments)
 
 
 class ExploredNode(Node):
@@ -102,17 +152,18 @@ class ExploredNode(Node):
         history: A hash of all that the node has seen: calls, answers, times, in their order. Equal histories are equal
             states, because a node is deterministic.
         sent: The number of its calls to the store.
+        received: The number of ids in answers of the store, confirmed by the witness or not.
         is_gone: Whether it was killed.
     """
 
     def __init__(self, network: Network, number: int, prefix: int, window: float, outage_reserve: float) -> None:
-        connection = MessageConnection(network)
+        connection = MessageConnection(network, Random(f"witness {number}").randbytes)
         config = replace(CONFIG, outage_reserve=outage_reserve)
         super().__init__(number, prefix, simulated_loop(lambda: network.now), connection, config, window)
         connection.node = self
         self.number = number
         self.history = 0
-        self.sent = 0
+        self.sent = self.received = 0
         self.is_gone = False
 
     def see(self, *event: Any) -> None:

@@ -102,6 +102,7 @@ class Scenario:
         preempts: Whether an event may happen between two turns of a node's event loop.
         has_more: Whether something else may go wrong in ``make test-long``, see ``Budget.extra``.
         serves_after: Whether each node must issue an id in the end.
+        is_long: Whether it is explored in ``make test-long`` only.
     """
 
     name: str
@@ -113,3 +114,4 @@ class Scenario:
     preempts: bool = True
     has_more: bool = True
     serves_after: bool = False
+    is_long: bool = False

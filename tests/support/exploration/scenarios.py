@@ -23,6 +23,7 @@ from tests.support.exploration.steps import (
     is_child,
     is_retired,
     kill,
+    lose_marks,
     make_doc_ids,
     prune,
     restore,
@@ -33,6 +34,7 @@ from tests.support.exploration.steps import (
     stop,
 )
 from tests.support.exploration.world import World
+from tests.support.fake_witness import MemoryWitness
 from tests.support.promises.calls import unless_refused
 from tests.support.simulation.node import CONFIG, EPOCH_WALL, REQUEST_ID_WINDOW
 
@@ -354,6 +356,130 @@ def _restore_empty(world: World) -> None:
     _actors(world, (allocate(1, 3), allocate(1, 3)), (restore(), change(2, "create", falling)))
 
 
+def _witnessed(world: World, count: int = 2, **settings: Any) -> ExploredNode:
+    """Adds nodes with a witness, and keeps a copy of the store; then the first node issues ids past the copy."""
+    world.witness = MemoryWitness()
+    _nodes(world, count, **settings)
+    world.backup = world.store.back_up()
+    world.run(world.nodes[0], world.calls.allocate(world.nodes[0], "a", 3))
+    return world.nodes[0]
+
+
+def _witness_fresh(world: World) -> None:
+    _witnessed(world, count=1)
+    _actors(world, (allocate(1, 3),), (restore(), start(), allocate(2, 4)))
+
+
+def _witness_killed(world: World) -> None:
+    _witnessed(world, count=1)
+    _actors(world, (allocate(1, 3),), (kill(1), start(), allocate(2, 4)), (restore(),))
+
+
+def _witness_race(world: World) -> None:
+    _witnessed(world, count=1)
+    world.add_node()
+    _actors(world, (allocate(1, 4),), (allocate(2, 6),), (restore(),))
+
+
+def _witness_live(world: World) -> None:
+    _witnessed(world)
+    world.add_node()
+    _actors(world, (restore(), allocate(3, 4)), (allocate(2, 5),))
+
+
+def _witness_new(world: World) -> None:
+    world.witness = MemoryWitness()
+    world.backup = world.store.back_up()
+    world.add_node()
+    world.add_node()
+    _actors(world, (allocate(1, 2), allocate(1, 2)), (restore(), allocate(2, 3)))
+
+
+def _witness_other(world: World) -> None:
+    world.witness = MemoryWitness()
+    world.backup = world.store.back_up()
+    _nodes(world, count=1)
+    world.add_node()
+    falling = {"start": 100, "step": -1, "min_value": 1, "max_value": 100}
+    _actors(world, (restore(), change(2, "create", falling), allocate(2, 98)), (allocate(1, 3),))
+
+
+def _witness_period(world: World) -> None:
+    _witnessed(world, count=1, **DAILY)
+    world.add_node()
+    _actors(world, (allocate(1, 3),), (restore(), allocate(2, 4)))
+
+
+def _witness_advance(world: World) -> None:
+    world.witness = MemoryWitness()
+    world.add_sequence("a")  # without a lease the advance is effective at once
+    world.backup = world.store.back_up()
+    world.add_node()
+    world.add_node()
+    _actors(world, (change(1, "advance", (50, "")),), (restore(), allocate(2, 4)))
+
+
+def _witness_delete(world: World) -> None:
+    _witnessed(world, count=1)
+    world.add_node()
+    _actors(world, (change(1, "delete"), change(1, "create", {}), allocate(1)), (restore(), allocate(2, 4)))
+
+
+def _witness_repair(world: World) -> None:
+    _witnessed(world, count=1)
+    world.kill(world.nodes[0])
+    world.restore()
+    world.add_node()
+    _actors(world, (allocate(2, 2), change(2, "advance", (1, "")), allocate(2, 2)))
+
+
+def _witness_tail(world: World) -> None:
+    world.witness = MemoryWitness()
+    _nodes(world, min_lease_size=5)
+    _actors(world, (stop(2),), (allocate(1, 6),), (stop(1),))
+
+
+def _witness_idle(world: World) -> None:
+    world.witness = MemoryWitness()
+    _nodes(world, count=1, min_lease_size=5)
+    world.now = RENEWAL
+    world.add_node()
+    _actors(world, (check_idle(1), check_idle(1)), (allocate(2, 3),))
+
+
+def _witness_tail_restore(world: World) -> None:
+    _witnessed(world, count=1, min_lease_size=5)
+    world.add_node()
+    _actors(world, (stop(1),), (restore(), allocate(2, 4)))
+
+
+def _witness_tail_race(world: World) -> None:
+    _witnessed(world, count=1, min_lease_size=5)
+    world.add_node()
+    world.add_node()
+    _actors(world, (stop(1),), (allocate(2, 6), restore(), allocate(3, 9)))
+
+
+def _witness_shared(world: World) -> None:
+    world.witness = MemoryWitness()
+    _nodes(world)
+    _actors(world, (allocate(1, 3),), (allocate(2, 3),))
+
+
+def _witness_empty(world: World) -> None:
+    world.witness = MemoryWitness()
+    _nodes(world)
+    _actors(world, (lose_marks(),), (allocate(1, 3),), (allocate(2, 3),))
+
+
+def _witness_starts(world: World) -> None:
+    world.witness = MemoryWitness()
+    world.backup = world.store.back_up()
+    world.add_node()
+    world.add_node()
+    _actors(world, (claim(1), make_doc_ids(1)), (restore(), claim(2), make_doc_ids(2)))
+
+
 def _rising(world: World) -> None:
     _nodes(world, ordering=Ordering.RISING, min_lease_size=0)
     _actors(world, (allocate(1, 2),), (allocate(1),), (allocate(2),))
@@ -606,6 +732,75 @@ _ALL = (
         has_more=False,
     ),
     Scenario("restore-empty", "the copy lacks the sequence, and another one is created", _restore_empty, (3, 9)),
+    Scenario("witness-fresh", "a fresh node uses a restored copy beside the old one", _witness_fresh, (1, 3)),
+    Scenario(
+        "witness-killed", "a node is replaced as an older copy is restored", _witness_killed, (1, 3), is_long=True
+    ),
+    Scenario("witness-race", "two grants around a restore", _witness_race, (1, 3), preempts=False, is_long=True),
+    Scenario(
+        "witness-live", "live and fresh nodes use a restored copy", _witness_live, (1, 3), has_more=False, is_long=True
+    ),
+    Scenario("witness-new", "the copy lacks the sequence", _witness_new, (1, 3), has_more=False, is_long=True),
+    Scenario(
+        "witness-other",
+        "another sequence gets the name that the copy lacks",
+        _witness_other,
+        (1, 3, 9),
+        has_more=False,
+        is_long=True,
+    ),
+    Scenario("witness-period", "a fresh node uses a restored period", _witness_period, (1, 3), is_long=True),
+    Scenario("witness-advance", "an advance is lost with the copy", _witness_advance, (1, 3, 5), has_more=False),
+    Scenario(
+        "witness-delete", "a deletion is lost with the copy", _witness_delete, (1, 3), has_more=False, is_long=True
+    ),
+    Scenario(
+        "witness-repair",
+        "a restored sequence is advanced by too little",
+        _witness_repair,
+        (1, 3),
+        (RECHECK_SECONDS,),
+        needed=1,
+        serves_after=True,
+        has_more=False,
+    ),
+    Scenario(
+        "witness-tail",
+        "two nodes stop, and one still serves",
+        _witness_tail,
+        (1, 2, 3, 9),
+        preempts=False,
+        is_long=True,
+    ),
+    Scenario(
+        "witness-idle",
+        "an idle sequence is closed beside another node",
+        _witness_idle,
+        (1, 2, 3, 9),
+        (RENEWAL,),
+        preempts=False,
+        is_long=True,
+    ),
+    Scenario("witness-tail-restore", "an older copy is restored as a tail is returned", _witness_tail_restore, (1, 3)),
+    Scenario(
+        "witness-tail-race",
+        "a tail is returned beside a grant, and an older copy is restored",
+        _witness_tail_race,
+        (1, 3),
+        has_more=False,
+        is_long=True,
+    ),
+    Scenario("witness-shared", "two nodes take ids at once", _witness_shared, (1, 3, 9), (LEASE,), serves_after=True),
+    Scenario(
+        "witness-empty",
+        "the witness loses its marks",
+        _witness_empty,
+        (1, 3, 9),
+        serves_after=True,
+        has_more=False,
+        is_long=True,
+    ),
+    Scenario("witness-starts", "start timestamps are lost with the copy", _witness_starts, (6,)),
     Scenario("rising", "ids that rise over two nodes", _rising, (1, 2)),
     Scenario("rising-cancel", "a caller of rising ids gives up", _rising_cancel, (1, 9)),
     Scenario("rising-rest", "the rest of a write of rising ids", _rising_rest, (1, 2), has_more=False),

@@ -187,6 +187,17 @@ def restore() -> Step:
     return Step("an operator restores the older copy of the store", event=lambda world: world.restore())
 
 
+def lose_marks() -> Step:
+    """The witness loses all its marks."""
+
+    def event(world: World) -> None:
+        assert world.witness is not None
+        world.witness.marks.clear()
+        world.loses_marks = True
+
+    return Step("the witness loses all marks", event=event)
+
+
 def cancel(actor: int) -> Step:
     """A caller may give up."""
 

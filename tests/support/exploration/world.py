@@ -9,6 +9,7 @@ from idalloc_server.domain.errors import Refusal, StoreOutcomeUnknown, StoreUnre
 from idalloc_server.domain.sequences.model import Sequence
 from tests.support.exploration.node import READS, ExploredNode, Message
 from tests.support.fake_store import Backup, MemoryStore
+from tests.support.fake_witness import MemoryWitness
 from tests.support.memory_rows import Row
 from tests.support.promises.calls import CheckedCalls
 from tests.support.promises.checker import PromiseChecker, counters, moved_back, passed_bounds
@@ -63,6 +64,8 @@ class World:
         excess: How many ids the nodes may count as burned that no counter moved past.
         backup: The older copy of the store for ``restore``; None without one.
         outage_reserve: The setting of nodes that start, in seconds; with 0 leases are small, so that they end soon.
+        witness: The witness of nodes that start; None without one.
+        loses_marks: Whether the witness was restored or emptied: then a restored store is not noticed.
     """
 
     scenario: "Scenario"
@@ -77,6 +80,8 @@ class World:
     excess: int = 0
     backup: Backup | None = None
     outage_reserve: float = 0.0
+    witness: MemoryWitness | None = None
+    loses_marks: bool = False
     _numbers: int = 0
     _parents: list[SimulatedLoop] = field(default_factory=list)  # loops that were left by a fork
 
@@ -136,7 +141,7 @@ class World:
     def kill(self, node: ExploredNode) -> None:
         """Kills a node; calls that it has sent may still be applied."""
         awaited = [message for message in self.messages if message.node is node and message.is_awaited]
-        self.slack += node.connection.ledger.granted + sum(message.requested_ids for message in awaited)
+        self.slack += node.received + sum(message.requested_ids for message in awaited)
         node.is_gone = True
         node.connection.cut = True
 
@@ -153,7 +158,7 @@ class World:
         """Restores the older copy of the store."""
         assert self.backup is not None
         self.store.restore(self.backup)
-        self.promises.record_restore()
+        self.promises.record_restore(is_noticed=self.witness is not None and not self.loses_marks)
 
     # Called by the search.
 
@@ -258,10 +263,11 @@ class World:
         rows = tuple((name, *vars(row).values()) for name, row in self.store.rows.items())
         prefixes = tuple((prefix, *vars(row).values()) for prefix, row in self.store.prefixes.items())
         records = tuple(self.store.allocations.items())
+        marks = tuple(self.witness.marks.items()) if self.witness else ()
         actors = tuple(actor.done for actor in self.actors)
         messages = tuple(message.state() for message in self.messages)
         budget = (self.budget.jumps, self.budget.extra, self.now, self.slack, self.excess, self.moved)
-        return hash((nodes, rows, prefixes, records, actors, messages, budget, self.promises.state()))
+        return hash((nodes, rows, prefixes, records, marks, actors, messages, budget, self.promises.state()))
 
     def end(self) -> None:
         """Ends all tasks."""
@@ -385,7 +391,10 @@ class World:
         result: Any = None
         refusal: Refusal | None = None
         try:
-            result = self.store.apply(message.method, message.arguments)
+            if message.method.startswith("witness_") and self.witness:
+                result = self.witness.apply(message.method.removeprefix("witness_"), message.arguments)
+            else:
+                result = self.store.apply(message.method, message.arguments)
         except Refusal as error:
             refusal = error
         self.problems += moved_back(before, self.store.rows, message.method)

@@ -7,12 +7,14 @@ import sqlite3
 import subprocess
 import sys
 import urllib.request
+import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from tests.support.cratedb.cluster import TABLES, CrateCluster
 from tests.support.processes import IDALLOC, Server, environment
 
 
@@ -86,6 +88,45 @@ class CopiedOpenSearch:
         request = urllib.request.Request(f"http://{urlsplit(self.url).netloc}/{path}", body, headers, method="POST")
         with urllib.request.urlopen(request, timeout=30) as answer:
             return dict(json.load(answer))
+
+
+@dataclass
+class CopiedCrateDB:
+    """A store in a real CrateDB, which is copied and restored by snapshots of its tables.
+
+    Attributes:
+        cluster: The cluster.
+        folder: A folder in ``path.repo`` of all nodes.
+    """
+
+    cluster: CrateCluster
+    folder: str
+    _repository: str = field(default_factory=lambda: f"idalloc_{uuid.uuid4().hex[:12]}")
+
+    @property
+    def url(self) -> str:
+        """The setting ``store``."""
+        return self.cluster.store
+
+    def copy(self, name: str = "copy") -> Path:
+        """Makes a snapshot of the tables, and returns its name, as a file of the repository."""
+        location = f"{self.folder}/{self._repository}"
+        self.cluster.sql(f"CREATE REPOSITORY {self._repository} TYPE fs WITH (location = '{location}')")
+        self.cluster.sql(f"CREATE SNAPSHOT {self._repository}.{name} {_TABLES}")
+        return Path(location, name)
+
+    def restore(self, copy: Path) -> None:
+        """Drops the tables, and restores the snapshot."""
+        self.cluster.remove()
+        self.cluster.sql(f"RESTORE SNAPSHOT {self._repository}.{copy.name} {_TABLES}")
+
+    def drop(self) -> None:
+        """Drops the tables and the repository."""
+        self.cluster.remove()
+        self.cluster.sql(f"DROP REPOSITORY {self._repository}")
+
+
+_TABLES = f"TABLE {', '.join(f'{{0}}.{table}' for table in TABLES)} WITH (wait_for_completion = true)"
 
 
 def _copy(source: Path, target: Path) -> None:

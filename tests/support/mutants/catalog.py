@@ -1,9 +1,19 @@
 """All mutants by name."""
 
 from tests.support.mutants.edit import Mutant
-from tests.support.mutants.table import changes, counters, doc_ids, imports, leases, marks, request_ids, reserves
+from tests.support.mutants.table import (
+    changes,
+    counters,
+    doc_ids,
+    imports,
+    leases,
+    marks,
+    request_ids,
+    reserves,
+    witnesses,
+)
 
-_TABLES = (leases, counters, reserves, marks, changes, imports, request_ids, doc_ids)
+_TABLES = (leases, counters, reserves, marks, changes, imports, request_ids, doc_ids, witnesses)
 _ALL = [mutant for table in _TABLES for mutant in table.MUTANTS]
 
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in _ALL}

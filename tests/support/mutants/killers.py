@@ -17,7 +17,10 @@ DOMAIN = "tests/unit/server/domain"
 # The folders whose unit tests a mutant is run against. Those of its own folder come first.
 FOLDERS = (
     DOMAIN,
-    *(f"{DOMAIN}/{name}" for name in ("allocation", "administration", "idempotency", "document_ids", "store")),
+    *(
+        f"{DOMAIN}/{name}"
+        for name in ("allocation", "administration", "idempotency", "document_ids", "store", "witness")
+    ),
 )
 # Files that take seconds and find few mutants come last.
 LAST = ("test_memory.py", "test_reserve.py", "test_reserve_shared.py")

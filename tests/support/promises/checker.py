@@ -217,15 +217,19 @@ class PromiseChecker:
         if not self.restored:
             self._advances[name, period].append(EffectiveAdvance(max(at, self._leases_end), past, step))
 
-    def record_restore(self) -> None:
-        """Records a restore of an older copy, which loses later changes and recorded replies."""
-        self.restored = True
+    def record_restore(self, *, is_noticed: bool = False) -> None:
+        """Records a restore of an older copy, which loses later changes and recorded replies.
+
+        ``is_noticed``: whether every node must notice it, so that no id is repeated all the same.
+        """
+        self.restored = not is_noticed
         self._restored_at = next(self._numbers)
         self._era += 1
-        self._changes.clear()
-        self._advances.clear()
-        self._own_changes.clear()
-        self._repaired.clear()
+        if not is_noticed:
+            self._changes.clear()
+            self._advances.clear()
+            self._own_changes.clear()
+            self._repaired.clear()
         # The times of first calls stay: a recorded reply in the copy is not older.
         self._requests.clear()
         self._identities.clear()

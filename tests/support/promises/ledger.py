@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from idalloc_server.domain.allocation.counter_row import FIRST_USE
-from idalloc_server.domain.errors import SequenceDeleted, StoreOutcomeUnknown
+from idalloc_server.domain.errors import SequenceDeleted, StoreOutcomeUnknown, StoreWentBackwards
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Reset, Sequence
-from idalloc_server.domain.store.records import NO_FLOOR, Demand, Grant, GrantFloor, Row
+from idalloc_server.domain.store.records import FIRST_USE, NO_FLOOR, Demand, Grant, GrantFloor, Row, RowVersion
 from tests.support.forwarding_store import ForwardingStore
 
 
@@ -67,7 +66,7 @@ class Ledger:
         back = counts and (seen.last_value - grant.value_before) * grant.step > 0
         return back or grant.generation < seen.generation
 
-    def note_tail(self, name: str, count: int, version: tuple[int, int, int]) -> None:
+    def note_tail(self, name: str, count: int, version: RowVersion) -> None:
         """Records that a tail is returned: from now on the counter may be at the tail's start."""
         seen = self.last.get(name)
         if seen is not None and seen.version == version:
@@ -131,7 +130,7 @@ class RecordedConnection(ForwardingStore):
             self.ledger.note(row.name, grant, sent)
         return created
 
-    async def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:
+    async def give_back(self, name: str, count: int, version: RowVersion) -> bool:
         self.ledger.note_tail(name, count, version)
         returned = await super().give_back(name, count, version)
         self.ledger.returned += count * returned
@@ -146,6 +145,9 @@ class RecordedConnection(ForwardingStore):
             raise
         except SequenceDeleted:
             self.ledger.deleted.add(name)
+            raise
+        except StoreWentBackwards as error:
+            self.ledger.unknown += error.granted
             raise
         if grant is not None:
             self.ledger.note(name, grant, sent)
