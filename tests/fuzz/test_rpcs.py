@@ -50,6 +50,7 @@ FAILURES = {
 TOO_LARGE = {
     grpc.StatusCode.UNKNOWN: "Received http2 header with status: 431",
     grpc.StatusCode.INTERNAL: "(RST_STREAM (Received RST_STREAM with error code 1))",
+    grpc.StatusCode.CANCELLED: "Locally cancelled by application!",
 }
 # Metadata of this size is always accepted; the rest of the 16 kB is for the path and gRPC's own headers.
 ALWAYS_ACCEPTED = LARGEST_METADATA_BYTES - 2_000
@@ -115,6 +116,9 @@ class Live:
                     if replies >= MOST_REPLIES or method.endswith("/Watch"):
                         call.cancel()
                         return grpc.StatusCode.OK, None
+        except asyncio.CancelledError:
+            # grpcio's client cancels a call itself if its connection ends while it sends the request.
+            return await call.code(), await call.details()
         except grpc.aio.AioRpcError as error:
             if kind.startswith("stream") and str(error.details()).startswith(CLIENT_ERRORS):
                 return grpc.StatusCode.OK, None
