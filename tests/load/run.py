@@ -24,6 +24,7 @@ import idalloc
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
 from tests.load.servers import Server, running
+from tests.load.witness import measure_witness
 
 CONCURRENCY = 64
 CONNECTIONS = 4
@@ -90,6 +91,12 @@ def unary_with_python(address: str, calls: int, concurrency: int) -> Unary:
         return Unary(calls / seconds, statistics.median(latencies))
 
     return asyncio.run(drive())
+
+
+def leased_rate(address: str, calls: int) -> float:
+    """Return how many unary calls a second are served from leases."""
+    drive = unary_with_ghz if shutil.which("ghz") else unary_with_python
+    return drive(address, calls, CONCURRENCY).rate
 
 
 class Contender:
@@ -217,6 +224,11 @@ def main() -> None:
         for transport, (server, _) in servers.items():
             report(f"resident memory when idle, MB, {transport}", server.resident_mb, 90, most=True)
         measure_unary(servers, arguments.rounds, arguments.calls)
+        chosen = f"--transport={transports[0]}"
+        witness, store = f"--witness=sqlite://{folder}/witness.db", f"--store=sqlite://{folder}/witnessed.db"
+        witnessed = stack.enter_context(running("idalloc_server", "--listen=127.0.0.1:0", store, witness, chosen))
+        by_name = {"without": servers[transports[0]][0], "SQLite, same disk": witnessed}
+        measure_witness(by_name, leased_rate, arguments.rounds, arguments.calls)
         if not arguments.only_unary:
             for transport, (server, _) in servers.items():
                 print(f"On {transport}:")
