@@ -127,6 +127,7 @@ def test_forget_deletes_the_marks_of_a_sequence(place: Place) -> None:
     assert place.run("show").stdout == ""
 
 
+@pytest.mark.test_long
 def test_the_witness_of_another_store_is_refused(place: Place, tmp_path: Path) -> None:
     """The marks of another store are not compared, and an unused store is not bound to the witness."""
     other = Place(tmp_path / "other", place._capfd)
@@ -136,6 +137,7 @@ def test_the_witness_of_another_store_is_refused(place: Place, tmp_path: Path) -
     assert line.startswith(f"idalloc: witness: {other.witness} belongs to another store than {place.store}; ")
 
 
+@pytest.mark.test_long
 @pytest.mark.parametrize("verb", ["show", "forget"])
 def test_a_missing_witness_is_one_line(place: Place, verb: str) -> None:
     """A witness or a store that is not set, missing or invalid is one line with exit code 2; nothing is created."""
