@@ -8,7 +8,7 @@ from typing import NamedTuple
 import structlog
 
 from idalloc_server.domain.errors import StoreWentBackwards, TooManySequences
-from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Kind, Reset, Sequence, name_of_period
+from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Kind, Reset, Sequence, counts_ids, name_of_period
 from idalloc_server.domain.store.records import NO_FLOOR, Grant, GrantFloor, Row
 
 # The log has a warning at this share of max_sequences.
@@ -93,7 +93,7 @@ class HighWaterMarks:
         fixed_settings = _fixed_settings_of(grant.sequence)
         if mark is not None:
             if fixed_settings == mark.fixed_settings:
-                is_behind = _has_value(name, fixed_settings) and mark.is_past(grant.value_before)
+                is_behind = counts_ids(name, fixed_settings.reset) and mark.is_past(grant.value_before)
             else:
                 is_behind = not _is_newer_period(name, grant.generation, mark)
             if is_behind or grant.generation < mark.generation:
@@ -108,7 +108,7 @@ class HighWaterMarks:
         mark = self._marks.get(name)
         if mark is None:
             return NO_FLOOR
-        if not _has_value(name, mark.fixed_settings):
+        if not counts_ids(name, mark.fixed_settings.reset):
             return GrantFloor(mark.generation)
         if mark.fixed_settings.rises:
             return GrantFloor(mark.generation, least=mark.value)
@@ -133,7 +133,7 @@ class HighWaterMarks:
             return False
         fixed_settings = _fixed_settings_of(row.sequence)
         if fixed_settings == mark.fixed_settings:
-            return not (_has_value(row.name, fixed_settings) and mark.is_past(row.last_value))
+            return not (counts_ids(row.name, fixed_settings.reset) and mark.is_past(row.last_value))
         accepted = row.revision > 0 or _is_newer_period(row.name, row.generation, mark)
         if accepted:  # the name stays known; the next write returns the value
             self._marks[row.name] = _HighWaterMark(row.generation, row.sequence.before_start, fixed_settings)
@@ -188,11 +188,6 @@ class HighWaterMarks:
         of_period = f" of {period}" if period else ""
         seen = f"value {mark.value} in generation {mark.generation}"
         return StoreWentBackwards(sequence, seen=seen + of_period, found=found + of_period)
-
-
-def _has_value(name: str, fixed_settings: _FixedSettings) -> bool:
-    """Returns whether the counter's value is the last issued id; a sequence with a reset counts in its periods."""
-    return fixed_settings.reset == Reset.NEVER or PERIOD_SEPARATOR in name
 
 
 def _is_newer_period(name: str, generation: int, mark: _HighWaterMark) -> bool:

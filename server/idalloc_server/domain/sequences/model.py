@@ -131,3 +131,8 @@ def check_name(name: str, field: str = "sequence") -> None:
 def name_of_period(name: str, period: str) -> str:
     """Returns the name of the store's row that holds the counter of a period."""
     return f"{name}{PERIOD_SEPARATOR}{period}"
+
+
+def counts_ids(name: str, reset: Reset) -> bool:
+    """Returns whether a row's counter is the last issued id; a sequence with a reset counts in its periods' rows."""
+    return reset == Reset.NEVER or PERIOD_SEPARATOR in name

@@ -93,7 +93,7 @@ class MarkChain:
         return await self._replacements.add(_replacement(name, mark, seen))
 
     async def raise_to(
-        self, name: str, seen: WitnessMark | None, generation: int, value: int, step: int, *, compares_values: bool
+        self, name: str, seen: WitnessMark | None, generation: int, value: int, step: int, *, counts: bool
     ) -> bool:
         """Moves the mark to a row of a newer generation, unless the mark is past it, or of another direction.
 
@@ -103,7 +103,7 @@ class MarkChain:
             generation: The row's generation.
             value: The row's counter.
             step: The row's step.
-            compares_values: Whether the counter's value counts: it does not in the own row of a sequence with a reset.
+            counts: Whether the counter's value counts, see ``counts_ids``.
 
         Returns:
             False if the mark changed since it was read.
@@ -111,9 +111,9 @@ class MarkChain:
         Raises:
             StoreOutcomeUnknown: The mark may have moved.
         """
-        if seen is not None and not _may_move(seen, generation, value, step, compares_values=compares_values):
+        if seen is not None and not _may_move(seen, generation, value, step, counts=counts):
             return True
-        if seen is not None and not compares_values:  # the ids of an earlier sequence stay confirmed
+        if seen is not None and not counts:  # the ids of an earlier sequence stay confirmed
             value, step = seen.value, seen.step
         return await self._replacements.add(_replacement(name, self._new_mark(generation, value, step), seen))
 
@@ -175,8 +175,8 @@ def _replacement(name: str, mark: WitnessMark, seen: WitnessMark | None) -> Repl
     return Replacement(name, mark, seen.token if seen else "")
 
 
-def _may_move(mark: WitnessMark, generation: int, value: int, step: int, *, compares_values: bool) -> bool:
+def _may_move(mark: WitnessMark, generation: int, value: int, step: int, *, counts: bool) -> bool:
     """Returns whether a mark may move to a row of this generation."""
     if mark.generation >= generation:
         return False
-    return not compares_values or (mark.step * step > 0 and not mark.is_past(value))
+    return not counts or (mark.step * step > 0 and not mark.is_past(value))

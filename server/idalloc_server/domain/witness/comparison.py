@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR
+from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, counts_ids
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Row
 from idalloc_server.domain.witness.chain import ATTEMPTS
-from idalloc_server.domain.witness.marks import IDENTITY, START, Witness, WitnessMark, has_value
+from idalloc_server.domain.witness.marks import IDENTITY, START, Witness, WitnessMark
 
 _PAGE_SIZE = 500
 
@@ -149,10 +149,10 @@ def _compare(name: str, mark: WitnessMark, row: Row | None, own: Row | None) -> 
 
 
 def _is_behind(mark: WitnessMark, row: Row) -> bool:
-    counts = has_value(row.name, row.sequence)
+    counts = counts_ids(row.name, row.sequence.reset)
     if row.last_value is None:
         return counts
-    return mark.is_ahead_of(row.generation, row.last_value, row.sequence.step, has_value=counts)
+    return mark.is_ahead_of(row.generation, row.last_value, row.sequence.step, counts=counts)
 
 
 def _reopens(mark: WitnessMark, generation: int, own: Row) -> bool:

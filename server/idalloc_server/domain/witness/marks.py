@@ -4,7 +4,7 @@ from collections.abc import Collection
 from collections.abc import Sequence as Many
 from typing import NamedTuple, Protocol
 
-from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Reset, Sequence
+from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR
 
 # The name of the mark whose token is the name of the store. No sequence can have it.
 IDENTITY = f"{PERIOD_SEPARATOR}store"
@@ -33,23 +33,18 @@ class WitnessMark(NamedTuple):
         """Returns whether the mark is past ``value`` in the direction of the counter."""
         return self.value > value if self.step > 0 else self.value < value
 
-    def is_ahead_of(self, generation: int, value: int, step: int, *, has_value: bool) -> bool:
+    def is_ahead_of(self, generation: int, value: int, step: int, *, counts: bool) -> bool:
         """Returns whether a counter is behind this mark, or is another one, which counts in the other direction.
 
         Args:
             generation: The generation of the counter's row.
             value: The counter.
             step: The row's step.
-            has_value: Whether the counter's value counts, see ``has_value``.
+            counts: Whether the counter's value counts, see ``counts_ids``.
         """
         if generation < self.generation:
             return True
-        return has_value and (self.step * step < 0 or self.is_past(value))
-
-
-def has_value(name: str, sequence: Sequence) -> bool:
-    """Returns whether a row's counter is the last issued id; a sequence with a reset counts in its periods."""
-    return sequence.reset == Reset.NEVER or PERIOD_SEPARATOR in name
+        return counts and (self.step * step < 0 or self.is_past(value))
 
 
 class Replacement(NamedTuple):

@@ -1,7 +1,7 @@
 """A store whose grants a witness confirms: fresh processes, too, refuse a restored store (P3).
 
 The marks of a counter form one chain. A grant joins it only by replacing the very mark that was read last, and only if
-it lies past that mark. So no two grants of the chain share an id, whatever happened to the store.
+it lies past that mark or in a gap before it. So no two grants of the chain share an id, whatever the store did.
 """
 
 import os
@@ -9,13 +9,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from idalloc_server.domain.errors import (
-    StartRefused,
     StoreAnsweredError,
     StoreFailure,
     StoreOutcomeUnknown,
     StoreWentBackwards,
 )
-from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Reset, Sequence
+from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Reset, Sequence, counts_ids
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import (
     FIRST_USE,
@@ -30,7 +29,7 @@ from idalloc_server.domain.store.records import (
 )
 from idalloc_server.domain.witness.chain import ATTEMPTS, MarkChain, WitnessOvertaken
 from idalloc_server.domain.witness.identity import check_identity
-from idalloc_server.domain.witness.marks import START, Witness, WitnessMark, has_value
+from idalloc_server.domain.witness.marks import START, Witness, WitnessMark
 
 
 class WitnessedStore:
@@ -70,10 +69,7 @@ class WitnessedStore:
     async def open(self) -> None:
         """See ``Store.open``. Opens the witness, too."""
         await self._store.open()
-        try:
-            await self._witness.open()
-        except StartRefused as error:
-            raise StartRefused("witness", str(error).removeprefix(f"{error.setting}: ")) from error
+        await self._witness.open()
         await check_identity(self._store, self._witness, self._random)
 
     async def close(self) -> None:
@@ -213,8 +209,8 @@ class WitnessedStore:
             if row.last_value is None:
                 return
             values = (row.generation, row.last_value, row.sequence.step)
-            compares = has_value(row.name, row.sequence)
-            if await self._chain.raise_to(row.name, seen, *values, compares_values=compares):
+            counts = counts_ids(row.name, row.sequence.reset)
+            if await self._chain.raise_to(row.name, seen, *values, counts=counts):
                 return
             # A grant was confirmed meanwhile: before the change, or from an older copy that was restored after it.
             seen = await self._chain.read_after_write(row.name)
@@ -233,7 +229,7 @@ def _past_mark(name: str, change: Revision, mark: WitnessMark | None) -> Revisio
     if sequence.reset != Reset.NEVER:
         generation |= 1  # as in ``generation_after``
     at_least = change.at_least
-    if has_value(name, sequence):
+    if counts_ids(name, sequence.reset):
         at_least = _at_least(sequence, at_least, generation, mark)
     return change._replace(at_least=at_least, generation=generation)
 
@@ -260,7 +256,7 @@ def _behind(name: str, mark: WitnessMark, grant: Grant | None) -> str:
     if grant is None:
         return "no such row"
     step, value = grant.step, grant.value_before
-    if not mark.is_ahead_of(grant.generation, value, step, has_value=has_value(name, grant.sequence)):
+    if not mark.is_ahead_of(grant.generation, value, step, counts=counts_ids(name, grant.sequence.reset)):
         return ""
     found = f"value {value} in generation {grant.generation}"
     return f"{found} of another sequence (counts {'up' if step > 0 else 'down'})" if mark.step * step < 0 else found

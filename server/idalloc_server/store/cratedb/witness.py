@@ -55,7 +55,7 @@ class CrateWitness:
         values = [value for name, mark, seen in replacements for value in (name, *mark, seen)]
         rows = await self._http.write(self._sql.replace(len(replacements)), *values)
         # If one of several rows fails, CrateDB reports no error; the row is missing.
-        tokens = {name: token for name, token in rows}  # noqa: C416 - lists of two
+        tokens = {row[0]: row[1] for row in rows}
         return {name for name, mark, _ in replacements if tokens.get(name) == mark.token}
 
     async def list(self, after: str, limit: int) -> list[tuple[str, WitnessMark]]:

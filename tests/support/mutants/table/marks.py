@@ -122,7 +122,7 @@ MUTANTS = (
         (
             Edit(
                 "HighWaterMarks.accept",
-                "not (_has_value(row.name, fixed_settings) and mark.is_past(row.last_value))",
+                "not (counts_ids(row.name, fixed_settings.reset) and mark.is_past(row.last_value))",
                 "True",
             ),
         ),
