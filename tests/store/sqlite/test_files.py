@@ -79,7 +79,7 @@ class TestOpenStore:
     async def test_a_change_during_a_transaction_is_unknown(self, store: SqliteStore, path: Path, suffix: str) -> None:
         """P1: a process that was paused in a transaction issues nothing if the files were replaced meanwhile."""
         with pytest.raises(StoreOutcomeUnknown, match="after the commit: was replaced: no "):
-            await store._grant("s", lambda db: beside(path, suffix).unlink())
+            await store._database.write(lambda db: beside(path, suffix).unlink())
 
     async def test_a_changed_symbolic_link_stops_grants(self, path: Path, clock: FakeClock) -> None:
         """P1: the next process that opens the symbolic link uses another database."""

@@ -138,7 +138,7 @@ class TestThread:
     async def test_a_queued_call_that_is_cancelled_does_nothing(self, store: SqliteStore) -> None:
         """P9: a grant that is cancelled before its transaction takes no ids."""
         gate = threading.Event()
-        blocking = asyncio.create_task(store._database._run(gate.wait))
+        blocking = store._database._run(gate.wait)
         await asyncio.sleep(0)
         granting = asyncio.create_task(store.grant("s", 5, 1000))
         await settle()
@@ -155,7 +155,7 @@ class TestThread:
         other.execute("BEGIN IMMEDIATE")
         granting = asyncio.create_task(store.grant("s", 5, 1000))
         await settle()
-        await until(store._database._thread._work_queue.empty, "the thread runs it")
+        await until(store._database._thread._jobs.empty, "the thread runs it")
         granting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await granting

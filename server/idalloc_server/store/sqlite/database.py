@@ -3,10 +3,9 @@
 import asyncio
 import sqlite3
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from idalloc_server.domain.errors import (
     StartRefused,
@@ -18,6 +17,7 @@ from idalloc_server.domain.errors import (
 from idalloc_server.store.sqlite import schema
 from idalloc_server.store.sqlite.errors import code, failure_of, is_busy
 from idalloc_server.store.sqlite.files import DatabaseFiles, FilesChanged
+from idalloc_server.store.sqlite.job_thread import JobThread
 from idalloc_server.store.sqlite.schema import roll_back
 
 _T = TypeVar("_T")
@@ -44,7 +44,7 @@ class Database:
         self._path = path
         self._busy_timeout = busy_timeout
         self._create_tables = create_tables
-        self._thread = ThreadPoolExecutor(1, "sqlite")
+        self._thread = JobThread("sqlite")
         self._connection: sqlite3.Connection | None = None
         self._files: DatabaseFiles | None = None
 
@@ -60,7 +60,7 @@ class Database:
         """Closes the file."""
         with suppress(StoreUnreachable):  # already closed
             await self._run(self._close)
-        self._thread.shutdown(wait=False)
+        self._thread.close()
 
     async def read(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         """Runs a transaction that changes nothing; see ``write``."""
@@ -77,21 +77,21 @@ class Database:
         except FilesChanged as error:
             raise StoreRefused(f"the file {self._path} {error}; restart this node") from error
 
-    async def transact(self, work: Callable[[sqlite3.Connection], _T], begin: str = "BEGIN IMMEDIATE") -> _T:
-        """Runs a transaction as ``write`` does.
+    def transact(self, work: Callable[[sqlite3.Connection], _T], begin: str = "BEGIN IMMEDIATE") -> asyncio.Future[_T]:
+        """Begins a transaction as ``write`` does, and returns its future.
 
         Raises:
-            FilesChanged: The files were replaced; nothing was applied.
-            StoreFailure: SQLite failed.
+            StoreUnreachable: The store is closed.
+            FilesChanged: From the future: the files were replaced; nothing was applied.
+            StoreFailure: From the future: SQLite failed.
         """
-        return await self._run(lambda: self._transaction(work, begin))
+        return self._run(self._transaction, work, begin)
 
-    async def _run(self, job: Callable[[], _T]) -> _T:
+    def _run(self, job: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
         try:
-            running = asyncio.get_running_loop().run_in_executor(self._thread, job)
-        except RuntimeError as error:  # the executor was shut down
+            return self._thread.run(job, *arguments)
+        except RuntimeError as error:  # closed
             raise StoreUnreachable("the store is closed") from error
-        return await running
 
     # The methods below run on the file's thread.
 
@@ -114,7 +114,8 @@ class Database:
         else:
             self._commit(db)
         finally:
-            roll_back(db)
+            if db.in_transaction:
+                roll_back(db)
         try:
             files.check()
         except (FilesChanged, OSError) as error:

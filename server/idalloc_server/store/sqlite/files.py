@@ -63,7 +63,8 @@ class DatabaseFiles:
     def __init__(self, path: Path, real_path: Path) -> None:
         self._path = path
         self._real_path = real_path
-        self._identities: dict[Path, tuple[int, int]] = {}
+        # Each file's path, what it is, its device and inode.
+        self._opened: list[tuple[str, str, int, int]] = []
         # Opened for writing, since an overlay file system replaces a file when it is first opened so.
         self._descriptor = _open_or_create(self._real_path)
         try:
@@ -95,7 +96,8 @@ class DatabaseFiles:
                     "issue the same ids; stop all servers of this file, then start them again",
                 )
             time.sleep(0.01)
-        self._identities = identities
+        whats = ("file", *_BESIDE.values())
+        self._opened = [(str(path), what, *identities[path]) for path, what in zip(paths, whats, strict=True)]
 
     def check(self) -> None:
         """Checks that the files are the opened ones, and have no second link.
@@ -104,13 +106,12 @@ class DatabaseFiles:
             FilesChanged: A file was replaced, removed or linked.
             OSError: A file cannot be examined.
         """
-        for path, opened in self._identities.items():
-            what = "file" if path == self._path else _BESIDE[path.name[-4:]]
+        for path, what, device, inode in self._opened:
             try:
-                status = path.stat()
+                status = os.stat(path)  # noqa: PTH116 - a Path is slower
             except FileNotFoundError:
                 raise FilesChanged(f"was replaced: no {what} there", f"no {what} there") from None
-            if _identity(status) != opened:
+            if status.st_ino != inode or status.st_dev != device:
                 raise FilesChanged(f"was replaced: another {what} there", f"another {what} there")
             if status.st_nlink > 1:
                 found = f"{status.st_nlink} hard links to the {what}: remove all links but one"

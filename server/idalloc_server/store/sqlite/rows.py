@@ -22,6 +22,11 @@ _COLUMNS = (
 # A grant alone writes the demand.
 _ALL_COLUMNS = f"{_COLUMNS}, demand"
 _INTEGER_COLUMNS = (1, 2, 3, 4, 7, 8, 9, 10)
+# REPLACE would clear columns that another program added.
+_WRITE = (
+    f"INSERT INTO sequences ({_COLUMNS}) VALUES ({', '.join('?' for _ in _COLUMNS.split(', '))})"
+    " ON CONFLICT (name) DO UPDATE SET " + ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS.split(", ")[1:])
+)
 
 
 class _StoredRow(NamedTuple):
@@ -48,7 +53,7 @@ class _StoredRow(NamedTuple):
 
 
 def grant(
-    db: sqlite3.Connection, name: str, wanted: int, lease_ms: int, floor: GrantFloor, demand: Demand | None
+    name: str, wanted: int, lease_ms: int, floor: GrantFloor, demand: Demand | None, db: sqlite3.Connection
 ) -> Grant | None:
     """See ``Store.grant``."""
     found = _read_for_grant(db, name)
@@ -64,7 +69,7 @@ def grant(
 
 
 def grant_timestamps(
-    db: sqlite3.Connection, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor
+    name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor, db: sqlite3.Connection
 ) -> Grant | None:
     """See ``Store.grant_timestamps``."""
     found = _read_for_grant(db, name)
@@ -175,9 +180,9 @@ def _with_times(row: Row) -> Row:
 def _stored_row(columns: tuple[Any, ...]) -> _StoredRow:
     name, last_value, step, min_value, max_value, packed, mode, generation, lease_ms, writes, *changes = columns
     revision, revised_by, created_at, changed_at, demand = changes
-    # A column of a SQLite table may hold any type.
-    if not all(columns[index] is None or isinstance(columns[index], int) for index in _INTEGER_COLUMNS):
-        raise SequenceInvalid(str(name), "a column that must be an integer has another type")
+    for index in _INTEGER_COLUMNS:
+        if not isinstance(columns[index], int | None):  # a column of a SQLite table may hold any type
+            raise SequenceInvalid(str(name), "a column that must be an integer has another type")
     row = Row(
         name,
         last_value,
@@ -239,9 +244,4 @@ def _write(db: sqlite3.Connection, row: Row, writes: int) -> None:
         row.created_at,
         row.changed_at,
     )
-    placeholders = ", ".join("?" for _ in values)
-    changes = ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS.split(", ")[1:])
-    # REPLACE would clear columns that another program added.
-    db.execute(
-        f"INSERT INTO sequences ({_COLUMNS}) VALUES ({placeholders}) ON CONFLICT (name) DO UPDATE SET {changes}", values
-    )
+    db.execute(_WRITE, values)

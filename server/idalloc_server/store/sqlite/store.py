@@ -1,10 +1,9 @@
 """The store in one SQLite file, shared by processes on one machine."""
 
 import sqlite3
-from collections.abc import Callable
 from collections.abc import Sequence as Many
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import StoreWentBackwards
@@ -24,8 +23,6 @@ from idalloc_server.domain.store.retention import RecordPosition, Retention
 from idalloc_server.store.sqlite import recorded, rows
 from idalloc_server.store.sqlite.database import Database
 from idalloc_server.store.sqlite.files import FilesChanged
-
-_T = TypeVar("_T")
 
 _BUSY_TIMEOUT = 5.0
 
@@ -60,13 +57,20 @@ class SqliteStore:
         self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR, demand: Demand | None = None
     ) -> Grant | None:
         """See ``Store.grant``."""
-        return await self._grant(name, lambda db: rows.grant(db, name, wanted, lease_ms, floor, demand))
+        try:
+            return await self._database.transact(partial(rows.grant, name, wanted, lease_ms, floor, demand))
+        except FilesChanged as error:
+            raise self._went_backwards(name, error) from error
 
     async def grant_timestamps(
         self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor = NO_FLOOR
     ) -> Grant | None:
         """See ``Store.grant_timestamps``."""
-        return await self._grant(name, lambda db: rows.grant_timestamps(db, name, wanted, lease_ms, now, ahead, floor))
+        work = partial(rows.grant_timestamps, name, wanted, lease_ms, now, ahead, floor)
+        try:
+            return await self._database.transact(work)
+        except FilesChanged as error:
+            raise self._went_backwards(name, error) from error
 
     async def create(self, row: Row) -> Row:
         """See ``Store.create``."""
@@ -178,8 +182,5 @@ class SqliteStore:
             (holder, now, prefix, holder, stale_after, now),
         )
 
-    async def _grant(self, name: str, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        try:
-            return await self._database.transact(work)
-        except FilesChanged as error:
-            raise StoreWentBackwards(name, seen=f"the file {self._path}", found=error.found) from error
+    def _went_backwards(self, name: str, error: FilesChanged) -> StoreWentBackwards:
+        return StoreWentBackwards(name, seen=f"the file {self._path}", found=error.found)
