@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from itertools import islice
+from pathlib import Path
 from typing import NamedTuple
 
 import grpc
@@ -23,6 +24,7 @@ import grpc
 import idalloc
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
+from tests.load.refill_costs import measure_refills
 from tests.load.servers import Server, running
 from tests.load.witness import measure_witness
 
@@ -210,7 +212,9 @@ def main() -> None:
     parser.add_argument("--transport", choices=TRANSPORTS, help="measure only this transport; default: both")
     parser.add_argument("--only-unary", action="store_true", help="skip the other scenarios")
     parser.add_argument("--total", type=int, default=10_000_000, help="ids a round of the other scenarios")
+    parser.add_argument("--against", type=Path, help="compare the CPU time of refills with this other checkout")
     arguments = parser.parse_args()
+    measure_refills(3 * arguments.rounds, arguments.against)
     transports = [arguments.transport] if arguments.transport else TRANSPORTS
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
 
