@@ -39,11 +39,11 @@ def own_counter(allocator: Allocator, name: str) -> CounterAllocator:
 
 def right_after_serving(counter: CounterAllocator, act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls ``act`` after a refill has served its waiters, before they resume."""
-    serve = CounterAllocator._serve
+    count_issued = CounterAllocator._count_issued
 
-    def serve_and_act(self: CounterAllocator, at_bound: bool, remaining: int, most: int) -> None:
-        serve(self, at_bound, remaining, most)
+    def count_and_act(self: CounterAllocator, count: int) -> None:
+        count_issued(self, count)
         if self is counter:
             act()
 
-    monkeypatch.setattr(CounterAllocator, "_serve", serve_and_act)
+    monkeypatch.setattr(CounterAllocator, "_count_issued", count_and_act)

@@ -365,6 +365,13 @@ class StoreUnavailable(StoreFailure, Retryable, reason="STORE_UNAVAILABLE", stat
     next_step = "[Retry](#retry). If it lasts, use the [runbook](../operations/runbook.md#store_unavailable)."
 
 
+class LeaseExpired(StoreUnavailable):
+    """The process was paused after it took ids from a lease, which expired before the reply. The ids are burned."""
+
+    def __init__(self, sequence: str) -> None:
+        super().__init__(f"the lease of sequence {sequence!r} expired before the reply; try again")
+
+
 class StoreUnreachable(StoreUnavailable):
     """No connection could be made; nothing was sent."""
 

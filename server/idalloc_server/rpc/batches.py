@@ -9,7 +9,7 @@ from idalloc_server.auth.call_types import AdmitRequest, Refund
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.id_range import IdRange
-from idalloc_server.domain.errors import Refusal, StoreUnavailable
+from idalloc_server.domain.errors import LeaseExpired, Refusal, StoreUnavailable
 
 MAX_BATCH_REQUESTS = 1_000
 # How long before the deadline of the call its unfinished requests are answered, so that the reply arrives in time.
@@ -103,9 +103,7 @@ class RangeBatch:
                         result.response.created = True
                     continue
                 self._burn(number, outcome, BurnCause.EXPIRED)
-                error = StoreUnavailable(
-                    f"the lease of sequence {self._sequences[number]!r} expired before the reply; try again"
-                )
+                error = LeaseExpired(self._sequences[number])
             elif outcome is None:
                 error = StoreUnavailable(
                     f"sequence {self._sequences[number]!r} got no ids from the store before the deadline; try again"

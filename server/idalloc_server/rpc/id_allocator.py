@@ -13,7 +13,7 @@ from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.document_ids.generator import DocIdGenerator, DocIdRun
-from idalloc_server.domain.errors import InvalidRequest, StoreUnavailable
+from idalloc_server.domain.errors import InvalidRequest, LeaseExpired
 from idalloc_server.domain.idempotency.allocator import IdempotentAllocator, with_date
 from idalloc_server.domain.sequences.formats import compile_format
 from idalloc_server.domain.sequences.model import Reset
@@ -67,7 +67,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         id_range = self.allocator.allocate_from_lease(request.sequence, count)
         reply = pb.AllocateRangeResponse()
         if id_range is None:
-            id_range = await self.allocator.allocate(request.sequence, count)
+            id_range = await self.allocator.allocate_after_refill(request.sequence, count)
             reply.created = self.allocator.pop_created(request.sequence)
         if not self._fill(reply, id_range):
             self._refuse_expired(request.sequence, id_range)
@@ -104,7 +104,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
             id_range = self.allocator.allocate_from_lease(request.sequence, count)
             reply = pb.StreamRangesResponse()
             if id_range is None:
-                id_range = await self.allocator.allocate(request.sequence, count)
+                id_range = await self.allocator.allocate_after_refill(request.sequence, count)
                 reply.created = self.allocator.pop_created(request.sequence)
             if not self._fill(reply, id_range):
                 self._refuse_expired(request.sequence, id_range)
@@ -201,10 +201,10 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         """Burn ids whose lease expired after they were taken, since the process was paused.
 
         Raises:
-            StoreUnavailable: Always.
+            LeaseExpired: Always.
         """
         self.allocator.burned.add(sequence, id_range.period, BurnCause.EXPIRED, id_range.id_count)
-        raise StoreUnavailable(f"the lease of sequence {sequence!r} expired before the reply; try again")
+        raise LeaseExpired(sequence)
 
     def _add_view(
         self,

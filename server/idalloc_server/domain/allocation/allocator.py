@@ -122,7 +122,7 @@ class Allocator:
         return await survey(names, states_of, rate_of, clock, self._allocation_config.lease_ttl)
 
     def allocate_from_lease(self, sequence: str, count: int) -> IdRange | None:
-        """Takes ``count`` ids, at least 1, from memory; None if ``allocate`` must wait for the store."""
+        """Takes ``count`` ids, at least 1, from memory; None if ``allocate_after_refill`` must wait for the store."""
         sequence_allocator = self._sequence_allocators.get(sequence)
         if sequence_allocator is None or self._current_pid() != self._pid:
             return None
@@ -149,8 +149,12 @@ class Allocator:
             StoreUnavailable: The store is unreachable, too slow, or returned an error.
             StoreWentBackwards: The store is behind what this process saw of the sequence.
         """
-        sequence_allocator = self._get_or_add(sequence)
-        return sequence_allocator.issue_from_lease(count) or await sequence_allocator.issue_after_refill(count)
+        issued = self.allocate_from_lease(sequence, count)
+        return await self.allocate_after_refill(sequence, count) if issued is None else issued
+
+    async def allocate_after_refill(self, sequence: str, count: int) -> IdRange:
+        """As ``allocate``, for a caller that got nothing from ``allocate_from_lease`` just before."""
+        return await self._get_or_add(sequence).issue_after_refill(count)
 
     def pop_created(self, sequence: str) -> bool:
         """Returns, once after ``allocate``, whether the first use on this node created the sequence."""

@@ -1,6 +1,7 @@
 """The allocator of one counter: its lease, the refill loop, and the queue of callers that wait for it."""
 
 import asyncio
+from contextvars import Context
 
 import structlog
 
@@ -9,23 +10,19 @@ from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.config import EXHAUSTED, FAILED, OK, SharedState
 from idalloc_server.domain.allocation.counter_row import CounterRow
 from idalloc_server.domain.allocation.counter_state import CounterState
+from idalloc_server.domain.allocation.held_ids import HeldIds
 from idalloc_server.domain.allocation.id_range import IdRange
-from idalloc_server.domain.allocation.lease import Lease
-from idalloc_server.domain.allocation.reserve import PREFETCH_SHARE, Reserve
-from idalloc_server.domain.allocation.waiter_queue import Waiter, WaiterQueue
+from idalloc_server.domain.allocation.waiter_queue import WaiterQueue
 from idalloc_server.domain.errors import (
+    LeaseExpired,
     Refusal,
     SequenceDeleted,
     SequenceNotFound,
     ServerDraining,
-    StoreUnavailable,
     StoreWentBackwards,
 )
-from idalloc_server.domain.sequences.model import Kind, Reset
+from idalloc_server.domain.sequences.model import Kind
 from idalloc_server.domain.store.records import Demand, Grant
-
-# A failed renewal is retried after this time.
-RENEW_RETRY_SECONDS = 1.0
 
 _log = structlog.get_logger("idalloc.allocation")
 
@@ -49,66 +46,50 @@ class CounterAllocator:
     """
 
     __slots__ = (
-        *("row", "new_ids", "has_issued", "_clock", "_config", "_high_water_marks", "_store_health", "_drop_unknown"),
-        *("_refills", "_rates", "_issuing", "_lease", "_refill_at", "_renew_at", "_refilled_at", "_has_failed"),
-        *("_waiters", "_refill_task", "_backwards", "_remaining", "_writes", "_reserve", "_expects_calls"),
-        *("_returning", "_last_activity"),
+        *("row", "new_ids", "has_issued", "_shared", "_clock", "_held", "_waiters", "_refill_task", "_backwards"),
+        *("_has_failed", "_expects_calls", "_returning", "_last_activity"),
     )
 
     def __init__(self, row: CounterRow, shared: SharedState) -> None:
         self.row = row
-        self._clock = shared.clock
-        self._config = shared.allocation_config
-        self._high_water_marks = shared.high_water_marks
-        self._store_health = shared.store_health
-        self._drop_unknown = shared.drop_unknown
-        self._refills = shared.refills
-        self._rates = shared.rates
-        self._issuing = shared.issued.issuing
         self.new_ids, self.has_issued = 0, False
-        self._lease = Lease(row.period)
-        # When a call starts a refill: to renew the lease, or to review the reserve.
-        self._refill_at = self._renew_at = self._refilled_at = 0.0
-        self._has_failed = False  # the last refill
+        self._shared = shared
+        self._clock = shared.clock
+        self._held = HeldIds(row, shared)
         self._waiters = WaiterQueue()
         self._refill_task: asyncio.Task[None] | None = None
         self._backwards: Backwards | None = None
-        # The ids that the sequence had left after the last write, the number of writes, and the ids being given back.
-        self._remaining = self._writes = self._returning = 0
-        self._reserve = Reserve(self._config, self._clock.boot())
+        self._has_failed = False  # the last refill
         self._expects_calls = False  # so that a refill follows the first write at once
+        self._returning = 0  # the number of ids being given back
         self._last_activity: object = None
 
     @property
     def has_lease(self) -> bool:
         """Whether ids could be issued from memory now."""
-        return self._lease.left > 0 and not self._lease.is_expired(self._clock.boot())
+        lease = self._held.lease
+        return lease.left > 0 and not lease.is_expired(self._clock.boot())
 
     @property
     def state(self) -> CounterState:
         """What a survey shows of this counter."""
-        row, lease = self.row, self._lease
-        left, remaining = lease.left if self.has_lease else 0, self._remaining if self._writes else None
-        times = (lease.expires_at, remaining, self._refilled_at)
-        problems = (self._has_failed, self._reserve.limited_by, self._backwards is not None)
-        return CounterState(row.name, row.period, row.settings, left, lease.left, *times, *problems)
+        row, held = self.row, self._held
+        left = held.lease.left if self.has_lease else 0
+        times = (held.lease.expires_at, held.remaining if held.writes else None, held.refilled_at)
+        problems = (self._has_failed, held.reserve.limited_by, self._backwards is not None)
+        return CounterState(row.name, row.period, row.settings, left, held.lease.left, *times, *problems)
 
     @property
     def reserve_seconds(self) -> float | None:
         """How long the ids in memory last at the present rate, in seconds; None if none are kept, or none are used."""
-        if self.row.settings.is_rising or self.has_reset or not self._writes:
+        if self.row.settings.is_rising or self.row.has_reset or not self._held.writes:
             return None
-        return self._reserve.seconds_left(self._lease.left, self._clock.boot())
-
-    @property
-    def has_reset(self) -> bool:
-        """Whether this is the own row of a sequence with a reset: it grants only lease metadata."""
-        return self.row.settings.reset != Reset.NEVER and not self.row.period
+        return self._held.reserve.seconds_left(self._held.lease.left, self._clock.boot())
 
     @property
     def generation(self) -> int:
         """The generation of the lease; 0 before the first one."""
-        return self._lease.generation
+        return self._held.lease.generation
 
     def issue_from_lease(self, count: int) -> IdRange | None:
         """Issues ids from the lease; None if ``issue_after_refill`` must wait for the store.
@@ -116,8 +97,11 @@ class CounterAllocator:
         A ``count`` of 0 returns lease metadata: an empty range. Starts a refill if few ids are left, or if the lease is
         due for renewal.
         """
-        now, lease, reserve = self._clock.boot(), self._lease, self._reserve
-        issued = lease.issue(count, now) or self._issue_from_later_range(count, now)
+        now, held = self._clock.boot(), self._held
+        lease, reserve = held.lease, held.reserve
+        issued = lease.issue(count, now)
+        if issued is None and lease.later_ranges:
+            issued = held.issue_from_later_range(count, now)
         if issued is not None:
             if count > reserve.largest_call:
                 reserve.largest_call = count
@@ -125,8 +109,8 @@ class CounterAllocator:
                 self.new_ids += count
             elif count:
                 self.new_ids, self.has_issued = count, True
-                self._issuing.append(self)
-            if now >= self._refill_at or lease.left < reserve.refill_below:
+                self._shared.issued.issuing.append(self)
+            if now >= held.refill_at or lease.left < reserve.refill_below:
                 self._review(now)
         return issued
 
@@ -155,33 +139,37 @@ class CounterAllocator:
             raise ServerDraining
         if self._clock.boot() >= issued.expires_at:  # the process was paused after the ids were served
             self.row.burn(BurnCause.EXPIRED, issued.id_count)
-            raise StoreUnavailable(f"the lease of sequence {self.row.sequence!r} expired before the reply; try again")
-        self._reserve.largest_call = max(self._reserve.largest_call, count)
+            raise LeaseExpired(self.row.sequence)
+        reserve = self._held.reserve
+        reserve.largest_call = max(reserve.largest_call, count)
         return issued
 
     @property
     def demand(self) -> Demand | None:
         """What the callers of this node need; None before it is measured."""
-        return self._reserve.demand(self._lease.left, self._clock.boot(), self._clock.wall())
+        return self._held.reserve.demand(self._held.lease.left, self._clock.boot(), self._clock.wall())
 
     def expect(self, demand: Demand) -> None:
         """Holds what ``demand`` needs before the first call. The caller repeats it, to retry a refill and to renew."""
         if self._backwards and self.has_issued:
             return
         self._backwards = None  # its mark was removed
-        self._reserve.expect(demand, self._lease.left, now := self._clock.boot())
+        now = self._clock.boot()
+        self._held.reserve.expect(demand, self._held.lease.left, now)
         self._review(now)
 
     def is_idle(self) -> bool:
         """Returns whether nothing is in progress, and nothing was issued since the last call."""
-        last, self._last_activity = self._last_activity, (self._writes, self._lease.left)
-        return not self._refill_task and not self._waiters and not self._backwards and last == self._last_activity
+        last, self._last_activity = self._last_activity, (self._held.writes, self._held.lease.left)
+        return (
+            not self._refill_task and not self._waiters.waiting and not self._backwards and last == self._last_activity
+        )
 
     async def drop_after_change(self) -> None:
         """Drops the lease after a change of the sequence, and the result of a refill in progress."""
         if self._refill_task:
             await asyncio.wait([self._refill_task])
-        self.drop(BurnCause.GENERATION)
+        self._held.drop(BurnCause.GENERATION)
         self._backwards = None
 
     async def return_lease(self) -> None:
@@ -197,7 +185,7 @@ class CounterAllocator:
         """Burns all ids held or in flight without waiting. Nothing is issued or counted afterwards."""
         if self.row.abandoned:
             return
-        self.drop(BurnCause.NOT_RETURNED)
+        self._held.drop(BurnCause.NOT_RETURNED)
         self.row.burn(BurnCause.NOT_RETURNED, self._returning)
         self.row.burn(BurnCause.UNKNOWN_OUTCOME, self.row.requested)
         self.row.burn(BurnCause.CANCELLED, self._waiters.served_ids)
@@ -208,47 +196,30 @@ class CounterAllocator:
 
     def drop(self, cause: BurnCause) -> None:
         """Burns the rest of the lease."""
-        self.row.burn(cause, self._lease.left)
-        self._lease = Lease(self.row.period)
-        self._reserve.record_drop()
-
-    def _issue_from_later_range(self, count: int, now: float) -> IdRange | None:
-        """Issues ids from a later range of the lease if one has ``count``, and burns the ranges before it.
-
-        Near the bound it issues none: the last ids are kept for smaller calls.
-        """
-        if self._remaining < PREFETCH_SHARE or now >= self._lease.expires_at:
-            return None
-        self._skip_to(count)
-        return self._lease.issue(count, now)
-
-    def _skip_to(self, count: int) -> None:
-        skipped = self._lease.skip_to(count)
-        self.row.burn(BurnCause.LEFTOVER, skipped)
-        self._reserve.record_skipped(skipped)
+        self._held.drop(cause)
 
     def _review(self, now: float) -> None:
         """Starts a refill if none runs, and the lease is due for renewal, or more ids are needed."""
         if self._refill_task:
             return
-        if now >= self._renew_at or (self._reserve.is_short(self._lease, now) and self._wanted()):
+        held = self._held
+        if now >= held.renew_at or (held.reserve.is_short(held.lease, now) and self._wanted(now)):
             self._start_refill()
         else:
-            self._reserve.skip_refill(self._lease.left, now)
-            self._refill_at = min(self._renew_at, self._reserve.review_at)
-            self._record_rate()
+            held.postpone_refill(now)
 
     def _start_refill(self) -> None:
         if not self._refill_task:
             # In a trace, the refill belongs to the call that waits for it; without one it belongs to no call.
-            context = self._waiters.first_context()
+            waiting = self._waiters.waiting
+            context = waiting[0].context if waiting else Context()
             self._refill_task = asyncio.create_task(self._run_refill(), name="refill", context=context)
 
     async def _run_refill(self) -> None:
         """Runs one refill; its error goes to the waiters. Callers that wait by then start the next one."""
         began, outcome, self._expects_calls = self._clock.boot(), FAILED, False
         try:
-            outcome = await self._refill_once()
+            outcome = await self._refill()
         except asyncio.CancelledError:
             outcome = ""
             self._fail_waiters(ServerDraining())
@@ -258,147 +229,106 @@ class CounterAllocator:
         finally:
             if outcome:
                 self._has_failed = outcome == FAILED
-                self._refills[outcome].observe(self._clock.boot() - began)
+                self._shared.refills[outcome].observe(self._clock.boot() - began)
             self._refill_task = None
             self._continue_after_refill()
+
+    async def _refill(self) -> str:
+        """Fetches ids, answers the waiters, and returns the outcome."""
+        waiting, was_counter = len(self._waiters.waiting), self.row.settings.kind == Kind.COUNTER
+        wanted, grant = await self._fetch()
+        is_counter, is_rising = grant.sequence.kind == Kind.COUNTER, grant.sequence.is_rising
+        if wanted and was_counter != is_counter:
+            return OK  # Nothing was granted. The next refill knows the kind.
+        most = waiting if is_rising else len(self._waiters.waiting)
+        serve = self._waiters.serve if grant.granted >= wanted else self._waiters.serve_at_bound
+        self._count_issued(serve(self._held, most, self._clock.boot()))
+        if is_rising and self._held.lease.left:
+            await self._return_tail()
+        return EXHAUSTED if grant.granted < wanted and not grant.remaining and is_counter else OK
+
+    async def _fetch(self) -> tuple[int, Grant]:
+        """Requests what waiters and reserve need, and adds it to the lease.
+
+        Returns:
+            The number of ids requested, and what the store granted.
+        """
+        clock, held = self._clock, self._held
+        sent_at = clock.boot()
+        wanted = self._wanted(sent_at)
+        if held.lease.left and held.lease.is_expired(sent_at):
+            held.drop(BurnCause.EXPIRED)
+        demand = held.reserve.demand_to_write(held.lease.left, sent_at, clock)
+        grant = await self.row.grant(wanted, demand)
+        if grant is None:
+            sent_at = clock.boot()
+            wanted = self._wanted(sent_at)  # more callers may wait by now
+            grant = await self.row.create(wanted)
+        now = clock.boot()
+        held.add(grant, sent_at, now)
+        if held.writes == 1 and not grant.sequence.is_rising:
+            self._expects_calls = held.reserve.adopt_demand(held.lease.left, now, clock.wall())
+        return wanted, grant
+
+    def _wanted(self, now: float) -> int:
+        """Returns how many ids to request in the next write."""
+        settings = self.row.settings
+        if self.row.has_reset:
+            return 0
+        if settings.kind != Kind.COUNTER:
+            limit = int(self._shared.allocation_config.max_clock_skew * settings.kind.per_second) + 1
+            self._waiters.reject_above(limit, f"for sequence {self.row.sequence!r}, as max_clock_skew allows")
+        requested = self._waiters.requested_ids()
+        if settings.is_rising or self.row.outcome_unknown:  # else a failing store burns one reserve after another
+            return requested
+        held = self._held
+        return requested + held.reserve.prefetch(held.lease, settings, requested, held.remaining, now)
+
+    def _count_issued(self, count: int) -> None:
+        if count and not self.new_ids:
+            self.has_issued = True
+            self._shared.issued.issuing.append(self)
+        self.new_ids += count
 
     def _end_failed_refill(self, error: Exception) -> str:
         """Fails the waiters with a refill's error, and returns the outcome; empty if there is nothing to refill."""
         if isinstance(error, StoreWentBackwards):
-            self.drop(BurnCause.WENT_BACKWARDS)
-            self._backwards = Backwards(self.row, self._high_water_marks, self._clock, error)
+            self._held.drop(BurnCause.WENT_BACKWARDS)
+            self._backwards = Backwards(self.row, self._shared.high_water_marks, self._clock, error)
         elif isinstance(error, SequenceDeleted):
-            self.drop(BurnCause.GENERATION)
+            self._held.drop(BurnCause.GENERATION)
         elif not isinstance(error, Refusal):
             _log.exception("refill_failed", sequence=self.row.sequence)
         self._fail_waiters(error)
         return "" if isinstance(error, SequenceNotFound) else FAILED
 
+    def _fail_waiters(self, error: Exception) -> None:
+        self._held.record_failure(self._clock.boot())
+        if not self._waiters.fail_all(error):  # else each caller that still waits reports it
+            self._shared.store_health.record_failure(error)
+
     def _continue_after_refill(self) -> None:
-        if self._waiters:
+        if self._waiters.waiting:
             self._start_refill()
         elif self._expects_calls:
             self._review(self._clock.boot())
-        elif self.row.name not in self._high_water_marks and not self._backwards:
-            self._drop_unknown(self.row.name)
-
-    async def _refill_once(self) -> str:
-        """Requests what waiters and reserve need, adds it to the lease, and serves the waiters; returns the outcome."""
-        waiting, wanted = len(self._waiters), self._wanted()
-        sent_at = self._clock.boot()
-        if self._lease.left and self._lease.is_expired(sent_at):
-            self.drop(BurnCause.EXPIRED)
-        was_counter = self.row.settings.kind == Kind.COUNTER
-        grant = await self.row.grant(wanted, self._reserve.demand_to_write(self.demand))
-        if grant is None:
-            wanted, sent_at = self._wanted(), self._clock.boot()  # more callers may wait by now
-            grant = await self.row.create(wanted)
-        self._add_to_lease(grant, sent_at)
-        if wanted and was_counter != (grant.sequence.kind == Kind.COUNTER):
-            return OK  # Nothing was granted. The next refill knows the kind.
-        rising = grant.sequence.is_rising
-        self._serve(grant.granted < wanted, grant.remaining, waiting if rising else len(self._waiters))
-        if self._lease.left and rising:
-            await self._return_tail()
-        is_counter = grant.sequence.kind == Kind.COUNTER
-        return EXHAUSTED if grant.granted < wanted and not grant.remaining and is_counter else OK
-
-    def _wanted(self) -> int:
-        """Returns how many ids to request in the next write."""
-        settings = self.row.settings
-        if self.has_reset:
-            return 0
-        if settings.kind != Kind.COUNTER:
-            limit = int(self._config.max_clock_skew * settings.kind.per_second) + 1
-            self._waiters.reject_above(limit, f"for sequence {self.row.sequence!r}, as max_clock_skew allows")
-        requested = self._waiters.requested_ids()
-        if settings.is_rising or self.row.outcome_unknown:  # else a failing store burns one reserve after another
-            return requested
-        return requested + self._reserve.prefetch(self._lease, settings, requested, self._remaining, self._clock.boot())
-
-    def _add_to_lease(self, grant: Grant, sent_at: float) -> None:
-        if (grant.generation, grant.step) != (self._lease.generation, self._lease.step) or grant.sequence.is_rising:
-            self.drop(BurnCause.GENERATION)
-        before = self._lease.left
-        # The TTL starts before the store call: the store may have granted at any time since (P4).
-        self._lease.add(grant, expires_at=sent_at + self._config.lease_ttl)
-        self._renew_at = sent_at + self._config.lease_ttl / 3
-        self._refilled_at = sent_at
-        usable, now = self._lease.usable(self._reserve.largest_recent_call), self._clock.boot()
-        self._reserve.record_refill(before, self._lease.left, usable, sent_at, now)
-        self._refill_at = min(self._renew_at, self._reserve.review_at)
-        self._remaining, self._reserve.demand_in_row = grant.remaining, grant.demand
-        self._record_rate()
-        if not self._writes and not grant.sequence.is_rising:
-            self._expects_calls = self._reserve.adopt_demand(self._lease.left, now, self._clock.wall())
-        self._writes += 1
-
-    def _record_rate(self) -> None:
-        lease = self._lease
-        self._rates.record(self.row.name, lease.last_value - lease.left * lease.step, lease.step)
-
-    def _serve(self, at_bound: bool, remaining: int, most: int) -> None:
-        """Answers the waiters in FIFO order.
-
-        At the bound of a counter nothing was granted. Waiters that want more than the store has left fail; the others
-        wait for a write that requests at most that.
-
-        Args:
-            at_bound: Whether fewer ids were granted than requested.
-            remaining: The number of ids that the sequence has left in the store.
-            most: The most waiters to answer.
-        """
-        now = self._clock.boot()
-        deferred: list[Waiter] = []
-        for _ in range(most):
-            waiter = self._waiters.first
-            if not waiter.answer.done():
-                count = 0 if self.has_reset else waiter.id_count
-                if remaining and not at_bound:  # the last ids of a sequence are not skipped
-                    self._skip_to(count)
-                issued = self._lease.issue(count, now)
-                if issued is not None:
-                    waiter.answer.set_result(issued)
-                    self._count_issued(count)
-                elif not at_bound or self._lease.is_expired(now):
-                    break  # It arrived during the write, or the lease has expired: the next refill serves it.
-                elif count <= remaining and self.row.settings.kind == Kind.COUNTER:
-                    remaining -= count
-                    deferred.append(waiter)
-                else:
-                    left, largest = self._lease.left + remaining, self._lease.next_range_size or remaining
-                    waiter.answer.set_exception(self.row.insufficient_ids_error(count, left, largest))
-            self._waiters.pop_first()
-        self._waiters.defer(deferred)
-
-    def _count_issued(self, count: int) -> None:
-        if count and not self.new_ids:
-            self.has_issued = True
-            self._issuing.append(self)
-        self.new_ids += count
-
-    def _fail_waiters(self, error: Exception) -> None:
-        self._refill_at = self._renew_at = self._clock.boot() + RENEW_RETRY_SECONDS
-        self._reserve.record_failure()
-        if all(waiter.answer.done() for waiter in self._waiters):  # else each caller that still waits reports it
-            self._store_health.record_failure(error)
-        self._waiters.fail_all(error)
+        elif not self._held.writes and self.row.name not in self._shared.high_water_marks and not self._backwards:
+            self._shared.drop_unknown(self.row.name)
 
     async def _return_tail(self) -> None:
         """Gives the unused tail back to the store, and burns the rest of the lease."""
-        lease, self._lease = self._lease, Lease(self.row.period)
-        self._reserve.record_drop()
+        lease, row, returned = self._held.detach(), self.row, 0
         value, count, version = lease.tail()
-        returned = 0
         self._returning = lease.left
         try:
             if count:
-                self._high_water_marks.move_back(self.row.name, lease.generation, value + count * lease.step, value)
-                if await self.row.give_back(count, version):
+                end = value + count * lease.step
+                self._shared.high_water_marks.move_back(row.name, lease.generation, end, value)
+                if await row.give_back(count, version):
                     returned = count
         except Refusal as error:
-            _log.warning("tail_not_returned", sequence=self.row.sequence, ids=count, error=str(error))
+            _log.warning("tail_not_returned", sequence=row.sequence, ids=count, error=str(error))
         finally:
             self._returning = 0
-            if not self.row.abandoned:
-                self.row.burn(BurnCause.NOT_RETURNED, lease.left - returned)
+            if not row.abandoned:
+                row.burn(BurnCause.NOT_RETURNED, lease.left - returned)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -21,7 +20,7 @@ from idalloc_server.domain.errors import (
     StoreWentBackwards,
 )
 from idalloc_server.domain.generations import generation_after
-from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Kind, Sequence, name_of_period
+from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Kind, Reset, Sequence, name_of_period
 from idalloc_server.domain.sequences.text import check_text
 from idalloc_server.domain.store.protocol import within_timeout
 from idalloc_server.domain.store.records import FIRST_USE, Demand, Grant, Row, RowVersion
@@ -65,6 +64,11 @@ class CounterRow:
     def __post_init__(self) -> None:
         self.sequence, _, self.period = self.name.partition(PERIOD_SEPARATOR)
 
+    @property
+    def has_reset(self) -> bool:
+        """Whether this is the own row of a sequence with a reset: it grants only lease metadata."""
+        return self.settings.reset != Reset.NEVER and not self.period
+
     def burn(self, cause: BurnCause, count: int) -> None:
         """Counts burned ids of the counter."""
         self._shared.burned.add(self.sequence, self.period, cause, count)
@@ -99,34 +103,32 @@ class CounterRow:
             SequenceReserved: The name is reserved.
             Refusal: As ``Store.grant``.
         """
-        for _ in range(_OVERTAKEN_ATTEMPTS):
-            with suppress(WitnessOvertaken):
-                return await self._grant(wanted, demand)
-        return await self._grant(wanted, demand)
+        overtaken = 0
+        while True:
+            try:
+                grant = await self._within_timeout(self._granting(wanted, demand), wanted)
+            except WitnessOvertaken:
+                overtaken += 1
+                if overtaken > _OVERTAKEN_ATTEMPTS:
+                    raise
+            except SequenceDeleted as refusal:
+                await self._check_reserved(refusal)
+                raise
+            except StoreWentBackwards as error:
+                self.burn(BurnCause.WENT_BACKWARDS, error.granted)
+                raise
+            else:
+                return self._accept(grant)
 
-    async def _grant(self, wanted: int, demand: Demand | None) -> Grant | None:
-        store, config, marks = self._shared.store, self._shared.allocation_config, self._shared.high_water_marks
-        lease_ms, floor, kind = self._lease_ms, marks.floor(self.name), self.settings.kind
+    def _granting(self, wanted: int, demand: Demand | None) -> Awaitable[Grant | None]:
+        """Returns the store's call for a grant."""
+        shared, kind = self._shared, self.settings.kind
+        floor = shared.high_water_marks.floor(self.name)
         if kind == Kind.COUNTER or not wanted:
-            call = store.grant(self.name, wanted, lease_ms, floor, demand)
-        else:
-            ahead = int(config.max_clock_skew * kind.per_second)
-            now = int(self._shared.clock.wall() * kind.per_second)
-            call = store.grant_timestamps(self.name, wanted, lease_ms, now, ahead, floor)
-        try:
-            grant = await self._write(call, wanted)
-        except SequenceDeleted as refusal:
-            if not isinstance(refusal, StoreRetired):
-                raise_if_reserved(await self._within_timeout(store.get(self.sequence)))
-            raise
-        except StoreWentBackwards as error:
-            self.burn(BurnCause.WENT_BACKWARDS, error.granted)
-            raise
-        if grant is not None:
-            self._accept(grant)
-        elif self.name in marks:
-            raise marks.missing_row_error(self.name)
-        return grant
+            return shared.store.grant(self.name, wanted, self._lease_ms, floor, demand)
+        ahead = int(shared.allocation_config.max_clock_skew * kind.per_second)
+        now = int(shared.clock.wall() * kind.per_second)
+        return shared.store.grant_timestamps(self.name, wanted, self._lease_ms, now, ahead, floor)
 
     async def create(self, wanted: int) -> Grant:
         """Creates the row with default settings and ``wanted`` ids granted, unless it exists: then grants as ``grant``.
@@ -149,7 +151,7 @@ class CounterRow:
         token = FIRST_USE + self._shared.random(_TOKEN_BYTES).hex()
         row = Row(self.name, before + granted, _DEFAULTS, generation, self._lease_ms, 0, token, now, now)
         try:
-            stored = await self._write(self._shared.store.create(row), granted)
+            stored = await self._within_timeout(self._shared.store.create(row), granted)
         except WitnessOvertaken:
             return await self._grant_existing(wanted)
         if stored.revised_by != token:
@@ -179,20 +181,27 @@ class CounterRow:
             raise StoreUnavailable(f"the row of sequence {self.sequence!r} disappeared after its creation")
         return grant
 
-    def _accept(self, grant: Grant) -> None:
-        """Moves the high-water mark to the result of a write."""
+    def _accept(self, grant: Grant | None) -> Grant | None:
+        """Returns the result of a write, after it moved the high-water mark; None if there is no row yet."""
+        shared = self._shared
+        self.outcome_unknown = False
+        shared.store_health.record_success()
+        if grant is None:
+            if self.name in shared.high_water_marks:
+                raise shared.high_water_marks.missing_row_error(self.name)
+            return None
         try:
-            self._shared.high_water_marks.update(self.name, grant)
+            shared.high_water_marks.update(self.name, grant)
         except StoreWentBackwards:
             self.burn(BurnCause.WENT_BACKWARDS, grant.granted)
             raise
         self.settings, self.generation = grant.sequence, grant.generation
+        return grant
 
-    async def _write(self, call: Awaitable[_T], requested: int) -> _T:
-        answer = await self._within_timeout(call, requested)
-        self.outcome_unknown = False
-        self._shared.store_health.record_success()
-        return answer
+    async def _check_reserved(self, refusal: SequenceDeleted) -> None:
+        """Raises SequenceReserved if the tombstone of the sequence reserves its name."""
+        if not isinstance(refusal, StoreRetired):
+            raise_if_reserved(await self._within_timeout(self._shared.store.get(self.sequence)))
 
     async def _within_timeout(self, call: Awaitable[_T], requested: int = 0) -> _T:
         """Awaits a call that requests ids.

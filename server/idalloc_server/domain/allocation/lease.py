@@ -31,6 +31,7 @@ class Lease:
         left: The number of ids left.
         expires_at: When the lease expires, in ``Clock.boot`` seconds.
         last_value: The counter after the last write.
+        later_ranges: The ranges after the first one, as (first_id, id_count).
     """
 
     period: str = ""
@@ -39,10 +40,10 @@ class Lease:
     step: int = 1
     left: int = 0
     expires_at: float = -math.inf
-    # The first range, and the others as (first_id, id_count).
+    # The first range.
     _first: int = 0
     _count: int = 0
-    _later_ranges: list[tuple[int, int]] = field(default_factory=lambda: _NO_LATER_RANGES)
+    later_ranges: list[tuple[int, int]] = field(default_factory=lambda: _NO_LATER_RANGES)
     # The row after the last write.
     last_value: int = 0
     _version: RowVersion = (0, 0, 0)
@@ -70,8 +71,8 @@ class Lease:
         self._first += count * self.step
         self._count -= count
         self.left -= count
-        if not self._count and self._later_ranges:
-            self._first, self._count = self._later_ranges.pop(0)
+        if not self._count and self.later_ranges:
+            self._first, self._count = self.later_ranges.pop(0)
         return IdRange(first, count, self.step, self.generation, self.expires_at, self.sequence, self.period)
 
     def skip_to(self, count: int) -> int:
@@ -80,12 +81,12 @@ class Lease:
         Returns:
             The number of ids dropped. They are burned, since the ids of a node rise.
         """
-        if count <= self._count or all(later < count for _, later in self._later_ranges):
+        if count <= self._count or all(later < count for _, later in self.later_ranges):
             return 0
         skipped = 0
         while self._count < count:
             skipped += self._count
-            self._first, self._count = self._later_ranges.pop(0)
+            self._first, self._count = self.later_ranges.pop(0)
         self.left -= skipped
         return skipped
 
@@ -97,7 +98,7 @@ class Lease:
         unusable = largest_call - 1
         if unusable <= 0:
             return self.left
-        later = sum(count - unusable for _, count in self._later_ranges if count > unusable)
+        later = sum(count - unusable for _, count in self.later_ranges if count > unusable)
         return max(0, self._count - unusable) + later
 
     def add(self, grant: Grant, expires_at: float) -> None:
@@ -105,31 +106,32 @@ class Lease:
 
         Unless the lease is empty, ``grant.generation`` must be its generation.
         """
+        step, value_before = grant.sequence.step, grant.value_before
         self.generation = grant.generation
         self.sequence = grant.sequence
         self.expires_at = expires_at
-        if grant.writes != self._writes + 1 or grant.value_before != self.last_value:
-            self._others_saw = grant.value_before  # another process wrote the row since
+        if grant.writes != self._writes + 1 or value_before != self.last_value:
+            self._others_saw = value_before  # another process wrote the row since
         self.last_value = grant.last_value
         self._version = grant.version
         self._writes = grant.writes
         if not self._count:
-            self.step = grant.step
+            self.step = step
         if not grant.granted:
             return
         self.left += grant.granted
         if not self._count:
-            self._first = grant.value_before + grant.step
+            self._first = value_before + step
             self._count = grant.granted
             return
-        ranges = [(self._first, self._count), *self._later_ranges]
+        ranges = [(self._first, self._count), *self.later_ranges]
         last_first, last_count = ranges[-1]
-        if last_first + last_count * self.step == grant.value_before + grant.step:
+        if last_first + last_count * self.step == value_before + step:
             ranges[-1] = (last_first, last_count + grant.granted)
         else:
-            ranges.append((grant.value_before + grant.step, grant.granted))
+            ranges.append((value_before + step, grant.granted))
         self._first, self._count = ranges.pop(0)
-        self._later_ranges = ranges
+        self.later_ranges = ranges
 
     def tail(self) -> tuple[int, int, RowVersion]:
         """Returns the unused ids at the counter, which can be given back to the store.
@@ -141,7 +143,7 @@ class Lease:
         Returns:
             The value before the tail, its number of ids, and the row's version.
         """
-        first, count = self._later_ranges[-1] if self._later_ranges else (self._first, self._count)
+        first, count = self.later_ranges[-1] if self.later_ranges else (self._first, self._count)
         value = first - self.step
         if value + count * self.step != self.last_value or not self._writes:
             return value, 0, self._version

@@ -2,9 +2,11 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.allocation.lease import Lease
+from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.domain.store.records import Demand
 
@@ -30,6 +32,21 @@ REFILL_SHARE = 0.8
 HALF_LIFE_SECONDS = 10.0
 # Why a reserve is shorter than ``outage_reserve``: the ids that the sequence has left, or the name of a setting.
 LIMITS = REMAINING_IDS, MAX_RESERVED_IDS, MAX_LEASE_SIZE = "remaining_ids", "max_reserved_ids", "max_lease_size"
+
+
+class _Measured(NamedTuple):
+    """The recent use of a counter; rates are in ids a second."""
+
+    issued: float
+    seconds: float
+    largest_call: int
+    rate: float
+    cautious_rate: float
+
+    @property
+    def is_long_enough(self) -> bool:
+        """Whether other nodes may rely on it."""
+        return self.seconds >= DEMAND_SECONDS and self.issued >= DEMAND_CALLS * self.largest_call
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +84,7 @@ class Reserve:
     _rolled_at: float = field(init=False)
     _left: int = 0
     _latency: float = 0.0
+    _duration: float = field(init=False)
     # The ids issued recently, and the seconds that this took.
     _issued: float = 0.0
     _seconds: float = 0.0
@@ -80,6 +98,7 @@ class Reserve:
 
     def __post_init__(self) -> None:
         self._rolled_at = self._began_at = self._measured_since
+        self._duration = self._config.outage_reserve
 
     @property
     def largest_recent_call(self) -> int:
@@ -107,56 +126,62 @@ class Reserve:
         self.limited_by = limit if remaining and most - left < prefetch else ""
         return max(0, min(prefetch, most - left, remaining - requested))
 
-    def record_refill(self, before: int, after: int, usable: int, sent_at: float, now: float) -> None:
+    def record_refill(self, lease: Lease, before: int, sent_at: float, now: float) -> None:
         """Records a successful write.
 
         Args:
+            lease: The ids held, with those granted.
             before: The ids left when it was answered.
-            after: The ids left with those granted.
-            usable: How many of these are usable.
             sent_at: When it was sent.
             now: When it was answered.
         """
-        rate = self._rate(before, now)
+        measured, after = self._measure(before, now), lease.left
         self._latency = max(now - sent_at, self._latency / 2)
-        self._roll(before, now)
-        self._left = after
-        self.refill_below = int(min(after - usable + rate * self._duration * REFILL_AT, after * REFILL_SHARE))
+        self._duration = max(self._config.outage_reserve, 2 * self._latency)
+        unusable = after - lease.usable(measured.largest_call)
+        self._begin_part(measured, after, now)
+        needed = unusable + measured.rate * self._duration * REFILL_AT
+        self.refill_below = int(min(needed, after * REFILL_SHARE))
         if now - self._measured_since >= self._duration:
             self._largest_call_before, self.largest_call, self._measured_since = self.largest_call, 1, now
 
     def seconds_left(self, left: int, now: float) -> float | None:
         """Returns how long the ids left last at the present rate; None without a rate."""
-        rate = self._rate(left, now)
+        rate = self._measure(left, now).rate
         return left / rate if rate > 0 else None
 
     def is_short(self, lease: Lease, now: float) -> bool:
         """Returns whether a refill is due: the ids left do not last, or the row lacks this node's demand."""
-        if lease.left < self.refill_below or (not self._is_shared and self._is_measured(lease.left, now)):
+        if lease.left < self.refill_below:
             return True
-        needed = self._cautious_rate(lease.left, now) * self._duration * REFILL_AT
-        return lease.usable(self.largest_recent_call) < needed
+        measured = self._measure(lease.left, now)
+        if not self._is_shared and measured.is_long_enough:
+            return True
+        return lease.usable(measured.largest_call) < measured.cautious_rate * self._duration * REFILL_AT
 
     def demand(self, left: int, now: float, wall: float) -> Demand | None:
         """Returns what the callers need, or None until it is measured well; what is only expected does not count.
 
         ``wall`` is ``Clock.wall`` in seconds.
         """
-        if not self._is_measured(left, now):
+        measured = self._measure(left, now)
+        if not measured.is_long_enough:
             return None
-        issued, seconds = self._usage(left, now)
-        return Demand(issued / seconds, self.largest_recent_call, wall)
+        return Demand(measured.issued / measured.seconds, measured.largest_call, wall)
 
-    def demand_to_write(self, own: Demand | None) -> Demand | None:
-        """Returns the mean of ``own`` and the row's, for nodes that start; None in every second write, to read the row.
+    def demand_to_write(self, left: int, now: float, clock: Clock) -> Demand | None:
+        """Returns the mean of this node's demand and the row's, for nodes that start.
 
-        The mean is geometric: one busy node among quiet ones counts little, as each node that starts asks for it.
+        None before it is measured, and in every second write, to read the row. The mean is geometric: one busy node
+        among quiet ones counts little, as each node that starts asks for it.
         """
-        stored = self.demand_in_row
-        self._has_written = own is not None and not self._has_written
-        if own is None or not self._has_written:
+        was_written, self._has_written = self._has_written, False
+        if was_written or now - self._began_at < DEMAND_SECONDS:
             return None
-        self._is_shared = True
+        own, stored = self.demand(left, now, clock.wall()), self.demand_in_row
+        if own is None:
+            return None
+        self._has_written = self._is_shared = True
         if stored is None or not stored.is_current(own.at, self._config.lease_ttl):
             return own
         return own._replace(rate=math.sqrt(stored.rate * own.rate))
@@ -168,9 +193,12 @@ class Reserve:
             Whether calls are expected.
         """
         stored = self.demand_in_row
-        if not self._expected(now) and stored and stored.is_current(wall, self._config.lease_ttl):
+        if now < self._expected_until:
+            return True
+        if stored and stored.is_current(wall, self._config.lease_ttl):
             self.expect(stored, left, now)
-        return self._expected(now) > 0
+            return True
+        return False
 
     def expect(self, demand: Demand, left: int, now: float) -> None:
         """Starts the measurement again. For ``DEMAND_SECONDS`` the rate is at least that of the demand."""
@@ -182,7 +210,7 @@ class Reserve:
 
     def skip_refill(self, left: int, now: float) -> None:
         """Records a review after which no ids were requested."""
-        self._roll(left, now)
+        self._begin_part(self._measure(left, now), left, now)
         if left < self.refill_below:
             self.refill_below = int(left * REFILL_SHARE)
 
@@ -200,52 +228,35 @@ class Reserve:
 
     def _target(self, lease: Lease, now: float) -> int:
         """Returns how many ids to hold after the next write."""
-        usable, duration = lease.usable(self.largest_recent_call), self._duration
-        rate = self._cautious_rate(lease.left, now)
-        target = int(rate * max(duration * REFILL_TO, duration + PART_SECONDS))
-        if now - self._began_at < MIN_RATE_SECONDS and not self._expected(now):
-            issued, _ = self._usage(lease.left, now)
-            target = min(target, int(MAX_PER_ISSUED * issued))
+        measured, duration = self._measure(lease.left, now), self._duration
+        usable = lease.usable(measured.largest_call)
+        target = int(measured.cautious_rate * max(duration * REFILL_TO, duration + PART_SECONDS))
+        if now - self._began_at < MIN_RATE_SECONDS and now >= self._expected_until:
+            target = min(target, int(MAX_PER_ISSUED * measured.issued))
         if target > usable:
             # ``refill_below`` counts unusable ids, too, and the end of a further range may be unusable.
-            target += (lease.left - usable) // 4 + self.largest_recent_call - 1
+            target += (lease.left - usable) // 4 + measured.largest_call - 1
         return target + lease.left - usable
 
-    @property
-    def _duration(self) -> float:
-        return max(self._config.outage_reserve, 2 * self._latency)
-
-    def _is_measured(self, left: int, now: float) -> bool:
-        issued, seconds = self._usage(left, now)
-        return seconds >= DEMAND_SECONDS and issued >= DEMAND_CALLS * self.largest_recent_call
-
-    def _expected(self, now: float) -> float:
-        return self._expected_rate if now < self._expected_until else 0.0
-
-    def _roll(self, left: int, now: float) -> None:
-        """Ends one part of the measurement, and begins the next one."""
-        self._issued, self._seconds = self._usage(left, now)
+    def _begin_part(self, measured: _Measured, left: int, now: float) -> None:
+        """Ends one part of the measurement, and begins the next one with ``left`` ids."""
+        self._issued, self._seconds = measured.issued, measured.seconds
         self._rolled_at, self._left = now, left
         self.review_at = now + min(max(now - self._began_at, PART_SECONDS), REVIEW_SECONDS)
 
-    def _usage(self, left: int, now: float) -> tuple[float, float]:
-        """Returns the recently issued ids, and the seconds that this took."""
-        used, elapsed = self._left - left, max(now - self._rolled_at, 1e-3)
-        fade = math.exp2(-elapsed / max(self._duration, HALF_LIFE_SECONDS))
-        return used + fade * self._issued, elapsed + fade * self._seconds
+    def _measure(self, left: int, now: float) -> _Measured:
+        """Returns the recent use. The rate is the recent one, the expected one, or the one since the last part began.
 
-    def _cautious_rate(self, left: int, now: float) -> float:
-        """Returns the rate; while it is young, with one more call than was seen."""
-        issued, seconds = self._usage(left, now)
-        is_young = issued > 0 and seconds < YOUNG_SECONDS and not self._expected(now)
-        return self._rate(left, now) + is_young * self.largest_recent_call / max(seconds, MIN_RATE_SECONDS)
-
-    def _rate(self, left: int, now: float) -> float:
-        """Returns the recent rate, the expected one, or the rate since the last review, whichever is larger.
-
-        The last one leaves out the largest call: one call is no rate.
+        The last one leaves out the largest call: one call is no rate. While the measurement is young, the cautious rate
+        has one more call than was seen.
         """
-        issued, seconds = self._usage(left, now)
-        used = self._left - left - self.largest_recent_call
-        latest = used / max(now - self._rolled_at, MIN_RATE_SECONDS)
-        return max(issued / max(seconds, MIN_RATE_SECONDS), self._expected(now), latest)
+        used, elapsed = self._left - left, now - self._rolled_at
+        counted = max(elapsed, 1e-3)
+        fade = math.exp2(-counted / max(self._duration, HALF_LIFE_SECONDS))
+        issued, seconds = used + fade * self._issued, counted + fade * self._seconds
+        largest = max(self.largest_call, self._largest_call_before)
+        over = max(seconds, MIN_RATE_SECONDS)
+        expected = self._expected_rate if now < self._expected_until else 0.0
+        rate = max(issued / over, expected, (used - largest) / max(elapsed, MIN_RATE_SECONDS))
+        is_young = issued > 0 and seconds < YOUNG_SECONDS and not expected
+        return _Measured(issued, seconds, largest, rate, rate + largest / over if is_young else rate)

@@ -10,7 +10,7 @@ from idalloc_server.domain.allocation.counter_allocator import CounterAllocator
 from idalloc_server.domain.allocation.counter_row import CounterRow, PeriodRow
 from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.clock import Clock
-from idalloc_server.domain.errors import ServerDraining, StoreUnavailable
+from idalloc_server.domain.errors import LeaseExpired, ServerDraining, StoreUnavailable
 from idalloc_server.domain.generations import generation_after
 from idalloc_server.domain.sequences.calendar import period_at, period_end
 from idalloc_server.domain.sequences.model import Reset
@@ -92,7 +92,7 @@ class SequenceAllocator:
             Refusal: See ``Allocator.allocate``.
         """
         for _ in range(_ATTEMPTS):
-            proof = self.proof() if self._own.has_reset else None
+            proof = self.proof() if self._own.row.has_reset else None
             if proof is None:
                 proof = await self._own.issue_after_refill(count)
             if proof.id_count:  # without a reset
@@ -244,7 +244,7 @@ class SequenceAllocator:
             issued = _limit_expiry(issued, proof)
             if self._clock.boot() >= issued.expires_at:
                 cause = BurnCause.EXPIRED
-                raise StoreUnavailable(f"the lease of sequence {self._name!r} expired before the reply; try again")
+                raise LeaseExpired(self._name)
             if proof.generation != issued.generation:
                 return None
             cause = None

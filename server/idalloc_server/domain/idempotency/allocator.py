@@ -11,6 +11,7 @@ from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import (
+    LeaseExpired,
     Refusal,
     RequestIdBurned,
     RequestIdReused,
@@ -18,7 +19,6 @@ from idalloc_server.domain.errors import (
     SequenceDeleted,
     SequenceExhausted,
     ServerDraining,
-    StoreUnavailable,
 )
 from idalloc_server.domain.idempotency.answer_log import AnswerLog
 from idalloc_server.domain.sequences.calendar import date_at
@@ -139,7 +139,7 @@ class IdempotentAllocator:
         if self._clock.boot() >= taken.expires_at:
             # The store was slow, or the process was paused: the lease has expired for all callers.
             self._burn(call, BurnCause.EXPIRED)
-            raise StoreUnavailable(f"the lease of sequence {sequence!r} expired before the reply; try again")
+            raise LeaseExpired(sequence)
         self._undelivered.discard(call)
         return taken, recorded_prefix
 
@@ -233,9 +233,7 @@ class IdempotentAllocator:
     async def _answer(self, call: _Call) -> tuple[IdRange, int]:
         """Allocates and records ids. Returns them or, if the request id has an answer already, that one."""
         try:
-            taken = self._allocator.allocate_from_lease(call.sequence, call.id_count)
-            if taken is None:
-                taken = await self._allocator.allocate(call.sequence, call.id_count)
+            taken = await self._allocator.allocate(call.sequence, call.id_count)
         except (SequenceExhausted, SequenceAheadOfClock, SequenceDeleted) as refusal:
             return await self._replay_or_raise(call, refusal)
         call.taken = taken = with_date(taken, self._clock.wall())

@@ -68,7 +68,7 @@ class Grant(NamedTuple):
     @property
     def value_before(self) -> int:
         """The counter before the first granted id."""
-        return self.last_value - self.granted * self.step
+        return self.last_value - self.granted * self.sequence.step
 
 
 class GrantFloor(NamedTuple):

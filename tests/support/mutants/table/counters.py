@@ -11,7 +11,13 @@ MUTANTS = (
         "RISING",
         COUNTER,
         "a rising write also serves callers that arrived after it began",
-        (Edit("CounterAllocator._refill_once", "waiting if rising else len(self._waiters)", "len(self._waiters)"),),
+        (
+            Edit(
+                "CounterAllocator._refill",
+                "waiting if is_rising else len(self._waiters.waiting)",
+                "len(self._waiters.waiting)",
+            ),
+        ),
         ("rising-rest",),
     ),
     Mutant(
@@ -21,8 +27,8 @@ MUTANTS = (
         "the rest of a rising write stays in memory",
         (
             Edit(
-                "CounterAllocator._refill_once",
-                "if self._lease.left and rising:\n    await self._return_tail()",
+                "CounterAllocator._refill",
+                "if is_rising and self._held.lease.left:\n    await self._return_tail()",
                 "pass",
             ),
         ),
@@ -50,15 +56,21 @@ MUTANTS = (
         "refills",
         "idalloc_server.domain.allocation.waiter_queue",
         "callers that wait for the next write at the bound are served in reverse",
-        (Edit("WaiterQueue.defer", "reversed(waiters)", "waiters"),),
+        (Edit("WaiterQueue.serve_at_bound", "reversed(deferred)", "deferred"),),
         ("bound",),
     ),
     Mutant(
         "last-ids-are-skipped",
         "bound",
-        COUNTER,
+        "idalloc_server.domain.allocation.waiter_queue",
         "near the bound a large call burns the ids that smaller calls could still get",
-        (Edit("CounterAllocator._serve", "remaining and not at_bound", "True"),),
+        (
+            Edit(
+                "WaiterQueue.serve_at_bound",
+                "issued = lease.issue(count, now)",
+                "issued = held.skip_to(count).issue(count, now)",
+            ),
+        ),
         ("last-ids",),
     ),
     Mutant(
@@ -76,9 +88,9 @@ MUTANTS = (
         "timestamps may be twice as far ahead of the clock as max_clock_skew allows",
         (
             Edit(
-                "CounterRow._grant",
-                "int(config.max_clock_skew * kind.per_second)",
-                "int(2 * config.max_clock_skew * kind.per_second)",
+                "CounterRow._granting",
+                "int(shared.allocation_config.max_clock_skew * kind.per_second)",
+                "int(2 * shared.allocation_config.max_clock_skew * kind.per_second)",
             ),
         ),
         ("timestamps-ahead",),
@@ -88,13 +100,7 @@ MUTANTS = (
         "P9",
         COUNTER,
         "the rest of an expired lease is not counted",
-        (
-            Edit(
-                "CounterAllocator._refill_once",
-                "self.drop(BurnCause.EXPIRED)",
-                "self._lease = Lease(self.row.period)",
-            ),
-        ),
+        (Edit("CounterAllocator._fetch", "held.drop(BurnCause.EXPIRED)", "held.detach()"),),
         ("advance-lease",),
     ),
     Mutant(
@@ -108,9 +114,9 @@ MUTANTS = (
     Mutant(
         "burned-leftover-not-counted",
         "P9",
-        COUNTER,
+        "idalloc_server.domain.allocation.held_ids",
         "ids that a larger call skipped are not counted",
-        (Edit("CounterAllocator._skip_to", "self.row.burn(BurnCause.LEFTOVER, skipped)", "None"),),
+        (Edit("HeldIds.skip_to", "self.row.burn(BurnCause.LEFTOVER, skipped)", "None"),),
         ("shared",),
     ),
     Mutant(
@@ -121,8 +127,8 @@ MUTANTS = (
         (
             Edit(
                 "CounterAllocator._return_tail",
-                "self.row.burn(BurnCause.NOT_RETURNED, lease.left - returned)",
-                "self.row.burn(BurnCause.NOT_RETURNED, lease.left - count)",
+                "row.burn(BurnCause.NOT_RETURNED, lease.left - returned)",
+                "row.burn(BurnCause.NOT_RETURNED, lease.left - count)",
             ),
         ),
         ("tail-return",),

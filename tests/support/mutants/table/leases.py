@@ -4,6 +4,7 @@ from tests.support.mutants.edit import Edit, Mutant
 
 LEASE = "idalloc_server.domain.allocation.lease"
 COUNTER = "idalloc_server.domain.allocation.counter_allocator"
+HELD = "idalloc_server.domain.allocation.held_ids"
 SEQUENCE = "idalloc_server.domain.allocation.sequence_allocator"
 
 MUTANTS = (
@@ -34,13 +35,13 @@ MUTANTS = (
     Mutant(
         "life-counts-from-the-answer",
         "P4",
-        COUNTER,
+        HELD,
         "the life of a lease counts from the store's answer, not from before the call",
         (
             Edit(
-                "CounterAllocator._add_to_lease",
-                "self._lease.add(grant, expires_at=sent_at + self._config.lease_ttl)",
-                "self._lease.add(grant, expires_at=self._clock.boot() + self._config.lease_ttl)",
+                "HeldIds.add",
+                "lease.add(grant, expires_at=sent_at + lease_ttl)",
+                "lease.add(grant, expires_at=now + lease_ttl)",
             ),
         ),
         ("advance-lease",),
@@ -73,11 +74,7 @@ MUTANTS = (
         "P1",
         LEASE,
         "two ranges are joined although another node was granted ids in between",
-        (
-            Edit(
-                "Lease.add", "last_first + last_count * self.step == grant.value_before + grant.step", "last_count > 0"
-            ),
-        ),
+        (Edit("Lease.add", "last_first + last_count * self.step == value_before + step", "last_count > 0"),),
         ("cold-start", "tail-return"),
     ),
     Mutant(
@@ -89,7 +86,7 @@ MUTANTS = (
             Edit(
                 "CounterAllocator.issue_after_refill",
                 "self.row.burn(BurnCause.CANCELLED, waiter.served_ids)",
-                "lease, returned = self._lease, waiter.served_ids\n"
+                "lease, returned = self._held.lease, waiter.served_ids\n"
                 "lease.left, lease._count = lease.left + returned, lease._count + returned\n"
                 "lease._first -= returned * lease.step",
             ),
@@ -107,14 +104,13 @@ MUTANTS = (
     Mutant(
         "lease-of-an-older-generation",
         "P5",
-        COUNTER,
+        HELD,
         "a lease of an older generation is kept at the next refill",
         (
             Edit(
-                "CounterAllocator._add_to_lease",
-                "(grant.generation, grant.step) != (self._lease.generation, self._lease.step)"
-                " or grant.sequence.is_rising",
-                "grant.step != self._lease.step or grant.sequence.is_rising",
+                "HeldIds.add",
+                "(grant.generation, sequence.step) != (self.lease.generation, self.lease.step) or sequence.is_rising",
+                "sequence.step != self.lease.step or sequence.is_rising",
             ),
         ),
         ("advance-renewal",),
@@ -124,7 +120,7 @@ MUTANTS = (
         "P5",
         COUNTER,
         "the node that made a change keeps its lease",
-        (Edit("CounterAllocator.drop_after_change", "self.drop(BurnCause.GENERATION)", "None"),),
+        (Edit("CounterAllocator.drop_after_change", "self._held.drop(BurnCause.GENERATION)", "None"),),
         ("own-change",),
     ),
     Mutant(

@@ -29,14 +29,10 @@ MUTANTS = (
         (
             Edit(
                 "CounterAllocator._return_tail",
-                "lease, self._lease = self._lease, Lease(self.row.period)",
-                "lease = self._lease",
+                "lease, row, returned = (self._held.detach(), self.row, 0)",
+                "lease, row, returned = (self._held.lease, self.row, 0)",
             ),
-            Edit(
-                "CounterAllocator._return_tail",
-                "self._returning = 0",
-                "self._returning, self._lease = 0, Lease(self.row.period)",
-            ),
+            Edit("CounterAllocator._return_tail", "self._returning = 0", "self._returning, _ = 0, self._held.detach()"),
         ),
         ("rising-cancel",),
     ),
@@ -56,7 +52,7 @@ MUTANTS = (
         (
             Edit(
                 "CounterAllocator._return_tail",
-                "self._high_water_marks.move_back(self.row.name, lease.generation, value + count * lease.step, value)",
+                "self._shared.high_water_marks.move_back(row.name, lease.generation, end, value)",
                 "None",
             ),
         ),
@@ -147,7 +143,11 @@ MUTANTS = (
         "P3",
         ROW,
         "a store that is behind is not asked to keep its counter",
-        (Edit("CounterRow._grant", "marks.floor(self.name)", "marks.floor('')"),),
+        (
+            Edit(
+                "CounterRow._granting", "shared.high_water_marks.floor(self.name)", "shared.high_water_marks.floor('')"
+            ),
+        ),
         ("restore",),
     ),
     Mutant(
@@ -155,7 +155,7 @@ MUTANTS = (
         "P3",
         ROW,
         "a sequence that the process has seen is created again when its row is missing",
-        (Edit("CounterRow._grant", "raise marks.missing_row_error(self.name)", "pass"),),
+        (Edit("CounterRow._accept", "raise shared.high_water_marks.missing_row_error(self.name)", "pass"),),
         ("restore-empty",),
     ),
     Mutant(
@@ -163,7 +163,7 @@ MUTANTS = (
         "P3",
         COUNTER,
         "a node that noticed that the store went backwards goes on with its lease",
-        (Edit("CounterAllocator._end_failed_refill", "self.drop(BurnCause.WENT_BACKWARDS)", "None"),),
+        (Edit("CounterAllocator._end_failed_refill", "self._held.drop(BurnCause.WENT_BACKWARDS)", "None"),),
         ("restore-fresh",),
     ),
     Mutant(

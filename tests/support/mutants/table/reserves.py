@@ -2,7 +2,7 @@
 
 from tests.support.mutants.edit import Edit, Mutant
 
-COUNTER = "idalloc_server.domain.allocation.counter_allocator"
+HELD = "idalloc_server.domain.allocation.held_ids"
 LEASE = "idalloc_server.domain.allocation.lease"
 RESERVE = "idalloc_server.domain.allocation.reserve"
 SEQUENCE = "idalloc_server.domain.allocation.sequence_allocator"
@@ -20,15 +20,9 @@ MUTANTS = (
     Mutant(
         "renewal-at-the-end",
         "P10",
-        COUNTER,
+        HELD,
         "a lease is renewed when it ends, not when a third of its life is over",
-        (
-            Edit(
-                "CounterAllocator._add_to_lease",
-                "self._renew_at = sent_at + self._config.lease_ttl / 3",
-                "self._renew_at = sent_at + self._config.lease_ttl",
-            ),
-        ),
+        (Edit("HeldIds.add", "sent_at + lease_ttl / 3", "sent_at + lease_ttl"),),
         unexplored=UNEXPLORED,
     ),
     Mutant(
@@ -38,7 +32,7 @@ MUTANTS = (
         "a rate that rises is not reviewed before the renewal",
         (
             Edit(
-                "Reserve._roll",
+                "Reserve._begin_part",
                 "self.review_at = now + min(max(now - self._began_at, PART_SECONDS), REVIEW_SECONDS)",
                 "self.review_at = math.inf",
             ),
@@ -61,8 +55,8 @@ MUTANTS = (
         (
             Edit(
                 "Reserve.adopt_demand",
-                "not self._expected(now) and stored and stored.is_current(wall, self._config.lease_ttl)",
-                "not self._expected(now) and stored",
+                "stored and stored.is_current(wall, self._config.lease_ttl)",
+                "stored",
             ),
         ),
         unexplored=UNEXPLORED,
@@ -74,9 +68,9 @@ MUTANTS = (
         "a node writes a demand that it measured for a moment: restarts with few calls keep the demand of a peak",
         (
             Edit(
-                "Reserve._is_measured",
-                "seconds >= DEMAND_SECONDS and issued >= DEMAND_CALLS * self.largest_recent_call",
-                "issued > 0",
+                "_Measured.is_long_enough",
+                "self.seconds >= DEMAND_SECONDS and self.issued >= DEMAND_CALLS * self.largest_call",
+                "self.issued > 0",
             ),
         ),
         unexplored=UNEXPLORED,
@@ -94,7 +88,7 @@ MUTANTS = (
         "P10",
         RESERVE,
         "a single large call counts as a rate that the reserve must last for",
-        (Edit("Reserve._rate", "self._left - left - self.largest_recent_call", "self._left - left"),),
+        (Edit("Reserve._measure", "(used - largest)", "used"),),
         unexplored=UNEXPLORED,
     ),
     Mutant(

@@ -31,7 +31,7 @@ async def allocate_until_leased(allocator: Allocator) -> None:
     while held < 20:
         await allocator.allocate("s", 1)
         await settle()
-        held = own_counter(allocator, "s")._lease.left
+        held = own_counter(allocator, "s").state.held_ids
 
 
 @pytest.mark.parametrize("repair", ["advance", "import"])

@@ -33,7 +33,7 @@ class Node(Allocator):
         left = 0
         while left <= 5:
             await self.issue(1, name)
-            left = own_counter(self, name)._lease.left
+            left = own_counter(self, name).state.held_ids
         return left
 
     @property

@@ -50,7 +50,7 @@ async def test_ids_before_a_later_range_are_burned_as_leftover(store: MemoryStor
     await nodes.run(100)
     allocator = nodes.allocators[0]
     counter = own_counter(allocator, "s")
-    held = counter._lease.left
+    held = counter.state.held_ids
     burned = allocator.burned.by_cause[BurnCause.LEFTOVER]
     writes = len(store.calls)
     taken = 0
@@ -58,7 +58,7 @@ async def test_ids_before_a_later_range_are_burned_as_leftover(store: MemoryStor
     while (range_taken := allocator.allocate_from_lease("s", 7)) is not None:
         taken += range_taken.id_count
         await asyncio.sleep(0)
-    left = counter._lease.left
+    left = counter.state.held_ids
     leftover = allocator.burned.by_cause[BurnCause.LEFTOVER] - burned
     assert leftover > 0
     assert taken + leftover + left == held
