@@ -16,7 +16,7 @@ from idalloc_server.auth.access import AccessPolicy
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.auth.access_file import AccessFile
 from idalloc_server.domain.clock import Clock, SystemClock
-from idalloc_server.domain.errors import StoreUnavailable
+from idalloc_server.domain.errors import StartRefused, StoreUnavailable
 from idalloc_server.domain.store.protocol import WRITES, Store
 from idalloc_server.domain.witness.store import WitnessedStore
 from idalloc_server.listen import transport
@@ -77,24 +77,25 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
 
         http = HttpPort(settings, access_control, clock, METHOD_TYPES)
     store_calls: Counter[str] = Counter()
-    store = _open_store(settings, clock, traces, store_calls)
+    stores = _Stores(settings, _open_store(settings, clock, traces, store_calls))
     try:
         if http:
             await http.start()
-        await _open(store, settings.store_timeout)
-        issuers = await Issuers.claim(settings, clock, store, holder, is_shared=is_worker)
-        opened = _Opened(settings, clock, store, store_calls, port, traces, access_file, access_control)
+        await stores.open(settings.store_timeout)
+        issuers = await Issuers.claim(settings, clock, stores.store, holder, is_shared=is_worker)
+        opened = _Opened(settings, clock, stores, store_calls, port, traces, access_file, access_control)
         node = _Node(opened, mode, issuers)
         if http:
             http.source = node.report
         if is_worker:
             port.bind()
+        await node.start_xproto()
         await node.serve_until_stopped(http.url if http else "")
     finally:
         if http:
             await http.close()
         await port.server.stop(None)
-        await store.close()
+        await stores.close()
         port.release_address()
         if traces is not None:
             await traces.close()
@@ -111,28 +112,43 @@ def _open_store(settings: Settings, clock: Clock, traces: Traces | None, calls: 
     return store
 
 
-async def _open(store: Store, timeout: float) -> None:
-    """Open the store; retry while it is unavailable, for ``timeout`` seconds at most."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout
-    while True:
-        try:
-            await store.open()
-            return
-        except StoreUnavailable as error:
-            if loop.time() + OPEN_RETRY_SECONDS > deadline:
-                raise
-            _log.warning("store_unavailable", store=store.address, error=str(error))
-        await asyncio.sleep(OPEN_RETRY_SECONDS)
+class _Stores:
+    """The store of the counters, and that of documents, which is None without the X Protocol's port."""
+
+    def __init__(self, settings: Settings, store: Store) -> None:
+        self.store = store
+        self.documents = open_documents(settings.store, settings.store_timeout) if settings.xproto_listen else None
+
+    async def open(self, timeout: float) -> None:
+        """Open them; retry while one is unavailable, for ``timeout`` seconds at most."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        while True:
+            try:
+                await self.store.open()
+                if self.documents:
+                    await self.documents.open()
+                return
+            except StoreUnavailable as error:
+                if loop.time() + OPEN_RETRY_SECONDS > deadline:
+                    raise
+                _log.warning("store_unavailable", store=self.store.address, error=str(error))
+            await asyncio.sleep(OPEN_RETRY_SECONDS)
+
+    async def close(self) -> None:
+        """Close them."""
+        if self.documents:
+            await self.documents.close()
+        await self.store.close()
 
 
 @dataclass(frozen=True)
 class _Opened:
-    """What a start opens before the node: its store, its port, and who may call."""
+    """What a start opens before the node: its stores, its port, and who may call."""
 
     settings: Settings
     clock: Clock
-    store: Store
+    stores: _Stores
     store_calls: Counter[str]  # by method and outcome
     port: RpcPort
     traces: Traces | None
@@ -144,7 +160,7 @@ class _Node:
     """A server process on an open store, with its own start timestamp."""
 
     def __init__(self, opened: _Opened, mode: ProcessMode, issuers: Issuers) -> None:
-        settings, store, access_control = opened.settings, opened.store, opened.access_control
+        settings, store, access_control = opened.settings, opened.stores.store, opened.access_control
         allocator, doc_ids = issuers.allocator, issuers.doc_ids
         witnessed = store if isinstance(store, WitnessedStore) else None
         self._opened = opened
@@ -154,7 +170,7 @@ class _Node:
         self._xproto = XProtocolPort(
             settings,
             access_control,
-            open_documents(settings.store, settings.store_timeout) if settings.xproto_listen else None,
+            opened.stores.documents,
             doc_ids,
             changes.change,
             allocator.burned,
@@ -188,6 +204,20 @@ class _Node:
             NodeServicer(allocator, doc_ids, store.address, changes, witnessed.witness_address if witnessed else ""),
         )
 
+    async def start_xproto(self) -> None:
+        """Start the X Protocol's port. If that is refused, nothing else of the node runs yet.
+
+        Raises:
+            StartRefused: Its address cannot be used.
+        """
+        try:
+            await self._xproto.start()
+        except StartRefused:
+            await self._xproto.close()
+            if self._mode.workers is None:
+                await self._issuers.release_prefix()
+            raise
+
     async def serve_until_stopped(self, http: str) -> None:
         """Serve until a stop signal, then drain. Before this call a stop signal ends the process at once.
 
@@ -200,7 +230,6 @@ class _Node:
         try:
             async with asyncio.TaskGroup() as tasks:
                 background = [tasks.create_task(job) for job in self._background()]
-                await self._xproto.start()
                 await opened.port.server.start()
                 await mode.wait_all_ready(self._issuers.doc_ids, opened.access_control)
                 self._rpc.set_serving()
@@ -209,7 +238,7 @@ class _Node:
                 gc.freeze()
                 mode.report_serving(
                     opened.port.address,
-                    opened.store.address,
+                    opened.stores.store.address,
                     opened.settings.node_prefix,
                     http=http,
                     xproto=self._xproto.address,

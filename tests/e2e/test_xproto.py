@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import signal
+import socket
 import ssl
 import subprocess
 from collections import Counter
@@ -75,6 +76,24 @@ def test_a_store_without_documents_is_refused_at_start(tmp_path: Path) -> None:
     """OpenSearch keeps no documents: the start is refused before the store is reached."""
     error = refused_start(store="opensearch://127.0.0.1:1/", xproto_listen="127.0.0.1:0")
     assert "xproto_listen: documents need a store of sqlite:// or crate://" in error
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_taken_port_is_refused_at_start(tmp_path: Path, workers: int) -> None:
+    """A port in use ends the start with one line that names xproto_listen, and exit code 2."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        error = refused_start(store=f"sqlite://{tmp_path}/ids.db", xproto_listen=listen, workers=workers)
+    assert error == f"2 xproto_listen: cannot serve on {listen}: Address already in use; choose another address or port"
+
+
+@pytest.mark.test_long
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_unusable_document_file_is_refused_at_start(tmp_path: Path, workers: int) -> None:
+    """A file of documents that is no database ends the start with one line and exit code 2."""
+    (tmp_path / "ids-documents.db").write_bytes(b"not a database")
+    error = refused_start(store=f"sqlite://{tmp_path}/ids.db", xproto_listen="127.0.0.1:0", workers=workers)
+    assert error.startswith(f"2 store: cannot use {tmp_path}/ids-documents.db as a SQLite database: ")
 
 
 def test_an_open_address_needs_insecure(tmp_path: Path) -> None:

@@ -40,11 +40,12 @@ def update_node(channel: grpc.Channel, *, persist: bool = False, timeout: float 
 
 
 def refused_start(**settings: object) -> str:
-    """Starts a server that must refuse to start; returns its exit code and its one-line error."""
+    """Starts a server that must refuse to start; returns its exit code and its error, which has one line."""
     done = subprocess.run(serve_command(**settings), env=environment(), capture_output=True, text=True, timeout=40)
     assert done.returncode != 0
     assert done.stdout == ""
-    *_, last = map(json.loads, done.stderr.splitlines())
+    *before, last = map(json.loads, done.stderr.splitlines())
+    assert {line["event"] for line in before} <= {"store_unavailable"}
     assert (last["event"], last["exit_code"]) == ("not_started", done.returncode)
     return f"{done.returncode} {last['error']}"
 

@@ -29,12 +29,13 @@ class ReservedAddress:
     Args:
         listen: HOST:PORT or unix:/PATH.
         shared: Whether workers share the port. The port stays reserved even while no worker runs.
+        setting: The setting of the address, for errors.
 
     Raises:
         StartRefused: The address is in use, or cannot be bound.
     """
 
-    def __init__(self, listen: str, *, shared: bool = False) -> None:
+    def __init__(self, listen: str, *, shared: bool = False, setting: str = "listen") -> None:
         host, _, port = listen.rpartition(":")
         self.name = listen
         self._sockets: list[socket.socket] = []
@@ -53,7 +54,7 @@ class ReservedAddress:
                 self._reserve_address(_addresses(host, int(self.name.rpartition(":")[2])))
         except OSError as error:
             self.close()
-            raise cannot_bind(listen, error) from None
+            raise cannot_bind(listen, error, setting) from None
 
     def close(self) -> None:
         """Release the address."""

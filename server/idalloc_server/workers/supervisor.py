@@ -126,7 +126,7 @@ class Supervisor:
         """Reserve the address of the X Protocol's port, which all workers share, and put its port into the settings."""
         if not self._settings.xproto_listen:
             return None
-        reserved = ReservedAddress(self._settings.xproto_listen, shared=True)
+        reserved = ReservedAddress(self._settings.xproto_listen, shared=True, setting="xproto_listen")
         self._settings = self._settings.model_copy(update={"xproto_listen": reserved.name})
         return reserved
 

@@ -18,7 +18,8 @@ from idalloc_server.auth.audit import Audit
 from idalloc_server.auth.logins import Credential, Logins, Peer
 from idalloc_server.documents.errors import DocumentsError, UnknownCollection, UnknownSchema
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
-from idalloc_server.domain.errors import PermissionDenied, QuotaExceeded, Refusal, StartRefused, Unauthenticated
+from idalloc_server.domain.errors import PermissionDenied, QuotaExceeded, Refusal, Unauthenticated
+from idalloc_server.listen.reservation import cannot_bind
 from idalloc_server.xproto import frames
 from idalloc_server.xproto.admin import Admin, Schemas
 from idalloc_server.xproto.caller import Statements
@@ -134,7 +135,7 @@ class XListener:
                 backlog=_BACKLOG,
             )
         except OSError as error:
-            raise StartRefused("xproto_listen", f"cannot bind {self._address}: {error.strerror}") from None
+            raise cannot_bind(self._address, error, "xproto_listen") from None
         bound: int = self._server.sockets[0].getsockname()[1]
         self._address = f"{host}:{bound}"
 

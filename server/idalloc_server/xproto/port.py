@@ -47,7 +47,7 @@ class XProtocolPort:
     Args:
         settings: All settings.
         access_control: Authenticates and authorizes the sessions.
-        documents: The store of documents, not connected yet; None without ``xproto_listen``.
+        documents: The open store of documents; None without ``xproto_listen``.
         doc_ids: Makes document ids.
         change_node: Changes the node's settings, and keeps them over restarts if asked to.
         burned: Counts ids that no stored document has.
@@ -80,12 +80,10 @@ class XProtocolPort:
             self._files = HttpsFiles(
                 settings.tls_cert, settings.tls_key, settings.tls_client_ca, requires_client_certificate=requires
             )
-        self._documents = documents
-        self._collections = collections.Collections(self._documents)
-
+        self._collections = collections.Collections(documents)
         services = listener.Services(
             statements=self._collections,
-            documents=self._documents,
+            documents=documents,
             doc_ids=doc_ids,
             change_node=change_node,
             logins=access_control.logins,
@@ -118,15 +116,13 @@ class XProtocolPort:
         counts.gauges[families.XPROTO_CONNECTIONS] = {"": self._listener.connection_count}
 
     async def start(self) -> None:
-        """Open the store of documents, bind the address and accept connections.
+        """Bind the address and accept connections.
 
         Raises:
-            StartRefused: The address or the store cannot be used.
-            StoreFailure: The store was not reached.
+            StartRefused: The address cannot be used.
         """
         if self._listener is None:
             return
-        await self._documents.open()
         await self._listener.start()
         if self._files:
             self._following = asyncio.create_task(self._files.follow())
@@ -137,11 +133,10 @@ class XProtocolPort:
             await self._listener.drain(timeout)
 
     async def close(self) -> None:
-        """Close the address, all connections and the store of documents."""
+        """Close the address and all connections."""
         if self._following:
             self._following.cancel()
             await asyncio.wait([self._following])
         if self._listener:
             await self._listener.close()
             self._collections.close()
-            await self._documents.close()
