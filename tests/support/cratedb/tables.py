@@ -237,6 +237,7 @@ class Tables:
         return count_of(-1)
 
     def _drop(self, found: re.Match[str], _: Sequence[Any]) -> Answer:
+        self._require("DDL")
         try:
             table = self._find(found, "DDL", "DROP")
         except SqlError:

@@ -60,18 +60,19 @@ async def check(http: CrateHttp, schema: str, table: Table, nodes: int | None) -
 
 
 async def check_privileges(http: CrateHttp, schema: str, table: Table) -> None:
-    """Checks the privileges DQL and DML by an update and a read of a row that does not exist.
+    """Checks the privileges DQL and DML by a write and a read of a row that does not exist.
 
     Raises:
         StartRefused: The user lacks a privilege, or the table is blocked or closed.
         StoreFailure: The cluster cannot be reached, or fails.
     """
     missing_key: object = "" if table.columns[table.key] == "TEXT" else -1
-    column = list(table.columns)[1]
-    reference = table.reference(schema)
+    reference, column = table.reference(schema), list(table.columns)[-1]
+    # A column of the key cannot be updated.
+    write = f"DELETE FROM {reference}" if column == table.key else f"UPDATE {reference} SET {column} = {column}"
     try:
-        # The update first: it waits for the shard of a table that another process is creating; a read then fails.
-        await http.write(f"UPDATE {reference} SET {column} = {column} WHERE {table.key} = ?", missing_key)
+        # The write first: it waits for the shard of a table that another process is creating; a read then fails.
+        await http.write(f"{write} WHERE {table.key} = ?", missing_key)
         await http.read(f"SELECT {column} FROM {reference} WHERE {table.key} = ?", missing_key)
     except StoreRefused as error:
         raise _refused(schema, table, f"it cannot be used: {error}") from error

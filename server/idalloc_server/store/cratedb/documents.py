@@ -29,8 +29,11 @@ from idalloc_server.documents.errors import (
 )
 from idalloc_server.documents.protocol import PAGE, PAGE_TEXT, Change, Inserted, Rewritten
 from idalloc_server.documents.selection import Chooser, Selection
-from idalloc_server.domain.errors import StartRefused, StoreFailure, StoreOutcomeUnknown, StoreRefused
+from idalloc_server.domain.errors import StoreFailure, StoreOutcomeUnknown, StoreRefused
+from idalloc_server.store.cratedb.checks import KEY_COLUMNS
 from idalloc_server.store.cratedb.http import CrateHttp
+from idalloc_server.store.cratedb.schema import set_up
+from idalloc_server.store.cratedb.tables import DOCUMENT_COLLECTIONS, DOCUMENT_SCHEMAS, DOCUMENT_TABLES
 
 _T = TypeVar("_T")
 
@@ -66,17 +69,12 @@ class CrateDocuments:
         self._http = http
         self._schema = schema
         self._thread = ThreadPoolExecutor(1, "documents")  # chooses, so that others have the event loop meanwhile
-        self._schemas = f'"{schema}"."document_schemas"'
-        self._collections = f'"{schema}"."document_collections"'
+        self._schemas = DOCUMENT_SCHEMAS.reference(schema)
+        self._collections = DOCUMENT_COLLECTIONS.reference(schema)
 
     async def open(self) -> None:
         """See ``Documents.open``."""
-        names = "collection_key TEXT PRIMARY KEY, schema_name TEXT, collection_name TEXT"
-        try:
-            await self._http.write(f"CREATE TABLE IF NOT EXISTS {self._schemas} (name TEXT PRIMARY KEY) {_WITH}")
-            await self._http.write(f"CREATE TABLE IF NOT EXISTS {self._collections} ({names}) {_WITH}")
-        except StoreRefused as error:
-            raise StartRefused("store", f"cannot create the tables of documents: {error}") from error
+        await set_up(self._http, self._schema, DOCUMENT_TABLES)
 
     async def close(self) -> None:
         """See ``Documents.close``."""
@@ -111,15 +109,23 @@ class CrateDocuments:
         if not await self._has_schema(schema):
             raise UnknownSchema(schema)
         key = _key(schema, name)
-        # The row is first: a table without a row would never be found again. A repeated call creates a missing table.
+        # The row is first: a table without a row would never be found again. A repeated call creates a missing table,
+        # and a user without DDL may repeat it.
         insert = (
             f"INSERT INTO {self._collections} (collection_key, schema_name, collection_name) VALUES (?, ?, ?)"
             " ON CONFLICT (collection_key) DO NOTHING RETURNING collection_key"
         )
-        created = bool(await self._http.write(insert, key, schema, name))
+        created = applied = bool(await self._http.write(insert, key, schema, name))
         columns = f"doc_id TEXT PRIMARY KEY, doc {_UNINDEXED}, batch {_UNINDEXED}"
-        with _unknown_after(lambda: created):
-            await self._http.write(f"CREATE TABLE IF NOT EXISTS {self._table(key)} ({columns}) {_WITH}")
+        with _unknown_after(lambda: applied):
+            if not await self._http.read(KEY_COLUMNS, self._schema, f"documents_{key}"):
+                try:
+                    await self._http.write(f"CREATE TABLE IF NOT EXISTS {self._table(key)} ({columns}) {_WITH}")
+                except StoreRefused:
+                    if created:
+                        await self._http.write(f"DELETE FROM {self._collections} WHERE collection_key = ?", key)
+                        applied = False
+                    raise
         return created
 
     async def drop_collection(self, schema: str, name: str) -> bool:

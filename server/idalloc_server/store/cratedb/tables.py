@@ -122,3 +122,12 @@ WITNESS_MARKS = Table(
     },
     written=("name", "generation", "value", "step", "token", "gaps", "seen"),
 )
+# Each collection has a table of its own besides, which ``CrateDocuments`` creates.
+DOCUMENT_COLLECTIONS = Table(
+    "document_collections",
+    "collection_key",
+    {"collection_key": "TEXT", "schema_name": "TEXT", "collection_name": "TEXT"},
+    written=("collection_key", "schema_name", "collection_name"),
+)
+DOCUMENT_SCHEMAS = Table("document_schemas", "name", {"name": "TEXT"}, written=("name",))
+DOCUMENT_TABLES = (DOCUMENT_COLLECTIONS, DOCUMENT_SCHEMAS)
