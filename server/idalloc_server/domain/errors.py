@@ -384,6 +384,10 @@ class StoreOutcomeUnknown(StoreUnavailable):
     """The statement may have been applied, or may be applied later. The ids that it requested are burned."""
 
 
+class StoreConnectionLost(StoreOutcomeUnknown):
+    """The store closed the connection in place of an answer: its process has ended, or a proxy has."""
+
+
 class StartRefused(Exception):
     """The process must not start with these settings, files or store.
 

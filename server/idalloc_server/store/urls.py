@@ -175,7 +175,7 @@ def open_documents(url: str, timeout: float = 40.0) -> "Documents":
         from idalloc_server.store.cratedb.documents import CrateDocuments
 
         http, schema, _ = _crate_http(url, timeout)
-        return CrateDocuments(http, schema)
+        return CrateDocuments(http, schema, timeout)
     raise _invalid(f"a store of kind {kind!r} keeps no documents")
 
 

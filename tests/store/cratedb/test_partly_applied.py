@@ -23,7 +23,7 @@ def passes(match: str, times: int = 1) -> Fault:
 
 def refused(match: str, times: int = 1) -> Fault:
     """The statement is answered with an error, and not applied."""
-    return Fault("error", match=match, times=times, status=429, message="too many requests")
+    return Fault("error", match=match, times=times, status=403, code=4037, message="disk nearly full")
 
 
 @pytest.fixture

@@ -53,6 +53,8 @@ class Statements(Tables):
     def __init__(self, path: str = ":memory:") -> None:
         self.now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
         super().__init__(path)
+        # The _version of a row that comes back, by its table and key. CrateDB forgets it after 60 s.
+        self._later_versions: dict[tuple[str, object], int] = {}
         self._forms: list[tuple[re.Pattern[str], Callable[[re.Match[str], Sequence[Any]], Answer]]] = [
             (_form(pattern), method)
             for pattern, method in [
@@ -204,7 +206,16 @@ class Statements(Tables):
                 sql += f"UPDATE SET {sets}, _seq_no = excluded._seq_no, _version = _version + 1"
             else:
                 sql += "NOTHING"
-        return self._written(table, found, self._db.execute(f"{sql} RETURNING *", args).fetchall())
+        written = self._db.execute(f"{sql} RETURNING *", args).fetchall()
+        self._continue_versions(f"{table['schema']}.{table['name']}", json.loads(table["keys"]), written)
+        return self._written(table, found, written)
+
+    def _continue_versions(self, name: str, keys: Sequence[str], rows: Sequence[sqlite3.Row]) -> None:
+        """Gives rows that come back a later version than they had."""
+        for row in rows if len(keys) == 1 else ():
+            key = row[keys[0]]
+            if row["_version"] == 1 and (version := self._later_versions.pop((name, key), None)):
+                self._db.execute(f'UPDATE "{name}" SET _version = {version} WHERE "{keys[0]}" = ?', [key])
 
     def _insert_unnested(self, found: re.Match[str], args: Sequence[Any]) -> Answer:
         rows = list(zip(*args, strict=True))
@@ -242,8 +253,11 @@ class Statements(Tables):
         self._only_key(table, found)
         self._next_seq_no(table)
         where = self._by_key(table, found, _Placeholders())
-        sql = f'DELETE FROM "{table["schema"]}.{table["name"]}" WHERE {where}'
-        return count_of(self._db.execute(sql, args).rowcount)
+        name = f"{table['schema']}.{table['name']}"
+        sql = f'DELETE FROM "{name}" WHERE {where} RETURNING "{found["key"]}", _version'
+        deleted = self._db.execute(sql, args).fetchall()
+        self._later_versions.update({(name, key): version + 2 for key, version in deleted})
+        return count_of(len(deleted))
 
     def _by_key(self, table: sqlite3.Row, found: re.Match[str], count: "_Placeholders") -> str:
         where = f'"{found["key"]}" = {self._translate(found["is"], table, count)}'

@@ -14,12 +14,19 @@ import aiohttp
 import structlog
 import yarl
 
-from idalloc_server.domain.errors import StoreAnsweredError, StoreFailure, StoreOutcomeUnknown, StoreUnreachable
+from idalloc_server.domain.errors import (
+    StoreAnsweredError,
+    StoreConnectionLost,
+    StoreFailure,
+    StoreOutcomeUnknown,
+    StoreUnreachable,
+)
 from idalloc_server.store.cluster.hosts import Connection, Host
 from idalloc_server.store.credentials import certificate_problem
 
 _MAX_MESSAGE_LENGTH = 300
 _LARGE_BODY = 64 * 1024  # bytes; aiohttp sends a file in parts, and others have the event loop between them
+_LOST = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientPayloadError)
 _LOG_SECONDS = 1.0  # at most one line about wrong answers in this time
 
 _T = TypeVar("_T")
@@ -131,7 +138,8 @@ class Connections:
                 f"the server at {host.name} is not {self._product}'s HTTP endpoint; set its port, usually {self._port}"
             ) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise StoreOutcomeUnknown(
+            kind = StoreConnectionLost if isinstance(error, _LOST) else StoreOutcomeUnknown
+            raise kind(
                 f"{self._product} at {host.name} was sent a statement and did not answer: {one_line(error)}; try again"
             ) from error
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 
-from idalloc_server.domain.errors import StoreUnreachable
+from idalloc_server.domain.errors import StoreAnsweredError, StoreUnreachable
 
 
 @dataclass(eq=False)
@@ -86,7 +86,7 @@ class Hosts:
             pause: How long a probe runs before the next one starts, in seconds.
 
         Raises:
-            StoreFailure: All probes failed; this is the last failure.
+            StoreFailure: All probes failed; this is the failure of a host that answered, or else the last one.
         """
         left = list(self._order)
         running: dict[asyncio.Task[None], Host] = {}
@@ -104,7 +104,8 @@ class Hosts:
                     if error is None:
                         self.prefer(host, ready=True)
                         return host
-                    failure = error
+                    if isinstance(error, StoreAnsweredError) or not isinstance(failure, StoreAnsweredError):
+                        failure = error
             raise failure
         finally:
             for task in running:

@@ -184,7 +184,7 @@ class Transport(ABC):
                 except StoreFailure as error:
                     if isinstance(error, StoreAnsweredError | StoreRefused) and not self.may_be_starting(error):
                         raise
-                    failure = error
+                    failure = max(error, failure, key=lambda each: each.http_status is not None)  # of a live host
             # The read itself may be slow: the most preferred silent host gets it again, without a time limit.
             try:
                 if silent:

@@ -94,6 +94,11 @@ def may_be_starting(error: StoreFailure) -> bool:
     return error.code in _TABLE_UNKNOWN or is_unauthorized(error)
 
 
+def may_answer_soon(error: StoreAnsweredError) -> bool:
+    """Whether the cause may end by itself within seconds, as while the cluster fails over."""
+    return error.code not in (_DISK_NEARLY_FULL, *_CONFLICT)
+
+
 def refused(failure: StoreFailure, statement: str) -> StoreRefused:
     """Returns the error as one that needs an operator, with the next step."""
     found = TABLE.search(statement)

@@ -13,11 +13,12 @@ import hashlib
 import uuid
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import wraps
 from itertools import accumulate, count
-from typing import NamedTuple, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from idalloc_server.documents.document import Document
 from idalloc_server.documents.errors import (
@@ -29,23 +30,40 @@ from idalloc_server.documents.errors import (
 )
 from idalloc_server.documents.protocol import PAGE, PAGE_TEXT, Change, Inserted, Rewritten
 from idalloc_server.documents.selection import Chooser, Selection
-from idalloc_server.domain.errors import StoreFailure, StoreOutcomeUnknown, StoreRefused
+from idalloc_server.domain.errors import StoreConnectionLost, StoreFailure, StoreOutcomeUnknown, StoreRefused
 from idalloc_server.store.cratedb.checks import KEY_COLUMNS
+from idalloc_server.store.cratedb.document_http import DocumentHttp
 from idalloc_server.store.cratedb.http import CrateHttp
 from idalloc_server.store.cratedb.schema import set_up
 from idalloc_server.store.cratedb.tables import DOCUMENT_COLLECTIONS, DOCUMENT_SCHEMAS, DOCUMENT_TABLES
 
 _T = TypeVar("_T")
+_P = ParamSpec("_P")
 
 _ROWS_AN_INSERT = 1000
 MAX_CHANGED_DOCUMENTS = 100_000  # a statement keeps their keys in memory
 _ATTEMPTS = 5
+# How long an insert may be sent again: a row that comes back within 60 s (index.gc_deletes) has a later _version.
+_REPEAT_SECONDS = 30.0
 
 _UNINDEXED = "TEXT INDEX OFF STORAGE WITH (columnstore = false)"  # indexed, a text has at most 32,766 bytes
 _WITH = (
     "CLUSTERED INTO 1 SHARDS WITH (number_of_replicas = '0-2', \"translog.durability\" = 'REQUEST',"
     " column_policy = 'strict')"
 )
+
+
+def _within_timeout(
+    method: Callable[Concatenate["CrateDocuments", _P], Awaitable[_T]],
+) -> Callable[Concatenate["CrateDocuments", _P], Coroutine[Any, Any, _T]]:
+    """Gives all calls of a method together the timeout of one."""
+
+    @wraps(method)
+    async def run(self: "CrateDocuments", /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        with self._http.within_timeout():
+            return await method(self, *args, **kwargs)
+
+    return run
 
 
 class _Row(NamedTuple):
@@ -63,10 +81,12 @@ class CrateDocuments:
     Args:
         http: The transport.
         schema: The schema of the tables; letters, digits, ``_`` and ``-``.
+        timeout: The timeout of a statement, and of each document that a statement changes, in seconds.
     """
 
-    def __init__(self, http: CrateHttp, schema: str) -> None:
-        self._http = http
+    def __init__(self, http: CrateHttp, schema: str, timeout: float) -> None:
+        self._transport = http
+        self._http = DocumentHttp(http, timeout)
         self._schema = schema
         self._thread = ThreadPoolExecutor(1, "documents")  # chooses, so that others have the event loop meanwhile
         self._schemas = DOCUMENT_SCHEMAS.reference(schema)
@@ -74,12 +94,12 @@ class CrateDocuments:
 
     async def open(self) -> None:
         """See ``Documents.open``."""
-        await set_up(self._http, self._schema, DOCUMENT_TABLES)
+        await set_up(self._transport, self._schema, DOCUMENT_TABLES)
 
     async def close(self) -> None:
         """See ``Documents.close``."""
         self._thread.shutdown(wait=False)
-        await self._http.close()
+        await self._transport.close()
 
     async def create_schema(self, name: str) -> bool:
         """See ``Documents.create_schema``."""
@@ -99,11 +119,13 @@ class CrateDocuments:
             await self._http.write(f"DELETE FROM {self._schemas} WHERE name = ?", name)
         return len(dropped)
 
+    @_within_timeout
     async def list_schemas(self) -> list[str]:
         """See ``Documents.list_schemas``."""
         await self._http.write(f"REFRESH TABLE {self._schemas}")
         return sorted(str(name) for (name,) in await self._http.read(f"SELECT name FROM {self._schemas}"))
 
+    @_within_timeout
     async def create_collection(self, schema: str, name: str) -> bool:
         """See ``Documents.create_collection``."""
         if not await self._has_schema(schema):
@@ -128,6 +150,7 @@ class CrateDocuments:
                     raise
         return created
 
+    @_within_timeout
     async def drop_collection(self, schema: str, name: str) -> bool:
         """See ``Documents.drop_collection``."""
         key = _key(schema, name)
@@ -138,16 +161,19 @@ class CrateDocuments:
             await self._http.write(f"DELETE FROM {self._collections} WHERE collection_key = ?", key)
         return True
 
+    @_within_timeout
     async def list_collections(self, schema: str) -> list[str]:
         """See ``Documents.list_collections``."""
         await self._http.write(f"REFRESH TABLE {self._collections}")
         rows = await self._http.read(f"SELECT schema_name, collection_name FROM {self._collections}")
         return sorted(str(name) for of_schema, name in rows if of_schema == schema)
 
+    @_within_timeout
     async def check(self, schema: str, name: str) -> None:
         """See ``Documents.check``."""
         await self._find(schema, name)
 
+    @_within_timeout
     async def count(self, schema: str, name: str) -> int:
         """See ``Documents.count``."""
         table = await self._find(schema, name)
@@ -157,13 +183,18 @@ class CrateDocuments:
 
     async def insert(self, schema: str, name: str, documents: Sequence[Document], *, upsert: bool = False) -> Inserted:
         """See ``Documents.insert``."""
+        if not upsert:
+            return await self._insert_all(schema, name, documents)
         table = await self._find(schema, name)
-        if upsert:
-            replaced: list[bool | None] = []
-            with _unknown_after(lambda: len(replaced) - replaced.count(False)):
-                for document in documents:
-                    replaced.append(await self._upsert(table, document))  # noqa: PERF401 - those before a failure count
-            return Inserted(replaced.count(None), replaced.count(True))
+        replaced: list[bool | None] = []
+        with _unknown_after(lambda: len(replaced) - replaced.count(False)):
+            for document in documents:
+                replaced.append(await self._upsert(table, document))  # noqa: PERF401 - those before a failure count
+        return Inserted(replaced.count(None), replaced.count(True))
+
+    @_within_timeout
+    async def _insert_all(self, schema: str, name: str, documents: Sequence[Document]) -> Inserted:
+        table = await self._find(schema, name)
         keys = [document.key for document in documents]
         if len(numbers := Counter(keys)) < len(keys):
             raise DuplicateKey(next(key for key, number in numbers.items() if number > 1))
@@ -184,6 +215,7 @@ class CrateDocuments:
             raise
         return Inserted(len(documents), 0)
 
+    @_within_timeout
     async def page(
         self, schema: str, name: str, after: str | None, keys: Sequence[str] | None = None
     ) -> list[Document]:
@@ -229,16 +261,37 @@ class CrateDocuments:
         return chosen
 
     async def _insert(self, table: str, documents: Sequence[Document], batch: str) -> list[tuple[str, int, int]]:
-        """Inserts rows whose keys are free; returns the keys and versions of the rows of this batch."""
+        """Inserts rows whose keys are free; returns the keys and versions of the rows of this batch.
+
+        A statement whose connection was lost is sent again: it finds the rows of the first one by their batch.
+        """
         insert = (
             f"INSERT INTO {table} (doc_id, doc, batch) SELECT * FROM UNNEST(?, ?, ?)"
             " ON CONFLICT (doc_id) DO UPDATE SET batch = batch RETURNING doc_id, batch, _seq_no, _primary_term"
         )
         keys, texts = zip(*documents, strict=True)
-        rows = await self._http.write(insert, list(keys), list(texts), [batch] * len(documents))
+        loop = asyncio.get_running_loop()
+        rows, begun, sent = None, loop.time(), 0
+        while rows is None:
+            sent += 1
+            try:
+                rows = await self._http.write(insert, list(keys), list(texts), [batch] * len(documents))
+            except StoreConnectionLost:
+                if sent == _ATTEMPTS or loop.time() - begun > _REPEAT_SECONDS:
+                    raise
         if len(rows) < len(documents):
             raise StoreOutcomeUnknown("CrateDB returned fewer rows than were inserted")
-        return [(str(key), int(str(seq_no)), int(str(term))) for key, of, seq_no, term in rows if of == batch]
+        ours = [(str(key), int(str(seq_no)), int(str(term))) for key, of, seq_no, term in rows if of == batch]
+        if sent > 1:
+            await self._check_untouched(table, [key for key, *_ in ours], sent)
+        return ours
+
+    async def _check_untouched(self, table: str, keys: Sequence[str], sent: int) -> None:
+        """Checks rows after an insert that was sent several times: one that others removed must not come back."""
+        for part in _parts(keys, PAGE):
+            versions = await self._http.read(f"SELECT doc_id, _version FROM {table} WHERE {_any_key(part)}", *part)
+            if any(int(str(version)) > sent for _, version in versions):
+                raise StoreOutcomeUnknown("the connection was lost, and others changed a document of the same _id")
 
     async def _undo(
         self, table: str, documents: Sequence[Document], rows: Sequence[tuple[str, int, int]], batch: str
@@ -258,6 +311,7 @@ class CrateDocuments:
         if left:
             raise StoreOutcomeUnknown("documents of a refused insert could not be removed: others wrote them")
 
+    @_within_timeout
     async def _upsert(self, table: str, document: Document) -> bool | None:
         """Writes a document; returns None if it is new, else whether the old one had another text."""
         for _ in range(_ATTEMPTS):
@@ -268,6 +322,7 @@ class CrateDocuments:
                     return document.text != row.document.text
         raise WriteConflict(document.key)
 
+    @_within_timeout
     async def _rewrite(self, table: str, row: _Row, selection: Selection, change: Change) -> bool | None:
         """Changes a document; returns whether it is another now, or None if it does not meet the condition any more."""
         for attempt in count(1):
