@@ -131,11 +131,13 @@ class XClient:
     async def create_collection(self, schema: str = "s", name: str = "c") -> None:
         """Create a schema and a collection."""
         await self.sql(f"CREATE SCHEMA IF NOT EXISTS {schema}")
-        texts = {"schema": schema, "name": name}
+        assert (await self.command("ensure_collection", schema=schema, name=name)).code == 0
+
+    async def command(self, name: str, /, **texts: str) -> Reply:
+        """Run a command of the namespace ``mysqlx``."""
         fields = [notice_pb2.AnyObjectField(key=key, value=_text_any(value)) for key, value in texts.items()]
         args = [notice_pb2.Any(type=notice_pb2.ANY_TYPE_OBJECT, obj=notice_pb2.AnyObject(fld=fields))]
-        command = statement_pb2.StmtExecute(namespace="mysqlx", stmt=b"ensure_collection", args=args)
-        assert (await self.ask(command)).code == 0
+        return await self.ask(statement_pb2.StmtExecute(namespace="mysqlx", stmt=name.encode(), args=args))
 
     async def add(self, *documents: str, schema: str = "s") -> Reply:
         """Add documents to the collection ``c``."""

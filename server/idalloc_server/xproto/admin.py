@@ -9,8 +9,8 @@ from idalloc_server.auth.access import ADMIN, READ
 from idalloc_server.xproto import frames
 from idalloc_server.xproto.caller import Caller
 from idalloc_server.xproto.errors import XError, no_schema, not_supported, unknown_schema
+from idalloc_server.xproto.names import MAX_NAME, check_names
 
-MAX_NAME = 64
 # The most % of a pattern: each may multiply the time to match a name.
 MAX_WILDCARDS = 3
 
@@ -83,7 +83,9 @@ class Admin:
         schema, name = _text(values, "schema"), _text(values, "name")
         if not schema:
             raise XError(5112, "Invalid schema")
-        _check_name(name)
+        if not name:
+            raise XError(5113, "Invalid collection name")
+        check_names(schema, name)
         reuses = _check_options(values.get("options")) or command == "ensure_collection"
         caller.require_role(ADMIN, "CREATE", schema, name)
         if schema not in await self._documents.list_schemas():
@@ -95,6 +97,7 @@ class Admin:
         schema, name = _text(values, "schema"), _text(values, "name")
         if not name:
             raise XError(5113, "Invalid collection name")
+        check_names(schema, name)
         caller.require_role(ADMIN, "DROP", schema, name)
         if name not in await self._documents.list_collections(schema):
             raise XError(1051, f"Unknown table '{schema}.{name}'", "42S02")
@@ -104,6 +107,7 @@ class Admin:
         schema = _text(values, "schema") if "schema" in values else caller.schema
         if not schema:
             raise no_schema()
+        check_names(schema)
         caller.require_role(READ, "SHOW", schema, "")
         if schema not in await self._documents.list_schemas():
             raise unknown_schema(schema)
@@ -160,15 +164,6 @@ def _text(values: Mapping[str, notice_pb2.Any], key: str) -> str:
     scalar = value.scalar
     content = scalar.v_string.value if scalar.type == notice_pb2.SCALAR_TYPE_V_STRING else scalar.v_octets.value
     return content.decode("utf-8", "replace")
-
-
-def _check_name(name: str) -> None:
-    if not name:
-        raise XError(5113, "Invalid collection name")
-    if len(name) > MAX_NAME:
-        raise XError(1059, f"Identifier name '{name[:MAX_NAME]}' is too long", "42000")
-    if name.endswith(" "):
-        raise XError(1103, f"Incorrect table name '{name}'", "42000")
 
 
 def _check_options(options: notice_pb2.Any | None) -> bool:

@@ -25,6 +25,7 @@ from idalloc_server.xproto import frames
 from idalloc_server.xproto.caller import Caller
 from idalloc_server.xproto.errors import XError, no_schema, not_supported, unknown_collection, unknown_schema
 from idalloc_server.xproto.expressions import Expressions, check_content_type, document_path, text_of
+from idalloc_server.xproto.names import check_names
 from idalloc_server.xproto.notice import document_ids_frame
 from idalloc_server.xproto.selection import selection_of
 
@@ -203,6 +204,7 @@ def _collection(message: crud.Insert | crud.Find | crud.Update | crud.Delete, ca
         raise XError(5113, "Invalid name of table/collection")
     if not schema:
         raise no_schema()
+    check_names(schema, message.collection.name)
     return schema, message.collection.name
 
 

@@ -43,6 +43,8 @@ _REFUSED_NAMES = "xor cont_in not_cont_in overlaps not_overlaps regexp not_regex
 _REFUSED_SIGNS = "sign_plus sign_minus + - * / % & | ^ << >> ~"
 _REFUSED = frozenset(f"{_REFUSED_NAMES} {_REFUSED_SIGNS}".split())
 
+_AGGREGATES = frozenset({"avg", "count", "max", "min", "sum"})
+
 _TEXT, _JSON = 0, 2
 _MAX_CONTENT_TYPE = 3
 
@@ -81,6 +83,8 @@ class Expressions:
             return Value(values) if len(values) == len(items) else ArrayOf(items)
         if expression.type == expr.EXPR_TYPE_FUNC_CALL:
             name = expression.function_call.name
+            if name.name.lower() in _AGGREGATES and not name.schema_name:
+                raise not_supported(f"{name.name}({_star(expression.function_call.param)})")
             schema = name.schema_name or self._schema
             raise XError(1305, f"FUNCTION {schema}.{name.name} does not exist", "42000")
         raise XError(5153, "Mysqlx::Expr::Expr::VARIABLE is not supported yet")
@@ -213,6 +217,11 @@ def _octets(octets: pb.Octets) -> Json:
             f'Invalid JSON text in argument 1 to function cast_as_json: "{error.reason}" at position {error.position}.',
             "22032",
         ) from None
+
+
+def _star(params: Sequence[expr.Expr]) -> str:
+    """Return the star of a call such as ``count(*)``, or an empty text."""
+    return "*" if [param.operator.name for param in params] == ["*"] else ""
 
 
 def _json(value: Value) -> Json:

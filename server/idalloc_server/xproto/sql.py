@@ -6,9 +6,10 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from idalloc.xprotocol.v1 import notice_pb2, statement_pb2
 from idalloc_server.auth.access import ADMIN, READ
 from idalloc_server.xproto import frames
-from idalloc_server.xproto.admin import MAX_NAME, Schemas, like
+from idalloc_server.xproto.admin import Schemas, like
 from idalloc_server.xproto.caller import Caller
 from idalloc_server.xproto.errors import XError, no_schema, not_supported, unknown_collection, unknown_schema
+from idalloc_server.xproto.names import check_names
 from idalloc_server.xproto.variables import VERSION, Assignment, Variables
 
 # The longest statement with its arguments, in characters.
@@ -99,8 +100,7 @@ class Sql:
 
     async def _create_schema(self, match: re.Match[str]) -> Iterable[bytes]:
         name = _unquoted(match[2])
-        if len(name) > MAX_NAME:
-            raise XError(1059, f"Identifier name '{name[:MAX_NAME]}' is too long", "42000")
+        check_names(name)
         self._caller.require_role(ADMIN, "CREATE", name, "")
         if await self._documents.create_schema(name):
             return [frames.rows_affected(1)]
@@ -109,6 +109,7 @@ class Sql:
 
     async def _drop_schema(self, match: re.Match[str]) -> Iterable[bytes]:
         name = _unquoted(match[2])
+        check_names(name)
         self._caller.require_role(ADMIN, "DROP", name, "")
         dropped = await self._documents.drop_schema(name)
         if dropped is not None:
@@ -119,7 +120,7 @@ class Sql:
         return [_note(failure, is_allowed=bool(match[1])), frames.rows_affected(0)]
 
     async def _drop_table(self, match: re.Match[str]) -> Iterable[bytes]:
-        schema, name = self._schema(match[2]), _unquoted(match[3])
+        schema, name = self._collection(match)
         self._caller.require_role(ADMIN, "DROP", schema, name)
         if name in await self._documents.list_collections(schema):
             await self._documents.drop_collection(schema, name)
@@ -129,6 +130,7 @@ class Sql:
 
     async def _use_schema(self, match: re.Match[str]) -> Iterable[bytes]:
         name = _unquoted(match[1])
+        check_names(name)
         if name not in await self._documents.list_schemas():
             raise unknown_schema(name)
         self._use(name)
@@ -142,7 +144,7 @@ class Sql:
         return _counted(match[1], int(_unquoted(match[3]) in names))
 
     async def _count(self, match: re.Match[str]) -> Iterable[bytes]:
-        schema, name = self._schema(match[2]), _unquoted(match[3])
+        schema, name = self._collection(match)
         self._caller.require_role(READ, "SELECT", schema, name)
         if name not in await self._documents.list_collections(schema):
             raise unknown_collection(schema, name)
@@ -245,11 +247,13 @@ class Sql:
         column = frames.column(_BYTES, shown, collation=frames.UTF8MB4, length=65_535)
         return column, frames.text_field(value)
 
-    def _schema(self, quoted: str | None) -> str:
-        schema = _unquoted(quoted) if quoted else self._caller.schema
+    def _collection(self, match: re.Match[str]) -> tuple[str, str]:
+        """Return the schema and the name of a collection, the second and third group of a form."""
+        schema, name = _unquoted(match[2]) if match[2] else self._caller.schema, _unquoted(match[3])
         if not schema:
             raise no_schema()
-        return schema
+        check_names(schema, name)
+        return schema, name
 
 
 def _syntax_error(near: str) -> XError:

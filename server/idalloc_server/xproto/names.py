@@ -1,0 +1,30 @@
+"""The rules of MySQL for names of schemas and collections."""
+
+from idalloc_server.xproto.errors import XError
+
+MAX_NAME = 64  # characters
+# A longer name is incorrect, not too long; an error shows the beginning of a name.
+_MAX_BYTES, _SHOWN_BYTES = 192, 100
+
+
+def check_names(schema: str, collection: str | None = None) -> None:
+    """Check names in the order of MySQL: the collection's first.
+
+    Raises:
+        XError: A name is too long, or incorrect.
+    """
+    if collection is not None:
+        _check(collection, 1103, "table")
+    _check(schema, 1102, "database")
+
+
+def _check(name: str, code: int, kind: str) -> None:
+    content = name.encode()
+    # MySQL cuts bytes, and shows each byte of a cut character as a question mark.
+    cut = content[:_SHOWN_BYTES]
+    shown = cut.decode(errors="ignore")
+    shown += "?" * (len(cut) - len(shown.encode()))
+    if name.endswith(" ") or len(content) > _MAX_BYTES:
+        raise XError(code, f"Incorrect {kind} name '{shown}'", "42000")
+    if len(name) > MAX_NAME:
+        raise XError(1059, f"Identifier name '{shown}' is too long", "42000")
