@@ -92,7 +92,7 @@ def test_an_import_undoes_a_retirement(tmp_path: Path) -> None:
         assert there.allocate_range("c", 5)[0] == 1
         there.sequences.delete("b")
         server.stop()
-    back = idalloc("store", "import", "--unretire", "-", f"--store={store}", content=exported(new))
+    back = idalloc("store", "import", "--unretire", f"--new-store={new}", "-", f"--store={store}", content=retired(new))
     assert (back.returncode, back.stderr) == (0, "")
     assert "retired" not in exported(store)
     with running(tmp_path, store=store) as server, Client(server.address) as client:
@@ -101,6 +101,50 @@ def test_an_import_undoes_a_retirement(tmp_path: Path) -> None:
         assert client.allocate_range("d")[0] == 1
         client.sequences.create("b")
         assert client.allocate_range("b")[0] == 42
+
+
+def test_an_export_from_before_the_new_store_served_is_refused(tmp_path: Path) -> None:
+    """P1: --unretire refuses a file while the new store has other counters, or may serve."""
+    store, new = f"sqlite://{tmp_path}/ids.db", f"sqlite://{tmp_path}/new.db"
+    with running(tmp_path, store=store, **LEASE) as server, Client(server.address) as client:
+        last = client.allocate_range("orders", 10)[-1]
+    content = retired(store)
+    assert idalloc("store", "import", "-", f"--store={new}", content=content).returncode == 0
+    fresh = exported(new)
+
+    def back(file: str, *options: str) -> tuple[int, str]:
+        done = idalloc("store", "import", "--unretire", *options, "-", f"--store={store}", content=file)
+        return done.returncode, done.stderr
+
+    named = f"--new-store={new}"
+    code, error = back(content)
+    assert (code, "--no-ids-since-export" in error) == (2, True)
+    code, error = back(fresh, named)
+    assert (code, "new.db is not retired" in error) == (2, True)
+    with running(tmp_path, store=new, **LEASE) as server, Client(server.address) as there:
+        assert there.allocate_range("orders")[0] > last
+    newest = retired(new)
+    for older in (content, fresh):
+        code, error = back(older, named)
+        assert (code, "has other sequences or counters than FILE" in error) == (2, True)
+    code, error = back(content, f"--new-store={store}")
+    assert (code, "is the store that is to be reactivated" in error) == (2, True)
+    code, error = back(newest, f"--new-store=sqlite://{tmp_path}/missing.db")
+    assert (code, "--new-store: cannot read" in error) == (2, True)
+    assert "this store was retired" in start(store).stderr
+    assert back(newest, named) == (0, "")
+    assert back(newest, named) == (0, "")  # as after a failure
+
+
+def test_an_operator_may_say_that_no_id_was_issued(tmp_path: Path) -> None:
+    """Without its new store a retired store is reactivated only by the option that says what nobody can prove."""
+    store = f"sqlite://{tmp_path}/ids.db"
+    with running(tmp_path, store=store, **LEASE) as server, Client(server.address) as client:
+        last = client.allocate_range("orders", 10)[-1]
+    back = ("store", "import", "--unretire", "--no-ids-since-export", "-", f"--store={store}")
+    assert idalloc(*back, content=retired(store)).returncode == 0
+    with running(tmp_path, store=store) as server, Client(server.address) as client:
+        assert client.allocate_range("orders")[0] > last
 
 
 @pytest.mark.parametrize("text", ["a\nb", "x" * 301, "crate://me:secret@db1:4200/"], ids=["lines", "long", "secret"])

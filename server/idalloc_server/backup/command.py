@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from idalloc_server.backup import counter_documents, export_file, exporter, importer
+from idalloc_server.backup import counter_documents, export_file, exporter, importer, unretirement
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import StartRefused, StoreFailure
 from idalloc_server.domain.sequences.text import escaped
@@ -19,7 +19,7 @@ from idalloc_server.domain.store.protocol import Store
 from idalloc_server.settings import commands
 from idalloc_server.settings.commands import ConfigFile, fail, with_store, with_store_as_flags
 from idalloc_server.store.credentials import has_secret
-from idalloc_server.store.urls import open_index
+from idalloc_server.store.urls import open_index, open_store
 
 # The most characters of --moved-to: it must fit into every error.
 MAX_MOVED_TO_LENGTH = 300
@@ -71,6 +71,30 @@ def export(
     with_store(run_export, config_file, flags, must_exist=True)
 
 
+_Unretire = Annotated[
+    bool,
+    typer.Option(
+        "--unretire",
+        help="Reactivate a store that `store export --retire` retired. FILE must be the newest export of the store "
+        "used since then; --new-store proves that.",
+    ),
+]
+_NewStore = Annotated[
+    str,
+    typer.Option(
+        "--new-store",
+        metavar="URL",
+        help="With --unretire: the store used since then. It must be retired, too, and FILE must be its export.",
+    ),
+]
+_NoIdsSinceExport = Annotated[
+    bool,
+    typer.Option(
+        "--no-ids-since-export",
+        help="With --unretire, if the store used since then cannot be reached: no server has issued an id since FILE "
+        "was exported, and none will.",
+    ),
+]
 _FromElasticsearch = Annotated[
     bool,
     typer.Option(
@@ -106,14 +130,9 @@ def import_(
         str, typer.Argument(metavar="FILE", help="The output of `idalloc store export`; - for standard input.")
     ],
     *,
-    unretire: Annotated[
-        bool,
-        typer.Option(
-            "--unretire",
-            help="Reactivate a store that `store export --retire` retired. FILE must be the newest export of the "
-            "store used since then.",
-        ),
-    ] = False,
+    unretire: _Unretire = False,
+    new_store: _NewStore = "",
+    no_ids_since_export: _NoIdsSinceExport = False,
     partial: Annotated[
         bool,
         typer.Option(
@@ -129,13 +148,13 @@ def import_(
     **flags: str | None,
 ) -> None:
     """Import exported sequences into a store. It never lowers a counter."""
-    if from_elasticsearch:
-        lines = _read_documents(file, clients_stopped=clients_stopped)
-        export_data = counter_documents.read_lines(lines, counter_field)
-    elif counter_field or clients_stopped:
+    _check_unretire(new_store, unretire=unretire, no_ids_since_export=no_ids_since_export)
+    if not from_elasticsearch and (counter_field or clients_stopped):
         fail(f"{'--counter-field' if counter_field else '--clients-stopped'} needs --from-elasticsearch", 2)
-    else:
-        export_data = export_file.read_export(_read_file(file).splitlines())
+    lines = _read_documents(file, clients_stopped=clients_stopped) if from_elasticsearch else _read_lines(file)
+    export_data = (
+        counter_documents.read_lines(lines, counter_field) if from_elasticsearch else export_file.read_export(lines)
+    )
     _print_problems(export_data.problems + export_data.notes)
     if export_data.problems and not partial:
         fail("nothing was imported; correct these lines, or skip them with --partial", 1)
@@ -143,6 +162,8 @@ def import_(
     importers = []
 
     async def run_import(store: Store) -> None:
+        if new_store:
+            await _check_new_store(store, new_store, lines, export_data)
         if unretire:
             await exporter.unretire(store, clock)
         importers.append(importer.Importer(store, clock))
@@ -158,9 +179,33 @@ def import_(
         raise typer.Exit(1)
 
 
-def _read_file(file: str) -> bytes:
+def _check_unretire(new_store: str, *, unretire: bool, no_ids_since_export: bool) -> None:
+    """End the command unless an option says, or proves, that no id was issued since the export."""
+    if (new_store or no_ids_since_export) and not unretire:
+        fail(f"{'--new-store' if new_store else '--no-ids-since-export'} needs --unretire", 2)
+    if unretire and bool(new_store) == no_ids_since_export:
+        fail(
+            "--unretire needs --new-store URL, the store used since the retirement; if that cannot be reached, and no "
+            "server has issued an id since FILE was exported, --no-ids-since-export says so",
+            2,
+        )
+    if has_secret(new_store):
+        fail("the URL of --new-store has a secret, which every user of this machine sees: use password_file", 2)
+
+
+async def _check_new_store(store: Store, url: str, lines: list[bytes], file: export_file.ExportFile) -> None:
+    new = open_store(url, SystemClock())
+    commands.check_exists(new, "--new-store")
     try:
-        return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        await new.open()
+        await unretirement.check_new_store(store, new, lines, file)
+    finally:
+        await new.close()
+
+
+def _read_lines(file: str) -> list[bytes]:
+    try:
+        return (sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()).splitlines()
     except OSError as error:
         fail(f"cannot read {file}: {error.strerror}", 2)
 
@@ -168,7 +213,7 @@ def _read_file(file: str) -> bytes:
 def _read_documents(source: str, *, clients_stopped: bool) -> list[bytes]:
     """Returns the lines of a file of counter documents, or those of the index that a URL names."""
     if "://" not in source:
-        return _read_file(source).splitlines()
+        return _read_lines(source)
     if has_secret(source):
         fail("the URL of the index has a secret, which every user of this machine sees: use password_file", 2)
 

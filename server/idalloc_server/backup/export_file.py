@@ -36,7 +36,7 @@ _LOWEST = -MAX_ID - 1
 _MAX_GENERATION = 2**62
 _REPLACED = "control characters or bidirectional marks were replaced by U+FFFD"
 _YEAR_10000 = 253_402_300_800
-_CENTURY_MS = 100 * 366 * 86_400_000
+_MAX_LEASE_MS = 86_400_000  # that of the longest lease_ttl, which is 24h
 
 _Enum = TypeVar("_Enum", bound=IntEnum)
 
@@ -92,7 +92,7 @@ class _SequenceLine(_Line):
     generation: _Generation
     deleted: bool = False
     reserved: bool = False
-    lease_ms: Annotated[int, Field(ge=0, le=_CENTURY_MS), _decimal] = 0
+    lease_ms: Annotated[int, Field(ge=0, le=_MAX_LEASE_MS), _decimal] = 0
     created_at: _Time | None = None
     changed_at: _Time | None = None
     settings: _SettingsOfLine

@@ -117,6 +117,7 @@ def test_a_line_that_is_no_json_object_is_reported(content: bytes, message: str)
         (line(generation="0"), "generation"),
         (line(generation=str(2**63 - 2)), "generation"),
         (line(lease_ms=str(2**62)), "lease_ms"),
+        (line(lease_ms="86400001"), "lease_ms"),
         (line(created_at=float("nan")), "created_at"),
         (line(created_at=float("inf")), "created_at"),
         (line(created_at=10**400), "created_at"),
