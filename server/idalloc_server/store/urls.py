@@ -161,16 +161,16 @@ def open_documents(url: str, timeout: float = 40.0) -> "Documents":
 
     Args:
         url: The setting ``store``; see ``open_store``.
-        timeout: The timeout of a statement over the network, in seconds.
+        timeout: The timeout of a statement, in seconds.
 
     Raises:
         StartRefused: The URL is invalid.
     """
     kind, separator, _ = url.partition("://")
     if separator and kind == "sqlite":
-        from idalloc_server.store.sqlite.documents import SqliteDocuments, documents_path
+        from idalloc_server.store.sqlite.documents import BUSY_TIMEOUT, SqliteDocuments, documents_path
 
-        return SqliteDocuments(documents_path(_sqlite_path(url)))
+        return SqliteDocuments(documents_path(_sqlite_path(url)), min(BUSY_TIMEOUT, timeout))
     if separator and kind == "crate":
         from idalloc_server.store.cratedb.documents import CrateDocuments
 

@@ -17,7 +17,7 @@ from idalloc_server.store.sqlite.schema import DOCUMENTS_ID, create_own_tables
 
 _T = TypeVar("_T")
 
-_BUSY_TIMEOUT = 5.0
+BUSY_TIMEOUT = 5.0  # seconds
 
 _TABLES = (
     "schemas (name TEXT PRIMARY KEY)",
@@ -40,7 +40,7 @@ class SqliteDocuments:
         busy_timeout: How long a transaction waits while another process writes, in seconds.
     """
 
-    def __init__(self, path: Path, busy_timeout: float = _BUSY_TIMEOUT) -> None:
+    def __init__(self, path: Path, busy_timeout: float = BUSY_TIMEOUT) -> None:
         self._database = Database(path, busy_timeout, _create_tables)
 
     async def open(self) -> None:
