@@ -4,6 +4,8 @@ store = MemoryStore(clock)
 store.next("grant", lost_reply())     # the next grant is applied, and its answer lost
 gate = store.hold("claim_start")      # the next claim waits until gate.set()
 store.down = True                     # from now on the store is unreachable
+store.gate = asyncio.Event()          # from now on all calls wait for the event
+store.latency = 0.005                 # from now on each call takes 5 ms
 store.rows["orders"].last_value = 5   # as after a restore from a backup
 store.calls_of("grant")               # the calls, in order
 """
@@ -126,6 +128,8 @@ class MemoryStore(ForwardingStore):
         clock: The store's clock.
         has_clock: Whether ``now`` returns the clock.
         down: While true every call raises ``StoreUnreachable``.
+        gate: Every call waits for it before it is applied; None for no wait.
+        latency: How long each call takes, in seconds.
         rows: The sequences; tests may change them.
         prefixes: The claims; tests may change them.
         allocations: The recorded allocations by request id; tests may change them.
@@ -135,6 +139,8 @@ class MemoryStore(ForwardingStore):
     clock: Clock = field(default_factory=FakeClock)
     has_clock: bool = True
     down: bool = False
+    gate: asyncio.Event | None = None
+    latency: float = 0.0
     closed: bool = False
     rows: dict[str, Row] = field(default_factory=dict)
     prefixes: dict[int, PrefixRow] = field(default_factory=lambda: defaultdict(PrefixRow))
@@ -198,7 +204,10 @@ class MemoryStore(ForwardingStore):
             raise StoreUnreachable("the store is down")
         faults = self._faults[method]
         fault = faults.popleft() if faults else Fault()
-        await hold_for_async(fault.delay, "the store's latency; also 0: a real store always yields to other tasks")
+        latency = self.latency + fault.delay
+        await hold_for_async(latency, "the store's latency; also 0: a real store always yields to other tasks")
+        if self.gate:
+            await self.gate.wait()
         if fault.before:
             await fault.before.wait()
         answers = [self.apply(method, arguments) for _ in range(fault.applied)]

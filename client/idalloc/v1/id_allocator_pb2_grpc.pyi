@@ -52,8 +52,9 @@ class IdAllocatorServiceStub:
     """
     BatchAllocateRanges: _grpc.UnaryUnaryMultiCallable[_id_allocator_pb2.BatchAllocateRangesRequest, _id_allocator_pb2.BatchAllocateRangesResponse]
     """Allocates one range for each of up to 1,000 requests (AIP-231). No request depends on another: each result is a range
-    or an error. A request that is not finished 50 ms before the call's deadline gets the error STORE_UNAVAILABLE, so
-    that a slow one does not lose the results of the others; its ids, if it took any, are burned.
+    or an error. A request that is not finished 50 ms before the call's deadline, or a quarter of the call's time before
+    it if that is less, gets the error STORE_UNAVAILABLE. So a slow one does not lose the results of the others; its ids,
+    if it took any, are burned.
 
     Requests for the same sequence get disjoint ranges. Roles and quotas apply to each request as to a call of
     AllocateRange.
@@ -117,8 +118,9 @@ class IdAllocatorServiceAsyncStub(IdAllocatorServiceStub):
     """
     BatchAllocateRanges: _aio.UnaryUnaryMultiCallable[_id_allocator_pb2.BatchAllocateRangesRequest, _id_allocator_pb2.BatchAllocateRangesResponse]  # type: ignore[assignment]
     """Allocates one range for each of up to 1,000 requests (AIP-231). No request depends on another: each result is a range
-    or an error. A request that is not finished 50 ms before the call's deadline gets the error STORE_UNAVAILABLE, so
-    that a slow one does not lose the results of the others; its ids, if it took any, are burned.
+    or an error. A request that is not finished 50 ms before the call's deadline, or a quarter of the call's time before
+    it if that is less, gets the error STORE_UNAVAILABLE. So a slow one does not lose the results of the others; its ids,
+    if it took any, are burned.
 
     Requests for the same sequence get disjoint ranges. Roles and quotas apply to each request as to a call of
     AllocateRange.
@@ -191,8 +193,9 @@ class IdAllocatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_id_allocator_pb2.BatchAllocateRangesResponse, _abc.Awaitable[_id_allocator_pb2.BatchAllocateRangesResponse]]:
         """Allocates one range for each of up to 1,000 requests (AIP-231). No request depends on another: each result is a range
-        or an error. A request that is not finished 50 ms before the call's deadline gets the error STORE_UNAVAILABLE, so
-        that a slow one does not lose the results of the others; its ids, if it took any, are burned.
+        or an error. A request that is not finished 50 ms before the call's deadline, or a quarter of the call's time before
+        it if that is less, gets the error STORE_UNAVAILABLE. So a slow one does not lose the results of the others; its ids,
+        if it took any, are burned.
 
         Requests for the same sequence get disjoint ranges. Roles and quotas apply to each request as to a call of
         AllocateRange.

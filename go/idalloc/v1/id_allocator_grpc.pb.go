@@ -49,8 +49,9 @@ type IdAllocatorServiceClient interface {
 	// SERVER_DRAINING.
 	AllocateRange(ctx context.Context, in *AllocateRangeRequest, opts ...grpc.CallOption) (*AllocateRangeResponse, error)
 	// Allocates one range for each of up to 1,000 requests (AIP-231). No request depends on another: each result is a range
-	// or an error. A request that is not finished 50 ms before the call's deadline gets the error STORE_UNAVAILABLE, so
-	// that a slow one does not lose the results of the others; its ids, if it took any, are burned.
+	// or an error. A request that is not finished 50 ms before the call's deadline, or a quarter of the call's time before
+	// it if that is less, gets the error STORE_UNAVAILABLE. So a slow one does not lose the results of the others; its ids,
+	// if it took any, are burned.
 	//
 	// Requests for the same sequence get disjoint ranges. Roles and quotas apply to each request as to a call of
 	// AllocateRange.
@@ -195,8 +196,9 @@ type IdAllocatorServiceServer interface {
 	// SERVER_DRAINING.
 	AllocateRange(context.Context, *AllocateRangeRequest) (*AllocateRangeResponse, error)
 	// Allocates one range for each of up to 1,000 requests (AIP-231). No request depends on another: each result is a range
-	// or an error. A request that is not finished 50 ms before the call's deadline gets the error STORE_UNAVAILABLE, so
-	// that a slow one does not lose the results of the others; its ids, if it took any, are burned.
+	// or an error. A request that is not finished 50 ms before the call's deadline, or a quarter of the call's time before
+	// it if that is less, gets the error STORE_UNAVAILABLE. So a slow one does not lose the results of the others; its ids,
+	// if it took any, are burned.
 	//
 	// Requests for the same sequence get disjoint ranges. Roles and quotas apply to each request as to a call of
 	// AllocateRange.

@@ -12,7 +12,7 @@
         * StoreUnavailable      transient; also Retryable
     * Retryable               the same call may succeed later
         x ServerDraining, SequenceAheadOfClock, QuotaExceeded
-        * StoreUnavailable
+        * StoreUnavailable      also for a node without valid ids whose store did not fail
             x StoreUnreachable      nothing was sent
             x StoreAnsweredError    the store answered with an error that may end by itself; nothing was applied
             x StoreOutcomeUnknown   the statement may have been applied, or may yet be
@@ -341,7 +341,7 @@ class StoreFailure(Refusal):
     Attributes:
         code: The store's own error code, if known (CrateDB: 4000 … 5035).
         http_status: The HTTP status of its response, if there was one.
-        is_of_store: Whether it says something about the store's health.
+        is_of_store: Whether the store failed: by an answer of its own, or because it did not answer in time.
     """
 
     is_of_store: ClassVar[bool] = True
@@ -360,8 +360,13 @@ class StoreRefused(StoreFailure, reason="STORE_REFUSED", status="FAILED_PRECONDI
 
 
 class StoreUnavailable(StoreFailure, Retryable, reason="STORE_UNAVAILABLE", status="UNAVAILABLE"):
-    """The store did not execute the statement; a retry may succeed."""
+    """The store did not execute the statement; a retry may succeed.
 
+    Its subclasses are errors of the store. The class itself is for a node that has no valid ids for another reason,
+    such as a lease that expired before the reply, or a caller's deadline.
+    """
+
+    is_of_store = False
     next_step = "[Retry](#retry). If it lasts, use the [runbook](../operations/runbook.md#store_unavailable)."
 
 
@@ -375,13 +380,19 @@ class LeaseExpired(StoreUnavailable):
 class StoreUnreachable(StoreUnavailable):
     """No connection could be made; nothing was sent."""
 
+    is_of_store = True
+
 
 class StoreAnsweredError(StoreUnavailable):
     """The store answered with an error that may end by itself; nothing was applied."""
 
+    is_of_store = True
+
 
 class StoreOutcomeUnknown(StoreUnavailable):
     """The statement may have been applied, or may be applied later. The ids that it requested are burned."""
+
+    is_of_store = True
 
 
 class StoreConnectionLost(StoreOutcomeUnknown):

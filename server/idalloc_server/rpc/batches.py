@@ -12,8 +12,9 @@ from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.errors import LeaseExpired, Refusal, StoreUnavailable
 
 MAX_BATCH_REQUESTS = 1_000
-# How long before the deadline of the call its unfinished requests are answered, so that the reply arrives in time.
-REPLY_SECONDS = 0.05
+# How long before the deadline of the call its unfinished requests are answered, so that the reply arrives in time; at
+# most a share of the time that the call has.
+REPLY_SECONDS, REPLY_SHARE = 0.05, 0.25
 
 # Returns the number of ids that a request is for, or raises ``InvalidRequest``.
 CountIds = Callable[[pb.AllocateRangeRequest], int]
@@ -61,7 +62,7 @@ class RangeBatch:
         self._sequences.append(sequence)
 
     async def wait(self, seconds: float | None) -> None:
-        """Take the other ranges from the store, each in its own task, until ``REPLY_SECONDS`` before the deadline.
+        """Take the other ranges from the store, each in its own task, until shortly before the deadline of the call.
 
         If the call is cancelled, all ids that it took are burned.
 
@@ -70,9 +71,10 @@ class RangeBatch:
         """
         if not self._waiting:
             return
+        limit = None if seconds is None else seconds - min(REPLY_SECONDS, REPLY_SHARE * seconds)
         try:
             with suppress(TimeoutError):
-                async with asyncio.timeout(None if seconds is None else seconds - REPLY_SECONDS):
+                async with asyncio.timeout(limit):
                     async with asyncio.TaskGroup() as tasks:
                         for number, sequence, count in self._waiting:
                             tasks.create_task(self._take(number, sequence, count))

@@ -232,7 +232,9 @@ class SequenceAllocator:
                 change = Revision(row.sequence, row.sequence.before_start, by, self._clock.wall(), True, newer)
                 await store.revise(self._name, row.revision, change)
 
-        await within_timeout(self._shared.allocation_config.store_timeout, revise())
+        # The caller may leave, but all callers of the sequence need it.
+        timely = within_timeout(self._shared.allocation_config.store_timeout, revise())
+        await asyncio.shield(asyncio.create_task(timely, name="complete advance"))
 
     async def _validate(self, issued: IdRange) -> IdRange | None:
         """Returns ids that a period issued, or burns them and returns None if the sequence has another generation."""

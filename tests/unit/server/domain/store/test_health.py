@@ -2,11 +2,12 @@
 
 import asyncio
 
+import pytest
 import structlog
 
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import AllocationConfig
-from idalloc_server.domain.errors import SequenceNotFound, StoreWentBackwards
+from idalloc_server.domain.errors import Refusal, SequenceNotFound, StoreUnavailable, StoreWentBackwards
 from tests.support.fake_store import FakeClock, Fault, MemoryStore, rejected
 
 CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=60.0, auto_create_sequences=True)
@@ -63,10 +64,18 @@ async def test_a_failed_refill_of_cancelled_callers_is_reported() -> None:
     assert [(line["event"], line["count"]) for line in logs] == [("store_fails", 1)]
 
 
-async def test_an_error_of_a_caller_does_not_count() -> None:
-    """Only errors of the store count."""
+@pytest.mark.parametrize(
+    "error",
+    [
+        SequenceNotFound("orders"),
+        StoreUnavailable("the lease of sequence 'orders' expired before the reply; try again"),
+    ],
+    ids=["of a caller", "of this node"],
+)
+async def test_an_error_that_is_not_of_the_store_does_not_count(error: Refusal) -> None:
+    """Only the store's own errors, and a store that does not answer in time, count."""
     health = Allocator(MemoryStore(FakeClock()), FakeClock(), CONFIG).store_health
-    health.record_failure(SequenceNotFound("orders"))
+    health.record_failure(error)
     health.evaluate()
     assert health.error == ""
 
