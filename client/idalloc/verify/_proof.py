@@ -255,9 +255,9 @@ class Proof:
                 continue
             begins = np.flatnonzero(np.concatenate([[True], piece.name[1:] != piece.name[:-1]]))
             ends = np.append(begins[1:], piece.rows)
-            ids = piece.ids()
+            steps = piece.steps()
             for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-                self.ids[int(piece.name[begin])] += total(ids[begin:end])
+                self.ids[int(piece.name[begin])] += total(steps[begin:end]) + end - begin
             for name, count in count_shared(piece, self._duplicates).items():
                 self.ids[name] -= count
         self.findings.twice = self._duplicates.ids

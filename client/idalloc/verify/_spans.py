@@ -41,11 +41,12 @@ class Spans(NamedTuple):
         """Return the selected spans."""
         return Spans._make(column[which] for column in self)
 
-    def ids(self) -> Ints:
-        """Return the number of ids of each span."""
+    def steps(self) -> npt.NDArray[np.uint64]:
+        """Return the number of steps from the lowest to the highest id of each span: one less than its ids."""
+        room = distance(self.high, self.low)
         if not self.rows or (int(self.step.min()) == int(self.step.max()) == 1):
-            return self.high - self.low + 1
-        return (distance(self.high, self.low) // self.step.view(np.uint64)).view(np.int64) + 1
+            return room
+        return room // self.step.view(np.uint64)
 
     def sort_by_low(self) -> "Spans":
         """Return the spans sorted by name, then by their lowest id."""
@@ -158,7 +159,8 @@ def _merged(spans: Spans, duplicates: Duplicates) -> Spans:
         overlapping = np.flatnonzero(same & (low[1:] <= reach[:-1])) + 1
         ends = np.minimum(high[overlapping], reach[overlapping - 1])
         shared = spans.take(overlapping)._replace(high=ends)
-        duplicates.add(total(shared.ids()), zip(shared.name.tolist()[:99], shared.low.tolist()[:99], strict=True))
+        ids = total(shared.steps()) + shared.rows
+        duplicates.add(ids, zip(shared.name.tolist()[:99], shared.low.tolist()[:99], strict=True))
     touches = same & ((low[1:] <= reach[:-1]) | (low[1:] - reach[:-1] == step[1:]))
     begins = np.flatnonzero(np.concatenate([[True], ~touches]))
     if len(begins) < spans.rows:
@@ -213,12 +215,14 @@ def _count_shared_by_pair(one: Spans, other: Spans, duplicates: Duplicates) -> N
     if met is None:
         return
     number, period = met
-    if period >= 2**62:  # only a few ids are shared, and the vectorized sums below would overflow int64
-        ahead = np.array([(number - begin) % period for begin in low.tolist()], np.uint64)
-    else:
-        ahead = ((number - low % period) % period).view(np.uint64)
-    room = distance(high, low)
-    some = ahead <= room
-    ids = (room[some] - ahead[some]) // np.uint64(min(period, 2**64 - 1)) + np.uint64(1)
-    firsts = (low[some] + ahead[some].view(np.int64)).tolist()
-    duplicates.add(total(ids.view(np.int64)), [(int(one.name[0]), number) for number in firsts[:99]])
+    if period < 2**62:
+        ahead, room = ((number - low % period) % period).view(np.uint64), distance(high, low)
+        some = ahead <= room
+        ids = total((room[some] - ahead[some]) // np.uint64(period)) + int(some.sum())
+        firsts = (low[some] + ahead[some].view(np.int64)).tolist()
+    else:  # The sums above would overflow 64 bits.
+        ends = zip(low.tolist(), high.tolist(), strict=True)
+        shared = [(begin + (number - begin) % period, end) for begin, end in ends]
+        ids = sum((end - first) // period + 1 for first, end in shared if first <= end)
+        firsts = [first for first, end in shared if first <= end]
+    duplicates.add(ids, [(int(one.name[0]), number) for number in firsts[:99]])
