@@ -12,6 +12,7 @@ from idalloc._core.conversions import to_doc_ids
 from idalloc._core.errors import IdallocError
 from idalloc._core.resumption import Stream, at_least_one
 from idalloc._core.rpc_errors import from_status
+from idalloc._core.text import escaped
 from idalloc._core.types import Node, ParsedId, Range, from_message, to_range
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import node_pb2
@@ -151,9 +152,9 @@ def new_request(kind: type[AnyRequest], /, **fields: Any) -> AnyRequest:
         try:
             message.MergeFrom(kind(**{name: value}))
         except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
+            raise ValueError(f"{name}: {escaped(str(error))}") from error
         except TypeError as error:
-            raise TypeError(f"{name}: {error}") from None
+            raise TypeError(f"{name}: {escaped(str(error))}") from None
     return message
 
 

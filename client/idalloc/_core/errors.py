@@ -32,17 +32,22 @@ from typing import ClassVar
 
 import grpc
 
+from idalloc._core.text import escaped
+
 
 class IdallocError(Exception):
-    """A call failed. Base class of all errors of the service.
+    r"""A call failed. Base class of all errors of the service.
+
+    In the message, control characters and bidirectional marks of a server's text are escaped, such as ``\u001b``.
 
     Attributes:
         code: The gRPC status code.
         reason: The error's name: a value of ``idalloc.v1.ErrorReason`` without its prefix, such as
             ``SEQUENCE_EXHAUSTED``. An error that does not come from the service has ``SERVER_UNREACHABLE`` or the name
             of its status code.
-        metadata: The values in the message, by name.
-        retry_after: Seconds after which the same call may succeed; None if the server did not specify it.
+        metadata: The values in the message, by name, not escaped.
+        retry_after: Seconds after which the same call may succeed, at most 3,600, also if the server specified more;
+            None if it did not specify it.
     """
 
     default_reason: ClassVar[str] = "UNKNOWN"
@@ -63,7 +68,7 @@ class IdallocError(Exception):
         metadata: Mapping[str, str] | None = None,
         retry_after: float | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(escaped(message))
         self.code = code or self.default_code
         self.reason = reason or self.default_reason
         self.metadata = dict(metadata or {})

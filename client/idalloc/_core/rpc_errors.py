@@ -11,6 +11,7 @@ from google.rpc import error_details_pb2, status_pb2
 from idalloc._core import errors
 from idalloc._core.errors import DeadlineExceeded, IdallocError, ProtocolError, ServerUnreachable, Unavailable
 from idalloc._core.reply_checks import check_duration
+from idalloc._core.text import escaped
 from idalloc._core.tls_errors import find_tls_failure
 from idalloc.v1.error_reason_pb2 import ErrorReason
 
@@ -35,6 +36,8 @@ _NO_ANSWER = (ServerUnreachable, DeadlineExceeded)
 
 # The largest protobuf Duration in seconds: 10,000 years.
 _MAX_DURATION_SECONDS = 315_576_000_000
+# The largest ``retry_after``: a program that waits for it must not wait for years because a server says so.
+_MAX_RETRY_AFTER = 3_600.0
 # gRPC's message for a reply that it cannot parse.
 _UNPARSABLE = "Exception deserializing response!"
 
@@ -58,7 +61,13 @@ def translate_rpc_errors(target: str) -> Iterator[None]:
     try:
         yield
     except grpc.RpcError as error:
-        raise from_rpc_error(error, target) from error
+        raise from_rpc_error(error, target) from cause_of(error)
+
+
+def cause_of(error: grpc.RpcError) -> grpc.RpcError | None:
+    """Return gRPC's error as the cause of an exception; None if a traceback would show unsafe characters of it."""
+    message = cast(FailedCall, error).details() or ""
+    return error if escaped(message) == message else None
 
 
 def from_rpc_error(error: grpc.RpcError, target: str) -> IdallocError:
@@ -123,7 +132,7 @@ def _unpack(details: Iterable[Any]) -> tuple[error_details_pb2.ErrorInfo | None,
                 info = found
             elif detail.Unpack(retry):
                 check_duration(retry, "retry_delay", retry.retry_delay, _MAX_DURATION_SECONDS)
-                retry_after = retry.retry_delay.ToTimedelta().total_seconds()
+                retry_after = min(retry.retry_delay.ToTimedelta().total_seconds(), _MAX_RETRY_AFTER)
     return info, retry_after
 
 

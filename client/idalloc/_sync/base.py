@@ -6,7 +6,7 @@ import grpc
 
 from idalloc import _base
 from idalloc._core.calls import Call
-from idalloc._core.rpc_errors import from_rpc_error
+from idalloc._core.rpc_errors import cause_of, from_rpc_error
 
 T = TypeVar("T")
 
@@ -37,5 +37,5 @@ class BaseClient(_base.BaseClient):
             with self._connection.abandon_if_interrupted(stubs):
                 reply = stubs.rpc(call.request)(call.request, timeout=self.timeout, metadata=metadata)
         except grpc.RpcError as error:
-            raise from_rpc_error(error, self.target) from error
+            raise from_rpc_error(error, self.target) from cause_of(error)
         return self._receive(call, reply, asked)

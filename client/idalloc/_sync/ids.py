@@ -10,7 +10,7 @@ import grpc
 
 from idalloc._core.errors import DeadlineExceeded
 from idalloc._core.pool import Pool, PoolRequest
-from idalloc._core.rpc_errors import from_rpc_error, translate_rpc_errors
+from idalloc._core.rpc_errors import cause_of, from_rpc_error, translate_rpc_errors
 from idalloc._sync.base import BaseClient
 from idalloc._transport.channel import Stubs, leak
 
@@ -109,7 +109,7 @@ class Ids(Iterator[int]):
         except grpc.RpcError as rpc_error:
             self._prefetch = None
             error = from_rpc_error(rpc_error, self._client.target)
-            error.__cause__ = rpc_error
+            error.__cause__ = cause_of(rpc_error)
             time.sleep(self._pool.retry_delay(error, deadline, was_prefetched=was_prefetched))
         except grpc.FutureCancelledError:
             self._prefetch = None

@@ -5,6 +5,7 @@ the environment when gRPC was loaded. Otherwise a call in the child hangs past i
 it raises ``RuntimeError`` instead.
 """
 
+import asyncio
 import json
 import os
 import threading
@@ -109,6 +110,7 @@ class Connection:
         self._open_stubs = open_stubs
         self._is_asyncio = is_asyncio
         self._stubs: Stubs | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # of a channel of grpc.aio
         self._closed = False
         self._lock = threading.Lock()
         self._holders: weakref.WeakSet[IdHolder] = weakref.WeakSet()
@@ -119,7 +121,8 @@ class Connection:
         """Return the stubs of the open channel; after a fork, those of a new channel.
 
         Raises:
-            RuntimeError: The client is closed, or gRPC cannot be used after this fork.
+            RuntimeError: The client is closed, gRPC cannot be used after this fork, or the channel is one of
+                ``grpc.aio`` and was opened in another event loop.
         """
         _handle_fork()
         if _fork_error:
@@ -127,8 +130,12 @@ class Connection:
         with self._lock:
             if self._closed:
                 raise RuntimeError("the client is closed")
+            loop = asyncio.get_running_loop() if self._is_asyncio else None
             if self._stubs is None:
+                self._loop = loop
                 self._stubs = self._open_stubs()
+            elif self._loop is not loop:
+                raise RuntimeError(_LOOP_ERROR)
             return self._stubs
 
     @contextmanager
@@ -224,6 +231,10 @@ _FORK_ERROR = (
 _ASYNCIO_FORK_ERROR = (
     "this process was forked while an asyncio client was connected, which gRPC does not survive: "
     "fork before the client's first call, or close it before the fork"
+)
+_LOOP_ERROR = (
+    "this client is connected in another event loop, such as that of an earlier asyncio.run: "
+    "create a client in each event loop"
 )
 _process = process_marker()
 _fork_error = ""

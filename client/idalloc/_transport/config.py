@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from idalloc._core.defaults import DEFAULT_TARGET
+from idalloc._core.text import escaped
 
 if TYPE_CHECKING:
     import grpc
@@ -26,6 +27,7 @@ class ChannelConfigError(ValueError):
     """
 
     def __init__(self, setting: str, problem: str) -> None:
+        problem = escaped(problem)
         super().__init__(f"{setting}: {problem}")
         self.setting = setting
         self.problem = problem

@@ -8,7 +8,7 @@ import grpc
 
 from idalloc import _base
 from idalloc._core.calls import Call
-from idalloc._core.rpc_errors import from_rpc_error
+from idalloc._core.rpc_errors import cause_of, from_rpc_error
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class BaseClient(_base.BaseClient):
         try:
             reply = await rpc(call.request, timeout=seconds, metadata=self._metadata())
         except grpc.RpcError as error:
-            raise from_rpc_error(error, self.target) from error
+            raise from_rpc_error(error, self.target) from cause_of(error)
         return self._receive(call, reply, asked)
 
     def _start_task(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

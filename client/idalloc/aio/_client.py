@@ -16,7 +16,8 @@ from idalloc.aio._streams import read_stream
 class Client(BaseClient):
     """Client of an idalloc server, for asyncio.
 
-    The tasks of one event loop may share a client. It connects on its first call. Concurrent streams use up to four
+    The tasks of one event loop may share a client. It connects on its first call, and belongs to that event loop: a
+    call in another one, such as in a second ``asyncio.run``, raises ``RuntimeError``. Concurrent streams use up to four
     connections. If the server or its store is unavailable, a unary call has up to five attempts within its
     timeout. A retry never returns an id twice; at worst it leaves a gap, and so does a cancelled call.
 
@@ -34,7 +35,8 @@ class Client(BaseClient):
     Raises:
         IdallocError: From all methods: the call failed; the subclass is the cause.
         ValueError, TypeError: From all methods: an argument does not fit into the request.
-        RuntimeError: From all methods: the client is closed, or gRPC is unusable after a fork.
+        RuntimeError: From all methods: the client is closed or belongs to another event loop, or gRPC is unusable after
+            a fork.
         OSError: The log cannot be created or written, as in ``idalloc.Client``.
     """
 

@@ -57,7 +57,7 @@ class CallCoalescer:
     def __init__(self, client: BaseClient) -> None:
         self._client = client
         self._max_counts: dict[str, int] = {}  # by sequence, if the server's limit is below MAX_RANGE_SIZE
-        # The sequences with a call in flight. By event loop, too: gRPC rejects the use of a client in a second loop,
+        # The sequences with a call in flight. By event loop, too: a client that is used in a second loop is an error,
         # and a caller there must not wait for the first loop.
         self._queues: dict[tuple[asyncio.AbstractEventLoop, str], _Queue] = {}
 

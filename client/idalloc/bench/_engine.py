@@ -20,7 +20,7 @@ from idalloc._core.errors import (
     Unavailable,
 )
 from idalloc._core.reply_checks import check_chunk, check_order, check_reply
-from idalloc._core.rpc_errors import from_rpc_error
+from idalloc._core.rpc_errors import cause_of, from_rpc_error
 from idalloc._issued_log.log import IssuedLog
 from idalloc._transport.config import ChannelConfig
 from idalloc.bench._latencies import Latencies
@@ -269,7 +269,7 @@ class Bench:
     async def _handle_error(self, call: Call, rpc_error: grpc.RpcError, counted: bool) -> None:
         error = from_rpc_error(rpc_error, self.plan.target)
         if isinstance(error, Unauthenticated | PermissionDenied):
-            raise error from rpc_error  # every other call would fail, too
+            raise error from cause_of(rpc_error)  # every other call would fail, too
         self._count_error(call, error.code, error.reason, str(error), counted)
         if isinstance(error, Unavailable):
             await asyncio.sleep(PAUSE)

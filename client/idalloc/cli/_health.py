@@ -77,9 +77,9 @@ def check(target: str, service: str, timeout: float, arguments: "ChannelArgument
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.NOT_FOUND:
             return "SERVICE_UNKNOWN"
-        from idalloc._core.rpc_errors import from_rpc_error
+        from idalloc._core.rpc_errors import cause_of, from_rpc_error
 
-        raise from_rpc_error(error, target) from error
+        raise from_rpc_error(error, target) from cause_of(error)
     return _status(reply)
 
 

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from idalloc._core.text import escaped
 from idalloc.verify._names import Names
 
 COMMON = [
@@ -36,7 +37,10 @@ MAX_TIME = 2**62
 
 
 class InvalidFile(Exception):
-    """A file cannot be read. The message begins with its path."""
+    """A file cannot be read. The message begins with its path; unsafe characters are escaped."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(escaped(message))
 
 
 class TruncatedHeader(InvalidFile):

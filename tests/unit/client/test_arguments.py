@@ -1,12 +1,18 @@
 """Invalid arguments of the client: an error names the argument before anything is sent."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import idalloc
 import idalloc.aio
+from idalloc._core.calls import new_request
+from idalloc._core.text import escaped
+from idalloc._transport.config import read_token
+from idalloc.v1.sequences_pb2 import Sequence
+from idalloc.verify._verdict import verify
 
 TARGET = "127.0.0.1:1"
 
@@ -62,3 +68,28 @@ def test_a_client_rejects_arguments_of_wrong_types(client: Any, arguments: dict[
     """A client rejects a timeout or credentials of a wrong type when it is created, not at its first call."""
     with pytest.raises(TypeError, match=message):
         client(TARGET, **arguments)
+
+
+HOSTILE = "a\x1b[2J\x9b\u202e\n"
+
+
+WRONG_CALLS: dict[str, Callable[[Any], object]] = {
+    "sequence": lambda client: client.allocate_range(f"{HOSTILE}\udc80"),
+    "setting": lambda client: client.sequences.create("orders", ordering=HOSTILE),
+    "name of a setting": lambda client: client.sequences.create("orders", **{HOSTILE: 1}),
+    "enum": lambda client: new_request(Sequence, ordering=HOSTILE),
+    "target": lambda client: idalloc.Client(HOSTILE),
+    "socket": lambda client: idalloc.Client(f"unix:/nowhere/{HOSTILE}", timeout=0.1).node(),
+    "log": lambda client: idalloc.Client(TARGET, log=f"/nowhere/{HOSTILE}"),
+    "token file": lambda client: read_token(f"/nowhere/{HOSTILE}"),
+    "file to verify": lambda client: verify([Path(f"/nowhere/{HOSTILE}")]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_CALLS)
+def test_control_characters_of_arguments_are_escaped(name: str) -> None:
+    """An error that shows an argument, an option or a file's name cannot control the terminal that shows it."""
+    with idalloc.Client(TARGET, timeout=1) as client, pytest.raises(Exception) as raised:  # noqa: PT011
+        WRONG_CALLS[name](client)
+    assert escaped(str(raised.value)) == str(raised.value)
+    assert "\\u" in str(raised.value) or "\\x" in str(raised.value)

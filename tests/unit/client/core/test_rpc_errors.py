@@ -1,6 +1,7 @@
 """Translation of gRPC's errors into the client's exceptions."""
 
 import pickle
+import traceback
 from typing import Any
 
 import grpc
@@ -9,7 +10,8 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 import idalloc
-from idalloc._core.rpc_errors import from_rpc_error
+from idalloc._core.rpc_errors import from_rpc_error, from_status, translate_rpc_errors
+from idalloc._core.text import escaped
 from idalloc.v1.error_reason_pb2 import ErrorReason
 from tests.support.fake_server import trailers
 
@@ -26,6 +28,9 @@ class Failure(grpc.RpcError):
 
     def trailing_metadata(self) -> Any:
         return self._trailing
+
+    def __str__(self) -> str:
+        return f"<{self._code}: {self._details}>"
 
 
 REASONS = [name.removeprefix("ERROR_REASON_") for name, number in ErrorReason.items() if number]
@@ -94,6 +99,57 @@ def test_quota_exceeded_has_retry_after() -> None:
     assert isinstance(error, idalloc.Unavailable)
     assert (error.retry_after, error.code) == (1.5, code)
     assert type(from_rpc_error(Failure(code, "message too large"), "here:1")) is idalloc.IdallocError
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(3_599.5, 3_599.5), (3_600.0, 3_600.0), (86_400.0, 3_600.0), (3e11, 3_600.0)]
+)
+def test_retry_after_is_at_most_an_hour(seconds: float, shown: float) -> None:
+    """A program that waits for ``retry_after`` does not wait for years because a server says so."""
+    code = grpc.StatusCode.UNAVAILABLE
+    details = trailers("QUOTA_EXCEEDED", code, seconds)
+    error = from_rpc_error(Failure(code, "slow down", details), "here:1")
+    assert error.retry_after == shown
+    [(_, packed)] = details
+    assert from_status(status_pb2.Status.FromString(packed)).retry_after == shown
+
+
+HOSTILE = "a\x1b[2J\x9b1m\r\nPROVED\u202etxt\u2028\x7f"
+SHOWN = r"a\u001b[2J\u009b1m\u000d\u000aPROVED\u202etxt\u2028\u007f"
+
+
+def hostile_failures() -> dict[str, Failure]:
+    aborted, broken = grpc.StatusCode.ABORTED, grpc.StatusCode.UNAVAILABLE
+    invalid = trailers("QUOTA_EXCEEDED", aborted, -5)
+    return {
+        "of the service": Failure(aborted, HOSTILE, trailers("SEQUENCE_CHANGED", aborted)),
+        "without details": Failure(broken, HOSTILE),
+        "of TLS": Failure(broken, f"Ssl handshake failed: CERTIFICATE_VERIFY_FAILED {HOSTILE}"),
+        "unimplemented": Failure(grpc.StatusCode.UNIMPLEMENTED, HOSTILE),
+        "with invalid details": Failure(aborted, HOSTILE, invalid),
+    }
+
+
+@pytest.mark.parametrize("name", hostile_failures())
+def test_control_characters_of_servers_are_escaped(name: str) -> None:
+    """A server's text cannot control the terminal that shows an exception, its traceback or its log line."""
+    failure = hostile_failures()[name]
+    with pytest.raises(idalloc.IdallocError) as raised, translate_rpc_errors("here:1"):
+        raise failure
+    error = raised.value
+    assert SHOWN in str(error)
+    for text in (str(error), repr(error), "".join(traceback.format_exception(error)).replace("\n", "")):
+        assert escaped(text) == text
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_control_characters_of_batches_are_escaped() -> None:
+    """The same holds for the error of one request of a batch; metadata keeps its values."""
+    status = status_pb2.Status(code=grpc.StatusCode.ABORTED.value[0], message=HOSTILE)
+    info = error_details_pb2.ErrorInfo(reason="SEQUENCE_CHANGED", domain="idalloc", metadata={"sequence": HOSTILE})
+    status.details.add().Pack(info)
+    error = from_status(status)
+    assert (str(error), error.metadata) == (SHOWN, {"sequence": HOSTILE})
 
 
 def test_unimplemented_names_the_target() -> None:
