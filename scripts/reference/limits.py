@@ -15,9 +15,10 @@ from idalloc_server.domain.allocation import burned, high_water_marks, reserve, 
 from idalloc_server.domain.document_ids import generator, start_timestamps
 from idalloc_server.domain.idempotency import allocator as idempotency
 from idalloc_server.domain.sequences import formats, model, validation
+from idalloc_server.files import descriptors
 from idalloc_server.http import server as http
 from idalloc_server.http.status_page import page as status_page
-from idalloc_server.listen import transport
+from idalloc_server.listen import connections, open_files, transport
 from idalloc_server.node import issuers
 from idalloc_server.rpc import batches, health, id_allocator, sequences, status
 from idalloc_server.settings.model import Settings
@@ -94,7 +95,7 @@ INTERNAL = (
         "MAX_LATE_RANGES",
         "MAX_PER_ISSUED",
     ),
-    *("MAX_PRUNE_INTERVAL", "MAX_QUIET_WAIT_SECONDS", "MAX_TIME", "MAX_TTL_SECONDS"),
+    *("MAX_PRUNE_INTERVAL", "MAX_QUIET_WAIT_SECONDS", "MAX_SHOWN", "MAX_TIME", "MAX_TTL_SECONDS"),
 )
 
 LIMITS = {
@@ -131,7 +132,11 @@ LIMITS = {
             f"the client reconnects; running calls have another {transport.MAX_CONNECTION_GRACE_SECONDS} s",
         ),
         Limit(
-            "connections", "the open files of the process", "refused by the system: raise `ulimit -n`, or use a proxy"
+            "connections",
+            f"the open files of the process, without {open_files.OWN + descriptors.RESERVED} of its own and the "
+            "connections of its other ports; at least half of them",
+            "`grpcio` closes a further one; `native` accepts it when one ends. Raise the hard limit, or use a proxy",
+            "the store, the access file and probes have a reserve",
         ),
         Limit(
             "open health watches",
@@ -152,9 +157,25 @@ LIMITS = {
     "HTTP port": [
         Limit(
             "open connections",
-            str(http.MAX_CONNECTIONS),
-            "the server closes a further one",
+            f"{connections.MAX_HTTP_CONNECTIONS}; on `probe_listen` {connections.MAX_PROBE_CONNECTIONS}",
+            "the connection that waits longest for its client ends; if none waits, the server closes the new one",
             "probes and metrics need few, and anyone may call `/livez`",
+        ),
+        Limit(
+            "open connections of an address",
+            _setting("max_connections_per_address"),
+            "the same, among those of the address",
+            "of IPv6, a /64 is one address",
+        ),
+        Limit(
+            "TLS handshake; headers of a request",
+            f"{connections.HANDSHAKE_SECONDS:g} s; {connections.HEADER_SECONDS:g} s",
+            "the server closes the connection",
+        ),
+        Limit(
+            "time between two requests of a connection",
+            f"{http.KEEPALIVE_SECONDS:g} s",
+            "the server closes the connection",
         ),
         Limit(
             "request line; a header",
@@ -164,7 +185,7 @@ LIMITS = {
         Limit(
             "time of a connection",
             f"{http.CONNECTION_SECONDS:g} s; its last answer may take another {http.LAST_ANSWER_SECONDS:g} s",
-            "the server closes the connection, also of a client that reads or writes too slowly",
+            "the server closes the connection, also of a client that reads too slowly",
         ),
         Limit(
             "sequences with their own series on `/metrics`",
@@ -193,8 +214,14 @@ LIMITS = {
         Limit(
             "connections to a process",
             _setting("xproto_max_connections"),
-            "error 1040",
+            "the connection that waits longest for its login ends; if none waits, the new one gets error 1040",
             "each may hold a message in memory",
+        ),
+        Limit(
+            "connections of an address to a process",
+            _setting("max_connections_per_address"),
+            "the same, among those of the address",
+            "of IPv6, a /64 is one address",
         ),
         Limit(
             "size of a message",
@@ -207,7 +234,12 @@ LIMITS = {
             "error 1153",
             "a long message of many short items would keep the others waiting",
         ),
-        Limit("time of a login", f"{listener.LOGIN_SECONDS:g} s", "the server closes the connection"),
+        Limit(
+            "time of a login",
+            f"{listener.LOGIN_SECONDS:g} s; its TLS handshake {connections.HANDSHAKE_SECONDS:g} s, "
+            f"and each wait for the client {connections.HEADER_SECONDS:g} s",
+            "the server closes the connection",
+        ),
         Limit(
             "time of a session without a message",
             f"{variables.IDLE_SECONDS / 3600:g} h",

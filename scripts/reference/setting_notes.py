@@ -10,6 +10,7 @@ from idalloc_server.domain.document_ids.start_timestamps import STALE_AFTER
 from idalloc_server.domain.sequences.model import MAX_ID, Sequence
 from idalloc_server.domain.store.records import Demand
 from idalloc_server.files.watch import POLL_SECONDS
+from idalloc_server.listen.connections import MAX_HTTP_CONNECTIONS, MAX_PROBE_CONNECTIONS
 from idalloc_server.listen.transport import MAX_BLOCKED_WRITES, MAX_CONNECTION_GRACE_SECONDS
 from idalloc_server.rpc.services import STREAMS_SHARE
 from idalloc_server.settings.model import Settings
@@ -98,7 +99,16 @@ younger: keep `grpcio` where it is fast enough. To use TLS with `native`, put a 
     "http_listen": """Serves the [status page](../operations/status-page.md), `/livez`, `/readyz` and `/metrics`, see
 [monitoring](../operations/monitoring.md). With several workers the supervisor serves it. Port 0 selects a free port,
 which the server prints. `make run` sets `127.0.0.1:50080`. An address that other machines reach has the rule of
-[`insecure`](#insecure), and TLS is that of [`tls_cert`](#tls_cert).""",
+[`insecure`](#insecure), and TLS is that of [`tls_cert`](#tls_cert). Probes may have a
+[port of their own](#probe_listen).""",
+    "http_hosts": """A page of a stranger, in a browser on this machine or in this network, can let its own name lead
+to the server (DNS rebinding). So without [`access`](#access) and [`tls_client_ca`](#tls_client_ca) the status page and
+`/metrics` answer only if the header `Host` is an IP address, `localhost`, the host of [`http_listen`](#http_listen), or
+one of these names. Other requests get the status 421. Probes answer under any name.""",
+    "probe_listen": f"""Serves `/livez` and `/readyz`, for a load balancer or the kubelet. It has a limit of its own,
+{MAX_PROBE_CONNECTIONS} connections, and descriptors of a reserve: strangers on the other ports do not stop probes. Let
+no one but the prober reach it. It has no TLS and no authentication, and serves no data but the checks of readiness, so
+the rule of [`insecure`](#insecure) does not apply. With several workers the supervisor serves it.""",
     "xproto_listen": """MySQL's X DevAPI clients connect here: `collection.add()` stores documents, and the server makes
 their ids. It is not MySQL: transactions, prepared statements, compression, tables and other SQL are refused with
 MySQL's errors. With SQLite the documents are in a file beside the store, such as `idalloc-documents.db`. See
@@ -115,7 +125,12 @@ To create or drop a schema, the role `admin` is needed on its name.""",
 A message of SQL, commands or expectations, and each one before a login, has at most 64 KiB. The
 default is gRPC's. Raise it only as far as your documents need: a message of many short items takes more than 20 times
 its size in memory, and while it is parsed, a quarter of a second for 4 MiB, the process serves nobody else.""",
-    "xproto_max_connections": """A further connection gets MySQL's error 1040. Each may hold a message in memory.""",
+    "xproto_max_connections": """At the limit the connection that waits longest for its login ends. If all have logged
+in, a further one gets MySQL's error 1040. Each may hold a message in memory.""",
+    "max_connections_per_address": f"""Counted from accept, before TLS. At the limit the connection of the address that
+waits longest for its client ends, and if none waits, the new one is refused. Of IPv6, a /64 is one address. Raise it if
+many clients share an address, as behind a proxy, or if a pool of an X DevAPI client is larger. The HTTP port has
+{MAX_HTTP_CONNECTIONS} connections in all.""",
     "store": f"""{_STORES}
 
 {_PARAMETERS}

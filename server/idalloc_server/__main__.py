@@ -19,6 +19,7 @@ from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import StartRefused, StoreFailure, StoreRefused
 from idalloc_server.domain.sequences.text import escaped
 from idalloc_server.domain.store.protocol import Store
+from idalloc_server.listen import open_files
 from idalloc_server.node.mode import SingleProcess
 from idalloc_server.settings import commands
 from idalloc_server.settings.commands import ConfigFile, fail, store_file, with_settings_as_flags
@@ -53,6 +54,7 @@ def serve(*, config_file: ConfigFile = None, **flags: str | None) -> None:
 def _run_server(settings: Settings, node_settings: NodeSettingsFile) -> int:
     """Serve, and return the exit code; log an unexpected error as ``crashed``."""
     try:
+        open_files.raise_limit(settings)
         created = _missing_file(open_store(settings.store, SystemClock()))
         if settings.workers > 1:
             return commands.run(Supervisor(settings, node_settings, created).run())

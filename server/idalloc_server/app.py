@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -19,6 +19,7 @@ from idalloc_server.domain.clock import Clock, SystemClock
 from idalloc_server.domain.errors import StartRefused, StoreUnavailable
 from idalloc_server.domain.store.protocol import WRITES, Store
 from idalloc_server.domain.witness.store import WitnessedStore
+from idalloc_server.files.descriptors import reserve
 from idalloc_server.listen import transport
 from idalloc_server.listen.callers import open_access_control
 from idalloc_server.node.change import NodeChanges
@@ -72,12 +73,13 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
     port = RpcPort(settings, shares_port=is_worker)
     holder = f"{socket.gethostname()} {port.address}"
     http = None
-    if settings.http_listen and not is_worker:
+    if (settings.http_listen or settings.probe_listen) and not is_worker:
         from idalloc_server.http.port import HttpPort  # only here: see HttpPort
 
         http = HttpPort(settings, access_control, clock, METHOD_TYPES)
     store_calls: Counter[str] = Counter()
     stores = _Stores(settings, _open_store(settings, clock, traces, store_calls))
+    reserve.fill()
     try:
         if http:
             await http.start()
@@ -90,13 +92,14 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
         if is_worker:
             port.bind()
         await node.start_xproto()
-        await node.serve_until_stopped(http.url if http else "")
+        await node.serve_until_stopped(http.urls if http else {})
     finally:
         if http:
             await http.close()
         await port.server.stop(None)
         await stores.close()
         port.release_address()
+        reserve.close()
         if traces is not None:
             await traces.close()
 
@@ -218,11 +221,11 @@ class _Node:
                 await self._issuers.release_prefix()
             raise
 
-    async def serve_until_stopped(self, http: str) -> None:
+    async def serve_until_stopped(self, ports: Mapping[str, str]) -> None:
         """Serve until a stop signal, then drain. Before this call a stop signal ends the process at once.
 
         Args:
-            http: The URL of the HTTP port; empty without one.
+            ports: The URLs of the HTTP port and of that of probes, see ``HttpPort``.
         """
         opened, mode = self._opened, self._mode
         for number in mode.control.stop_signals:
@@ -240,8 +243,7 @@ class _Node:
                     opened.port.address,
                     opened.stores.store.address,
                     opened.settings.node_prefix,
-                    http=http,
-                    xproto=self._xproto.address,
+                    {**ports, "xproto": self._xproto.address},
                 )
                 await mode.control.stop_requested.wait()
                 mode.report_stopping()
@@ -265,6 +267,7 @@ class _Node:
                 lambda error: self._rpc.health.set_store_serving(serving=not error)
             ),
             self._reload(),
+            reserve.refill(),
         ]
         if opened.settings.http_listen:
             jobs.append(self._issuers.index.follow())

@@ -10,6 +10,8 @@ import pytest
 from idalloc_server.settings.model import Settings
 from tests.support.environments import deploy_program
 from tests.support.manifests import DEPLOY, read_yaml
+from tests.support.processes import running
+from tests.support.server_calls import status_of
 
 FOLDER = DEPLOY / "compose"
 COMPOSE: dict[str, Any] = read_yaml(FOLDER / "compose.yaml")
@@ -47,6 +49,24 @@ def test_servers_accept_their_settings() -> None:
         settings = {name.removeprefix("IDALLOC_").lower(): value for name, value in each["environment"].items()}
         assert set(settings) <= {*Settings.model_fields}
         assert Settings.model_validate(settings).node_prefix in (1, 2)
+
+
+@pytest.mark.test_long  # it starts a server
+@pytest.mark.parametrize("name", SERVERS)
+def test_prometheus_may_scrape_a_server_by_its_name(name: str, tmp_path: Path) -> None:
+    """A server with the names of the file answers Prometheus' request for its target, and no other name."""
+    [job] = read_yaml(DEPLOY / "prometheus/prometheus.yml")["scrape_configs"]
+    [target] = [each for each in job["static_configs"][0]["targets"] if each.startswith(f"{name}:")]
+    names = SERVERS[name]["environment"]["IDALLOC_HTTP_HOSTS"]
+    with running(tmp_path, http_listen="127.0.0.1:0", http_hosts=names) as server:
+        assert status_of(server, "/metrics", target) == 200
+        assert status_of(server, "/metrics", "evil.example:50080") == 421
+
+
+def test_servers_may_open_a_file_for_each_connection() -> None:
+    """The hard limit of open files is enough for the settings, and that of the systemd unit."""
+    for each in SERVERS.values():
+        assert each["ulimits"]["nofile"]["hard"] == 65_536
 
 
 def test_ports_are_published_on_loopback_only() -> None:

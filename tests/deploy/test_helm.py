@@ -13,6 +13,8 @@ from idalloc_server.settings.model import Settings
 from idalloc_server.workers.supervisor import STOP_MARGIN_SECONDS
 from tests.support.environments import deploy_program, installed_program
 from tests.support.manifests import CHART, read_yaml
+from tests.support.processes import running
+from tests.support.server_calls import status_of
 
 KUBERNETES = ("1.28", "1.37")  # the oldest that the chart allows, and the newest with a schema
 FULL = CHART / "ci/full-values.yaml"
@@ -160,8 +162,23 @@ def test_policies_select_the_pods_and_their_ports() -> None:
         assert selector.items() <= labels
     assert [rule["ports"][0]["port"] for rule in policy["egress"]] == [53, 4200, 4317]
     opened = [port["port"] for rule in policy["ingress"] for port in rule["ports"]]
-    assert sorted(opened) == sorted(port["containerPort"] for port in container(found)["ports"])
+    ports = {port["name"]: port["containerPort"] for port in container(found)["ports"]}
+    # Only the node reaches the port of probes.
+    assert sorted(opened) == sorted(port for name, port in ports.items() if name != "probes")
+    assert {container(found)[f"{each}Probe"]["httpGet"]["port"] for each in ("startup", "liveness", "readiness")} == {
+        "probes"
+    }
     assert all(rule["from"] for rule in policy["ingress"])  # an empty list would admit all
+
+
+@pytest.mark.test_long  # it starts a server
+def test_prometheus_may_scrape_a_pod_without_authentication(tmp_path: Path) -> None:
+    """Without an access file a pod answers a request for its IP address, as the Prometheus Operator makes it."""
+    found = objects("--set", "insecure=true,tls.secretName=,access.secretName=,store.secretName=")
+    names = environment(found).get("IDALLOC_HTTP_HOSTS", "")
+    with running(tmp_path, http_listen="127.0.0.1:0", http_hosts=names) as server:
+        assert status_of(server, "/metrics", "10.244.1.7:50080") == 200
+        assert status_of(server, "/metrics", "evil.example") == 421
 
 
 def test_the_default_has_no_service_monitor() -> None:
@@ -192,7 +209,7 @@ def test_a_trial_needs_no_secret() -> None:
     """With `insecure`, no secret is mounted, and the probes use HTTP."""
     found = objects("--set", "insecure=true,tls.secretName=,access.secretName=,store.secretName=")
     assert "secret:" not in yaml.safe_dump(found["StatefulSet", "orders-idalloc"])
-    assert container(found)["livenessProbe"]["httpGet"] == {"path": "/livez", "port": "http", "scheme": "HTTP"}
+    assert container(found)["livenessProbe"]["httpGet"] == {"path": "/livez", "port": "probes"}
 
 
 class TestValues:

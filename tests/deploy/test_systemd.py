@@ -58,6 +58,11 @@ class TestUnit:
             pytest.skip("systemd-analyze is too old to check a file")
         assert done.returncode == 0, done.stdout.splitlines()[-1]
 
+    def test_it_allows_enough_open_files(self) -> None:
+        """`LimitNOFILE` sets the hard limit, to which the server raises its own, and is enough for its settings."""
+        limit = int(UNIT.read_text().partition("LimitNOFILE=")[2].split()[0])
+        assert limit == 65_536
+
     def test_it_waits_until_the_server_kills_a_hanging_worker(self) -> None:
         """`TimeoutStopSec` exceeds the default `drain_timeout` and the supervisor's margin."""
         seconds = int(UNIT.read_text().partition("TimeoutStopSec=")[2].partition("s")[0])

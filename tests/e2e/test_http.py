@@ -20,7 +20,7 @@ import trustme
 from prometheus_client.parser import text_string_to_metric_families
 
 from idalloc.v1 import id_allocator_pb2
-from idalloc_server.http.server import MAX_CONNECTIONS
+from idalloc_server.listen.connections import MAX_HTTP_CONNECTIONS
 from tests.e2e.test_access import new_token
 from tests.support.processes import Server, environment, running, serve_command, start_error
 from tests.support.server_calls import connect, id_allocator, log_events
@@ -295,7 +295,7 @@ def test_connections_are_limited(tmp_path: Path) -> None:
         wait_until(lambda: get(server, "readyz")[0] == 200)
         port = int(url_of(server).rstrip("/").rpartition(":")[2])
         with ExitStack() as held:
-            for _ in range(MAX_CONNECTIONS):
+            for _ in range(MAX_HTTP_CONNECTIONS):
                 held.enter_context(closing(socket.create_connection(("127.0.0.1", port))))
             with pytest.raises(OSError) as refused:  # noqa: PT011 - reset, or closed without an answer
                 get(server, "livez")

@@ -24,7 +24,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
     with running(tmp_path, xproto_listen="127.0.0.1:0", log_level="warning") as server:
         yield server
         log = server.log.read_text()
-    assert "xproto_connection_failed" not in log
+    assert "connection_failed" not in log
 
 
 @pytest.fixture

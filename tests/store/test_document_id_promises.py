@@ -12,6 +12,7 @@ from idalloc_server.documents.protocol import Documents
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
+from idalloc_server.listen.connections import Limits
 from idalloc_server.store.urls import open_documents
 from idalloc_server.xproto.collections import Collections
 from idalloc_server.xproto.listener import Services, XListener
@@ -49,7 +50,7 @@ class Nodes:
         await stored.open()
         listener = XListener(
             "127.0.0.1:0", self._services(doc_ids, stored),
-            tls=None, requires_tls=False, max_message=2**24, max_connections=10,
+            tls=None, requires_tls=False, max_message=2**24, limits=Limits(10, 10),
         )  # fmt: skip
         await listener.start()
         try:

@@ -102,7 +102,12 @@ def start_error(stderr: str) -> str:
 
 @contextmanager
 def running(
-    folder: Path, environ: Mapping[str, str] | None = None, own_session: bool = False, /, **settings: object
+    folder: Path,
+    environ: Mapping[str, str] | None = None,
+    own_session: bool = False,
+    open_files: int | None = None,
+    /,
+    **settings: object,
 ) -> Iterator[Server]:
     """Run a server until the end of the block.
 
@@ -110,13 +115,15 @@ def running(
         folder: The folder for its log, and for its store unless ``store`` is among the settings.
         environ: Its environment; by default this process's, without idalloc's variables.
         own_session: Whether it has no terminal, as under a service manager.
+        open_files: Its limit of open files; None for this process's.
         settings: Settings to pass as flags.
     """
     settings = {"store": f"sqlite://{folder}/ids.db"} | settings
+    limited = ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(open_files)] if open_files else []
     log = folder / f"server-{len(list(folder.glob('server-*.log')))}.log"
     with log.open("w") as stderr:
         process = subprocess.Popen(
-            serve_command(**settings),
+            [*limited, *serve_command(**settings)],
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,

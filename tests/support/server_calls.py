@@ -3,7 +3,8 @@
 import json
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,14 @@ def connect(server: Server) -> grpc.Channel:
 def id_allocator(channel: grpc.Channel) -> Any:
     """Returns a stub of IdAllocatorService."""
     return id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
+
+
+def status_of(server: Server, path: str, host: str) -> int:
+    """Returns the status with which the HTTP port answers a request under a name."""
+    address = json.loads(server.serving)["http"].removeprefix("http://").rstrip("/")
+    with closing(HTTPConnection(address, timeout=30)) as connection:
+        connection.request("GET", path, headers={"Host": host})
+        return connection.getresponse().status
 
 
 def get_node(channel: grpc.Channel) -> node_pb2.Node:

@@ -51,4 +51,4 @@ async def test_a_stock_client_gets_mysqls_answers(client: str, kind: str, tmp_pa
     assert driving.returncode == 0
     row = f"| {client.title()} | {found.equal} | {found.deviating} | {found.out_of_scope} | 0 |"
     assert row in (ROOT / "docs/guides/mysql-xdevapi.md").read_text()
-    assert "xproto_connection_failed" not in log
+    assert "connection_failed" not in log

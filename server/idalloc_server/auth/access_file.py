@@ -19,11 +19,12 @@ from idalloc_server.auth.access import ADMIN, ALLOCATE, ANONYMOUS, READ, AccessP
 from idalloc_server.domain.errors import StartRefused, unreadable
 from idalloc_server.domain.sequences.patterns import Patterns
 from idalloc_server.domain.sequences.text import is_safe
+from idalloc_server.files.descriptors import reserve
 from idalloc_server.files.watch import FileWatch
 
 # After how many checks the log repeats the error of an invalid file. The previous policy stays active until the file is
 # valid.
-POLLS_UNTIL_LOGGED_AGAIN = 60
+POLLS_UNTIL_LOGGED_AGAIN = 120
 
 # The types of names in certificates (SANs).
 NAME_TYPES = ("dns", "uri", "ip", "email")
@@ -153,7 +154,8 @@ class AccessFile:
 
         def load() -> AccessPolicy:
             try:
-                content = self._path.read_bytes()
+                with reserve.lend():
+                    content = self._path.read_bytes()
             except OSError as error:
                 if not may_be_empty or not isinstance(error, FileNotFoundError | NotADirectoryError):
                     raise unreadable("access", self._path, error) from None

@@ -9,7 +9,7 @@ from typing import TypeVar
 from idalloc_server.domain.errors import FileUnreadable, StartRefused
 
 # How often the server checks whether files have changed.
-POLL_SECONDS = 1.0
+POLL_SECONDS = 0.5
 
 T = TypeVar("T")
 # The state of each file: inode, size, mtime and ctime, or the number of the error. The inode shows a switched link.

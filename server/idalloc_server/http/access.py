@@ -24,7 +24,7 @@ _NAME_TYPES = {"DNS": "peer_dns", "URI": "peer_uri", "IP Address": "peer_ip", "e
 def require_reader(access_control: AccessControl, handler: Handler) -> Handler:
     """Return a handler that requires the role read on all sequences, if callers must authenticate."""
 
-    async def check(request: web.Request) -> web.StreamResponse:
+    async def check(request: web.BaseRequest) -> web.StreamResponse:
         try:
             context: Any = _Caller(request)
             access_control.authorize_reader(f"{request.method} {request.path}", context)
@@ -48,7 +48,7 @@ def _rejected(refusal: Refusal) -> web.Response:
 class _Caller:
     """The parts of a gRPC call's context that access control reads, of an HTTP request."""
 
-    def __init__(self, request: web.Request) -> None:
+    def __init__(self, request: web.BaseRequest) -> None:
         self._request = request
 
     def peer(self) -> str:

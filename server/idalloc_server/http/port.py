@@ -10,9 +10,11 @@ from aiohttp import web
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.domain.clock import Clock
 from idalloc_server.http.access import require_reader
+from idalloc_server.http.hosts import OwnNames
 from idalloc_server.http.readiness import Readiness, livez
 from idalloc_server.http.server import Handler, HttpServer
 from idalloc_server.http.status_page.page import Source, StatusPage
+from idalloc_server.listen.connections import MAX_HTTP_CONNECTIONS, MAX_PROBE_CONNECTIONS, Limits
 from idalloc_server.listen.https import HttpsFiles
 from idalloc_server.settings.model import Settings
 from idalloc_server.telemetry.exposition import CONTENT_TYPE, Exposition
@@ -23,12 +25,12 @@ STARTS = "the server starts"
 
 
 class HttpPort:
-    """The HTTP port.
+    """The HTTP port, and the port of probes.
 
-    A process without it does not import this module: aiohttp's part in the time of a start is a third.
+    A process without them does not import this module: aiohttp's part in the time of a start is a third.
 
     Args:
-        settings: All settings, with ``http_listen``.
+        settings: All settings, with ``http_listen`` or ``probe_listen``.
         access_control: Authenticates and authorizes the callers, except those of probes.
         clock: The clock by which certificates expire.
         method_types: The type of each RPC by its full name, such as ``unary``.
@@ -51,46 +53,64 @@ class HttpPort:
         self._page = StatusPage(
             clock, {"version": version("idalloc"), "workers": settings.workers, "transport": settings.transport}
         )
+        checks = Readiness(self._checks)
+        probes: list[tuple[str, Handler]] = [("/livez", livez), ("/readyz", checks.readyz)]
+        self._servers: dict[str, HttpServer] = {}
+        if settings.http_listen:
+            limits = Limits(MAX_HTTP_CONNECTIONS, settings.max_connections_per_address)
+            routes = [*probes, *self._guarded_routes(settings, access_control)]
+            tls = self._files.context if self._files else None
+            self._servers["http"] = HttpServer("http_listen", settings.http_listen, limits, routes, tls)
+        if settings.probe_listen:
+            # The kubelet is one address.
+            limits = Limits(MAX_PROBE_CONNECTIONS, MAX_PROBE_CONNECTIONS, uses_reserve=True)
+            self._servers["probes"] = HttpServer("probe_listen", settings.probe_listen, limits, probes)
+
+    def _guarded_routes(self, settings: Settings, access_control: AccessControl) -> list[tuple[str, Handler]]:
+        """Return the routes for readers; without authentication they are for the server's own names."""
         data = {"/metrics": self._metrics, "/api/status": self._status, "/api/sequences": self._sequences}
-        routes: list[tuple[str, Handler]] = [
-            ("/livez", livez),
-            ("/readyz", Readiness(self._checks).readyz),
-            *((path, require_reader(access_control, handler)) for path, handler in data.items()),
-            *self._page.file_routes(),
-        ]
-        self._server = HttpServer(settings.http_listen, routes, self._files.context if self._files else None)
+        routes = [(path, require_reader(access_control, handler)) for path, handler in data.items()]
+        names = OwnNames(settings.http_listen, filter(None, settings.http_hosts.split(",")))
+
+        def authenticates() -> bool:
+            return access_control.requires_authentication or bool(settings.tls_client_ca)
+
+        routes += self._page.file_routes()
+        return [(path, names.require(handler, unless=authenticates)) for path, handler in routes]
 
     @property
-    def url(self) -> str:
-        """The URL of the port."""
-        return self._server.url
+    def urls(self) -> Mapping[str, str]:
+        """The URL of the HTTP port, ``http``, and that of probes, ``probes``; without those that are not served."""
+        return {name: server.url for name, server in self._servers.items()}
 
     async def start(self) -> None:
-        """Bind the address and answer requests.
+        """Bind the addresses and answer requests.
 
         Raises:
-            StartRefused: The address is in use, or cannot be bound.
+            StartRefused: An address is in use, or cannot be bound.
         """
-        await self._server.start()
+        for server in self._servers.values():
+            await server.start()
         self._tasks.append(asyncio.create_task(self._sample_calls()))
         if self._files:
             self._tasks.append(asyncio.create_task(self._files.follow()))
 
     async def close(self) -> None:
-        """Close the address and all connections."""
+        """Close the addresses and all connections."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        await self._server.close()
+        for server in self._servers.values():
+            await server.close()
 
-    async def _metrics(self, request: web.Request) -> web.Response:
+    async def _metrics(self, request: web.BaseRequest) -> web.Response:
         return web.Response(body=self._exposition.text(), headers={"Content-Type": CONTENT_TYPE})
 
-    async def _status(self, request: web.Request) -> web.Response:
+    async def _status(self, request: web.BaseRequest) -> web.Response:
         return await self._page.status(self._ready_source(), self._checks())
 
-    async def _sequences(self, request: web.Request) -> web.Response:
+    async def _sequences(self, request: web.BaseRequest) -> web.Response:
         return await self._page.sequences(self._ready_source(), request)
 
     def _ready_source(self) -> Source:

@@ -8,7 +8,7 @@ from aiohttp import web
 Checks = Callable[[], Mapping[str, str]]
 
 
-async def livez(request: web.Request) -> web.Response:
+async def livez(request: web.BaseRequest) -> web.Response:
     """Answer 200 while the event loop of the process runs."""
     return web.Response(text="ok\n")
 
@@ -23,7 +23,7 @@ class Readiness:
     def __init__(self, checks: Checks) -> None:
         self._checks = checks
 
-    async def readyz(self, request: web.Request) -> web.Response:
+    async def readyz(self, request: web.BaseRequest) -> web.Response:
         """Answer with the checks."""
         checks = self._checks()
         failed = {name: problem for name, problem in checks.items() if problem}

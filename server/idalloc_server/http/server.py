@@ -3,16 +3,17 @@
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
-from typing import cast
+from http import HTTPStatus
+from typing import Any
 
+import structlog
 from aiohttp import web
 
-from idalloc_server.listen.reservation import cannot_bind
+from idalloc_server.listen.connections import HANDSHAKE_SECONDS, HEADER_SECONDS, Accepted, Limits, Listener
+from idalloc_server.telemetry.logs import failure
 
-# The most open connections; a further one is closed at once.
-MAX_CONNECTIONS = 200
 # How long a connection is used; then it is closed after its present answer. This and the next limit also end
-# connections whose client sends its request, or reads its answer, too slowly.
+# connections whose client reads its answer too slowly.
 CONNECTION_SECONDS = 60.0
 # How much longer the present answer may take.
 LAST_ANSWER_SECONDS = 10.0
@@ -25,50 +26,53 @@ STOP_SECONDS = 1.0
 
 # Sent with every answer. A page that needs styles or scripts sets its own policy.
 HEADERS = {
+    "Server": "idalloc",  # aiohttp's has the versions of Python and aiohttp
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+_log = structlog.get_logger("idalloc.http")
 
 
 class HttpServer:
     """Serves routes by GET and HEAD, on the running event loop. Every other path is answered 404.
 
+    No answer and no log line has a byte of a request.
+
     Args:
+        setting: The name of the setting of the address.
         listen: HOST:PORT; port 0 selects a free port.
+        limits: The limits of connections.
         routes: The handler of each path, such as ``/livez``.
         tls: The context of TLS; None for plain HTTP.
-
-    Attributes:
-        url: The address of the root page, once started.
     """
 
-    def __init__(self, listen: str, routes: Iterable[tuple[str, Handler]], tls: ssl.SSLContext | None = None) -> None:
-        self.url = ""
-        self._listen = listen
+    def __init__(
+        self,
+        setting: str,
+        listen: str,
+        limits: Limits,
+        routes: Iterable[tuple[str, Handler]],
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._tls = tls
-        application = web.Application(middlewares=[_answer_errors], client_max_size=MAX_LINE_BYTES)
-        application.add_routes([web.get(path, handler) for path, handler in routes])
-        application.on_response_prepare.append(_add_headers)
-        self._runner = web.AppRunner(
-            application,
-            handle_signals=False,
-            access_log=None,
-            keepalive_timeout=KEEPALIVE_SECONDS,
-            shutdown_timeout=STOP_SECONDS,
-            max_line_size=MAX_LINE_BYTES,
-            max_field_size=MAX_LINE_BYTES,
-        )
-        self._listener: asyncio.Server | None = None
-        self._closing_old: asyncio.Task[None] | None = None
+        self._routes = dict(routes)
+        self._listener = Listener(setting, listen, limits, self._serve)
+        self._server: web.Server | None = None
+
+    @property
+    def url(self) -> str:
+        """The address of the root page, once started."""
+        return f"{'https' if self._tls else 'http'}://{self._listener.address}/"
 
     @property
     def connection_count(self) -> int:
         """The number of open connections."""
-        return len(self._runner.server.connections) if self._runner.server else 0
+        return self._listener.connection_count
 
     async def start(self) -> None:
         """Bind the address and answer requests.
@@ -76,66 +80,162 @@ class HttpServer:
         Raises:
             StartRefused: The address is in use, or cannot be bound.
         """
-        await self._runner.setup()
-        host, _, port = self._listen.rpartition(":")
-        loop = asyncio.get_running_loop()
-        try:
-            self._listener = await loop.create_server(
-                self._accept, host.strip("[]"), int(port), ssl=self._tls, reuse_address=True
-            )
-        except OSError as error:
-            raise cannot_bind(self._listen, error, "http_listen") from None
-        port = self._listener.sockets[0].getsockname()[1]
-        self.url = f"{'https' if self._tls else 'http'}://{host}:{port}/"
-        self._closing_old = asyncio.create_task(self._close_old_connections())
+        self._server = web.Server(self._answer)
+        self._listener.start()
 
     async def close(self) -> None:
         """Close the address and all connections."""
-        if self._listener:
-            self._listener.close()
-        if self._closing_old:
-            self._closing_old.cancel()
-            await asyncio.wait([self._closing_old])
-        await self._runner.cleanup()
+        self._listener.stop_accepting()
+        if self._server:
+            await self._server.shutdown(STOP_SECONDS)
+        await self._listener.close()
 
-    def _accept(self) -> asyncio.Protocol:
-        server = self._runner.server
-        assert server is not None  # noqa: S101 - setup() creates it
-        return server() if self.connection_count < MAX_CONNECTIONS else _Refused()
+    async def _serve(self, accepted: Accepted) -> None:
+        tls: dict[str, Any] = {}
+        if self._tls:
+            tls = {
+                "ssl": self._tls,
+                "ssl_handshake_timeout": HANDSHAKE_SECONDS,
+                "ssl_shutdown_timeout": HANDSHAKE_SECONDS,
+            }
+        assert self._server is not None  # noqa: S101 - start() creates it
+        protocol = _Protocol(self._server, accepted, self._listener.count_refused)
+        transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: protocol, accepted.socket, **tls
+        )
+        try:
+            await asyncio.wait({protocol.closed}, timeout=CONNECTION_SECONDS)
+            protocol.end()
+            await asyncio.wait({protocol.closed}, timeout=LAST_ANSWER_SECONDS)
+        finally:
+            transport.abort()
 
-    async def _close_old_connections(self) -> None:
-        """Close connections after ``CONNECTION_SECONDS``, until cancelled: aiohttp has no limit of its own."""
-        loop, since = asyncio.get_running_loop(), dict[web.RequestHandler, float]()
-        while True:
-            await asyncio.sleep(1)
-            now, server = loop.time(), self._runner.server
-            since = {each: since.get(each, now) for each in (server.connections if server else ())}
-            for connection, began in since.items():
-                if now - began >= CONNECTION_SECONDS + LAST_ANSWER_SECONDS:
-                    if connection.transport:
-                        connection.transport.abort()
-                elif now - began >= CONNECTION_SECONDS:
-                    connection.close()
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        protocol = request.protocol
+        assert isinstance(protocol, _Protocol)  # noqa: S101 - _serve() creates it
+        protocol.set_answering(True)
+        try:
+            answer = await self._route(request)
+        except web.HTTPException as error:
+            answer = _error(error.status, error.reason)
+        except Exception as error:
+            _log.error("http_request_failed", **failure(error))
+            answer = _error(HTTPStatus.INTERNAL_SERVER_ERROR)
+        finally:
+            protocol.set_answering(False)
+        return with_headers(answer)
+
+    async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
+        handler = self._routes.get(request.path)
+        if handler is None:
+            return _error(HTTPStatus.NOT_FOUND)
+        if request.method not in ("GET", "HEAD"):
+            answer = _error(HTTPStatus.METHOD_NOT_ALLOWED)
+            answer.headers["Allow"] = "GET, HEAD"
+            return answer
+        return await handler(request)
 
 
-class _Refused(asyncio.Protocol):
-    """The protocol of a connection beyond ``MAX_CONNECTIONS``."""
+class _Protocol(web.RequestHandler):
+    """Reads the requests of a connection: in time, or the connection ends.
+
+    Attributes:
+        closed: Done when the connection has ended.
+    """
+
+    def __init__(self, server: web.Server, accepted: Accepted, count_refused: Callable[[str], None]) -> None:
+        loop = asyncio.get_running_loop()
+        super().__init__(
+            server,
+            loop=loop,
+            access_log=None,  # type: ignore[arg-type]
+            keepalive_timeout=KEEPALIVE_SECONDS,
+            lingering_time=0,
+            max_line_size=MAX_LINE_BYTES,
+            max_field_size=MAX_LINE_BYTES,
+            auto_decompress=False,
+        )
+        self.closed: asyncio.Future[None] = loop.create_future()
+        self._accepted = accepted
+        self._count_refused = count_refused
+        self._deadline: asyncio.TimerHandle | None = None
+        self._is_answering = self._has_part = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        cast("asyncio.Transport", transport).abort()  # uvloop's transports are no subclass of it
+        """See ``asyncio.Protocol``."""
+        super().connection_made(transport)
+        self._expect_headers()
+
+    def data_received(self, data: bytes) -> None:
+        """See ``asyncio.Protocol``."""
+        self._has_part = not data.endswith(b"\r\n\r\n")  # of a request behind the present one
+        if not self._is_answering:
+            self._expect_headers()
+        super().data_received(data)
+
+    def connection_lost(self, error: BaseException | None) -> None:
+        """See ``asyncio.Protocol``."""
+        super().connection_lost(error)
+        self._expect_none()
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def set_answering(self, answers: bool) -> None:
+        """Begin or end an answer."""
+        self._is_answering = answers
+        self._accepted.set_waiting(not answers)
+        if answers:
+            self._expect_none()
+        elif self._has_part:
+            self._expect_headers()
+
+    def end(self) -> None:
+        """Close the connection after its present answer."""
+        self.close()
+        if self.transport and not self._is_answering and not self.transport.get_write_buffer_size():
+            self.transport.close()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = HTTPStatus.INTERNAL_SERVER_ERROR,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer a request that cannot be read; aiohttp would show and log what it has read."""
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            _log.error("http_request_failed", **failure(exc))
+        else:
+            self._count_refused(type(exc).__name__)  # such as InvalidHeader
+        answer = with_headers(_error(status))
+        answer.force_close()
+        return answer
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """Log an error of aiohttp's own, without its text: that may be the client's."""
+        _log.error("http_request_failed", **failure(kw.get("exc_info")))
+
+    def _expect_headers(self) -> None:
+        if self._deadline is None:
+            self._deadline = asyncio.get_running_loop().call_later(HEADER_SECONDS, self._abort)
+
+    def _expect_none(self) -> None:
+        if self._deadline:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _abort(self) -> None:
+        if self.transport:
+            self.transport.abort()
 
 
-@web.middleware
-async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer errors as one line of text."""
-    try:
-        return await handler(request)
-    except web.HTTPException as error:
-        headers = {name: value for name, value in error.headers.items() if name != "Content-Type"}
-        return web.Response(status=error.status, text=f"{error.status} {error.reason}\n", headers=headers)
-
-
-async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    response.headers["Server"] = "idalloc"  # aiohttp's has the versions of Python and aiohttp
+def with_headers(answer: web.StreamResponse) -> web.StreamResponse:
+    """Return an answer with the headers of every answer."""
     for name, value in HEADERS.items():
-        response.headers.setdefault(name, value)
+        answer.headers.setdefault(name, value)
+    return answer
+
+
+def _error(status: int, reason: str = "") -> web.Response:
+    """Return an error as one line of text."""
+    return web.Response(status=status, text=f"{status} {reason or HTTPStatus(status).phrase}\n")

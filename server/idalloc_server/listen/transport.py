@@ -1,6 +1,8 @@
 """The gRPC transports: grpcio, or pygrpc-native behind the same interface."""
 
 import asyncio
+import logging
+import math
 import socket
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -88,13 +90,16 @@ def _check_reachable(settings: Settings, name: str, *, authenticates: bool) -> N
         )
 
 
-def make_server(transport: str, *, reuse_port: bool, max_connection_age: float = 0.0) -> grpc.aio.Server:
+def make_server(
+    transport: str, *, reuse_port: bool, max_connection_age: float = 0.0, max_connections: int = 0
+) -> grpc.aio.Server:
     """Return a server without a port, on the running event loop; native replaces the loop's default executor.
 
     Args:
         transport: ``grpcio`` or ``native``.
         reuse_port: Whether other processes may bind the same port.
         max_connection_age: The longest life of a connection, in seconds; 0 for no limit.
+        max_connections: The most connections; 0 for no limit. Native has none.
 
     Raises:
         StartRefused: The package of the transport is not installed.
@@ -116,6 +121,8 @@ def make_server(transport: str, *, reuse_port: bool, max_connection_age: float =
         ]
     if transport == "native":
         return _make_native(options)
+    if max_connections:
+        options.append(("grpc.max_allowed_incoming_connections", max_connections))
     return grpc.aio.server(options=options)
 
 
@@ -148,7 +155,25 @@ def _make_native(options: list[tuple[str, int]]) -> grpc.aio.Server:
     # Native waits for a slow client in a thread of the loop's executor. A few stalled clients would block all threads
     # of the default executor, and with them name lookups and stop().
     asyncio.get_running_loop().set_default_executor(BlockedWrites(MAX_BLOCKED_WRITES, KEPT_THREADS))
+    # At the limit of open files native tries again every 50 ms, and logs each time.
+    logging.getLogger("pygrpc_native.server").addFilter(OnceASecond())
     return server(options=options)
+
+
+class OnceASecond(logging.Filter):
+    """Drops a record whose text its logger has logged within the last second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last = ("", -math.inf)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """See ``logging.Filter``."""
+        text, (last, logged_at) = record.getMessage(), self._last
+        if text == last and record.created - logged_at < 1:
+            return False
+        self._last = (text, record.created)
+        return True
 
 
 class BlockedWrites(ThreadPoolExecutor):

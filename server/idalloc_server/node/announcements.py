@@ -1,5 +1,7 @@
 """What a server announces to its terminal, its log and its service manager."""
 
+from collections.abc import Mapping
+
 import structlog
 
 from idalloc_server.telemetry import families, logs, service_manager
@@ -9,10 +11,10 @@ _log = structlog.get_logger("idalloc")
 
 
 def announce_serving(
-    address: str, store: str, prefix: int, *, workers: int = 1, http: str = "", created: str = "", xproto: str = ""
+    address: str, store: str, prefix: int, ports: Mapping[str, str], *, workers: int = 1, created: str = ""
 ) -> None:
     """Announce that health is SERVING, see ``logs.report_serving``."""
-    logs.report_serving(address, store, prefix, workers, http, created, xproto)
+    logs.report_serving(address, store, prefix, ports, workers=workers, created=created)
     service_manager.notify("READY=1")
 
 

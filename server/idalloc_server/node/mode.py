@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -62,7 +63,7 @@ class ProcessMode(Protocol):
     def require_authentication(self) -> None:
         """Require authentication in all workers, until the server ends."""
 
-    def report_serving(self, address: str, store: str, prefix: int, *, http: str, xproto: str) -> None:
+    def report_serving(self, address: str, store: str, prefix: int, ports: Mapping[str, str]) -> None:
         """Report that health is SERVING; the arguments are those of ``announce_serving``."""
 
     def report_stopping(self) -> None:
@@ -108,9 +109,9 @@ class SingleProcess:
     def require_authentication(self) -> None:
         """See ``ProcessMode``: no other process needs to know."""
 
-    def report_serving(self, address: str, store: str, prefix: int, *, http: str, xproto: str) -> None:
+    def report_serving(self, address: str, store: str, prefix: int, ports: Mapping[str, str]) -> None:
         """See ``ProcessMode``."""
-        announcements.announce_serving(address, store, prefix, http=http, created=self._created, xproto=xproto)
+        announcements.announce_serving(address, store, prefix, ports, created=self._created)
 
     def report_stopping(self) -> None:
         """See ``ProcessMode``."""

@@ -9,7 +9,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
-from idalloc_server.listen import transport
+from idalloc_server.listen import open_files, transport
 from idalloc_server.listen.reservation import ReservedAddress, cannot_bind
 from idalloc_server.listen.tls import Certificates
 from idalloc_server.rpc.calls import UNDECODABLE, Service
@@ -73,7 +73,10 @@ class RpcPort:
             self.certificates = Certificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
         self._credentials = self.certificates.credentials() if self.certificates else None
         self.server = transport.make_server(
-            settings.transport, reuse_port=shares_port, max_connection_age=settings.max_connection_age
+            settings.transport,
+            reuse_port=shares_port,
+            max_connection_age=settings.max_connection_age,
+            max_connections=open_files.most_grpc_connections(settings),
         )
         self.address = settings.listen
         self._reserved = None if shares_port else ReservedAddress(settings.listen)

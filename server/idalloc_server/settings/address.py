@@ -30,6 +30,17 @@ def check_http_address(value: str) -> str:
     return _check_host_and_port(value, "must be HOST:PORT such as 127.0.0.1:50080, or empty") if value else value
 
 
+def check_host_names(value: str) -> str:
+    """Return a valid list of host names unchanged: without ports, separated by commas; it may be empty.
+
+    Raises:
+        ValueError: It has something else.
+    """
+    if value and not re.fullmatch(r"[\w.-]+(,[\w.-]+)*", value, re.ASCII):
+        raise ValueError("must be host names without ports, separated by commas, such as idalloc-1,idalloc.example.com")
+    return value
+
+
 def _check_host_and_port(value: str, rule: str) -> str:
     match = re.fullmatch(r"([^\s:]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", value)
     if match is None or int(match[2]) > 65_535:

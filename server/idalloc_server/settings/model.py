@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from idalloc_server.settings.address import check_http_address, check_listen_address
+from idalloc_server.settings.address import check_host_names, check_http_address, check_listen_address
 
 _DAY = 86_400.0
 # Characters that no address or path has. Python decodes bytes that are not UTF-8 to surrogates.
@@ -67,6 +67,15 @@ class Settings(BaseModel):
     http_listen: Annotated[str, AfterValidator(check_http_address)] = Field(
         "", description="Address of the HTTP port for probes, metrics and the status page, HOST:PORT; empty for none."
     )
+    http_hosts: Annotated[str, AfterValidator(check_host_names)] = Field(
+        "",
+        description="Names besides localhost and that of http_listen under which the HTTP port answers while nobody "
+        "authenticates, separated by commas.",
+    )
+    probe_listen: Annotated[str, AfterValidator(check_http_address)] = Field(
+        "",
+        description="Address of a port for the probes alone, /livez and /readyz, HOST:PORT; empty for none.",
+    )
     xproto_listen: Annotated[str, AfterValidator(check_http_address)] = Field(
         "", description="Address of the X Protocol's port for MySQL's X DevAPI clients, HOST:PORT; empty for none."
     )
@@ -75,6 +84,11 @@ class Settings(BaseModel):
     )
     xproto_max_connections: Annotated[int, Field(ge=1, le=100_000)] = Field(
         100, description="Maximum number of connections of X DevAPI clients to a process."
+    )
+    max_connections_per_address: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        50,
+        description="Maximum number of connections of one address to the HTTP port, and to the X Protocol's port of a "
+        "process.",
     )
     transport: Literal["grpcio", "native"] = Field(
         "grpcio", description="The gRPC transport: grpcio, or native (idalloc[native]), which serves more calls."

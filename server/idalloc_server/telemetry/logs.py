@@ -9,8 +9,9 @@ import logging
 import os
 import sys
 import threading
+import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -22,6 +23,8 @@ from idalloc_server.telemetry.log_queue import STDERR, STDOUT, LogQueue, Share
 # How many lines are queued before other tasks of the event loop run.
 LINES_AT_ONCE = 100
 
+# How a terminal names the other ports of a server.
+_PORTS = {"http": "", "probes": "probes on ", "xproto": "X Protocol on "}
 _ALWAYS = structlog.make_filtering_bound_logger(logging.NOTSET)
 _log = structlog.get_logger("idalloc")
 # Failed calls and the audit are logged at any ``log_level``.
@@ -76,7 +79,7 @@ def print_line(text: str, stream: int = STDOUT) -> None:
 
 
 def report_serving(
-    address: str, store: str, prefix: int, workers: int, http: str = "", created: str = "", xproto: str = ""
+    address: str, store: str, prefix: int, ports: Mapping[str, str], *, workers: int, created: str
 ) -> None:
     """Report on standard output that the server serves: in text on a terminal, as the event ``serving`` elsewhere.
 
@@ -84,10 +87,9 @@ def report_serving(
         address: The address that it serves on.
         store: The address of the store.
         prefix: The prefix of document ids.
+        ports: The addresses of its other ports: the URLs ``http`` and ``probes``, and ``xproto``; empty if not served.
         workers: The number of processes that serve.
-        http: The URL of the HTTP port; empty without one.
         created: The file of a store that this start has created; empty for an existing store.
-        xproto: The address of the X Protocol's port; empty without one.
     """
     release = version("idalloc")
     if not os.isatty(STDOUT):
@@ -99,13 +101,12 @@ def report_serving(
             store_created=bool(created),
             prefix=prefix,
             workers=workers,
-            **({"http": http} if http else {}),
-            **({"xproto": xproto} if xproto else {}),
+            **{name: each for name, each in ports.items() if each},
         )
         return
     processes = f", {workers} workers" if workers > 1 else ""
-    ports = (f", {http}" if http else "") + (f", X Protocol on {xproto}" if xproto else "")
-    print_line(f"idalloc {release} serves on {address}, store {store}, prefix {prefix}{processes}{ports}")
+    shown = "".join(f", {_PORTS[name]}{each}" for name, each in ports.items() if each)
+    print_line(f"idalloc {release} serves on {address}, store {store}, prefix {prefix}{processes}{shown}")
     if created:
         print_line(f"store created at {created}")
 
@@ -116,6 +117,13 @@ def report_not_started(error: str, exit_code: int) -> None:
         print_line(f"idalloc: {error}", STDERR)
     else:
         _start_log.error("not_started", error=error, exit_code=exit_code)
+
+
+def failure(error: object) -> dict[str, object]:
+    """Return the fields of an unexpected error that a caller may have caused: without its text, which may be theirs."""
+    trace = traceback.extract_tb(getattr(error, "__traceback__", None))
+    places = [f"{each.filename}:{each.lineno} {each.name}" for each in trace]
+    return {"error": type(error).__name__, "places": places}
 
 
 def lost_lines() -> Counter[str]:

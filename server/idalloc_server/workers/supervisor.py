@@ -17,6 +17,7 @@ import structlog
 
 from idalloc_server.auth.access_file import AccessFile
 from idalloc_server.domain.errors import Refusal, StartRefused
+from idalloc_server.files.descriptors import reserve
 from idalloc_server.listen import transport
 from idalloc_server.listen.reservation import ReservedAddress
 from idalloc_server.node import announcements
@@ -108,6 +109,7 @@ class Supervisor:
         address = ReservedAddress(self._settings.listen, shared=True)
         self._settings = self._settings.model_copy(update={"listen": address.name})
         documents = self._reserve_xproto()
+        reserve.fill()
         self._serving = asyncio.create_task(self._serve())
         try:
             await asyncio.wait({self._serving})
@@ -115,6 +117,7 @@ class Supervisor:
             await self._stop_all()
             await self._http.close()
             address.close()
+            reserve.close()
             if documents:
                 documents.close()
         if not self._serving.cancelled():
@@ -144,13 +147,13 @@ class Supervisor:
             serving.address,
             serving.store,
             serving.prefix,
+            {**self._http.urls, "xproto": self._settings.xproto_listen},
             workers=self._settings.workers,
-            http=self._http.url,
             created=self._created,
-            xproto=self._settings.xproto_listen,
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(log_calls(lambda: self.counts().calls))
+            tasks.create_task(reserve.refill())
             for each in numbers:
                 tasks.create_task(self._supervise(each))
 

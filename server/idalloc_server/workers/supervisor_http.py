@@ -55,7 +55,7 @@ class SupervisorHttp:
             certificates=ClientCertificates(clock) if settings.tls_client_ca else None,
         )
         self._port = None
-        if settings.http_listen:
+        if settings.http_listen or settings.probe_listen:
             from idalloc_server.http.port import HttpPort  # only here: see HttpPort
 
             self._port = HttpPort(settings, self._access_control, clock, METHOD_TYPES)
@@ -66,9 +66,9 @@ class SupervisorHttp:
         self._following: asyncio.Task[None] | None = None
 
     @property
-    def url(self) -> str:
-        """The URL of the port; empty if nothing is served."""
-        return self._port.url if self._port else ""
+    def urls(self) -> Mapping[str, str]:
+        """See ``HttpPort``; empty if nothing is served."""
+        return self._port.urls if self._port else {}
 
     async def start(self) -> None:
         """Bind the address and answer requests.

@@ -126,7 +126,7 @@ class Worker:
             self.requires_authentication = True
             self._pipe.send(messages.AuthenticationRequired())
 
-    def report_serving(self, address: str, store: str, prefix: int, *, http: str, xproto: str) -> None:
+    def report_serving(self, address: str, store: str, prefix: int, ports: Mapping[str, str]) -> None:
         """See ``ProcessMode``."""
         self._pipe.send(messages.Serving(address, store, prefix))
 

@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import NamedTuple
 
-import structlog
 from google.protobuf.message import Message
 
 from idalloc.xprotocol.v1.statement_pb2 import StmtExecute
@@ -19,11 +18,12 @@ from idalloc_server.auth.logins import Credential, Logins, Peer
 from idalloc_server.documents.errors import DocumentsError, UnknownCollection, UnknownSchema
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.errors import PermissionDenied, QuotaExceeded, Refusal, Unauthenticated
-from idalloc_server.listen.reservation import cannot_bind
+from idalloc_server.listen.connections import HANDSHAKE_SECONDS, HEADER_SECONDS, Accepted, Limits, Listener
 from idalloc_server.xproto import frames
 from idalloc_server.xproto.admin import Admin, Schemas
 from idalloc_server.xproto.caller import Statements
 from idalloc_server.xproto.errors import XError, from_refusal, unknown_collection, unknown_schema
+from idalloc_server.xproto.login import shown
 from idalloc_server.xproto.session import Execute, LogIn, Request, Reset, Session, StartTls, kind_of
 from idalloc_server.xproto.sql import Sql
 from idalloc_server.xproto.variables import IDLE_SECONDS, ChangeNode, Variables
@@ -38,11 +38,6 @@ WRITE_BYTES = 256 * 1024
 
 # What the audit and the metrics call the listener's calls.
 _LOGIN, _STATEMENT, _SET = "xproto/login", "xproto/statement", "xproto/set"
-
-# How many connections the kernel holds until they are accepted. Of 5,000 at once a queue of 100 lost 21.
-_BACKLOG = 1_024
-
-_log = structlog.get_logger("idalloc.xproto")
 
 
 class Services(NamedTuple):
@@ -76,7 +71,7 @@ class XListener:
         tls: The context of TLS; None without a certificate.
         requires_tls: Whether a login needs TLS.
         max_message: The largest message, in bytes.
-        max_connections: The most connections of this process.
+        limits: The limits of its connections.
         reuse_port: Whether other processes may bind the port.
 
     Attributes:
@@ -92,7 +87,7 @@ class XListener:
         tls: ssl.SSLContext | None,
         requires_tls: bool,
         max_message: int,
-        max_connections: int,
+        limits: Limits,
         reuse_port: bool = False,
     ) -> None:
         self.services = services
@@ -101,22 +96,20 @@ class XListener:
         self.max_message = max_message
         self.calls: Counter[str] = Counter()
         self.is_draining = False
-        self._address = address
-        self._max_connections = max_connections
-        self._reuse_port = reuse_port
         self._numbers = itertools.count(1)
-        self._server: asyncio.Server | None = None
-        self._connections: dict[asyncio.Task[None], _Connection] = {}
+        self._connections: set[_Connection] = set()
+        refusal = frames.error(XError(1040, "Too many connections", fatal=True))
+        self._listener = Listener("xproto_listen", address, limits, self._serve, refusal=refusal, reuse_port=reuse_port)
 
     @property
     def address(self) -> str:
         """The address, with the port in use once started."""
-        return self._address
+        return self._listener.address
 
     @property
     def connection_count(self) -> int:
         """How many connections are open."""
-        return len(self._connections)
+        return self._listener.connection_count
 
     async def start(self) -> None:
         """Bind the address and accept connections.
@@ -124,58 +117,29 @@ class XListener:
         Raises:
             StartRefused: The address is in use, or cannot be bound.
         """
-        host, _, port = self._address.rpartition(":")
-        try:
-            self._server = await asyncio.start_server(
-                self._accept,
-                host.strip("[]"),
-                int(port),
-                reuse_port=self._reuse_port or None,
-                limit=READ_BYTES,
-                backlog=_BACKLOG,
-            )
-        except OSError as error:
-            raise cannot_bind(self._address, error, "xproto_listen") from None
-        bound: int = self._server.sockets[0].getsockname()[1]
-        self._address = f"{host}:{bound}"
+        self._listener.start()
 
     async def drain(self, timeout: float) -> None:
         """Accept no more connections, and end each one when its statement has ended, at the latest after a timeout."""
         self.is_draining = True
-        if self._server:
-            self._server.close()
-        for connection in self._connections.values():
+        self._listener.stop_accepting()
+        for connection in self._connections:
             connection.drain()
-        if self._connections:
-            await asyncio.wait(self._connections, timeout=timeout)
+        await self._listener.wait_until_empty(timeout)
         await self.close()
 
     async def close(self) -> None:
         """End all connections now."""
-        if self._server:
-            self._server.close()
-        for task in self._connections:
-            task.cancel()
-        if self._connections:
-            await asyncio.wait(self._connections)
+        await self._listener.close()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - start_server runs this in a task
-        if len(self._connections) >= self._max_connections or self.is_draining:
-            writer.write(frames.error(XError(1040, "Too many connections", fatal=True)))
-            writer.close()
-            return
-        connection = _Connection(self, next(self._numbers), reader, writer)
-        self._connections[task] = connection
+    async def _serve(self, accepted: Accepted) -> None:
+        reader, writer = await accepted.open_streams(READ_BYTES)
+        connection = _Connection(self, next(self._numbers), accepted, reader, writer)
+        self._connections.add(connection)
         try:
             await connection.serve()
-        except (OSError, TimeoutError, ssl.SSLError, asyncio.IncompleteReadError):
-            pass  # The client left, or took too long.
-        except Exception:
-            _log.exception("xproto_connection_failed")
         finally:
-            del self._connections[task]
+            self._connections.discard(connection)
             writer.transport.abort()
 
 
@@ -183,22 +147,24 @@ class _Connection:
     """One connection: runs the requests of its session. It is the ``Caller`` of its statements."""
 
     def __init__(
-        self, listener: XListener, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        listener: XListener,
+        number: int,
+        accepted: Accepted,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
         self.schema = ""
         self.connection_id = number
         self._listener = listener
+        self._accepted = accepted
         self._services = listener.services
         self._reader = reader
         self._writer = writer
         self._waiting: asyncio.Timeout | None = None
-        host, port, *_ = writer.get_extra_info("peername") or ("", 0)
-        kind = "ipv6" if ":" in host else "ipv4"
-        self._peer = Peer(f"{kind}:[{host}]:{port}" if kind == "ipv6" else f"{kind}:{host}:{port}")
-        self._host = host
-        raw = writer.get_extra_info("socket")
-        if raw is not None:
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._peer = Peer(accepted.peer)
+        host = self._host = accepted.address
+        accepted.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._session = Session(
             number, host, listener.max_message, has_tls=listener.tls is not None, requires_tls=listener.requires_tls
         )
@@ -230,6 +196,7 @@ class _Connection:
         """Run what has arrived, or wait for more; return whether the connection goes on."""
         if (request := self._session.next_request()) is not None:
             await self._run(request)
+            self._accepted.set_waiting(not self._session.is_logged_in)
             await self._send()
             await asyncio.sleep(0)  # else a client that sends many at once would be served alone
             return True
@@ -245,11 +212,12 @@ class _Connection:
         return bool(data)
 
     async def _read(self) -> bytes | None:
-        """Return bytes that arrived; empty at the end or after ``IDLE_SECONDS``, None if the server drains."""
+        """Return bytes that arrived; empty at the end or if none arrive in time, None if the server drains."""
         if self._listener.is_draining:
             return None
         try:
-            async with asyncio.timeout(IDLE_SECONDS) as self._waiting:
+            seconds = IDLE_SECONDS if self._session.is_logged_in else HEADER_SECONDS
+            async with asyncio.timeout(seconds) as self._waiting:
                 return await self._reader.read(READ_BYTES)
         except TimeoutError:
             return None if self._listener.is_draining else b""  # type: ignore[redundant-expr] # it changes meanwhile
@@ -277,7 +245,7 @@ class _Connection:
                 case StartTls():
                     await self._send()
                     if not session.is_closed and self._listener.tls is not None:
-                        await self._writer.start_tls(self._listener.tls)
+                        await self._writer.start_tls(self._listener.tls, ssl_handshake_timeout=HANDSHAKE_SECONDS)
                 case LogIn():
                     return await self._log_in(request)
                 case Reset():
@@ -311,7 +279,7 @@ class _Connection:
         if credential is None:
             return self._session.reject_login()
         if schema and schema not in await self._services.documents.list_schemas():
-            raise XError(1049, unknown_schema(schema).message)
+            raise XError(1049, unknown_schema(shown(schema)).message)
         self._credential, self.schema = credential, schema
         self._variables.reset()
         self._session.accept_login()

@@ -13,6 +13,8 @@ from idalloc_server.xproto.errors import XError
 SALT_BYTES = 20
 # Failed logins of a connection, of which the last one ends it.
 MAX_FAILURES = 3
+# The longest name of a login in an error; as the longest name of a user in MySQL. A token has 51 characters.
+MAX_SHOWN = 32
 
 _MECHANISMS = ("MYSQL41", "SHA256_MEMORY", "PLAIN")
 _DOLLAR = ord("$")
@@ -22,6 +24,11 @@ def new_salt() -> bytes:
     """Return a salt as MySQL makes it: 19 bytes from 1 to 127 without a dollar sign, and a NUL."""
     allowed = [byte for byte in range(1, 128) if byte != _DOLLAR]
     return bytes(secrets.choice(allowed) for _ in range(SALT_BYTES - 1)) + b"\0"
+
+
+def shown(name: str) -> str:
+    """Return a name of a login as an error shows it: nothing of what is no name, such as a token in its place."""
+    return name if len(name) <= MAX_SHOWN and name.isprintable() else ""
 
 
 class Credentials(NamedTuple):
@@ -61,7 +68,7 @@ class Login:
             XError: The mechanism is unknown, or needs TLS.
         """
         if mechanism not in _MECHANISMS or (mechanism == "PLAIN" and not is_secure):
-            raise XError(1251, f"Invalid authentication method {mechanism}", fatal=True)
+            raise XError(1251, f"Invalid authentication method {shown(mechanism)}", fatal=True)
         if mechanism == "PLAIN":
             self._waits = False
             return _credentials(data, is_plain=True)
@@ -83,7 +90,7 @@ class Login:
         """Count a failed login, and return its error."""
         self._failures += 1
         using = "YES" if credentials.has_password else "NO"
-        text = f"Access denied for user '{credentials.user}'@'{self._host}' (using password: {using})"
+        text = f"Access denied for user '{shown(credentials.user)}'@'{self._host}' (using password: {using})"
         return XError(1045, text, fatal=self._failures >= MAX_FAILURES)
 
 

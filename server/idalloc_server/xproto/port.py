@@ -8,6 +8,7 @@ from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.domain.allocation.burned import BurnCause, BurnedIds
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.errors import StartRefused
+from idalloc_server.listen.connections import Limits
 from idalloc_server.listen.https import HttpsFiles
 from idalloc_server.settings.model import Settings
 from idalloc_server.telemetry import families
@@ -96,7 +97,7 @@ class XProtocolPort:
             tls=self._files.context if self._files else None,
             requires_tls=bool(settings.tls_client_ca) or access_control.requires_authentication,
             max_message=settings.xproto_max_message,
-            max_connections=settings.xproto_max_connections,
+            limits=Limits(settings.xproto_max_connections, settings.max_connections_per_address),
             reuse_port=shares_port,
         )
 

@@ -95,7 +95,7 @@ class StatusPage:
         """Add a sample of the calls, for their rates."""
         self._rates.add(calls, self._clock.boot())
 
-    async def _file(self, request: web.Request) -> web.Response:
+    async def _file(self, request: web.BaseRequest) -> web.Response:
         content, kind = self._files[request.path]
         headers = {"Content-Security-Policy": PAGE_POLICY}
         return web.Response(body=content, content_type=kind, charset="utf-8", headers=headers)
@@ -125,7 +125,7 @@ class StatusPage:
             }
         )
 
-    async def sequences(self, source: Source, request: web.Request) -> web.Response:
+    async def sequences(self, source: Source, request: web.BaseRequest) -> web.Response:
         """Answer with a part of the list of sequences.
 
         Raises:
@@ -178,7 +178,7 @@ def _totals(counts: Counts) -> dict[str, Any]:
     }
 
 
-def _number(request: web.Request, name: str, default: int, least: int, most: int) -> int:
+def _number(request: web.BaseRequest, name: str, default: int, least: int, most: int) -> int:
     text = request.query.get(name, str(default))
     if not (text.isascii() and text.isdigit() and len(text) < 10 and least <= int(text) <= most):
         raise _invalid(f"{name} must be between {least} and {most}")

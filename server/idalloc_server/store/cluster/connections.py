@@ -21,10 +21,12 @@ from idalloc_server.domain.errors import (
     StoreOutcomeUnknown,
     StoreUnreachable,
 )
+from idalloc_server.files.descriptors import reserve
 from idalloc_server.store.cluster.hosts import Connection, Host
 from idalloc_server.store.credentials import certificate_problem
 
 _MAX_MESSAGE_LENGTH = 300
+_DESCRIPTORS = 4  # of a new connection: its socket, and what a lookup of the name opens
 _LARGE_BODY = 64 * 1024  # bytes; aiohttp sends a file in parts, and others have the event loop between them
 _LOST = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientPayloadError)
 _LOG_SECONDS = 1.0  # at most one line about wrong answers in this time
@@ -97,7 +99,12 @@ class Connections:
 
     async def exchange(self, host: Host, request: Request[_T], *, is_fresh: bool = False) -> _T:
         """Sends one request over one connection, and keeps the connection only after a successful answer."""
-        connection = Connection(self._new_session()) if is_fresh or not host.idle else host.idle.pop()
+        if is_fresh or not host.idle:
+            with reserve.lend(_DESCRIPTORS):
+                return await self._exchange_over(Connection(self._new_session()), host, request)
+        return await self._exchange_over(host.idle.pop(), host, request)
+
+    async def _exchange_over(self, connection: Connection, host: Host, request: Request[_T]) -> _T:
         keep = False
         try:
             if self._place_check and not connection.is_checked and request is not self._alive:

@@ -2,22 +2,28 @@
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import aiohttp
 import pytest
+import structlog
+import trustme
 from aiohttp import web
 
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.http import server as http
 from idalloc_server.http.readiness import Readiness
 from idalloc_server.http.server import HttpServer
+from idalloc_server.listen.connections import Limits
 from tests.support.waiting import hold_for_async, until
 
+LIMITS = Limits(20, 10)
 LARGE = b"x" * 50_000_000
 
 
-async def answer_much(request: web.Request) -> web.Response:
+async def answer_much(request: web.BaseRequest) -> web.Response:
     """Answer more than the buffers of a connection hold."""
     return web.Response(body=LARGE)
 
@@ -27,7 +33,7 @@ async def served(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[HttpServer]:
     """A server whose connections end after about a second."""
     monkeypatch.setattr(http, "CONNECTION_SECONDS", 0.5)
     monkeypatch.setattr(http, "LAST_ANSWER_SECONDS", 0.5)
-    server = HttpServer("127.0.0.1:0", [("/large", answer_much)])
+    server = HttpServer("http_listen", "127.0.0.1:0", LIMITS, [("/large", answer_much)])
     await server.start()
     yield server
     await server.close()
@@ -48,12 +54,126 @@ async def test_slow_reader_is_dropped(served: HttpServer) -> None:
     writer.close()
 
 
-async def test_connection_without_a_request_is_closed(served: HttpServer) -> None:
-    """A client that sends its request too slowly loses the connection."""
-    reader, writer = await connect(served)
-    writer.write(b"GET /large HT")
-    assert await asyncio.wait_for(reader.read(), 30) == b""
+@pytest.mark.parametrize(
+    ("sent", "answers"),
+    [
+        (b"", 0),
+        (b"GET /large HT", 0),
+        (b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\nGET /not", 1),
+        (b"GET /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nx", 1),
+        (b"GET /nothing HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n9\r\n", 1),
+    ],
+    ids=["nothing", "half a request", "half a second one", "half a body", "half a chunk"],
+)
+@pytest.mark.parametrize("drips", [False, True])
+async def test_request_that_does_not_end_is_closed(
+    sent: bytes, answers: int, drips: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that does not send the headers of a request in time loses the connection, also if it sends slowly."""
+    monkeypatch.setattr(http, "HEADER_SECONDS", 0.1)
+    server = HttpServer("http_listen", "127.0.0.1:0", LIMITS, [])
+    await server.start()
+    reader, writer = await connect(server)
+    writer.write(sent)
+
+    async def drip() -> None:
+        while drips:
+            await asyncio.sleep(0.03)
+            writer.write(b"x")
+
+    dripping = asyncio.create_task(drip())
+    read = b""
+    with suppress(ConnectionResetError):  # what it sent last was not read
+        while part := await asyncio.wait_for(reader.read(1000), 10):
+            read += part
+    dripping.cancel()
+    assert read.count(b"HTTP/1.1 404 ") == answers
     writer.close()
+    await server.close()
+
+
+async def test_half_a_handshake_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that does not end its TLS handshake in time loses the connection."""
+    monkeypatch.setattr(http, "HANDSHAKE_SECONDS", 0.2)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("localhost").configure_cert(context)
+    server = HttpServer("http_listen", "127.0.0.1:0", LIMITS, [], context)
+    await server.start()
+    reader, writer = await connect(server)
+    writer.write(b"\x16\x03\x01")
+    assert await asyncio.wait_for(reader.read(), 10) == b""
+    await until(lambda: not server.connection_count)
+    writer.close()
+    await server.close()
+
+
+async def test_idle_connection_is_closed_and_one_in_use_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The deadline for headers does not end a connection between two requests; the limit of idle time does."""
+    monkeypatch.setattr(http, "HEADER_SECONDS", 0.2)
+    monkeypatch.setattr(http, "KEEPALIVE_SECONDS", 0.5)
+    server = HttpServer("http_listen", "127.0.0.1:0", LIMITS, [])
+    await server.start()
+    reader, writer = await connect(server)
+    for _ in range(3):
+        writer.write(b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await reader.readuntil(b"404 Not Found\n")).startswith(b"HTTP/1.1 404 ")
+        await hold_for_async(0.3, "longer than the deadline for headers")
+    assert await asyncio.wait_for(reader.read(), 10) == b""
+    writer.close()
+    await server.close()
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET /a HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer abc123\r\n abc123\0\r\n\r\n", 400),
+        (b"abc123 / HTTP/1.1\r\nabc123\r\n\r\n", 400),
+        (b"GET /a HTTP/1.1\r\nHost: x\r\nabc123: " + b"abc123" * 2000 + b"\r\n\r\n", 400),
+        (b"GET /abc123 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 404),
+        (b"POST /a HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 6\r\n\r\nabc123", 405),
+        (b"ABC123 /a HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 400),
+        (b"DELETE /a HTTP/1.1\r\nHost: x\r\nX: abc123\r\nConnection: close\r\n\r\n", 405),
+    ],
+)
+async def test_errors_show_nothing_of_the_request(request_: bytes, status: int) -> None:
+    """Each error has the headers of every answer, and neither it nor the log has a byte of the request."""
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        raise NotImplementedError
+
+    server = HttpServer("http_listen", "127.0.0.1:0", LIMITS, [("/a", answer)])
+    await server.start()
+    with structlog.testing.capture_logs() as lines:
+        reader, writer = await connect(server)
+        writer.write(request_)
+        read = b""
+        with suppress(ConnectionResetError):
+            read = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+            read += await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+        await server.close()
+    assert read.split()[1] == b"%d" % status
+    assert all(f"{name}: {value}".encode() in read for name, value in http.HEADERS.items())
+    assert b"abc123" not in read.lower()
+    assert lines == []
+
+
+async def test_faults_show_nothing_of_the_request() -> None:
+    """A fault in a handler is answered 500 with the headers of every answer; the log has its kind and place only."""
+
+    async def fail(request: web.BaseRequest) -> web.Response:
+        raise ValueError(request.query["secret"])
+
+    server = HttpServer("http_listen", "127.0.0.1:0", LIMITS, [("/fail", fail)])
+    await server.start()
+    with structlog.testing.capture_logs() as lines:
+        async with aiohttp.ClientSession() as session, session.get(f"{server.url}fail?secret=abc123") as reply:
+            assert (reply.status, await reply.text()) == (500, "500 Internal Server Error\n")
+            assert {name: reply.headers[name] for name in http.HEADERS} == http.HEADERS
+    await server.close()
+    [line] = lines
+    assert (line["event"], line["error"], "abc123" in str(line)) == ("http_request_failed", "ValueError", False)
+    assert line["places"][-1].endswith(" fail")
 
 
 async def test_long_connections_are_closed_after_an_answer(served: HttpServer) -> None:
@@ -68,7 +188,7 @@ async def test_long_connections_are_closed_after_an_answer(served: HttpServer) -
 async def test_address_in_use_is_named() -> None:
     """The error names the setting and the address."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        server = HttpServer(f"127.0.0.1:{taken.getsockname()[1]}", [])
+        server = HttpServer("http_listen", f"127.0.0.1:{taken.getsockname()[1]}", LIMITS, [])
         with pytest.raises(StartRefused, match=r"http_listen: cannot serve on 127.0.0.1:.*Address already in use"):
             await server.start()
         await server.close()
@@ -84,7 +204,7 @@ async def test_address_in_use_is_named() -> None:
 )
 async def test_readyz_lists_checks(checks: dict[str, str], query: str, status: int, text: str) -> None:
     """Without a failed check the answer is short; a failed one is named."""
-    server = HttpServer("127.0.0.1:0", [("/readyz", Readiness(lambda: checks).readyz)])
+    server = HttpServer("http_listen", "127.0.0.1:0", LIMITS, [("/readyz", Readiness(lambda: checks).readyz)])
     await server.start()
     async with aiohttp.ClientSession() as session, session.get(f"{server.url}readyz{query}") as reply:
         assert (reply.status, await reply.text()) == (status, text)

@@ -348,7 +348,7 @@ class TestAuthentication:
             await worker.wait_all_ready(doc_ids, access_control)  # type: ignore[arg-type]
         assert access_control.requires_authentication
         worker.require_authentication()
-        worker.report_serving("here", "a store", 1, http="", xproto="")
+        worker.report_serving("here", "a store", 1, {})
         await supervisor.expect(messages.Serving)
         # The supervisor required authentication, so it gets no such report.
         assert not supervisor.pipe.has(messages.AuthenticationRequired)
@@ -360,7 +360,7 @@ class TestAuthentication:
         access_control = AccessControl(FakeClock(), 1, AccessPolicy(), requires_authentication=True)
         await worker.wait_all_ready(doc_ids, access_control)  # type: ignore[arg-type]
         worker.require_authentication()
-        worker.report_serving("here", "a store", 1, http="", xproto="")
+        worker.report_serving("here", "a store", 1, {})
         kinds = [type(await supervisor.pipe.receive()) for _ in range(3)]
         assert kinds == [messages.AuthenticationRequired, messages.Ready, messages.Serving]
 

@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 from idalloc.xprotocol.v1 import statement_pb2
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.domain.clock import SystemClock
+from idalloc_server.listen.connections import Limits
 from idalloc_server.xproto import frames
 from idalloc_server.xproto import listener as xlistener
 from idalloc_server.xproto.caller import Caller, Statements
@@ -46,7 +47,7 @@ async def listening(max_connections: int = 10, statements: Statements | None = N
         tls=None,
         requires_tls=False,
         max_message=2**20,
-        max_connections=max_connections,
+        limits=Limits(max_connections, max_connections),
     )
     await listener.start()
     try:

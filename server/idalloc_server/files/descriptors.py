@@ -1,0 +1,74 @@
+"""A reserve of descriptors, for what must go on at the limit of open files."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# Descriptors that are kept for the store, the access file, probes, and to refuse connections.
+RESERVED = 32
+_REFILL_SECONDS = 1.0
+
+
+class Reserve:
+    """Descriptors that are held open, so that no connection can take them. Safe for threads.
+
+    ``lend`` closes some, for files or sockets that are opened at once. Another thread may take one in between, such as
+    gRPC's for a new connection: then opening fails as it would have without the reserve.
+
+    Args:
+        size: How many are held; none before ``fill``.
+    """
+
+    def __init__(self, size: int = RESERVED) -> None:
+        self._size = size
+        self._held: list[int] = []
+        self._lent = 0
+        self._fills = False
+        self._lock = threading.Lock()
+
+    def fill(self) -> None:
+        """Hold as many as the limit allows, up to the size; after this ``lend`` fills the reserve again."""
+        with self._lock:
+            self._fills = True
+            self._fill()
+
+    @contextmanager
+    def lend(self, count: int = 1) -> Iterator[None]:
+        """Make descriptors free while this block opens what it needs."""
+        with self._lock:
+            self._lent += count
+            self._close(count)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._lent -= count
+                self._fill()
+
+    def close(self) -> None:
+        """Hold none from now on."""
+        with self._lock:
+            self._fills = False
+            self._close(len(self._held))
+
+    async def refill(self) -> None:
+        """Fill the reserve every second, until cancelled: what was lent may be in use for long."""
+        while True:
+            await asyncio.sleep(_REFILL_SECONDS)
+            self.fill()
+
+    def _close(self, count: int) -> None:
+        for _ in range(min(count, len(self._held))):
+            os.close(self._held.pop())
+
+    def _fill(self) -> None:
+        while self._fills and len(self._held) < self._size - self._lent:
+            try:
+                self._held.append(os.open(os.devnull, os.O_RDONLY))
+            except OSError:
+                return  # at the limit
+
+
+reserve = Reserve()

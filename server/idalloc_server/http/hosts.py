@@ -1,0 +1,59 @@
+"""Names of the server in requests. A browser's page from elsewhere must not reach the server under its own name.
+
+A web page of a stranger can let its own name lead to 127.0.0.1 (DNS rebinding). The browser then sends that name.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from ipaddress import ip_address
+
+from aiohttp import web
+
+from idalloc_server.http.server import Handler
+
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]/@]+)(:[0-9]{1,5})?")
+
+
+class OwnNames:
+    """The names under which the server answers: those of loopback, any IP address, and the given ones.
+
+    Args:
+        listen: The listen address, HOST:PORT.
+        names: Further names, without a port.
+    """
+
+    def __init__(self, listen: str, names: Iterable[str]) -> None:
+        self._names = {"localhost", listen.rpartition(":")[0].lower(), *(name.lower() for name in names)}
+
+    def has(self, host: str) -> bool:
+        """Return whether the value of a Host header has one of the names."""
+        match = _HOST.fullmatch(host)
+        if match is None:
+            return False
+        name = match[1].lower().removesuffix(".")
+        return name in self._names or name.endswith(".localhost") or _is_address(name.strip("[]"))
+
+    def require(self, handler: Handler, unless: Callable[[], bool]) -> Handler:
+        """Return a handler that answers only under these names, unless callers authenticate.
+
+        Args:
+            handler: Answers requests. One of HTTP/1.0 may have no name; no browser sends it.
+            unless: Returns whether callers authenticate.
+        """
+
+        async def check(request: web.BaseRequest) -> web.StreamResponse:
+            if not unless() and not all(map(self.has, request.headers.getall("Host", ()))):
+                text = "the header Host has no name of this server: add it to the setting http_hosts\n"
+                return web.Response(status=HTTPStatus.MISDIRECTED_REQUEST, text=f"421 Misdirected Request: {text}")
+            return await handler(request)
+
+        return check
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True

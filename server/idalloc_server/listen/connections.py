@@ -1,0 +1,288 @@
+"""Connections of the server's own ports, HTTP and the X Protocol: accepted, counted and limited in one place.
+
+grpcio and native accept the connections of gRPC themselves.
+"""
+
+import asyncio
+import errno
+import socket
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+import structlog
+
+from idalloc_server.auth.rejected_callers import host_of
+from idalloc_server.files.descriptors import reserve
+from idalloc_server.listen.reservation import cannot_bind
+from idalloc_server.telemetry.logs import failure
+
+# The most connections of the HTTP port, and of the port of probes.
+MAX_HTTP_CONNECTIONS, MAX_PROBE_CONNECTIONS = 200, 16
+# How long a TLS handshake may take, and a client's first message or the headers of a request.
+HANDSHAKE_SECONDS = HEADER_SECONDS = 5.0
+# How many connections the kernel holds until they are accepted. Of 5,000 at once a queue of 100 lost 21.
+_BACKLOG = 1_024
+# How many connections are accepted until other tasks of the event loop run.
+_ACCEPTS_AT_ONCE = 16
+# The pause after an accept that failed, and the time in which the refused ones are counted for a line of the log.
+_PAUSE_SECONDS = 0.1
+_LOG_SECONDS = 1.0
+_AT_LIMIT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+_log = structlog.get_logger("idalloc.listen")
+
+
+class Limits(NamedTuple):
+    """The limits of a port.
+
+    Attributes:
+        connections: The most connections.
+        of_address: The most connections of one address; of IPv6, a /64 is one.
+        uses_reserve: Whether connections may have the reserve of descriptors.
+    """
+
+    connections: int
+    of_address: int
+    uses_reserve: bool = False
+
+
+class Accepted:
+    """An accepted connection.
+
+    Attributes:
+        socket: Its socket.
+        address: The IP address of the client.
+        peer: Its address as gRPC names it, such as ``ipv4:10.0.0.7:51234``.
+        host: Its host, by which connections are counted; of IPv6, the /64.
+    """
+
+    def __init__(self, accepted: socket.socket, address: Any, waiting: "dict[Accepted, None]") -> None:
+        self.address, port = address[:2]
+        self.socket = accepted
+        is_ipv6 = ":" in self.address
+        self.peer = f"ipv6:%5B{self.address}%5D:{port}" if is_ipv6 else f"ipv4:{self.address}:{port}"
+        self.host = host_of(self.peer)
+        self._waiting = waiting
+        self.set_waiting(True)
+
+    def set_waiting(self, waits: bool) -> None:
+        """Set whether the server waits for the client, as before a login: at a limit such a connection may be ended."""
+        self._waiting.pop(self, None)
+        if waits:
+            self._waiting[self] = None
+
+    async def open_streams(self, limit: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Return the connection's streams; the reader buffers up to twice ``limit``."""
+        loop = asyncio.get_running_loop()
+        opened: asyncio.Future[asyncio.StreamWriter] = loop.create_future()
+        reader = asyncio.StreamReader(limit)
+        # With a callback the streams are those of a server, as start_tls needs it.
+        protocol = asyncio.StreamReaderProtocol(reader, lambda _, writer: opened.set_result(writer))
+        await loop.connect_accepted_socket(lambda: protocol, self.socket)
+        return reader, await opened
+
+
+Serve = Callable[[Accepted], Awaitable[None]]
+
+
+class Listener:
+    """Accepts connections on an address, each in a task of its own.
+
+    A connection counts from accept until ``serve`` returns. At a limit the connection that waits longest is ended for
+    a new one: so nobody holds the port by opening connections and sending nothing. If none waits, the new one is
+    refused. Both are counted, and logged once a second.
+
+    Args:
+        setting: The name of the setting of the address.
+        listen: HOST:PORT; port 0 selects a free one.
+        limits: The limits of the port.
+        serve: Serves a connection; its transport must be closed when it returns or is cancelled.
+        refusal: What a refused client gets.
+        reuse_port: Whether other processes may bind the port.
+    """
+
+    def __init__(
+        self, setting: str, listen: str, limits: Limits, serve: Serve, *, refusal: bytes = b"", reuse_port: bool = False
+    ) -> None:
+        self._setting = setting
+        self._listen = listen
+        self._limits = limits
+        self._serve = serve
+        self._refusal = refusal
+        self._reuse_port = reuse_port
+        self._sockets: list[socket.socket] = []
+        self._tasks: dict[Accepted, asyncio.Task[None]] = {}
+        self._hosts: Counter[str] = Counter()
+        self._counted = 0
+        self._waiting: dict[Accepted, None] = {}  # longest first
+        self._refused: Counter[str] = Counter()  # by reason, since the last line of the log
+
+    @property
+    def address(self) -> str:
+        """The address, with the port in use once started."""
+        return self._listen
+
+    @property
+    def connection_count(self) -> int:
+        """The number of open connections."""
+        return len(self._tasks)
+
+    def start(self) -> None:
+        """Bind the address and accept connections.
+
+        Raises:
+            StartRefused: The address is in use, or cannot be bound.
+        """
+        try:
+            self._bind()
+        except OSError as error:
+            self.stop_accepting()
+            raise cannot_bind(self._listen, error, self._setting) from None
+        host, port = self._listen.rpartition(":")[0], self._sockets[0].getsockname()[1]
+        self._listen = f"{host}:{port}"
+        for each in self._sockets:
+            asyncio.get_running_loop().add_reader(each, self._accept, each)
+
+    def stop_accepting(self) -> None:
+        """Close the address; open connections stay."""
+        for each in self._sockets:
+            asyncio.get_running_loop().remove_reader(each)
+            each.close()
+        self._sockets = []
+
+    async def wait_until_empty(self, timeout: float) -> None:
+        """Wait until all connections have ended, at most ``timeout`` seconds."""
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=timeout)
+
+    async def close(self) -> None:
+        """Close the address and all connections."""
+        self.stop_accepting()
+        for task in self._tasks.values():
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks.values())
+
+    def count_refused(self, reason: str) -> None:
+        """Count a refused connection, or a refused request on one, for the log."""
+        if not self._refused:
+            asyncio.get_running_loop().call_later(_LOG_SECONDS, self._log_refused)
+        self._refused[reason] += 1
+
+    def _bind(self) -> None:
+        host, _, port = self._listen.rpartition(":")
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        for family, kind, protocol, _, address in found:
+            each = socket.socket(family, kind, protocol)
+            self._sockets.append(each)
+            each.setblocking(False)
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if self._reuse_port:
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            used = self._sockets[0].getsockname()[1] if len(self._sockets) > 1 else address[1]
+            try:
+                each.bind((address[0], used, *address[2:]))
+                each.listen(_BACKLOG)
+            except OSError as error:
+                # Skip an address that this machine lacks, unless it is the only one.
+                if error.errno == errno.EADDRINUSE or (len(self._sockets) == 1 and address is found[-1][4]):
+                    raise
+                self._sockets.pop().close()
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(_ACCEPTS_AT_ONCE):
+            try:
+                self._admit(*listening.accept())
+            except OSError as error:
+                if error.errno not in _AT_LIMIT:
+                    return  # none is left, or the client has left
+                if not self._accept_from_reserve(listening):
+                    return
+
+    def _accept_from_reserve(self, listening: socket.socket) -> bool:
+        """Accept a connection with a descriptor of the reserve, and refuse it unless it may have it."""
+        try:
+            with reserve.lend():
+                accepted, address = listening.accept()
+                if self._limits.uses_reserve:
+                    self._admit(accepted, address)
+                    return True
+                self._refuse(accepted, "open_files")
+        except OSError as error:
+            if error.errno in _AT_LIMIT:
+                self.count_refused("open_files")
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(listening)  # it stays readable
+                loop.call_later(_PAUSE_SECONDS, self._go_on, listening)
+            return False
+        return True
+
+    def _go_on(self, listening: socket.socket) -> None:
+        if listening in self._sockets:
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+
+    def _admit(self, accepted: socket.socket, address: Any) -> None:
+        accepted.setblocking(False)
+        connection = Accepted(accepted, address, self._waiting)
+        if not self._make_room(connection):
+            connection.set_waiting(False)
+            self._refuse(accepted, "connections")
+            return
+        self._hosts[connection.host] += 1
+        self._counted += 1
+        task = self._tasks[connection] = asyncio.create_task(self._run(connection))
+        task.add_done_callback(lambda _: self._release(connection))
+
+    def _make_room(self, new: Accepted) -> bool:
+        """Return whether there is room for a connection, after ending the one that waits longest if need be."""
+        if self._hosts[new.host] >= self._limits.of_address:
+            longest = next((each for each in self._waiting if each.host == new.host), new)
+        elif self._counted >= self._limits.connections:
+            longest = next(iter(self._waiting))
+        else:
+            return True
+        if longest is new:
+            return False
+        self.count_refused("ended")
+        longest.set_waiting(False)
+        self._tasks[longest].cancel()
+        self._forget(longest)
+        return True
+
+    async def _run(self, connection: Accepted) -> None:
+        try:
+            await self._serve(connection)
+        except (OSError, TimeoutError):
+            pass  # The client left, or took too long.
+        except Exception as error:
+            _log.error("connection_failed", port=self._setting, **failure(error))
+
+    def _release(self, connection: Accepted) -> None:
+        del self._tasks[connection]
+        connection.set_waiting(False)
+        connection.socket.close()
+        self._forget(connection)
+
+    def _forget(self, connection: Accepted) -> None:
+        """Count a connection no longer; a second call has no effect."""
+        if connection.host:
+            self._counted -= 1
+            self._hosts[connection.host] -= 1
+            if not self._hosts[connection.host]:
+                del self._hosts[connection.host]
+            connection.host = ""
+
+    def _refuse(self, accepted: socket.socket, reason: str) -> None:
+        self.count_refused(reason)
+        with accepted:
+            accepted.setblocking(False)
+            if self._refusal:
+                accepted.send(self._refusal)
+
+    def _log_refused(self) -> None:
+        refused, self._refused = self._refused, Counter()
+        for reason, count in refused.items():
+            _log.warning("connections_refused", port=self._setting, reason=reason, count=count)

@@ -1,0 +1,47 @@
+"""The limit of open files, of which each connection needs one."""
+
+import resource
+from contextlib import suppress
+
+import structlog
+
+from idalloc_server.files.descriptors import RESERVED
+from idalloc_server.listen.connections import MAX_HTTP_CONNECTIONS, MAX_PROBE_CONNECTIONS
+from idalloc_server.settings.model import Settings
+
+# What a process has open without a connection, at most, such as its store, its log and its threads' events.
+OWN = 64
+# The fewest connections of gRPC that the settings ask for.
+MIN_GRPC_CONNECTIONS = 256
+
+_log = structlog.get_logger("idalloc")
+
+
+def raise_limit(settings: Settings) -> None:
+    """Raise this process's limit of open files to the highest that it may have; log if that is too low."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # of a system that allows less than it says, such as macOS
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    limit, needed = _limit(), _without_grpc(settings) + MIN_GRPC_CONNECTIONS
+    if limit < needed:
+        _log.warning("open_files_limit_low", limit=limit, needed=needed)
+
+
+def most_grpc_connections(settings: Settings) -> int:
+    """Return how many connections of gRPC leave enough descriptors for all else; at least half of them."""
+    limit = _limit()
+    return max(limit - _without_grpc(settings), limit // 2)
+
+
+def _limit() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 2**31 - 1 if soft == resource.RLIM_INFINITY else soft
+
+
+def _without_grpc(settings: Settings) -> int:
+    ports = {
+        "http_listen": MAX_HTTP_CONNECTIONS,
+        "probe_listen": MAX_PROBE_CONNECTIONS,
+        "xproto_listen": settings.xproto_max_connections,
+    }
+    return OWN + RESERVED + sum(most for name, most in ports.items() if getattr(settings, name))

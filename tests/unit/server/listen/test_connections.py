@@ -1,0 +1,269 @@
+"""Connections of the server's own ports are counted from accept, and limited: all, and those of an address."""
+
+import asyncio
+import errno
+import resource
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import ClassVar
+
+import pytest
+import structlog
+
+from idalloc_server.domain.errors import StartRefused
+from idalloc_server.files import descriptors
+from idalloc_server.listen import connections, open_files
+from idalloc_server.listen.connections import Accepted, Limits, Listener
+from idalloc_server.settings.model import Settings
+from tests.support.waiting import until
+
+
+class Served:
+    """Serves connections until their clients leave; a client that sends ``b`` is busy from then on."""
+
+    def __init__(self) -> None:
+        self.open: list[str] = []
+
+    async def __call__(self, accepted: Accepted) -> None:
+        reader, writer = await accepted.open_streams(1024)
+        self.open.append(accepted.peer)
+        writer.write(b"hello")
+        try:
+            while data := await reader.read(1):
+                accepted.set_waiting(data != b"b")
+                writer.write(data)
+        finally:
+            self.open.remove(accepted.peer)
+            writer.transport.abort()
+
+
+@asynccontextmanager
+async def listening(limits: Limits, refusal: bytes = b"") -> AsyncIterator[Listener]:
+    listener = Listener("http_listen", "127.0.0.1:0", limits, Served(), refusal=refusal)
+    listener.start()
+    try:
+        yield listener
+    finally:
+        await listener.close()
+
+
+class Client:
+    """A client at an address of loopback."""
+
+    opened: ClassVar[list["Client"]] = []
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self.opened.append(self)
+
+    @classmethod
+    async def connect(cls, listener: Listener, source: str = "127.0.0.1") -> "Client":
+        host, _, port = listener.address.rpartition(":")
+        return cls(*await asyncio.open_connection(host, int(port), local_addr=(source, 0)))
+
+    async def ask(self, data: bytes) -> bytes:
+        """Send a byte after the greeting, and return the reply; empty if the server has ended the connection."""
+        try:
+            self.writer.write(data)
+            return await asyncio.wait_for(self.reader.readexactly(1), 30)
+        except (OSError, asyncio.IncompleteReadError):
+            return b""
+
+    async def greeting(self) -> bytes:
+        """Return what the server sends at first, up to five bytes."""
+        try:
+            return await asyncio.wait_for(self.reader.readexactly(5), 30)
+        except asyncio.IncompleteReadError as error:
+            return error.partial
+        except OSError:
+            return b""
+
+
+@pytest.fixture(autouse=True)
+async def no_client_is_left() -> AsyncIterator[None]:
+    """Close all clients of a test."""
+    yield
+    for client in Client.opened:
+        client.writer.transport.abort()
+    Client.opened.clear()
+
+
+async def connected(listener: Listener, *sources: str) -> list[Client]:
+    clients = [await Client.connect(listener, source) for source in sources]
+    assert [await client.greeting() for client in clients] == [b"hello"] * len(clients)
+    return clients
+
+
+@pytest.mark.parametrize(
+    ("limits", "sources"),
+    [(Limits(2, 2), ["127.0.0.2", "127.0.0.3", "127.0.0.4"]), (Limits(9, 2), ["127.0.0.2"] * 3)],
+    ids=["all", "of an address"],
+)
+async def test_the_connection_that_waits_longest_makes_room(limits: Limits, sources: list[str]) -> None:
+    """At a limit a new client is served, and the one that has waited longest for its client is ended."""
+    async with listening(limits) as listener:
+        first, second, third = await connected(listener, *sources)
+        assert await first.reader.read() == b""
+        assert [await each.ask(b"x") for each in (second, third)] == [b"x", b"x"]
+        await until(lambda: listener.connection_count == 2)
+
+
+async def test_busy_connections_stay_and_new_ones_are_refused() -> None:
+    """Where no connection waits, a new one gets the refusal; it is served when one has ended."""
+    async with listening(Limits(2, 2), refusal=b"full!") as listener:
+        clients = await connected(listener, "127.0.0.1", "127.0.0.1")
+        assert [await client.ask(b"b") for client in clients] == [b"b", b"b"]
+        assert await (await Client.connect(listener)).greeting() == b"full!"
+        clients[0].writer.close()
+        await until(lambda: listener.connection_count == 1)
+        await connected(listener, "127.0.0.1")
+
+
+async def test_an_address_at_its_limit_leaves_others_alone() -> None:
+    """A flood of one address ends none of another's connections, although those wait longer."""
+    async with listening(Limits(9, 3)) as listener:
+        [honest] = await connected(listener, "127.0.0.2")
+        await connected(listener, *["127.0.0.3"] * 20)
+        assert await honest.ask(b"x") == b"x"
+        await until(lambda: listener.connection_count == 4)
+
+
+async def test_a_flood_keeps_the_count_right() -> None:
+    """Clients that leave at any time, and many at once, leave no count and no task behind."""
+    async with listening(Limits(5, 3)) as listener:
+        for _ in range(10):
+            clients = [await Client.connect(listener, f"127.0.0.{number}") for number in range(2, 9)]
+            for client in clients:
+                client.writer.transport.abort()
+        await until(lambda: listener.connection_count == 0)
+        await connected(listener, *["127.0.0.1"] * 3)
+        assert listener.connection_count == 3
+
+
+async def test_refusals_are_logged_once_a_second_with_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line for each reason has the number of connections."""
+    monkeypatch.setattr(connections, "_LOG_SECONDS", 0.1)
+    with structlog.testing.capture_logs() as lines:
+        async with listening(Limits(1, 1)) as listener:
+            await connected(listener, *["127.0.0.1"] * 4)
+            await until(lambda: lines)
+    assert {(line["reason"], line["port"]) for line in lines} == {("ended", "http_listen")}
+    assert sum(line["count"] for line in lines) == 3
+
+
+async def test_a_fault_is_logged_without_the_text_of_its_error() -> None:
+    """A fault of the server ends its connection only, and shows nothing of the client in the log."""
+
+    async def fail(accepted: Accepted) -> None:
+        raise ValueError("the client's secret")
+
+    with structlog.testing.capture_logs() as lines:
+        listener = Listener("http_listen", "127.0.0.1:0", Limits(1, 1), fail)
+        listener.start()
+        assert await (await Client.connect(listener)).greeting() == b""
+        await listener.close()
+    [line] = lines
+    assert (line["event"], line["error"], "secret" in str(line)) == ("connection_failed", "ValueError", False)
+    assert any("in fail" in place or place.endswith(" fail") for place in line["places"])
+
+
+async def test_all_addresses_of_a_name_are_served_at_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host with several addresses is served on each; one that the machine lacks is skipped."""
+    found = [
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in ("127.0.0.1", "127.0.0.9", "192.0.2.1")
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    listener = Listener("http_listen", "somewhere:0", Limits(5, 5), Served())
+    listener.start()
+    monkeypatch.undo()
+    port = int(listener.address.removeprefix("somewhere:"))
+    for address in ("127.0.0.1", "127.0.0.9"):
+        reader, writer = await asyncio.open_connection(address, port)
+        assert await reader.readexactly(5) == b"hello"
+        writer.close()
+    await listener.close()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found[2:])
+    with pytest.raises(StartRefused, match="http_listen: cannot serve on nowhere:0"):
+        Listener("http_listen", "nowhere:0", Limits(5, 5), Served()).start()
+
+
+@pytest.fixture
+def exhausted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Let accept fail for want of a descriptor, unless one was lent."""
+    state = {"full": False, "lent": False}
+    accept = socket.socket.accept
+
+    class Reserve(descriptors.Reserve):
+        def _close(self, count: int) -> None:
+            super()._close(count)
+            state["lent"] = True
+
+        def _fill(self) -> None:
+            state["lent"] = False
+
+    def accept_or_fail(self: socket.socket) -> object:
+        if state["full"] and not state["lent"]:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(self)
+
+    monkeypatch.setattr(connections, "reserve", Reserve())
+    monkeypatch.setattr(socket.socket, "accept", accept_or_fail)
+    return lambda: state.update(full=True)
+
+
+@pytest.mark.parametrize(("uses_reserve", "greeting"), [(True, b"hello"), (False, b"full!")])
+async def test_at_the_limit_of_open_files_only_probes_are_served(
+    exhausted: Callable[[], None], uses_reserve: bool, greeting: bytes
+) -> None:
+    """With no descriptor left a probe gets one of the reserve, and any other connection is refused at once."""
+    async with listening(Limits(5, 5, uses_reserve), refusal=b"full!") as listener:
+        exhausted()
+        assert await (await Client.connect(listener)).greeting() == greeting
+
+
+async def test_without_a_reserve_the_port_pauses_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While accept fails the event loop is idle; later the waiting client is served."""
+    attempts = 0
+    accept = socket.socket.accept
+
+    def fail_at_first(self: socket.socket) -> object:
+        nonlocal attempts
+        attempts += 1
+        if attempts <= 4:  # each attempt is two: with the reserve, too
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(self)
+
+    monkeypatch.setattr(connections, "_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(socket.socket, "accept", fail_at_first)
+    async with listening(Limits(5, 5)) as listener:
+        assert await (await Client.connect(listener)).greeting() == b"hello"
+    assert 5 <= attempts <= 7
+
+
+def test_the_reserve_lends_and_fills_again() -> None:
+    """What is lent is free for the block, and held again after it; nothing is held before the first fill."""
+    reserve = descriptors.Reserve(4)
+    with reserve.lend():
+        pass
+    assert reserve._held == []
+    reserve.fill()
+    with reserve.lend(3):
+        assert len(reserve._held) == 1
+        reserve.fill()
+        assert len(reserve._held) == 1
+    assert len(reserve._held) == 4
+    reserve.close()
+    assert reserve._held == []
+
+
+def test_grpc_leaves_descriptors_for_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """grpcio gets what the process, the reserve and the other ports leave; at least half of a low limit."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1000, 1000))
+    plain = Settings()
+    others = Settings(http_listen="127.0.0.1:0", xproto_listen="127.0.0.1:0", probe_listen="127.0.0.1:0")
+    own = open_files.OWN + descriptors.RESERVED
+    assert open_files.most_grpc_connections(plain) == 1000 - own
+    assert open_files.most_grpc_connections(others) == 1000 - own - 200 - 100 - 16
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 100))
+    assert open_files.most_grpc_connections(others) == 50
