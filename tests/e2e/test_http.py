@@ -10,7 +10,7 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,7 +20,6 @@ import trustme
 from prometheus_client.parser import text_string_to_metric_families
 
 from idalloc.v1 import id_allocator_pb2
-from idalloc_server.listen.connections import MAX_HTTP_CONNECTIONS
 from tests.e2e.test_access import new_token
 from tests.support.processes import Server, environment, running, serve_command, start_error
 from tests.support.server_calls import connect, id_allocator, log_events
@@ -46,13 +45,6 @@ def get(server: Server, path: str, token: str = "", tls: ssl.SSLContext | None =
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode()
-
-
-def is_alive(server: Server) -> bool:
-    """Return whether /livez answers."""
-    with suppress(OSError):
-        return get(server, "livez")[0] == 200
-    return False
 
 
 def allocate(server: Server, sequence: str, count: int) -> None:
@@ -287,17 +279,3 @@ def test_other_paths_and_methods_are_refused(tmp_path: Path) -> None:
             urllib.request.urlopen(request, timeout=30)
         with refused.value as error:
             assert error.code == 400
-
-
-def test_connections_are_limited(tmp_path: Path) -> None:
-    """A connection beyond the limit is closed; places of closed connections are free again."""
-    with running(tmp_path, http_listen=LOOPBACK) as server:
-        wait_until(lambda: get(server, "readyz")[0] == 200)
-        port = int(url_of(server).rstrip("/").rpartition(":")[2])
-        with ExitStack() as held:
-            for _ in range(MAX_HTTP_CONNECTIONS):
-                held.enter_context(closing(socket.create_connection(("127.0.0.1", port))))
-            with pytest.raises(OSError) as refused:  # noqa: PT011 - reset, or closed without an answer
-                get(server, "livez")
-            assert "timed out" not in str(refused.value)
-        wait_until(lambda: is_alive(server))

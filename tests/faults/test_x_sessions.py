@@ -33,7 +33,10 @@ def overload(scenario: Scenario, transport: str, max_connections: int) -> Iterat
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2 * NUMBER), hard))
     try:
         node = scenario.start_node(
-            transport=transport, xproto_listen="127.0.0.1:0", xproto_max_connections=max_connections
+            transport=transport,
+            xproto_listen="127.0.0.1:0",
+            xproto_max_connections=max_connections,
+            max_connections_per_address=max_connections,
         )
         bystander = scenario.start_client(
             node, sequence="payments", mode="ranges,ids,stream,docids", timeout=20, pause=0.01
