@@ -1,17 +1,21 @@
 """The compose file is valid, and starts servers that accept their settings."""
 
 import json
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
+import yaml
 
 from idalloc_server.settings.model import Settings
-from tests.support.environments import deploy_program
+from tests.support.environments import deploy_program, installed_program
 from tests.support.manifests import DEPLOY, read_yaml
 from tests.support.processes import running
 from tests.support.server_calls import status_of
+from tests.support.waiting import wait_until
 
 FOLDER = DEPLOY / "compose"
 COMPOSE: dict[str, Any] = read_yaml(FOLDER / "compose.yaml")
@@ -61,6 +65,44 @@ def test_prometheus_may_scrape_a_server_by_its_name(name: str, tmp_path: Path) -
     with running(tmp_path, http_listen="127.0.0.1:0", http_hosts=names) as server:
         assert status_of(server, "/metrics", target) == 200
         assert status_of(server, "/metrics", "evil.example:50080") == 421
+
+
+@pytest.mark.test_long
+def test_prometheus_scrapes_both_servers(tmp_path: Path) -> None:
+    """A real Prometheus with the file's targets gets the metrics of servers with the file's names."""
+    prometheus = installed_program("prometheus")
+    names = SERVERS["idalloc-1"]["environment"]["IDALLOC_HTTP_HOSTS"]
+    config = read_yaml(DEPLOY / "prometheus/prometheus.yml")
+    config["global"] = {"scrape_interval": "1s"}
+    del config["rule_files"]
+    with (
+        running(tmp_path, http_listen="127.0.0.1:0", http_hosts=names) as server,
+        socket.create_server(("127.0.0.1", 0)) as free,
+    ):
+        # Nothing resolves the names here: the server stands in for a proxy, and gets them in the header Host.
+        config["scrape_configs"][0]["proxy_url"] = json.loads(server.serving)["http"]
+        file = tmp_path / "prometheus.yml"
+        file.write_text(yaml.safe_dump(config))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        free.close()
+        command = [prometheus, f"--config.file={file}", f"--storage.tsdb.path={tmp_path}/data"]
+        with (tmp_path / "prometheus.log").open("w") as log:
+            process = subprocess.Popen([*command, f"--web.listen-address={address}"], stderr=log, stdout=log)
+        try:
+            wait_until(lambda: scraped(address) == {"idalloc-1:50080": "up", "idalloc-2:50080": "up"})
+        finally:
+            process.kill()
+            process.wait()
+
+
+def scraped(address: str) -> dict[str, str]:
+    """Return the health of each target, once it has been scraped."""
+    try:
+        with urlopen(f"http://{address}/api/v1/targets", timeout=5) as answer:
+            targets = json.load(answer)["data"]["activeTargets"]
+    except OSError:
+        return {}
+    return {each["labels"]["instance"]: each["health"] for each in targets}
 
 
 def test_servers_may_open_a_file_for_each_connection() -> None:

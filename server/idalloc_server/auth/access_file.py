@@ -19,7 +19,6 @@ from idalloc_server.auth.access import ADMIN, ALLOCATE, ANONYMOUS, READ, AccessP
 from idalloc_server.domain.errors import StartRefused, unreadable
 from idalloc_server.domain.sequences.patterns import Patterns
 from idalloc_server.domain.sequences.text import is_safe
-from idalloc_server.files.descriptors import reserve
 from idalloc_server.files.watch import FileWatch
 
 # After how many checks the log repeats the error of an invalid file. The previous policy stays active until the file is
@@ -154,8 +153,7 @@ class AccessFile:
 
         def load() -> AccessPolicy:
             try:
-                with reserve.lend():
-                    content = self._path.read_bytes()
+                content = self._path.read_bytes()
             except OSError as error:
                 if not may_be_empty or not isinstance(error, FileNotFoundError | NotADirectoryError):
                     raise unreadable("access", self._path, error) from None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from idalloc_server.domain.errors import FileUnreadable, StartRefused
+from idalloc_server.files.descriptors import reserve
 
 # How often the server checks whether files have changed.
 POLL_SECONDS = 0.5
@@ -49,7 +50,8 @@ class FileWatch:
         states = self._look()  # before the content: a change meanwhile is noticed
         self._states = None
         try:
-            loaded = load()
+            with reserve.lend():  # at the limit of open files, too
+                loaded = load()
         except FileUnreadable:
             raise
         except StartRefused:

@@ -78,7 +78,7 @@ async def test_request_that_does_not_end_is_closed(
 
     async def drip() -> None:
         while drips:
-            await asyncio.sleep(0.03)
+            await hold_for_async(0.03, "the client sends a byte at a time")
             writer.write(b"x")
 
     dripping = asyncio.create_task(drip())
