@@ -5,6 +5,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from idalloc.v1 import id_allocator_pb2
 from idalloc.xprotocol.v1 import connection_pb2
 from idalloc_server.xproto import frames
 from tests.e2e.test_access import new_token
+from tests.e2e.test_crate import Crate
 from tests.support import http2
 from tests.support.processes import Server, running
 from tests.support.server_calls import connect, id_allocator, log_events, status_of
@@ -101,11 +103,29 @@ def test_half_handshakes_do_not_stop_probes_or_callers(tmp_path: Path) -> None:
             assert len([*Path(f"/proc/{server.process.pid}/fd").iterdir()]) < 400
 
 
-def take(channel: grpc.Channel, token: str = "") -> None:
+def take(channel: grpc.Channel, token: str = "", sequence: str = "orders") -> None:
     """Take an id."""
-    request = id_allocator_pb2.AllocateRangeRequest(sequence="orders", id_count=1)
+    request = id_allocator_pb2.AllocateRangeRequest(sequence=sequence, id_count=1)
     metadata = [("authorization", f"Bearer {token}")] if token else []
     id_allocator(channel).AllocateRange(request, timeout=5, metadata=metadata)
+
+
+@pytest.mark.parametrize("transport", ["grpcio", "native"])
+def test_at_the_limit_of_open_files_the_store_is_reached(tmp_path: Path, transport: str) -> None:
+    """Strangers who take all descriptors prevent no new connection to a cluster, also to a restarted one."""
+    crate = Crate(tmp_path / "crate.db")
+    try:
+        settings = {"transport": transport, "store": crate.url}
+        with running(tmp_path, None, False, 160, **settings) as server, connect(server) as channel:
+            take(channel)
+            with holding(int(server.address.rpartition(":")[2]), 200, STRANGERS):
+                hold_for(1.5, "gRPC accepts what it can")
+                crate.kill()
+                crate.restart()
+                with ThreadPoolExecutor(8) as pool:
+                    list(pool.map(lambda number: take(channel, sequence=f"s{number}"), range(8)))
+    finally:
+        crate.kill()
 
 
 @pytest.mark.parametrize("transport", ["grpcio", "native"])

@@ -5,6 +5,7 @@ After an error, a server may leave a request queued on its connection and would 
 
 import asyncio
 import io
+import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any, Generic, TypeVar
 import aiohttp
 import structlog
 import yarl
+from aiohttp.abc import ResolveResult
 
 from idalloc_server.domain.errors import (
     StoreAnsweredError,
@@ -26,7 +28,7 @@ from idalloc_server.store.cluster.hosts import Connection, Host
 from idalloc_server.store.credentials import certificate_problem
 
 _MAX_MESSAGE_LENGTH = 300
-_DESCRIPTORS = 4  # of a new connection: its socket, and what a lookup of the name opens
+_LOOKUP_DESCRIPTORS = 2  # at most, of a lookup of a name: a file, and a socket to a name server
 _LARGE_BODY = 64 * 1024  # bytes; aiohttp sends a file in parts, and others have the event loop between them
 _LOST = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientPayloadError)
 _LOG_SECONDS = 1.0  # at most one line about wrong answers in this time
@@ -99,12 +101,7 @@ class Connections:
 
     async def exchange(self, host: Host, request: Request[_T], *, is_fresh: bool = False) -> _T:
         """Sends one request over one connection, and keeps the connection only after a successful answer."""
-        if is_fresh or not host.idle:
-            with reserve.lend(_DESCRIPTORS):
-                return await self._exchange_over(Connection(self._new_session()), host, request)
-        return await self._exchange_over(host.idle.pop(), host, request)
-
-    async def _exchange_over(self, connection: Connection, host: Host, request: Request[_T]) -> _T:
+        connection = Connection(self._new_session()) if is_fresh or not host.idle else host.idle.pop()
         keep = False
         try:
             if self._place_check and not connection.is_checked and request is not self._alive:
@@ -158,10 +155,31 @@ class Connections:
 
     def _new_session(self) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=1, ssl=True if self._tls is None else self._tls),
+            connector=aiohttp.TCPConnector(
+                limit=1,
+                ssl=True if self._tls is None else self._tls,
+                resolver=_Resolver(),
+                socket_factory=_new_socket,
+            ),
             timeout=self._timeouts,
             cookie_jar=aiohttp.DummyCookieJar(),
         )
+
+
+class _Resolver(aiohttp.ThreadedResolver):
+    """Looks names up with descriptors of the reserve."""
+
+    async def resolve(self, *args: Any, **kwargs: Any) -> list[ResolveResult]:
+        """See ``AbstractResolver``."""
+        with reserve.lend(_LOOKUP_DESCRIPTORS):
+            return await super().resolve(*args, **kwargs)
+
+
+def _new_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """Return a socket for an address, with a descriptor of the reserve."""
+    family, kind, protocol, *_ = address
+    with reserve.lend():
+        return socket.socket(family, kind, protocol)
 
 
 async def close_idle(host: Host) -> None:
