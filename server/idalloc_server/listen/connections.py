@@ -54,7 +54,7 @@ class Accepted:
         socket: Its socket.
         address: The IP address of the client.
         peer: Its address as gRPC names it, such as ``ipv4:10.0.0.7:51234``.
-        host: Its host, by which connections are counted; of IPv6, the /64.
+        host: Its host, by which connections are counted; of IPv6, the /64. Empty once it is not counted any more.
     """
 
     def __init__(self, accepted: socket.socket, address: Any, waiting: "dict[Accepted, None]") -> None:
@@ -68,9 +68,10 @@ class Accepted:
 
     def set_waiting(self, waits: bool) -> None:
         """Set whether the server waits for the client, as before a login: at a limit such a connection may be ended."""
-        self._waiting.pop(self, None)
-        if waits:
-            self._waiting[self] = None
+        if not waits:
+            self._waiting.pop(self, None)
+        elif self.host:
+            self._waiting.setdefault(self)
 
     async def open_streams(self, limit: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Return the connection's streams; the reader buffers up to twice ``limit``."""
@@ -247,7 +248,6 @@ class Listener:
         if longest is new:
             return False
         self.count_refused("ended")
-        longest.set_waiting(False)
         self._tasks[longest].cancel()
         self._forget(longest)
         return True
@@ -262,9 +262,8 @@ class Listener:
 
     def _release(self, connection: Accepted) -> None:
         del self._tasks[connection]
-        connection.set_waiting(False)
-        connection.socket.close()
         self._forget(connection)
+        connection.socket.close()
 
     def _forget(self, connection: Accepted) -> None:
         """Count a connection no longer; a second call has no effect."""
@@ -274,6 +273,7 @@ class Listener:
             if not self._hosts[connection.host]:
                 del self._hosts[connection.host]
             connection.host = ""
+            connection.set_waiting(False)
 
     def _refuse(self, accepted: socket.socket, reason: str) -> None:
         self.count_refused(reason)

@@ -13,6 +13,8 @@ from idalloc_server.settings.model import Settings
 OWN = 64
 # The fewest connections of gRPC that the settings ask for.
 MIN_GRPC_CONNECTIONS = 256
+# The highest number that gRPC takes.
+_MOST = 2**31 - 1
 
 _log = structlog.get_logger("idalloc")
 
@@ -35,7 +37,7 @@ def most_grpc_connections(settings: Settings) -> int:
 
 def _limit() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 2**31 - 1 if soft == resource.RLIM_INFINITY else soft
+    return _MOST if soft == resource.RLIM_INFINITY else min(soft, _MOST)
 
 
 def _without_grpc(settings: Settings) -> int:

@@ -17,7 +17,7 @@ from idalloc_server.http import server as http
 from idalloc_server.http.readiness import Readiness
 from idalloc_server.http.server import HttpServer
 from idalloc_server.listen.connections import Limits
-from tests.support.waiting import hold_for_async, until
+from tests.support.waiting import hold_for_async, settle, until
 
 LIMITS = Limits(20, 10)
 LARGE = b"x" * 50_000_000
@@ -104,6 +104,33 @@ async def test_half_a_handshake_is_closed(monkeypatch: pytest.MonkeyPatch) -> No
     assert await asyncio.wait_for(reader.read(), 10) == b""
     await until(lambda: not server.connection_count)
     writer.close()
+    await server.close()
+
+
+async def test_an_answer_for_a_client_that_left_leaves_nothing_behind() -> None:
+    """A handler that ends after its client has left does not count as a connection that waits."""
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    async def answer_late(request: web.BaseRequest) -> web.Response:
+        began.set()
+        await go_on.wait()
+        return web.Response()
+
+    server = HttpServer("http_listen", "127.0.0.1:0", Limits(1, 1), [("/late", answer_late)])
+    await server.start()
+    _, writer = await connect(server)
+    writer.write(b"GET /late HTTP/1.1\r\nHost: x\r\n\r\n")
+    await began.wait()
+    writer.transport.abort()
+    await until(lambda: not server.connection_count)
+    go_on.set()
+    await settle()
+    later = [await connect(server) for _ in range(3)]  # each makes room for the next one
+    reader, writer = later[-1]
+    writer.write(b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert (await asyncio.wait_for(reader.readline(), 10)).startswith(b"HTTP/1.1 404 ")
+    for _, writer in later:
+        writer.transport.abort()
     await server.close()
 
 

@@ -109,6 +109,16 @@ async def test_the_connection_that_waits_longest_makes_room(limits: Limits, sour
         await until(lambda: listener.connection_count == 2)
 
 
+async def test_a_client_that_sends_keeps_its_place() -> None:
+    """A connection for whose client the server goes on to wait does not wait anew: it is ended before later ones."""
+    async with listening(Limits(2, 2)) as listener:
+        first, second = await connected(listener, "127.0.0.2", "127.0.0.3")
+        assert await first.ask(b"x") == b"x"
+        [third] = await connected(listener, "127.0.0.4")
+        assert await first.reader.read() == b""
+        assert [await each.ask(b"x") for each in (second, third)] == [b"x", b"x"]
+
+
 async def test_busy_connections_stay_and_new_ones_are_refused() -> None:
     """Where no connection waits, a new one gets the refusal; it is served when one has ended."""
     async with listening(Limits(2, 2), refusal=b"full!") as listener:
