@@ -116,7 +116,7 @@ async def test_an_answer_for_a_client_that_left_leaves_nothing_behind() -> None:
         await go_on.wait()
         return web.Response()
 
-    server = HttpServer("http_listen", "127.0.0.1:0", Limits(1, 1), [("/late", answer_late)])
+    server = HttpServer("http_listen", "127.0.0.1:0", Limits(1, 9), [("/late", answer_late)])
     await server.start()
     _, writer = await connect(server)
     writer.write(b"GET /late HTTP/1.1\r\nHost: x\r\n\r\n")
