@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from idalloc_server.documents.criteria import NULL, Node, Null, Path, evaluate, find
+from idalloc_server.documents.criteria import NULL, Null, Path, find
 from idalloc_server.documents.errors import NotADocument
+from idalloc_server.documents.evaluation import Run
 from idalloc_server.documents.json_text import Json, check_depth, parse
 
 
@@ -33,12 +34,12 @@ class Change:
     Attributes:
         kind: What it does.
         path: The field; empty for the whole document.
-        value: The new value; None for REMOVE.
+        value: Returns the new value for a document; None for REMOVE.
     """
 
     kind: Kind
     path: Path
-    value: Node | None = None
+    value: Run | None = None
 
 
 def changed(document: dict[str, Json], changes: Sequence[Change]) -> dict[str, Json]:
@@ -51,9 +52,7 @@ def changed(document: dict[str, Json], changes: Sequence[Change]) -> dict[str, J
     """
     result: Json = copy.deepcopy(document)
     for change in changes:
-        value = None if change.value is None else copy.deepcopy(evaluate(change.value, document))
-        if isinstance(value, Null):
-            value = None
+        value = None if change.value is None else copy.deepcopy(change.value(document))
         if change.kind is Kind.PATCH:
             result = _merged(result, parse(value) if isinstance(value, str) else value)
         elif change.kind is Kind.REMOVE:

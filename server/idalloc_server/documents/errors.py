@@ -65,6 +65,36 @@ class InvalidJson(DocumentsError):
         self.position = position
 
 
+class InvalidLiteral(InvalidJson):
+    """A JSON text of a criterion is not JSON."""
+
+
+class NoJsonToLookFor(DocumentsError):
+    """``in`` with an array looks for a condition, which is no JSON."""
+
+    def __init__(self) -> None:
+        super().__init__("a JSON string or JSON type is required")
+
+
+class NotANumber(DocumentsError):
+    """A statement that writes compares a text as a number, and it is none.
+
+    Attributes:
+        text: The text.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"{text!r} is not a number")
+        self.text = text
+
+
+class NoNumberInJson(DocumentsError):
+    """A statement that writes compares a value of JSON as a number, and it is none."""
+
+    def __init__(self) -> None:
+        super().__init__("a value of JSON is not a number")
+
+
 class TooDeep(DocumentsError):
     """A document is nested deeper than ``MAX_DEPTH``."""
 
@@ -90,3 +120,22 @@ class TooManyToChange(DocumentsError):
     def __init__(self, most: int) -> None:
         super().__init__(f"a statement changes at most {most} documents; choose fewer, by criteria or a limit")
         self.most = most
+
+
+class NotServed(DocumentsError):
+    """A criterion combines types whose rule in MySQL is not known.
+
+    Attributes:
+        what: The combination.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} is not served")
+        self.what = what
+
+
+class InvalidEscape(DocumentsError):
+    """The escape of LIKE is no constant of at most one character."""
+
+    def __init__(self) -> None:
+        super().__init__("Incorrect arguments to ESCAPE")

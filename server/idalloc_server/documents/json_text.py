@@ -2,6 +2,8 @@
 
 import json
 import re
+from base64 import b64encode
+from collections.abc import Callable
 from decimal import Decimal
 from json.encoder import encode_basestring
 from typing import Any, NoReturn, TypeAlias
@@ -72,15 +74,29 @@ def dump(value: Json) -> str:
     if isinstance(value, str):
         return encode_basestring(value)
     if isinstance(value, dict):
-        keys = sorted((len(name := key.encode(errors="surrogatepass")), name, key) for key in value)
-        return f"{{{', '.join(f'{encode_basestring(key)}: {dump(value[key])}' for _, _, key in keys)}}}"
+        return f"{{{', '.join(f'{encode_basestring(key)}: {dump(value[key])}' for _, key in sorted_keys(value))}}}"
     if isinstance(value, list):
         return f"[{', '.join(map(dump, value))}]"
     if value is None:
         return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value) if isinstance(value, int) else _double(value)
+    return _SCALARS[type(value)](value)
+
+
+def sorted_keys(value: dict[str, Any]) -> list[tuple[int, str]]:
+    """Returns the keys of an object in MySQL's order, each after its length in bytes."""
+    return sorted((len(key) if key.isascii() else len(key.encode(errors="surrogatepass")), key) for key in value)
+
+
+def number_text(value: float) -> str:
+    """Returns a double as MySQL writes it."""
+    whole = value == int(value)
+    if whole and abs(value) < _WHOLE_BELOW:
+        return repr(value)[:-2]
+    number = Decimal(repr(value)).normalize()
+    if not whole and abs(value) >= _PLAIN_FROM:
+        return f"{number:f}"
+    mantissa, _, exponent = f"{number:e}".partition("e")
+    return f"{mantissa}e{int(exponent)}"
 
 
 def plain_text(value: Json) -> str:
@@ -141,14 +157,18 @@ _DECODER = json.JSONDecoder(parse_int=_integer, parse_float=_float, parse_consta
 
 
 def _double(value: float) -> str:
-    whole = value == int(value)
-    if whole and abs(value) < _WHOLE_BELOW:
-        return repr(value)
-    number = Decimal(repr(value)).normalize()
-    if not whole and abs(value) >= _PLAIN_FROM:
-        return f"{number:f}"
-    mantissa, _, exponent = f"{number:e}".partition("e")
-    return f"{mantissa}e{int(exponent)}"
+    text = number_text(value)
+    return text if "e" in text or "." in text else f"{text}.0"
+
+
+# The texts of values that no document has: decimals of a statement, and the bytes of a key, are in projections.
+_SCALARS: dict[type, Callable[[Any], str]] = {
+    bool: lambda value: "true" if value else "false",
+    int: str,
+    float: _double,
+    Decimal: lambda value: f"{value:f}",
+    bytes: lambda value: f'"base64:type15:{b64encode(value).decode()}"',
+}
 
 
 def _raise_invalid(text: str, error: json.JSONDecodeError) -> NoReturn:

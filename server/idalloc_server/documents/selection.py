@@ -1,19 +1,23 @@
 """Which documents a statement is about: its condition, order and limit."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
-from idalloc_server.documents.criteria import Node, SortKey, evaluate, keys_of, matches
+from idalloc_server.documents.criteria import Node, keys_of
 from idalloc_server.documents.document import Document
 from idalloc_server.documents.errors import TooManyToSort
-from idalloc_server.documents.json_text import load
+from idalloc_server.documents.evaluation import condition_of
+from idalloc_server.documents.json_text import Json, load
+from idalloc_server.documents.sorting import SortKey, sort_key_of
 
 # The most that a statement sorts, which is in memory.
 MAX_SORTED_DOCUMENTS = 100_000
 MAX_SORTED_TEXT = 32 * 2**20  # characters of the documents
 
 
-class Selection(NamedTuple):
+@dataclass(frozen=True)
+class Selection:
     """Which documents a statement is about, and in which order.
 
     Attributes:
@@ -21,12 +25,35 @@ class Selection(NamedTuple):
         order: The expressions to sort by, and whether descending; empty for the order of the keys.
         limit: The most documents; None for all.
         offset: How many to skip first.
+        is_strict: Whether the statement writes. Then a value that it compares as a number must be one.
     """
 
     criteria: Node | None = None
     order: Sequence[tuple[Node, bool]] = ()
     limit: int | None = None
     offset: int = 0
+    is_strict: bool = False
+
+    @cached_property
+    def meets(self) -> Callable[[Json], bool] | None:
+        """Whether a document's content meets the condition; None if there is none.
+
+        Raises:
+            NotServed: MySQL's rule for the condition is not known.
+        """
+        if self.criteria is None:
+            return None
+        condition = condition_of(self.criteria, is_strict=self.is_strict)
+        return lambda content: condition(content) is True
+
+    @cached_property
+    def sort_keys(self) -> Sequence[tuple[Callable[[Json], SortKey], bool]]:
+        """What to sort by, and whether descending.
+
+        Raises:
+            NotServed: MySQL's rule for an expression is not known.
+        """
+        return [(sort_key_of(node, is_strict=self.is_strict), descending) for node, descending in self.order]
 
     @property
     def keys(self) -> list[str] | None:
@@ -36,7 +63,7 @@ class Selection(NamedTuple):
 
     def matches(self, document: Document) -> bool:
         """Whether a document meets the condition."""
-        return self.criteria is None or matches(self.criteria, load(document.text))
+        return self.meets is None or self.meets(load(document.text))
 
 
 class Chooser:
@@ -62,15 +89,16 @@ class Chooser:
         Raises:
             TooManyToSort: The documents so far are more than ``MAX_SORTED_DOCUMENTS`` or ``MAX_SORTED_TEXT``.
         """
-        criteria, order, limit, offset = self._selection
+        meets, sort_keys = self._selection.meets, self._selection.sort_keys
+        limit, offset = self._selection.limit, self._selection.offset
         for document in page:
             if self.is_done:
                 return
-            content = None if criteria is None and not order else load(document.text)
-            if criteria is not None and not matches(criteria, content):
+            content = None if meets is None and not sort_keys else load(document.text)
+            if meets is not None and not meets(content):
                 continue
-            if order:
-                self._keep(document, [SortKey(evaluate(node, content)) for node, _ in order])
+            if sort_keys:
+                self._keep(document, [sort_key(content) for sort_key, _ in sort_keys])
                 continue
             self._seen += 1
             if self._seen > offset:

@@ -1,9 +1,8 @@
 """Statements on collections: Insert, Find, Update and Delete of Mysqlx.Crud."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -16,18 +15,20 @@ from idalloc.xprotocol.v1 import statement_pb2
 from idalloc_server.auth.access import ADMIN, ALLOCATE, READ
 from idalloc_server.documents import errors
 from idalloc_server.documents.changes import Change, Kind, changed
-from idalloc_server.documents.criteria import Field, Node, Null, ObjectOf, Value, evaluate
+from idalloc_server.documents.criteria import Field, Null, Value
 from idalloc_server.documents.document import Document
+from idalloc_server.documents.evaluation import Context, Run, compiled, json_of
 from idalloc_server.documents.json_text import Json, dump, key_of, load, parse
 from idalloc_server.documents.protocol import Documents
 from idalloc_server.documents.selection import Chooser, Selection
 from idalloc_server.xproto import frames
 from idalloc_server.xproto.caller import Caller
-from idalloc_server.xproto.errors import XError, no_schema, not_supported, unknown_collection, unknown_schema
+from idalloc_server.xproto.document_errors import mapped
+from idalloc_server.xproto.errors import XError, no_schema, not_supported
 from idalloc_server.xproto.expressions import Expressions, check_content_type, document_path, text_of
 from idalloc_server.xproto.names import check_names
 from idalloc_server.xproto.notice import document_ids_frame
-from idalloc_server.xproto.selection import selection_of
+from idalloc_server.xproto.selection import projection_of, selection_of
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
@@ -98,7 +99,7 @@ class Collections:
         caller.require_role(ALLOCATE, "INSERT", schema, name)
         _check_rows(message)
         expressions = Expressions(message.args, schema)
-        with _mapped(name):
+        with mapped():
             try:
                 contents = [
                     await self._run(row.ByteSize(), _row, row.field[0], expressions, name, number)
@@ -139,9 +140,9 @@ class Collections:
             raise not_supported("grouping")
         expressions = Expressions(message.args, schema)
         size = message.ByteSize()
+        projection = await self._run(size, projection_of, message.projection, expressions)
         selection = await self._run(size, selection_of, message, expressions)
-        projection = await self._run(size, _projection, message.projection, expressions)
-        with _mapped(name):
+        with mapped():
             await self._documents.check(schema, name)
             yield _document_column(schema, name, projected=projection is not None)
             async for text in self._found(schema, name, selection, projection, size):
@@ -150,12 +151,12 @@ class Collections:
         yield frames.DONE_EXECUTING
 
     async def _found(
-        self, schema: str, name: str, selection: Selection, projection: Node | None, size: int
+        self, schema: str, name: str, selection: Selection, projection: Run | None, size: int
     ) -> AsyncIterator[str]:
         """Yield what a find of a size in bytes returns of each chosen document."""
 
         def texts(documents: Iterable[Document]) -> list[str]:
-            return [each.text if projection is None else _projected(projection, each.text) for each in documents]
+            return [each.text if projection is None else dump(projection(load(each.text))) for each in documents]
 
         chooser, keys, after = Chooser(selection), selection.keys, None
         while not chooser.is_done and (page := await self._documents.page(schema, name, after, keys)):
@@ -177,7 +178,7 @@ class Collections:
         caller.require_role(ADMIN, "UPDATE", schema, name)
         changes = await self._run(message.ByteSize(), _changes, message, schema)
         selection = await self._run(message.ByteSize(), _selection_of_change, message, schema)
-        with _mapped(name):
+        with mapped():
             done = await self._documents.rewrite(
                 schema, name, selection, lambda text: dump(changed(load(text), changes))
             )
@@ -189,7 +190,7 @@ class Collections:
         schema, name = _collection(message, caller)
         caller.require_role(ADMIN, "DELETE", schema, name)
         selection = await self._run(message.ByteSize(), _selection_of_change, message, schema)
-        with _mapped(name):
+        with mapped():
             done = await self._documents.rewrite(schema, name, selection, lambda _: None)
         yield frames.rows_affected(done.changed)
         yield frames.DONE_EXECUTING
@@ -239,10 +240,10 @@ def _row(expression: expr.Expr, expressions: Expressions, collection: str, numbe
         XError: It is no document.
     """
     if expression.type == expr.EXPR_TYPE_OBJECT:
-        value = expressions.node(expression)
-        if not isinstance(value, Value):
+        value = compiled(expressions.node(expression), Context(is_strict=True))
+        if not value.is_constant:
             raise XError(1054, "Unknown column 'doc' in 'field list'", "42S22")
-        content = value.value
+        content = value.run(None)
     elif expression.type in (expr.EXPR_TYPE_LITERAL, expr.EXPR_TYPE_PLACEHOLDER):
         content = _json_of(expressions.scalar(expression), collection)
     else:
@@ -279,22 +280,6 @@ def _json_of(scalar: pb.Scalar, collection: str) -> Json:
 def _invalid_text(reason: str, position: int, collection: str) -> XError:
     text = f"Invalid JSON text: \"{reason}\" at position {position} in value for column '{collection}.doc'."
     return XError(3140, text, "22032")
-
-
-def _projection(given: Sequence[crud.Projection], expressions: Expressions) -> Node | None:
-    """Return the object that a find makes of each document; None for the document itself."""
-    if not given:
-        return None
-    if len(given) == 1 and not given[0].alias and given[0].source.type == expr.EXPR_TYPE_OBJECT:
-        return expressions.node(given[0].source)
-    if any(not each.alias for each in given):
-        raise XError(5120, "Invalid projection target name")
-    return ObjectOf(tuple((each.alias, expressions.node(each.source)) for each in given))
-
-
-def _projected(projection: Node, text: str) -> str:
-    value = evaluate(projection, load(text))
-    return dump(None if isinstance(value, Null) else value)
 
 
 def _document_column(schema: str, name: str, *, projected: bool) -> bytes:
@@ -363,44 +348,12 @@ def _change(operation: crud.UpdateOperation, expressions: Expressions) -> Change
         return Change(kind, path)
     # Without a value, as the Python client sends None, MySQL sets the field to the whole document.
     value = expressions.node(operation.value) if operation.HasField("value") else Field(())
-    if kind is Kind.PATCH and isinstance(value, Value) and not isinstance(value.value, dict | str | Null):
+    if kind is Kind.PATCH and isinstance(value, Value) and not value.is_json and type(value.value) not in (str, Null):
         raise XError(
             3146,
             "Invalid data type for JSON data in argument 2 to function json_merge_patch;"
             " a JSON string or JSON type is required.",
             "22032",
         )
-    return Change(kind, path, value)
-
-
-# The errors whose text does not depend on the error.
-_ERRORS: dict[type[errors.DocumentsError], Callable[[], XError]] = {
-    errors.DuplicateKey: lambda: XError(5116, "Document contains a field value that is not unique but required to be"),
-    errors.NotADocument: lambda: XError(5115, "Document is missing a required field"),
-    errors.TooDeep: lambda: XError(3157, "The JSON document exceeds the maximum depth.", "22032"),
-    errors.Busy: lambda: XError(1205, "Lock wait timeout exceeded; try restarting transaction"),
-    errors.WriteConflict: lambda: XError(
-        1213, "Deadlock found when trying to get lock; try restarting transaction", "40001"
-    ),
-    errors.TooManyToSort: lambda: XError(
-        1038, "Out of sort memory, consider increasing server sort buffer size", "HY001"
-    ),
-}
-
-
-@contextmanager
-def _mapped(collection: str) -> Iterator[None]:
-    """Raise errors of the domain as MySQL's."""
-    try:
-        yield
-    except errors.UnknownSchema as error:
-        raise unknown_schema(error.schema) from error
-    except errors.UnknownCollection as error:
-        raise unknown_collection(error.schema, error.name) from error
-    except errors.InvalidJson as error:
-        text = f'Invalid JSON text in argument 2 to function json_merge_patch: "{error.reason}" at position'
-        raise XError(3141, f"{text} {error.position}.", "22032") from error
-    except errors.DocumentsError as error:
-        if type(error) not in _ERRORS:
-            raise XError(1105, str(error)) from error
-        raise _ERRORS[type(error)]() from error
+    with mapped():
+        return Change(kind, path, json_of(value, Context(is_strict=True)))

@@ -2,28 +2,21 @@
 
 import math
 from collections.abc import Sequence
+from decimal import Decimal
 
 from idalloc.xprotocol.v1 import expression_pb2 as expr
 from idalloc.xprotocol.v1 import notice_pb2 as pb
-from idalloc_server.documents.criteria import (
-    NULL,
-    OPERATORS,
-    ArrayOf,
-    Call,
-    Field,
-    Node,
-    Null,
-    ObjectOf,
-    Path,
-    Value,
-)
+from idalloc_server.documents.criteria import NULL, ArrayOf, Call, Field, Key, Node, NotJson, ObjectOf, Path, Value
 from idalloc_server.documents.errors import InvalidJson
-from idalloc_server.documents.json_text import Json, parse
+from idalloc_server.documents.evaluation import OPERATORS, Context, Run, json_of
+from idalloc_server.documents.json_text import number_text, parse
+from idalloc_server.xproto.document_errors import mapped
 from idalloc_server.xproto.errors import XError, not_supported
 
-_MAX_UNSIGNED = 2**64 - 1
+_MAX_UNSIGNED, _MIN_SIGNED = 2**64 - 1, -(2**63)
 _MAX_INDEX = 2**32 - 1
 _MAX_PATH_LENGTH = 100
+_FLOAT_DIGITS = 6
 
 # How many operands the operators other than binary ones have.
 _OPERANDS = {
@@ -36,6 +29,7 @@ _OPERANDS = {
     "like": (2, 3, "LIKE expression requires exactly two or three parameters."),
     "not_like": (2, 3, "LIKE expression requires exactly two or three parameters."),
 }
+_LIST = 3  # from so many operands on, `in` has a list of values
 _BINARY = (2, 2, "Binary operations require exactly two operands in expression.")
 
 # MySQL's operators that idalloc does not serve.
@@ -45,7 +39,7 @@ _REFUSED = frozenset(f"{_REFUSED_NAMES} {_REFUSED_SIGNS}".split())
 
 _AGGREGATES = frozenset({"avg", "count", "max", "min", "sum"})
 
-_TEXT, _JSON = 0, 2
+_GEOMETRY, _JSON = 1, 2
 _MAX_CONTENT_TYPE = 3
 
 
@@ -70,7 +64,7 @@ class Expressions:
             XError: It is invalid, or not supported.
         """
         if expression.type in (expr.EXPR_TYPE_LITERAL, expr.EXPR_TYPE_PLACEHOLDER):
-            return Value(scalar_value(self.scalar(expression)))
+            return literal(self.scalar(expression))
         if expression.type == expr.EXPR_TYPE_IDENT:
             return self._field(expression.identifier)
         if expression.type == expr.EXPR_TYPE_OPERATOR:
@@ -78,9 +72,7 @@ class Expressions:
         if expression.type == expr.EXPR_TYPE_OBJECT:
             return self._object(expression.object)
         if expression.type == expr.EXPR_TYPE_ARRAY:
-            items = tuple(map(self.node, expression.array.value))
-            values = [_json(item) for item in items if isinstance(item, Value)]
-            return Value(values) if len(values) == len(items) else ArrayOf(items)
+            return ArrayOf(tuple(map(self.node, expression.array.value)))
         if expression.type == expr.EXPR_TYPE_FUNC_CALL:
             name = expression.function_call.name
             if name.name.lower() in _AGGREGATES and not name.schema_name:
@@ -88,6 +80,16 @@ class Expressions:
             schema = name.schema_name or self._schema
             raise XError(1305, f"FUNCTION {schema}.{name.name} does not exist", "42000")
         raise XError(5153, "Mysqlx::Expr::Expr::VARIABLE is not supported yet")
+
+    def value(self, expression: expr.Expr) -> Run:
+        """Return a function that returns an expression's value for a document, as JSON.
+
+        Raises:
+            XError: It is invalid, or not supported.
+        """
+        node = self.node(expression)
+        with mapped():
+            return json_of(node, Context(is_strict=self._in_update))
 
     def scalar(self, expression: expr.Expr) -> pb.Scalar:
         """Return a literal, or the value of a placeholder.
@@ -101,9 +103,9 @@ class Expressions:
             raise XError(5154, "Invalid value of placeholder")
         return self._args[expression.position]
 
-    def _field(self, identifier: expr.ColumnIdentifier) -> Field:
+    def _field(self, identifier: expr.ColumnIdentifier) -> Node:
         if identifier.name == "_id" and not identifier.document_path:
-            return Field(("_id",))
+            return Key()
         if identifier.name not in ("", "doc"):
             if self._in_update:
                 raise XError(1054, f"Unknown column '{identifier.name}' in 'field list'", "42S22")
@@ -112,11 +114,8 @@ class Expressions:
 
     def _call(self, operator: expr.Operator) -> Node:
         name = operator.name
-        if name in ("sign_minus", "sign_plus") and len(operator.param) == 1:
-            number = self.node(operator.param[0])  # a client may send a negative literal so
-            if isinstance(number, Value) and type(number.value) in (int, float):
-                assert isinstance(number.value, int | float)  # noqa: S101 - for mypy
-                return Value(-number.value if name == "sign_minus" else number.value)
+        if name in ("sign_minus", "sign_plus") and (number := self._signed(operator)) is not None:
+            return number
         if name in _REFUSED:
             raise not_supported(f"operator {name}")
         if name not in OPERATORS:
@@ -124,7 +123,22 @@ class Expressions:
         least, most, text = _OPERANDS.get(name, _BINARY)
         if not least <= len(operator.param) <= (most or len(operator.param)):
             raise XError(5151, text)
-        return Call(name, tuple(map(self.node, operator.param)))
+        call = Call(name, tuple(map(self.node, operator.param)))
+        _check_syntax(call)
+        is_bound = len(operator.param) > 0 and operator.param[0].type == expr.EXPR_TYPE_PLACEHOLDER
+        if is_bound and _is_in_array(call):
+            raise not_supported(f"{name} with a bound value and an array")
+        return call
+
+    def _signed(self, operator: expr.Operator) -> Value | None:
+        """Return a number with its sign, as which a client may send a literal; None for anything else."""
+        node = self.node(operator.param[0]) if len(operator.param) == 1 else None
+        if not isinstance(node, Value) or node.is_json or not isinstance(node.value, int | float | Decimal):
+            return None
+        if operator.name == "sign_plus" or isinstance(node.value, bool):
+            return None if isinstance(node.value, bool) else node
+        negative = -node.value
+        return Value(Decimal(negative) if isinstance(negative, int) and negative < _MIN_SIGNED else negative)
 
     def _object(self, expression: expr.ObjectExpr) -> Node:
         members = []
@@ -132,8 +146,6 @@ class Expressions:
             if not field.key:
                 raise XError(5154, "Invalid key for Mysqlx::Expr::Object")
             members.append((field.key, self.node(field.value)))
-        if all(isinstance(member, Value) for _, member in members):
-            return Value({name: _json(member) for name, member in members if isinstance(member, Value)})
         return ObjectOf(tuple(members))
 
 
@@ -156,29 +168,63 @@ def document_path(items: Sequence[expr.DocumentPathItem]) -> Path:
     return tuple(path)
 
 
-def scalar_value(scalar: pb.Scalar) -> Json | Null:
-    """Return the value of a literal.
+def literal(scalar: pb.Scalar) -> Value | NotJson:
+    """Return a literal, with the type of the text that MySQL makes of it.
 
     Raises:
-        XError: It is a text that is not UTF-8, a JSON text that is not JSON, or a number that JSON does not have.
+        XError: It is a text that is not UTF-8, or a number that JSON does not have.
     """
     kind = scalar.type
     if kind == pb.SCALAR_TYPE_V_SINT:
-        return scalar.v_signed_int
+        return Value(scalar.v_signed_int)
     if kind == pb.SCALAR_TYPE_V_UINT:
-        return scalar.v_unsigned_int & _MAX_UNSIGNED
+        return Value(scalar.v_unsigned_int & _MAX_UNSIGNED)
     if kind == pb.SCALAR_TYPE_V_STRING:
-        return text_of(scalar.v_string.value)
+        return Value(text_of(scalar.v_string.value))
     if kind == pb.SCALAR_TYPE_V_OCTETS:
         return _octets(scalar.v_octets)
     if kind == pb.SCALAR_TYPE_V_BOOL:
-        return scalar.v_bool
-    if kind in (pb.SCALAR_TYPE_V_DOUBLE, pb.SCALAR_TYPE_V_FLOAT):
-        number = scalar.v_double if kind == pb.SCALAR_TYPE_V_DOUBLE else scalar.v_float
-        if not math.isfinite(number):
-            raise XError(5154, "Invalid value: JSON has no such number")
-        return number
-    return NULL
+        return Value(scalar.v_bool)
+    if kind == pb.SCALAR_TYPE_V_DOUBLE:
+        return Value(_number(scalar.v_double))
+    if kind == pb.SCALAR_TYPE_V_FLOAT:
+        return Value(_number(float(f"{scalar.v_float:.{_FLOAT_DIGITS}g}")))
+    return Value(NULL)
+
+
+def _number(number: float) -> int | Decimal | float:
+    """Return a double as the number that its text in SQL is: only one with an exponent is a double there."""
+    if not math.isfinite(number):
+        raise XError(5154, "Invalid value: JSON has no such number")
+    text = number_text(number)
+    return number if "e" in text else Decimal(text) if "." in text else int(text)
+
+
+def _check_syntax(call: Call) -> None:
+    """Refuse what MySQL writes as invalid SQL, or as SQL that means something else.
+
+    Raises:
+        XError: It is such an operator.
+    """
+    if call.operator in ("is", "is_not") and not _is_word(call.operands[1]):
+        text = f"You have an error in your SQL syntax; {call.operator} needs TRUE, FALSE or NULL"
+        raise XError(1064, text, "42000")
+    if call.operator not in ("&&", "||", "not") and any(map(_is_not_in_array, call.operands)):
+        raise not_supported(f"not in with an array inside of {call.operator}")
+
+
+def _is_not_in_array(node: Node) -> bool:
+    """Whether a node is NOT JSON_CONTAINS(...), which MySQL writes without parentheses."""
+    return isinstance(node, Call) and node.operator == "not_in" and _is_in_array(node)
+
+
+def _is_in_array(call: Call) -> bool:
+    operands = call.operands
+    return call.operator in ("in", "not_in") and len(operands) < _LIST and isinstance(operands[1], ArrayOf)
+
+
+def _is_word(node: Node) -> bool:
+    return isinstance(node, Value) and not node.is_json and (node.value is NULL or isinstance(node.value, bool))
 
 
 def text_of(content: bytes) -> str:
@@ -204,25 +250,19 @@ def check_content_type(octets: pb.Octets) -> None:
         raise XError(5153, f"Invalid content type for Mysqlx::Datatypes::Scalar::Octets {content_type}")
 
 
-def _octets(octets: pb.Octets) -> Json:
+def _octets(octets: pb.Octets) -> Value | NotJson:
     check_content_type(octets)
+    if octets.content_type == _GEOMETRY:
+        raise not_supported("content type GEOMETRY")
     text = text_of(octets.value)
     if octets.content_type != _JSON:
-        return text
+        return Value(text)
     try:
-        return parse(text)
+        return Value(parse(text), is_json=True)
     except InvalidJson as error:
-        raise XError(
-            3141,
-            f'Invalid JSON text in argument 1 to function cast_as_json: "{error.reason}" at position {error.position}.',
-            "22032",
-        ) from None
+        return NotJson(error)
 
 
 def _star(params: Sequence[expr.Expr]) -> str:
     """Return the star of a call such as ``count(*)``, or an empty text."""
     return "*" if [param.operator.name for param in params] == ["*"] else ""
-
-
-def _json(value: Value) -> Json:
-    return None if isinstance(value.value, Null) else value.value

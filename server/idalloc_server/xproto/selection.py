@@ -1,10 +1,15 @@
 """The selection of a statement: its criteria, order and limit."""
 
+from collections.abc import Sequence
+
 from idalloc.xprotocol.v1 import crud_pb2 as crud
 from idalloc.xprotocol.v1 import expression_pb2 as expr
 from idalloc.xprotocol.v1 import notice_pb2 as pb
+from idalloc_server.documents.criteria import Node, Value
+from idalloc_server.documents.evaluation import Run
 from idalloc_server.documents.selection import Selection
-from idalloc_server.xproto.errors import XError
+from idalloc_server.xproto.document_errors import mapped
+from idalloc_server.xproto.errors import XError, not_supported
 from idalloc_server.xproto.expressions import Expressions
 
 _MAX_UNSIGNED = 2**64 - 1
@@ -23,7 +28,40 @@ def selection_of(
         raise XError(5012, "Invalid parameter: non-zero offset value is not allowed for this operation")
     criteria = expressions.node(message.criteria) if message.HasField("criteria") else None
     order = [(expressions.node(each.expr), each.direction == crud.ORDER_DIRECTION_DESC) for each in message.order]
-    return Selection(criteria, order, limit, offset)
+    for (node, _), each in zip(order, message.order, strict=True):
+        _check_order(node, each.expr, is_projected=isinstance(message, crud.Find) and len(message.projection) > 0)
+    selection = Selection(criteria, order, limit, offset, is_strict=not isinstance(message, crud.Find))
+    with mapped():
+        selection.meets, selection.sort_keys  # noqa: B018 - what is not served is refused before a document is read
+    return selection
+
+
+def projection_of(given: Sequence[crud.Projection], expressions: Expressions) -> Run | None:
+    """Return a function that makes the object that a find returns of a document; None for the document itself.
+
+    Raises:
+        XError: An expression is invalid, or has no name.
+    """
+    if not given:
+        return None
+    if len(given) == 1 and not given[0].HasField("alias") and given[0].source.type == expr.EXPR_TYPE_OBJECT:
+        return expressions.value(given[0].source)
+    if not all(each.HasField("alias") for each in given):
+        raise XError(5120, "Invalid projection target name")
+    members = [(each.alias, expressions.value(each.source)) for each in given]
+    return lambda content: {alias: value(content) for alias, value in members}
+
+
+def _check_order(node: Node, expression: expr.Expr, *, is_projected: bool) -> None:
+    """Refuse to sort by a column of the result."""
+    if is_projected and expression.identifier.name == "doc" and not expression.identifier.document_path:
+        raise not_supported("sort by doc with fields")
+    if expression.type == expr.EXPR_TYPE_OPERATOR or not isinstance(node, Value) or node.is_json:
+        return
+    if type(node.value) is int and node.value >= 0:
+        if node.value % 2**32 == 1:  # the place of the column
+            raise not_supported("sort by a number")
+        raise XError(1054, f"Unknown column '{node.value}' in 'order clause'", "42S22")
 
 
 def _limit(message: crud.Find | crud.Update | crud.Delete, expressions: Expressions) -> tuple[int | None, int]:

@@ -74,7 +74,7 @@ VALUES = [str(number) for number in range(50_000)]
         (insert(NUMBERS), collections, "parse"),
         (insert(NUMBERS), collections, "dump"),
         (find(VALUES, "n"), collections, "selection_of"),
-        (find(VALUES, "n"), selection, "matches"),
+        (find(VALUES, "n"), selection, "load"),
     ],
     ids=["parse a document", "write a document", "read a condition", "apply a condition"],
 )

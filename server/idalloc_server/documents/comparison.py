@@ -1,0 +1,137 @@
+"""How MySQL compares two values: the rule follows from the types of the operands."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from idalloc_server.documents.conversion import AS_DOUBLE, AS_DOUBLE_STRICTLY, AS_JSON, AS_TEXT, Converters, Type
+from idalloc_server.documents.errors import NotServed
+from idalloc_server.documents.json_text import sorted_keys
+
+TEXTS = frozenset({Type.NULL, Type.LITERAL, Type.TEXT, Type.KEY, Type.JSON})
+INTEGERS = frozenset({Type.BOOLEAN, Type.FOLDED, Type.INTEGER})
+_EXACT = INTEGERS | {Type.DECIMAL}
+
+
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """A rule of comparison.
+
+    Attributes:
+        converters: What each operand's value becomes first, by its type.
+        difference: Compares two such values: a negative number, 0 or a positive number.
+        key: Returns what is equal for equal values, and can be hashed; None if there is no such function.
+    """
+
+    converters: Converters
+    difference: Callable[[Any, Any], int]
+    key: Callable[[Any], Any] | None = None
+
+
+def rule_of(types: set[Type], is_strict: bool) -> Rule:
+    """Returns the rule for operands of these types, as in BETWEEN and IN.
+
+    Args:
+        types: The types.
+        is_strict: Whether a value that is compared as a number must be one.
+
+    Raises:
+        NotServed: They are texts of the statement, which MySQL compares by the rules of a language.
+    """
+    if types <= TEXTS:
+        if Type.KEY in types:
+            return _BYTES
+        if Type.LITERAL in types and not types & {Type.TEXT, Type.JSON}:
+            raise NotServed("comparison of two texts of the statement")
+        return _PADDED
+    if types <= _EXACT:
+        return _NUMBERS
+    return STRICT_DOUBLES if is_strict else _DOUBLES
+
+
+def compare_json(left: Any, right: Any) -> int:
+    """Compares two values of JSON. Different types are ordered by type."""
+    rank = _RANKS[type(left)]
+    if rank != (other_rank := _RANKS[type(right)]):
+        return rank - other_rank
+    if rank == _OBJECT:
+        return _compare_objects(left, right)
+    if rank == _ARRAY:
+        for one, other in zip(left, right, strict=False):
+            if difference := compare_json(one, other):
+                return difference
+        return len(left) - len(right)
+    return _compare_numbers(left, right) if rank == _NUMBER else 0 if left is None else _compare(left, right)
+
+
+def contains(target: Any, candidate: Any) -> bool:
+    """Whether a value of JSON contains another one (JSON_CONTAINS)."""
+    if isinstance(target, list):
+        if isinstance(candidate, list):
+            return all(contains(target, each) for each in candidate)
+        return any(contains(each, candidate) for each in target)
+    if isinstance(target, dict) and isinstance(candidate, dict):
+        return all(key in target and contains(target[key], each) for key, each in candidate.items())
+    return compare_json(target, candidate) == 0
+
+
+_NUMBER, _OBJECT, _ARRAY = 1, 3, 4
+_RANKS: dict[type, int] = {
+    type(None): 0,
+    int: _NUMBER,
+    float: _NUMBER,
+    Decimal: _NUMBER,
+    str: 2,
+    dict: _OBJECT,
+    list: _ARRAY,
+    bool: 5,
+    bytes: 6,
+}
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _compare(left: Any, right: Any) -> int:
+    return int(left > right) - int(left < right)
+
+
+def exact(number: int | float | Decimal) -> int | Decimal:
+    """Returns a number as MySQL compares it with one that is no double: a double is its shortest text."""
+    return Decimal(repr(number)) if isinstance(number, float) else number
+
+
+def _compare_numbers(left: int | float | Decimal, right: int | float | Decimal) -> int:
+    if type(left) is not type(right):
+        left, right = exact(left), exact(right)
+    return _compare(left, right)
+
+
+def _compare_padded(left: str, right: str) -> int:
+    """Compares texts; the shorter one continues with spaces."""
+    if left == right:
+        return 0
+    length = max(len(left), len(right))
+    return _compare(left.ljust(length), right.ljust(length))
+
+
+def _compare_objects(left: dict[str, Any], right: dict[str, Any]) -> int:
+    """Compares objects: by length, then member by member."""
+    if difference := len(left) - len(right):
+        return difference
+    for one, other in zip(sorted_keys(left), sorted_keys(right), strict=True):
+        if difference := _compare(one, other) or compare_json(left[one[1]], right[other[1]]):
+            return difference
+    return 0
+
+
+JSON_RULE = Rule(AS_JSON, compare_json)
+# In a list, MySQL compares whole numbers bit by bit: -1 is 2^64-1.
+BITS_RULE = Rule(dict.fromkeys(INTEGERS, lambda number: number & 2**64 - 1), _compare, _same)
+_DOUBLES = Rule(AS_DOUBLE, _compare, _same)
+STRICT_DOUBLES = Rule(AS_DOUBLE_STRICTLY, _compare, _same)
+_NUMBERS = Rule({}, _compare, _same)
+_PADDED = Rule(AS_TEXT, _compare_padded, lambda text: text.rstrip(" "))
+_BYTES = Rule(AS_TEXT, _compare, _same)

@@ -1,0 +1,110 @@
+"""Values of SQL and JSON as other types, as MySQL converts them."""
+
+import re
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from enum import Enum
+from typing import Any, TypeAlias
+
+from idalloc_server.documents.errors import NoNumberInJson, NotANumber
+from idalloc_server.documents.json_text import dump, number_text
+
+_NUMBER = re.compile(r"[ \t\n\v\f\r]*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)")
+_LARGEST = 1.7976931348623157e308
+
+
+class Type(Enum):
+    """The type of an expression, which is known before a document is read.
+
+    TEXT is the content of a value of JSON, LITERAL a text of the statement, and KEY the bytes of a document's key.
+    FOLDED is BOOLEAN of an operator whose operands are constant.
+    """
+
+    NULL = "NULL"
+    BOOLEAN = "BOOLEAN"
+    FOLDED = "FOLDED"
+    INTEGER = "INTEGER"
+    DECIMAL = "DECIMAL"
+    DOUBLE = "DOUBLE"
+    LITERAL = "LITERAL"
+    TEXT = "TEXT"
+    KEY = "KEY"
+    JSON = "JSON"
+
+
+def number_of_text(text: str) -> float:
+    """Returns the number at the start of a text; 0 without one."""
+    found = _NUMBER.match(text)
+    return 0.0 if found is None else min(max(float(found[1]), -_LARGEST), _LARGEST)
+
+
+def number_of_whole_text(text: str) -> float:
+    """Returns the number that a text is.
+
+    Raises:
+        NotANumber: It is none, or too large for a double.
+    """
+    found = _NUMBER.match(text)
+    end = 0 if found is None else found.end()
+    if text[end:].rstrip(" ") or (found is not None and abs(float(found[1])) > _LARGEST):
+        raise NotANumber(text)
+    return number_of_text(text)
+
+
+def number_of_json_alone(value: Any) -> float:
+    """Returns a value of JSON, which must be a number, a truth value or the text of a number, as a double.
+
+    Raises:
+        NoNumberInJson: It is something else.
+    """
+    if isinstance(value, int | float | Decimal):
+        return float(value)
+    if not isinstance(value, str) or value.endswith(" "):
+        raise NoNumberInJson
+    try:
+        return number_of_whole_text(value)
+    except NotANumber:
+        raise NoNumberInJson from None
+
+
+def bytewise(text: str) -> str:
+    """Returns a text with a character for each byte of another one: as LIKE reads the key."""
+    return text.encode().decode("latin-1")
+
+
+def number_of_json(value: Any) -> float:
+    """Returns a value of JSON as a double."""
+    if isinstance(value, str):
+        return number_of_text(value)
+    return float(value) if isinstance(value, int | float | Decimal) else 0.0
+
+
+# Functions that convert values, by the type of an expression; a value of another type stays as it is.
+Converters: TypeAlias = Mapping[Type, Callable[[Any], Any]]
+AS_DOUBLE: Converters = {
+    Type.BOOLEAN: float,
+    Type.FOLDED: float,
+    Type.INTEGER: float,
+    Type.DECIMAL: float,
+    Type.LITERAL: number_of_text,
+    Type.TEXT: number_of_text,
+    Type.KEY: number_of_text,
+    Type.JSON: number_of_json,
+}
+# As AS_DOUBLE; what is no number is an error.
+AS_DOUBLE_STRICTLY: Converters = {
+    **AS_DOUBLE,
+    Type.LITERAL: number_of_whole_text,
+    Type.TEXT: number_of_whole_text,
+    Type.KEY: number_of_whole_text,
+    Type.JSON: number_of_json_alone,
+}
+AS_TEXT: Converters = {
+    Type.BOOLEAN: lambda value: str(int(value)),
+    Type.FOLDED: lambda value: str(int(value)),
+    Type.INTEGER: str,
+    Type.DECIMAL: lambda value: f"{value:f}",
+    Type.DOUBLE: number_text,
+    Type.JSON: dump,
+}
+AS_JSON: Converters = {Type.KEY: str.encode}

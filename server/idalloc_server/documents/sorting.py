@@ -1,0 +1,54 @@
+"""The order that a statement asks for."""
+
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any, TypeAlias
+
+from idalloc_server.documents.comparison import exact
+from idalloc_server.documents.criteria import ID, NULL, Key, Node
+from idalloc_server.documents.evaluation import Context, compiled
+from idalloc_server.documents.json_text import Json
+
+# The rank of a value's type, and what is compared of values of one type.
+SortKey: TypeAlias = tuple[int, Any]
+
+
+def sort_key_of(node: Node, *, is_strict: bool = False) -> Callable[[Json], SortKey]:
+    """Returns a function that returns what a document is sorted by.
+
+    Raises:
+        NotServed: MySQL's rule for the expression is not known.
+    """
+    expression = compiled(Key() if node == ID else node, Context(is_strict))
+    if expression.is_constant:
+        return lambda _: (0, None)
+    run = expression.run
+
+    def sort_key(content: Json) -> SortKey:
+        value = run(content)
+        rank, part = _PARTS[type(value)]
+        return rank, part(value)
+
+    return sort_key
+
+
+def _nothing(_: Any) -> None:
+    return None
+
+
+def _all(value: Any) -> Any:
+    return value
+
+
+# Of an object or an array, MySQL reads the length alone.
+_PARTS: dict[type, tuple[int, Callable[[Any], Any]]] = {
+    type(NULL): (0, _nothing),
+    type(None): (1, _nothing),
+    int: (2, _all),
+    float: (2, exact),
+    Decimal: (2, _all),
+    str: (3, _all),
+    dict: (4, len),
+    list: (5, len),
+    bool: (6, _all),
+}

@@ -1,0 +1,36 @@
+"""Criteria, orders and projections answer as a recorded MySQL 8.0.31."""
+
+import pytest
+
+from idalloc_server.documents.evaluation import OPERATORS
+from tests.support.mysql import criteria, criteria_answers
+
+# What idalloc refuses, since MySQL's rule is not known. Any other refusal fails the test.
+_REFUSED = (
+    "between of the column _id and a number",
+    "between of equal bounds with an array, an object or a JSON text",
+    "comparison of two texts of the statement",
+    "comparison with a condition that has no field",
+    "in with several values, one of which is an array, an object or a JSON text",
+    "in with an array and a condition",
+    "in with a bound value and an array",
+    "not in with an array inside of ",
+    "sort by a number",
+    "sort by doc with fields",
+)
+
+
+@pytest.mark.parametrize("seed", criteria_answers.SEEDS)
+def test_each_answer_is_mysqls(seed: int) -> None:
+    """Each case gets the documents, the order, the fields or the code of the error that MySQL gave, or is refused."""
+    _, digest, answers = criteria_answers.recorded(seed)
+    made, differences, refused = criteria_answers.compare(seed, answers)
+    assert made == digest, "the cases are not the recorded ones: run python -m tests.support.mysql.criteria_answers"
+    assert differences == []
+    assert [text for text in refused if not any(each in text for each in _REFUSED)] == []
+    assert len(answers) - refused.total() > 5_000  # of each of four seeds
+
+
+def test_each_served_operator_is_compared() -> None:
+    """The cases have all operators that criteria may have."""
+    assert criteria.OPERATORS.keys() == OPERATORS.keys()
