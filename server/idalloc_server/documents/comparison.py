@@ -121,8 +121,8 @@ def _compare_objects(left: dict[str, Any], right: dict[str, Any]) -> int:
     """Compares objects: by length, then member by member."""
     if difference := len(left) - len(right):
         return difference
-    for one, other in zip(sorted_keys(left), sorted_keys(right), strict=True):
-        if difference := _compare(one, other) or compare_json(left[one[1]], right[other[1]]):
+    for (_, one), (_, other) in zip(sorted_keys(left), sorted_keys(right), strict=True):
+        if difference := _compare(one, other) or compare_json(left[one], right[other]):
             return difference
     return 0
 

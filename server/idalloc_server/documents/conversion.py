@@ -6,7 +6,7 @@ from decimal import Decimal
 from enum import Enum
 from typing import Any, TypeAlias
 
-from idalloc_server.documents.errors import NoNumberInJson, NotANumber
+from idalloc_server.documents.errors import NoNumberInJson, NotANumber, NumberTooLarge
 from idalloc_server.documents.json_text import dump, number_text
 
 _NUMBER = re.compile(r"[ \t\n\v\f\r]*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)")
@@ -56,6 +56,7 @@ def number_of_json_alone(value: Any) -> float:
 
     Raises:
         NoNumberInJson: It is something else.
+        NumberTooLarge: It does not fit in a double.
     """
     if isinstance(value, int | float | Decimal):
         return float(value)
@@ -64,7 +65,8 @@ def number_of_json_alone(value: Any) -> float:
     try:
         return number_of_whole_text(value)
     except NotANumber:
-        raise NoNumberInJson from None
+        is_number = (found := _NUMBER.match(value)) is not None and found.end() == len(value)
+        raise (NumberTooLarge if is_number else NoNumberInJson) from None
 
 
 def bytewise(text: str) -> str:

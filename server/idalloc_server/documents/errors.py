@@ -95,6 +95,13 @@ class NoNumberInJson(DocumentsError):
         super().__init__("a value of JSON is not a number")
 
 
+class NumberTooLarge(DocumentsError):
+    """A statement that writes compares a text of JSON as a number, which does not fit in a double."""
+
+    def __init__(self) -> None:
+        super().__init__("a text of JSON is too large a number")
+
+
 class TooDeep(DocumentsError):
     """A document is nested deeper than ``MAX_DEPTH``."""
 

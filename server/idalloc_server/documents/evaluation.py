@@ -87,8 +87,7 @@ def compiled(node: Node, context: Context) -> Expression:
         return _object_of(node, context)
     if isinstance(node, ArrayOf):
         return _array_of(node, context)
-    run = OPERATORS[node.operator](node.operands, context)
-    return _folded(Type.FOLDED, run) if _is_constant(node) else Expression(Type.BOOLEAN, run)
+    return _call(node, context)
 
 
 def condition_of(node: Node, *, is_strict: bool = False) -> Run:
@@ -143,6 +142,15 @@ _TYPES: dict[type, Type] = {
     float: Type.DOUBLE,
     str: Type.LITERAL,
 }
+
+
+def _call(node: Call, context: Context) -> Expression:
+    run = OPERATORS[node.operator](node.operands, context)
+    if not _is_constant(node):
+        return Expression(Type.BOOLEAN, run)
+    if context.is_strict:
+        run(None)  # an error of a constant condition is one of the statement
+    return _folded(Type.FOLDED, run)
 
 
 def _object_of(node: ObjectOf, context: Context) -> Expression:
@@ -250,9 +258,16 @@ def _difference(left: Expression, right: Expression, holds: Callable[[int], bool
 _Compile: TypeAlias = Callable[[Sequence[Node], Context], Run]
 
 
+def _is_decided(left: Node, right: Node, context: Context) -> bool:
+    """Whether MySQL knows that two operands do not differ, and evaluates neither."""
+    return context.is_condition and left == right and repr(left) == repr(right)  # 1 == True
+
+
 def _comparison(holds: Callable[[int], bool], *, may_be_indexed: bool = True) -> _Compile:
     def compile_(operands: Sequence[Node], context: Context) -> Run:
         left, right = operands
+        if not holds(0) and _is_decided(left, right, context):
+            return _DECIDED[False]
         return _compare(left, right, holds, context.inside if may_be_indexed else context.hidden)
 
     return compile_
@@ -423,6 +438,8 @@ def _rules_in(tested: Expression, items: Sequence[Expression], context: Context)
 def _not_in(operands: Sequence[Node], context: Context) -> Run:
     if len(operands) > 2 or isinstance(operands[1], ArrayOf):
         return _not(_in(operands, context))
+    if _is_decided(operands[0], operands[1], context):
+        return _DECIDED[False]
     return _in_one(operands[0], operands[1], lambda difference: difference != 0, context.hidden)
 
 
@@ -454,8 +471,8 @@ def _in_one(first: Node, other: Node, holds: Callable[[int], bool], context: Con
     """Returns ``in`` with one other operand: an array contains the value; anything else is compared with it."""
     if not isinstance(other, ArrayOf):
         return _compare(first, other, holds, context, unquote=True)
-    if isinstance(first, Call | Key):
-        raise NotServed("in with an array and a condition")
+    if isinstance(first, Key):
+        raise NotServed("in with an array and the column _id")
     items, value = compiled(other, context.hidden).run, compiled(first, context.hidden).run
     if isinstance(first, Value):
         value = json_of(first, context)
@@ -503,8 +520,11 @@ def _like(operands: Sequence[Node], context: Context) -> Run:
     escape = _escape(operands[2], context) if operands[2:] else "\\"
 
     def run(document: Json) -> Any:
-        this, that = text(document), pattern(document)
-        return NULL if this is NULL or that is NULL else like_pattern(as_read(that), escape)(as_read(this))
+        this = text(document)
+        if this is NULL:
+            return NULL
+        that = pattern(document)
+        return NULL if that is NULL else like_pattern(as_read(that), escape)(as_read(this))
 
     return run
 

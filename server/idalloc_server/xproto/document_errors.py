@@ -25,6 +25,9 @@ _ERRORS: dict[type[errors.DocumentsError], Callable[[], XError]] = {
     errors.NoNumberInJson: lambda: XError(
         3156, "Invalid JSON value for CAST to DOUBLE from column json_extract at row 1", "22018"
     ),
+    errors.NumberTooLarge: lambda: XError(
+        3155, "Out of range JSON value for CAST to DOUBLE from column json_extract at row 1", "22003"
+    ),
     errors.TooManyToSort: lambda: XError(
         1038, "Out of sort memory, consider increasing server sort buffer size", "HY001"
     ),

@@ -13,7 +13,7 @@ from idalloc_server.documents.json_text import number_text, parse
 from idalloc_server.xproto.document_errors import mapped
 from idalloc_server.xproto.errors import XError, not_supported
 
-_MAX_UNSIGNED, _MIN_SIGNED = 2**64 - 1, -(2**63)
+_MAX_UNSIGNED, _SIGNED = 2**64 - 1, 2**63
 _MAX_INDEX = 2**32 - 1
 _MAX_PATH_LENGTH = 100
 _FLOAT_DIGITS = 6
@@ -125,9 +125,12 @@ class Expressions:
             raise XError(5151, text)
         call = Call(name, tuple(map(self.node, operator.param)))
         _check_syntax(call)
-        is_bound = len(operator.param) > 0 and operator.param[0].type == expr.EXPR_TYPE_PLACEHOLDER
-        if is_bound and _is_in_array(call):
-            raise not_supported(f"{name} with a bound value and an array")
+        is_value = len(operator.param) > 0 and operator.param[0].type in (
+            expr.EXPR_TYPE_PLACEHOLDER,
+            expr.EXPR_TYPE_OPERATOR,
+        )
+        if is_value and _is_in_array(call):
+            raise not_supported(f"{name} with an array and a value that is bound or computed")
         return call
 
     def _signed(self, operator: expr.Operator) -> Value | None:
@@ -138,7 +141,7 @@ class Expressions:
         if operator.name == "sign_plus" or isinstance(node.value, bool):
             return None if isinstance(node.value, bool) else node
         negative = -node.value
-        return Value(Decimal(negative) if isinstance(negative, int) and negative < _MIN_SIGNED else negative)
+        return Value(Decimal(negative) if isinstance(negative, int) and abs(negative) >= _SIGNED else negative)
 
     def _object(self, expression: expr.ObjectExpr) -> Node:
         members = []

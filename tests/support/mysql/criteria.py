@@ -100,6 +100,7 @@ class _Chance:
         self._all = self._operators = list(OPERATORS)
         self._args: list[pb.Scalar] = []
         self._has_key = True
+        self._may_be_invalid = False  # which of two errors is first is not compared
 
     def case(self) -> Case:
         """Return the next case."""
@@ -109,13 +110,15 @@ class _Chance:
         if self._is(0.15):
             return Case(collection, self._delete(name))
         find = crud.Find(collection=name, data_model=crud.DATA_MODEL_DOCUMENT)
+        is_ordered, is_projected = self._is(0.2), self._is(0.15)
+        self._may_be_invalid = not (is_ordered or is_projected)
         if self._is(0.9):
             find.criteria.CopyFrom(self._call(0) if self._is(0.98) else self._operand(1))
-        if self._is(0.2):
+        if is_ordered:
             for _ in range(1 + self._is(0.3)):
                 find.order.append(crud.Order(expr=self._value(), direction=self._direction()))
             find.order.append(crud.Order(expr=_column("_id"), direction=self._direction()))
-        if self._is(0.15):
+        if is_projected:
             aliases = ["p", "q", "r"][: 1 + int(self._random() * 3)]
             find.projection.extend(crud.Projection(alias=alias, source=self._value()) for alias in aliases)
         find.args.extend(self._args)
@@ -163,7 +166,8 @@ class _Chance:
                 params[1] = _literal(self._choice(_PATTERNS))
             if self._is(0.1):
                 params.append(_literal(self._choice(_ESCAPES[depth > 0 :])))
-        elif self._is(0.6) and not any(each.type == expr.EXPR_TYPE_IDENT for each in params):
+        is_field_needed = depth == _DEEPEST or (self._is(0.6) and name not in ("is", "is_not", "like", "not_like"))
+        if is_field_needed and not any(each.type == expr.EXPR_TYPE_IDENT for each in params):
             params[0] = self._field()
         return expr.Expr(type=expr.EXPR_TYPE_OPERATOR, operator=expr.Operator(name=name, param=params))
 
@@ -173,7 +177,7 @@ class _Chance:
             return self._field()
         if roll < 0.84 or depth >= _DEEPEST:
             return self._scalar()
-        if roll < 0.845 and depth == 0:
+        if roll < 0.845 and depth == 0 and self._may_be_invalid:
             return _octets("[1", 2)
         if roll < 0.90:
             items = [self._operand(_DEEPEST) for _ in range(int(self._random() * 3))]

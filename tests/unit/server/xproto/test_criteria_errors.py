@@ -74,7 +74,11 @@ _ERRORS = {
         "comparison with a condition that has no field",
     ),
     "in list array": (call("in", A, number(1), array()), 1235, "in with several values, one of which is an array"),
-    "in array condition": (call("in", call("==", A, A), array()), 1235, "in with an array and a condition"),
+    "in array condition": (
+        call("in", call("==", A, A), array()),
+        1235,
+        "in with an array and a value that is bound or computed",
+    ),
     "nested is": (call("not", call("is", call("not_in", A, array()), number(1))), 1064, "TRUE, FALSE or NULL"),
     "not in array": (call("!", call("not_in", A, array())), 1235, "not in with an array inside of !"),
     "equal bounds": (call("between", A, array(), array()), 1235, "between of equal bounds"),
