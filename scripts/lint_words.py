@@ -16,7 +16,9 @@ BANNED = re.compile(
     re.IGNORECASE,
 )
 # Recorded, generated or locked files, others' text, and the list itself.
-EXCEPTED = re.compile(r"\.(jsonl|binpb|png|svg)$|_pb2|^requirements/|^third_party/|^LICENSE$|^scripts/lint_words\.py$")
+EXCEPTED = re.compile(
+    r"\.(jsonl|binpb|png|svg|xz)$|_pb2|^requirements/|^third_party/|^LICENSE$|^scripts/lint_words\.py$"
+)
 LONGEST_TEST_NAME = 60
 
 
