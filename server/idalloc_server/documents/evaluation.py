@@ -196,10 +196,10 @@ def _unquoted(node: Node, context: Context) -> Expression:
     return Expression(Type.TEXT, run)
 
 
-def _key_if_indexed(node: Node, others: Sequence[Expression], context: Context) -> Node:
+def _by_key(node: Node, expression: Expression, others: Sequence[Expression], context: Context) -> Expression:
     """Returns the column instead of ``_id``, if MySQL reads the index to compare it with constant texts."""
     is_indexed = context.is_indexed and node == ID and all(each.is_constant and each.type in TEXTS for each in others)
-    return Key() if is_indexed else node
+    return compiled(Key(), context) if is_indexed else expression
 
 
 def _once(run: Run, convert: Callable[[Any], Any]) -> Run:
@@ -240,9 +240,8 @@ def _difference(left: Expression, right: Expression, holds: Callable[[int], bool
     types = {left.type, right.type} - {Type.NULL}
     if types == {Type.JSON, Type.FOLDED}:
         raise NotServed("comparison with a condition that has no field")
-    rule = (
-        JSON_RULE if Type.JSON in types or Type.NULL in (left.type, right.type) else rule_of(types, context.is_strict)
-    )
+    has_null = Type.NULL in (left.type, right.type)
+    rule = JSON_RULE if has_null or Type.JSON in types else rule_of(types, context.is_strict)
     one, other, difference = _converted(left, rule.converters), _converted(right, rule.converters), rule.difference
 
     def run(document: Json) -> Any:
@@ -275,17 +274,10 @@ def _comparison(holds: Callable[[int], bool], *, may_be_indexed: bool = True) ->
 
 def _compare(left: Node, right: Node, holds: Callable[[int], bool], context: Context, *, unquote: bool = False) -> Run:
     """Returns a function that compares two operands; unless ``unquote``, only the field ``_id`` is a text."""
-
-    def operand(node: Node) -> Expression:
-        return _unquoted(node, context) if unquote or node == ID else compiled(node, context)
-
-    one, other = operand(left), operand(right)
-    return _difference(
-        operand(_key_if_indexed(left, [other], context)),
-        operand(_key_if_indexed(right, [one], context)),
-        holds,
-        context,
+    one, other = (
+        _unquoted(node, context) if unquote or node == ID else compiled(node, context) for node in (left, right)
     )
+    return _difference(_by_key(left, one, [other], context), _by_key(right, other, [one], context), holds, context)
 
 
 def _not(run: Run) -> Run:
@@ -304,7 +296,7 @@ def _always(known: bool) -> Run:
     return lambda _: known
 
 
-# AND and OR that need no document.
+# AND and OR whose value does not depend on the document.
 _DECIDED = {False: _always(False), True: _always(True)}
 
 
@@ -372,7 +364,7 @@ def _in(operands: Sequence[Node], context: Context) -> Run:
     if not others[1:]:
         return _in_one(first, others[0], lambda difference: difference == 0, context)
     items = [_unquoted(each, context) for each in others]
-    tested = _unquoted(_key_if_indexed(first, items, context), context)
+    tested = _by_key(first, _unquoted(first, context), items, context)
     rules = _rules_in(tested, items, context)
     if STRICT_DOUBLES in rules.values():
         return _in_sequence(tested, items, rules)
@@ -487,8 +479,7 @@ def _in_one(first: Node, other: Node, holds: Callable[[int], bool], context: Con
 def _between(operands: Sequence[Node], context: Context) -> Run:
     context = context.inside
     bounds = [_unquoted(each, context) for each in operands[1:]]
-    first = _key_if_indexed(operands[0], bounds, context)
-    expressions = [_unquoted(first, context), *bounds]
+    expressions = [_by_key(operands[0], _unquoted(operands[0], context), bounds, context), *bounds]
     types = {each.type for each in expressions}
     if Type.JSON in types and operands[1] == operands[2] and _is_constant(operands[1]):
         raise NotServed("between of equal bounds with an array, an object or a JSON text")

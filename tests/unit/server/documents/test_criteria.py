@@ -74,6 +74,14 @@ class TestIn:
         assert whole.run(document) is compiled(each, Context()).run(document)
 
 
+def test_nested_comparisons_are_compiled_once() -> None:
+    """A condition that is nested as deep as a message can be is compiled in time that grows with its length alone."""
+    node: Node = Call("==", (V, Value("a")))
+    for _ in range(100):
+        node = Call("==", (node, Value(1)))
+    assert condition_of(node)({"v": "a"}) is True
+
+
 class TestAgainstSqlite:
     @given(st.sampled_from(["==", "!=", "<", "<=", ">", ">="]), st.integers(-5, 5), st.integers(-5, 5) | st.none())
     def test_numbers_compare_equally(self, operator: str, left: int, right: int | None) -> None:
