@@ -68,9 +68,9 @@ def compare_json(left: Any, right: Any) -> int:
 def contains(target: Any, candidate: Any) -> bool:
     """Whether a value of JSON contains another one (JSON_CONTAINS)."""
     if isinstance(target, list):
-        if isinstance(candidate, list):
-            return all(contains(target, each) for each in candidate)
-        return any(contains(each, candidate) for each in target)
+        wanted = candidate if isinstance(candidate, list) else [candidate]
+        arrays = [each for each in target if isinstance(each, list)]
+        return all(any(contains(each, one) for each in (arrays if isinstance(one, list) else target)) for one in wanted)
     if isinstance(target, dict) and isinstance(candidate, dict):
         return all(key in target and contains(target[key], each) for key, each in candidate.items())
     return compare_json(target, candidate) == 0

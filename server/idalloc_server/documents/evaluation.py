@@ -352,7 +352,9 @@ def _negation(operands: Sequence[Node], context: Context) -> Run:
 def _is(operands: Sequence[Node], context: Context) -> Run:
     tested, expected = operands
     wanted = expected.value if isinstance(expected, Value) else NULL
-    if isinstance(tested, Key) and wanted is NULL:
+    if isinstance(tested, Key):
+        if wanted is not NULL:
+            raise NotServed("is with the column _id and a truth value")
         return _always(False)
     run = compiled(tested, context.hidden).run if wanted is NULL else _truth(tested, context.hidden)
     return lambda document: run(document) is wanted

@@ -159,7 +159,9 @@ class _Chance:
             params = [self._operand(depth) for _ in range(count)]
         else:
             params = [self._scalar(_PLAIN_KINDS) if self._is(0.6) else self._field() for _ in range(count)]
-        if name in ("is", "is_not") and self._is(0.95):
+        if name in ("in", "not_in") and count == 2 and self._is(0.4):
+            params = [self._field() if self._is(0.7) else self._operand(depth), self._array()]
+        elif name in ("is", "is_not") and self._is(0.95):
             params[1] = _literal(self._choice(_WORDS))
         elif name in ("like", "not_like"):
             if self._is(0.8):
@@ -171,6 +173,10 @@ class _Chance:
             params[0] = self._field()
         return expr.Expr(type=expr.EXPR_TYPE_OPERATOR, operator=expr.Operator(name=name, param=params))
 
+    def _array(self) -> expr.Expr:
+        items = [self._operand(_DEEPEST) for _ in range(int(self._random() * 3))]
+        return expr.Expr(type=expr.EXPR_TYPE_ARRAY, array=expr.ArrayExpr(value=items))
+
     def _operand(self, depth: int) -> expr.Expr:
         roll = self._random()
         if roll < 0.45:
@@ -180,8 +186,7 @@ class _Chance:
         if roll < 0.845 and depth == 0 and self._may_be_invalid:
             return _octets("[1", 2)
         if roll < 0.90:
-            items = [self._operand(_DEEPEST) for _ in range(int(self._random() * 3))]
-            return expr.Expr(type=expr.EXPR_TYPE_ARRAY, array=expr.ArrayExpr(value=items))
+            return self._array()
         if roll < 0.94:
             fields = [
                 expr.ObjectExprField(key=key, value=self._operand(_DEEPEST))

@@ -14,6 +14,7 @@ _REFUSED = (
     "in with several values, one of which is an array, an object or a JSON text",
     "in with an array and the column _id",
     "in with an array and a value that is bound or computed",
+    "is with the column _id and a truth value",
     "not in with an array inside of ",
     "sort by a number",
     "sort by doc with fields",
