@@ -24,6 +24,8 @@ from idalloc_server.documents.errors import DocumentsError, InvalidEscape, NotSe
 from idalloc_server.documents.json_text import Json, plain_text
 from idalloc_server.documents.like import like_pattern
 
+_SIGNED = 2**63
+
 # Returns the value of an expression for a document, or NULL.
 Run: TypeAlias = Callable[[Json], Any]
 
@@ -232,6 +234,8 @@ def _truth(node: Node, context: Context) -> Run:
     expression = compiled(node, context)
     if expression.type in (Type.BOOLEAN, Type.FOLDED, Type.NULL):
         return expression.run
+    if expression.type is Type.KEY:
+        raise NotServed("the column _id as a condition")
     return _difference(expression, _constant(Type.INTEGER, 0), lambda difference: difference != 0, context)
 
 
@@ -352,9 +356,7 @@ def _negation(operands: Sequence[Node], context: Context) -> Run:
 def _is(operands: Sequence[Node], context: Context) -> Run:
     tested, expected = operands
     wanted = expected.value if isinstance(expected, Value) else NULL
-    if isinstance(tested, Key):
-        if wanted is not NULL:
-            raise NotServed("is with the column _id and a truth value")
+    if isinstance(tested, Key) and wanted is NULL:
         return _always(False)
     run = compiled(tested, context.hidden).run if wanted is NULL else _truth(tested, context.hidden)
     return lambda document: run(document) is wanted
@@ -411,18 +413,21 @@ def _rules_in(tested: Expression, items: Sequence[Expression], context: Context)
     """Returns the rule that compares a tested value with an item of each type.
 
     Raises:
-        NotServed: One of them is JSON.
+        NotServed: One of them is JSON, or all are numbers that MySQL compares now bit by bit, now by value.
     """
     kinds = {item.type for item in items}
     types = {tested.type, *kinds}
     if Type.JSON in types:
         raise NotServed("in with several values, one of which is an array, an object or a JSON text")
-    are_integers = types <= INTEGERS and all(each.is_constant for each in (tested, *items))
+    if types <= INTEGERS and all(each.is_constant for each in (tested, *items)):
+        numbers = [number for each in (tested, *items) if (number := each.run(None)) is not NULL]
+        if min(numbers, default=0) < 0 and max(numbers, default=0) >= _SIGNED:
+            raise NotServed("in with negative numbers beside numbers from 2^63 on")
 
     def rule(two: set[Type]) -> Rule:
         if Type.NULL in two:
             return JSON_RULE
-        if two <= INTEGERS and not are_integers:
+        if two <= INTEGERS:
             return BITS_RULE
         return rule_of(types & TEXTS if two <= TEXTS else two, context.is_strict)
 

@@ -28,11 +28,14 @@ def selection_of(
         raise XError(5012, "Invalid parameter: non-zero offset value is not allowed for this operation")
     criteria = expressions.node(message.criteria) if message.HasField("criteria") else None
     order = [(expressions.node(each.expr), each.direction == crud.ORDER_DIRECTION_DESC) for each in message.order]
+    selection = Selection(criteria, order, limit, offset, is_strict=not isinstance(message, crud.Find))
+    # What is not served is refused before a document is read.
+    with mapped():
+        selection.meets  # noqa: B018
     for (node, _), each in zip(order, message.order, strict=True):
         _check_order(node, each.expr, is_projected=isinstance(message, crud.Find) and len(message.projection) > 0)
-    selection = Selection(criteria, order, limit, offset, is_strict=not isinstance(message, crud.Find))
     with mapped():
-        selection.meets, selection.sort_keys  # noqa: B018 - what is not served is refused before a document is read
+        selection.sort_keys  # noqa: B018
     return selection
 
 

@@ -56,6 +56,9 @@ A = expr.Expr(
 KEY = expr.Expr(type=expr.EXPR_TYPE_IDENT, identifier=expr.ColumnIdentifier(name="_id"))
 DOC = expr.Expr(type=expr.EXPR_TYPE_IDENT, identifier=expr.ColumnIdentifier(name="doc"))
 X = literal("x")
+UNSIGNED = expr.Expr(
+    type=expr.EXPR_TYPE_LITERAL, literal=pb.Scalar(type=pb.SCALAR_TYPE_V_UINT, v_unsigned_int=-(2**63))
+)
 
 
 # What is refused, with the code of the error and a part of its text.
@@ -82,6 +85,8 @@ _ERRORS = {
     "nested is": (call("not", call("is", call("not_in", A, array()), number(1))), 1064, "TRUE, FALSE or NULL"),
     "not in array": (call("!", call("not_in", A, array())), 1235, "not in with an array inside of !"),
     "equal bounds": (call("between", A, array(), array()), 1235, "between of equal bounds"),
+    "signs": (call("in", number(-1), number(2), UNSIGNED), 1235, "in with negative numbers beside numbers from 2^63"),
+    "key alone": (call("!", KEY), 1235, "the column _id as a condition"),
     "key column": (call("between", KEY, X, number(1)), 1235, "between of the column _id and a number"),
 }
 
