@@ -10,8 +10,7 @@ from idalloc_server.documents.errors import NotServed
 from idalloc_server.documents.json_text import sorted_keys
 
 TEXTS = frozenset({Type.NULL, Type.LITERAL, Type.TEXT, Type.KEY, Type.JSON})
-INTEGERS = frozenset({Type.BOOLEAN, Type.FOLDED, Type.INTEGER})
-_EXACT = INTEGERS | {Type.DECIMAL}
+EXACT = frozenset({Type.BOOLEAN, Type.FOLDED, Type.INTEGER, Type.DECIMAL})
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +44,7 @@ def rule_of(types: set[Type], is_strict: bool) -> Rule:
         if Type.LITERAL in types and not types & {Type.TEXT, Type.JSON}:
             raise NotServed("comparison of two texts of the statement")
         return _PADDED
-    if types <= _EXACT:
+    if types <= EXACT:
         return _NUMBERS
     return STRICT_DOUBLES if is_strict else _DOUBLES
 
@@ -128,8 +127,6 @@ def _compare_objects(left: dict[str, Any], right: dict[str, Any]) -> int:
 
 
 JSON_RULE = Rule(AS_JSON, compare_json)
-# In a list, MySQL compares whole numbers bit by bit: -1 is 2^64-1.
-BITS_RULE = Rule(dict.fromkeys(INTEGERS, lambda number: number & 2**64 - 1), _compare, _same)
 _DOUBLES = Rule(AS_DOUBLE, _compare, _same)
 STRICT_DOUBLES = Rule(AS_DOUBLE_STRICTLY, _compare, _same)
 _NUMBERS = Rule({}, _compare, _same)

@@ -9,8 +9,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple, TypeAlias
 
 from idalloc_server.documents.comparison import (
-    BITS_RULE,
-    INTEGERS,
+    EXACT,
     JSON_RULE,
     STRICT_DOUBLES,
     TEXTS,
@@ -413,22 +412,21 @@ def _rules_in(tested: Expression, items: Sequence[Expression], context: Context)
     """Returns the rule that compares a tested value with an item of each type.
 
     Raises:
-        NotServed: One of them is JSON, or all are numbers that MySQL compares now bit by bit, now by value.
+        NotServed: One of them is JSON, or they are numbers that MySQL compares now by bits, now by value.
     """
     kinds = {item.type for item in items}
     types = {tested.type, *kinds}
     if Type.JSON in types:
         raise NotServed("in with several values, one of which is an array, an object or a JSON text")
-    if types <= INTEGERS and all(each.is_constant for each in (tested, *items)):
-        numbers = [number for each in (tested, *items) if (number := each.run(None)) is not NULL]
+    if tested.type in EXACT:
+        exact = [each.run(None) for each in (tested, *items) if each.is_constant and each.type in EXACT]
+        numbers = [number for number in exact if number is not NULL]
         if min(numbers, default=0) < 0 and max(numbers, default=0) >= _SIGNED:
             raise NotServed("in with negative numbers beside numbers from 2^63 on")
 
     def rule(two: set[Type]) -> Rule:
         if Type.NULL in two:
             return JSON_RULE
-        if two <= INTEGERS:
-            return BITS_RULE
         return rule_of(types & TEXTS if two <= TEXTS else two, context.is_strict)
 
     return {kind: rule({tested.type, kind}) for kind in kinds}
