@@ -5,10 +5,8 @@ import gc
 import os
 import signal
 import socket
-from collections import Counter
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
-from typing import cast
 
 import structlog
 
@@ -16,9 +14,7 @@ from idalloc_server.auth.access import AccessPolicy
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.auth.access_file import AccessFile
 from idalloc_server.domain.clock import Clock, SystemClock
-from idalloc_server.domain.errors import StartRefused, StoreUnavailable
-from idalloc_server.domain.store.protocol import WRITES, Store
-from idalloc_server.domain.witness.store import WitnessedStore
+from idalloc_server.domain.errors import StartRefused
 from idalloc_server.files.descriptors import reserve
 from idalloc_server.listen import transport
 from idalloc_server.listen.callers import open_access_control
@@ -33,16 +29,13 @@ from idalloc_server.rpc.port import RpcPort
 from idalloc_server.rpc.sequences import SequencesServicer
 from idalloc_server.rpc.services import RpcServices
 from idalloc_server.settings.model import Settings
-from idalloc_server.store.counted import counted, counted_witness
-from idalloc_server.store.urls import keeps_documents, open_documents, open_store, open_witness
+from idalloc_server.store.stores import Stores
+from idalloc_server.store.urls import keeps_documents
 from idalloc_server.telemetry.logs import log_every_second, watch_burned
 from idalloc_server.telemetry.metrics import CallMetrics
 from idalloc_server.telemetry.traces import Traces, open_traces
 from idalloc_server.xproto import port as xproto_port
 from idalloc_server.xproto.port import XProtocolPort
-
-# The pause between attempts to open an unavailable store at startup.
-OPEN_RETRY_SECONDS = 1.0
 
 _log = structlog.get_logger("idalloc")
 
@@ -77,15 +70,21 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
         from idalloc_server.http.port import HttpPort  # only here: see HttpPort
 
         http = HttpPort(settings, access_control, clock, METHOD_TYPES)
-    store_calls: Counter[str] = Counter()
-    stores = _Stores(settings, _open_store(settings, clock, traces, store_calls))
+    stores = Stores(
+        settings.store,
+        settings.witness,
+        clock,
+        settings.store_timeout,
+        traces,
+        with_documents=bool(settings.xproto_listen),
+    )
     reserve.fill()
     try:
         if http:
             await http.start()
-        await stores.open(settings.store_timeout)
-        issuers = await Issuers.claim(settings, clock, stores.store, holder, is_shared=is_worker)
-        opened = _Opened(settings, clock, stores, store_calls, port, traces, access_file, access_control)
+        await stores.open()
+        issuers = await Issuers.claim(settings, clock, stores.counters, holder, is_shared=is_worker)
+        opened = _Opened(settings, clock, stores, port, traces, access_file, access_control)
         node = _Node(opened, mode, issuers)
         if http:
             http.source = node.report
@@ -104,55 +103,13 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
             await traces.close()
 
 
-def _open_store(settings: Settings, clock: Clock, traces: Traces | None, calls: Counter[str]) -> Store:
-    """Return the store, not connected yet: its calls are counted and traced, and its grants witnessed."""
-    store = counted(open_store(settings.store, clock, settings.store_timeout), calls)
-    if traces is not None:
-        store = traces.trace_writes(store, store.address, WRITES)
-    if settings.witness:
-        witness = open_witness(settings.witness, settings.store, settings.store_timeout / 2)
-        store = cast(Store, WitnessedStore(store, counted_witness(witness, calls), settings.store_timeout))
-    return store
-
-
-class _Stores:
-    """The store of the counters, and that of documents, which is None without the X Protocol's port."""
-
-    def __init__(self, settings: Settings, store: Store) -> None:
-        self.store = store
-        self.documents = open_documents(settings.store, settings.store_timeout) if settings.xproto_listen else None
-
-    async def open(self, timeout: float) -> None:
-        """Open them; retry while one is unavailable, for ``timeout`` seconds at most."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
-        while True:
-            try:
-                await self.store.open()
-                if self.documents:
-                    await self.documents.open()
-                return
-            except StoreUnavailable as error:
-                if loop.time() + OPEN_RETRY_SECONDS > deadline:
-                    raise
-                _log.warning("store_unavailable", store=self.store.address, error=str(error))
-            await asyncio.sleep(OPEN_RETRY_SECONDS)
-
-    async def close(self) -> None:
-        """Close them."""
-        if self.documents:
-            await self.documents.close()
-        await self.store.close()
-
-
 @dataclass(frozen=True)
 class _Opened:
     """What a start opens before the node: its stores, its port, and who may call."""
 
     settings: Settings
     clock: Clock
-    stores: _Stores
-    store_calls: Counter[str]  # by method and outcome
+    stores: Stores
     port: RpcPort
     traces: Traces | None
     access_file: AccessFile | None
@@ -163,9 +120,8 @@ class _Node:
     """A server process on an open store, with its own start timestamp."""
 
     def __init__(self, opened: _Opened, mode: ProcessMode, issuers: Issuers) -> None:
-        settings, store, access_control = opened.settings, opened.stores.store, opened.access_control
+        settings, stores, access_control = opened.settings, opened.stores, opened.access_control
         allocator, doc_ids = issuers.allocator, issuers.doc_ids
-        witnessed = store if isinstance(store, WitnessedStore) else None
         self._opened = opened
         self._mode = mode
         self._issuers = issuers
@@ -173,7 +129,7 @@ class _Node:
         self._xproto = XProtocolPort(
             settings,
             access_control,
-            opened.stores.documents,
+            stores.documents,
             doc_ids,
             changes.change,
             allocator.burned,
@@ -185,12 +141,12 @@ class _Node:
             calls=metrics,
             issuers=issuers,
             audit=access_control.audit,
-            store_calls=opened.store_calls,
-            described={"address": opened.port.address, "store": store.address},
+            store_calls=stores.calls,
+            described={"address": opened.port.address, "store": stores.counters.address},
             workers=settings.workers,
             is_draining=lambda: self._rpc.draining.has_begun,
             count_more=self._xproto.count,
-            witnessed=witnessed,
+            witnessed=stores.witnessed,
         )
         self._rpc.add(
             IdAllocatorServicer(
@@ -204,7 +160,7 @@ class _Node:
                 self._rpc.calls.record_failure,
             ),
             SequencesServicer(issuers.sequences),
-            NodeServicer(allocator, doc_ids, store.address, changes, witnessed.witness_address if witnessed else ""),
+            NodeServicer(allocator, doc_ids, stores.counters.address, changes, stores.witness_address),
         )
 
     async def start_xproto(self) -> None:
@@ -241,7 +197,7 @@ class _Node:
                 gc.freeze()
                 mode.report_serving(
                     opened.port.address,
-                    opened.stores.store.address,
+                    opened.stores.counters.address,
                     opened.settings.node_prefix,
                     {**ports, "xproto": self._xproto.address},
                 )

@@ -1,0 +1,88 @@
+"""The stores of one process, opened together."""
+
+import asyncio
+from collections import Counter
+from typing import cast
+
+import structlog
+
+from idalloc_server.documents.protocol import Documents
+from idalloc_server.domain.clock import Clock
+from idalloc_server.domain.errors import StoreUnavailable
+from idalloc_server.domain.store.protocol import WRITES, Store
+from idalloc_server.domain.witness.store import WitnessedStore
+from idalloc_server.store.counted import counted, counted_witness
+from idalloc_server.store.urls import open_documents, open_store, open_witness
+from idalloc_server.telemetry.traces import Traces
+
+# The pause between attempts to open an unavailable store at startup.
+OPEN_RETRY_SECONDS = 1.0
+
+_log = structlog.get_logger("idalloc")
+
+
+class Stores:
+    """The store of the counters, and that of documents.
+
+    Args:
+        url: The URL of both.
+        witness: The URL of the witness; empty without one.
+        clock: The clock of the store.
+        timeout: The timeout of a call, and of the attempts to open an unavailable store, in seconds.
+        traces: Traces the writes; None if traces are off.
+        with_documents: Whether documents are served.
+
+    Attributes:
+        calls: Counts the calls of the store and of its witness, by method and outcome.
+        witnessed: The store of the counters if it has a witness, which is asked about each grant.
+        counters: The store of the counters.
+        documents: The store of documents; None if they are not served.
+    """
+
+    def __init__(
+        self, url: str, witness: str, clock: Clock, timeout: float, traces: Traces | None, *, with_documents: bool
+    ) -> None:
+        self.calls: Counter[str] = Counter()
+        self.witnessed: WitnessedStore | None = None
+        self._timeout = timeout
+        store = counted(open_store(url, clock, timeout), self.calls)
+        if traces is not None:
+            store = traces.trace_writes(store, store.address, WRITES)
+        if witness:
+            opened = counted_witness(open_witness(witness, url, timeout / 2), self.calls)
+            self.witnessed = WitnessedStore(store, opened, timeout)
+            store = cast(Store, self.witnessed)
+        self.counters: Store = store
+        self.documents: Documents | None = open_documents(url, timeout) if with_documents else None
+
+    @property
+    def witness_address(self) -> str:
+        """The address of the witness, without secrets; empty without one."""
+        return self.witnessed.witness_address if self.witnessed else ""
+
+    async def open(self) -> None:
+        """Open them; retry while one is unavailable.
+
+        Raises:
+            StartRefused: One cannot be used.
+            StoreFailure: One was not reached in time, or rejected a statement.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._timeout
+        while True:
+            try:
+                await self.counters.open()
+                if self.documents:
+                    await self.documents.open()
+                return
+            except StoreUnavailable as error:
+                if loop.time() + OPEN_RETRY_SECONDS > deadline:
+                    raise
+                _log.warning("store_unavailable", store=self.counters.address, error=str(error))
+            await asyncio.sleep(OPEN_RETRY_SECONDS)
+
+    async def close(self) -> None:
+        """Close them."""
+        if self.documents:
+            await self.documents.close()
+        await self.counters.close()
