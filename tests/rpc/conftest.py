@@ -23,12 +23,12 @@ from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
 from idalloc_server.domain.uuids import UuidGenerator
 from idalloc_server.listen.transport import can_push_back, make_server, metadata_reader
 from idalloc_server.node.change import NodeChanges
-from idalloc_server.rpc.calls import CallLayer
+from idalloc_server.rpc.calls import CallLayer, TransportTraits
 from idalloc_server.rpc.draining import Draining
 from idalloc_server.rpc.health import HealthServicer
 from idalloc_server.rpc.id_allocator import IdAllocatorServicer
 from idalloc_server.rpc.node import NodeServicer
-from idalloc_server.rpc.port import add_service
+from idalloc_server.rpc.port import LEFT_ERRORS, add_service
 from idalloc_server.rpc.reflection import AuthenticatedReflection
 from idalloc_server.rpc.sequences import SequencesServicer
 from idalloc_server.telemetry.metrics import CallMetrics
@@ -112,7 +112,8 @@ async def serving(
     metrics = CallMetrics()
     draining = Draining(metrics)
     push_back = can_push_back(transport)
-    calls = CallLayer(metrics, draining, access_control, allocator.store_health, log_each=True, push_back=push_back)
+    traits = TransportTraits(push_back, LEFT_ERRORS)
+    calls = CallLayer(metrics, draining, access_control, allocator.store_health, log_each=True, transport=traits)
     server = make_server(transport, reuse_port=False)
 
     request_ids = IdempotentAllocator(allocator, store, clock, node="here:1", window=3600.0, store_timeout=5.0)

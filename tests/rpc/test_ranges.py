@@ -42,7 +42,7 @@ async def test_ids_taken_before_a_pause_are_not_sent_after_it(
     served: Served, monkeypatch: pytest.MonkeyPatch, streams: bool
 ) -> None:
     """P4: if the process is paused past the lease between taking ids and filling the reply, the ids are burned."""
-    boot, allocate, paused = SystemClock.boot, served.allocator.allocate, 0.0
+    boot, allocate, paused = SystemClock.boot, served.allocator.allocate_after_refill, 0.0
 
     async def allocate_and_pause(sequence: str, count: int) -> IdRange:
         nonlocal paused
@@ -51,7 +51,7 @@ async def test_ids_taken_before_a_pause_are_not_sent_after_it(
         return taken
 
     monkeypatch.setattr(SystemClock, "boot", lambda clock: boot() + paused)
-    monkeypatch.setattr(served.allocator, "allocate", allocate_and_pause)
+    monkeypatch.setattr(served.allocator, "allocate_after_refill", allocate_and_pause)
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         if streams:
             await served.ids.StreamRanges(pb.StreamRangesRequest(sequence="orders", total_id_count=5)).read()

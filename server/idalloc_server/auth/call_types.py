@@ -1,11 +1,41 @@
 """Types of gRPC handlers, and of the call's context that every transport passes to them."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from typing import Any, NoReturn, Protocol
 
 import grpc
 
-Context = grpc.aio.ServicerContext[Any, Any]
+
+class Context(Protocol):
+    """What handlers use of a call: the methods that every transport's context has."""
+
+    def peer(self) -> str:
+        """Return the address of the other end of the connection."""
+        ...
+
+    def invocation_metadata(self) -> Iterable[tuple[str, Any]] | None:
+        """Return the metadata of the call."""
+        ...
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        """Return the properties of the TLS connection."""
+        ...
+
+    def time_remaining(self) -> float | None:
+        """Return the seconds until the deadline; None without one."""
+        ...
+
+    async def write(self, message: Any) -> None:
+        """Send a message of a stream."""
+        ...
+
+    async def abort(
+        self, code: grpc.StatusCode, details: str = "", trailing_metadata: tuple[tuple[str, Any], ...] = ()
+    ) -> NoReturn:
+        """End the call with a status."""
+        ...
+
+
 UnaryHandler = Callable[[Any, Context], Awaitable[Any]]
 # Awaited with the number of ids in the next message of a stream, before they are taken. It waits until the caller may
 # have them, and ends the stream by raising a ``Refusal``.

@@ -15,7 +15,6 @@ from operator import attrgetter
 from time import perf_counter
 from typing import Any, NamedTuple, NoReturn, Protocol
 
-import grpc
 import structlog
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
@@ -69,6 +68,18 @@ class Service(NamedTuple):
     handlers: Mapping[str, Any]
 
 
+class TransportTraits(NamedTuple):
+    """What the layer must know of a transport.
+
+    Attributes:
+        can_push_back: Whether it can send ``grpc-retry-pushback-ms``.
+        left_errors: What it raises when a stream is written whose client has left.
+    """
+
+    can_push_back: bool = True
+    left_errors: tuple[type[Exception], ...] = ()
+
+
 def _field_reader(name: str, method: MethodDescriptor) -> _FieldReader:
     """Return the function that reads the sequence and the number of ids from a request, if it has them."""
     names = {"sequence": RULES[name].sequence_field}
@@ -94,7 +105,7 @@ class CallLayer:
         store_health: The store's health, which failed calls change.
         log_each: Whether to log each call at level debug.
         traces: Traces the calls; None if traces are off.
-        push_back: Whether the transport can send ``grpc-retry-pushback-ms``.
+        transport: What the layer must know of the transport.
 
     Attributes:
         failed: The causes of failed calls.
@@ -109,7 +120,7 @@ class CallLayer:
         *,
         log_each: bool,
         traces: Traces | None = None,
-        push_back: bool = True,
+        transport: TransportTraits = TransportTraits(),  # noqa: B008 - immutable
     ) -> None:
         self.failed = FailedCalls()
         self._metrics = metrics
@@ -118,7 +129,7 @@ class CallLayer:
         self._store_health = store_health
         self._log_each = log_each
         self._traces = traces
-        self._push_back = push_back
+        self._transport = transport
 
     def service(self, servicer: Servicer) -> Service:
         """Return the service of a servicer, with this layer and access control around each method."""
@@ -201,8 +212,8 @@ class CallLayer:
                 async for reply in replies:
                     try:
                         await context.write(reply)
-                    except grpc.aio.InternalError:
-                        raise asyncio.CancelledError from None  # The client left; grpcio may raise before it cancels.
+                    except self._transport.left_errors:
+                        raise asyncio.CancelledError from None  # The client left.
                     # native's write may not yield, nor report that the client left. Without this, a stream would block
                     # all other calls and miss its cancellation.
                     await asyncio.sleep(0)
@@ -232,5 +243,5 @@ class CallLayer:
 
     async def _abort(self, context: Context, failure: status.Status) -> None:
         # native leaves a call unanswered if it cannot send one of the trailers.
-        trailers = [each for each in failure.trailers if self._push_back or each[0] != status.PUSHBACK]
+        trailers = [each for each in failure.trailers if self._transport.can_push_back or each[0] != status.PUSHBACK]
         await context.abort(failure.code, failure.message, tuple(trailers))

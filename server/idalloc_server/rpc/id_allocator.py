@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from idalloc.v1 import id_allocator_pb2 as pb
-from idalloc.v1 import id_allocator_pb2_grpc
 from idalloc_server.auth.call_types import Admit, AdmitRequest, Context
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import BurnCause
@@ -37,7 +36,7 @@ _NIL_UUID = "00000000-0000-0000-0000-000000000000"
 
 
 @dataclass(eq=False)
-class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
+class IdAllocatorServicer:
     """Translates requests and replies of ranges, document ids and UUIDs."""
 
     descriptor = pb.DESCRIPTOR.services_by_name["IdAllocatorService"]
@@ -75,7 +74,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
             self._add_view(reply, view, with_date(id_range, self.clock.wall()), self.doc_ids.prefix)
         return reply
 
-    async def BatchAllocateRanges(  # type: ignore[override]
+    async def BatchAllocateRanges(
         self, request: pb.BatchAllocateRangesRequest, context: Context, admit: AdmitRequest
     ) -> pb.BatchAllocateRangesResponse:
         """See id_allocator.proto."""
@@ -88,7 +87,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         await batch.wait(context.time_remaining())
         return batch.reply(self._fill, self._fail)
 
-    async def StreamRanges(  # type: ignore[override]
+    async def StreamRanges(
         self, request: pb.StreamRangesRequest, context: Context, admit: Admit
     ) -> AsyncGenerator[pb.StreamRangesResponse, None]:
         """See id_allocator.proto."""
@@ -124,7 +123,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         runs = await self._generate(count, request)
         return pb.GenerateDocIdResponse(**_doc_id_fields(runs, view))
 
-    async def StreamDocIds(  # type: ignore[override]
+    async def StreamDocIds(
         self, request: pb.StreamDocIdsRequest, context: Context, admit: Admit
     ) -> AsyncGenerator[pb.StreamDocIdsResponse, None]:
         """See id_allocator.proto."""

@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from idalloc.v1 import node_pb2, node_pb2_grpc
+from idalloc.v1 import node_pb2
 from idalloc_server.auth.call_types import Context
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
@@ -11,7 +11,7 @@ from idalloc_server.node.change import NodeChanges
 from idalloc_server.settings.persisted import SETTINGS
 
 
-class NodeServicer(node_pb2_grpc.NodeServiceServicer):
+class NodeServicer:
     """Describes this node, and changes its settings.
 
     Args:

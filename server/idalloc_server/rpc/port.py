@@ -16,6 +16,8 @@ from idalloc_server.rpc.calls import UNDECODABLE, Service
 from idalloc_server.settings.address import unix_path
 from idalloc_server.settings.model import Settings
 
+# What a server raises when a stream is written whose client has left: grpcio may raise it before it cancels.
+LEFT_ERRORS = (grpc.aio.InternalError,)
 # A Unix socket is accessible to the server's user and group.
 SOCKET_UMASK = 0o117
 

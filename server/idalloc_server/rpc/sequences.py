@@ -12,7 +12,6 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from idalloc.v1 import sequences_pb2 as pb
-from idalloc.v1 import sequences_pb2_grpc
 from idalloc_server.auth.authorize import readable_sequences
 from idalloc_server.auth.call_types import Context
 from idalloc_server.domain.administration.change_tokens import ChangeToken
@@ -57,7 +56,7 @@ _WITH_PRESENCE = frozenset({"start", "step", "min_value", "max_value"})
 _FIELDS = frozenset(field.name for field in pb.Sequence.DESCRIPTOR.fields)
 
 
-class SequencesServicer(sequences_pb2_grpc.SequenceServiceServicer):
+class SequencesServicer:
     """Translates requests and replies of sequences.
 
     Args:

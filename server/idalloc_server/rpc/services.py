@@ -9,10 +9,10 @@ import structlog
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.domain.store.health import StoreHealth
 from idalloc_server.listen import transport
-from idalloc_server.rpc.calls import CallLayer, Servicer
+from idalloc_server.rpc.calls import CallLayer, Servicer, TransportTraits
 from idalloc_server.rpc.draining import Draining
 from idalloc_server.rpc.health import HealthServicer
-from idalloc_server.rpc.port import RpcPort
+from idalloc_server.rpc.port import LEFT_ERRORS, RpcPort
 from idalloc_server.rpc.reflection import AuthenticatedReflection
 from idalloc_server.settings.model import Settings
 from idalloc_server.telemetry.metrics import CallMetrics
@@ -74,7 +74,7 @@ class RpcServices:
             store_health,
             log_each=settings.log_level == "debug",
             traces=traces,
-            push_back=transport.can_push_back(settings.transport),
+            transport=TransportTraits(transport.can_push_back(settings.transport), LEFT_ERRORS),
         )
 
     def add(self, *servicers: Servicer) -> None:
