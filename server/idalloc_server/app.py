@@ -70,14 +70,9 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
         from idalloc_server.http.port import HttpPort  # only here: see HttpPort
 
         http = HttpPort(settings, access_control, clock, METHOD_TYPES)
-    stores = Stores(
-        settings.store,
-        settings.witness,
-        clock,
-        settings.store_timeout,
-        traces,
-        with_documents=bool(settings.xproto_listen),
-    )
+    has_documents = bool(settings.xproto_listen)
+    timeout = settings.store_timeout
+    stores = Stores(settings.store, settings.witness, clock, timeout, traces, has_documents=has_documents)
     reserve.fill()
     try:
         if http:

@@ -12,7 +12,6 @@ import structlog
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
-from idalloc_server.auth.call_types import Context
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.domain.sequences.model import MAX_ID
@@ -129,7 +128,7 @@ class TestDeadlines:
         left: list[float | None] = []
 
         class Asking(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
-            async def AllocateRange(self, request: Any, context: Context) -> Any:
+            async def AllocateRange(self, request: Any, context: Any) -> Any:
                 left.append(context.time_remaining())
                 return pb.AllocateRangeResponse()
 

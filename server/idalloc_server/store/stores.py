@@ -2,11 +2,10 @@
 
 import asyncio
 from collections import Counter
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import structlog
 
-from idalloc_server.documents.protocol import Documents
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.store.protocol import WRITES, Store
@@ -14,6 +13,9 @@ from idalloc_server.domain.witness.store import WitnessedStore
 from idalloc_server.store.counted import counted, counted_witness
 from idalloc_server.store.urls import open_documents, open_store, open_witness
 from idalloc_server.telemetry.traces import Traces
+
+if TYPE_CHECKING:  # a server without documents does not load them
+    from idalloc_server.documents.protocol import Documents
 
 # The pause between attempts to open an unavailable store at startup.
 OPEN_RETRY_SECONDS = 1.0
@@ -30,7 +32,7 @@ class Stores:
         clock: The clock of the store.
         timeout: The timeout of a call, and of the attempts to open an unavailable store, in seconds.
         traces: Traces the writes; None if traces are off.
-        with_documents: Whether documents are served.
+        has_documents: Whether documents are served.
 
     Attributes:
         calls: Counts the calls of the store and of its witness, by method and outcome.
@@ -40,7 +42,7 @@ class Stores:
     """
 
     def __init__(
-        self, url: str, witness: str, clock: Clock, timeout: float, traces: Traces | None, *, with_documents: bool
+        self, url: str, witness: str, clock: Clock, timeout: float, traces: Traces | None, *, has_documents: bool
     ) -> None:
         self.calls: Counter[str] = Counter()
         self.witnessed: WitnessedStore | None = None
@@ -53,7 +55,7 @@ class Stores:
             self.witnessed = WitnessedStore(store, opened, timeout)
             store = cast(Store, self.witnessed)
         self.counters: Store = store
-        self.documents: Documents | None = open_documents(url, timeout) if with_documents else None
+        self.documents: Documents | None = open_documents(url, timeout) if has_documents else None
 
     @property
     def witness_address(self) -> str:

@@ -23,7 +23,7 @@ class TestOpen:
         """P1: a commit reaches the disk before it is acknowledged."""
         pragmas = {}
         for name in ("journal_mode", "synchronous", "busy_timeout", "application_id"):
-            pragmas[name] = await store._database._run(lambda name=name: pragma(store, name))  # type: ignore[misc]
+            pragmas[name] = await store._database._run(lambda name=name: pragma(store, name))
         assert pragmas == {"journal_mode": "wal", "synchronous": 2, "busy_timeout": 200, "application_id": 0x69646C63}
 
     async def test_a_missing_folder_is_created_with_mode_700(self, tmp_path: Path, clock: FakeClock) -> None:
