@@ -8,6 +8,8 @@ import selectors
 from collections.abc import Callable
 from typing import Any
 
+from idalloc_server.store.sqlite.job_thread import JobThread
+
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """Counts the seconds that it has not waited."""
@@ -25,13 +27,25 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
         """See ``AbstractEventLoop.run_in_executor``; time passes as usual while the function runs."""
-        job = super().run_in_executor(executor, func, *args)
+        return self.watch(super().run_in_executor(executor, func, *args))
+
+    def watch(self, job: asyncio.Future[Any]) -> asyncio.Future[Any]:
+        """Returns the future of a thread's job; time passes as usual until it is done."""
         self.jobs += 1
         job.add_done_callback(self._end_job)
         return job
 
     def _end_job(self, _: asyncio.Future[Any]) -> None:
         self.jobs -= 1
+
+
+class WatchedJobThread(JobThread):
+    """A thread of SQLite whose jobs the loop sees."""
+
+    def run(self, job: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
+        """See ``JobThread.run``."""
+        running, loop = super().run(job, *arguments), asyncio.get_running_loop()
+        return loop.watch(running) if isinstance(loop, VirtualTimeLoop) else running
 
 
 class _Selector(selectors.DefaultSelector):
