@@ -103,7 +103,8 @@ which the server prints. `make run` sets `127.0.0.1:50080`. An address that othe
 [port of their own](#probe_listen).""",
     "http_hosts": """A page of a stranger, in a browser on this machine or in this network, can let its own name lead
 to the server (DNS rebinding). So without [`access`](#access) and [`tls_client_ca`](#tls_client_ca) the status page and
-`/metrics` answer only if the header `Host` is an IP address, `localhost`, the host of [`http_listen`](#http_listen), or
+`/metrics` answer only if the header `Host` is an IP address, `localhost`, the name of this machine or of
+[`http_listen`](#http_listen), or
 one of these names. Other requests get the status 421. Probes answer under any name.""",
     "probe_listen": f"""Serves `/livez` and `/readyz`, for a load balancer or the kubelet. It has a limit of its own,
 {MAX_PROBE_CONNECTIONS} connections, and descriptors of a reserve: strangers on the other ports do not stop probes. Let
@@ -128,9 +129,9 @@ its size in memory, and while it is parsed, a quarter of a second for 4 MiB, the
     "xproto_max_connections": """At the limit the connection that waits longest for its login ends. If all have logged
 in, a further one gets MySQL's error 1040. Each may hold a message in memory.""",
     "max_connections_per_address": f"""Counted from accept, before TLS. At the limit the connection of the address that
-waits longest for its client ends, and if none waits, the new one is refused. Of IPv6, a /64 is one address. Raise it if
-many clients share an address, as behind a proxy, or if a pool of an X DevAPI client is larger. The HTTP port has
-{MAX_HTTP_CONNECTIONS} connections in all.""",
+waits longest for its client ends, and if none waits, the new one is refused. Of IPv6, a /64 is one address. Sessions
+of the X Protocol that have logged in do not count. Raise it if many clients of the HTTP port share an address, as
+behind a proxy. That port has {MAX_HTTP_CONNECTIONS} connections in all.""",
     "store": f"""{_STORES}
 
 {_PARAMETERS}

@@ -76,7 +76,7 @@ def test_a_retired_store_creates_nothing(tmp_path: Path, store: str) -> None:
     line = start_error(done.stderr)
     assert line.startswith("store: this store was retired on 20")
     assert f"use instead: {NEW}" in line
-    assert "idalloc store import --unretire FILE" in line
+    assert "idalloc store import --unretire --new-store URL FILE" in line
 
 
 def test_an_import_undoes_a_retirement(tmp_path: Path) -> None:

@@ -254,7 +254,7 @@ def of_documents() -> Claims:
         "docs/guides/mysql-xdevapi.md": [
             f"| a message | `xproto_max_message`, {default('xproto_max_message') / 2**20:g} MiB |",
             f"| connections of a process | `xproto_max_connections`, {default('xproto_max_connections'):g} |",
-            f"| `max_connections_per_address`, {default('max_connections_per_address'):g} | the same |",
+            f"without a login | `max_connections_per_address`, {default('max_connections_per_address'):g} | the same |",
             f"| documents of an `add` | {number(collections.MAX_INSERTED_DOCUMENTS)} |",
             f"| an `_id` | {json_text.MAX_KEY_BYTES} bytes, as text |",
             f"| nesting of a document | {json_text.MAX_DEPTH} |",

@@ -84,7 +84,8 @@ _NewStore = Annotated[
     typer.Option(
         "--new-store",
         metavar="URL",
-        help="With --unretire: the store used since then. It must be retired, too, and FILE must be its export.",
+        help="With --unretire: the store that served last. It must be retired, too, and FILE must be its export. That "
+        "its sequences were moved on to a further store is not noticed.",
     ),
 ]
 _NoIdsSinceExport = Annotated[

@@ -4,6 +4,7 @@ A web page of a stranger can let its own name lead to 127.0.0.1 (DNS rebinding).
 """
 
 import re
+import socket
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from ipaddress import ip_address
@@ -16,7 +17,7 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]/@]+)(:[0-9]{1,5})?")
 
 
 class OwnNames:
-    """The names under which the server answers: those of loopback, any IP address, and the given ones.
+    """The names under which the server answers: those of loopback and of this machine, IP addresses, and given ones.
 
     Args:
         listen: The listen address, HOST:PORT.
@@ -24,7 +25,9 @@ class OwnNames:
     """
 
     def __init__(self, listen: str, names: Iterable[str]) -> None:
-        self._names = {"localhost", listen.rpartition(":")[0].lower(), *(name.lower() for name in names)}
+        machine = socket.gethostname()
+        own = ("localhost", machine, machine.partition(".")[0], listen.rpartition(":")[0])
+        self._names = {name.lower() for name in (*own, *names)}
 
     def has(self, host: str) -> bool:
         """Return whether the value of a Host header has one of the names."""

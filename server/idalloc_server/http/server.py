@@ -33,6 +33,8 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 
+_END_OF_HEADERS = b"\r\n\r\n"
+
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 _log = structlog.get_logger("idalloc.http")
@@ -114,6 +116,8 @@ class HttpServer:
         protocol = request.protocol
         assert isinstance(protocol, _Protocol)  # noqa: S101 - _serve() creates it
         protocol.set_answering(True)
+        if request.can_read_body:
+            protocol.skip_body()
         try:
             answer = await self._route(request)
         except web.HTTPException as error:
@@ -123,6 +127,8 @@ class HttpServer:
             answer = _error(HTTPStatus.INTERNAL_SERVER_ERROR)
         finally:
             protocol.set_answering(False)
+        if answer.status == HTTPStatus.MISDIRECTED_REQUEST:
+            self._listener.count_refused("host")
         return with_headers(answer)
 
     async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -160,6 +166,7 @@ class _Protocol(web.RequestHandler):
         self._count_refused = count_refused
         self._deadline: asyncio.TimerHandle | None = None
         self._is_answering = self._has_part = False
+        self._last_bytes = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See ``asyncio.Protocol``."""
@@ -168,7 +175,8 @@ class _Protocol(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """See ``asyncio.Protocol``."""
-        self._has_part = not data.endswith(b"\r\n\r\n")  # of a request behind the present one
+        self._last_bytes = (self._last_bytes + data)[-len(_END_OF_HEADERS) :]
+        self._has_part = self._last_bytes != _END_OF_HEADERS  # of a request behind the present one
         if not self._is_answering:
             self._expect_headers()
         super().data_received(data)
@@ -189,6 +197,10 @@ class _Protocol(web.RequestHandler):
         elif self._has_part:
             self._expect_headers()
 
+    def skip_body(self) -> None:
+        """Take what has arrived for the body of the present request, not for a part of the next one."""
+        self._has_part = False
+
     def end(self) -> None:
         """Close the connection after its present answer."""
         self.close()
@@ -203,7 +215,9 @@ class _Protocol(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """Answer a request that cannot be read; aiohttp would show and log what it has read."""
-        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        if self._has_ended:
+            self._count_refused("ended")
+        elif status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             _log.error("http_request_failed", **failure(exc))
         else:
             self._count_refused(type(exc).__name__)  # such as InvalidHeader
@@ -213,7 +227,15 @@ class _Protocol(web.RequestHandler):
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """Log an error of aiohttp's own, without its text: that may be the client's."""
-        _log.error("http_request_failed", **failure(kw.get("exc_info")))
+        if self._has_ended:
+            self._count_refused("ended")
+        else:
+            _log.error("http_request_failed", **failure(kw.get("exc_info")))
+
+    @property
+    def _has_ended(self) -> bool:
+        """Whether the server has ended the connection, at a limit: what is written then fails."""
+        return self.transport is None or self.transport.is_closing() or not self._accepted.host
 
     def _expect_headers(self) -> None:
         if self._deadline is None:

@@ -8,6 +8,7 @@ import errno
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import structlog
@@ -55,6 +56,7 @@ class Accepted:
         address: The IP address of the client.
         peer: Its address as gRPC names it, such as ``ipv4:10.0.0.7:51234``.
         host: Its host, by which connections are counted; of IPv6, the /64. Empty once it is not counted any more.
+        counts_for_host: Whether it counts for its host, and not only for the limit of all.
     """
 
     def __init__(self, accepted: socket.socket, address: Any, waiting: "dict[Accepted, None]") -> None:
@@ -63,6 +65,7 @@ class Accepted:
         is_ipv6 = ":" in self.address
         self.peer = f"ipv6:%5B{self.address}%5D:{port}" if is_ipv6 else f"ipv4:{self.address}:{port}"
         self.host = host_of(self.peer)
+        self.counts_for_host = True
         self._waiting = waiting
         self.set_waiting(True)
 
@@ -173,25 +176,30 @@ class Listener:
 
     def _bind(self) -> None:
         host, _, port = self._listen.rpartition(":")
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        # A name may lead to one address twice, as localhost does with two lines in /etc/hosts.
+        found = list(dict.fromkeys(socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)))
         for family, kind, protocol, _, address in found:
-            each = socket.socket(family, kind, protocol)
-            self._sockets.append(each)
+            used = self._sockets[0].getsockname()[1] if self._sockets else address[1]
+            try:
+                self._listen_on(family, kind, protocol, (address[0], used, *address[2:]))
+            except OSError as error:
+                # Skip an address that this machine lacks, unless it is the only one.
+                if error.errno == errno.EADDRINUSE or (not self._sockets and address is found[-1][4]):
+                    raise
+
+    def _listen_on(self, family: int, kind: int, protocol: int, address: tuple[Any, ...]) -> None:
+        with ExitStack() as unless_listening:
+            each = unless_listening.enter_context(socket.socket(family, kind, protocol))
             each.setblocking(False)
             each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if self._reuse_port:
                 each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             if family == socket.AF_INET6:
                 each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            used = self._sockets[0].getsockname()[1] if len(self._sockets) > 1 else address[1]
-            try:
-                each.bind((address[0], used, *address[2:]))
-                each.listen(_BACKLOG)
-            except OSError as error:
-                # Skip an address that this machine lacks, unless it is the only one.
-                if error.errno == errno.EADDRINUSE or (len(self._sockets) == 1 and address is found[-1][4]):
-                    raise
-                self._sockets.pop().close()
+            each.bind(address)
+            each.listen(_BACKLOG)
+            self._sockets.append(each)
+            unless_listening.pop_all()
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(_ACCEPTS_AT_ONCE):
@@ -265,13 +273,19 @@ class Listener:
         self._forget(connection)
         connection.socket.close()
 
+    def trust(self, connection: Accepted) -> None:
+        """Count a connection for its address no longer, since its client has logged in: it may share an address."""
+        if connection.host and connection.counts_for_host:
+            connection.counts_for_host = False
+            self._hosts[connection.host] -= 1
+            if not self._hosts[connection.host]:
+                del self._hosts[connection.host]
+
     def _forget(self, connection: Accepted) -> None:
         """Count a connection no longer; a second call has no effect."""
         if connection.host:
             self._counted -= 1
-            self._hosts[connection.host] -= 1
-            if not self._hosts[connection.host]:
-                del self._hosts[connection.host]
+            self.trust(connection)
             connection.host = ""
             connection.set_waiting(False)
 

@@ -129,7 +129,8 @@ def cannot_bind(listen: str, error: OSError | RuntimeError, setting: str = "list
 
 
 def _addresses(host: str, port: int) -> list[_Found]:
-    return socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)  # type: ignore[return-value]
+    found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(found))  # type: ignore[arg-type] # a name may lead to one address twice
 
 
 def _check_free(found: list[_Found]) -> None:

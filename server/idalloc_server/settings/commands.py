@@ -112,7 +112,7 @@ def with_settings(
     except StoreFailure as error:
         fail(f"{place}: {error}", 1)
     except StoreRetired as error:
-        fail(f"{place}: {error}; `idalloc store import --unretire FILE` undoes that", 1)
+        fail(f"{place}: {error}; `idalloc store import --unretire --new-store URL FILE` undoes that", 1)
     except Refusal as error:
         fail(f"{error.reason}: {error}", 1)
 

@@ -132,6 +132,10 @@ class XListener:
         """End all connections now."""
         await self._listener.close()
 
+    def trust(self, accepted: Accepted) -> None:
+        """See ``Listener.trust``."""
+        self._listener.trust(accepted)
+
     async def _serve(self, accepted: Accepted) -> None:
         reader, writer = await accepted.open_streams(READ_BYTES)
         connection = _Connection(self, next(self._numbers), accepted, reader, writer)
@@ -197,6 +201,8 @@ class _Connection:
         if (request := self._session.next_request()) is not None:
             await self._run(request)
             self._accepted.set_waiting(not self._session.is_logged_in)
+            if self._session.is_logged_in:
+                self._listener.trust(self._accepted)
             await self._send()
             await asyncio.sleep(0)  # else a client that sends many at once would be served alone
             return True

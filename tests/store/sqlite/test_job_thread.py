@@ -54,6 +54,20 @@ async def test_a_cancelled_job_runs_only_if_it_had_begun(thread: JobThread) -> N
     thread.close()
 
 
+async def test_a_thread_that_cannot_start_is_tried_again(thread: JobThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a limit of threads the call fails, and a later one succeeds."""
+
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as at_limit:
+        at_limit.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError, match="can't start"):
+            thread.run(int)
+    assert await thread.run(int) == 0
+    thread.close()
+
+
 async def test_a_closed_thread_ends_and_rejects_jobs(thread: JobThread) -> None:
     """The jobs before the end still run."""
     last = thread.run(threading.current_thread)

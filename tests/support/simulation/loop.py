@@ -9,6 +9,7 @@ from itertools import count
 from typing import Any
 
 from idalloc_server.domain.errors import Refusal, StartRefused
+from idalloc_server.store.sqlite.job_thread import JobThread
 
 
 class SimulatedLoop(asyncio.AbstractEventLoop):
@@ -130,6 +131,17 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """Does nothing: cancelled timers are skipped when they are due."""
+
+
+class ImmediateJobs(JobThread):
+    """Runs the jobs of SQLite's thread at once, since threads would make the order of events random."""
+
+    def run(self, job: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
+        """See ``JobThread.run``."""
+        if self._is_closed:
+            raise RuntimeError("the thread is closed")
+        loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        return loop.run_in_executor(None, job, *arguments)
 
 
 def simulated_loop(time: Callable[[], float]) -> SimulatedLoop:

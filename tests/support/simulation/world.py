@@ -15,7 +15,7 @@ from idalloc_server.domain.store.protocol import Store
 from idalloc_server.store.sqlite.store import SqliteStore
 from tests.support.fake_store import MemoryStore
 from tests.support.promises.checker import counters, moved_back
-from tests.support.simulation.loop import SimulatedLoop, simulated_loop
+from tests.support.simulation.loop import ImmediateJobs, SimulatedLoop, simulated_loop
 from tests.support.simulation.node import CONFIG, MachineClock, Node
 from tests.support.simulation.store_connection import StoreConnection, StoreFault
 
@@ -62,6 +62,7 @@ class World:
             return self.memory
         assert self._path
         store = SqliteStore(self._path, self.clock)
+        store._database._thread = ImmediateJobs("sqlite")
         self._stores.append(store)
         self.finish(self.store_loop, store.open())
         return store

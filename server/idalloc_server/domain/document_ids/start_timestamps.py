@@ -76,7 +76,8 @@ class StartTimestamps:
         except _WrongClock as refusal:
             raise StartRefused("max_clock_skew", str(refusal)) from None
         except _Retired as refusal:
-            raise StartRefused("store", f"{refusal}; `idalloc store import --unretire FILE` undoes that") from None
+            command = "idalloc store import --unretire --new-store URL FILE"
+            raise StartRefused("store", f"{refusal}; `{command}` undoes that") from None
         except DocIdTimestampRefused as refusal:
             raise StartRefused("node_prefix", str(refusal)) from None
         except PrefixInUse as refusal:

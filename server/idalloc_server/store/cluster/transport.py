@@ -174,6 +174,7 @@ class Transport(ABC):
         limit = min(self._host_timeouts.read, self._timeout / (len(hosts) + 1)) if len(hosts) > 1 else None
         failure: StoreFailure = StoreUnreachable(f"no {self.PRODUCT} host is configured; name one in the setting store")
         silent: list[Host] = []
+        failed: list[tuple[Host, StoreFailure]] = []
         async with self._slots:
             for host in hosts:
                 try:
@@ -184,13 +185,13 @@ class Transport(ABC):
                 except StoreFailure as error:
                     if isinstance(error, StoreAnsweredError | StoreRefused) and not self.may_be_starting(error):
                         raise
-                    failure = max(error, failure, key=lambda each: each.http_status is not None)  # of a live host
+                    failed.append((host, error))
             # The read itself may be slow: the most preferred silent host gets it again, without a time limit.
             try:
                 if silent:
                     return await self._read_from(silent[0], request)
-                if self.may_be_starting(failure):
-                    return await self._retry_after_start(hosts[-1], request, failure)
+                if failed:
+                    return await self._read_after_failures(failed, request)
             except StoreFailure as error:
                 failure = error
         raise read_failure(failure)
@@ -199,6 +200,13 @@ class Transport(ABC):
         answer = await self._send(host, request, is_read=True)
         self._prefer(host, ready=False)
         return answer
+
+    async def _read_after_failures(self, failed: Sequence[tuple[Host, StoreFailure]], request: Request[_T]) -> _T:
+        """Handles the errors of all hosts: that of a live one counts, and of several the last one."""
+        host, failure = max(reversed(failed), key=lambda each: each[1].http_status is not None)
+        if self.may_be_starting(failure):
+            return await self._retry_after_start(host, request, failure)
+        raise failure
 
     async def _retry_after_start(self, host: Host, request: Request[_T], error: StoreFailure) -> _T:
         """Handles a 401, or an unknown table: is the host starting, or must an operator act?

@@ -31,13 +31,14 @@ class JobThread:
         """Queues a job, and returns its future, which belongs to the running event loop.
 
         Raises:
-            RuntimeError: The thread was closed.
+            RuntimeError: The thread was closed, or cannot be started.
         """
         if self._is_closed:
             raise RuntimeError("the thread is closed")
         if self._thread is None:
-            self._thread = Thread(target=self._run_jobs, name=self._name, daemon=True)
-            self._thread.start()
+            thread = Thread(target=self._run_jobs, name=self._name, daemon=True)
+            thread.start()  # raises RuntimeError at a limit of threads
+            self._thread = thread
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_T] = loop.create_future()
         self._jobs.put((loop, future, job, arguments))

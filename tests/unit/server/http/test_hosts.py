@@ -1,5 +1,7 @@
 """The names under which the HTTP port answers while nobody authenticates."""
 
+import socket
+
 import pytest
 
 from idalloc_server.http.hosts import OwnNames
@@ -17,6 +19,11 @@ NAMES = OwnNames("ids.example.org:50080", ["idalloc-1", "Metrics.Example.ORG"])
 def test_own_names_are_answered(host: str) -> None:
     """Loopback names, IP addresses, the listen address and http_hosts, with any port and in any case."""
     assert NAMES.has(host)
+
+
+def test_the_name_of_this_machine_is_answered() -> None:
+    """Prometheus scrapes a machine by its name, which no stranger owns."""
+    assert NAMES.has(f"{socket.gethostname()}:50080")
 
 
 @pytest.mark.parametrize(

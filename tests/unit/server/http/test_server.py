@@ -134,7 +134,18 @@ async def test_an_answer_for_a_client_that_left_leaves_nothing_behind() -> None:
     await server.close()
 
 
-async def test_idle_connection_is_closed_and_one_in_use_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n"],
+        [b"GET /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx"],
+        [b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r", b"\n"],
+    ],
+    ids=["whole", "with a body", "in parts"],
+)
+async def test_idle_connection_is_closed_and_one_in_use_is_not(
+    parts: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The deadline for headers does not end a connection between two requests; the limit of idle time does."""
     monkeypatch.setattr(http, "HEADER_SECONDS", 0.2)
     monkeypatch.setattr(http, "KEEPALIVE_SECONDS", 0.5)
@@ -142,7 +153,9 @@ async def test_idle_connection_is_closed_and_one_in_use_is_not(monkeypatch: pyte
     await server.start()
     reader, writer = await connect(server)
     for _ in range(3):
-        writer.write(b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n")
+        for part in parts:
+            writer.write(part)
+            await hold_for_async(0.02, "the parts arrive one by one")
         assert (await reader.readuntil(b"404 Not Found\n")).startswith(b"HTTP/1.1 404 ")
         await hold_for_async(0.3, "longer than the deadline for headers")
     assert await asyncio.wait_for(reader.read(), 10) == b""

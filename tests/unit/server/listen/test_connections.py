@@ -139,6 +139,19 @@ async def test_an_address_at_its_limit_leaves_others_alone() -> None:
         await until(lambda: listener.connection_count == 4)
 
 
+async def test_a_trusted_connection_counts_for_its_address_no_longer() -> None:
+    """Clients that have logged in may share an address: the limit of an address is for those that have not."""
+    async with listening(Limits(9, 2), refusal=b"full!") as listener:
+        await connected(listener, *["127.0.0.2"] * 2)
+        for each in list(listener._tasks):
+            each.set_waiting(False)
+        assert await (await Client.connect(listener, "127.0.0.2")).greeting() == b"full!"
+        for each in list(listener._tasks):
+            listener.trust(each)
+        await connected(listener, *["127.0.0.2"] * 2)
+        assert listener.connection_count == 4
+
+
 async def test_a_flood_keeps_the_count_right() -> None:
     """Clients that leave at any time, and many at once, leave no count and no task behind."""
     async with listening(Limits(5, 3)) as listener:
@@ -180,9 +193,9 @@ async def test_a_fault_is_logged_without_the_text_of_its_error() -> None:
 
 async def test_all_addresses_of_a_name_are_served_at_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host with several addresses is served on each; one that the machine lacks is skipped."""
-    found = [
-        (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in ("127.0.0.1", "127.0.0.9", "192.0.2.1")
-    ]
+    addresses = "127.0.0.1", "127.0.0.1", "127.0.0.9", "192.0.2.1"  # one twice, as by two lines of /etc/hosts
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
+    found.append((socket.AF_APPLETALK, socket.SOCK_STREAM, 6, "", ("::1", 0)))  # a family that the kernel lacks
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     listener = Listener("http_listen", "somewhere:0", Limits(5, 5), Served())
     listener.start()
@@ -193,7 +206,7 @@ async def test_all_addresses_of_a_name_are_served_at_one_port(monkeypatch: pytes
         assert await reader.readexactly(5) == b"hello"
         writer.close()
     await listener.close()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found[2:])
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found[3:4])
     with pytest.raises(StartRefused, match="http_listen: cannot serve on nowhere:0"):
         Listener("http_listen", "nowhere:0", Limits(5, 5), Served()).start()
 
