@@ -35,6 +35,7 @@ from idalloc_server.domain.clock import Clock, SystemClock
 from idalloc_server.domain.errors import Refusal, StoreAnsweredError, StoreOutcomeUnknown, StoreUnreachable
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.rpc.id_allocator import IdAllocatorServicer
+from idalloc_server.store import stores
 from idalloc_server.store.urls import open_store
 from idalloc_server.workers import supervisor, worker
 from idalloc_server.workers.pipe import Pipe
@@ -325,7 +326,7 @@ def install(file: Path) -> None:
     FaultyWorker.file = file
     for module, name, replacement in (
         (app, "SystemClock", lambda: clock),
-        (app, "open_store", open_faulty_store),
+        (stores, "open_store", open_faulty_store),
         (app, "IdAllocatorServicer", Servicer),
         (supervisor, "WorkerProcess", FaultyWorker),
     ):
