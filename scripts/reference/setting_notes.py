@@ -104,7 +104,7 @@ which the server prints. `make run` sets `127.0.0.1:50080`. An address that othe
     "http_hosts": """A page of a stranger, in a browser on this machine or in this network, can let its own name lead
 to the server (DNS rebinding). So without [`access`](#access) and [`tls_client_ca`](#tls_client_ca) the status page and
 `/metrics` answer only if the header `Host` is an IP address, `localhost`, the name of this machine, the host of
-[`http_listen`](#http_listen), or one of these names. Other requests get the status 421. Probes answer under any name.""",
+[`http_listen`](#http_listen), or one of these names. Others get the status 421. Probes answer under any name.""",
     "probe_listen": f"""Serves `/livez` and `/readyz`, for a load balancer or the kubelet. It has a limit of its own,
 {MAX_PROBE_CONNECTIONS} connections, and descriptors of a reserve: strangers on the other ports do not stop probes. Let
 no one but the prober reach it. It has no TLS and no authentication, and serves no data but the checks of readiness, so
