@@ -76,8 +76,8 @@ class TransportTraits(NamedTuple):
         left_errors: What it raises when a stream is written whose client has left.
     """
 
-    can_push_back: bool = True
-    left_errors: tuple[type[Exception], ...] = ()
+    can_push_back: bool
+    left_errors: tuple[type[Exception], ...]
 
 
 def _field_reader(name: str, method: MethodDescriptor) -> _FieldReader:
@@ -103,9 +103,9 @@ class CallLayer:
         draining: Whether calls are held or rejected.
         access_control: Authenticates, authorizes and limits the calls.
         store_health: The store's health, which failed calls change.
+        transport: What the layer must know of the transport.
         log_each: Whether to log each call at level debug.
         traces: Traces the calls; None if traces are off.
-        transport: What the layer must know of the transport.
 
     Attributes:
         failed: The causes of failed calls.
@@ -118,9 +118,9 @@ class CallLayer:
         access_control: AccessControl,
         store_health: StoreHealth,
         *,
+        transport: TransportTraits,
         log_each: bool,
         traces: Traces | None = None,
-        transport: TransportTraits = TransportTraits(),  # noqa: B008 - immutable
     ) -> None:
         self.failed = FailedCalls()
         self._metrics = metrics

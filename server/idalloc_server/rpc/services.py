@@ -72,9 +72,9 @@ class RpcServices:
             self.draining,
             access_control,
             store_health,
+            transport=TransportTraits(transport.can_push_back(settings.transport), LEFT_ERRORS),
             log_each=settings.log_level == "debug",
             traces=traces,
-            transport=TransportTraits(transport.can_push_back(settings.transport), LEFT_ERRORS),
         )
 
     def add(self, *servicers: Servicer) -> None:

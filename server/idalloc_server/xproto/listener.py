@@ -201,8 +201,6 @@ class _Connection:
         if (request := self._session.next_request()) is not None:
             await self._run(request)
             self._accepted.set_waiting(not self._session.is_logged_in)
-            if self._session.is_logged_in:
-                self._listener.trust(self._accepted)
             await self._send()
             await asyncio.sleep(0)  # else a client that sends many at once would be served alone
             return True
@@ -289,6 +287,7 @@ class _Connection:
         self._credential, self.schema = credential, schema
         self._variables.reset()
         self._session.accept_login()
+        self._listener.trust(self._accepted)
         return 0
 
     async def _execute(self, message: Message) -> None:

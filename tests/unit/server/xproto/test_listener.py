@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, cast
 
 import pytest
@@ -30,7 +30,9 @@ class NoStatements:
 
 
 @asynccontextmanager
-async def listening(max_connections: int = 10, statements: Statements | None = None) -> AsyncIterator[XListener]:
+async def listening(
+    max_connections: int = 10, statements: Statements | None = None, of_address: int = 10
+) -> AsyncIterator[XListener]:
     access, node = AccessControl(SystemClock(), 1000), FakeNode()
     services = Services(
         statements=statements or NoStatements(),
@@ -47,7 +49,7 @@ async def listening(max_connections: int = 10, statements: Statements | None = N
         tls=None,
         requires_tls=False,
         max_message=2**20,
-        limits=Limits(max_connections, max_connections),
+        limits=Limits(max_connections, of_address),
     )
     await listener.start()
     try:
@@ -83,6 +85,16 @@ async def test_connections_are_bounded() -> None:
             assert await first.rest() == b""
         async with connected(listener.address):
             assert listener.connection_count == 1
+
+
+async def test_sessions_with_a_login_may_share_an_address() -> None:
+    """The limit of an address is for connections without a login: a pool of any size logs in behind it."""
+    async with listening(of_address=1) as listener, AsyncExitStack() as pool:
+        sessions = [await pool.enter_async_context(connected(listener.address)) for _ in range(3)]
+        assert listener.connection_count == 3
+        async with connected(listener.address, logs_in=False) as waiting, connected(listener.address):
+            assert await waiting.rest() == b""
+        assert all([(await session.sql("SELECT 1")).code == 0 for session in sessions])
 
 
 async def test_pipelined_statements_let_others_run() -> None:
