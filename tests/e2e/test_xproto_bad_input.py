@@ -1,5 +1,7 @@
 """Clients that misbehave on the X Protocol's port do not harm a server, nor the callers of gRPC."""
 
+import socket
+import struct
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -122,3 +124,24 @@ async def test_pipelined_messages_are_answered_in_order(server: Server) -> None:
         ids = [doc_id for _ in range(200) for doc_id in (await client.reply()).ids]
         assert ids == sorted(ids)
         assert len(ids) == 200
+
+
+@pytest.mark.parametrize("logs_in", [False, True])
+async def test_a_client_that_leaves_writes_no_traceback(server: Server, logs_in: bool) -> None:
+    """A client that resets or closes its connection before its replies is no fault of the server, at any moment."""
+    async with connected(address(server)) as client:
+        await client.create_collection()
+        assert (await client.add(f'{{"text": "{"x" * 500_000}"}}')).code == 0
+    find = crud_pb2.Find(collection=crud_pb2.Collection(name="c", schema="s"))
+    sent = frames.frame(17, find) + frames.frame(18, insert("{}")) if logs_in else frames.frame(1) * 40
+    for number in range(100):
+        async with connected(address(server), logs_in=logs_in) as client:
+            client.writer.write(sent * (number % 4 + 1))
+            if number % 2:
+                raw = client.writer.get_extra_info("socket")
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            if number % 3:
+                await client.read()
+    async with connected(address(server)) as client:
+        assert (await client.sql("SELECT 1")).rows == [b"\x02"]
+    assert server.log.read_text() == ""

@@ -112,11 +112,7 @@ class XClient:
 
     async def start_tls(self, tls: ssl.SSLContext) -> None:
         """Start TLS."""
-        yes = notice_pb2.Scalar(type=notice_pb2.SCALAR_TYPE_V_BOOL, v_bool=True)
-        value = notice_pb2.Any(type=notice_pb2.ANY_TYPE_SCALAR, scalar=yes)
-        wanted = connection_pb2.Capability(name="tls", value=value)
-        set_tls = connection_pb2.CapabilitiesSet(capabilities=connection_pb2.Capabilities(capabilities=[wanted]))
-        assert (await self.ask(set_tls)).code == 0
+        assert (await self.ask(set_tls())).code == 0
         await self.writer.start_tls(tls, server_hostname="127.0.0.1")
 
     async def log_in_plain(self, user: str, token: str) -> Reply:
@@ -155,6 +151,14 @@ class XClient:
     def close(self) -> None:
         """End the connection at once."""
         self.writer.transport.abort()
+
+
+def set_tls() -> connection_pb2.CapabilitiesSet:
+    """Return the request for TLS."""
+    yes = notice_pb2.Scalar(type=notice_pb2.SCALAR_TYPE_V_BOOL, v_bool=True)
+    value = notice_pb2.Any(type=notice_pb2.ANY_TYPE_SCALAR, scalar=yes)
+    wanted = connection_pb2.Capability(name="tls", value=value)
+    return connection_pb2.CapabilitiesSet(capabilities=connection_pb2.Capabilities(capabilities=[wanted]))
 
 
 def insert(*documents: str, schema: str = "s") -> crud_pb2.Insert:

@@ -76,16 +76,6 @@ class Accepted:
         elif self.host:
             self._waiting.setdefault(self)
 
-    async def open_streams(self, limit: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Return the connection's streams; the reader buffers up to twice ``limit``."""
-        loop = asyncio.get_running_loop()
-        opened: asyncio.Future[asyncio.StreamWriter] = loop.create_future()
-        reader = asyncio.StreamReader(limit)
-        # With a callback the streams are those of a server, as start_tls needs it.
-        protocol = asyncio.StreamReaderProtocol(reader, lambda _, writer: opened.set_result(writer))
-        await loop.connect_accepted_socket(lambda: protocol, self.socket)
-        return reader, await opened
-
 
 Serve = Callable[[Accepted], Awaitable[None]]
 

@@ -26,13 +26,13 @@ from idalloc_server.xproto.errors import XError, from_refusal, unknown_collectio
 from idalloc_server.xproto.login import shown
 from idalloc_server.xproto.session import Execute, LogIn, Request, Reset, Session, StartTls, kind_of
 from idalloc_server.xproto.sql import Sql
+from idalloc_server.xproto.stream import Stream
 from idalloc_server.xproto.variables import IDLE_SECONDS, ChangeNode, Variables
 
 # How long a client may take from the connection to its login, and to read a reply or the last one.
 LOGIN_SECONDS = 30.0
 WRITE_SECONDS = 60.0
 LAST_SECONDS = 5.0
-READ_BYTES = 64 * 1024
 # How much of a reply is written at once.
 WRITE_BYTES = 256 * 1024
 
@@ -137,34 +137,27 @@ class XListener:
         self._listener.trust(accepted)
 
     async def _serve(self, accepted: Accepted) -> None:
-        reader, writer = await accepted.open_streams(READ_BYTES)
-        connection = _Connection(self, next(self._numbers), accepted, reader, writer)
+        stream = Stream()
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: stream, accepted.socket)
+        connection = _Connection(self, next(self._numbers), accepted, stream)
         self._connections.add(connection)
         try:
             await connection.serve()
         finally:
             self._connections.discard(connection)
-            writer.transport.abort()
+            stream.abort()
 
 
 class _Connection:
     """One connection: runs the requests of its session. It is the ``Caller`` of its statements."""
 
-    def __init__(
-        self,
-        listener: XListener,
-        number: int,
-        accepted: Accepted,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
+    def __init__(self, listener: XListener, number: int, accepted: Accepted, stream: Stream) -> None:
         self.schema = ""
         self.connection_id = number
         self._listener = listener
         self._accepted = accepted
         self._services = listener.services
-        self._reader = reader
-        self._writer = writer
+        self._stream = stream
         self._waiting: asyncio.Timeout | None = None
         self._peer = Peer(accepted.peer)
         host = self._host = accepted.address
@@ -192,9 +185,8 @@ class _Connection:
                 goes_on = await self._step()
         while goes_on:
             goes_on = await self._step()
-        self._writer.close()  # when what it buffers is sent
         async with asyncio.timeout(LAST_SECONDS):
-            await self._writer.wait_closed()
+            await self._stream.close()
 
     async def _step(self) -> bool:
         """Run what has arrived, or wait for more; return whether the connection goes on."""
@@ -222,7 +214,7 @@ class _Connection:
         try:
             seconds = IDLE_SECONDS if self._session.is_logged_in else HEADER_SECONDS
             async with asyncio.timeout(seconds) as self._waiting:
-                return await self._reader.read(READ_BYTES)
+                return await self._stream.read()
         except TimeoutError:
             return None if self._listener.is_draining else b""  # type: ignore[redundant-expr] # it changes meanwhile
         finally:
@@ -231,9 +223,8 @@ class _Connection:
     async def _send(self) -> None:
         output = self._session.take_output()
         for start in range(0, len(output), WRITE_BYTES):
-            self._writer.write(output[start : start + WRITE_BYTES])
             async with asyncio.timeout(WRITE_SECONDS):
-                await self._writer.drain()
+                await self._stream.write(output[start : start + WRITE_BYTES])
 
     async def _run(self, request: Request) -> None:
         """Run a request, and count it."""
@@ -247,9 +238,9 @@ class _Connection:
         try:
             match request:
                 case StartTls():
-                    await self._send()
                     if not session.is_closed and self._listener.tls is not None:
-                        await self._writer.start_tls(self._listener.tls, ssl_handshake_timeout=HANDSHAKE_SECONDS)
+                        before = session.take_output()
+                        await self._stream.start_tls(self._listener.tls, before, HANDSHAKE_SECONDS)
                 case LogIn():
                     return await self._log_in(request)
                 case Reset():

@@ -26,7 +26,11 @@ class Served:
         self.open: list[str] = []
 
     async def __call__(self, accepted: Accepted) -> None:
-        reader, writer = await accepted.open_streams(1024)
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await loop.connect_accepted_socket(lambda: protocol, accepted.socket)
+        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         self.open.append(accepted.peer)
         writer.write(b"hello")
         try:

@@ -1,0 +1,115 @@
+"""The bytes of a connection, in a protocol of our own: no byte waits in a buffer that the connection cannot see."""
+
+import asyncio
+import ssl
+from typing import Any
+
+# How much may wait for ``Stream.read`` before the client's next bytes stay in its system.
+READ_BYTES = 64 * 1024
+
+
+class Stream(asyncio.Protocol):
+    """One connection: what arrived and was not read, and what is to be sent.
+
+    Attributes:
+        has_left: Whether the client has sent its last byte, or the connection is lost.
+    """
+
+    def __init__(self) -> None:
+        self.has_left = False
+        self._transport: Any = None  # uvloop's transports are no subclass of asyncio's
+        self._buffer = bytearray()
+        self._is_secure = self._is_paused = False
+        self._readable, self._writable, self._lost = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._writable.set()
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See ``asyncio.Protocol``."""
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """See ``asyncio.Protocol``."""
+        self._buffer += data
+        self._readable.set()
+        if len(self._buffer) >= READ_BYTES and not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def eof_received(self) -> bool:
+        """See ``asyncio.Protocol``."""
+        self.has_left = True
+        self._readable.set()
+        return not self._is_secure  # a client may read replies after its last byte, but not with TLS
+
+    def pause_writing(self) -> None:
+        """See ``asyncio.Protocol``."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """See ``asyncio.Protocol``."""
+        self._writable.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See ``asyncio.Protocol``."""
+        self.has_left = True
+        for event in (self._lost, self._readable, self._writable):
+            event.set()
+
+    # What the connection calls.
+
+    async def read(self) -> bytes:
+        """Return all bytes that arrived, and wait for the first one; empty at the end."""
+        await self._readable.wait()
+        data = bytes(self._buffer)
+        self._buffer.clear()
+        if not self.has_left:
+            self._readable.clear()
+        if self._is_paused and not self._transport.is_closing():
+            self._is_paused = False
+            self._transport.resume_reading()
+        return data
+
+    async def write(self, data: bytes) -> None:
+        """Send bytes; wait while the client does not read what was sent before.
+
+        Raises:
+            ConnectionResetError: The connection is lost.
+        """
+        self._check()
+        self._transport.write(data)
+        await self._writable.wait()
+        self._check()
+
+    async def start_tls(self, context: ssl.SSLContext, before: bytes, timeout: float) -> None:
+        """Send bytes, and start TLS; its handshake may take ``timeout`` seconds.
+
+        Raises:
+            ConnectionAbortedError: Bytes have arrived already, which could be an attacker's.
+            OSError: The handshake failed.
+        """
+        if self._buffer:
+            raise ConnectionAbortedError("clear text before the handshake")
+        self._check()
+        self._transport.write(before)
+        # The loop hands the transport over to TLS before it waits: all bytes from here on belong to the handshake.
+        loop = asyncio.get_running_loop()
+        self._transport = await loop.start_tls(
+            self._transport, self, context, server_side=True, ssl_handshake_timeout=timeout
+        )
+        self._is_secure = True
+        self._check()
+
+    async def close(self) -> None:
+        """Close the connection when what was written is sent, and wait for that."""
+        self._transport.close()
+        await self._lost.wait()
+
+    def abort(self) -> None:
+        """Close the connection now."""
+        self._transport.abort()
+
+    def _check(self) -> None:
+        if self._lost.is_set() or self._transport is None or self._transport.is_closing():
+            raise ConnectionResetError("the connection is lost")
