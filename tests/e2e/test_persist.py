@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 from idalloc import Client
+from idalloc.xprotocol.v1 import statement_pb2
+from idalloc_server.xproto import frames
+from tests.e2e.test_xproto import address
 from tests.support.processes import IDALLOC, Server, environment, running
+from tests.support.xproto_client import connected
 
 
 def prefix(server: Server) -> int:
@@ -17,11 +21,15 @@ def prefix(server: Server) -> int:
         return int(client.doc_ids()[0][:4], 16)
 
 
+def free_address() -> str:
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        return f"127.0.0.1:{free.getsockname()[1]}"  # settings are kept per address
+
+
 def test_a_persisted_prefix_survives_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prefix set with --persist survives a crash, and a flag overrides it."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    with closing(socket.create_server(("127.0.0.1", 0))) as free:
-        listen = f"127.0.0.1:{free.getsockname()[1]}"  # settings are kept per address
+    listen = free_address()
     with running(tmp_path, listen=listen) as server:
         assert prefix(server) == 0
         done = subprocess.run(
@@ -38,3 +46,27 @@ def test_a_persisted_prefix_survives_a_crash(tmp_path: Path, monkeypatch: pytest
         server.stop()
     with running(tmp_path, listen=listen, node_prefix=5) as server:
         assert prefix(server) == 5
+
+
+async def test_sql_persists_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of SET GLOBAL a, PERSIST b a restart keeps only b; of a variable with both, what PERSIST gave it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    settings = {"listen": free_address(), "xproto_listen": "127.0.0.1:0"}
+    names = ("auto_increment_increment", "auto_increment_offset", "mysqlx_document_id_unique_prefix")
+    read = f"SELECT {', '.join(f'@@{name}' for name in names)}"
+
+    async def run(server: Server, *statements: str) -> list[int]:
+        async with connected(address(server)) as client:
+            for statement in statements:
+                assert (await client.sql(statement)).code == 0
+            reply = await client.sql(read)
+            [row] = [payload for kind, payload in reply.frames if kind == frames.ROW]
+            return [field[0] for field in statement_pb2.Row.FromString(row).field]
+
+    with running(tmp_path, **settings) as server:
+        mixed = "SET GLOBAL auto_increment_increment = 8, PERSIST mysqlx_document_id_unique_prefix = 5"
+        twice = "SET PERSIST auto_increment_offset = 3, GLOBAL auto_increment_offset = 4"
+        assert await run(server, mixed, twice) == [8, 4, 5]
+        server.stop(signal.SIGKILL)
+    with running(tmp_path, **settings) as server:
+        assert await run(server) == [1, 3, 5]

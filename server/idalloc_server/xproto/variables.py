@@ -108,14 +108,17 @@ class Variables:
         return dict(sorted(values.items()))
 
     async def set(self, assignments: list[Assignment]) -> list[bytes]:
-        """Make the assignments, all or none, and return the frames of their warnings.
+        """Make the assignments, and return the frames of their warnings.
+
+        All are checked first. The node's are then changed by scope: those of PERSIST, and after them those of GLOBAL.
 
         Raises:
             XError: A variable is unknown, or cannot have the value.
         """
         warnings: list[bytes] = []
-        own, node = dict(self._own), {}
-        persist = False
+        own = dict(self._own)
+        lasting: dict[str, int] = {}
+        passing: dict[str, int] = {}
         for each in assignments:
             if each.name not in _LEAST:
                 _check_ignored(each)
@@ -126,18 +129,24 @@ class Variables:
                     text = f"Variable '{PREFIX}' is a GLOBAL variable and should be set with SET GLOBAL"
                     raise XError(1229, text)
                 own[each.name] = number
-            else:
-                node[_NODE_SETTINGS[each.name]] = number
-                persist = persist or each.scope == "PERSIST"
-        if node:
-            try:
-                await self._change_node(node, persist)
-            except PermissionDenied as refusal:
-                raise XError(1227, f"Access denied; {refusal}", "42000") from None
-            except Refusal as refusal:
-                raise XError(1105, str(refusal)) from None
+                continue
+            name = _NODE_SETTINGS[each.name]
+            passing.pop(name, None)  # the last one holds
+            (lasting if each.scope == "PERSIST" else passing)[name] = number
+        await self._set_node(lasting, persist=True)
+        await self._set_node(passing, persist=False)
         self._own = own
         return warnings
+
+    async def _set_node(self, given: Mapping[str, int], *, persist: bool) -> None:
+        if not given:
+            return
+        try:
+            await self._change_node(given, persist)
+        except PermissionDenied as refusal:
+            raise XError(1227, f"Access denied; {refusal}", "42000") from None
+        except Refusal as refusal:
+            raise XError(1105, str(refusal)) from None
 
 
 def _check_ignored(each: Assignment) -> None:
