@@ -8,7 +8,7 @@ from idalloc._core.defaults import DEFAULT_TIMEOUT
 from idalloc._transport.channel import MAX_CONNECTIONS
 from idalloc_server.auth import audit, quotas, rejected_callers
 from idalloc_server.backup.command import MAX_MOVED_TO_LENGTH
-from idalloc_server.documents import json_text, selection
+from idalloc_server.documents import cost, json_text, like
 from idalloc_server.domain import errors, generations
 from idalloc_server.domain.administration import index, paging
 from idalloc_server.domain.allocation import burned, high_water_marks, reserve, survey, usage
@@ -23,12 +23,11 @@ from idalloc_server.node import issuers
 from idalloc_server.rpc import batches, health, id_allocator, sequences, status
 from idalloc_server.settings.model import Settings
 from idalloc_server.store.cratedb import documents
+from idalloc_server.store.sqlite import documents as sqlite_documents
 from idalloc_server.telemetry import log_queue, metrics, recent, series
 from idalloc_server.workers import supervisor
 from idalloc_server.xproto import (
-    admin,
     capabilities,
-    collections,
     expect,
     listener,
     login,
@@ -95,7 +94,7 @@ INTERNAL = (
         "MAX_LATE_RANGES",
         "MAX_PER_ISSUED",
     ),
-    *("MAX_PRUNE_INTERVAL", "MAX_QUIET_WAIT_SECONDS", "MAX_SHOWN", "MAX_TIME", "MAX_TTL_SECONDS"),
+    *("MAX_PRUNE_INTERVAL", "MAX_QUIET_WAIT_SECONDS", "MAX_SHOWN", "MAX_SIZE", "MAX_TIME", "MAX_TTL_SECONDS"),
 )
 
 LIMITS = {
@@ -251,23 +250,71 @@ LIMITS = {
             f"{listener.WRITE_SECONDS:g} s for each {_kib(listener.WRITE_BYTES)}",
             "the server closes the connection",
         ),
-        Limit("documents of an insert", number(collections.MAX_INSERTED_DOCUMENTS), "error 1105; nothing is stored"),
+        Limit("documents of an insert", number(cost.MAX_INSERTED_DOCUMENTS), "error 1105; nothing is stored"),
         Limit("`_id`", f"{json_text.MAX_KEY_BYTES} bytes of UTF-8", "error 1406"),
         Limit("nesting of a document", f"{json_text.MAX_DEPTH} levels", "error 3157"),
         Limit(
+            "values of a document: of its objects, of its arrays and itself",
+            number(json_text.MAX_VALUES),
+            "error 3150",
+            "each takes much memory beside its text",
+        ),
+        Limit(
+            "arguments of a statement",
+            f"{number(cost.MAX_ARGUMENTS)}; each use counts with its bytes, all together"
+            f" {_setting('xproto_max_message')} bytes",
+            "error 1390; error 1153",
+            "MySQL puts an argument into each place where it is used",
+        ),
+        Limit(
+            "items of a document or of criteria, as a client encodes them",
+            number(cost.MAX_ITEMS),
+            "error 1153",
+            "nothing else runs while protobuf reads one of them",
+        ),
+        Limit(
+            "parts of the expressions of a statement for one document",
+            f"{number(cost.MAX_STEPS_A_DOCUMENT)}; the texts and numbers of an `in` do not count",
+            "error 1104",
+            "a part takes about a microsecond for each document",
+        ),
+        Limit(
+            "steps of a statement: its parts and 10 for each document that they read, and one for each 64 characters",
+            number(cost.MAX_STEPS),
+            "error 1104; nothing is changed",
+        ),
+        Limit(
+            "time of a statement, without that of the client to read the reply",
+            f"{cost.MAX_SECONDS:g} s",
+            "error 3024; nothing is changed",
+            "SQLite keeps other writers waiting while it changes documents",
+        ),
+        Limit(
+            "row of a find; document that a change writes",
+            f"{_setting('xproto_max_message')} bytes",
+            "error 1301; error 3150",
+            "a field may be in them many times",
+        ),
+        Limit(
             "documents that a statement sorts",
-            f"{number(selection.MAX_SORTED_DOCUMENTS)}, with {number(selection.MAX_SORTED_TEXT)} characters",
+            f"{number(cost.MAX_SORTED_DOCUMENTS)}, with {number(cost.MAX_SORTED_TEXT)} characters and"
+            f" {number(cost.MAX_SORTED_KEYS)} values to sort by",
             "error 1038",
             "they are in memory",
         ),
         Limit(
-            "documents that a statement changes or removes on CrateDB",
-            number(documents.MAX_CHANGED_DOCUMENTS),
+            "documents that a statement changes or removes",
+            f"{number(sqlite_documents.MAX_CHANGED_DOCUMENTS)}; on CrateDB {number(documents.MAX_CHANGED_DOCUMENTS)}",
             "error 1105; nothing is changed",
-            "CrateDB has no transactions: the change is tried on all of them first",
+            "their keys are in memory. CrateDB has no transactions: the change is tried on all of them first",
+        ),
+        Limit(
+            "what is between two `%` of a LIKE and has `_`",
+            f"{like.MAX_TEXTS} texts with {like.MAX_CHARACTERS} characters",
+            "error 1235",
+            "each may be compared at each place of a text",
         ),
         Limit("name of a schema or a collection", f"{names.MAX_NAME} characters", "error 1059"),
-        Limit("`%` in a pattern of names", str(admin.MAX_WILDCARDS), "error 1235", "each may multiply the time"),
         Limit("SQL statement", f"{number(sql.MAX_STATEMENT)} characters", "error 1235"),
         Limit("open Expect blocks", str(expect.MAX_BLOCKS), "error 5000, and the connection is closed"),
         Limit("name of a connection attribute", f"{capabilities.MAX_ATTRIBUTE_NAME} bytes", "error 5005"),

@@ -8,7 +8,9 @@ from typing import cast
 import pytest
 
 from idalloc_server.auth.access_control import AccessControl
+from idalloc_server.documents.cost import MAX_SIZE
 from idalloc_server.documents.protocol import Documents
+from idalloc_server.documents.side_thread import SideThread
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
@@ -68,8 +70,9 @@ class Nodes:
 
         access = AccessControl(SystemClock(), 1000)
         return Services(
-            statements=Collections(stored),
+            statements=Collections(stored, MAX_SIZE, SideThread("statements")),
             documents=stored,
+            thread=SideThread("messages"),
             doc_ids=doc_ids,
             change_node=change,
             logins=access.logins,

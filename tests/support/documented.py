@@ -9,7 +9,7 @@ from idalloc._core import calls, defaults, pool, resumption
 from idalloc._transport import channel
 from idalloc.bench import _plan
 from idalloc_server.auth import rejected_callers
-from idalloc_server.documents import json_text, selection
+from idalloc_server.documents import cost, json_text
 from idalloc_server.domain import generations
 from idalloc_server.domain.administration import paging, summary
 from idalloc_server.domain.allocation import config, high_water_marks, usage
@@ -22,10 +22,11 @@ from idalloc_server.rpc import batches, health, id_allocator, sequences, service
 from idalloc_server.settings.model import Settings
 from idalloc_server.store.cratedb import documents as crate_documents
 from idalloc_server.store.opensearch import setup
+from idalloc_server.store.sqlite import documents as sqlite_documents
 from idalloc_server.store.sqlite import store as sqlite_store
 from idalloc_server.telemetry import log_queue, metrics
 from idalloc_server.workers import supervisor, worker
-from idalloc_server.xproto import collections, session
+from idalloc_server.xproto import session
 from scripts.reference.setting_notes import lease_factor, reserve_factor
 from tests.support.paths import ROOT
 
@@ -255,12 +256,18 @@ def of_documents() -> Claims:
             f"| a message | `xproto_max_message`, {default('xproto_max_message') / 2**20:g} MiB |",
             f"| connections of a process | `xproto_max_connections`, {default('xproto_max_connections'):g} |",
             f"without a login | `max_connections_per_address`, {default('max_connections_per_address'):g} | the same |",
-            f"| documents of an `add` | {number(collections.MAX_INSERTED_DOCUMENTS)} |",
+            f"| documents of an `add` | {number(cost.MAX_INSERTED_DOCUMENTS)} |",
             f"| an `_id` | {json_text.MAX_KEY_BYTES} bytes, as text |",
             f"| nesting of a document | {json_text.MAX_DEPTH} |",
-            f"| documents that a statement sorts | {number(selection.MAX_SORTED_DOCUMENTS)},"
-            f" with {number(selection.MAX_SORTED_TEXT)} characters |",
-            f"changes or removes on CrateDB | {number(crate_documents.MAX_CHANGED_DOCUMENTS)} |",
+            f"| values of a document | {number(json_text.MAX_VALUES)} |",
+            f"a `modify` writes | `xproto_max_message`, {default('xproto_max_message') / 2**20:g} MiB |",
+            f"at each of its uses | `xproto_max_message`, {default('xproto_max_message') / 2**20:g} MiB |",
+            f"| parts of the expressions of a statement | {number(cost.MAX_STEPS_A_DOCUMENT)} |",
+            f"| {number(cost.MAX_STEPS)} steps; {cost.MAX_SECONDS:g} s |",
+            f"| documents that a statement sorts | {number(cost.MAX_SORTED_DOCUMENTS)},"
+            f" with {number(cost.MAX_SORTED_TEXT)} characters |",
+            f"changes or removes | {number(sqlite_documents.MAX_CHANGED_DOCUMENTS)};"
+            f" on CrateDB {number(crate_documents.MAX_CHANGED_DOCUMENTS)} |",
             f"writes up to {number(crate_documents._ROWS_AN_INSERT)} documents a statement",
         ],
         "docs/guides/deployment.md": [

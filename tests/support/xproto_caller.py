@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from google.protobuf.message import Message
 
 from idalloc_server.auth.access import Role
+from idalloc_server.documents.cost import MAX_SIZE
 from idalloc_server.documents.protocol import Documents
+from idalloc_server.documents.side_thread import SideThread
 from idalloc_server.xproto import frames
 from idalloc_server.xproto.collections import Collections
 from idalloc_server.xproto.errors import XError
@@ -31,6 +33,7 @@ class FakeCaller:
     doc_ids: Iterator[str] = field(default_factory=numbered)
     burned: int = 0
     roles: list[Role] = field(default_factory=list)
+    has_left: bool = False
 
     def require_role(self, role: Role, command: str, schema: str, collection: str) -> None:
         self.roles.append(role)
@@ -46,7 +49,9 @@ async def reply_to(documents: Documents, message: Message, caller: FakeCaller | 
     """Runs a statement; returns the frames of the reply, with the error's frame at the end if there is one."""
     reply: list[bytes] = []
     try:
-        async for frame in Collections(documents).execute(message, caller or FakeCaller()):
+        async for frame in Collections(documents, MAX_SIZE, SideThread("statements")).execute(
+            message, caller or FakeCaller()
+        ):
             reply.append(frame)  # noqa: PERF401 - an error keeps what came before
     except XError as error:
         reply.append(frames.error(error))

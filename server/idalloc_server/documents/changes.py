@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from idalloc_server.documents.cost import Budget
 from idalloc_server.documents.criteria import NULL, Null, Path, find
 from idalloc_server.documents.errors import NotADocument
 from idalloc_server.documents.evaluation import Run
-from idalloc_server.documents.json_text import Json, check_depth, parse
+from idalloc_server.documents.json_text import Json, check_depth, dump, load, parse
 
 
 class Kind(Enum):
@@ -42,17 +43,22 @@ class Change:
     value: Run | None = None
 
 
-def changed(document: dict[str, Json], changes: Sequence[Change]) -> dict[str, Json]:
-    """Returns a changed copy of a document, with its ``_id``.
+def changed(text: str, changes: Sequence[Change], budget: Budget) -> str:
+    """Return the text of a document after changes, with its ``_id``.
 
     Raises:
+        DocumentTooLarge: It is larger than the budget of the statement allows.
         NotADocument: The result is no object.
         InvalidJson: A patch is a text that is not JSON.
         TooDeep: The result is nested too deeply.
     """
+    document = load(text)
     result: Json = copy.deepcopy(document)
+    size = 0
     for change in changes:
-        value = None if change.value is None else copy.deepcopy(change.value(document))
+        value = None if change.value is None else change.value(document)
+        size = budget.add_value(value, size)
+        value = copy.deepcopy(value)
         if change.kind is Kind.PATCH:
             result = _merged(result, parse(value) if isinstance(value, str) else value)
         elif change.kind is Kind.REMOVE:
@@ -65,7 +71,7 @@ def changed(document: dict[str, Json], changes: Sequence[Change]) -> dict[str, J
         raise NotADocument("the result of an update is no object")
     result["_id"] = document["_id"]
     check_depth(result)
-    return result
+    return budget.checked(dump(result))
 
 
 def _set(document: Json, path: Path, value: Json) -> None:

@@ -146,3 +146,68 @@ class InvalidEscape(DocumentsError):
 
     def __init__(self) -> None:
         super().__init__("Incorrect arguments to ESCAPE")
+
+
+class PatternTooComplex(DocumentsError):
+    """A pattern of LIKE would take long to match: what is between two ``%`` has too much around its ``_``.
+
+    Attributes:
+        what: The pattern's kind.
+    """
+
+    def __init__(self, texts: int, characters: int) -> None:
+        self.what = f"LIKE with more than {texts} texts or {characters} characters around the _ between two %"
+        super().__init__(f"{self.what} is not served")
+
+
+class TooMuchWork(DocumentsError):
+    """A statement takes more steps than ``MAX_STEPS``, or more for one document than ``MAX_STEPS_A_DOCUMENT``."""
+
+
+class TookTooLong(DocumentsError):
+    """A statement ran for longer than ``MAX_SECONDS``."""
+
+    def __init__(self) -> None:
+        super().__init__("the statement took too long")
+
+
+class CallerLeft(DocumentsError):
+    """The caller of a statement left before its end."""
+
+    def __init__(self) -> None:
+        super().__init__("the client has left")
+
+
+class ArgumentsTooLarge(DocumentsError):
+    """The arguments of a statement, each counted at each of its uses, are larger than a message may be.
+
+    Attributes:
+        most: The limit, in bytes.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"the arguments of a statement have more than {most} bytes at all their uses together")
+        self.most = most
+
+
+class ResultTooLarge(DocumentsError):
+    """A projected row is larger than a message may be.
+
+    Attributes:
+        most: The limit, in bytes.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"a row of the result has more than {most} bytes")
+        self.most = most
+
+
+class DocumentTooLarge(DocumentsError):
+    """A document would be larger than a message may be, or what a change writes into one."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"a changed document has at most {most} bytes")
+
+
+class TooManyValues(DocumentsError):
+    """A document has more values than ``MAX_VALUES``."""

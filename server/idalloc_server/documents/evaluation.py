@@ -123,15 +123,15 @@ def _constant(kind: Type, value: Any) -> Expression:
     return Expression(kind, lambda _: value, is_constant=True)
 
 
-def _is_constant(node: Node) -> bool:
+def is_constant(node: Node) -> bool:
     """Whether the value of an expression is the same for all documents."""
     if isinstance(node, Call):
         is_key_null = node.operator in ("is", "is_not") and node.operands == (Key(), Value(NULL))
-        return is_key_null or all(map(_is_constant, node.operands))
+        return is_key_null or all(map(is_constant, node.operands))
     if isinstance(node, ArrayOf):
-        return all(map(_is_constant, node.items))
+        return all(map(is_constant, node.items))
     if isinstance(node, ObjectOf):
-        return all(_is_constant(member) for _, member in node.members)
+        return all(is_constant(member) for _, member in node.members)
     return isinstance(node, Value | NotJson)
 
 
@@ -147,7 +147,7 @@ _TYPES: dict[type, Type] = {
 
 def _call(node: Call, context: Context) -> Expression:
     run = OPERATORS[node.operator](node.operands, context)
-    if not _is_constant(node):
+    if not is_constant(node):
         return Expression(Type.BOOLEAN, run)
     if context.is_strict:
         run(None)  # an error of a constant condition is one of the statement
@@ -165,7 +165,7 @@ def _array_of(node: ArrayOf, context: Context) -> Expression:
 
 
 def _built(node: Node, run: Run) -> Expression:
-    return _folded(Type.JSON, run) if _is_constant(node) else Expression(Type.JSON, run)
+    return _folded(Type.JSON, run) if is_constant(node) else Expression(Type.JSON, run)
 
 
 def _folded(kind: Type, run: Run) -> Expression:
@@ -314,7 +314,7 @@ def _and_or(*, decisive: bool) -> _Compile:
         may_be_null = not context.is_condition
         deciding = (decisive,) if decisive or may_be_null else (False, NULL)
         for node, run in zip(operands, runs, strict=True):
-            if run is _DECIDED[decisive] or (_is_constant(node) and run(None) in deciding):
+            if run is _DECIDED[decisive] or (is_constant(node) and run(None) in deciding):
                 return _DECIDED[decisive]
         left, right = runs
 
@@ -486,7 +486,7 @@ def _between(operands: Sequence[Node], context: Context) -> Run:
     bounds = [_unquoted(each, context) for each in operands[1:]]
     expressions = [_by_key(operands[0], _unquoted(operands[0], context), bounds, context), *bounds]
     types = {each.type for each in expressions}
-    if Type.JSON in types and operands[1] == operands[2] and _is_constant(operands[1]):
+    if Type.JSON in types and operands[1] == operands[2] and is_constant(operands[1]):
         raise NotServed("between of equal bounds with an array, an object or a JSON text")
     if Type.KEY in types and not types <= TEXTS:
         raise NotServed("between of the column _id and a number")

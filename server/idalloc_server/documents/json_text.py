@@ -8,13 +8,15 @@ from decimal import Decimal
 from json.encoder import encode_basestring
 from typing import Any, NoReturn, TypeAlias
 
-from idalloc_server.documents.errors import InvalidJson, KeyTooLong, TooDeep
+from idalloc_server.documents.errors import InvalidJson, KeyTooLong, TooDeep, TooManyValues
 
 Json: TypeAlias = dict[str, Any] | list[Any] | str | int | float | bool | None
 
 # MySQL's limits of nesting, and of the column _id.
 MAX_DEPTH = 100
 MAX_KEY_BYTES = 32
+# The most values of a document: each takes up to 200 bytes of memory, and the parser lets nothing else run.
+MAX_VALUES = 250_000
 
 _MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**64 - 1
 _LONGEST_INTEGER = 20  # characters
@@ -22,6 +24,7 @@ _WHOLE_BELOW, _PLAIN_FROM = 1e15, 1e-15
 _INFINITY = float("inf")
 
 _SCALAR = re.compile(r'"(?:[^"\\]|\\.)*"|NaN|-?Infinity|-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?', re.DOTALL)
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _NESTING = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}]', re.DOTALL)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -48,7 +51,9 @@ def parse(text: str) -> Json:
     Raises:
         InvalidJson: The text is not JSON, or has a number that does not fit in a double.
         TooDeep: It is nested deeper than ``MAX_DEPTH``.
+        TooManyValues: It has more than ``MAX_VALUES`` values.
     """
+    _check_values(text)
     try:
         value: Json = _DECODER.decode(text)
     except json.JSONDecodeError as error:
@@ -134,6 +139,16 @@ def check_depth(value: Json) -> None:
         if not level:
             return
     raise TooDeep
+
+
+def _check_values(text: str) -> None:
+    # Each value but the first one of an array or an object is after a comma.
+    if _values(text) > MAX_VALUES and _values(_STRING.sub("", text)) > MAX_VALUES:
+        raise TooManyValues(f"a document has at most {MAX_VALUES} values")
+
+
+def _values(text: str) -> int:
+    return 1 + sum(map(text.count, ",[{"))
 
 
 def _integer(text: str) -> int | float:

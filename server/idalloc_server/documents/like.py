@@ -1,46 +1,102 @@
-"""Patterns of LIKE."""
+"""SQL's LIKE: in a pattern ``%`` is any text, and ``_`` any character."""
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
+from typing import NamedTuple
+
+from idalloc_server.documents.errors import PatternTooComplex
+
+# The most texts, and characters of them, that what is between two `%` has around its `_`: all of them may be compared
+# at each place of a text.
+MAX_TEXTS, MAX_CHARACTERS = 16, 256
+
+_SHORT = 256  # characters of a pattern
 
 
-@lru_cache(maxsize=64)
+class _Part(NamedTuple):
+    """What is between two ``%``: a number of characters, and the texts among them with their places."""
+
+    length: int
+    texts: tuple[tuple[int, str], ...]
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether it takes long to find."""
+        characters = sum(len(own) for _, own in self.texts)
+        return len(self.texts) > 1 and (len(self.texts) > MAX_TEXTS or characters > MAX_CHARACTERS)
+
+    def is_at(self, text: str, start: int) -> bool:
+        """Whether a text has this part at a place."""
+        return all(text.startswith(own, start + place) for place, own in self.texts)
+
+    def end_in(self, text: str, start: int, end: int) -> int:
+        """Return where the first such part between two places ends; -1 if there is none."""
+        last = end - self.length
+        if not self.texts or start > last:
+            return start + self.length if start <= last else -1
+        place, longest = max(self.texts, key=lambda each: len(each[1]))
+        found = text.find(longest, start + place, last + place + len(longest))
+        while found >= 0 and len(self.texts) > 1 and not self.is_at(text, found - place):
+            found = text.find(longest, found + 1, last + place + len(longest))
+        return found - place + self.length if found >= 0 else -1
+
+
 def like_pattern(pattern: str, escape: str = "\\") -> Callable[[str], bool]:
-    """Returns a function that matches texts with a pattern of LIKE: ``%`` any text, ``_`` any character.
+    """Return a function that matches texts with a pattern, in a time linear in the text.
 
-    Its time is linear in the number of ``%``; a regular expression for the whole pattern would backtrack.
+    Raises:
+        PatternTooComplex: A part between two ``%`` has more than ``MAX_TEXTS`` or ``MAX_CHARACTERS``.
     """
-    parts = _between_percents(pattern, escape)
-    first, *middle = ["".join(part) for part in parts]
+    return (_of_short if len(pattern) <= _SHORT else _of_long)(pattern, escape)
+
+
+def _matcher(pattern: str, escape: str) -> Callable[[str], bool]:
+    head, *middle = _parts(pattern, escape)
     if not middle:
-        whole = re.compile(first, re.DOTALL)
-        return lambda text: whole.fullmatch(text) is not None
-    head, tail = re.compile(first, re.DOTALL), re.compile(middle[-1], re.DOTALL)
-    tail_length = len(parts[-1])
-    between = [re.compile(part, re.DOTALL) for part in middle[:-1] if part]
+        return lambda text: len(text) == head.length and head.is_at(text, 0)
+    tail = middle.pop()
+    middle = [part for part in middle if part.length]  # each takes a character at least
+    if any(part.is_complex for part in middle):
+        raise PatternTooComplex(MAX_TEXTS, MAX_CHARACTERS)
 
-    def is_match(text: str) -> bool:
-        end = len(text) - tail_length
-        if (found := head.match(text)) is None or end < 0 or tail.fullmatch(text, end) is None:
+    def matches(text: str) -> bool:
+        at, end = head.length, len(text) - tail.length
+        if end < at or not head.is_at(text, 0) or not tail.is_at(text, end):
             return False
-        for part in between:
-            if (found := part.search(text, found.end(), end)) is None:
+        for part in middle:
+            at = part.end_in(text, at, end)
+            if at < 0:
                 return False
-        return found.end() <= end
+        return True
 
-    return is_match
+    return matches
 
 
-def _between_percents(pattern: str, escape: str) -> list[list[str]]:
-    """Returns what is between the ``%`` of a pattern of LIKE: for each part, a regular expression a character."""
-    parts: list[list[str]] = [[]]
+# A long pattern is kept for the next document only.
+_of_short, _of_long = lru_cache(64)(_matcher), lru_cache(1)(_matcher)
+
+
+def _parts(pattern: str, escape: str) -> Iterator[_Part]:
+    length, texts, text = 0, list[tuple[int, str]](), list[str]()
+
+    def end_text() -> None:
+        if text:
+            texts.append((length - len(text), "".join(text)))
+            text.clear()
+
     characters = iter(pattern)
     for character in characters:
         if character == escape:
-            parts[-1].append(re.escape(next(characters, escape)))
+            text.append(next(characters, escape))
         elif character == "%":
-            parts.append([])
+            end_text()
+            yield _Part(length, tuple(texts))
+            length, texts = 0, []
+            continue
+        elif character == "_":
+            end_text()
         else:
-            parts[-1].append("." if character == "_" else re.escape(character))
-    return parts
+            text.append(character)
+        length += 1
+    end_text()
+    yield _Part(length, tuple(texts))

@@ -1,19 +1,17 @@
 """Which documents a statement is about: its condition, order and limit."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
+from idalloc_server.documents.cost import Budget, parts, steps
 from idalloc_server.documents.criteria import Node, keys_of
 from idalloc_server.documents.document import Document
-from idalloc_server.documents.errors import TooManyToSort
+from idalloc_server.documents.errors import TooManyToChange
 from idalloc_server.documents.evaluation import condition_of
 from idalloc_server.documents.json_text import Json, load
+from idalloc_server.documents.side_thread import LEAST_STEPS, SideThread
 from idalloc_server.documents.sorting import SortKey, sort_key_of
-
-# The most that a statement sorts, which is in memory.
-MAX_SORTED_DOCUMENTS = 100_000
-MAX_SORTED_TEXT = 32 * 2**20  # characters of the documents
 
 
 @dataclass(frozen=True)
@@ -25,6 +23,7 @@ class Selection:
         order: The expressions to sort by, and whether descending; empty for the order of the keys.
         limit: The most documents; None for all.
         offset: How many to skip first.
+        budget: What the statement may still spend.
         is_strict: Whether the statement writes. Then a value that it compares as a number must be one.
     """
 
@@ -32,6 +31,7 @@ class Selection:
     order: Sequence[tuple[Node, bool]] = ()
     limit: int | None = None
     offset: int = 0
+    budget: Budget = field(default_factory=Budget)
     is_strict: bool = False
 
     @cached_property
@@ -55,7 +55,16 @@ class Selection:
         """
         return [(sort_key_of(node, is_strict=self.is_strict), descending) for node, descending in self.order]
 
-    @property
+    @cached_property
+    def parts(self) -> int:
+        """How many parts of expressions are evaluated for each document.
+
+        Raises:
+            TooMuchWork: They are too many.
+        """
+        return parts(self.criteria, *(node for node, _ in self.order), is_strict=self.is_strict)
+
+    @cached_property
     def keys(self) -> list[str] | None:
         """The only keys that can meet the condition, sorted; None if it does not name them."""
         keys = None if self.criteria is None else keys_of(self.criteria)
@@ -81,20 +90,23 @@ class Chooser:
         self._selection = selection
         self._seen = 0
         self._to_sort: list[tuple[list[SortKey], Document]] = []
-        self._text = 0
 
     def choose(self, page: Iterable[Document]) -> Iterator[Document]:
         """Yield the chosen documents of a page; none if they are sorted.
 
         Raises:
-            TooManyToSort: The documents so far are more than ``MAX_SORTED_DOCUMENTS`` or ``MAX_SORTED_TEXT``.
+            TooManyToSort: The documents so far are more than fit in memory.
+            DocumentsError: The budget of the statement is spent.
         """
-        meets, sort_keys = self._selection.meets, self._selection.sort_keys
-        limit, offset = self._selection.limit, self._selection.offset
+        selection = self._selection
+        meets, sort_keys, limit, offset = selection.meets, selection.sort_keys, selection.limit, selection.offset
         for document in page:
             if self.is_done:
                 return
-            content = None if meets is None and not sort_keys else load(document.text)
+            content = None
+            if meets is not None or sort_keys:
+                selection.budget.read(document, selection.parts)
+                content = load(document.text)
             if meets is not None and not meets(content):
                 continue
             if sort_keys:
@@ -113,7 +125,42 @@ class Chooser:
         return [document for _, document in self._to_sort[offset : None if limit is None else offset + limit]]
 
     def _keep(self, document: Document, keys: list[SortKey]) -> None:
+        self._selection.budget.sort(document, [value for _, value in keys])
         self._to_sort.append((keys, document))
-        self._text += len(document.text)
-        if len(self._to_sort) > MAX_SORTED_DOCUMENTS or self._text > MAX_SORTED_TEXT:
-            raise TooManyToSort
+
+
+async def chosen_keys(
+    selection: Selection,
+    read: Callable[[str | None, Sequence[str] | None], Awaitable[Sequence[Document]]],
+    thread: SideThread,
+    most: int,
+    tried: Callable[[str], object] = lambda _: None,
+) -> list[str]:
+    """Return the keys of the documents of a selection, which are read page by page.
+
+    Args:
+        selection: Which documents.
+        read: Returns a page; see ``Documents.page``.
+        thread: Where they are chosen.
+        most: The most documents.
+        tried: Is called with the text of each, and may raise an error.
+
+    Raises:
+        TooManyToChange: There are more than ``most``.
+    """
+    chooser, after = Chooser(selection), None
+    chosen: list[str] = []
+
+    def add(documents: Iterable[Document]) -> None:
+        for document in documents:
+            tried(document.text)
+            chosen.append(document.key)
+        if len(chosen) > most:
+            raise TooManyToChange(most)
+
+    while not chooser.is_done and (page := await read(after, selection.keys)):
+        selection.budget.check()
+        await thread.run(steps(page, selection.parts), add, chooser.choose(page))
+        after = page[-1].key
+    await thread.run(LEAST_STEPS, lambda: add(chooser.sorted()))
+    return chosen

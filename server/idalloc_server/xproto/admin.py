@@ -1,18 +1,15 @@
 """Commands of the namespace `mysqlx`: schemas' collections, notices and ping."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from idalloc.xprotocol.v1 import notice_pb2, statement_pb2
 from idalloc_server.auth.access import ADMIN, READ
+from idalloc_server.documents.like import like_pattern
 from idalloc_server.xproto import frames
 from idalloc_server.xproto.caller import Caller
 from idalloc_server.xproto.errors import XError, no_schema, not_supported, unknown_schema
-from idalloc_server.xproto.names import MAX_NAME, check_names
-
-# The most % of a pattern: each may multiply the time to match a name.
-MAX_WILDCARDS = 3
+from idalloc_server.xproto.names import check_names
 
 # What MySQL has besides, and idalloc does not.
 _OTHER = frozenset(
@@ -111,7 +108,7 @@ class Admin:
         caller.require_role(READ, "SHOW", schema, "")
         if schema not in await self._documents.list_schemas():
             raise unknown_schema(schema)
-        matches = like(_text(values, "pattern")) if "pattern" in values else None
+        matches = like_pattern(_text(values, "pattern")) if "pattern" in values else None
         names = await self._documents.list_collections(schema)
         kinds = statement_pb2.COLUMN_TYPE_BYTES
         return [
@@ -120,23 +117,10 @@ class Admin:
             *(
                 frames.row([frames.text_field(name), frames.text_field("COLLECTION")])
                 for name in names
-                if matches is None or matches.fullmatch(name)
+                if matches is None or matches(name)
             ),
             frames.DONE_FETCHING,
         ]
-
-
-def like(pattern: str) -> re.Pattern[str]:
-    """Return the expression of a pattern of SQL's LIKE, for names of at most 64 characters."""
-    # Runs of % are one: several would backtrack.
-    parts = re.findall(r"\\.|%+|_|[^\\%_]+|\\", pattern[: 4 * MAX_NAME], re.DOTALL)
-    if sum(part[0] == "%" for part in parts) > MAX_WILDCARDS:
-        raise not_supported(f"LIKE with more than {MAX_WILDCARDS} %")
-    known = {"_": "."}
-    texts = (
-        ".*" if part[0] == "%" else known.get(part) or re.escape(part.removeprefix("\\") or part) for part in parts
-    )
-    return re.compile("".join(texts), re.DOTALL)
 
 
 def _fields(command: str, args: Sequence[notice_pb2.Any]) -> dict[str, notice_pb2.Any]:

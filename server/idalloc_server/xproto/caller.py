@@ -19,6 +19,11 @@ class Caller(Protocol):
     schema: str
     connection_id: int
 
+    @property
+    def has_left(self) -> bool:
+        """Whether the client has left, so that nobody waits for the statement."""
+        ...
+
     def require_role(self, role: Role, command: str, schema: str, collection: str) -> None:
         """Check that the caller has a role on a collection.
 

@@ -1,10 +1,7 @@
 """Statements on collections: Insert, Find, Update and Delete of Mysqlx.Crud."""
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import ParamSpec, TypeVar
 
 from google.protobuf.message import Message
 
@@ -13,14 +10,16 @@ from idalloc.xprotocol.v1 import expression_pb2 as expr
 from idalloc.xprotocol.v1 import notice_pb2 as pb
 from idalloc.xprotocol.v1 import statement_pb2
 from idalloc_server.auth.access import ADMIN, ALLOCATE, READ
-from idalloc_server.documents import errors
+from idalloc_server.documents import cost, errors
 from idalloc_server.documents.changes import Change, Kind, changed
+from idalloc_server.documents.cost import Budget
 from idalloc_server.documents.criteria import Field, Null, Value
 from idalloc_server.documents.document import Document
-from idalloc_server.documents.evaluation import Context, Run, compiled, json_of
+from idalloc_server.documents.evaluation import Context, Run, compiled
 from idalloc_server.documents.json_text import Json, dump, key_of, load, parse
-from idalloc_server.documents.protocol import Documents
+from idalloc_server.documents.protocol import PAGE_TEXT, Documents
 from idalloc_server.documents.selection import Chooser, Selection
+from idalloc_server.documents.side_thread import LEAST_STEPS, SideThread
 from idalloc_server.xproto import frames
 from idalloc_server.xproto.caller import Caller
 from idalloc_server.xproto.document_errors import mapped
@@ -30,15 +29,6 @@ from idalloc_server.xproto.names import check_names
 from idalloc_server.xproto.notice import document_ids_frame
 from idalloc_server.xproto.selection import projection_of, selection_of
 
-_T = TypeVar("_T")
-_P = ParamSpec("_P")
-
-# The limit of one statement.
-MAX_INSERTED_DOCUMENTS = 10_000
-# How many documents of an insert are handled before others have the event loop: less than a millisecond's work.
-ITEMS_A_TURN = 25
-
-_LARGE = 16 * 1024  # bytes: less than a millisecond's work, unless the condition is large
 _LONGEST_DOCUMENT = 2**32 - 1  # MySQL's length of a JSON column
 _TEXT, _JSON = 0, 2  # content types of octets
 
@@ -60,19 +50,18 @@ class Collections:
 
     Args:
         documents: The store.
+        max_message: The largest message, in bytes: a row or a changed document is no larger.
+        thread: Where large statements are handled.
 
     Attributes:
         added: How many documents were added.
     """
 
-    def __init__(self, documents: Documents) -> None:
+    def __init__(self, documents: Documents, max_message: int, thread: SideThread) -> None:
         self.added = 0
         self._documents = documents
-        self._thread = ThreadPoolExecutor(1, "statements")
-
-    def close(self) -> None:
-        """End the thread of large statements."""
-        self._thread.shutdown(wait=False)
+        self._max_message = max_message
+        self._thread = thread
 
     async def execute(self, message: Message, caller: Caller) -> AsyncGenerator[bytes, None]:
         """Run a Find, Insert, Update or Delete, and yield the frames of its reply, up to StmtExecuteOk.
@@ -98,13 +87,11 @@ class Collections:
         schema, name = _collection(message, caller)
         caller.require_role(ALLOCATE, "INSERT", schema, name)
         _check_rows(message)
-        expressions = Expressions(message.args, schema)
+        expressions = Expressions(message.args, schema, self._budget(caller))
+        steps = cost.steps_of_message(message.ByteSize())
         with mapped():
             try:
-                contents = [
-                    await self._run(row.ByteSize(), _row, row.field[0], expressions, name, number)
-                    async for number, row in _in_turns(enumerate(message.row, 1))
-                ]
+                contents = await self._thread.run(steps, _rows, message, expressions, name)
             except (XError, errors.DocumentsError):
                 await self._documents.check(schema, name)  # whose error goes first
                 raise
@@ -113,10 +100,7 @@ class Collections:
             for content, doc_id in zip(without_id, doc_ids, strict=True):
                 content["_id"] = doc_id
             try:
-                documents = [
-                    Document(key_of(content["_id"]), await self._run(row.ByteSize(), dump, content))
-                    async for row, content in _in_turns(zip(message.row, contents, strict=True))
-                ]
+                documents = await self._thread.run(steps, _documents, contents)
                 inserted = await self._documents.insert(schema, name, documents, upsert=message.upsert)
             except BaseException:
                 if doc_ids:
@@ -138,50 +122,62 @@ class Collections:
             raise XError(5169, text)
         if message.grouping or message.HasField("grouping_criteria"):
             raise not_supported("grouping")
-        expressions = Expressions(message.args, schema)
-        size = message.ByteSize()
-        projection = await self._run(size, projection_of, message.projection, expressions)
-        selection = await self._run(size, selection_of, message, expressions)
+        budget = self._budget(caller)
+        expressions = Expressions(message.args, schema, budget)
+        steps = cost.steps_of_message(message.ByteSize())
         with mapped():
+            projection = await self._thread.run(steps, projection_of, message.projection, expressions)
+            selection = await self._thread.run(steps, selection_of, message, expressions, budget)
             await self._documents.check(schema, name)
             yield _document_column(schema, name, projected=projection is not None)
-            async for text in self._found(schema, name, selection, projection, size):
+            async for text in self._found(schema, name, selection, projection, expressions.parts):
                 yield frames.row([frames.text_field(text)])
         yield frames.DONE_FETCHING
         yield frames.DONE_EXECUTING
 
     async def _found(
-        self, schema: str, name: str, selection: Selection, projection: Run | None, size: int
+        self, schema: str, name: str, selection: Selection, projection: Run | None, of_projection: int
     ) -> AsyncIterator[str]:
-        """Yield what a find of a size in bytes returns of each chosen document."""
+        """Yield what a find returns of each chosen document; its projection has so many parts."""
+        budget = selection.budget
 
-        def texts(documents: Iterable[Document]) -> list[str]:
-            return [each.text if projection is None else dump(projection(load(each.text))) for each in documents]
+        def texts(documents: Iterable[Document]) -> Iterator[str]:
+            for document in documents:
+                if projection is None:
+                    yield document.text
+                else:
+                    budget.read(document, of_projection)
+                    yield budget.row(projection(load(document.text)))
 
-        chooser, keys, after = Chooser(selection), selection.keys, None
-        while not chooser.is_done and (page := await self._documents.page(schema, name, after, keys)):
-            for text in await self._run(size + len(page[0].text) * len(page), texts, chooser.choose(page)):
+        chooser, after = Chooser(selection), None
+        while not chooser.is_done and (page := await self._documents.page(schema, name, after, selection.keys)):
+            budget.check()
+            steps = cost.steps(page, selection.parts + of_projection)
+            async for text in self._in_turns(steps, texts(chooser.choose(page)), budget):
                 yield text
             after = page[-1].key
         if selection.order:
-            async for text in _in_turns(await self._run(_LARGE, lambda: texts(chooser.sorted()))):
+            chosen = await self._thread.run(LEAST_STEPS, chooser.sorted)
+            async for text in self._in_turns(LEAST_STEPS, texts(chosen), budget):
                 yield text
 
-    async def _run(self, size: int, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Run a function: in the thread if what it reads is large, so that others have the event loop meanwhile."""
-        if size < _LARGE:
-            return function(*args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(function, *args, **kwargs))
+    async def _in_turns(self, steps: int, texts: Iterator[str], budget: Budget) -> AsyncIterator[str]:
+        """Yield texts, which are made a few at a time: so they neither fill the memory nor keep others waiting."""
+        while turn := await self._thread.run(steps, _turn, texts):
+            with budget.paused():  # the client may read slowly
+                for text in turn:
+                    yield text
 
     async def _update(self, message: crud.Update, caller: Caller) -> AsyncGenerator[bytes, None]:
         schema, name = _collection(message, caller)
         caller.require_role(ADMIN, "UPDATE", schema, name)
-        changes = await self._run(message.ByteSize(), _changes, message, schema)
-        selection = await self._run(message.ByteSize(), _selection_of_change, message, schema)
+        budget = self._budget(caller)
+        expressions = Expressions(message.args, schema, budget)
+        steps = cost.steps_of_message(message.ByteSize())
         with mapped():
-            done = await self._documents.rewrite(
-                schema, name, selection, lambda text: dump(changed(load(text), changes))
-            )
+            changes = await self._thread.run(steps, _changes, message, expressions.of_update())
+            selection = await self._thread.run(steps, selection_of, message, expressions, budget, may_skip=False)
+            done = await self._documents.rewrite(schema, name, selection, lambda text: changed(text, changes, budget))
         yield frames.produced_message(f"Rows matched: {done.matched}  Changed: {done.changed}  Warnings: 0")
         yield frames.rows_affected(done.changed)
         yield frames.DONE_EXECUTING
@@ -189,11 +185,17 @@ class Collections:
     async def _delete(self, message: crud.Delete, caller: Caller) -> AsyncGenerator[bytes, None]:
         schema, name = _collection(message, caller)
         caller.require_role(ADMIN, "DELETE", schema, name)
-        selection = await self._run(message.ByteSize(), _selection_of_change, message, schema)
+        budget = self._budget(caller)
+        expressions = Expressions(message.args, schema, budget)
+        steps = cost.steps_of_message(message.ByteSize())
         with mapped():
+            selection = await self._thread.run(steps, selection_of, message, expressions, budget, may_skip=False)
             done = await self._documents.rewrite(schema, name, selection, lambda _: None)
         yield frames.rows_affected(done.changed)
         yield frames.DONE_EXECUTING
+
+    def _budget(self, caller: Caller) -> Budget:
+        return Budget(self._max_message, lambda: caller.has_left)
 
 
 def _collection(message: crud.Insert | crud.Find | crud.Update | crud.Delete, caller: Caller) -> tuple[str, str]:
@@ -215,26 +217,38 @@ def _check_rows(message: crud.Insert) -> None:
         raise XError(5114, "Invalid projection for document operation")
     if not message.row:
         raise XError(5013, "Missing row data for Insert")
-    if len(message.row) > MAX_INSERTED_DOCUMENTS:
-        raise XError(1105, f"an insert has at most {MAX_INSERTED_DOCUMENTS} documents")
+    if len(message.row) > cost.MAX_INSERTED_DOCUMENTS:
+        raise XError(1105, f"an insert has at most {cost.MAX_INSERTED_DOCUMENTS} documents")
     if any(len(row.field) != 1 for row in message.row):
         raise XError(5014, "Wrong number of fields in row being inserted")
 
 
-def _selection_of_change(message: crud.Update | crud.Delete, schema: str) -> Selection:
-    return selection_of(message, Expressions(message.args, schema), may_skip=False)
+def _turn(texts: Iterator[str]) -> list[str]:
+    """Return texts of an iterator, up to ``PAGE_TEXT`` characters; none at its end."""
+    turn: list[str] = []
+    length = 0
+    for text in texts:
+        turn.append(text)
+        length += len(text)
+        if length >= PAGE_TEXT:
+            break
+    return turn
 
 
-async def _in_turns(items: Iterable[_T]) -> AsyncIterator[_T]:
-    """Yield the items, and let the event loop serve others between them."""
-    for number, item in enumerate(items, 1):
-        yield item
-        if not number % ITEMS_A_TURN:
-            await asyncio.sleep(0)
+def _rows(message: crud.Insert, expressions: Expressions, collection: str) -> list[dict[str, Json]]:
+    """Return the documents of the rows of an insert."""
+    of_json = partial(_json_of, collection=collection)
+    return [_row(row.field[0], expressions, of_json, number) for number, row in enumerate(message.row, 1)]
 
 
-def _row(expression: expr.Expr, expressions: Expressions, collection: str, number: int) -> dict[str, Json]:
-    """Return the document of a row.
+def _documents(contents: Sequence[dict[str, Json]]) -> list[Document]:
+    return [Document(key_of(content["_id"]), dump(content)) for content in contents]
+
+
+def _row(
+    expression: expr.Expr, expressions: Expressions, of_json: Callable[[pb.Scalar], Json], number: int
+) -> dict[str, Json]:
+    """Return the document of a row, which is an expression, or a text that a function reads.
 
     Raises:
         XError: It is no document.
@@ -245,7 +259,7 @@ def _row(expression: expr.Expr, expressions: Expressions, collection: str, numbe
             raise XError(1054, "Unknown column 'doc' in 'field list'", "42S22")
         content = value.run(None)
     elif expression.type in (expr.EXPR_TYPE_LITERAL, expr.EXPR_TYPE_PLACEHOLDER):
-        content = _json_of(expressions.scalar(expression), collection)
+        content = expressions.read(expression, of_json)
     else:
         content = None
     if not isinstance(content, dict):
@@ -255,7 +269,7 @@ def _row(expression: expr.Expr, expressions: Expressions, collection: str, numbe
             key_of(content["_id"])
         except errors.KeyTooLong:
             raise XError(1406, f"Data too long for column '_id' at row {number}", "22001") from None
-    return content
+    return dict(content)  # one argument may be many rows
 
 
 def _json_of(scalar: pb.Scalar, collection: str) -> Json:
@@ -293,11 +307,10 @@ def _document_column(schema: str, name: str, *, projected: bool) -> bytes:
     )
 
 
-def _changes(message: crud.Update, schema: str) -> list[Change]:
+def _changes(message: crud.Update, expressions: Expressions) -> list[Change]:
     """Return the changes of an update."""
     if not message.operation:
         raise XError(5050, "Invalid update expression list")
-    expressions = Expressions(message.args, schema, in_update=True)
     return [_change(operation, expressions) for operation in message.operation]
 
 
@@ -355,5 +368,4 @@ def _change(operation: crud.UpdateOperation, expressions: Expressions) -> Change
             " a JSON string or JSON type is required.",
             "22032",
         )
-    with mapped():
-        return Change(kind, path, json_of(value, Context(is_strict=True)))
+    return Change(kind, path, expressions.value(value))

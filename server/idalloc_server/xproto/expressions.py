@@ -1,17 +1,22 @@
 """Expressions of Mysqlx.Expr as criteria of the domain. They are checked whole before a document is read."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
+from typing import Any, TypeVar, cast
 
 from idalloc.xprotocol.v1 import expression_pb2 as expr
 from idalloc.xprotocol.v1 import notice_pb2 as pb
+from idalloc_server.documents import cost
+from idalloc_server.documents.cost import Budget
 from idalloc_server.documents.criteria import NULL, ArrayOf, Call, Field, Key, Node, NotJson, ObjectOf, Path, Value
 from idalloc_server.documents.errors import InvalidJson
-from idalloc_server.documents.evaluation import OPERATORS, Context, Run, json_of
+from idalloc_server.documents.evaluation import OPERATORS, Context, Run, is_constant, json_of
 from idalloc_server.documents.json_text import number_text, parse
 from idalloc_server.xproto.document_errors import mapped
 from idalloc_server.xproto.errors import XError, not_supported
+
+_T = TypeVar("_T")
 
 _MAX_UNSIGNED, _SIGNED = 2**64 - 1, 2**63
 _MAX_INDEX = 2**32 - 1
@@ -49,13 +54,24 @@ class Expressions:
     Args:
         args: The values of its placeholders.
         schema: The schema of functions without one, for the error.
+        budget: What the statement may still spend.
         in_update: Whether an unknown column is an error of an update's value.
+
+    Attributes:
+        parts: How many parts the expressions of ``value`` have for each document.
     """
 
-    def __init__(self, args: Sequence[pb.Scalar], schema: str, *, in_update: bool = False) -> None:
+    def __init__(self, args: Sequence[pb.Scalar], schema: str, budget: Budget, *, in_update: bool = False) -> None:
+        self.parts = 0
         self._args = args
         self._schema = schema
+        self._budget = budget
+        self._read: dict[tuple[int, Callable[[pb.Scalar], Any]], tuple[Any, int]] = {}
         self._in_update = in_update
+
+    def of_update(self) -> "Expressions":
+        """Return the same for the values of an update: an unknown column in them is another error."""
+        return Expressions(self._args, self._schema, self._budget, in_update=True)
 
     def node(self, expression: expr.Expr) -> Node:
         """Return an expression in the domain's form.
@@ -64,7 +80,7 @@ class Expressions:
             XError: It is invalid, or not supported.
         """
         if expression.type in (expr.EXPR_TYPE_LITERAL, expr.EXPR_TYPE_PLACEHOLDER):
-            return literal(self.scalar(expression))
+            return self.read(expression, literal)
         if expression.type == expr.EXPR_TYPE_IDENT:
             return self._field(expression.identifier)
         if expression.type == expr.EXPR_TYPE_OPERATOR:
@@ -81,27 +97,36 @@ class Expressions:
             raise XError(1305, f"FUNCTION {schema}.{name.name} does not exist", "42000")
         raise XError(5153, "Mysqlx::Expr::Expr::VARIABLE is not supported yet")
 
-    def value(self, expression: expr.Expr) -> Run:
+    def value(self, node: Node) -> Run:
         """Return a function that returns an expression's value for a document, as JSON.
 
         Raises:
-            XError: It is invalid, or not supported.
+            XError: It is not supported, or the expressions have too many parts.
         """
-        node = self.node(expression)
         with mapped():
+            if not (self._in_update and is_constant(node)):  # a constant that is written is copied
+                self.parts = cost.parts(node, before=self.parts)
             return json_of(node, Context(is_strict=self._in_update))
 
-    def scalar(self, expression: expr.Expr) -> pb.Scalar:
-        """Return a literal, or the value of a placeholder.
+    def read(self, expression: expr.Expr, function: Callable[[pb.Scalar], _T]) -> _T:
+        """Return what a function makes of a literal, or of an argument: once, however often the argument is used.
 
         Raises:
-            XError: There is no such placeholder.
+            XError: There is no such placeholder, or the function raises it.
+            ArgumentsTooLarge: The uses of arguments are more than the budget allows.
         """
         if expression.type == expr.EXPR_TYPE_LITERAL:
-            return expression.literal
-        if not 0 <= expression.position < len(self._args):
+            return function(expression.literal)
+        position = expression.position
+        if not 0 <= position < len(self._args):
             raise XError(5154, "Invalid value of placeholder")
-        return self._args[expression.position]
+        known = self._read.get((position, function))
+        if known is None:
+            argument = self._args[position]
+            known = self._read[position, function] = (function(argument), argument.ByteSize())
+        value, size = known
+        self._budget.use_argument(size)
+        return cast(_T, value)
 
     def _field(self, identifier: expr.ColumnIdentifier) -> Node:
         if identifier.name == "_id" and not identifier.document_path:

@@ -9,11 +9,12 @@ from typing import Any
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError, EncodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from idalloc.xprotocol.v1 import connection_pb2, crud_pb2, expect_pb2, notice_pb2, statement_pb2
 from idalloc_server.xproto.errors import XError, parse_error
+from idalloc_server.xproto.pieces import pieces
 
 # The types of the messages that a client sends (Mysqlx.ClientMessages.Type) and that idalloc serves.
 CLIENT_MESSAGES: dict[int, type[Message]] = {
@@ -79,22 +80,27 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
 def parse(kind: int, payload: bytes) -> Message | None:
     """Return the message of a frame; None if idalloc does not serve its type.
 
+    Nothing else in the process runs while protobuf parses: a large message is parsed piece by piece.
+
     Raises:
-        XError: The payload is not such a message, is nested too deeply (100), or lacks a required field.
+        XError: The payload is not such a message, is nested too deeply (100), lacks a required field, or has too many.
     """
     cls = CLIENT_MESSAGES.get(kind)
     if cls is None:
         return None
+    missing = set(_REQUIRED.get(cls.DESCRIPTOR.name, ()))
+    message = cls()
     try:
-        strict = _STRICT_MESSAGES[kind].FromString(payload)
-        if not strict.IsInitialized():
-            raise parse_error()
-        strict.DiscardUnknownFields()
-        payload = strict.SerializePartialToString()
-        del strict  # it may take many times the memory of its bytes
-        return cls.FromString(payload)
-    except DecodeError:
+        for piece in pieces(cls.DESCRIPTOR, payload):
+            strict = _STRICT_MESSAGES[kind].FromString(piece)
+            missing -= {name for name in missing if strict.HasField(name)}
+            strict.DiscardUnknownFields()
+            message.MergeFromString(strict.SerializeToString())
+    except (DecodeError, EncodeError):
         raise parse_error() from None
+    if missing:
+        raise parse_error()
+    return message
 
 
 def _strict_messages() -> dict[int, type[Message]]:
@@ -129,12 +135,15 @@ def _strict_file(file: FileDescriptor) -> FileDescriptorProto:
         named = [value for value in enum.value if value.number]
         del enum.value[:]
         enum.value.extend(named)
+    frames = {cls.DESCRIPTOR.name for cls in CLIENT_MESSAGES.values()}
     for message in copy.message_type:
+        # Of a frame's own fields, each piece has some.
+        required = () if message.name in frames else _REQUIRED.get(message.name, ())
         del message.oneof_decl[:]  # which proto3 has for each optional field
         for field in message.field:
             field.ClearField("oneof_index")
             field.ClearField("proto3_optional")
-            if field.name in _REQUIRED.get(message.name, ()):
+            if field.name in required:
                 field.label = FieldDescriptorProto.LABEL_REQUIRED
     return copy
 
@@ -155,6 +164,12 @@ class FrameReader:
 
     def __len__(self) -> int:
         return len(self._buffer)
+
+    @property
+    def next_size(self) -> int:
+        """How many bytes the next frame has; 0 if it has not arrived."""
+        size = HEAD - 1 + int.from_bytes(self._buffer[:4], "little")
+        return size if HEAD <= size <= len(self._buffer) else 0
 
     def feed(self, data: bytes) -> None:
         """Add bytes that arrived."""

@@ -15,14 +15,16 @@ from idalloc.xprotocol.v1.statement_pb2 import StmtExecute
 from idalloc_server.auth.access import ADMIN, Identity, Role
 from idalloc_server.auth.audit import Audit
 from idalloc_server.auth.logins import Credential, Logins, Peer
-from idalloc_server.documents.errors import DocumentsError, UnknownCollection, UnknownSchema
+from idalloc_server.documents.cost import steps_of_message
+from idalloc_server.documents.errors import DocumentsError, PatternTooComplex, UnknownCollection, UnknownSchema
+from idalloc_server.documents.side_thread import SideThread
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.errors import PermissionDenied, QuotaExceeded, Refusal, Unauthenticated
 from idalloc_server.listen.connections import HANDSHAKE_SECONDS, HEADER_SECONDS, Accepted, Limits, Listener
 from idalloc_server.xproto import frames
 from idalloc_server.xproto.admin import Admin, Schemas
 from idalloc_server.xproto.caller import Statements
-from idalloc_server.xproto.errors import XError, from_refusal, unknown_collection, unknown_schema
+from idalloc_server.xproto.errors import XError, from_refusal, not_supported, unknown_collection, unknown_schema
 from idalloc_server.xproto.login import shown
 from idalloc_server.xproto.session import Execute, LogIn, Request, Reset, Session, StartTls, kind_of
 from idalloc_server.xproto.sql import Sql
@@ -46,6 +48,7 @@ class Services(NamedTuple):
     Attributes:
         statements: Runs Mysqlx.Crud.
         documents: Schemas and collections.
+        thread: Where large messages are read.
         doc_ids: Makes document ids.
         change_node: Changes the node's settings, in all workers.
         logins: Authenticates sessions.
@@ -55,6 +58,7 @@ class Services(NamedTuple):
 
     statements: Statements
     documents: Schemas
+    thread: SideThread
     doc_ids: DocIdGenerator
     change_node: ChangeNode
     logins: Logins
@@ -190,7 +194,8 @@ class _Connection:
 
     async def _step(self) -> bool:
         """Run what has arrived, or wait for more; return whether the connection goes on."""
-        if (request := self._session.next_request()) is not None:
+        steps = steps_of_message(self._session.next_size)
+        if (request := await self._services.thread.run(steps, self._session.next_request)) is not None:
             await self._run(request)
             self._accepted.set_waiting(not self._session.is_logged_in)
             await self._send()
@@ -263,6 +268,8 @@ class _Connection:
                 return unknown_schema(failure.schema)
             case UnknownCollection():
                 return unknown_collection(failure.schema, failure.name)
+            case PatternTooComplex():
+                return not_supported(failure.what)
             case DocumentsError():
                 return XError(1105, str(failure))
             case _:
@@ -326,6 +333,11 @@ class _Connection:
             raise XError(1226, str(refusal), "42000") from None
 
     # Caller: what statements ask of their session.
+
+    @property
+    def has_left(self) -> bool:
+        """See ``Caller``."""
+        return self._stream.has_left
 
     def require_role(self, role: Role, command: str, schema: str, collection: str) -> None:
         """See ``Caller``. A schema alone is matched as its name."""

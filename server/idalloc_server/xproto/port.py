@@ -74,6 +74,7 @@ class XProtocolPort:
         self._files: HttpsFiles | None = None
         if documents is None:
             return
+        from idalloc_server.documents.side_thread import SideThread
         from idalloc_server.xproto import collections, listener
 
         if settings.tls_cert:
@@ -81,10 +82,12 @@ class XProtocolPort:
             self._files = HttpsFiles(
                 settings.tls_cert, settings.tls_key, settings.tls_client_ca, requires_client_certificate=requires
             )
-        self._collections = collections.Collections(documents)
+        self._thread = SideThread("statements")
+        self._collections = collections.Collections(documents, settings.xproto_max_message, self._thread)
         services = listener.Services(
             statements=self._collections,
             documents=documents,
+            thread=self._thread,
             doc_ids=doc_ids,
             change_node=change_node,
             logins=access_control.logins,
@@ -140,4 +143,4 @@ class XProtocolPort:
             await asyncio.wait([self._following])
         if self._listener:
             await self._listener.close()
-            self._collections.close()
+            self._thread.close()

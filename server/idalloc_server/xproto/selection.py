@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from idalloc.xprotocol.v1 import crud_pb2 as crud
 from idalloc.xprotocol.v1 import expression_pb2 as expr
 from idalloc.xprotocol.v1 import notice_pb2 as pb
+from idalloc_server.documents.cost import Budget
 from idalloc_server.documents.criteria import Node, Value
 from idalloc_server.documents.evaluation import Run
 from idalloc_server.documents.selection import Selection
@@ -16,26 +17,26 @@ _MAX_UNSIGNED = 2**64 - 1
 
 
 def selection_of(
-    message: crud.Find | crud.Update | crud.Delete, expressions: Expressions, *, may_skip: bool = True
+    message: crud.Find | crud.Update | crud.Delete, expressions: Expressions, budget: Budget, *, may_skip: bool = True
 ) -> Selection:
     """Return which documents a statement is about.
 
     Raises:
-        XError: An expression or the limit is invalid.
+        XError: An expression or the limit is invalid, or the expressions have too many parts.
     """
     limit, offset = _limit(message, expressions)
     if offset and not may_skip:
         raise XError(5012, "Invalid parameter: non-zero offset value is not allowed for this operation")
     criteria = expressions.node(message.criteria) if message.HasField("criteria") else None
     order = [(expressions.node(each.expr), each.direction == crud.ORDER_DIRECTION_DESC) for each in message.order]
-    selection = Selection(criteria, order, limit, offset, is_strict=not isinstance(message, crud.Find))
-    # What is not served is refused before a document is read.
+    selection = Selection(criteria, order, limit, offset, budget, is_strict=not isinstance(message, crud.Find))
+    # What is not served is refused before a document is read, and made here, as this may run beside the event loop.
     with mapped():
-        selection.meets  # noqa: B018
+        _ = selection.parts, selection.keys, selection.meets
     for (node, _), each in zip(order, message.order, strict=True):
         _check_order(node, each.expr, is_projected=isinstance(message, crud.Find) and len(message.projection) > 0)
     with mapped():
-        selection.sort_keys  # noqa: B018
+        _ = selection.sort_keys
     return selection
 
 
@@ -48,10 +49,10 @@ def projection_of(given: Sequence[crud.Projection], expressions: Expressions) ->
     if not given:
         return None
     if len(given) == 1 and not given[0].HasField("alias") and given[0].source.type == expr.EXPR_TYPE_OBJECT:
-        return expressions.value(given[0].source)
+        return expressions.value(expressions.node(given[0].source))
     if not all(each.HasField("alias") for each in given):
         raise XError(5120, "Invalid projection target name")
-    members = [(each.alias, expressions.value(each.source)) for each in given]
+    members = [(each.alias, expressions.value(expressions.node(each.source))) for each in given]
     return lambda content: {alias: value(content) for alias, value in members}
 
 
@@ -81,7 +82,7 @@ def _limit(message: crud.Find | crud.Update | crud.Delete, expressions: Expressi
 
 
 def _limit_number(expression: expr.Expr, expressions: Expressions) -> int:
-    scalar = expressions.scalar(expression)
+    scalar = expressions.read(expression, _itself)
     if scalar.type == pb.SCALAR_TYPE_V_UINT:
         return scalar.v_unsigned_int & _MAX_UNSIGNED
     if scalar.type != pb.SCALAR_TYPE_V_SINT:
@@ -90,3 +91,7 @@ def _limit_number(expression: expr.Expr, expressions: Expressions) -> int:
     if scalar.v_signed_int < 0:
         raise XError(1690, f"BIGINT UNSIGNED value is out of range in '{scalar.v_signed_int}'", "22003")
     return scalar.v_signed_int
+
+
+def _itself(scalar: pb.Scalar) -> pb.Scalar:
+    return scalar

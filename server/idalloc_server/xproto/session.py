@@ -115,6 +115,11 @@ class Session:
         """How many bytes wait for the rest of their frame."""
         return len(self._reader)
 
+    @property
+    def next_size(self) -> int:
+        """How many bytes the next frame has; 0 if it has not arrived."""
+        return self._reader.next_size
+
     def receive(self, data: bytes) -> None:
         """Add bytes that the client sent."""
         self._reader.feed(data)
@@ -127,21 +132,25 @@ class Session:
     def next_request(self) -> Request | None:
         """Handle frames up to the next one that needs the owner; None if more bytes are needed, or at the end."""
         for _ in range(MESSAGES_A_TURN):
-            if self.is_closed:
-                return None
             try:
-                found = self._reader.take()
-                if found is None:
+                if self.is_closed or (found := self._take()) is None:
                     return None
                 request = self._handle(*found)
-            except frames.FrameTooLong:
-                self.is_closed = True
             except XError as failure:
                 self.fail(failure)
             else:
                 if request is not None:
                     return request
+            if self.next_size > MAX_CONTROL_MESSAGE:
+                break  # the owner asks again, and sees its size
         return Pause()
+
+    def _take(self) -> tuple[int, bytes] | None:
+        try:
+            return self._reader.take()
+        except frames.FrameTooLong:
+            self.is_closed = True
+            return None
 
     def reply(self, frame: bytes) -> None:
         """Add a frame of the reply to the current request."""

@@ -5,8 +5,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from idalloc.xprotocol.v1 import notice_pb2, statement_pb2
 from idalloc_server.auth.access import ADMIN, READ
+from idalloc_server.documents.like import like_pattern
 from idalloc_server.xproto import frames
-from idalloc_server.xproto.admin import Schemas, like
+from idalloc_server.xproto.admin import Schemas
 from idalloc_server.xproto.caller import Caller
 from idalloc_server.xproto.errors import XError, no_schema, not_supported, unknown_collection, unknown_schema
 from idalloc_server.xproto.names import check_names
@@ -151,8 +152,8 @@ class Sql:
         return _counted(match[1], await self._documents.count(schema, name))
 
     async def _show_schemas(self, match: re.Match[str]) -> Iterable[bytes]:
-        matches = like(_unquoted(match[1])) if match[1] else None
-        names = [name for name in await self._documents.list_schemas() if matches is None or matches.fullmatch(name)]
+        matches = like_pattern(_unquoted(match[1])) if match[1] else None
+        names = [name for name in await self._documents.list_schemas() if matches is None or matches(name)]
         shown = f"Database ({_unquoted(match[1])})" if match[1] else "Database"
         return _texts(shown, names, "SCHEMA_NAME", "schemata")
 
@@ -162,7 +163,7 @@ class Sql:
         return _texts(match[1], names, "SCHEMA_NAME", "SCHEMATA")
 
     async def _show_variables(self, match: re.Match[str]) -> Iterable[bytes]:
-        matches = like(_unquoted(match[2])) if match[2] else None
+        matches = like_pattern(_unquoted(match[2])) if match[2] else None
         wanted = _unquoted(match[3]).lower() if match[3] else None
         values = self._variables.all(is_global=(match[1] or "").upper() == "GLOBAL")
         table = ("session_variables", "session_variables", "performance_schema")
@@ -173,7 +174,7 @@ class Sql:
         rows = [
             frames.row([frames.text_field(name), frames.text_field(str(value))])
             for name, value in values.items()
-            if (matches is None or matches.fullmatch(name)) and wanted in (None, name)
+            if (matches is None or matches(name)) and wanted in (None, name)
         ]
         return [*columns, *rows, frames.DONE_FETCHING, frames.rows_affected(0)]
 

@@ -20,6 +20,7 @@ from idalloc.xprotocol.v1 import connection_pb2, statement_pb2
 from idalloc.xprotocol.v1 import crud_pb2 as crud
 from idalloc.xprotocol.v1 import expression_pb2 as expr
 from idalloc.xprotocol.v1 import notice_pb2 as pb
+from idalloc_server.documents.cost import Budget
 from idalloc_server.documents.document import Document
 from idalloc_server.documents.json_text import Json, dump, key_of
 from idalloc_server.documents.selection import Chooser
@@ -97,9 +98,10 @@ class _Evaluator:
         Raises:
             XError: The statement fails.
         """
-        expressions = Expressions(message.args, SCHEMA)
+        budget = Budget()
+        expressions = Expressions(message.args, SCHEMA, budget)
         projection = projection_of(message.projection, expressions) if isinstance(message, crud.Find) else None
-        selection = selection_of(message, expressions)
+        selection = selection_of(message, expressions, budget)
         with mapped():
             if selection.order:
                 chooser = Chooser(selection)

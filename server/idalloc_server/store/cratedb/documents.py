@@ -13,23 +13,22 @@ import hashlib
 import uuid
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from itertools import accumulate, count
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from idalloc_server.documents.document import Document
 from idalloc_server.documents.errors import (
     DuplicateKey,
-    TooManyToChange,
     UnknownCollection,
     UnknownSchema,
     WriteConflict,
 )
 from idalloc_server.documents.protocol import PAGE, PAGE_TEXT, Change, Inserted, Rewritten
-from idalloc_server.documents.selection import Chooser, Selection
+from idalloc_server.documents.selection import Selection, chosen_keys
+from idalloc_server.documents.side_thread import SideThread
 from idalloc_server.domain.errors import StoreConnectionLost, StoreFailure, StoreOutcomeUnknown, StoreRefused
 from idalloc_server.store.cratedb.checks import KEY_COLUMNS
 from idalloc_server.store.cratedb.document_http import DocumentHttp
@@ -88,7 +87,7 @@ class CrateDocuments:
         self._transport = http
         self._http = DocumentHttp(http, timeout)
         self._schema = schema
-        self._thread = ThreadPoolExecutor(1, "documents")  # chooses, so that others have the event loop meanwhile
+        self._thread = SideThread("documents")  # chooses
         self._schemas = DOCUMENT_SCHEMAS.reference(schema)
         self._collections = DOCUMENT_COLLECTIONS.reference(schema)
 
@@ -98,7 +97,7 @@ class CrateDocuments:
 
     async def close(self) -> None:
         """See ``Documents.close``."""
-        self._thread.shutdown(wait=False)
+        self._thread.close()
         await self._transport.close()
 
     async def create_schema(self, name: str) -> bool:
@@ -220,15 +219,13 @@ class CrateDocuments:
         self, schema: str, name: str, after: str | None, keys: Sequence[str] | None = None
     ) -> list[Document]:
         """See ``Documents.page``."""
-        table = await self._find(schema, name)
-        if after is None and keys is None:
-            await self._http.write(f"REFRESH TABLE {table}")
-        return [row.document for row in await self._page(table, after, keys)]
+        return await self._documents(await self._find(schema, name), after, keys)
 
     async def rewrite(self, schema: str, name: str, selection: Selection, change: Change) -> Rewritten:
         """See ``Documents.rewrite``."""
         table = await self._find(schema, name)
-        keys = await self._chosen(table, selection, change)
+        read = partial(self._documents, table)
+        keys = await chosen_keys(selection, read, self._thread, MAX_CHANGED_DOCUMENTS, tried=change)
         done: list[bool | None] = []
         with _unknown_after(lambda: done.count(True)):
             for start in range(0, len(keys), PAGE):
@@ -239,26 +236,10 @@ class CrateDocuments:
                     after = rows[-1].document.key
         return Rewritten(len(done) - done.count(None), done.count(True))
 
-    async def _chosen(self, table: str, selection: Selection, change: Change) -> list[str]:
-        """Tries a change on the chosen documents, and returns their keys."""
-        chooser, keys, after = Chooser(selection), selection.keys, None
-        if keys is None:
+    async def _documents(self, table: str, after: str | None, keys: Sequence[str] | None) -> list[Document]:
+        if after is None and keys is None:
             await self._http.write(f"REFRESH TABLE {table}")
-        chosen: list[str] = []
-        loop = asyncio.get_running_loop()
-
-        def add(documents: Iterable[Document]) -> None:
-            for document in documents:
-                change(document.text)
-                chosen.append(document.key)
-            if len(chosen) > MAX_CHANGED_DOCUMENTS:
-                raise TooManyToChange(MAX_CHANGED_DOCUMENTS)
-
-        while not chooser.is_done and (rows := await self._page(table, after, keys)):
-            await loop.run_in_executor(self._thread, add, chooser.choose([row.document for row in rows]))
-            after = rows[-1].document.key
-        await loop.run_in_executor(self._thread, lambda: add(chooser.sorted()))
-        return chosen
+        return [row.document for row in await self._page(table, after, keys)]
 
     async def _insert(self, table: str, documents: Sequence[Document], batch: str) -> list[tuple[str, int, int]]:
         """Inserts rows whose keys are free; returns the keys and versions of the rows of this batch.

@@ -2,14 +2,16 @@
 
 import sqlite3
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from idalloc_server.documents.document import Document
 from idalloc_server.documents.errors import Busy, DuplicateKey, UnknownCollection, UnknownSchema
 from idalloc_server.documents.protocol import PAGE, PAGE_TEXT, Change, Inserted, Rewritten
-from idalloc_server.documents.selection import Chooser, Selection
+from idalloc_server.documents.selection import Selection, chosen_keys
+from idalloc_server.documents.side_thread import SideThread
 from idalloc_server.domain.errors import StoreAnsweredError
 from idalloc_server.store.sqlite.database import Database
 from idalloc_server.store.sqlite.errors import is_busy
@@ -18,6 +20,8 @@ from idalloc_server.store.sqlite.schema import DOCUMENTS_ID, create_own_tables
 _T = TypeVar("_T")
 
 BUSY_TIMEOUT = 5.0  # seconds
+MAX_CHANGED_DOCUMENTS = 1_000_000  # a statement keeps their keys in memory
+_KEYS_A_READ = 1_000
 
 _TABLES = (
     "schemas (name TEXT PRIMARY KEY)",
@@ -42,6 +46,7 @@ class SqliteDocuments:
 
     def __init__(self, path: Path, busy_timeout: float = BUSY_TIMEOUT) -> None:
         self._database = Database(path, busy_timeout, _create_tables)
+        self._thread = SideThread("documents")  # chooses
 
     async def open(self) -> None:
         """See ``Documents.open``."""
@@ -49,6 +54,7 @@ class SqliteDocuments:
 
     async def close(self) -> None:
         """See ``Documents.close``."""
+        self._thread.close()
         await self._database.close()
 
     async def create_schema(self, name: str) -> bool:
@@ -138,17 +144,33 @@ class SqliteDocuments:
         self, schema: str, name: str, after: str | None, keys: Sequence[str] | None = None
     ) -> list[Document]:
         """See ``Documents.page``."""
-        return await self._read(lambda db: _page(db, _collection(db, schema, name), after, keys))
+        if keys is None:
+            return await self._read(lambda db: _page(_from(db, _collection(db, schema, name), after)))
+        # Part by part, so that others have the thread of the file between them: most keys may be missing.
+        start = 0 if after is None else bisect_right(keys, after)
+        while True:
+            part = keys[start : start + _KEYS_A_READ]
+            found = await self._read(partial(_page_by_key, schema, name, part))
+            start += _KEYS_A_READ
+            if found or start >= len(keys):
+                return found
 
     async def rewrite(self, schema: str, name: str, selection: Selection, change: Change) -> Rewritten:
         """See ``Documents.rewrite``."""
+        # Chosen before the transaction, in which nobody else writes.
+        keys = await chosen_keys(selection, partial(self.page, schema, name), self._thread, MAX_CHANGED_DOCUMENTS)
+        if not keys:
+            await self.check(schema, name)
+            return Rewritten(0, 0)
 
         def work(db: sqlite3.Connection) -> Rewritten:
             collection = _collection(db, schema, name)
             matched = changed = 0
-            for key, text in _chosen(db, collection, selection):
-                matched += 1
-                changed += _rewrite(db, collection, key, change(text))
+            for document in _by_key(db, collection, keys):
+                selection.budget.check()
+                if selection.matches(document):  # another may have changed it meanwhile
+                    matched += 1
+                    changed += _rewrite(db, collection, document.key, change(document.text))
             return Rewritten(matched, changed)
 
         return await self._write(work)
@@ -182,8 +204,7 @@ def _collection(db: sqlite3.Connection, schema: str, name: str) -> int:
     return int(found[0])
 
 
-def _page(db: sqlite3.Connection, collection: int, after: str | None, keys: Sequence[str] | None) -> list[Document]:
-    found = _from(db, collection, after) if keys is None else _by_key(db, collection, after, keys)
+def _page(found: Iterable[Document]) -> list[Document]:
     page: list[Document] = []
     length = 0
     for document in found:
@@ -192,6 +213,10 @@ def _page(db: sqlite3.Connection, collection: int, after: str | None, keys: Sequ
         if len(page) == PAGE or length >= PAGE_TEXT:
             break
     return page
+
+
+def _page_by_key(schema: str, name: str, keys: Sequence[str], db: sqlite3.Connection) -> list[Document]:
+    return _page(_by_key(db, _collection(db, schema, name), keys))
 
 
 def _from(db: sqlite3.Connection, collection: int, after: str | None) -> Iterator[Document]:
@@ -205,21 +230,13 @@ def _from(db: sqlite3.Connection, collection: int, after: str | None) -> Iterato
         yield Document(key.decode(), text)
 
 
-def _by_key(db: sqlite3.Connection, collection: int, after: str | None, keys: Sequence[str]) -> Iterator[Document]:
-    for key in keys[0 if after is None else bisect_right(keys, after) :]:
+def _by_key(db: sqlite3.Connection, collection: int, keys: Sequence[str]) -> Iterator[Document]:
+    """Yields the documents with these keys that exist, each as it is when it is asked for."""
+    for key in keys:
         select = "SELECT text FROM documents WHERE collection = ? AND key = ?"
         found = db.execute(select, (collection, key.encode(errors="surrogatepass"))).fetchone()
         if found is not None:
             yield Document(key, found[0])
-
-
-def _chosen(db: sqlite3.Connection, collection: int, selection: Selection) -> Iterator[Document]:
-    """Yields the chosen documents. Those of the next page are read after the yielded ones were changed."""
-    chooser, keys, after = Chooser(selection), selection.keys, None
-    while not chooser.is_done and (page := _page(db, collection, after, keys)):
-        yield from chooser.choose(page)
-        after = page[-1].key
-    yield from chooser.sorted()
 
 
 def _rewrite(db: sqlite3.Connection, collection: int, key: str, text: str | None) -> bool:

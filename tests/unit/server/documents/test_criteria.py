@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from idalloc_server.documents.criteria import ID, NULL, Call, Field, Node, Null, Value, keys_of
 from idalloc_server.documents.evaluation import Context, compiled, condition_of
 from idalloc_server.documents.json_text import Json, dump
-from idalloc_server.documents.like import like_pattern
 
 V = Field(("v",))
 # MySQL's recorded collection of mixed types (scenario find/sort_mixed).
@@ -91,9 +90,3 @@ class TestAgainstSqlite:
         expected = sqlite3.connect(":memory:").execute(sql, (dump(document),)).fetchone()[0]
         holds = condition_of(Call(operator, (V, Field(("w",)))))(document) is True
         assert holds is (expected == 1)
-
-    @given(st.text("ab%_", max_size=8), st.text("ab", max_size=8))
-    def test_like_matches_equally(self, pattern: str, text: str) -> None:
-        """A pattern matches the texts that SQLite's LIKE matches, on letters of one case."""
-        expected = sqlite3.connect(":memory:").execute("SELECT ? LIKE ?", (text, pattern)).fetchone()[0]
-        assert like_pattern(pattern)(text) is (expected == 1)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idalloc_server.documents import selection as module
+from idalloc_server.documents import cost
 from idalloc_server.documents.criteria import Call, Field, Value
 from idalloc_server.documents.document import Document
 from idalloc_server.documents.errors import TooManyToSort
@@ -56,10 +56,12 @@ def test_pages_do_not_change_what_is_chosen(
     assert chosen(selection, documents, page) == expected
 
 
-@pytest.mark.parametrize(("limit", "value"), [("MAX_SORTED_DOCUMENTS", 10), ("MAX_SORTED_TEXT", 10 * 7)])
+@pytest.mark.parametrize(
+    ("limit", "value"), [("MAX_SORTED_DOCUMENTS", 10), ("MAX_SORTED_TEXT", 10 * (7 + 65)), ("MAX_SORTED_KEYS", 10)]
+)
 def test_a_sort_ends_beyond_its_limits(monkeypatch: pytest.MonkeyPatch, limit: str, value: int) -> None:
-    """A statement that sorts too many documents, or too long ones, is refused; without an order it is not."""
-    monkeypatch.setattr(module, limit, value)
+    """A statement that sorts too much is refused: documents, values to sort by, or text; without an order it is not."""
+    monkeypatch.setattr(cost, limit, value)
     documents = [Document(str(number), '{"n":1}') for number in range(11)]
     assert chosen(Selection(order=[(N, False)]), documents[:10], 4) == documents[:10]
     assert chosen(Selection(), documents, 4) == documents

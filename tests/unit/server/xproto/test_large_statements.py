@@ -13,11 +13,14 @@ from google.protobuf.message import Message
 from idalloc.xprotocol.v1 import crud_pb2 as crud
 from idalloc.xprotocol.v1 import expression_pb2 as expr
 from idalloc_server.documents import selection
+from idalloc_server.documents.cost import MAX_SIZE
 from idalloc_server.documents.document import Document
 from idalloc_server.documents.protocol import Documents
+from idalloc_server.documents.side_thread import SideThread
 from idalloc_server.store.sqlite.documents import SqliteDocuments
 from idalloc_server.xproto import collections, frames
 from idalloc_server.xproto.collections import Collections
+from tests.support import xproto_attacks as attacks
 from tests.support.xproto_caller import FakeCaller, reply_to
 from tests.support.xproto_client import insert, literal
 
@@ -55,7 +58,7 @@ async def test_large_documents_are_read_one_by_one(documents: Documents, keys: l
     rows = 0
     tracemalloc.start()
     try:
-        async for frame in Collections(documents).execute(find(keys), FakeCaller()):
+        async for frame in Collections(documents, MAX_SIZE, SideThread("statements")).execute(find(keys), FakeCaller()):
             rows += frame[4] == frames.ROW
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -64,7 +67,9 @@ async def test_large_documents_are_read_one_by_one(documents: Documents, keys: l
     assert peak < 10 * SIZE
 
 
+N = attacks.member("n")
 NUMBERS = f'{{"n": [{", ".join(["1"] * 200_000)}]}}'
+CONDITIONS = attacks.find("s", criteria=attacks.any_of([attacks.operator("==", N, literal("1"))] * 300))
 VALUES = [str(number) for number in range(50_000)]
 
 
@@ -74,7 +79,7 @@ VALUES = [str(number) for number in range(50_000)]
         (insert(NUMBERS), collections, "parse"),
         (insert(NUMBERS), collections, "dump"),
         (find(VALUES, "n"), collections, "selection_of"),
-        (find(VALUES, "n"), selection, "load"),
+        (CONDITIONS, selection, "load"),
     ],
     ids=["parse a document", "write a document", "read a condition", "apply a condition"],
 )

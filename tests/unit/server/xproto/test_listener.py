@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 
 from idalloc.xprotocol.v1 import statement_pb2
 from idalloc_server.auth.access_control import AccessControl
+from idalloc_server.documents.side_thread import SideThread
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.listen.connections import Limits
 from idalloc_server.xproto import frames
@@ -37,6 +38,7 @@ async def listening(
     services = Services(
         statements=statements or NoStatements(),
         documents=FakeDocuments(),
+        thread=SideThread("messages"),
         doc_ids=cast(Any, node),
         change_node=node.change,
         logins=access.logins,

@@ -5,6 +5,8 @@ from typing import Any, cast
 import pytest
 
 from idalloc.xprotocol.v1 import crud_pb2
+from idalloc_server.documents.cost import MAX_SIZE
+from idalloc_server.documents.side_thread import SideThread
 from idalloc_server.xproto.collections import Collections
 from tests.support.xproto_client import connected
 from tests.unit.server.xproto.test_listener import listening
@@ -26,7 +28,7 @@ async def test_a_refused_name_has_mysqls_error(name: str, code: int, text: str) 
     """Each statement names a name that MySQL refuses with MySQL's code and text, whatever it does."""
     collection = crud_pb2.Collection(name=name, schema="s")
     in_schema = crud_pb2.Collection(name="c", schema=name)
-    statements = Collections(cast(Any, None))  # it reads no documents
+    statements = Collections(cast(Any, None), MAX_SIZE, SideThread("statements"))  # it reads no documents
     async with listening(statements=statements) as listener, connected(listener.address) as client:
         of_schema = [
             await client.sql(f"CREATE DATABASE `{name}`"),

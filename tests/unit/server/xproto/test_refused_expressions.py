@@ -4,6 +4,8 @@ import pytest
 
 from idalloc.xprotocol.v1 import crud_pb2 as crud
 from idalloc.xprotocol.v1 import expression_pb2 as expr
+from idalloc_server.documents.cost import MAX_SIZE
+from idalloc_server.documents.side_thread import SideThread
 from idalloc_server.xproto.collections import Collections
 from idalloc_server.xproto.errors import XError
 from tests.support.xproto_caller import FakeCaller
@@ -41,11 +43,10 @@ COLLECTION = crud.Collection(name="c", schema="s")
 )
 async def test_a_refused_expression_is_named(message: crud.Find, named: str) -> None:
     """Aggregates, expressions in field lists, overlaps and & are 1235 with their name."""
-    statements = Collections(None)  # type: ignore[arg-type] # it reads no documents
+    statements = Collections(None, MAX_SIZE, SideThread("statements"))  # type: ignore[arg-type] # it reads no documents
     with pytest.raises(XError) as refused:
         async for _ in statements.execute(message, FakeCaller()):
             pass
-    statements.close()
     assert (refused.value.code, refused.value.message) == (
         1235,
         f"This version of idalloc doesn't yet support '{named}'",

@@ -64,6 +64,7 @@ class FakeCaller:
 
     schema = "s"
     connection_id = 7
+    has_left = False
 
     def require_role(self, role: str, command: str, schema: str, collection: str) -> None:
         pass

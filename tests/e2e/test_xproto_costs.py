@@ -1,0 +1,71 @@
+"""Statements that would take much more work or memory than their bytes are refused, and others are served meanwhile."""
+
+import asyncio
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import idalloc.aio
+from tests.e2e.test_xproto import address
+from tests.support.faults.resources import ResourceMonitor
+from tests.support.processes import running
+from tests.support.waiting import hold_for_async
+from tests.support.xproto_attacks import ATTACKS, prepare
+from tests.support.xproto_client import connected
+
+pytestmark = pytest.mark.timeout(600)
+
+# The promises to others while an attack goes on, for so long and on so many connections.
+P99_SECONDS = 0.25
+MOST_MB = 100
+SECONDS, ATTACKERS = 10.0, 2
+
+
+async def test_statements_beyond_their_cost_are_refused(tmp_path: Path) -> None:
+    """Each attack ends with MySQL's nearest error on a connection that goes on, and leaves nothing behind."""
+    codes = {}
+    with running(tmp_path, xproto_listen="127.0.0.1:0", log_level="warning") as server:
+        async with connected(address(server)) as client:
+            await prepare(client, many=2_000)
+            for name, attack in ATTACKS.items():
+                client.writer.write(attack.message())
+                codes[name] = (await client.reply()).code
+            assert codes == {name: attack.code for name, attack in ATTACKS.items()}
+            assert (await client.sql("SELECT COUNT(*) FROM large.c")).rows == [b"\x02"]
+        assert server.log.read_text() == ""
+
+
+@pytest.mark.test_long
+@pytest.mark.parametrize("name", ATTACKS)
+async def test_others_are_served_while_an_attack_goes_on(tmp_path: Path, name: str) -> None:
+    """Beside each attack a steady caller of gRPC has its answers within 250 ms (p99), and memory grows by < 100 MB."""
+    codes, latencies = Counter[int](), list[float]()
+    frame = ATTACKS[name].message()
+
+    async def attack(address: str, ends: float) -> None:
+        async with connected(address) as client:
+            while time.monotonic() < ends:
+                client.writer.write(frame)
+                codes[(await client.reply()).code] += 1
+
+    with running(tmp_path, xproto_listen="127.0.0.1:0", log_level="warning") as server:
+        async with connected(address(server)) as client:
+            await prepare(client)
+        async with idalloc.aio.Client(server.address, timeout=60) as caller:
+            await caller.allocate_range("orders", 1)
+            with ResourceMonitor(server.process.pid) as watch:
+                ends = time.monotonic() + SECONDS
+                attacks = [asyncio.create_task(attack(address(server), ends)) for _ in range(ATTACKERS)]
+                while time.monotonic() < ends:
+                    began = time.monotonic()
+                    await caller.allocate_range("orders", 1)
+                    latencies.append(time.monotonic() - began)
+                    await hold_for_async(0.01, "the caller is steady")
+                await asyncio.gather(*attacks)
+                grown = watch.peak.memory - watch.before.memory
+        assert set(codes) == {ATTACKS[name].code}
+        assert sorted(latencies)[int(len(latencies) * 0.99)] < P99_SECONDS
+        assert grown < MOST_MB
+        assert server.log.read_text() == ""
