@@ -48,6 +48,7 @@ def test_a_persisted_prefix_survives_a_crash(tmp_path: Path, monkeypatch: pytest
         assert prefix(server) == 5
 
 
+@pytest.mark.test_long
 async def test_sql_persists_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of SET GLOBAL a, PERSIST b a restart keeps only b; of a variable with both, what PERSIST gave it."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))

@@ -126,21 +126,21 @@ async def test_pipelined_messages_are_answered_in_order(server: Server) -> None:
         assert len(ids) == 200
 
 
-@pytest.mark.parametrize("logs_in", [False, True])
-async def test_a_client_that_leaves_writes_no_traceback(server: Server, logs_in: bool) -> None:
+async def test_a_client_that_leaves_writes_no_traceback(server: Server) -> None:
     """A client that resets or closes its connection before its replies is no fault of the server, at any moment."""
     async with connected(address(server)) as client:
         await client.create_collection()
         assert (await client.add(f'{{"text": "{"x" * 500_000}"}}')).code == 0
     find = crud_pb2.Find(collection=crud_pb2.Collection(name="c", schema="s"))
-    sent = frames.frame(17, find) + frames.frame(18, insert("{}")) if logs_in else frames.frame(1) * 40
-    for number in range(100):
+    before, after = frames.frame(1) * 40, frames.frame(17, find) + frames.frame(18, insert("{}"))
+    for number in range(60):
+        logs_in = number % 3 > 0
         async with connected(address(server), logs_in=logs_in) as client:
-            client.writer.write(sent * (number % 4 + 1))
+            client.writer.write((after if logs_in else before) * (number % 4 + 1))
             if number % 2:
                 raw = client.writer.get_extra_info("socket")
                 raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            if number % 3:
+            if number % 5:
                 await client.read()
     async with connected(address(server)) as client:
         assert (await client.sql("SELECT 1")).rows == [b"\x02"]

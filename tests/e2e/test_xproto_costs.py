@@ -20,19 +20,20 @@ pytestmark = pytest.mark.timeout(600)
 # The promises to others while an attack goes on, for so long and on so many connections.
 P99_SECONDS = 0.25
 MOST_MB = 100
-SECONDS, ATTACKERS = 10.0, 2
+SECONDS, ATTACKERS = 5.0, 2
 
 
 async def test_statements_beyond_their_cost_are_refused(tmp_path: Path) -> None:
     """Each attack ends with MySQL's nearest error on a connection that goes on, and leaves nothing behind."""
+    attacks = {name: attack for name, attack in ATTACKS.items() if not attack.is_slow}
     codes = {}
     with running(tmp_path, xproto_listen="127.0.0.1:0", log_level="warning") as server:
         async with connected(address(server)) as client:
-            await prepare(client, many=2_000)
-            for name, attack in ATTACKS.items():
+            await prepare(client, many=1_001)  # with 400 order items, more than may be sorted
+            for name, attack in attacks.items():
                 client.writer.write(attack.message())
                 codes[name] = (await client.reply()).code
-            assert codes == {name: attack.code for name, attack in ATTACKS.items()}
+            assert codes == {name: attack.code for name, attack in attacks.items()}
             assert (await client.sql("SELECT COUNT(*) FROM large.c")).rows == [b"\x02"]
         assert server.log.read_text() == ""
 
@@ -66,6 +67,8 @@ async def test_others_are_served_while_an_attack_goes_on(tmp_path: Path, name: s
                 await asyncio.gather(*attacks)
                 grown = watch.peak.memory - watch.before.memory
         assert set(codes) == {ATTACKS[name].code}
-        assert sorted(latencies)[int(len(latencies) * 0.99)] < P99_SECONDS
+        p99 = sorted(latencies)[int(len(latencies) * 0.99)]
+        print(f"{len(latencies)} calls, p99 {p99:.3f} s, {grown:.0f} MB, {codes}")
+        assert p99 < P99_SECONDS
         assert grown < MOST_MB
         assert server.log.read_text() == ""

@@ -37,7 +37,7 @@ class Expectations:
             XError: It has failed.
         """
         if self._blocks and (failed := self._blocks[-1].failed):
-            raise failed
+            raise failed.with_traceback(None)  # else it would keep the messages of all that it refused
 
     def record_error(self) -> None:
         """Fail the innermost block if it expects no error."""
@@ -55,7 +55,7 @@ class Expectations:
         around = self._blocks[-1] if self._blocks else None
         if around and around.failed:
             self._blocks.append(_Block(around.no_error, around.failed))
-            raise around.failed
+            raise around.failed.with_traceback(None)
         inherits = message.op != expect_pb2.EXPECT_CONTEXT_EMPTY
         block = _Block(inherits and around is not None and around.no_error)
         for condition in message.cond:

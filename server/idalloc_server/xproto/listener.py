@@ -253,10 +253,15 @@ class _Connection:
                 case Execute():
                     await self._execute(request.message)
         except (XError, DocumentsError, Refusal) as failure:
-            error = self._error(failure)
-            session.fail(error)
-            return error.code
+            return self._fail(failure)
         return 0
+
+    def _fail(self, failure: XError | DocumentsError | Refusal) -> int:
+        """End a request with an error; return its code."""
+        # Not where it is caught: a variable there is in a circle with its traceback, whose frames have the message.
+        error = self._error(failure)
+        self._session.fail(error)
+        return error.code
 
     def _error(self, failure: XError | DocumentsError | Refusal) -> XError:
         match failure:

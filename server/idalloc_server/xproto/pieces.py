@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from idalloc_server.documents.cost import MAX_ARGUMENTS, MAX_INSERTED_DOCUMENTS, MAX_ITEMS
@@ -10,13 +11,18 @@ from idalloc_server.xproto.errors import XError, parse_error
 # The bytes of a piece: about five milliseconds of parsing.
 _PIECE = 64 * 1024
 
+_LONG = 0x80  # the bit of a byte with another one behind it
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-# The errors of too many fields of a frame, by the field's name.
-_TOO_MANY = {
-    "row": (MAX_INSERTED_DOCUMENTS, XError(1105, f"an insert has at most {MAX_INSERTED_DOCUMENTS} documents")),
-    "args": (MAX_ARGUMENTS, XError(1390, "Prepared statement contains too many placeholders")),
+# How many fields of a frame may have a name, and the code and the text of the error beyond.
+_TOO_MANY: dict[str, tuple[Any, ...]] = {
+    "row": (MAX_INSERTED_DOCUMENTS, 1105, f"an insert has at most {MAX_INSERTED_DOCUMENTS} documents"),
+    "args": (MAX_ARGUMENTS, 1390, "Prepared statement contains too many placeholders"),
 }
-_OTHERS = (MAX_ITEMS, XError(1153, f"a part of a message has at most {MAX_ITEMS} items", "08S01"))
+_OTHERS: tuple[int, tuple[Any, ...]] = (
+    MAX_ITEMS,
+    (1153, f"a part of a message has at most {MAX_ITEMS} items", "08S01"),
+)
+_MAX_NESTING = 100  # protobuf's
 
 
 def pieces(descriptor: Any, payload: bytes) -> Iterator[bytes]:
@@ -25,17 +31,16 @@ def pieces(descriptor: Any, payload: bytes) -> Iterator[bytes]:
     Raises:
         XError: They are not such bytes, or have too many fields.
     """
-    start, counts = 0, Counter[str]()
+    start, counts, known = 0, Counter[str](), _known(descriptor)
     if len(payload) > _PIECE:
         for number, begin, content, end in _fields(payload, 0, len(payload)):
-            field = descriptor.fields_by_number.get(number)
-            name = field.name if field is not None else ""
+            name, inner = known.get(number, ("", None))
             counts[name] += 1
-            most, failure = _TOO_MANY.get(name, _OTHERS)
+            most, *refusal = _TOO_MANY.get(name, (MAX_ITEMS,))
             if counts[name] > most:
-                raise failure
-            if end - begin > _PIECE and field is not None and field.message_type is not None:
-                _check_items(field.message_type, payload, content, end)
+                raise XError(*refusal) if refusal else _too_many_items()
+            if end - begin > _PIECE and inner is not None:
+                _check_items(inner, payload, content, end)
             if end - start > _PIECE:
                 yield payload[start:end]
                 start = end
@@ -44,18 +49,33 @@ def pieces(descriptor: Any, payload: bytes) -> Iterator[bytes]:
 
 def _check_items(descriptor: Any, payload: bytes, start: int, end: int) -> None:
     """Refuse a message with too many others in it."""
-    items, waiting = 0, [(descriptor, start, end)]
-    while waiting:
-        outer, start, end = waiting.pop()
-        for number, _, content, after in _fields(payload, start, end):
-            field = outer.fields_by_number.get(number)
-            if field is None or (inner := field.message_type) is None:
+    items, outer = 0, [(_known(descriptor), _fields(payload, start, end))]
+    while outer:
+        known, fields = outer[-1]
+        for number, _, content, after in fields:
+            _, inner = known.get(number, ("", None))
+            if inner is None:
                 continue
             items += 1
             if items > MAX_ITEMS:
-                raise _OTHERS[1]
+                raise _too_many_items()
             if inner.name != "Scalar":  # which has at most one other
-                waiting.append((inner, content, after))
+                outer.append((_known(inner), _fields(payload, content, after)))
+                break
+        else:
+            outer.pop()
+        if len(outer) > _MAX_NESTING:
+            raise parse_error()
+
+
+def _too_many_items() -> XError:
+    return XError(1153, f"a part of a message has at most {MAX_ITEMS} items", "08S01")
+
+
+@cache
+def _known(descriptor: Any) -> dict[int, tuple[str, Any]]:
+    """Return the name of each field by its number, and the descriptor of the message that it is, if it is one."""
+    return {field.number: (field.name, field.message_type) for field in descriptor.fields}
 
 
 def _fields(payload: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
@@ -63,9 +83,12 @@ def _fields(payload: bytes, start: int, end: int) -> Iterator[tuple[int, int, in
     at = start
     while at < end:
         begin = at
-        tag, at = _varint(payload, at, end)
+        tag, at = (payload[at], at + 1) if payload[at] < _LONG else _varint(payload, at, end)
         content, kind = at, tag & 7
-        if kind == _BYTES:
+        if kind == _BYTES and at < end and payload[at] < _LONG:  # nearly always
+            content += 1
+            at = content + payload[at]
+        elif kind == _BYTES:
             length, content = _varint(payload, at, end)
             at = content + length
         elif kind == _VARINT:
@@ -85,7 +108,7 @@ def _varint(payload: bytes, at: int, end: int) -> tuple[int, int]:
     for at in range(at, min(end, at + 10)):  # noqa: B020 - the last value is used
         byte = payload[at]
         value |= (byte & 0x7F) << shift
-        if byte < 0x80:
+        if byte < _LONG:
             return value, at + 1
         shift += 7
     raise parse_error()

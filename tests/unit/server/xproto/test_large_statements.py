@@ -2,24 +2,32 @@
 
 import asyncio
 import tracemalloc
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from pathlib import Path
 from threading import Event
 from types import ModuleType
+from typing import Any
 
 import pytest
 from google.protobuf.message import Message
 
+from idalloc.xprotocol.v1 import connection_pb2
 from idalloc.xprotocol.v1 import crud_pb2 as crud
 from idalloc.xprotocol.v1 import expression_pb2 as expr
-from idalloc_server.documents import selection
+from idalloc.xprotocol.v1 import notice_pb2 as pb
+from idalloc_server.documents import cost, json_text, selection
 from idalloc_server.documents.cost import MAX_SIZE
+from idalloc_server.documents.criteria import Call, Field, Value
 from idalloc_server.documents.document import Document
-from idalloc_server.documents.protocol import Documents
+from idalloc_server.documents.json_text import Json
+from idalloc_server.documents.protocol import PAGE, Documents, Rewritten
+from idalloc_server.documents.selection import Selection
 from idalloc_server.documents.side_thread import SideThread
+from idalloc_server.store.sqlite import documents as sqlite_documents
 from idalloc_server.store.sqlite.documents import SqliteDocuments
 from idalloc_server.xproto import collections, frames
 from idalloc_server.xproto.collections import Collections
+from idalloc_server.xproto.errors import XError
 from tests.support import xproto_attacks as attacks
 from tests.support.xproto_caller import FakeCaller, reply_to
 from tests.support.xproto_client import insert, literal
@@ -58,7 +66,7 @@ async def test_large_documents_are_read_one_by_one(documents: Documents, keys: l
     rows = 0
     tracemalloc.start()
     try:
-        async for frame in Collections(documents, MAX_SIZE, SideThread("statements")).execute(find(keys), FakeCaller()):
+        async for frame in statements(documents).execute(find(keys), FakeCaller()):
             rows += frame[4] == frames.ROW
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -101,3 +109,121 @@ async def test_a_large_statement_lets_others_run(
     assert reply[-1] == frames.DONE_EXECUTING
     assert waited
     assert all(waited)
+
+
+async def write_beside(documents: Documents, statement: Awaitable[object]) -> bool:
+    """Start a statement, and then an insert; return whether the insert ended first."""
+    running = asyncio.ensure_future(statement)
+    await asyncio.sleep(0)
+    await documents.insert("s", "c", [Document("new", '{"_id": "new"}')])
+    was_first = not running.done()
+    await running
+    return was_first
+
+
+@pytest.mark.parametrize("matching", [False, True])
+async def test_others_write_while_documents_are_chosen(
+    documents: Documents, monkeypatch: pytest.MonkeyPatch, matching: bool
+) -> None:
+    """An insert does not wait until a modify has chosen its documents, also if none meets the condition."""
+    await documents.insert("s", "c", [Document(key, f'{{"_id": "{key}", "n": 1}}') for key in VALUES[:300]])
+    may_go_on, inner = Event(), json_text.load
+
+    def wait_for_the_insert(text: str) -> dict[str, Json]:
+        assert may_go_on.wait(30), "the insert waits for the modify"
+        return inner(text)
+
+    monkeypatch.setattr(selection, "load", wait_for_the_insert)
+    update = crud.Update(collection=crud.Collection(schema="s", name="c"), criteria=CONDITIONS.criteria)
+    update.criteria.CopyFrom(attacks.any_of([attacks.operator("==", N, number(1 if matching else 2))] * 100))
+    path = [expr.DocumentPathItem(type=expr.DOCUMENT_PATH_ITEM_TYPE_MEMBER, value="m")]
+    source = expr.ColumnIdentifier(document_path=path)
+    update.operation.add(source=source, operation=crud.UPDATE_TYPE_ITEM_SET, value=number(2))
+    modify = asyncio.create_task(reply_to(documents, update))
+    await documents.insert("s", "c", [Document("new", '{"_id": "new"}')])
+    may_go_on.set()
+    assert (await modify)[-2] == frames.rows_affected(300 if matching else 0)
+
+
+async def test_others_write_while_many_keys_are_looked_up(documents: Documents) -> None:
+    """An insert does not wait until all keys of a long `in` are looked up."""
+    keys = [f"{number:06}" for number in range(100_000)]
+    assert await write_beside(documents, documents.page("s", "c", None, keys))
+
+
+async def test_a_modify_changes_what_meets_its_condition_at_the_end(
+    documents: Documents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A document that another session changed after it was chosen is changed only if it still meets the condition."""
+    await documents.insert("s", "c", [Document(key, f'{{"_id": "{key}", "n": 1}}') for key in ("a", "b", "c")])
+    wanted = Selection(Call("==", (Field(("n",)), Value(1))))
+
+    async def choose(*args: Any) -> list[str]:
+        keys = await selection.chosen_keys(*args)
+        await documents.insert("s", "c", [Document("a", '{"_id": "a", "n": 2}')], upsert=True)
+        return keys
+
+    monkeypatch.setattr(sqlite_documents, "chosen_keys", choose)
+    assert await documents.rewrite("s", "c", wanted, lambda _: None) == Rewritten(2, 2)
+    assert [each.key for each in await documents.page("s", "c", None)] == ["a"]
+
+
+async def test_an_argument_is_decoded_once(documents: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An argument that is the document of many rows is parsed once, and each row is a document of its own."""
+    parsed: list[str] = []
+
+    def parse(text: str) -> Json:
+        parsed.append(text)
+        return json_text.parse(text)
+
+    monkeypatch.setattr(collections, "parse", parse)
+    message = insert()
+    message.row.extend([crud.InsertRow(field=[attacks.placeholder(0)])] * 10)
+    message.args.append(literal('{"n": 1}').literal)
+    reply = await reply_to(documents, message)
+    assert reply[-1] == frames.DONE_EXECUTING
+    assert parsed == ['{"n": 1}']
+    assert len({each.key for each in await documents.page("s", "c", None)}) == 10
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "code"), [("MAX_SECONDS", -1.0, 3024), ("MAX_STEPS", 100, 1104)], ids=["time", "steps"]
+)
+async def test_a_statement_beyond_its_limit_ends(
+    documents: Documents, monkeypatch: pytest.MonkeyPatch, limit: str, value: float, code: int
+) -> None:
+    """A find or a modify that takes too long ends with MySQL's error, and changes nothing."""
+    await documents.insert("s", "c", [Document(key, f'{{"_id": "{key}", "n": 1}}') for key in VALUES[:10]])
+    monkeypatch.setattr(cost, limit, value)
+    condition = attacks.operator("==", N, number(1))
+    collection = crud.Collection(schema="s", name="c")
+    for message in (attacks.find("s", criteria=condition), crud.Delete(collection=collection, criteria=condition)):
+        assert code_of(await reply_to(documents, message)) == code
+    assert await documents.count("s", "c") == 10
+
+
+async def test_a_find_ends_when_its_client_has_left(documents: Documents) -> None:
+    """A find reads no further page for a client that has left."""
+    await documents.insert("s", "c", [Document(key, f'{{"_id": "{key}"}}') for key in VALUES[:1000]])
+    caller, rows, codes = FakeCaller(), 0, []
+    try:
+        async for frame in statements(documents).execute(find(), caller):
+            rows += frame[4] == frames.ROW
+            caller.has_left = True
+    except XError as error:
+        codes.append(error.code)
+    assert codes == [1317]
+    assert rows <= PAGE
+
+
+def statements(documents: Documents) -> Collections:
+    return Collections(documents, MAX_SIZE, SideThread("statements"))
+
+
+def code_of(reply: list[bytes]) -> int:
+    return connection_pb2.Error.FromString(reply[-1][5:]).code
+
+
+def number(value: int) -> expr.Expr:
+    scalar = pb.Scalar(type=pb.SCALAR_TYPE_V_SINT, v_signed_int=value)
+    return expr.Expr(type=expr.EXPR_TYPE_LITERAL, literal=scalar)

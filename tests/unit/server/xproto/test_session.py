@@ -1,12 +1,13 @@
 """Sessions answer recorded conversations as MySQL did, and survive damaged frames."""
 
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idalloc.xprotocol.v1 import connection_pb2, crud_pb2, expect_pb2, notice_pb2
+from idalloc.xprotocol.v1 import connection_pb2, crud_pb2, expect_pb2, notice_pb2, statement_pb2
 from idalloc_server.xproto import frames
 from idalloc_server.xproto.errors import XError, parse_error
 from idalloc_server.xproto.expect import MAX_BLOCKS, field_exists
@@ -219,3 +220,20 @@ def test_damaged_frames_end_in_an_error_or_a_closed_connection(valid: list[bytes
         length = int.from_bytes(output[:4], "little")
         assert output[4] in (*range(5), frames.NOTICE)
         output = output[4 + length :]
+
+
+def test_a_failed_block_keeps_no_message() -> None:
+    """The error of a failed block does not grow with what it refuses: its traceback would keep each message."""
+    session = Session(1, "h", MAX_MESSAGE, has_tls=False)
+    logged_in(session)
+    condition = expect_pb2.ExpectCondition(condition_key=2, condition_value=b"99.1")
+    answer(session, frames.frame(24, expect_pb2.ExpectOpen(cond=[condition])), [])
+    tracemalloc.start()
+    try:
+        for _ in range(50):
+            refused = answer(session, frames.frame(12, statement_pb2.StmtExecute(stmt=b" " * 50_000)), [])
+            assert connection_pb2.Error.FromString(refused[5:]).code == 5168
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 500_000

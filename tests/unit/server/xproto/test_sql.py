@@ -52,11 +52,12 @@ class FakeNode:
         self.settings: dict[str, int] = {
             "prefix": 0, "auto_increment_offset": 1, "auto_increment_increment": 1
         }  # fmt: skip
-        self.persisted = False
+        self.persisted: dict[str, int] = {}
 
     async def change(self, given: Mapping[str, int], persist: bool) -> None:
         self.settings.update(given)
-        self.persisted = persist
+        if persist:
+            self.persisted.update(given)
 
 
 class FakeCaller:
@@ -143,9 +144,20 @@ async def test_session_variables_are_the_sessions_own() -> None:
     assert server.node.settings["auto_increment_offset"] == 1
     reply = await server.run("SET PERSIST mysqlx_document_id_unique_prefix = 70000")
     assert reply[0][0] == frames.NOTICE
-    assert (server.node.settings["prefix"], server.node.persisted) == (65_535, True)
+    assert (server.node.settings["prefix"], server.node.persisted) == (65_535, {"prefix": 65_535})
     server.variables.reset()
     assert (server.variables.offset, server.variables.increment) == (0, 0)
+
+
+async def test_set_persists_only_what_it_says() -> None:
+    """SET GLOBAL a, PERSIST b keeps only b; of a variable with both, the node has the last value."""
+    server = Server()
+    await server.run("SET GLOBAL auto_increment_increment = 8, PERSIST mysqlx_document_id_unique_prefix = 5")
+    await server.run("SET PERSIST auto_increment_offset = 3, GLOBAL auto_increment_offset = 4")
+    assert server.node.settings == {"prefix": 5, "auto_increment_offset": 4, "auto_increment_increment": 8}
+    assert server.node.persisted == {"prefix": 5, "auto_increment_offset": 3}
+    await server.run("SET GLOBAL auto_increment_offset = 5, PERSIST auto_increment_offset = 6")
+    assert (server.node.settings["auto_increment_offset"], server.node.persisted["auto_increment_offset"]) == (6, 6)
 
 
 @pytest.mark.parametrize(
