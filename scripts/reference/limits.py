@@ -255,7 +255,7 @@ LIMITS = {
         Limit("nesting of a document", f"{json_text.MAX_DEPTH} levels", "error 3157"),
         Limit(
             "values of a document: of its objects, of its arrays and itself",
-            number(json_text.MAX_VALUES),
+            f"{number(json_text.MAX_VALUES)}, with {number(json_text.MAX_CONTAINERS)} arrays and objects",
             "error 3150",
             "each takes much memory beside its text",
         ),

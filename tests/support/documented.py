@@ -259,7 +259,8 @@ def of_documents() -> Claims:
             f"| documents of an `add` | {number(cost.MAX_INSERTED_DOCUMENTS)} |",
             f"| an `_id` | {json_text.MAX_KEY_BYTES} bytes, as text |",
             f"| nesting of a document | {json_text.MAX_DEPTH} |",
-            f"| values of a document | {number(json_text.MAX_VALUES)} |",
+            f"| values of a document | {number(json_text.MAX_VALUES)},"
+            f" with {number(json_text.MAX_CONTAINERS)} arrays and objects |",
             f"a `modify` writes | `xproto_max_message`, {default('xproto_max_message') / 2**20:g} MiB |",
             f"at each of its uses | `xproto_max_message`, {default('xproto_max_message') / 2**20:g} MiB |",
             f"| parts of the expressions of a statement | {number(cost.MAX_STEPS_A_DOCUMENT)} |",

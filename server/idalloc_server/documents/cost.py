@@ -183,12 +183,12 @@ def parts(*nodes: Node | None, is_strict: bool = False, before: int = 0) -> int:
     """
     count = before
     waiting = [node for node in nodes if node is not None]
-    while waiting:
+    while waiting and count <= MAX_STEPS_A_DOCUMENT:
         own, inner = _parts(waiting.pop(), is_strict)
         count += own
         waiting += inner
-        if count > MAX_STEPS_A_DOCUMENT:
-            raise TooMuchWork(f"expressions have at most {MAX_STEPS_A_DOCUMENT} parts for each document")
+    if count > MAX_STEPS_A_DOCUMENT:
+        raise TooMuchWork(f"expressions have at most {MAX_STEPS_A_DOCUMENT} parts for each document")
     return count
 
 

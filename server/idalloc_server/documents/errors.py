@@ -210,4 +210,4 @@ class DocumentTooLarge(DocumentsError):
 
 
 class TooManyValues(DocumentsError):
-    """A document has more values than ``MAX_VALUES``."""
+    """A document has more values, arrays or objects than one may have."""

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from idalloc_server.documents.document import Document
 from idalloc_server.documents.selection import Selection
 
-# How many documents a page has. A page is parsed on the event loop: it must not take long.
+# How many documents a page has. Other statements wait while one is read.
 PAGE = 200
 # A page ends with the document that reaches this length, so that memory does not grow with the size of documents.
 PAGE_TEXT = 256 * 1024  # characters
@@ -110,6 +110,8 @@ class Documents(Protocol):
 
     async def rewrite(self, schema: str, name: str, selection: Selection, change: Change) -> Rewritten:
         """Changes or deletes the chosen documents. If the change of one fails, nothing is changed.
+
+        They are chosen by pages, while others write; then those are changed that still meet the condition.
 
         Raises:
             TooManyToSort: The selection has an order and chooses too many.

@@ -1,5 +1,6 @@
 """Statements on collections: Insert, Find, Update and Delete of Mysqlx.Crud."""
 
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from functools import partial
 
@@ -91,16 +92,13 @@ class Collections:
         steps = cost.steps_of_message(message.ByteSize())
         with mapped():
             try:
-                contents = await self._thread.run(steps, _rows, message, expressions, name)
+                mark, documents = await self._thread.run(steps, _rows, message, expressions, name)
             except (XError, errors.DocumentsError):
                 await self._documents.check(schema, name)  # whose error goes first
                 raise
-            without_id = [content for content in contents if "_id" not in content]
-            doc_ids = await caller.make_ids(len(without_id))
-            for content, doc_id in zip(without_id, doc_ids, strict=True):
-                content["_id"] = doc_id
+            doc_ids = await caller.make_ids(sum(document.key == mark for document in documents))
             try:
-                documents = await self._thread.run(steps, _documents, contents)
+                documents = await self._thread.run(steps, _with_ids, documents, mark, doc_ids)
                 inserted = await self._documents.insert(schema, name, documents, upsert=message.upsert)
             except BaseException:
                 if doc_ids:
@@ -235,14 +233,28 @@ def _turn(texts: Iterator[str]) -> list[str]:
     return turn
 
 
-def _rows(message: crud.Insert, expressions: Expressions, collection: str) -> list[dict[str, Json]]:
-    """Return the documents of the rows of an insert."""
+def _rows(message: crud.Insert, expressions: Expressions, collection: str) -> tuple[str, list[Document]]:
+    """Return a mark, and the documents of the rows of an insert. The mark is the ``_id`` of those that have none.
+
+    So each is a text before the next one is read: its values take many times the memory.
+    """
+    mark = secrets.token_hex()
     of_json = partial(_json_of, collection=collection)
-    return [_row(row.field[0], expressions, of_json, number) for number, row in enumerate(message.row, 1)]
+    documents = []
+    for number, row in enumerate(message.row, 1):
+        content = _row(row.field[0], expressions, of_json, number)
+        key = key_of(content["_id"]) if "_id" in content else mark
+        documents.append(Document(key, dump({"_id": mark} | content)))
+    return mark, documents
 
 
-def _documents(contents: Sequence[dict[str, Json]]) -> list[Document]:
-    return [Document(key_of(content["_id"]), dump(content)) for content in contents]
+def _with_ids(documents: Sequence[Document], mark: str, doc_ids: Sequence[str]) -> list[Document]:
+    """Return documents with ids in place of the mark."""
+    new = iter(doc_ids)
+    return [
+        Document(doc_id := next(new), document.text.replace(mark, doc_id, 1)) if document.key == mark else document
+        for document in documents
+    ]
 
 
 def _row(
@@ -269,7 +281,7 @@ def _row(
             key_of(content["_id"])
         except errors.KeyTooLong:
             raise XError(1406, f"Data too long for column '_id' at row {number}", "22001") from None
-    return dict(content)  # one argument may be many rows
+    return content
 
 
 def _json_of(scalar: pb.Scalar, collection: str) -> Json:
@@ -311,7 +323,10 @@ def _changes(message: crud.Update, expressions: Expressions) -> list[Change]:
     """Return the changes of an update."""
     if not message.operation:
         raise XError(5050, "Invalid update expression list")
-    return [_change(operation, expressions) for operation in message.operation]
+    changes = [_change(operation, expressions) for operation in message.operation]
+    # Each counts as one part: a literal, however large it is, is written only.
+    cost.parts(before=expressions.parts + len(changes))
+    return changes
 
 
 _Path = Sequence[expr.DocumentPathItem]

@@ -104,7 +104,7 @@ class Expressions:
             XError: It is not supported, or the expressions have too many parts.
         """
         with mapped():
-            if not (self._in_update and is_constant(node)):  # a constant that is written is copied
+            if not (self._in_update and is_constant(node)):  # which is written only
                 self.parts = cost.parts(node, before=self.parts)
             return json_of(node, Context(is_strict=self._in_update))
 

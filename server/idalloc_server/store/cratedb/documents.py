@@ -28,7 +28,7 @@ from idalloc_server.documents.errors import (
 )
 from idalloc_server.documents.protocol import PAGE, PAGE_TEXT, Change, Inserted, Rewritten
 from idalloc_server.documents.selection import Selection, chosen_keys
-from idalloc_server.documents.side_thread import SideThread
+from idalloc_server.documents.side_thread import LEAST_STEPS, SideThread
 from idalloc_server.domain.errors import StoreConnectionLost, StoreFailure, StoreOutcomeUnknown, StoreRefused
 from idalloc_server.store.cratedb.checks import KEY_COLUMNS
 from idalloc_server.store.cratedb.document_http import DocumentHttp
@@ -307,9 +307,9 @@ class CrateDocuments:
     async def _rewrite(self, table: str, row: _Row, selection: Selection, change: Change) -> bool | None:
         """Changes a document; returns whether it is another now, or None if it does not meet the condition any more."""
         for attempt in count(1):
-            if not selection.matches(row.document):
+            if not await self._thread.run(LEAST_STEPS, selection.matches, row.document):
                 return None
-            text = change(row.document.text)
+            text = await self._thread.run(LEAST_STEPS, change, row.document.text)
             if await self._replace(table, row, text):
                 return text != row.document.text
             if attempt == _ATTEMPTS:

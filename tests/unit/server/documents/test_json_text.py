@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idalloc_server.documents.errors import InvalidJson, KeyTooLong, TooDeep
+from idalloc_server.documents import json_text
+from idalloc_server.documents.errors import InvalidJson, KeyTooLong, TooDeep, TooManyValues
 from idalloc_server.documents.json_text import dump, key_of, parse
 
 TEXTS = st.text(st.characters(codec="utf-8"))
@@ -84,3 +85,18 @@ class TestKeys:
         assert key_of(42) == "42"
         with pytest.raises(KeyTooLong):
             key_of("é" * 17)
+
+
+@pytest.mark.parametrize("value", ["1", "[]", "{}", '"[,{"', "[1]", '{"a":1}'])
+def test_values_of_a_document_are_bounded(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    """A text with as many values as allowed is parsed, one with more refused; what is in a string is no value."""
+    text = f"[{','.join([value] * 10)}]"
+    values = 1 + 10 * (1 + (value in ("[1]", '{"a":1}')))
+    containers = 1 + 10 * (value[0] in "[{")
+    monkeypatch.setattr(json_text, "MAX_VALUES", values)
+    monkeypatch.setattr(json_text, "MAX_CONTAINERS", containers)
+    assert parse(text) == json.loads(text)
+    for limit, most in (("MAX_VALUES", values), ("MAX_CONTAINERS", containers)):
+        with monkeypatch.context() as changed, pytest.raises(TooManyValues):
+            changed.setattr(json_text, limit, most - 1)
+            parse(text)

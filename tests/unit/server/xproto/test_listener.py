@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -11,15 +12,20 @@ from google.protobuf.message import Message
 
 from idalloc.xprotocol.v1 import statement_pb2
 from idalloc_server.auth.access_control import AccessControl
+from idalloc_server.documents import cost
+from idalloc_server.documents.document import Document
 from idalloc_server.documents.side_thread import SideThread
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.listen.connections import Limits
+from idalloc_server.store.sqlite.documents import SqliteDocuments
 from idalloc_server.xproto import frames
 from idalloc_server.xproto import listener as xlistener
 from idalloc_server.xproto.caller import Caller, Statements
+from idalloc_server.xproto.collections import Collections
 from idalloc_server.xproto.listener import Services, XListener
+from tests.support import xproto_attacks
 from tests.support.waiting import until
-from tests.support.xproto_client import XClient, connected, insert
+from tests.support.xproto_client import XClient, connected, insert, literal
 from tests.unit.server.xproto.test_sql import FakeDocuments, FakeNode
 
 
@@ -211,3 +217,23 @@ async def test_a_reply_is_sent_whole_before_the_end() -> None:
         replies = [await client.reply() for _ in range(count)]
         assert all(reply.code == 0 and len(reply.rows) == 10 for reply in replies)
         assert await client.read() == (frames.OK, frames.ok("bye!")[5:])
+
+
+async def test_a_find_ends_when_its_client_closes(tmp_path: Path) -> None:
+    """A find that finds nothing ends when its client has closed the connection, long before the last document."""
+    documents = SqliteDocuments(tmp_path / "documents.db")
+    await documents.open()
+    await documents.create_schema("s")
+    await documents.create_collection("s", "c")
+    await documents.insert("s", "c", [Document(f"{key:05}", f'{{"_id": "{key:05}"}}') for key in range(10_000)])
+    thread = SideThread("statements")
+    never = xproto_attacks.operator("==", xproto_attacks.member("n"), literal("x"))
+    find = xproto_attacks.find("s", criteria=xproto_attacks.any_of([never] * 1_000))
+    async with listening(statements=Collections(documents, cost.MAX_SIZE, thread)) as listener:
+        async with connected(listener.address) as client:
+            client.send(find)
+            await client.writer.drain()
+        await until(lambda: listener.calls["find 1317"] == 1)
+        await until(lambda: listener.connection_count == 0)
+    thread.close()
+    await documents.close()
