@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ import pytest
 import idalloc.aio
 from tests.e2e.test_xproto import address
 from tests.support.faults.resources import ResourceMonitor
-from tests.support.processes import running
+from tests.support.processes import Server, running, running_beside
+from tests.support.store_backends import WITH_DOCUMENTS, empty_store
 from tests.support.waiting import hold_for_async
-from tests.support.xproto_attacks import ATTACKS, prepare
+from tests.support.xproto_attacks import ATTACKS, Attack, prepare
 from tests.support.xproto_client import connected
 
 pytestmark = pytest.mark.timeout(600)
@@ -23,19 +25,32 @@ MOST_MB = 100
 SECONDS, ATTACKERS = 5.0, 2
 
 
+async def check_codes(server: Server, attacks: Mapping[str, Attack]) -> None:
+    """Assert that each attack ends with its error, on one connection, and that nothing is stored."""
+    codes = {}
+    async with connected(address(server)) as client:
+        await prepare(client, many=1_001)  # with 400 order items, more than may be sorted
+        for name, attack in attacks.items():
+            client.writer.write(attack.message())
+            codes[name] = (await client.reply()).code
+        assert codes == {name: attack.code for name, attack in attacks.items()}
+        assert (await client.sql("SELECT COUNT(*) FROM large.c")).rows == [b"\x02"]
+    assert server.log.read_text() == ""
+
+
 async def test_statements_beyond_their_cost_are_refused(tmp_path: Path) -> None:
     """Each attack ends with MySQL's nearest error on a connection that goes on, and leaves nothing behind."""
-    attacks = {name: attack for name, attack in ATTACKS.items() if not attack.is_slow}
-    codes = {}
     with running(tmp_path, xproto_listen="127.0.0.1:0", log_level="warning") as server:
-        async with connected(address(server)) as client:
-            await prepare(client, many=1_001)  # with 400 order items, more than may be sorted
-            for name, attack in attacks.items():
-                client.writer.write(attack.message())
-                codes[name] = (await client.reply()).code
-            assert codes == {name: attack.code for name, attack in attacks.items()}
-            assert (await client.sql("SELECT COUNT(*) FROM large.c")).rows == [b"\x02"]
-        assert server.log.read_text() == ""
+        await check_codes(server, {name: attack for name, attack in ATTACKS.items() if not attack.is_slow})
+
+
+@pytest.mark.test_long
+@pytest.mark.parametrize("kind", WITH_DOCUMENTS)
+async def test_costs_are_bounded_with_workers(tmp_path: Path, kind: str) -> None:
+    """The same errors end the attacks, also the slow ones, with two workers and each store of documents."""
+    settings = {"xproto_listen": "127.0.0.1:0", "log_level": "warning", "workers": 2}
+    async with empty_store(kind, tmp_path) as store, running_beside(tmp_path, store=store, **settings) as server:
+        await check_codes(server, ATTACKS)
 
 
 @pytest.mark.test_long
