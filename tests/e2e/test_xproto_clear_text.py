@@ -58,7 +58,7 @@ def _exactly(reader: socket.SocketIO, size: int) -> bytes:
     return content
 
 
-@pytest.mark.parametrize("tries", [40, pytest.param(1000, marks=pytest.mark.test_long)])
+@pytest.mark.parametrize("tries", [25, pytest.param(1000, marks=pytest.mark.test_long)])
 async def test_clear_text_before_the_handshake_is_not_run(tmp_path: Path, tries: int) -> None:
     """A login or a byte of clear text after the request for TLS, at any delay, ends the connection unanswered."""
     certificates = Certificates(tmp_path)

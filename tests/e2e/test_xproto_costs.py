@@ -29,7 +29,8 @@ async def check_codes(server: Server, attacks: Mapping[str, Attack]) -> None:
     """Assert that each attack ends with its error, on one connection, and that nothing is stored."""
     codes = {}
     async with connected(address(server)) as client:
-        await prepare(client, many=1_001)  # with 400 order items, more than may be sorted
+        # With 400 order items, more than may be sorted.
+        await prepare(client, many=1_001)
         for name, attack in attacks.items():
             client.writer.write(attack.message())
             codes[name] = (await client.reply()).code

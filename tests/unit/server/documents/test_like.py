@@ -41,9 +41,9 @@ def test_escaped_characters_match_themselves(pattern: str, text: str) -> None:
     ],
 )
 def test_no_pattern_takes_long(pattern: str) -> None:
-    """A pattern of 20,000 characters takes a text of 100,000 less than a second of work."""
+    """A pattern of 20,000 characters takes a text of 50,000 less than a second of work."""
     began = process_time()
-    assert not like_pattern(pattern)("x" * 100_000)
+    assert not like_pattern(pattern)("x" * 50_000)
     assert process_time() - began < 1
 
 
