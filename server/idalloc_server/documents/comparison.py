@@ -3,14 +3,21 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeAlias
 
 from idalloc_server.documents.conversion import AS_DOUBLE, AS_DOUBLE_STRICTLY, AS_JSON, AS_TEXT, Converters, Type
 from idalloc_server.documents.errors import NotServed
 from idalloc_server.documents.json_text import sorted_keys
 
+# Raises an error if the statement must end.
+Check: TypeAlias = Callable[[], None]
+
 TEXTS = frozenset({Type.NULL, Type.LITERAL, Type.TEXT, Type.KEY, Type.JSON})
 EXACT = frozenset({Type.BOOLEAN, Type.FOLDED, Type.INTEGER, Type.DECIMAL})
+
+
+def no_check() -> None:
+    """Let each statement go on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,30 +56,36 @@ def rule_of(types: set[Type], is_strict: bool) -> Rule:
     return STRICT_DOUBLES if is_strict else _DOUBLES
 
 
-def compare_json(left: Any, right: Any) -> int:
-    """Compares two values of JSON. Different types are ordered by type."""
+def compare_json(left: Any, right: Any, check: Check = no_check) -> int:
+    """Compares two values of JSON. Different types are ordered by type. Each array and object is checked before."""
     rank = _RANKS[type(left)]
     if rank != (other_rank := _RANKS[type(right)]):
         return rank - other_rank
     if rank == _OBJECT:
-        return _compare_objects(left, right)
+        check()
+        return _compare_objects(left, right, check)
     if rank == _ARRAY:
+        check()
         for one, other in zip(left, right, strict=False):
-            if difference := compare_json(one, other):
+            if difference := compare_json(one, other, check):
                 return difference
         return len(left) - len(right)
     return _compare_numbers(left, right) if rank == _NUMBER else 0 if left is None else _compare(left, right)
 
 
-def contains(target: Any, candidate: Any) -> bool:
-    """Whether a value of JSON contains another one (JSON_CONTAINS)."""
+def contains(target: Any, candidate: Any, check: Check = no_check) -> bool:
+    """Whether a value of JSON contains another one (JSON_CONTAINS). It is checked before each value is looked for."""
     if isinstance(target, list):
         wanted = candidate if isinstance(candidate, list) else [candidate]
         arrays = [each for each in target if isinstance(each, list)]
-        return all(any(contains(each, one) for each in (arrays if isinstance(one, list) else target)) for one in wanted)
+        for one in wanted:
+            check()
+            if not any(contains(each, one, check) for each in (arrays if isinstance(one, list) else target)):
+                return False
+        return True
     if isinstance(target, dict) and isinstance(candidate, dict):
-        return all(key in target and contains(target[key], each) for key, each in candidate.items())
-    return compare_json(target, candidate) == 0
+        return all(key in target and contains(target[key], each, check) for key, each in candidate.items())
+    return compare_json(target, candidate, check) == 0
 
 
 _NUMBER, _OBJECT, _ARRAY = 1, 3, 4
@@ -116,12 +129,12 @@ def _compare_padded(left: str, right: str) -> int:
     return _compare(left.ljust(length), right.ljust(length))
 
 
-def _compare_objects(left: dict[str, Any], right: dict[str, Any]) -> int:
+def _compare_objects(left: dict[str, Any], right: dict[str, Any], check: Check) -> int:
     """Compares objects: by length, then member by member."""
     if difference := len(left) - len(right):
         return difference
     for (_, one), (_, other) in zip(sorted_keys(left), sorted_keys(right), strict=True):
-        if difference := _compare(one, other) or compare_json(left[one], right[other]):
+        if difference := _compare(one, other) or compare_json(left[one], right[other], check):
             return difference
     return 0
 

@@ -6,6 +6,7 @@ compares. So an expression is compiled once, by types, and then run for each doc
 
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from idalloc_server.documents.comparison import (
@@ -13,8 +14,11 @@ from idalloc_server.documents.comparison import (
     JSON_RULE,
     STRICT_DOUBLES,
     TEXTS,
+    Check,
     Rule,
+    compare_json,
     contains,
+    no_check,
     rule_of,
 )
 from idalloc_server.documents.conversion import AS_JSON, AS_TEXT, Converters, Type, bytewise
@@ -53,11 +57,13 @@ class Context(NamedTuple):
             bytes.
         is_condition: Whether it is the condition of the statement, or one of those that AND and OR join to it. Then
             NULL is as false.
+        check: Is called before what may take long: between large values, not for each document.
     """
 
     is_strict: bool = False
     is_indexed: bool = False
     is_condition: bool = False
+    check: Check = no_check
 
     @property
     def inside(self) -> "Context":
@@ -67,7 +73,7 @@ class Context(NamedTuple):
     @property
     def hidden(self) -> "Context":
         """The context of operands that are hidden from the index."""
-        return Context(self.is_strict)
+        return Context(self.is_strict, check=self.check)
 
 
 def compiled(node: Node, context: Context) -> Expression:
@@ -91,13 +97,13 @@ def compiled(node: Node, context: Context) -> Expression:
     return _call(node, context)
 
 
-def condition_of(node: Node, *, is_strict: bool = False) -> Run:
+def condition_of(node: Node, *, is_strict: bool = False, check: Check = no_check) -> Run:
     """Returns a function that returns whether a document meets a condition: True, False or NULL.
 
     Raises:
         NotServed: MySQL's rule for its types is not known.
     """
-    return _truth(node, Context(is_strict, is_indexed=True, is_condition=True))
+    return _truth(node, Context(is_strict, is_indexed=True, is_condition=True, check=check))
 
 
 def json_of(node: Node, context: Context) -> Run:
@@ -188,11 +194,15 @@ def _unquoted(node: Node, context: Context) -> Expression:
     """Returns an expression; a field is a text, as JSON_UNQUOTE makes it."""
     if not isinstance(node, Field) or not node.path:
         return compiled(node, context)
-    read = _reader(node)
+    read, check = _reader(node), context.check
 
     def run(document: Json) -> Any:
         value = read(document)
-        return value if value is NULL or type(value) is str else plain_text(value)
+        if value is NULL or type(value) is str:
+            return value
+        if type(value) in (list, dict):
+            check()
+        return plain_text(value)
 
     return Expression(Type.TEXT, run)
 
@@ -246,6 +256,8 @@ def _difference(left: Expression, right: Expression, holds: Callable[[int], bool
     has_null = Type.NULL in (left.type, right.type)
     rule = JSON_RULE if has_null or Type.JSON in types else rule_of(types, context.is_strict)
     one, other, difference = _converted(left, rule.converters), _converted(right, rule.converters), rule.difference
+    if rule is JSON_RULE:
+        difference = partial(compare_json, check=context.check)
 
     def run(document: Json) -> Any:
         this = one(document)
@@ -476,7 +488,7 @@ def _in_one(first: Node, other: Node, holds: Callable[[int], bool], context: Con
 
     def run(document: Json) -> Any:
         candidate = value(document)
-        return NULL if candidate is NULL else contains(items(document), candidate)
+        return NULL if candidate is NULL else contains(items(document), candidate, context.check)
 
     return run
 
@@ -514,8 +526,10 @@ def _like(operands: Sequence[Node], context: Context) -> Run:
     text, pattern = (_converted(each, AS_TEXT) for each in expressions)
     as_read = bytewise if Type.KEY in types else str
     escape = _escape(operands[2], context) if operands[2:] else "\\"
+    check = context.check
 
     def run(document: Json) -> Any:
+        check()
         this = text(document)
         if this is NULL:
             return NULL

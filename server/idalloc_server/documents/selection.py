@@ -43,7 +43,7 @@ class Selection:
         """
         if self.criteria is None:
             return None
-        condition = condition_of(self.criteria, is_strict=self.is_strict)
+        condition = condition_of(self.criteria, is_strict=self.is_strict, check=self.budget.check)
         return lambda content: condition(content) is True
 
     @cached_property
@@ -53,7 +53,10 @@ class Selection:
         Raises:
             NotServed: MySQL's rule for an expression is not known.
         """
-        return [(sort_key_of(node, is_strict=self.is_strict), descending) for node, descending in self.order]
+        check = self.budget.check
+        return [
+            (sort_key_of(node, is_strict=self.is_strict, check=check), descending) for node, descending in self.order
+        ]
 
     @cached_property
     def parts(self) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, TypeAlias
 
-from idalloc_server.documents.comparison import exact
+from idalloc_server.documents.comparison import Check, exact, no_check
 from idalloc_server.documents.criteria import ID, NULL, Key, Node
 from idalloc_server.documents.evaluation import Context, compiled
 from idalloc_server.documents.json_text import Json
@@ -13,13 +13,13 @@ from idalloc_server.documents.json_text import Json
 SortKey: TypeAlias = tuple[int, Any]
 
 
-def sort_key_of(node: Node, *, is_strict: bool = False) -> Callable[[Json], SortKey]:
+def sort_key_of(node: Node, *, is_strict: bool = False, check: Check = no_check) -> Callable[[Json], SortKey]:
     """Returns a function that returns what a document is sorted by.
 
     Raises:
         NotServed: MySQL's rule for the expression is not known.
     """
-    expression = compiled(Key() if node == ID else node, Context(is_strict))
+    expression = compiled(Key() if node == ID else node, Context(is_strict, check=check))
     if expression.is_constant:
         return lambda _: (0, None)
     run = expression.run

@@ -106,7 +106,7 @@ class Expressions:
         with mapped():
             if not (self._in_update and is_constant(node)):  # which is written only
                 self.parts = cost.parts(node, before=self.parts)
-            return json_of(node, Context(is_strict=self._in_update))
+            return json_of(node, Context(is_strict=self._in_update, check=self._budget.check))
 
     def read(self, expression: expr.Expr, function: Callable[[pb.Scalar], _T]) -> _T:
         """Return what a function makes of a literal, or of an argument: once, however often the argument is used.

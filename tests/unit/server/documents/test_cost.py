@@ -5,7 +5,7 @@ import pytest
 from idalloc_server.documents import cost
 from idalloc_server.documents.changes import Change, Kind, changed
 from idalloc_server.documents.cost import Budget, parts
-from idalloc_server.documents.criteria import NULL, Call, Field, Node, ObjectOf, Value
+from idalloc_server.documents.criteria import NULL, ArrayOf, Call, Field, Node, ObjectOf, Value
 from idalloc_server.documents.document import Document
 from idalloc_server.documents.errors import (
     ArgumentsTooLarge,
@@ -17,6 +17,7 @@ from idalloc_server.documents.errors import (
 )
 from idalloc_server.documents.evaluation import Context, Run, json_of
 from idalloc_server.documents.json_text import Json, dump, load
+from idalloc_server.documents.selection import Selection
 
 DOCUMENT = Document("a", '{"_id": "a"}')
 WHOLE = Field(())
@@ -112,3 +113,33 @@ def test_a_change_may_replace_a_large_document() -> None:
     ):
         with pytest.raises(DocumentTooLarge):
             changed(text, changes, Budget(max_size=100))
+
+
+MANY = [[1] * 10 for _ in range(10)]
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        Call("==", (Field(("n",)), Field(("n",)))),
+        Call("in", (Field(("n",)), ArrayOf((Field(("n",)), Field(("n",)))))),
+        Call("in", (Field(("n",)), Value("x"))),
+        Call("like", (Field(("n",)), Value("%x"))),
+    ],
+)
+def test_a_statement_ends_within_a_document(node: Node) -> None:
+    """The time of a statement also ends it between the comparisons of large values of one document."""
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += cost.MAX_SECONDS / 4
+        return now
+
+    selection = Selection(Call("||", (node, Call("||", (node, node)))), budget=Budget(clock=clock))
+    document = Document("a", dump({"_id": "a", "n": MANY}))
+    assert selection.meets is not None
+    content = load(document.text)
+    with pytest.raises(TookTooLong):
+        for _ in range(4):
+            selection.meets(content)
