@@ -13,6 +13,7 @@ from idalloc_server.xproto import frames
 from tests.e2e.test_xproto import address
 from tests.support.faults.resources import read_resources
 from tests.support.processes import Server, running
+from tests.support.server_calls import lines_beside_audit
 from tests.support.xproto_client import connected, insert
 
 pytestmark = pytest.mark.timeout(180)
@@ -144,4 +145,4 @@ async def test_a_client_that_leaves_writes_no_traceback(server: Server) -> None:
                 await client.read()
     async with connected(address(server)) as client:
         assert (await client.sql("SELECT 1")).rows == [b"\x02"]
-    assert server.log.read_text() == ""
+    assert lines_beside_audit(server) == []

@@ -80,6 +80,11 @@ def log_events(server: Server, event: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"] == event]
 
 
+def lines_beside_audit(server: Server) -> list[str]:
+    """Returns the lines of the log that are not of the audit, of any form."""
+    return [line for line in server.log.read_text().splitlines() if '"logger": "idalloc.audit"' not in line]
+
+
 def worker_pids(server: Server) -> list[int]:
     """Returns the process ids of all workers that were ever started."""
     return [line["pid"] for line in log_events(server, "worker_started")]

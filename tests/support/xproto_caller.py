@@ -1,22 +1,38 @@
 """A caller of statements on documents, with ids that the test chooses."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from google.protobuf.message import Message
 
-from idalloc_server.auth.access import Role
 from idalloc_server.documents.cost import MAX_SIZE
 from idalloc_server.documents.protocol import Documents
 from idalloc_server.documents.side_thread import SideThread
 from idalloc_server.xproto import frames
 from idalloc_server.xproto.collections import Collections
 from idalloc_server.xproto.errors import XError
+from idalloc_server.xproto.operations import Operation
 
 
 def numbered() -> Iterator[str]:
     """Yields ids in MySQL's format that rise."""
     yield from (f"00006b02428c{serial:016x}" for serial in range(1, 2**63))
+
+
+class AllRights:
+    """The rights of a caller that may do everything. Nothing is recorded."""
+
+    def require(self, operation: Operation, schema: str, collection: str = "") -> None:
+        pass
+
+    def may_see(self, schema: str, collection: str = "") -> bool:
+        return True
+
+    @contextmanager
+    def audited(self, operation: Operation, schema: str, collection: str = "") -> Iterator[dict[str, Any]]:
+        yield {}
 
 
 @dataclass
@@ -32,11 +48,8 @@ class FakeCaller:
     connection_id: int = 1
     doc_ids: Iterator[str] = field(default_factory=numbered)
     burned: int = 0
-    roles: list[Role] = field(default_factory=list)
+    rights: AllRights = field(default_factory=AllRights)
     has_left: bool = False
-
-    def require_role(self, role: Role, command: str, schema: str, collection: str) -> None:
-        self.roles.append(role)
 
     async def make_ids(self, count: int) -> list[str]:
         return [next(self.doc_ids) for _ in range(count)]

@@ -115,9 +115,9 @@ class XClient:
         assert (await self.ask(set_tls())).code == 0
         await self.writer.start_tls(tls, server_hostname="127.0.0.1")
 
-    async def log_in_plain(self, user: str, token: str) -> Reply:
+    async def log_in_plain(self, user: str, token: str, schema: str = "") -> Reply:
         """Log in with a token, after ``start_tls``."""
-        auth_data = f"\0{user}\0{token}".encode()
+        auth_data = f"{schema}\0{user}\0{token}".encode()
         return await self.ask(connection_pb2.AuthenticateStart(mech_name="PLAIN", auth_data=auth_data))
 
     async def sql(self, statement: str) -> Reply:

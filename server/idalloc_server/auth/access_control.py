@@ -234,7 +234,8 @@ class AccessControl:
         self._limits.charge_call(method, identity)
         sequence = None if sequence is None else shorten(sequence)
         refusal = PermissionDenied(identity.name, rule.role, sequence)
-        self._limits.record_denied(method, context, identity, refusal, sequence)
+        target = {} if sequence is None else {"sequence": sequence}
+        self._limits.record_denied(method, context, identity, refusal, **target)
         raise refusal
 
     def authenticate(self, method: str, context: Context) -> Identity:
@@ -272,7 +273,7 @@ class AccessControl:
         """
         identity = self.authenticate_and_charge(method, context)
         if RULES[method].role == ADMIN:
-            self._limits.record_denied(method, context, identity, refusal, None)
+            self._limits.record_denied(method, context, identity, refusal)
         raise refusal
 
 

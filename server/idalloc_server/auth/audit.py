@@ -1,7 +1,7 @@
 """The audit log: a record of every administrative call, and of every call that access control rejects."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,16 @@ from idalloc_server.telemetry.logs import audit_log, refused_log
 
 # The most different records that are counted within one second; further ones are counted together.
 MAX_COUNTED_RECORDS = 1_000
+
+
+def _outcome(refusal: Refusal | type[Refusal]) -> dict[str, str]:
+    return {"code": refusal.status, "reason": refusal.reason}
+
+
+def _outcome_of(error: Exception) -> dict[str, str]:
+    if isinstance(error, Refusal):
+        return {**_outcome(error), "why": str(error)}
+    return {"code": "INTERNAL", "reason": "INTERNAL"}
 
 
 class Audit:
@@ -26,14 +36,11 @@ class Audit:
         self.rejected: Counter[str] = Counter()
         self._counts: Counter[tuple[str | None, str, type[Refusal], str]] = Counter()
 
-    def record_rejected(
-        self, refusal: Refusal, *, identity: str | None, peer: str, method: str, sequence: str | None
-    ) -> None:
-        """Record one rejected call."""
+    def record_rejected(self, refusal: Refusal, *, identity: str | None, peer: str, method: str, **target: str) -> None:
+        """Record one rejected call, with what it named, such as a sequence."""
         self.rejected[refusal.reason] += 1
         call = {"identity": identity, "peer": peer, "method": method}
-        named = {} if sequence is None else {"sequence": sequence}
-        refused_log.info("audit", **call, **named, **_outcome(refusal), why=str(refusal))
+        refused_log.info("audit", **call, **target, **_outcome(refusal), why=str(refusal))
 
     def count_rejected(self, refusal: Refusal, *, identity: str | None, method: str, subject: str) -> None:
         """Count a rejected call of which there may be many; ``log_totals`` records the counts."""
@@ -50,17 +57,27 @@ class Audit:
             refused_log.info("audit", identity=identity, method=method, subject=subject, **_outcome(kind), count=count)
 
     @contextmanager
-    def record_admin_call(self, *, identity: str, peer: str, method: str, **fields: Any) -> Iterator[None]:
-        """Record the administrative call that this block makes, with fields of its request, when the block ends."""
-        record = _AdminCallRecord({"identity": identity, "peer": peer, "method": method, **fields})
+    def record_admin_call(
+        self,
+        *,
+        identity: str,
+        peer: str,
+        method: str,
+        outcome_of: Callable[[Exception], dict[str, str]] = _outcome_of,
+        **fields: Any,
+    ) -> Iterator[dict[str, Any]]:
+        """Record the administrative call that this block makes, with fields of its request, when the block ends.
+
+        Yields:
+            The fields of the record. The block may add some, such as how much it changed.
+        """
+        call = {"identity": identity, "peer": peer, "method": method, **fields}
+        record = _AdminCallRecord(call)
         with listening(record.set_changes):
             try:
-                yield
-            except Refusal as refusal:
-                record.write(**_outcome(refusal), why=str(refusal))
-                raise
-            except Exception:
-                record.write(code="INTERNAL", reason="INTERNAL")
+                yield call
+            except Exception as error:
+                record.write(**outcome_of(error))
                 raise
             except BaseException:
                 record.write(code="CANCELLED")
@@ -83,7 +100,3 @@ class _AdminCallRecord:
     def write(self, **outcome: str) -> None:
         self._written = True
         audit_log.info("audit", **self._call, **self._changes, **outcome)
-
-
-def _outcome(refusal: Refusal | type[Refusal]) -> dict[str, str]:
-    return {"code": refusal.status, "reason": refusal.reason}

@@ -66,22 +66,18 @@ class Limits:
         host = host_of(peer)
         seconds = self._unauthenticated_hosts.count_rejection(host)
         if not seconds:
-            self._audit.record_rejected(refusal, identity=None, peer=peer, method=method, sequence=None)
+            self._audit.record_rejected(refusal, identity=None, peer=peer, method=method)
             return None
         self._audit.count_rejected(refusal, identity=None, method=method, subject=f"host:{host}")
         return QuotaExceeded(f"host:{host}", "failures_per_second", ATTEMPTS_PER_SECOND, seconds)
 
-    def record_denied(
-        self, method: str, context: Context, identity: Identity, refusal: Refusal, sequence: str | None
-    ) -> None:
-        """Record a call that was denied to an identity; beyond a rate, only count it."""
+    def record_denied(self, method: str, context: Context, identity: Identity, refusal: Refusal, **target: str) -> None:
+        """Record a call that was denied to an identity, with what it named; beyond a rate, only count it."""
         name = identity.name
         if self._denied_identities.count_rejection(name):
             self._audit.count_rejected(refusal, identity=name, method=method, subject=f"identity:{name}")
         else:
-            self._audit.record_rejected(
-                refusal, identity=name, peer=self._peer_of(context), method=method, sequence=sequence
-            )
+            self._audit.record_rejected(refusal, identity=name, peer=self._peer_of(context), method=method, **target)
 
     def _count(self, method: str, identity: Identity, refusal: QuotaExceeded) -> None:
         self._audit.count_rejected(refusal, identity=identity.name, method=method, subject=refusal.subject)

@@ -3,7 +3,7 @@
 from hashlib import sha256
 from typing import NamedTuple
 
-from idalloc_server.auth.access import ANONYMOUS, AccessPolicy, Identity, Role
+from idalloc_server.auth.access import ANONYMOUS, AccessPolicy, Identity
 from idalloc_server.auth.authenticate import Authenticator
 from idalloc_server.auth.limits import Limits
 from idalloc_server.domain.errors import PermissionDenied, Unauthenticated
@@ -85,7 +85,8 @@ class Logins:
         """Refund ids that were charged and not made."""
         self._limits.quotas.refund(self._limits.quotas.budgets_of(identity, None), ids)
 
-    def record_denied(self, method: str, identity: Identity, role: Role, name: str | None, peer: Peer) -> None:
-        """Record a call that was denied to an identity, on a name or on all."""
-        refusal = PermissionDenied(identity.name, role, name)
-        self._limits.record_denied(method, peer, identity, refusal, name)  # type: ignore[arg-type]
+    def record_denied(
+        self, method: str, identity: Identity, refusal: PermissionDenied, peer: Peer, **target: str
+    ) -> None:
+        """Record a call that was denied to an identity, with what it named."""
+        self._limits.record_denied(method, peer, identity, refusal, **target)  # type: ignore[arg-type]

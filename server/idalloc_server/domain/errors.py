@@ -255,13 +255,13 @@ class Unauthenticated(Refusal, reason="UNAUTHENTICATED", status="UNAUTHENTICATED
 
 
 class PermissionDenied(Refusal, reason="PERMISSION_DENIED", status="PERMISSION_DENIED"):
-    """The caller's identity lacks the required role, on ``sequence`` unless that is None."""
+    """The caller's identity lacks the required role, on ``name`` unless that is None, which names a ``kind``."""
 
     next_step = "Give `role` to `identity`, for this sequence, in the server's access file."
 
-    def __init__(self, identity: str, role: str, sequence: str | None) -> None:
-        where = "" if sequence is None else f" for sequence {sequence!r}"
-        about = {} if sequence is None else {"sequence": sequence}
+    def __init__(self, identity: str, role: str, name: str | None, kind: str = "sequence") -> None:
+        where = "" if name is None else f" for {kind} {name!r}"
+        about = {} if name is None else {kind: name}
         super().__init__(f"identity {identity!r} lacks role {role!r}{where}", identity=identity, role=role, **about)
 
 

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from idalloc.xprotocol.v1 import notice_pb2, statement_pb2
-from idalloc_server.auth.access import ADMIN, READ
 from idalloc_server.documents.like import like_pattern
 from idalloc_server.xproto import frames
 from idalloc_server.xproto.caller import Caller
 from idalloc_server.xproto.errors import XError, no_schema, not_supported, unknown_schema
 from idalloc_server.xproto.names import check_names
+from idalloc_server.xproto.operations import CREATE_COLLECTION, DROP_COLLECTION, LIST
 
 # What MySQL has besides, and idalloc does not.
 _OTHER = frozenset(
@@ -84,28 +84,31 @@ class Admin:
             raise XError(5113, "Invalid collection name")
         check_names(schema, name)
         reuses = _check_options(values.get("options")) or command == "ensure_collection"
-        caller.require_role(ADMIN, "CREATE", schema, name)
-        if schema not in await self._documents.list_schemas():
-            raise unknown_schema(schema)
-        if not await self._documents.create_collection(schema, name) and not reuses:
-            raise XError(1050, f"Table '{name}' already exists", "42S01")
+        with caller.rights.audited(CREATE_COLLECTION, schema, name) as record:
+            if schema not in await self._documents.list_schemas():
+                raise unknown_schema(schema)
+            is_new = await self._documents.create_collection(schema, name)
+            record["changed"] = int(is_new)
+            if not is_new and not reuses:
+                raise XError(1050, f"Table '{name}' already exists", "42S01")
 
     async def _drop(self, values: Mapping[str, notice_pb2.Any], caller: Caller) -> None:
         schema, name = _text(values, "schema"), _text(values, "name")
         if not name:
             raise XError(5113, "Invalid collection name")
         check_names(schema, name)
-        caller.require_role(ADMIN, "DROP", schema, name)
-        if name not in await self._documents.list_collections(schema):
-            raise XError(1051, f"Unknown table '{schema}.{name}'", "42S02")
-        await self._documents.drop_collection(schema, name)
+        with caller.rights.audited(DROP_COLLECTION, schema, name) as record:
+            if not await self._documents.drop_collection(schema, name):
+                raise XError(1051, f"Unknown table '{schema}.{name}'", "42S02")
+            record["changed"] = 1
 
     async def _list(self, values: Mapping[str, notice_pb2.Any], caller: Caller) -> list[bytes]:
         schema = _text(values, "schema") if "schema" in values else caller.schema
         if not schema:
             raise no_schema()
         check_names(schema)
-        caller.require_role(READ, "SHOW", schema, "")
+        if not caller.rights.may_see(schema):
+            caller.rights.require(LIST, schema)
         if schema not in await self._documents.list_schemas():
             raise unknown_schema(schema)
         matches = like_pattern(_text(values, "pattern")) if "pattern" in values else None
@@ -117,7 +120,7 @@ class Admin:
             *(
                 frames.row([frames.text_field(name), frames.text_field("COLLECTION")])
                 for name in names
-                if matches is None or matches(name)
+                if caller.rights.may_see(schema, name) and (matches is None or matches(name))
             ),
             frames.DONE_FETCHING,
         ]

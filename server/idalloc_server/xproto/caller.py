@@ -1,11 +1,43 @@
 """What a statement may ask about, and of, the session that runs it."""
 
 from collections.abc import AsyncGenerator
-from typing import Protocol
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 from google.protobuf.message import Message
 
-from idalloc_server.auth.access import Role
+from idalloc_server.xproto.operations import Operation
+
+
+class Rights(Protocol):
+    """What the caller of a statement may do and see."""
+
+    def require(self, operation: Operation, schema: str, collection: str = "") -> None:
+        """Check that the caller has the role of an operation on a collection; without one, on the schema itself.
+
+        Raises:
+            XError: 1142, the caller lacks the role; the audit records it.
+        """
+        ...
+
+    def may_see(self, schema: str, collection: str = "") -> bool:
+        """Return whether the caller has any role on a collection; without one, on the schema or on anything in it.
+
+        A name that it may not see is answered as one that does not exist.
+        """
+        ...
+
+    def audited(
+        self, operation: Operation, schema: str, collection: str = ""
+    ) -> AbstractContextManager[dict[str, Any]]:
+        """Check the role of an administrative operation, and record what this block does when the block ends.
+
+        The block may add fields to the record: how much it changed, and nothing of a document.
+
+        Raises:
+            XError: See ``require``.
+        """
+        ...
 
 
 class Caller(Protocol):
@@ -20,22 +52,13 @@ class Caller(Protocol):
     connection_id: int
 
     @property
-    def has_left(self) -> bool:
-        """Whether the client has left, so that nobody waits for the statement."""
+    def rights(self) -> Rights:
+        """What the session may do and see."""
         ...
 
-    def require_role(self, role: Role, command: str, schema: str, collection: str) -> None:
-        """Check that the caller has a role on a collection.
-
-        Args:
-            role: ``read`` to find and count, ``allocate`` to insert, ``admin`` for the rest.
-            command: The name of the command in the error, such as ``INSERT``.
-            schema: The schema of the collection.
-            collection: Its name.
-
-        Raises:
-            XError: 1142, the caller lacks the role.
-        """
+    @property
+    def has_left(self) -> bool:
+        """Whether the client has left, so that nobody waits for the statement."""
         ...
 
     async def make_ids(self, count: int) -> list[str]:

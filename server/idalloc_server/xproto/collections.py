@@ -10,7 +10,6 @@ from idalloc.xprotocol.v1 import crud_pb2 as crud
 from idalloc.xprotocol.v1 import expression_pb2 as expr
 from idalloc.xprotocol.v1 import notice_pb2 as pb
 from idalloc.xprotocol.v1 import statement_pb2
-from idalloc_server.auth.access import ADMIN, ALLOCATE, READ
 from idalloc_server.documents import cost, errors
 from idalloc_server.documents.changes import Change, Kind, changed
 from idalloc_server.documents.cost import Budget
@@ -28,6 +27,7 @@ from idalloc_server.xproto.errors import XError, no_schema, not_supported
 from idalloc_server.xproto.expressions import Expressions, check_content_type, document_path, text_of
 from idalloc_server.xproto.names import check_names
 from idalloc_server.xproto.notice import document_ids_frame
+from idalloc_server.xproto.operations import ADD, FIND, MODIFY, REMOVE
 from idalloc_server.xproto.selection import projection_of, selection_of
 
 _LONGEST_DOCUMENT = 2**32 - 1  # MySQL's length of a JSON column
@@ -86,7 +86,7 @@ class Collections:
 
     async def _insert(self, message: crud.Insert, caller: Caller) -> AsyncGenerator[bytes, None]:
         schema, name = _collection(message, caller)
-        caller.require_role(ALLOCATE, "INSERT", schema, name)
+        caller.rights.require(ADD, schema, name)
         _check_rows(message)
         expressions = Expressions(message.args, schema, self._budget(caller))
         steps = cost.steps_of_message(message.ByteSize())
@@ -114,7 +114,7 @@ class Collections:
 
     async def _find(self, message: crud.Find, caller: Caller) -> AsyncGenerator[bytes, None]:
         schema, name = _collection(message, caller)
-        caller.require_role(READ, "SELECT", schema, name)
+        caller.rights.require(FIND, schema, name)
         if message.HasField("locking_options") and not message.HasField("locking"):
             text = 'Invalid "find" message, "locking" field is required when "locking_options" is set.'
             raise XError(5169, text)
@@ -168,27 +168,27 @@ class Collections:
 
     async def _update(self, message: crud.Update, caller: Caller) -> AsyncGenerator[bytes, None]:
         schema, name = _collection(message, caller)
-        caller.require_role(ADMIN, "UPDATE", schema, name)
         budget = self._budget(caller)
         expressions = Expressions(message.args, schema, budget)
         steps = cost.steps_of_message(message.ByteSize())
-        with mapped():
+        with caller.rights.audited(MODIFY, schema, name) as record, mapped():
             changes = await self._thread.run(steps, _changes, message, expressions.of_update())
             selection = await self._thread.run(steps, selection_of, message, expressions, budget, may_skip=False)
             done = await self._documents.rewrite(schema, name, selection, lambda text: changed(text, changes, budget))
+            record["changed"] = done.changed
         yield frames.produced_message(f"Rows matched: {done.matched}  Changed: {done.changed}  Warnings: 0")
         yield frames.rows_affected(done.changed)
         yield frames.DONE_EXECUTING
 
     async def _delete(self, message: crud.Delete, caller: Caller) -> AsyncGenerator[bytes, None]:
         schema, name = _collection(message, caller)
-        caller.require_role(ADMIN, "DELETE", schema, name)
         budget = self._budget(caller)
         expressions = Expressions(message.args, schema, budget)
         steps = cost.steps_of_message(message.ByteSize())
-        with mapped():
+        with caller.rights.audited(REMOVE, schema, name) as record, mapped():
             selection = await self._thread.run(steps, selection_of, message, expressions, budget, may_skip=False)
             done = await self._documents.rewrite(schema, name, selection, lambda _: None)
+            record["changed"] = done.changed
         yield frames.rows_affected(done.changed)
         yield frames.DONE_EXECUTING
 

@@ -12,8 +12,9 @@ from typing import NamedTuple
 from google.protobuf.message import Message
 
 from idalloc.xprotocol.v1.statement_pb2 import StmtExecute
-from idalloc_server.auth.access import ADMIN, Identity, Role
+from idalloc_server.auth.access import ADMIN, Identity
 from idalloc_server.auth.audit import Audit
+from idalloc_server.auth.document_roles import may_see
 from idalloc_server.auth.logins import Credential, Logins, Peer
 from idalloc_server.documents.cost import steps_of_message
 from idalloc_server.documents.errors import DocumentsError, PatternTooComplex, UnknownCollection, UnknownSchema
@@ -26,6 +27,7 @@ from idalloc_server.xproto.admin import Admin, Schemas
 from idalloc_server.xproto.caller import Statements
 from idalloc_server.xproto.errors import XError, from_refusal, not_supported, unknown_collection, unknown_schema
 from idalloc_server.xproto.login import shown
+from idalloc_server.xproto.rights import SessionRights
 from idalloc_server.xproto.session import Execute, LogIn, Request, Reset, Session, StartTls, kind_of
 from idalloc_server.xproto.sql import Sql
 from idalloc_server.xproto.stream import Stream
@@ -171,6 +173,8 @@ class _Connection:
         )
         self._credential: Credential | None = None
         self._variables = Variables(self._services.doc_ids, self._change_node, listener.max_message)
+        services = self._services
+        self.rights = SessionRights(self._identity, services.logins, services.audit, self._peer, host)
         self._admin = Admin(self._services.documents)
         self._sql = Sql(self._services.documents, self._variables, self, self._use)
 
@@ -285,13 +289,16 @@ class _Connection:
         credential = self._services.logins.log_in(_LOGIN, user, token, self._peer)
         if credential is None:
             return self._session.reject_login()
-        if schema and schema not in await self._services.documents.list_schemas():
+        if schema and not await self._is_seen(schema, self._services.logins.identity(credential)):
             raise XError(1049, unknown_schema(shown(schema)).message)
         self._credential, self.schema = credential, schema
         self._variables.reset()
         self._session.accept_login()
         self._listener.trust(self._accepted)
         return 0
+
+    async def _is_seen(self, schema: str, identity: Identity) -> bool:
+        return may_see(identity, schema) and schema in await self._services.documents.list_schemas()
 
     async def _execute(self, message: Message) -> None:
         # SQL, commands and inserts are charged where they run.
@@ -344,16 +351,6 @@ class _Connection:
         """See ``Caller``."""
         return self._stream.has_left
 
-    def require_role(self, role: Role, command: str, schema: str, collection: str) -> None:
-        """See ``Caller``. A schema alone is matched as its name."""
-        identity = self._identity()
-        name = f"{schema}.{collection}" if collection else schema
-        if identity.has_role(role, name):
-            return
-        self._services.logins.record_denied(_STATEMENT, identity, role, name, self._peer)
-        user = f"'{identity.name}'@'{self._host}'"
-        raise XError(1142, f"{command} command denied to user {user} for table '{collection or schema}'", "42000")
-
     async def make_ids(self, count: int) -> list[str]:
         """See ``Caller``."""
         identity = self._identity()
@@ -375,8 +372,9 @@ class _Connection:
         """Change the node as UpdateNode does: with the role admin on all sequences, and recorded by the audit."""
         identity = self._identity()
         if not identity.roles[ADMIN].any_name:
-            self._services.logins.record_denied(_SET, identity, ADMIN, None, self._peer)
-            raise PermissionDenied(identity.name, ADMIN, None)
+            refusal = PermissionDenied(identity.name, ADMIN, None)
+            self._services.logins.record_denied(_SET, identity, refusal, self._peer)
+            raise refusal
         record = self._services.audit.record_admin_call
         with record(identity=identity.name, peer=self._peer.address, method=_SET, persist=persist):
             await self._services.change_node(given, persist)

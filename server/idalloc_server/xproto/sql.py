@@ -4,13 +4,13 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from idalloc.xprotocol.v1 import notice_pb2, statement_pb2
-from idalloc_server.auth.access import ADMIN, READ
 from idalloc_server.documents.like import like_pattern
 from idalloc_server.xproto import frames
 from idalloc_server.xproto.admin import Schemas
 from idalloc_server.xproto.caller import Caller
 from idalloc_server.xproto.errors import XError, no_schema, not_supported, unknown_collection, unknown_schema
 from idalloc_server.xproto.names import check_names
+from idalloc_server.xproto.operations import COUNT, CREATE_SCHEMA, DROP_COLLECTION, DROP_SCHEMA
 from idalloc_server.xproto.variables import VERSION, Assignment, Variables
 
 # The longest statement with its arguments, in characters.
@@ -56,6 +56,7 @@ class Sql:
         self._documents = documents
         self._variables = variables
         self._caller = caller
+        self._rights = caller.rights
         self._use = use
         forms: tuple[tuple[str, Callable[[re.Match[str]], _Result]], ...] = (
             (rf"CREATE\s+(?:DATABASE|SCHEMA)(\s+IF\s+NOT\s+EXISTS)?\s+{_NAME}.*", self._create_schema),
@@ -102,65 +103,75 @@ class Sql:
     async def _create_schema(self, match: re.Match[str]) -> Iterable[bytes]:
         name = _unquoted(match[2])
         check_names(name)
-        self._caller.require_role(ADMIN, "CREATE", name, "")
-        if await self._documents.create_schema(name):
-            return [frames.rows_affected(1)]
-        failure = XError(1007, f"Can't create database '{name}'; database exists")
-        return [_note(failure, is_allowed=bool(match[1])), frames.rows_affected(1)]
+        with self._rights.audited(CREATE_SCHEMA, name) as record:
+            is_new = await self._documents.create_schema(name)
+            record["changed"] = int(is_new)
+            if is_new:
+                return [frames.rows_affected(1)]
+            failure = XError(1007, f"Can't create database '{name}'; database exists")
+            return [_note(failure, is_allowed=bool(match[1])), frames.rows_affected(1)]
 
     async def _drop_schema(self, match: re.Match[str]) -> Iterable[bytes]:
         name = _unquoted(match[2])
         check_names(name)
-        self._caller.require_role(ADMIN, "DROP", name, "")
-        dropped = await self._documents.drop_schema(name)
-        if dropped is not None:
-            if self._caller.schema == name:
-                self._use("")
-            return [frames.rows_affected(dropped)]
-        failure = XError(1008, f"Can't drop database '{name}'; database doesn't exist")
-        return [_note(failure, is_allowed=bool(match[1])), frames.rows_affected(0)]
+        with self._rights.audited(DROP_SCHEMA, name) as record:
+            dropped = await self._documents.drop_schema(name)
+            if dropped is not None:
+                record |= {"changed": 1, "collections": dropped}
+                if self._caller.schema == name:
+                    self._use("")
+                return [frames.rows_affected(dropped)]
+            record["changed"] = 0
+            failure = XError(1008, f"Can't drop database '{name}'; database doesn't exist")
+            return [_note(failure, is_allowed=bool(match[1])), frames.rows_affected(0)]
 
     async def _drop_table(self, match: re.Match[str]) -> Iterable[bytes]:
         schema, name = self._collection(match)
-        self._caller.require_role(ADMIN, "DROP", schema, name)
-        if name in await self._documents.list_collections(schema):
-            await self._documents.drop_collection(schema, name)
-            return [frames.rows_affected(0)]
-        failure = XError(1051, f"Unknown table '{schema}.{name}'", "42S02")
-        return [_note(failure, is_allowed=bool(match[1])), frames.rows_affected(0)]
+        with self._rights.audited(DROP_COLLECTION, schema, name) as record:
+            is_dropped = await self._documents.drop_collection(schema, name)
+            record["changed"] = int(is_dropped)
+            if is_dropped:
+                return [frames.rows_affected(0)]
+            failure = XError(1051, f"Unknown table '{schema}.{name}'", "42S02")
+            return [_note(failure, is_allowed=bool(match[1])), frames.rows_affected(0)]
 
     async def _use_schema(self, match: re.Match[str]) -> Iterable[bytes]:
         name = _unquoted(match[1])
         check_names(name)
-        if name not in await self._documents.list_schemas():
+        if name not in await self._schemas():
             raise unknown_schema(name)
         self._use(name)
         return [frames.rows_affected(0)]
 
     async def _count_schemas(self, match: re.Match[str]) -> Iterable[bytes]:
-        return _counted(match[1], int(_unquoted(match[2]) in await self._documents.list_schemas()))
+        return _counted(match[1], int(_unquoted(match[2]) in await self._schemas()))
 
     async def _count_tables(self, match: re.Match[str]) -> Iterable[bytes]:
-        names = await self._documents.list_collections(_unquoted(match[2]))
-        return _counted(match[1], int(_unquoted(match[3]) in names))
+        schema, name = _unquoted(match[2]), _unquoted(match[3])
+        is_seen = self._rights.may_see(schema, name) and name in await self._documents.list_collections(schema)
+        return _counted(match[1], int(is_seen))
 
     async def _count(self, match: re.Match[str]) -> Iterable[bytes]:
         schema, name = self._collection(match)
-        self._caller.require_role(READ, "SELECT", schema, name)
+        self._rights.require(COUNT, schema, name)
         if name not in await self._documents.list_collections(schema):
             raise unknown_collection(schema, name)
         return _counted(match[1], await self._documents.count(schema, name))
 
     async def _show_schemas(self, match: re.Match[str]) -> Iterable[bytes]:
         matches = like_pattern(_unquoted(match[1])) if match[1] else None
-        names = [name for name in await self._documents.list_schemas() if matches is None or matches(name)]
+        names = [name for name in await self._schemas() if matches is None or matches(name)]
         shown = f"Database ({_unquoted(match[1])})" if match[1] else "Database"
         return _texts(shown, names, "SCHEMA_NAME", "schemata")
 
     async def _select_schemas(self, match: re.Match[str]) -> Iterable[bytes]:
         wanted = _unquoted(match[2]) if match[2] else None
-        names = [name for name in await self._documents.list_schemas() if wanted is None or name == wanted]
+        names = [name for name in await self._schemas() if wanted is None or name == wanted]
         return _texts(match[1], names, "SCHEMA_NAME", "SCHEMATA")
+
+    async def _schemas(self) -> list[str]:
+        """Return the schemas that the caller may see."""
+        return [name for name in await self._documents.list_schemas() if self._rights.may_see(name)]
 
     async def _show_variables(self, match: re.Match[str]) -> Iterable[bytes]:
         matches = like_pattern(_unquoted(match[2])) if match[2] else None

@@ -26,7 +26,7 @@ class FailingDocuments:
     async def check(self, schema: str, name: str) -> None:
         pass
 
-    async def insert(self, *_: object, upsert: bool) -> None:
+    async def insert(self, *_: object, upsert: bool = False) -> None:
         raise self._failure
 
 

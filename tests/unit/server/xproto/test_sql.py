@@ -10,6 +10,7 @@ from idalloc_server.xproto.admin import Admin
 from idalloc_server.xproto.errors import XError
 from idalloc_server.xproto.sql import MAX_STATEMENT, Sql
 from idalloc_server.xproto.variables import Variables
+from tests.support.xproto_caller import AllRights
 
 
 class FakeDocuments:
@@ -35,6 +36,8 @@ class FakeDocuments:
         return True
 
     async def drop_collection(self, schema: str, name: str) -> bool:
+        if name not in self.schemas.get(schema, []):
+            return False
         self.schemas[schema].remove(name)
         return True
 
@@ -66,9 +69,7 @@ class FakeCaller:
     schema = "s"
     connection_id = 7
     has_left = False
-
-    def require_role(self, role: str, command: str, schema: str, collection: str) -> None:
-        pass
+    rights = AllRights()
 
     async def make_ids(self, count: int) -> list[str]:
         raise NotImplementedError

@@ -1,0 +1,36 @@
+"""What statements do with schemas and collections, and the role that each operation needs."""
+
+from typing import NamedTuple
+
+from idalloc_server.auth.access import ADMIN, ALLOCATE, READ, Role
+
+
+class Operation(NamedTuple):
+    """An operation on a collection, or on a schema.
+
+    Attributes:
+        name: The name in the audit.
+        role: The role that it needs.
+        command: The command that MySQL's error 1142 names.
+    """
+
+    name: str
+    role: Role
+    command: str
+
+    @property
+    def method(self) -> str:
+        """The method in the audit."""
+        return f"xproto/{self.name}"
+
+
+FIND = Operation("find", READ, "SELECT")
+LIST = Operation("list", READ, "SHOW")
+COUNT = Operation("count", READ, "SELECT")
+ADD = Operation("add", ALLOCATE, "INSERT")
+MODIFY = Operation("modify", ADMIN, "UPDATE")
+REMOVE = Operation("remove", ADMIN, "DELETE")
+CREATE_COLLECTION = Operation("create_collection", ADMIN, "CREATE")
+DROP_COLLECTION = Operation("drop_collection", ADMIN, "DROP")
+CREATE_SCHEMA = Operation("create_schema", ADMIN, "CREATE")
+DROP_SCHEMA = Operation("drop_schema", ADMIN, "DROP")

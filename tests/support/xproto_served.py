@@ -1,0 +1,104 @@
+"""A port of the X Protocol in this process, with identities, TLS, and documents in SQLite."""
+
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, cast
+
+from idalloc_server.auth.access import ROLES, AccessPolicy, Identity, Role
+from idalloc_server.auth.access_control import AccessControl
+from idalloc_server.documents.cost import MAX_SIZE
+from idalloc_server.documents.protocol import Documents
+from idalloc_server.documents.side_thread import SideThread
+from idalloc_server.domain.clock import SystemClock
+from idalloc_server.domain.document_ids.generator import DocIdRun
+from idalloc_server.domain.sequences.patterns import Patterns
+from idalloc_server.listen.connections import Limits
+from idalloc_server.store.sqlite.documents import SqliteDocuments
+from idalloc_server.xproto.collections import Collections
+from idalloc_server.xproto.listener import Services, XListener
+from tests.support.certificates import Certificates
+from tests.support.xproto_client import XClient
+
+
+class Ids:
+    """Makes document ids, and has the settings of a node."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.settings: Mapping[str, int] = {"prefix": 0, "auto_increment_offset": 1, "auto_increment_increment": 1}
+
+    async def generate(self, count: int, offset: int, increment: int) -> list[DocIdRun]:
+        self.made += count
+        return [DocIdRun(0, 7, self.made - count + 1, 1, count)]
+
+    async def change(self, given: Mapping[str, int], persist: bool) -> None:
+        raise NotImplementedError
+
+
+class Served:
+    """The port, and its clients.
+
+    Attributes:
+        documents: The store.
+    """
+
+    def __init__(self, listener: XListener, documents: Documents, tls: ssl.SSLContext) -> None:
+        self.documents = documents
+        self._listener = listener
+        self._tls = tls
+
+    async def stranger(self) -> XClient:
+        """Return a connection with TLS, before its login."""
+        client = await XClient.connect(self._listener.address)
+        await client.read()
+        await client.start_tls(self._tls)
+        return client
+
+    async def client(self, name: str) -> XClient:
+        """Return a session of an identity, whose token is its name."""
+        client = await self.stranger()
+        assert (await client.log_in_plain(name, name)).code == 0
+        return client
+
+
+def identity(name: str, **roles: list[str]) -> Identity:
+    """Return an identity whose token is its name."""
+    patterns = {role: Patterns(roles.get(role, ())) for role in ROLES}
+    return Identity(name, (sha256(name.encode()).digest(),), roles=cast(Mapping[Role, Patterns], patterns))
+
+
+@asynccontextmanager
+async def served(folder: Path, *identities: Identity) -> AsyncIterator[Served]:
+    """Serve the identities, and one with all roles: ``root``."""
+    root = identity("root", allocate=["*"], read=["*"], admin=["*"])
+    certificates = Certificates(folder)
+    shown = certificates.client("127.0.0.1")
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(shown.cert, shown.key)
+    access = AccessControl(SystemClock(), 1000, AccessPolicy([root, *identities]))
+    access.require_authentication()
+    documents, ids, thread = SqliteDocuments(folder / "documents.db"), Ids(), SideThread("statements")
+    await documents.open()
+    services = Services(
+        statements=Collections(documents, MAX_SIZE, thread),
+        documents=documents,
+        thread=thread,
+        doc_ids=cast(Any, ids),
+        change_node=ids.change,
+        logins=access.logins,
+        audit=access.audit,
+        burn=lambda count: None,
+    )
+    listener = XListener(
+        "127.0.0.1:0", services, tls=server, requires_tls=True, max_message=MAX_SIZE, limits=Limits(50, 50)
+    )
+    await listener.start()
+    try:
+        yield Served(listener, documents, ssl.create_default_context(cafile=certificates.ca))
+    finally:
+        await listener.close()
+        thread.close()
+        await documents.close()

@@ -1,0 +1,311 @@
+"""What an identity may do on the X Protocol's port and what it sees there, and the audit of its changes."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from idalloc.xprotocol.v1 import crud_pb2 as crud
+from idalloc.xprotocol.v1 import expression_pb2 as expr
+from idalloc.xprotocol.v1 import notice_pb2 as pb
+from idalloc_server.documents.document import Document
+from idalloc_server.domain.errors import StoreOutcomeUnknown, StoreRefused
+from tests.support.xproto_attacks import member, operator
+from tests.support.xproto_client import Reply, XClient, literal
+from tests.support.xproto_served import Served, identity, served
+
+_OF_ALL = expr.DocumentPathItem(type=expr.DOCUMENT_PATH_ITEM_TYPE_MEMBER, value="n")
+
+Statement = Callable[[XClient, str, str], Awaitable[Reply]]
+
+
+def number(value: int) -> expr.Expr:
+    scalar = pb.Scalar(type=pb.SCALAR_TYPE_V_SINT, v_signed_int=value)
+    return expr.Expr(type=expr.EXPR_TYPE_LITERAL, literal=scalar)
+
+
+def update(schema: str, name: str, value: str = "new", criteria: expr.Expr | None = None) -> crud.Update:
+    source = expr.ColumnIdentifier(document_path=[_OF_ALL])
+    change = crud.UpdateOperation(source=source, operation=crud.UPDATE_TYPE_ITEM_SET, value=literal(value))
+    message = crud.Update(collection=crud.Collection(schema=schema, name=name), operation=[change])
+    if criteria is not None:
+        message.criteria.CopyFrom(criteria)
+    return message
+
+
+def delete(schema: str, name: str) -> crud.Delete:
+    return crud.Delete(collection=crud.Collection(schema=schema, name=name))
+
+
+def add(client: XClient, schema: str, name: str) -> Awaitable[Reply]:
+    row = crud.InsertRow(field=[literal("{}")])
+    return client.ask(crud.Insert(collection=crud.Collection(schema=schema, name=name), row=[row]))
+
+
+# Each operation on a collection, by the role that the guide's table names.
+STATEMENTS: Mapping[str, tuple[Statement, ...]] = {
+    "read": (
+        lambda client, schema, name: client.ask(crud.Find(collection=crud.Collection(schema=schema, name=name))),
+        lambda client, schema, name: client.sql(f"SELECT COUNT(*) FROM `{schema}`.`{name}`"),
+    ),
+    "allocate": (add,),
+    "admin": (
+        lambda client, schema, name: client.ask(update(schema, name)),
+        lambda client, schema, name: client.ask(delete(schema, name)),
+        lambda client, schema, name: client.command("create_collection", schema=schema, name=name),
+        lambda client, schema, name: client.command("ensure_collection", schema=schema, name=name),
+        lambda client, schema, name: client.command("drop_collection", schema=schema, name=name),
+        lambda client, schema, name: client.sql(f"DROP TABLE IF EXISTS `{schema}`.`{name}`"),
+    ),
+}
+
+
+@pytest.fixture
+async def port(tmp_path: Path) -> AsyncIterator[Served]:
+    """A port with the documents a, b and c in the collection ``shop.c``, and identities of all kinds."""
+    identities = (
+        identity("reader", read=["shop.*"]),
+        identity("adder", allocate=["shop.*"]),
+        identity("changer", admin=["shop.*"]),
+        identity("owner", admin=["shop"]),
+        identity("elsewhere", allocate=["other.*"], read=["other.*"], admin=["other", "other.*"]),
+    )
+    async with served(tmp_path, *identities) as port:
+        for schema in ("shop", "hidden"):
+            await port.documents.create_schema(schema)
+            await port.documents.create_collection(schema, "c")
+        documents = [Document(key, f'{{"_id": "{key}", "n": "secret"}}') for key in "abc"]
+        await port.documents.insert("shop", "c", documents)
+        yield port
+
+
+async def audited(statements: Awaitable[object]) -> list[dict[str, Any]]:
+    """Return the audit's lines of statements, without the level and the peer, which is checked."""
+    with structlog.testing.capture_logs() as logs:
+        await statements
+    lines = [dict(line) for line in logs if line["event"] == "audit"]
+    for line in lines:
+        assert line.pop("peer").startswith("ipv4:127.0.0.1:")
+        del line["event"], line["log_level"]
+    return lines
+
+
+@pytest.mark.parametrize("role", STATEMENTS)
+async def test_each_operation_needs_its_role(port: Served, role: str) -> None:
+    """An operation on a collection needs its role on it, and without one the answer tells nobody what exists."""
+    names = {"read": "reader", "allocate": "adder", "admin": "changer"}
+    for name in ("reader", "adder", "changer", "owner", "elsewhere"):
+        client = await port.client(name)
+        for statement in STATEMENTS[role]:
+            replies = [await statement(client, *at) for at in (("shop", "c"), ("shop", "no"), ("no", "c"))]
+            if name == names[role]:
+                assert replies[0].code not in (1142, 1045)
+                assert replies[2].code == 1142
+            else:
+                assert {reply.code for reply in replies} == {1142}
+        client.close()
+
+
+async def test_a_schema_needs_the_role_on_its_name(port: Served) -> None:
+    """Only admin on a schema's own name creates and drops it; admin on its collections does not."""
+    for name, code in (("changer", 1142), ("reader", 1142), ("elsewhere", 1142), ("owner", 0)):
+        client = await port.client(name)
+        codes = [(await client.sql(f"{verb} DATABASE shop")).code for verb in ("DROP", "CREATE")]
+        assert codes == [code, code], name
+        client.close()
+
+
+async def test_changes_are_audited(port: Served) -> None:
+    """P: create, drop, modify and remove write a line each: who, what, where, the outcome and how much changed."""
+    client = await port.client("root")
+
+    async def change() -> None:
+        await client.sql("CREATE DATABASE d")
+        await client.sql("CREATE DATABASE IF NOT EXISTS d")
+        await client.command("create_collection", schema="d", name="c")
+        await client.command("ensure_collection", schema="d", name="c")
+        await client.ask(update("shop", "c", "other"))
+        await client.ask(delete("shop", "c"))
+        await client.sql("DROP TABLE shop.c")
+        await client.command("create_collection", schema="shop", name="c")
+        await client.command("drop_collection", schema="shop", name="c")
+        await client.sql("DROP DATABASE d")
+
+    lines = await audited(change())
+    client.close()
+    assert {(line.pop("identity"), line.pop("code")) for line in lines} == {("root", "OK")}
+    of_shop = {"schema": "shop", "collection": "c"}
+    assert lines == [
+        {"method": "xproto/create_schema", "schema": "d", "changed": 1},
+        {"method": "xproto/create_schema", "schema": "d", "changed": 0},
+        {"method": "xproto/create_collection", "schema": "d", "collection": "c", "changed": 1},
+        {"method": "xproto/create_collection", "schema": "d", "collection": "c", "changed": 0},
+        {"method": "xproto/modify", **of_shop, "changed": 3},
+        {"method": "xproto/remove", **of_shop, "changed": 3},
+        {"method": "xproto/drop_collection", **of_shop, "changed": 1},
+        {"method": "xproto/create_collection", **of_shop, "changed": 1},
+        {"method": "xproto/drop_collection", **of_shop, "changed": 1},
+        {"method": "xproto/drop_schema", "schema": "d", "changed": 1, "collections": 1},
+    ]
+
+
+async def test_failed_changes_are_audited(port: Served) -> None:
+    """A change that fails has a line with MySQL's code, and none has anything of a document or a statement."""
+    client = await port.client("root")
+    # The text of MySQL's error has the value of the document.
+    not_a_number = operator("in", member("n"), number(1), number(2))
+
+    async def fail() -> None:
+        await client.sql("CREATE DATABASE shop")
+        await client.sql("DROP DATABASE no")
+        await client.command("create_collection", schema="shop", name="c")
+        await client.command("create_collection", schema="no", name="c")
+        await client.command("drop_collection", schema="shop", name="no")
+        await client.sql("DROP TABLE shop.no")
+        await client.ask(update("shop", "no", "secret"))
+        await client.ask(update("shop", "c", "secret", not_a_number))
+        await client.ask(delete("no", "c"))
+
+    lines = await audited(fail())
+    client.close()
+    assert [(line["method"].partition("/")[2], line["code"]) for line in lines] == [
+        ("create_schema", "1007"),
+        ("drop_schema", "1008"),
+        ("create_collection", "1050"),
+        ("create_collection", "1049"),
+        ("drop_collection", "1051"),
+        ("drop_collection", "1051"),
+        ("modify", "1146"),
+        ("modify", "1292"),
+        ("remove", "1049"),
+    ]
+    assert "secret" not in str(lines)
+
+
+async def test_an_unknown_outcome_is_audited(port: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of which the store does not say whether it was made has a line that says so; a refused one has not."""
+
+    async def fail(schema: str, name: str) -> bool:
+        raise StoreOutcomeUnknown("secret") if name == "c" else StoreRefused("secret")
+
+    monkeypatch.setattr(port.documents, "drop_collection", fail)
+    client = await port.client("root")
+
+    async def drop() -> None:
+        assert (await client.sql("DROP TABLE shop.c")).code == 1105
+        assert (await client.command("drop_collection", schema="shop", name="d")).code == 1105
+
+    unknown, refused = await audited(drop())
+    client.close()
+    assert (unknown["code"], unknown["reason"], unknown["outcome"]) == ("UNAVAILABLE", "STORE_UNAVAILABLE", "unknown")
+    assert (refused["code"], refused["reason"]) == ("FAILED_PRECONDITION", "STORE_REFUSED")
+    assert "outcome" not in refused
+    assert "secret" not in f"{unknown} {refused}"
+
+
+async def test_denied_operations_are_audited(port: Served) -> None:
+    """A denied statement has a line with its operation, its target and the role that is missing."""
+    client = await port.client("reader")
+
+    async def be_denied() -> None:
+        await client.ask(delete("shop", "c"))
+        await client.sql("DROP DATABASE shop")
+        await add(client, "shop", "c")
+
+    lines = await audited(be_denied())
+    client.close()
+    denied = {"identity": "reader", "code": "PERMISSION_DENIED", "reason": "PERMISSION_DENIED"}
+    lacks = "identity 'reader' lacks role"
+    of_shop = {"schema": "shop", "collection": "c"}
+    assert lines == [
+        denied | of_shop | {"method": "xproto/remove", "why": f"{lacks} 'admin' for collection 'shop.c'"},
+        denied | {"schema": "shop", "method": "xproto/drop_schema", "why": f"{lacks} 'admin' for schema 'shop'"},
+        denied | of_shop | {"method": "xproto/add", "why": f"{lacks} 'allocate' for collection 'shop.c'"},
+    ]
+
+
+async def names_seen(client: XClient) -> dict[str, object]:
+    """Return what a session is shown of the names of schemas and collections."""
+    tables = "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = '{}' AND table_name = '{}'"
+    schemata = "SELECT COUNT(*) FROM information_schema.schemata WHERE schema_name = '{}'"
+    named = "SELECT schema_name FROM information_schema.schemata WHERE schema_name = '{}'"
+    listed = {schema: await client.command("list_objects", schema=schema) for schema in ("shop", "hidden", "no")}
+    return {
+        "show": (await client.sql("SHOW DATABASES")).rows,
+        "like": (await client.sql("SHOW DATABASES LIKE 'hid%'")).rows,
+        "schemata": (await client.sql("SELECT schema_name FROM information_schema.schemata")).rows,
+        "named": [(await client.sql(named.format(schema))).rows for schema in ("shop", "hidden", "no")],
+        "counts": [(await client.sql(schemata.format(schema))).rows for schema in ("shop", "hidden", "no")],
+        "tables": [
+            (await client.sql(tables.format(*each))).rows
+            for each in (("shop", "c"), ("shop", "d"), ("hidden", "c"), ("no", "c"))
+        ],
+        "use": [(await client.sql(f"USE {schema}")).code for schema in ("shop", "hidden", "no")],
+        "objects": {schema: reply.rows or reply.code for schema, reply in listed.items()},
+    }
+
+
+@pytest.mark.parametrize("name", ["elsewhere", "only_c", "owner", "root"])
+async def test_only_names_with_a_role_are_shown(tmp_path: Path, name: str) -> None:
+    """A schema or collection on which an identity has no role is answered as one that does not exist."""
+    only_c, owner = identity("only_c", allocate=["shop.c"]), identity("owner", admin=["shop"])
+    async with served(tmp_path, only_c, owner, identity("elsewhere", read=["other.*"])) as port:
+        for schema in ("shop", "hidden"):
+            await port.documents.create_schema(schema)
+        for schema, collection in (("shop", "c"), ("shop", "d"), ("hidden", "c")):
+            await port.documents.create_collection(schema, collection)
+        client = await port.client(name)
+        seen = await names_seen(client)
+        client.close()
+    schemas = {"elsewhere": (), "only_c": ("shop",), "owner": ("shop",), "root": ("hidden", "shop")}[name]
+    tried, in_tables = ("shop", "hidden", "no"), (("shop", "c"), ("shop", "d"), ("hidden", "c"), ("no", "c"))
+    collections = {"elsewhere": (), "only_c": in_tables[:1], "owner": (), "root": in_tables[:3]}[name]
+    denied = 1049 if name == "root" else 1142
+    objects = {
+        schema: [each.encode() for of, each in collections if of == schema] or (0 if schema in schemas else denied)
+        for schema in tried
+    }
+    assert seen == {
+        "show": [schema.encode() for schema in schemas],
+        "like": [b"hidden"] if "hidden" in schemas else [],
+        "schemata": [schema.encode() for schema in schemas],
+        "named": [[schema.encode()] if schema in schemas else [] for schema in tried],
+        "counts": [[b"\x02"] if schema in schemas else [b""] for schema in tried],
+        "tables": [[b"\x02"] if each in collections else [b""] for each in in_tables],
+        "use": [0 if schema in schemas else 1049 for schema in tried],
+        "objects": objects,
+    }
+
+
+async def test_a_login_does_not_tell_hidden_schemas(port: Served) -> None:
+    """A login with a schema that its identity does not see fails as one with an unknown schema."""
+    codes = {}
+    for schema in ("shop", "hidden", "no"):
+        client = await port.stranger()
+        reply = await client.log_in_plain("reader", "reader", schema=schema)
+        codes[schema] = (reply.code, reply.text)
+        client.close()
+    assert codes == {
+        "shop": (0, ""),
+        "hidden": (1049, "Unknown database 'hidden'"),
+        "no": (1049, "Unknown database 'no'"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("schema", "name"), [("shop.c", "c"), ("shop.c", "c.c"), ("shop", "c.c"), ("hidden.shop", "c")]
+)
+async def test_a_dot_in_a_name_does_not_widen_a_role(port: Served, schema: str, name: str) -> None:
+    """P: a role on shop.* does not cover a name with a dot, of a schema or a collection; the pattern * covers it."""
+    await port.documents.create_schema(schema)
+    await port.documents.create_collection(schema, name)
+    for user, role in (("reader", "read"), ("adder", "allocate"), ("changer", "admin"), ("root", "read")):
+        client = await port.client(user)
+        replies = [(await statement(client, schema, name)).code for statement in STATEMENTS[role]]
+        assert {code == 1142 for code in replies} == {user != "root"}, (user, replies)
+        if "." in schema:
+            assert ((await client.sql(f"USE `{schema}`")).code == 0) is (user == "root")
+            assert ((await client.sql(f"CREATE DATABASE IF NOT EXISTS `{schema}`")).code == 0) is (user == "root")
+        client.close()
