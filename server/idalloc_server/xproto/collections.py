@@ -17,7 +17,7 @@ from idalloc_server.documents.criteria import Field, Null, Value
 from idalloc_server.documents.document import Document
 from idalloc_server.documents.evaluation import Context, Run, compiled
 from idalloc_server.documents.json_text import Json, dump, key_of, load, parse
-from idalloc_server.documents.protocol import PAGE_TEXT, Documents
+from idalloc_server.documents.protocol import PAGE_TEXT, Documents, Inserted
 from idalloc_server.documents.selection import Chooser, Selection
 from idalloc_server.documents.side_thread import LEAST_STEPS, SideThread
 from idalloc_server.xproto import frames
@@ -27,7 +27,7 @@ from idalloc_server.xproto.errors import XError, no_schema, not_supported
 from idalloc_server.xproto.expressions import Expressions, check_content_type, document_path, text_of
 from idalloc_server.xproto.names import check_names
 from idalloc_server.xproto.notice import document_ids_frame
-from idalloc_server.xproto.operations import ADD, FIND, MODIFY, REMOVE
+from idalloc_server.xproto.operations import ADD, FIND, MODIFY, REMOVE, REPLACE
 from idalloc_server.xproto.selection import projection_of, selection_of
 
 _LONGEST_DOCUMENT = 2**32 - 1  # MySQL's length of a JSON column
@@ -99,7 +99,7 @@ class Collections:
             doc_ids = await caller.make_ids(sum(document.key == mark for document in documents))
             try:
                 documents = await self._thread.run(steps, _with_ids, documents, mark, doc_ids)
-                inserted = await self._documents.insert(schema, name, documents, upsert=message.upsert)
+                inserted = await self._store(schema, name, documents, caller, replaces=message.upsert)
             except BaseException:
                 if doc_ids:
                     caller.burn_ids(len(doc_ids))
@@ -111,6 +111,20 @@ class Collections:
         if doc_ids:
             yield document_ids_frame(doc_ids)
         yield frames.DONE_EXECUTING
+
+    async def _store(
+        self, schema: str, name: str, documents: Sequence[Document], caller: Caller, *, replaces: bool
+    ) -> Inserted:
+        """Add documents. If one of their keys is used, an upsert replaces, which is an administrative operation."""
+        try:
+            return await self._documents.insert(schema, name, documents)
+        except errors.DuplicateKey:
+            if not replaces:
+                raise
+        with caller.rights.audited(REPLACE, schema, name) as record, mapped():
+            inserted = await self._documents.insert(schema, name, documents, upsert=True)
+            record["changed"] = inserted.replaced
+            return inserted
 
     async def _find(self, message: crud.Find, caller: Caller) -> AsyncGenerator[bytes, None]:
         schema, name = _collection(message, caller)

@@ -28,6 +28,8 @@ FIND = Operation("find", READ, "SELECT")
 LIST = Operation("list", READ, "SHOW")
 COUNT = Operation("count", READ, "SELECT")
 ADD = Operation("add", ALLOCATE, "INSERT")
+# An upsert that meets an ``_id``. It needs ALLOCATE, too.
+REPLACE = Operation("replace", ADMIN, "UPDATE")
 MODIFY = Operation("modify", ADMIN, "UPDATE")
 REMOVE = Operation("remove", ADMIN, "DELETE")
 CREATE_COLLECTION = Operation("create_collection", ADMIN, "CREATE")

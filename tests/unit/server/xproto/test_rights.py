@@ -13,12 +13,18 @@ from idalloc.xprotocol.v1 import notice_pb2 as pb
 from idalloc_server.documents.document import Document
 from idalloc_server.domain.errors import StoreOutcomeUnknown, StoreRefused
 from tests.support.xproto_attacks import member, operator
-from tests.support.xproto_client import Reply, XClient, literal
+from tests.support.xproto_client import Reply, XClient, insert, literal
 from tests.support.xproto_served import Served, identity, served
 
 _OF_ALL = expr.DocumentPathItem(type=expr.DOCUMENT_PATH_ITEM_TYPE_MEMBER, value="n")
 
 Statement = Callable[[XClient, str, str], Awaitable[Reply]]
+
+
+def upsert(*documents: str, schema: str = "shop") -> crud.Insert:
+    message = insert(*documents, schema=schema)
+    message.upsert = True
+    return message
 
 
 def number(value: int) -> expr.Expr:
@@ -70,6 +76,7 @@ async def port(tmp_path: Path) -> AsyncIterator[Served]:
         identity("adder", allocate=["shop.*"]),
         identity("changer", admin=["shop.*"]),
         identity("owner", admin=["shop"]),
+        identity("upserter", allocate=["shop.c"], admin=["shop.c"]),
         identity("elsewhere", allocate=["other.*"], read=["other.*"], admin=["other", "other.*"]),
     )
     async with served(tmp_path, *identities) as port:
@@ -224,6 +231,41 @@ async def test_denied_operations_are_audited(port: Served) -> None:
         denied | {"schema": "shop", "method": "xproto/drop_schema", "why": f"{lacks} 'admin' for schema 'shop'"},
         denied | of_shop | {"method": "xproto/add", "why": f"{lacks} 'allocate' for collection 'shop.c'"},
     ]
+
+
+async def test_an_upsert_that_overwrites_needs_admin(port: Served) -> None:
+    """An upsert that only adds needs allocate; one that meets an _id also admin, and without it nothing is stored."""
+    adder, upserter, changer = [await port.client(name) for name in ("adder", "upserter", "changer")]
+    assert (await adder.ask(upsert('{"_id": "d"}', '{"_id": "e"}'))).affected == 2
+    for documents in (['{"_id": "a"}'], ['{"_id": "f"}', '{"_id": "a"}'], ['{"_id": "f"}', '{"_id": "f"}']):
+        refused = await adder.ask(upsert(*documents))
+        assert (refused.code, refused.text[:30]) == (1142, "UPDATE command denied to user ")
+    assert (await changer.ask(upsert('{"_id": "f"}'))).code == 1142
+    assert await port.documents.count("shop", "c") == 5
+    assert (await upserter.ask(upsert('{"_id": "a"}', '{"_id": "f"}'))).affected == 3
+    assert (await upserter.ask(upsert('{"_id": "g"}', '{"_id": "g", "n": 1}'))).affected == 3
+    assert await port.documents.count("shop", "c") == 7
+    for client in (adder, upserter, changer):
+        client.close()
+
+
+async def test_upserts_that_overwrite_are_audited(port: Served) -> None:
+    """An upsert that meets an _id has a line as a modify has; one that only adds has none."""
+    adder, upserter = [await port.client(name) for name in ("adder", "upserter")]
+
+    async def replace() -> None:
+        await upserter.ask(upsert('{"_id": "d"}'))
+        await upserter.ask(upsert('{"_id": "a", "n": "secret of another"}', '{"_id": "e"}'))
+        await adder.ask(upsert('{"_id": "a"}'))
+
+    lines = await audited(replace())
+    assert [(line["identity"], line["method"], line.get("changed"), line["code"]) for line in lines] == [
+        ("upserter", "xproto/replace", 1, "OK"),
+        ("adder", "xproto/replace", None, "PERMISSION_DENIED"),
+    ]
+    assert "secret" not in str(lines)
+    for client in (adder, upserter):
+        client.close()
 
 
 async def names_seen(client: XClient) -> dict[str, object]:
