@@ -127,10 +127,11 @@ async def test_others_write_while_documents_are_chosen(
 ) -> None:
     """An insert does not wait until a modify has chosen its documents, also if none meets the condition."""
     await documents.insert("s", "c", [Document(key, f'{{"_id": "{key}", "n": 1}}') for key in VALUES[:300]])
-    may_go_on, inner = Event(), json_text.load
+    loop, chooses, may_go_on, inner = asyncio.get_running_loop(), asyncio.Event(), Event(), json_text.load
 
     def wait_for_the_insert(text: str) -> dict[str, Json]:
-        assert may_go_on.wait(30), "the insert waits for the modify"
+        loop.call_soon_threadsafe(chooses.set)
+        assert may_go_on.wait(10), "the insert waits for the modify"
         return inner(text)
 
     monkeypatch.setattr(selection, "load", wait_for_the_insert)
@@ -140,6 +141,7 @@ async def test_others_write_while_documents_are_chosen(
     source = expr.ColumnIdentifier(document_path=path)
     update.operation.add(source=source, operation=crud.UPDATE_TYPE_ITEM_SET, value=number(2))
     modify = asyncio.create_task(reply_to(documents, update))
+    await chooses.wait()
     await documents.insert("s", "c", [Document("new", '{"_id": "new"}')])
     may_go_on.set()
     assert (await modify)[-2] == frames.rows_affected(300 if matching else 0)
