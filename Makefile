@@ -86,7 +86,7 @@ explore: .venv/ready ## explore every order of events of small scenarios, deeper
 mutants: .venv/ready ## run the tests of the domain against its seeded faults (ARGS="NAME …"); writes docs/operations/mutants.md
 	$(bin)/python -m tests.support.mutants --document docs/operations/mutants.md $(ARGS)
 
-fuzz: .venv/ready ## random and damaged input for RPCs, files and the X Protocol: 20,000 of each; takes hours
+fuzz: .venv/ready ## random and damaged input for RPCs, files and the X Protocol: 20,000 of each, 100,000 frames of sessions; takes hours
 	IDALLOC_TEST_FUZZ_EXAMPLES=$${IDALLOC_TEST_FUZZ_EXAMPLES:-20000} $(bin)/pytest tests/fuzz --timeout 0 $(ARGS)
 
 soak: .venv/ready ## ten minutes under load: memory, descriptors and threads stay flat; adds to docs/operations/fault-tests.md

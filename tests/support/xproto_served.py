@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from idalloc_server.auth.access import ROLES, AccessPolicy, Identity, Role
 from idalloc_server.auth.access_control import AccessControl
@@ -13,29 +13,17 @@ from idalloc_server.documents.cost import MAX_SIZE
 from idalloc_server.documents.protocol import Documents
 from idalloc_server.documents.side_thread import SideThread
 from idalloc_server.domain.clock import SystemClock
-from idalloc_server.domain.document_ids.generator import DocIdRun
+from idalloc_server.domain.document_ids.generator import DocIdGenerator
+from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
 from idalloc_server.domain.sequences.patterns import Patterns
 from idalloc_server.listen.connections import Limits
+from idalloc_server.node.change import NodeChanges
 from idalloc_server.store.sqlite.documents import SqliteDocuments
 from idalloc_server.xproto.collections import Collections
 from idalloc_server.xproto.listener import Services, XListener
 from tests.support.certificates import Certificates
+from tests.support.fake_store import MemoryStore
 from tests.support.xproto_client import XClient
-
-
-class Ids:
-    """Makes document ids, and has the settings of a node."""
-
-    def __init__(self) -> None:
-        self.made = 0
-        self.settings: Mapping[str, int] = {"prefix": 0, "auto_increment_offset": 1, "auto_increment_increment": 1}
-
-    async def generate(self, count: int, offset: int, increment: int) -> list[DocIdRun]:
-        self.made += count
-        return [DocIdRun(0, 7, self.made - count + 1, 1, count)]
-
-    async def change(self, given: Mapping[str, int], persist: bool) -> None:
-        raise NotImplementedError
 
 
 class Served:
@@ -78,16 +66,19 @@ async def served(folder: Path, *identities: Identity) -> AsyncIterator[Served]:
     shown = certificates.client("127.0.0.1")
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(shown.cert, shown.key)
-    access = AccessControl(SystemClock(), 1000, AccessPolicy([root, *identities]))
+    clock = SystemClock()
+    access = AccessControl(clock, 1000, AccessPolicy([root, *identities]))
     access.require_authentication()
-    documents, ids, thread = SqliteDocuments(folder / "documents.db"), Ids(), SideThread("statements")
+    starts = StartTimestamps(MemoryStore(clock), clock, prefix=0, holder="here:1", max_clock_skew=60.0)
+    doc_ids = DocIdGenerator(starts, await starts.start())
+    documents, thread = SqliteDocuments(folder / "documents.db"), SideThread("statements")
     await documents.open()
     services = Services(
         statements=Collections(documents, MAX_SIZE, thread),
         documents=documents,
         thread=thread,
-        doc_ids=cast(Any, ids),
-        change_node=ids.change,
+        doc_ids=doc_ids,
+        change_node=NodeChanges(doc_ids).change,
         logins=access.logins,
         audit=access.audit,
         burn=lambda count: None,
