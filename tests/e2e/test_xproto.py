@@ -167,6 +167,11 @@ async def test_roles_hold_on_collections(access: Access, tmp_path: Path) -> None
         await until(lambda: any(line.get("after") for line in log_events(server, "audit")), "the change in the audit")
         denied = Counter(line["identity"] for line in log_events(server, "audit") if line["code"] != "OK")
         assert denied == {"reader": 3, "adder": 2, "elsewhere": 3}
+        drops_audited = [line for line in log_events(server, "audit") if line["method"] == "xproto/drop_collection"]
+        assert {(line["identity"], line["schema"], line["collection"], line["code"]) for line in drops_audited} == {
+            ("root", "s", "c", "OK"),
+            *((name, "s", "c", "PERMISSION_DENIED") for name in ("reader", "adder", "elsewhere")),
+        }
         for client in (root, *clients.values()):
             client.close()
 

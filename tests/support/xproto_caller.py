@@ -1,6 +1,6 @@
 """A caller of statements on documents, with ids that the test chooses."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,8 +27,8 @@ class AllRights:
     def require(self, operation: Operation, schema: str, collection: str = "") -> None:
         pass
 
-    def may_see(self, schema: str, collection: str = "") -> bool:
-        return True
+    def visible(self, names: Iterable[str], schema: str = "") -> list[str]:
+        return list(names)
 
     @contextmanager
     def audited(self, operation: Operation, schema: str, collection: str = "") -> Iterator[dict[str, Any]]:

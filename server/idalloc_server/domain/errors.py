@@ -255,7 +255,7 @@ class Unauthenticated(Refusal, reason="UNAUTHENTICATED", status="UNAUTHENTICATED
 
 
 class PermissionDenied(Refusal, reason="PERMISSION_DENIED", status="PERMISSION_DENIED"):
-    """The caller's identity lacks the required role, on ``name`` unless that is None, which names a ``kind``."""
+    """The caller's identity lacks the required role: on the sequence or other ``kind`` with a name, or on all."""
 
     next_step = "Give `role` to `identity`, for this sequence, in the server's access file."
 

@@ -107,12 +107,12 @@ class Admin:
         if not schema:
             raise no_schema()
         check_names(schema)
-        if not caller.rights.may_see(schema):
+        if not caller.rights.visible([schema]):
             caller.rights.require(LIST, schema)
         if schema not in await self._documents.list_schemas():
             raise unknown_schema(schema)
         matches = like_pattern(_text(values, "pattern")) if "pattern" in values else None
-        names = await self._documents.list_collections(schema)
+        names = caller.rights.visible(await self._documents.list_collections(schema), schema)
         kinds = statement_pb2.COLUMN_TYPE_BYTES
         return [
             frames.column(kinds, "name", original=("name", "", "", ""), collation=frames.BINARY, length=192),
@@ -120,7 +120,7 @@ class Admin:
             *(
                 frames.row([frames.text_field(name), frames.text_field("COLLECTION")])
                 for name in names
-                if caller.rights.may_see(schema, name) and (matches is None or matches(name))
+                if matches is None or matches(name)
             ),
             frames.DONE_FETCHING,
         ]

@@ -1,6 +1,6 @@
 """What a statement may ask about, and of, the session that runs it."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -20,10 +20,11 @@ class Rights(Protocol):
         """
         ...
 
-    def may_see(self, schema: str, collection: str = "") -> bool:
-        """Return whether the caller has any role on a collection; without one, on the schema or on anything in it.
+    def visible(self, names: Iterable[str], schema: str = "") -> list[str]:
+        """Return those collections of a schema on which the caller has any role.
 
-        A name that it may not see is answered as one that does not exist.
+        Without ``schema`` the names are schemas: those on which, or on anything in which, it has a role. Any other name
+        is answered as one that does not exist.
         """
         ...
 

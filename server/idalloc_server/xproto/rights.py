@@ -1,6 +1,6 @@
 """What the identity of a session may do and see, and the audit of what it changes and of what is denied to it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,9 +37,12 @@ class SessionRights:
         if not has_role(identity, operation.role, schema, collection):
             raise self._denied(identity, operation, schema, collection)
 
-    def may_see(self, schema: str, collection: str = "") -> bool:
+    def visible(self, names: Iterable[str], schema: str = "") -> list[str]:
         """See ``Rights``."""
-        return may_see(self._identity(), schema, collection)
+        identity = self._identity()
+        if schema:
+            return [name for name in names if may_see(identity, schema, name)]
+        return [name for name in names if may_see(identity, name)]
 
     @contextmanager
     def audited(self, operation: Operation, schema: str, collection: str = "") -> Iterator[dict[str, Any]]:

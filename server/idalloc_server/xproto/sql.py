@@ -148,8 +148,8 @@ class Sql:
 
     async def _count_tables(self, match: re.Match[str]) -> Iterable[bytes]:
         schema, name = _unquoted(match[2]), _unquoted(match[3])
-        is_seen = self._rights.may_see(schema, name) and name in await self._documents.list_collections(schema)
-        return _counted(match[1], int(is_seen))
+        names = self._rights.visible(await self._documents.list_collections(schema), schema)
+        return _counted(match[1], int(name in names))
 
     async def _count(self, match: re.Match[str]) -> Iterable[bytes]:
         schema, name = self._collection(match)
@@ -171,7 +171,7 @@ class Sql:
 
     async def _schemas(self) -> list[str]:
         """Return the schemas that the caller may see."""
-        return [name for name in await self._documents.list_schemas() if self._rights.may_see(name)]
+        return self._rights.visible(await self._documents.list_schemas())
 
     async def _show_variables(self, match: re.Match[str]) -> Iterable[bytes]:
         matches = like_pattern(_unquoted(match[2])) if match[2] else None
