@@ -11,7 +11,9 @@ import pytest
 from idalloc._core.tls_errors import _CAUSES
 from idalloc.cli import _UNREACHABLE_HINTS
 from idalloc.v1 import id_allocator_pb2, id_allocator_pb2_grpc
+from idalloc_server.auth.access import ADMIN
 from idalloc_server.auth.authorize import RULES
+from idalloc_server.xproto import operations
 from tests.support.documents import blocks, free_port, run_page
 from tests.support.environments import mysqlx_python
 from tests.support.paths import ROOT
@@ -118,6 +120,16 @@ def test_the_table_of_roles_has_every_rpc() -> None:
     assert {role: {*re.findall(r"`(\w+)`", row)} for role, row in rows.items()} == {
         role: {method.rpartition("/")[2] for method, rule in RULES.items() if rule.role == role} for role in rows
     }
+
+
+def test_the_guide_has_every_operation_on_documents() -> None:
+    """The guide names each operation of the audit: those that need admin, and those recorded only if denied."""
+    known = {each for each in vars(operations).values() if isinstance(each, operations.Operation)}
+    page = (GUIDES / "access-control.md").read_text()
+    bullet = page.partition("- `method` is `xproto/` and ")[2].partition("\n- ")[0]
+    changing, denied = ({*re.findall(r"`([a-z]\w*)`", text)} for text in bullet.split(" A denied statement "))
+    assert changing == {each.name for each in known if each.role == ADMIN}
+    assert denied == {each.name for each in known if each.role != ADMIN} | {"why"}
 
 
 @pytest.mark.test_long
