@@ -22,7 +22,7 @@ from tests.support.xproto_client import Reply, insert
 from tests.support.xproto_served import Served, served
 
 # ``make fuzz`` sends 100,000.
-FRAMES = EXAMPLES * 5 or 300
+FRAMES = EXAMPLES * 5 or 200
 OF_A_SESSION, AT_ONCE = 10, 5
 MOST_MB = 100
 

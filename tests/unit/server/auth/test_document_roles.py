@@ -55,7 +55,7 @@ def test_a_pattern_covers_only_what_it_names(pattern: str, covered: list[tuple[s
     assert all(has_role(ANONYMOUS, role, *each) for role in ROLES for each in NAMES)
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(st.text("ab.*", max_size=5), st.text("ab", min_size=1, max_size=2))
 def test_a_schema_is_seen_with_what_is_in_it(pattern: str, schema: str) -> None:
     """An identity sees the schemas on which, or on a possible collection of which, it has a role; and no others."""
@@ -66,7 +66,7 @@ def test_a_schema_is_seen_with_what_is_in_it(pattern: str, schema: str) -> None:
     assert may_see(identity, schema) == covered
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(st.text("ab.*", max_size=6), st.text("ab.", max_size=4), st.text("ab.", min_size=1, max_size=4))
 def test_equal_texts_are_not_two_collections(pattern: str, schema: str, name: str) -> None:
     """Of all collections whose names make one text, a pattern but * covers at most the one without further dots."""
