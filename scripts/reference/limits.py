@@ -11,7 +11,7 @@ from idalloc_server.backup.command import MAX_MOVED_TO_LENGTH
 from idalloc_server.documents import cost, json_text, like
 from idalloc_server.domain import errors, generations
 from idalloc_server.domain.administration import index, paging
-from idalloc_server.domain.allocation import burned, high_water_marks, reserve, survey, usage
+from idalloc_server.domain.allocation import burned, high_water_marks, reserve, survey
 from idalloc_server.domain.document_ids import generator, start_timestamps
 from idalloc_server.domain.idempotency import allocator as idempotency
 from idalloc_server.domain.sequences import formats, model, validation
@@ -84,7 +84,7 @@ _INVALID = "INVALID_REQUEST"
 
 # Constants of the code that limit nothing that users meet.
 INTERNAL = (
-    *("LONGEST_RETRY_SECONDS", "MAX_BATCH_ROWS", "MAX_CALLERS", "MAX_CERTIFICATES", "MAX_COUNT"),
+    *("LONGEST_RETRY_SECONDS", "MAX_BATCH_ROWS", "MAX_CALLERS", "MAX_CERTIFICATES", "MAX_COUNT", "MAX_COUNTERS"),
     *(
         "MAX_EFFECTIVE_DELAY_SECONDS",
         "MAX_EMPTY_PAGES",
@@ -189,7 +189,7 @@ LIMITS = {
         Limit(
             "sequences with their own series on `/metrics`",
             f"{series.MAX_SERIES}, the first that issue {number(series.MIN_IDS)} ids",
-            f"ids count in the series `{series.OTHER}`",
+            "ids count in the series with an empty label",
             "a million series would fill the memory of Prometheus",
         ),
         Limit(
@@ -374,12 +374,6 @@ LIMITS = {
         Limit("format", f"{formats.MAX_TEMPLATE} characters; a width of {formats.MAX_WIDTH}", _INVALID),
         Limit("description", f"{number(validation.MAX_DESCRIPTION)} characters", _INVALID),
         Limit("labels", f"{validation.MAX_LABELS}, each key and value {validation.MAX_LABEL} characters", _INVALID),
-        Limit(
-            "sequences with an observed rate",
-            number(usage.MAX_RATES),
-            "`ids_per_second` of others is the mean since they were created",
-            "0.2 kB each",
-        ),
         Limit(
             "page of ListSequences",
             f"{number(sequences.MAX_PAGE_SIZE)}, by default {sequences.DEFAULT_PAGE_SIZE}; "

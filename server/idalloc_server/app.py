@@ -78,7 +78,7 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
         if http:
             await http.start()
         await stores.open()
-        issuers = await Issuers.claim(settings, clock, stores.counters, holder, is_shared=is_worker)
+        issuers = await Issuers.claim(settings, clock, stores.counters, holder, mode.workers)
         opened = _Opened(settings, clock, stores, port, traces, access_file, access_control)
         node = _Node(opened, mode, issuers)
         if http:

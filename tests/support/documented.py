@@ -102,7 +102,10 @@ def of_protos() -> Claims:
         ],
         "Sequence.remaining": [f"{power(sequences.MAX_INT64)} means that many or more"],
         "Sequence.used_ratio": ["0 to 1"],
-        "Sequence.ids_per_second": [f"0 until that is {usage.MIN_SECONDS:g} s ago."],
+        "Sequence.ids_per_second": [
+            f"the last {usage.WINDOW_SECONDS:g} s",
+            f"The rate is 0 after {usage.WINDOW_SECONDS:g} s without calls",
+        ],
         "Sequence.exhaust_time": [
             "the rate is 0",
             f"past the year {datetime.fromtimestamp(summary._YEAR_10000 - 1, UTC).year}",
@@ -211,7 +214,6 @@ def of_documents() -> Claims:
             f"`request_id_window` ({default('request_id_window') / 3600:g} hour unless it was set otherwise)",
         ],
         "docs/operations/capacity.md": [
-            f"{number(usage.MAX_RATES)} sequences refilled last",
             f"between two starts ({number(default('max_sequences'))} by default)",
             f"at {high_water_marks.WARN_SHARE * 100:g} % the log warns with `many_sequences`",
             f"`lease_ttl` must be at least {lease_factor():g} times `outage_reserve` plus `store_timeout`",

@@ -119,7 +119,7 @@ class Sequence(Reply):
         last_value: The last value granted to a node, in the period if there is a reset; None if there was none.
         remaining: The number of ids left, in the period if there is a reset; 2^63-1 means that many or more.
         used_ratio: The share of its ids that was granted to nodes, 0 to 1.
-        ids_per_second: The recent rate of all nodes.
+        ids_per_second: How fast the node that answers issued ids in the last minute, with all its workers.
         exhaust_time: When the last id will be taken at that rate; None if that is unknown or never.
         generation: The valid generation of leases.
         period: The period of this counter, such as ``"2026-11"``; empty if there is no reset.

@@ -204,8 +204,8 @@ class Sequence(_message.Message):
     used_ratio: _builtins.float
     """The share of its ids that was granted to nodes, 0 to 1."""
     ids_per_second: _builtins.float
-    """The recent rate at which all nodes took ids, in ids per second, as this node observed it. Without enough
-    observations it is the average since the sequence was created, and 0 until that is 10 s ago.
+    """How fast this node issued ids, with all its workers, in ids per second: the mean of the last 60 s, or since the
+    first id if that is less. Other nodes are not counted. The rate is 0 after 60 s without calls, and for timestamps.
     """
     generation: _builtins.int
     """The valid generation of leases. It never decreases."""
@@ -223,8 +223,8 @@ class Sequence(_message.Message):
 
     @_builtins.property
     def exhaust_time(self) -> _timestamp_pb2.Timestamp:
-        """When the last id will be taken at that rate; the current time if no id is left. Unset if the rate is 0, if the time
-        is past the year 9999, or if the period ends before. Unset for timestamps.
+        """When the last id will be taken at that rate, if no other node takes ids; the current time if no id is left. Unset
+        if the rate is 0, if the time is past the year 9999, or if the period ends before. Unset for timestamps.
         """
 
     @_builtins.property

@@ -201,11 +201,11 @@ type Sequence struct {
 	Remaining int64 `protobuf:"varint,21,opt,name=remaining,proto3" json:"remaining,omitempty"`
 	// The share of its ids that was granted to nodes, 0 to 1.
 	UsedRatio float64 `protobuf:"fixed64,22,opt,name=used_ratio,json=usedRatio,proto3" json:"used_ratio,omitempty"`
-	// The recent rate at which all nodes took ids, in ids per second, as this node observed it. Without enough
-	// observations it is the average since the sequence was created, and 0 until that is 10 s ago.
+	// How fast this node issued ids, with all its workers, in ids per second: the mean of the last 60 s, or since the
+	// first id if that is less. Other nodes are not counted. The rate is 0 after 60 s without calls, and for timestamps.
 	IdsPerSecond float64 `protobuf:"fixed64,23,opt,name=ids_per_second,json=idsPerSecond,proto3" json:"ids_per_second,omitempty"`
-	// When the last id will be taken at that rate; the current time if no id is left. Unset if the rate is 0, if the time
-	// is past the year 9999, or if the period ends before. Unset for timestamps.
+	// When the last id will be taken at that rate, if no other node takes ids; the current time if no id is left. Unset
+	// if the rate is 0, if the time is past the year 9999, or if the period ends before. Unset for timestamps.
 	ExhaustTime *timestamppb.Timestamp `protobuf:"bytes,24,opt,name=exhaust_time,json=exhaustTime,proto3" json:"exhaust_time,omitempty"`
 	// The valid generation of leases. It never decreases.
 	Generation int64 `protobuf:"varint,25,opt,name=generation,proto3" json:"generation,omitempty"`

@@ -1,11 +1,12 @@
-"""What a process answers to the questions of the status page, as JSON values; a number of ids is a text."""
+"""What a process answers to the status page and to other processes, as JSON values; a number of ids is a text."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from idalloc_server.domain.administration.index import SequenceIndex, SortKey
+from idalloc_server.domain.administration.index import SortKey
 from idalloc_server.domain.administration.summary import SequenceSummary
-from idalloc_server.domain.allocation.allocator import Allocator
+from idalloc_server.node.issuers import Issuers
+from idalloc_server.node.rates import RATES
 from idalloc_server.telemetry import recent
 
 # Answers a question by its arguments.
@@ -18,23 +19,26 @@ class NodeAnswers:
     """Answers the questions.
 
     Args:
-        index: The sequences of the store.
-        allocator: Has what this process holds of them.
+        issuers: What this process issues ids with.
     """
 
-    def __init__(self, index: SequenceIndex, allocator: Allocator) -> None:
-        self._index = index
-        self._allocator = allocator
+    def __init__(self, issuers: Issuers) -> None:
+        self._index, self._service, self._allocator = issuers.index, issuers.sequences, issuers.allocator
 
     def by_question(self) -> dict[str, Answer]:
         """Return what answers each question, by its name."""
-        return {"sequences": self._sequences, "in_memory": self._in_memory, "recent": self._recent}
+        return {
+            "sequences": self._sequences,
+            "in_memory": self._in_memory,
+            RATES: self._rates,
+            "recent": self._recent,
+        }
 
     async def _sequences(self, arguments: Mapping[str, Any]) -> Any:
         """Return a part of the list of sequences, see ``SequenceIndex.find``."""
         found = self._index.find(**{**arguments, "sort": SortKey(arguments["sort"])})
         return {
-            "sequences": [_sequence(each) for each in found.sequences],
+            "sequences": [_sequence(each) for each in await self._service.at_present_rates(found.sequences)],
             "total": found.total,
             "is_complete": found.is_complete,
             "as_of": found.as_of,
@@ -52,6 +56,10 @@ class NodeAnswers:
             }
             for name in arguments["names"]
         }
+
+    async def _rates(self, arguments: Mapping[str, Any]) -> Any:
+        """Return how fast this process issues ids, see ``Allocator.rates``."""
+        return self._allocator.rates(arguments["counters"])
 
     async def _recent(self, arguments: Mapping[str, Any]) -> Any:
         """Return the last failed calls and events."""

@@ -1,7 +1,7 @@
 """Changes of the node's settings, in all workers of the server."""
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from idalloc_server.domain.document_ids.generator import DocIdGenerator, Save
 from idalloc_server.domain.errors import InvalidRequest
@@ -28,6 +28,16 @@ class Workers(Protocol):
 
         Raises:
             ChangePending: Not all workers changed in time. The change continues, even if the caller leaves.
+        """
+        ...
+
+    async def ask_others(self, question: str, arguments: Mapping[str, Any], timeout: float) -> list[Any]:
+        """Return the answers of all other workers that answered in time.
+
+        Args:
+            question: The name of the question, see ``NodeAnswers``.
+            arguments: Its arguments, as JSON values.
+            timeout: The longest wait, in seconds.
         """
         ...
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 import structlog
@@ -16,6 +17,8 @@ from idalloc_server.domain.document_ids.start_timestamps import StartTimestamp, 
 from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.uuids import UuidGenerator
+from idalloc_server.node.change import Workers
+from idalloc_server.node.rates import server_rates
 from idalloc_server.settings.model import Settings
 from idalloc_server.telemetry.logs import log_burned
 
@@ -35,6 +38,7 @@ class Issuers:
         holder: The holder of the prefix.
         start_timestamps: Claims the start timestamps of this process.
         start: The first one.
+        workers: All workers of the server; None if it is a single process.
 
     Attributes:
         start: The start timestamp of the process.
@@ -55,6 +59,7 @@ class Issuers:
         holder: str,
         start_timestamps: StartTimestamps,
         start: StartTimestamp,
+        workers: Workers | None,
     ) -> None:
         timeout, skew = settings.store_timeout, settings.max_clock_skew
         self.start_timestamps, self.start = start_timestamps, start
@@ -65,11 +70,20 @@ class Issuers:
         self.request_ids = IdempotentAllocator(
             self.allocator, store, clock, node=holder, window=settings.request_id_window, store_timeout=timeout
         )
-        self.sequences = SequenceService(store, clock, self.allocator, store_timeout=timeout, max_clock_skew=skew)
+        self.sequences = SequenceService(
+            store,
+            clock,
+            self.allocator,
+            store_timeout=timeout,
+            max_clock_skew=skew,
+            rates=partial(server_rates, self.allocator, workers),
+        )
         self.index = SequenceIndex(self.sequences, clock)
 
     @classmethod
-    async def claim(cls, settings: Settings, clock: Clock, store: Store, holder: str, *, is_shared: bool) -> "Issuers":
+    async def claim(
+        cls, settings: Settings, clock: Clock, store: Store, holder: str, workers: Workers | None
+    ) -> "Issuers":
         """Claim a start timestamp, and return what issues ids with it.
 
         Args:
@@ -77,7 +91,7 @@ class Issuers:
             clock: The clock.
             store: The open store.
             holder: The holder of the prefix.
-            is_shared: Whether several processes hold the prefix under one name.
+            workers: All workers of the server, which hold the prefix under one name; None if it is a single process.
 
         Raises:
             StartRefused: The prefix is in use, or the clock is wrong.
@@ -91,9 +105,9 @@ class Issuers:
             max_clock_skew=settings.max_clock_skew,
             prefix_conflict=settings.prefix_conflict,
             store_timeout=settings.store_timeout,
-            is_shared=is_shared,
+            is_shared=workers is not None,
         )
-        return cls(settings, clock, store, holder, start_timestamps, await start_timestamps.start())
+        return cls(settings, clock, store, holder, start_timestamps, await start_timestamps.start(), workers)
 
     def background(self) -> list[Coroutine[Any, Any, None]]:
         """Return what runs until it is cancelled, while the process serves."""

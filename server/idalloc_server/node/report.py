@@ -1,13 +1,13 @@
 """What a process that serves calls reports of itself: its metrics, and the checks of its readiness."""
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from idalloc_server.auth.audit import Audit
-from idalloc_server.domain.administration.index import NEAREST
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.survey import Survey
 from idalloc_server.domain.witness.store import WitnessedStore
@@ -48,7 +48,11 @@ class NodeReport:
         self._reserve: dict[str, float] = {}
         self._limited: dict[str, float] = {}  # by reason and sequence
         self.series = IssuedSeries(self.workers)
-        self.answers = NodeAnswers(self.issuers.index, self._allocator).by_question()
+        self.answers = NodeAnswers(self.issuers).by_question()
+
+    def pids(self) -> Mapping[str, int]:
+        """Return the process id of this only process, see ``Source``."""
+        return {"server": os.getpid()}
 
     def describe(self) -> Mapping[str, Any]:
         """Return the addresses of the server and of what it uses, see ``Source``."""
@@ -69,11 +73,10 @@ class NodeReport:
         while True:
             await asyncio.sleep(1)
             others = []
-            for number, (sequence, ids) in enumerate(self._allocator.issued_ids.pop_new(), start=1):
+            for number, (sequence, ids) in enumerate(self._allocator.pop_issued(), start=1):
                 self.series.add(sequence, ids)
-                has_series = sequence in self.series.issued and sequence != OTHER
-                # A limited sequence must not make the series 'other' look low.
-                if not has_series and not self._allocator.reserve_limit(sequence):
+                # A limited sequence must not make the series of all others look low.
+                if sequence not in self.series.issued and not self._allocator.reserve_limit(sequence):
                     others.append(self._allocator.reserve_seconds(sequence))
                 if number % SAMPLED_AT_ONCE == 0:
                     await asyncio.sleep(0)
@@ -100,14 +103,9 @@ class NodeReport:
             "lease-renewals": f"{late} leases near their end were not renewed" if late else "",
         }
 
-    def _exhausts_in(self) -> dict[str, float]:
-        """Return the forecasts of all sequences known; those in use are measured more often."""
-        known = {**self.issuers.index.exhausts_in(), **self._survey.exhausts_in}
-        return {name: known[name] for name in sorted(known, key=known.__getitem__)[:NEAREST]}
-
     def final_counts(self) -> Counts:
         """Return the metrics of this process, with all issued ids."""
-        for sequence, ids in self._allocator.issued_ids.pop_new():
+        for sequence, ids in self._allocator.pop_issued():
             self.series.add(sequence, ids)
         return self.counts()
 
@@ -133,7 +131,7 @@ class NodeReport:
             families.STORE_UP: {"": 0 if self._allocator.store_health.error else 1},
             families.SEQUENCES_BEHIND: {"": self._survey.behind},
             families.PREFIX_CONFLICT: {"": int(self.issuers.start_timestamps.has_conflict)},
-            families.EXHAUSTS_IN: self._exhausts_in(),
+            families.EXHAUSTS_IN: self._survey.exhausts_in,
         }
         if self.witnessed is not None:
             counts.gauges[families.WITNESS_UP] = {"": int(self.witnessed.is_witness_up)}

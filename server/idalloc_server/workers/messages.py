@@ -71,6 +71,16 @@ class Answered(Message):
 
 
 @dataclass(frozen=True)
+class OthersAsked(Message):
+    """A question to all other workers; each answers within ``timeout`` seconds, or is left out."""
+
+    number: int
+    question: str
+    arguments: Mapping[str, Any]
+    timeout: float
+
+
+@dataclass(frozen=True)
 class TurnWanted(Message):
     """A caller changes the node, and persists these settings, if any."""
 
@@ -150,6 +160,14 @@ class Asked(Message):
     number: int
     question: str
     arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class OthersAnswered(Message):
+    """The answers of the other workers to a question."""
+
+    number: int
+    results: Sequence[Any]
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
-"""Questions that the supervisor asks a worker, for what needs the store or the allocator."""
+"""Questions to workers, for what needs the store or the allocator: by the supervisor, and through it by a worker."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
 from idalloc_server.domain.errors import Refusal, StoreUnavailable
 from idalloc_server.node.answers import Answer
-from idalloc_server.workers.messages import Answered, Asked, Message
+from idalloc_server.workers.messages import Answered, Asked, Message, OthersAnswered, OthersAsked
 from idalloc_server.workers.worker_process import WorkerProcess
 
 
@@ -39,9 +39,18 @@ class Questions:
             raise StoreUnavailable("no worker serves")
         return await self._ask(worker, question, arguments, timeout)
 
-    async def ask_all(self, question: str, arguments: Mapping[str, Any], timeout: float) -> list[Any]:
-        """Return the answers of all workers that serve and answered in time; the arguments are those of ``ask``."""
-        workers = [each for each in self._workers if each.is_serving]
+    async def ask_all(
+        self, question: str, arguments: Mapping[str, Any], timeout: float, *, but: WorkerProcess | None = None
+    ) -> list[Any]:
+        """Return the answers of all workers that serve and answered in time; the arguments are those of ``ask``.
+
+        Args:
+            question: The name of the question.
+            arguments: Its arguments, as JSON values.
+            timeout: The longest wait, in seconds.
+            but: Do not ask this worker.
+        """
+        workers = [each for each in self._workers if each.is_serving and each is not but]
         asked = (self._ask(each, question, arguments, timeout) for each in workers)
         answers = await asyncio.gather(*asked, return_exceptions=True)
         return [each for each in answers if not isinstance(each, BaseException)]
@@ -70,6 +79,38 @@ class Questions:
         answer = self._answers.get(answered.number)
         if answer and not answer.done():
             answer.set_result(answered)
+
+
+class OtherWorkers:
+    """The side of a worker that asks all others.
+
+    Args:
+        send: Sends a message to the supervisor.
+    """
+
+    def __init__(self, send: Callable[[Message], None]) -> None:
+        self._send = send
+        self._ids = count(1)
+        self._answers: dict[int, asyncio.Future[Sequence[Any]]] = {}
+
+    async def ask(self, question: str, arguments: Mapping[str, Any], timeout: float) -> list[Any]:
+        """See ``Workers.ask_others``."""
+        number, answers = next(self._ids), asyncio.get_running_loop().create_future()
+        self._answers[number] = answers
+        self._send(OthersAsked(number, question, dict(arguments), timeout))
+        try:
+            async with asyncio.timeout(2 * timeout):
+                return list(await answers)
+        except TimeoutError:
+            return []  # The supervisor has exited.
+        finally:
+            del self._answers[number]
+
+    def receive(self, answered: OthersAnswered) -> None:
+        """Pass the answers to the one who asked, unless the wait has ended."""
+        answers = self._answers.get(answered.number)
+        if answers and not answers.done():
+            answers.set_result(answered.results)
 
 
 class Answers:

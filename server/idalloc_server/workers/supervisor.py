@@ -9,7 +9,7 @@ import asyncio
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -67,7 +67,7 @@ class Supervisor:
         self._requires_authentication = False
         self._turn = 0
         self._turn_lock = asyncio.Lock()
-        self._turns: set[asyncio.Task[None]] = set()
+        self._requests: set[asyncio.Task[None]] = set()
         self._serving: asyncio.Task[None]
         self._http: SupervisorHttp
         self._stopping = False
@@ -198,6 +198,7 @@ class Supervisor:
         handlers: dict[type[Message], Callable[[WorkerProcess, Any], None]] = {
             messages.Counted: self._on_counted,
             messages.Answered: lambda _, answered: self._http.questions.receive(answered),
+            messages.OthersAsked: lambda worker, asked: self._run(self._ask_others(worker, asked)),
             messages.Candidates: lambda _, __: self._decide_series(),
             messages.AuthenticationRequired: self._on_authentication_required,
             messages.TurnWanted: self._on_turn_wanted,
@@ -232,9 +233,18 @@ class Supervisor:
             self._http.require_authentication()
 
     def _on_turn_wanted(self, worker: WorkerProcess, wanted: messages.TurnWanted) -> None:
-        task = asyncio.create_task(self._give_turn(worker, wanted.persisted))
-        self._turns.add(task)
-        task.add_done_callback(self._turns.discard)
+        self._run(self._give_turn(worker, wanted.persisted))
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run what a worker's message asks for, in a task that a stop awaits."""
+        task = asyncio.create_task(work)
+        self._requests.add(task)
+        task.add_done_callback(self._requests.discard)
+
+    async def _ask_others(self, worker: WorkerProcess, asked: messages.OthersAsked) -> None:
+        questions = self._http.questions
+        results = await questions.ask_all(asked.question, asked.arguments, asked.timeout, but=worker)
+        worker.pipe.send(messages.OthersAnswered(asked.number, results))
 
     def _on_applied(self, worker: WorkerProcess, applied: messages.Ready | messages.Applied) -> None:
         worker.applied = applied.revision
@@ -338,7 +348,7 @@ class Supervisor:
                 await self._drain_all()
         except TimeoutError:
             self._kill_workers(1)
-        await asyncio.gather(*(each.exit for each in self._workers.values()), *self._turns, return_exceptions=True)
+        await asyncio.gather(*(each.exit for each in self._workers.values()), *self._requests, return_exceptions=True)
 
     async def _drain_all(self) -> None:
         workers = self._workers.values()

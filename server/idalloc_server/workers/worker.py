@@ -27,7 +27,7 @@ from idalloc_server.telemetry.metrics import Counts
 from idalloc_server.workers import messages
 from idalloc_server.workers.messages import Message
 from idalloc_server.workers.pipe import Pipe
-from idalloc_server.workers.questions import Answers
+from idalloc_server.workers.questions import Answers, OtherWorkers
 
 # The longest drain after the supervisor was killed: a new server needs the port.
 ORPHAN_DRAIN_SECONDS = 2.0
@@ -74,6 +74,7 @@ class Worker:
         self._pipe = pipe
         self._access_control: AccessControl | None = None
         self._answers: Answers | None = None
+        self._others = OtherWorkers(pipe.send)
         self._doc_ids: DocIdGenerator
         self._is_ready = False
         self._applied = 0  # the revision of the node's settings that this worker uses
@@ -86,6 +87,7 @@ class Worker:
             messages.AuthenticationRequired: self._on_authentication_required,
             messages.Reload: lambda _: self.control.reload_requested.set(),
             messages.Asked: self._on_asked,
+            messages.OthersAnswered: self._others.receive,
             messages.Stop: lambda _: self.control.stop_requested.set(),
         }
         try:
@@ -165,13 +167,17 @@ class Worker:
         """See ``ProcessMode``."""
         self._pipe.send(messages.Counted(counts.to_json()))
 
-    # Workers: changes of the node's settings.
+    # Workers: what the others hold, and changes of the node's settings.
 
     @property
     def other_lease_count(self) -> int:
         """See ``Workers``."""
         leases = self._pipe.newest(messages.OtherLeases)
         return leases.count if leases else 0
+
+    async def ask_others(self, question: str, arguments: Mapping[str, Any], timeout: float) -> list[Any]:
+        """See ``Workers.ask_others``."""
+        return await self._others.ask(question, arguments, timeout)
 
     async def change(self, given: Mapping[str, int], save: Save | None, timeout: float | None) -> None:
         """See ``Workers.change``."""

@@ -1,14 +1,12 @@
-"""An index of the sequences in the store: for lists that are searched and sorted, and for forecasts."""
+"""An index of the sequences in the store, for lists that are searched and sorted."""
 
 import asyncio
-import heapq
 from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple
 
 import structlog
 
-from idalloc_server.domain.administration.paging import map_in_batches
 from idalloc_server.domain.administration.service import SequenceService
 from idalloc_server.domain.administration.summary import SequenceSummary
 from idalloc_server.domain.clock import Clock
@@ -16,8 +14,6 @@ from idalloc_server.domain.errors import SequenceInvalid, StoreFailure
 
 # How many sequences are kept: the first ones by name.
 MAX_KEPT = 10_000
-# How many of all scanned sequences are kept as those exhausted next.
-NEAREST = 20
 # How many sequences are read at once, and how much longer than a read the pause after it is.
 BATCH, PAUSE_RATIO, LONGEST_PAUSE_SECONDS = 250, 20, 5.0
 # The pause between two scans; the shorter one if the list was requested since the last one.
@@ -77,7 +73,6 @@ class SequenceIndex:
         self._sorted: dict[SortKey, list[int]] = {}
         self._is_complete = True
         self._as_of: float | None = None
-        self._nearest: dict[str, float] = {}  # when, in seconds since 1970
         self._requested = asyncio.Event()
 
     async def follow(self) -> None:
@@ -94,11 +89,6 @@ class SequenceIndex:
             except TimeoutError:
                 pass
             self._requested.clear()
-
-    def exhausts_in(self) -> dict[str, float]:
-        """Returns the seconds until no ids are left, by sequence, of the ``NEAREST`` sequences of the store."""
-        now = self._clock.wall()
-        return {name: max(0.0, at - now) for name, at in self._nearest.items()}
 
     def find(self, search: str, sort: SortKey, *, descending: bool, offset: int, limit: int) -> Found:
         """Returns a part of the list of sequences whose names contain a text, in any case of its letters.
@@ -129,23 +119,17 @@ class SequenceIndex:
 
     async def _scan(self) -> None:
         as_of, after, kept = self._clock.wall(), "", list[SequenceSummary]()
-        nearest: list[tuple[float, str]] = []  # a heap, with the latest time first
         is_complete, limit = True, BATCH
         while True:
             began = self._clock.boot()
             try:
                 rows = await self._service.read_rows("", after, limit)
-                found = await map_in_batches(self._service.summary_of, rows)
+                found = await self._service.summaries_of(rows)
             except SequenceInvalid as invalid:
                 if limit == 1:
                     after = invalid.metadata["sequence"]
                 limit = 1  # Only the corrupt row is left out.
                 continue
-            for each in found:
-                if each.exhaust_time is not None:
-                    heapq.heappush(nearest, (-each.exhaust_time, each.row.name))
-                    if len(nearest) > NEAREST:
-                        heapq.heappop(nearest)
             room = MAX_KEPT - len(kept)
             kept += found[:room]
             is_complete = is_complete and len(found) <= room
@@ -155,4 +139,3 @@ class SequenceIndex:
             await asyncio.sleep(min(LONGEST_PAUSE_SECONDS, PAUSE_RATIO * (self._clock.boot() - began)))
         self._kept, self._is_complete, self._as_of = kept, is_complete, as_of
         self._folded, self._sorted = [each.row.name.casefold() for each in kept], {}
-        self._nearest = {name: -at for at, name in nearest}

@@ -2,10 +2,10 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 import structlog
 
@@ -42,6 +42,8 @@ ATTEMPTS = 5
 
 _log = structlog.get_logger("idalloc.administration")
 _T = TypeVar("_T")
+# Returns how fast the server issues ids, in ids a second, by the names of counters.
+Rates: TypeAlias = Callable[[list[str]], Awaitable[Mapping[str, float]]]
 
 
 class ChangeResult(NamedTuple):
@@ -73,6 +75,7 @@ class SequenceService:
         store_timeout: Timeout of a store call, in seconds.
         max_clock_skew: How far a sequence of timestamps may be advanced ahead of the clock, in seconds.
         random: Returns random bytes of a given number.
+        rates: The rates of the server; by default those of the allocator.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class SequenceService:
         store_timeout: float,
         max_clock_skew: float = 60.0,
         random: Callable[[int], bytes] = os.urandom,
+        rates: Rates | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -91,6 +95,7 @@ class SequenceService:
         self._store_timeout = store_timeout
         self._max_clock_skew = max_clock_skew
         self._random = random
+        self._rates = rates or self._own_rates
         self._changes: set[asyncio.Task[Any]] = set()
         self.generations_ended = 0
 
@@ -119,6 +124,20 @@ class SequenceService:
         """Returns the rows of sequences in the byte order of their names; see ``Store.list``."""
         return await self._call_store(self._store.list(prefix, after, limit, deleted=deleted, periods=False))
 
+    async def summary_of(self, row: Row, period: str = "") -> SequenceSummary:
+        """Returns the summary of a row in a period; empty for the current one."""
+        [summary] = await self.at_present_rates([await self._summary_of(row, period)])
+        return summary
+
+    async def summaries_of(self, rows: list[Row]) -> list[SequenceSummary]:
+        """Returns the summaries of rows in their current periods."""
+        return await self.at_present_rates(await map_in_batches(self._summary_of, rows))
+
+    async def at_present_rates(self, summaries: list[SequenceSummary]) -> list[SequenceSummary]:
+        """Returns summaries with the present rates of the server."""
+        rates, now = await self._rates([each.counter for each in summaries]), self._clock.wall()
+        return [each.at_rate(rates.get(each.counter, 0.0), now) for each in summaries]
+
     async def list(
         self, prefix: str, after: str, limit: int, *, deleted: bool, visible: Patterns | None = None
     ) -> tuple[list[SequenceSummary], str]:
@@ -135,7 +154,7 @@ class SequenceService:
         """
         read = partial(self.read_rows, deleted=deleted)
         rows, next_after = await read_page(read, prefix, after, limit, visible)
-        return await map_in_batches(self.summary_of, rows), next_after
+        return await self.summaries_of(rows), next_after
 
     async def parse(self, name: str, text: str) -> ParsedId:
         """Parses a formatted id.
@@ -239,7 +258,6 @@ class SequenceService:
         check_name(name, "name")
         row, _ = await self._run_to_completion(name, self._change(name, etag, change_token, plan, revives=True))
         which = period or period_at(row.sequence, self._clock.wall())
-        self._allocator.rates.discard(name_of_period(name, which) if which else name)  # The skipped ids are not usage.
         return await self._result(row, which)
 
     async def finish_changes(self) -> None:
@@ -350,13 +368,13 @@ class SequenceService:
             return period, row.sequence.before_start
         return period, counter.last_value
 
-    async def summary_of(self, row: Row, period: str = "") -> SequenceSummary:
-        """Returns the summary of a row in a period; empty for the current one."""
+    async def _summary_of(self, row: Row, period: str = "") -> SequenceSummary:
         if row.last_value is None:
-            return summarize(row, "", None, self._clock.wall(), None)
-        period, last_value = await self._counter(row, period)
-        name = name_of_period(row.name, period) if period else row.name
-        return summarize(row, period, last_value, self._clock.wall(), self._allocator.rates.per_second(name))
+            return SequenceSummary(row)
+        return summarize(row, *await self._counter(row, period))
+
+    async def _own_rates(self, counters: Iterable[str]) -> Mapping[str, float]:
+        return self._allocator.rates(counters)
 
     async def _result(self, row: Row, period: str = "", *, ends_leases: bool = True) -> ChangeResult:
         summary = await self.summary_of(row, period)

@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from idalloc_server.domain.allocation.config import AllocationConfig, SharedState
 from idalloc_server.domain.allocation.counter_allocator import CounterAllocator
@@ -12,11 +12,10 @@ from idalloc_server.domain.allocation.high_water_marks import HighWaterMarks
 from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.allocation.sequence_allocator import SequenceAllocator
 from idalloc_server.domain.allocation.survey import Survey, survey
-from idalloc_server.domain.allocation.usage import UsageRates
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import ServerDraining, StoreUnavailable
 from idalloc_server.domain.fork import NO_PROCESS, OS_PROCESS, Process
-from idalloc_server.domain.sequences.model import check_name
+from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, check_name
 from idalloc_server.domain.store.protocol import Store
 
 # A sequence that issued nothing between two checks is closed.
@@ -41,9 +40,7 @@ class Allocator:
 
     Attributes:
         burned: Counts burned ids.
-        issued_ids: Counts issued ids by sequence.
         refills: The duration of refills by outcome.
-        rates: Measures how fast sequences are used.
         store_health: Whether the store works.
     """
 
@@ -62,13 +59,12 @@ class Allocator:
             clock,
             allocation_config,
             self._high_water_marks,
-            UsageRates(clock),
             self._drop_unknown,
             lambda: self._is_closed,
             random,
         )
-        self.issued_ids, self.refills = self._shared.issued, self._shared.refills
-        self.burned, self.rates, self.store_health = self._shared.burned, self._shared.rates, self._shared.store_health
+        self.refills = self._shared.refills
+        self.burned, self.store_health = self._shared.burned, self._shared.store_health
         self._sequence_allocators: dict[str, SequenceAllocator] = {}
         self._is_closed = False
         # Counters of sequences that were removed from the dict above, but not closed yet, in the order of removal.
@@ -97,6 +93,23 @@ class Allocator:
         allocator = self._sequence_allocators.get(sequence)
         return allocator.reserve_limit if allocator else ""
 
+    def rates(self, counters: Iterable[str]) -> dict[str, float]:
+        """Returns how fast this process issues ids, in ids a second, by the names of counters; none that is 0.
+
+        The name of a counter is that of its row, see ``name_of_period``.
+        """
+        rates = {name: self._rate(*name.partition(PERIOD_SEPARATOR)) for name in counters}
+        return {name: rate for name, rate in rates.items() if rate}
+
+    def _rate(self, sequence: str, _: str, period: str) -> float:
+        allocator = self._sequence_allocators.get(sequence)
+        counters = allocator.counters if allocator else []
+        return sum(counter.ids_per_second for counter in counters if counter.row.period == period)
+
+    def pop_issued(self) -> Iterator[tuple[str, int]]:
+        """Yields each sequence that issued ids since the last call, and how many; see ``IssuedIds.pop_new``."""
+        return self._shared.issued.pop_new(self._shared.clock.boot())
+
     def ids_in_memory(self, sequence: str) -> int:
         """Returns how many ids of a sequence could be issued from memory, of all its periods."""
         allocator = self._sequence_allocators.get(sequence)
@@ -118,8 +131,8 @@ class Allocator:
             allocator = self._sequence_allocators.get(name)
             return [each.state for each in allocator.counters] if allocator else []
 
-        names, clock, rate_of = list(self._sequence_allocators), self._shared.clock, self.rates.per_second
-        return await survey(names, states_of, rate_of, clock, self._allocation_config.lease_ttl)
+        names = list(self._sequence_allocators)
+        return await survey(names, states_of, self._shared.clock, self._allocation_config.lease_ttl)
 
     def allocate_from_lease(self, sequence: str, count: int) -> IdRange | None:
         """Takes ``count`` ids, at least 1, from memory; None if ``allocate_after_refill`` must wait for the store."""

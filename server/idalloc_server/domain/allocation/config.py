@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from idalloc_server.domain.allocation.burned import BurnedIds
 from idalloc_server.domain.allocation.high_water_marks import HighWaterMarks
 from idalloc_server.domain.allocation.issued import IssuedIds
-from idalloc_server.domain.allocation.usage import UsageRates
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.store.health import StoreHealth
 from idalloc_server.domain.store.protocol import Store
@@ -47,7 +46,6 @@ class SharedState:
         clock: The clock that leases expire by.
         allocation_config: The settings.
         high_water_marks: The last known state of each counter.
-        rates: Measures how fast sequences are used.
         drop_unknown: Called with the name of an idle sequence that the store never returned a row for.
         is_closed: Returns whether the allocator is closed, and starts no counter.
         random: Returns random bytes of a given number.
@@ -61,7 +59,6 @@ class SharedState:
     clock: Clock
     allocation_config: AllocationConfig
     high_water_marks: HighWaterMarks
-    rates: UsageRates
     drop_unknown: Callable[[str], None]
     is_closed: Callable[[], bool]
     random: Callable[[int], bytes]

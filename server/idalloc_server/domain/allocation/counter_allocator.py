@@ -12,6 +12,7 @@ from idalloc_server.domain.allocation.counter_row import CounterRow
 from idalloc_server.domain.allocation.counter_state import CounterState
 from idalloc_server.domain.allocation.held_ids import HeldIds
 from idalloc_server.domain.allocation.id_range import IdRange
+from idalloc_server.domain.allocation.usage import RecentUse
 from idalloc_server.domain.allocation.waiter_queue import WaiterQueue
 from idalloc_server.domain.errors import (
     LeaseExpired,
@@ -41,18 +42,19 @@ class CounterAllocator:
         shared: The state shared by all allocators.
 
     Attributes:
-        new_ids: See ``Issuer``.
+        new_ids, new_since, use: See ``Issuer``.
         has_issued: Whether it has issued any id.
     """
 
     __slots__ = (
-        *("row", "new_ids", "has_issued", "_shared", "_clock", "_held", "_waiters", "_refill_task", "_backwards"),
-        *("_has_failed", "_expects_calls", "_returning", "_last_activity"),
+        *("row", "new_ids", "new_since", "use", "has_issued", "_shared", "_clock", "_held", "_waiters"),
+        *("_refill_task", "_backwards", "_has_failed", "_expects_calls", "_returning", "_last_activity"),
     )
 
     def __init__(self, row: CounterRow, shared: SharedState) -> None:
         self.row = row
-        self.new_ids, self.has_issued = 0, False
+        self.new_ids, self.new_since, self.has_issued = 0, 0.0, False
+        self.use = RecentUse()
         self._shared = shared
         self._clock = shared.clock
         self._held = HeldIds(row, shared)
@@ -77,7 +79,7 @@ class CounterAllocator:
         left = held.lease.left if self.has_lease else 0
         times = (held.lease.expires_at, held.remaining if held.writes else None, held.refilled_at)
         problems = (self._has_failed, held.reserve.limited_by, self._backwards is not None)
-        return CounterState(row.name, row.period, row.settings, left, held.lease.left, *times, *problems)
+        return CounterState(row.period, row.settings, left, held.lease.left, *times, *problems, self.ids_per_second)
 
     @property
     def reserve_seconds(self) -> float | None:
@@ -85,6 +87,11 @@ class CounterAllocator:
         if self.row.settings.is_rising or self.row.has_reset or not self._held.writes:
             return None
         return self._held.reserve.seconds_left(self._held.lease.left, self._clock.boot())
+
+    @property
+    def ids_per_second(self) -> float:
+        """How fast this process issues ids, see ``RecentUse``."""
+        return self.use.per_second(self._clock.boot())
 
     @property
     def generation(self) -> int:
@@ -108,7 +115,7 @@ class CounterAllocator:
             if self.new_ids:
                 self.new_ids += count
             elif count:
-                self.new_ids, self.has_issued = count, True
+                self.new_ids, self.new_since, self.has_issued = count, now, True
                 self._shared.issued.issuing.append(self)
             if now >= held.refill_at or lease.left < reserve.refill_below:
                 self._review(now)
@@ -286,7 +293,7 @@ class CounterAllocator:
 
     def _count_issued(self, count: int) -> None:
         if count and not self.new_ids:
-            self.has_issued = True
+            self.new_since, self.has_issued = self._clock.boot(), True
             self._shared.issued.issuing.append(self)
         self.new_ids += count
 

@@ -11,7 +11,6 @@ class CounterState(NamedTuple):
     """The state of a counter at one moment; times are in ``Clock.boot`` seconds.
 
     Attributes:
-        name: The name of its row.
         period: The period; empty if the sequence has no reset.
         settings: The settings of the sequence.
         ids_in_memory: How many ids could be issued from memory.
@@ -22,9 +21,9 @@ class CounterState(NamedTuple):
         has_failed: Whether the last refill failed.
         reserve_limit: Why the reserve is shorter than ``outage_reserve`` (``reserve.LIMITS``); empty if it is not.
         is_behind: Whether ids are refused because the store went backwards.
+        ids_per_second: How fast this process issues ids, see ``RecentUse``.
     """
 
-    name: str
     period: str
     settings: Sequence
     ids_in_memory: int
@@ -35,6 +34,7 @@ class CounterState(NamedTuple):
     has_failed: bool
     reserve_limit: str
     is_behind: bool
+    ids_per_second: float
 
     @property
     def has_lease(self) -> bool:
@@ -45,13 +45,8 @@ class CounterState(NamedTuple):
         """Returns whether the lease is in its last third because its renewal failed."""
         return self.has_failed and self.has_lease and self.expires_at - now < lease_ttl / 3
 
-    def exhausts_in(self, rate: float | None, clock: Clock) -> float | None:
-        """Returns the seconds until the store has no ids left; None without a forecast.
-
-        Args:
-            rate: The present rate in ids a second, or None if it is unknown.
-            clock: The clock.
-        """
+    def exhausts_in(self, clock: Clock) -> float | None:
+        """Returns the seconds until the store has no ids left, if only this process uses them; None if it uses none."""
         settings = self.settings
         if self.remaining is None or settings.kind != Kind.COUNTER:
             return None
@@ -59,9 +54,9 @@ class CounterState(NamedTuple):
             return None  # The counters of the periods have the ids.
         if not self.remaining:
             return 0.0
-        if not rate or rate < 0:
+        if not self.ids_per_second:
             return None
-        seconds = max(0.0, self.remaining / rate - (clock.boot() - self.refilled_at))
+        seconds = max(0.0, self.remaining / self.ids_per_second - (clock.boot() - self.refilled_at))
         if self.period:
             wall = clock.wall()
             if wall + seconds >= period_end(settings, wall):

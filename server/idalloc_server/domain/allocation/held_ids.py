@@ -91,19 +91,13 @@ class HeldIds:
         self.refill_at = min(self.renew_at, reserve.review_at)
         self.remaining, reserve.demand_in_row = grant.remaining, grant.demand
         self.writes += 1
-        self._record_rate()
 
     def postpone_refill(self, now: float) -> None:
         """Decides when to look again whether a refill is due."""
         self.reserve.skip_refill(self.lease.left, now)
         self.refill_at = min(self.renew_at, self.reserve.review_at)
-        self._record_rate()
 
     def record_failure(self, now: float) -> None:
         """Records a failed refill: from now on only time starts the next one."""
         self.refill_at = self.renew_at = now + RENEW_RETRY_SECONDS
         self.reserve.record_failure()
-
-    def _record_rate(self) -> None:
-        lease = self.lease
-        self._shared.rates.record(self.row.name, lease.last_value - lease.left * lease.step, lease.step)

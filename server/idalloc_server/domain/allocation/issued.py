@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Protocol
 
+from idalloc_server.domain.allocation.usage import RecentUse
+
 
 class _Row(Protocol):
     sequence: str
@@ -13,9 +15,13 @@ class Issuer(Protocol):
 
     Attributes:
         new_ids: The ids issued since the last sample.
+        new_since: When the first of them was issued, in ``Clock.boot`` seconds.
+        use: The ids of all samples.
     """
 
     new_ids: int
+    new_since: float
+    use: RecentUse
 
     @property
     def row(self) -> _Row:
@@ -33,9 +39,13 @@ class IssuedIds:
     def __init__(self) -> None:
         self.issuing: list[Issuer] = []
 
-    def pop_new(self) -> Iterator[tuple[str, int]]:
-        """Yield and remove the sequence and number of new ids, one by one: a break of the loop loses none."""
+    def pop_new(self, now: float) -> Iterator[tuple[str, int]]:
+        """Yield and remove the sequence and number of new ids, one by one: a break of the loop loses none.
+
+        ``now`` is the time in ``Clock.boot`` seconds.
+        """
         while self.issuing:
             issuer = self.issuing.pop()
             ids, issuer.new_ids = issuer.new_ids, 0
+            issuer.use.add(ids, issuer.new_since, now)
             yield issuer.row.sequence, ids

@@ -34,7 +34,6 @@ class Survey(NamedTuple):
 async def survey(
     names: Iterable[str],
     states_of: Callable[[str], list[CounterState]],
-    rate_of: Callable[[str], float | None],
     clock: Clock,
     lease_ttl: float,
 ) -> Survey:
@@ -43,7 +42,6 @@ async def survey(
     Args:
         names: Their names.
         states_of: Returns the states of a sequence's counters; none if it is no longer in use.
-        rate_of: Returns the rate of a counter by its name, in ids a second.
         clock: The clock.
         lease_ttl: The TTL of a lease, in seconds.
     """
@@ -54,7 +52,7 @@ async def survey(
         leases += any(each.has_lease for each in states)
         behind += any(each.is_behind for each in states)
         late += any(each.is_renewal_late(now, lease_ttl) for each in states)
-        forecasts = [each.exhausts_in(rate_of(each.name), clock) for each in states]
+        forecasts = [each.exhausts_in(clock) for each in states]
         if known := [each for each in forecasts if each is not None]:
             heapq.heappush(nearest, (-min(known), name))
             if len(nearest) > NEAREST:

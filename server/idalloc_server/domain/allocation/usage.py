@@ -1,61 +1,53 @@
-"""The rate at which all nodes together use a sequence, from its counter at each refill."""
+"""The rate at which a process issues the ids of a counter."""
 
 from typing import NamedTuple
 
-from idalloc_server.domain.clock import Clock
-
-# A rate covers the last one to two windows.
-WINDOW_SECONDS = 60.0
-# A shorter span gives no rate: the first ids after a pause would look like a burst.
-MIN_SECONDS = 10.0
-# The most names with a rate. Rates are only displayed.
-MAX_RATES = 100_000
+# A rate covers the last minute, or the time since the first id if that is shorter. Before the second time has passed,
+# a few calls would look like a huge rate.
+WINDOW_SECONDS, MIN_SECONDS = 60.0, 5.0
+# The total is kept this often, so the window is at most this much longer.
+MARK_SECONDS = 10.0
 
 
-class _Observation(NamedTuple):
+class _Mark(NamedTuple):
     at: float
-    value: int
+    total: int
 
 
-class UsageRates:
-    """Keeps three observations of each counter: the last one, and the first ones of the last two windows.
+class RecentUse:
+    """Counts the ids that were issued in about the last minute. Times are in ``Clock.boot`` seconds."""
 
-    At ``MAX_RATES`` names, the one with the oldest refill is evicted.
+    __slots__ = ("_last_at", "_marks", "_total")
 
-    Args:
-        clock: Measures the windows.
-    """
+    def __init__(self) -> None:
+        # What was issued before a time, the oldest one at the start of the window.
+        self._marks: tuple[_Mark, ...] = ()
+        self._total = 0
+        self._last_at = 0.0
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._seen: dict[str, tuple[_Observation, _Observation, int, int]] = {}
+    def add(self, ids: int, since: float, now: float) -> None:
+        """Add ids.
 
-    def record(self, name: str, value: int, step: int) -> None:
-        """Records the value of a counter after a refill, less the ids that this node holds.
-
-        A new step, or a counter that moved back, discards the earlier observations.
+        Args:
+            ids: How many.
+            since: When the first of them was issued.
+            now: The time.
         """
-        now = _Observation(self._clock.boot(), value)
-        older, newer, _, old_step = self._seen.get(name, (now, now, value, step))
-        if old_step != step or (value - newer.value) * step < 0:
-            older = newer = now
-        elif now.at - newer.at >= WINDOW_SECONDS:
-            older, newer = newer, now
-        self._seen.pop(name, None)  # keeps the dict in the order of refills
-        self._seen[name] = (older, newer, value, step)
-        if len(self._seen) > MAX_RATES:
-            del self._seen[next(iter(self._seen))]
+        if since - self._last_at >= WINDOW_SECONDS:
+            self._marks = ()
+        if not self._marks or since - self._marks[-1].at >= MARK_SECONDS:
+            inside = [mark for mark in self._marks if mark.at > now - WINDOW_SECONDS]
+            before = self._marks[: len(self._marks) - len(inside)][-1:]
+            self._marks = (*before, *inside, _Mark(since, self._total))
+        self._total += ids
+        self._last_at = now
 
-    def discard(self, name: str) -> None:
-        """Discards the observations of a counter that an operator moved."""
-        self._seen.pop(name, None)
-
-    def per_second(self, name: str) -> float | None:
-        """Returns the recent rate in ids a second, or None before ``MIN_SECONDS`` of observation."""
-        seen = self._seen.get(name)
-        if seen is None:
-            return None
-        older, _, value, step = seen
-        elapsed = self._clock.boot() - older.at
-        # Ids are counted first: 0 divided by a negative step is -0.0.
-        return (value - older.value) // step / elapsed if elapsed >= MIN_SECONDS else None
+    def per_second(self, now: float) -> float:
+        """Return the rate in ids a second; 0 if none was issued within ``WINDOW_SECONDS``."""
+        if not self._marks or now - self._last_at >= WINDOW_SECONDS:
+            return 0.0
+        start = self._marks[0]
+        for mark in self._marks:
+            if mark.at <= now - WINDOW_SECONDS:
+                start = mark
+        return (self._total - start.total) / max(MIN_SECONDS, now - start.at)

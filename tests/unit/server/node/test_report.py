@@ -39,7 +39,6 @@ def report_of(allocator: Allocator, witnessed: WitnessedStore | None = None) -> 
         doc_ids=Mock(issued=0, prefix=0, start_timestamp=0),
         sequences=Mock(generations_ended=0),
         start_timestamps=Mock(has_conflict=False),
-        index=Mock(exhausts_in=dict),
     )
     audit = Mock(rejected={})
     return NodeReport(CallMetrics(), issuers, audit, Counter(), {}, 1, lambda: False, lambda _: None, witnessed)

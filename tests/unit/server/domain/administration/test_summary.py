@@ -2,8 +2,10 @@
 
 import pytest
 
+from idalloc_server.domain.administration.service import SequenceService
 from idalloc_server.domain.errors import SequenceInvalid
-from idalloc_server.domain.sequences.model import Kind, Sequence, name_of_period
+from idalloc_server.domain.sequences.calendar import period_end
+from idalloc_server.domain.sequences.model import Kind, Sequence
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.memory_rows import Row
 from tests.unit.server.domain.administration.conftest import Node, create_monthly, new_token
@@ -23,35 +25,52 @@ async def test_a_row_without_last_value_is_invalid_but_listed(node: Node, store:
     assert (summary[0].last_value, summary[0].remaining) == (None, 0)
 
 
+async def use(node: Node, clock: FakeClock, name: str, count: int, seconds: int) -> None:
+    """Takes ids once a second, with a sample after each, as a server does."""
+    for _ in range(seconds):
+        await node.take(name, count)
+        clock.advance(1.0)
+        for _ in node.allocator.pop_issued():
+            pass
+
+
 async def test_the_forecast_extrapolates_the_rate(node: Node, other: Node, clock: FakeClock) -> None:
-    """exhaust_time is when the remaining ids are used at the current rate."""
-    await node.service.create("orders", {"max_value": 1000}, new_token())
+    """exhaust_time is when the remaining ids are used at the rate of this server; another one forecasts nothing."""
+    await node.service.create("orders", {"max_value": 1_000_000}, new_token())
     assert (await node.service.get("orders")).exhaust_time is None
-    await node.take("orders", 50)
-    clock.advance(10)
-    await node.take("orders", 50)
-    for each in (node, other):  # one that allocated, and one that did not
-        summary = await each.service.get("orders")
-        used = summary.row.last_value
-        assert used is not None
-        issued = used - 50 - node.allocator.ids_in_memory("orders") if each is node else used
-        assert summary.ids_per_second == pytest.approx(issued / 10)
-        assert (summary.remaining, summary.used_ratio) == (1000 - used, used / 1000)
-        assert summary.exhaust_time == pytest.approx(clock.wall() + summary.remaining / summary.ids_per_second)
+    await use(node, clock, "orders", 50, 10)
+    summary = await node.service.get("orders")
+    assert summary.ids_per_second == pytest.approx(50.0)
+    assert summary.row.last_value is not None
+    assert summary.remaining == 1_000_000 - summary.row.last_value
+    assert summary.exhaust_time == pytest.approx(clock.wall() + summary.remaining / 50)
+    idle = await other.service.get("orders")
+    assert (idle.ids_per_second, idle.exhaust_time) == (0.0, None)
 
 
-async def test_the_first_seconds_give_no_forecast(node: Node, other: Node, clock: FakeClock) -> None:
-    """A rate needs ten seconds of observation."""
-    await node.service.create("orders", {"max_value": 9_999}, new_token())
-    for _ in range(3):
-        await node.take("orders", 5)
-        clock.advance(3.0)
-    for each in (node, other):
-        summary = await each.service.get("orders")
-        assert (summary.ids_per_second, summary.exhaust_time) == (0.0, None)
-    clock.advance(1.0)
-    for each in (node, other):
-        assert (await each.service.get("orders")).ids_per_second > 0
+async def test_the_rate_and_the_forecast_end_with_the_use(node: Node, clock: FakeClock) -> None:
+    """A sequence that nobody has used for a minute has neither."""
+    await use(node, clock, "orders", 50, 10)
+    clock.advance(60.0)
+    summary = await node.service.get("orders")
+    assert (summary.ids_per_second, summary.exhaust_time) == (0.0, None)
+
+
+async def test_rates_are_those_of_the_whole_server(store: MemoryStore, clock: FakeClock, node: Node) -> None:
+    """The service asks for the rates of all processes, also for lists."""
+    asked: list[list[str]] = []
+
+    async def rates(counters: list[str]) -> dict[str, float]:
+        asked.append(counters)
+        return {"orders": 70.0}
+
+    await node.take("bills")
+    await node.take("orders")
+    service = SequenceService(store, clock, node.allocator, store_timeout=5.0, rates=rates)
+    found, _ = await service.list("", "", 10, deleted=False)
+    assert [each.ids_per_second for each in found] == [0.0, 70.0]
+    assert (await service.get("orders")).ids_per_second == 70.0
+    assert asked == [["bills", "orders"], ["orders"]]
 
 
 async def test_an_exhausted_sequence_is_exhausted_now(node: Node, clock: FakeClock) -> None:
@@ -84,19 +103,15 @@ async def test_a_forecast_beyond_the_year_9999_is_none(node: Node, clock: FakeCl
     assert (await node.service.get("orders")).exhaust_time is None
 
 
-async def test_a_forecast_ends_with_its_period(node: Node, store: MemoryStore, clock: FakeClock) -> None:
+async def test_a_forecast_ends_with_its_period(node: Node, clock: FakeClock) -> None:
     """A sequence that lasts until its period ends has no exhaust_time."""
     await create_monthly(node)
-    clock.advance(100)
-    counter = name_of_period("bills", "2023-11")
-    store.rows[counter] = Row(store.rows["bills"].sequence, 10)
+    await use(node, clock, "bills", 1, 10)
     slow = await node.service.get("bills")
-    assert slow.ids_per_second > 0
-    assert slow.exhaust_time is None
-    store.rows[counter].last_value = 900_000
-    fast = await node.service.get("bills")
-    assert fast.remaining == 99_999
-    assert fast.exhaust_time is not None
+    assert slow.ids_per_second == pytest.approx(1.0)
+    assert slow.exhaust_time is not None
+    clock.wall_seconds = period_end(slow.row.sequence, clock.wall()) - 100
+    assert (await node.service.get("bills")).exhaust_time is None
 
 
 async def test_advances_and_timestamps_do_not_count_as_rate(node: Node, clock: FakeClock) -> None:
@@ -116,9 +131,6 @@ async def test_advances_and_timestamps_do_not_count_as_rate(node: Node, clock: F
 async def test_the_rate_with_a_reset_is_that_of_its_period(node: Node, clock: FakeClock) -> None:
     """A sequence with a reset has the rate of its current period."""
     await create_monthly(node)
-    await node.service.update("bills", {"description": "changed"}, "", new_token())
-    for _ in range(20):
-        await node.take("bills", 10)
-        clock.advance(1.0)
-    summary = await node.service.get("bills")
-    assert 8 <= summary.ids_per_second <= 40  # leased ids count as used
+    await use(node, clock, "bills", 10, 20)
+    assert (await node.service.get("bills")).ids_per_second == pytest.approx(10.0)
+    assert (await node.service.get("bills", "2023-10")).ids_per_second == 0.0

@@ -42,7 +42,7 @@ async def test_sequences_take_little_memory(store: MemoryStore, clock: FakeClock
 def held_by(store: MemoryStore, allocator: Allocator) -> int:
     """Returns the traced memory in bytes, without the calls that the fake store keeps and counts that were sampled."""
     store.calls.clear()
-    for _ in allocator.issued_ids.pop_new():
+    for _ in allocator.pop_issued():
         pass
     gc.collect()
     return tracemalloc.get_traced_memory()[0]

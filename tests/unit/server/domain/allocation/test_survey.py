@@ -19,15 +19,15 @@ class Clock:
         return 1_000_000.0
 
 
-def state(name: str = "orders", **changed: object) -> CounterState:
-    """Return the state of a counter with a lease until 280 s and 600 ids left in the store."""
-    usual = CounterState(name, "", Sequence(), 5, 5, 280.0, 600, 100.0, False, "", False)
+def state(**changed: object) -> CounterState:
+    """Return the state of a counter with a lease until 280 s, 600 ids left in the store, and a rate of 2."""
+    usual = CounterState("", Sequence(), 5, 5, 280.0, 600, 100.0, False, "", False, 2.0)
     return usual._replace(**changed)  # type: ignore[arg-type]
 
 
-def exhausts_in(of: CounterState, rate: float | None = 2.0) -> float | None:
+def exhausts_in(of: CounterState) -> float | None:
     """Return the forecast of a counter."""
-    return of.exhausts_in(rate, Clock())
+    return of.exhausts_in(Clock())
 
 
 def test_forecast_counts_from_the_last_write() -> None:
@@ -35,13 +35,13 @@ def test_forecast_counts_from_the_last_write() -> None:
     assert exhausts_in(state()) == 300.0
     assert exhausts_in(state(refilled_at=60.0)) == 260.0
     assert exhausts_in(state(refilled_at=-1000.0)) == 0.0
-    assert exhausts_in(state(remaining=0), rate=None) == 0.0
+    assert exhausts_in(state(remaining=0, ids_per_second=0.0)) == 0.0
 
 
 def test_counters_without_a_rate_have_no_forecast() -> None:
     """Before the first write, without a rate, for timestamps, and for the row of a sequence with a reset."""
     assert exhausts_in(state(remaining=None)) is None
-    assert exhausts_in(state(), rate=None) is None
+    assert exhausts_in(state(ids_per_second=0.0)) is None
     assert exhausts_in(state(settings=replace(Sequence(), kind=Kind.TIMESTAMP_MS))) is None
     assert exhausts_in(state(settings=replace(Sequence(), reset=Reset.DAILY))) is None
 
@@ -56,10 +56,8 @@ def test_renewal_is_late_in_the_last_third_of_the_lease() -> None:
 
 async def test_survey_keeps_the_nearest_forecasts() -> None:
     """Of thousands of sequences the survey counts all, and keeps the forecasts of the nearest 20."""
-    states = {f"s{number}": state(f"s{number}", remaining=10 * number) for number in range(1000)}
+    states = {f"s{number}": state(remaining=10 * number, ids_per_second=1.0) for number in range(1000)}
     states["s7"] = states["s7"]._replace(is_behind=True, ids_in_memory=0)
-    found = await survey(
-        [*states, "gone"], lambda name: [states[name]] if name in states else [], lambda _: 1.0, Clock(), 180.0
-    )
+    found = await survey([*states, "gone"], lambda name: [states[name]] if name in states else [], Clock(), 180.0)
     assert (found.lease_count, found.behind, found.late_renewals) == (999, 1, 0)
     assert found.exhausts_in == {f"s{number}": 10.0 * number for number in range(NEAREST)}

@@ -1,66 +1,60 @@
-"""The rate at which a sequence is used."""
+"""The rate at which ids are issued."""
 
 import pytest
 
-from idalloc_server.domain.allocation import usage
-from idalloc_server.domain.allocation.usage import WINDOW_SECONDS, UsageRates
-from tests.support.fake_store import FakeClock
+from idalloc_server.domain.allocation.usage import MARK_SECONDS, MIN_SECONDS, WINDOW_SECONDS, RecentUse
+
+START = 1_000.0
 
 
-@pytest.mark.parametrize("step", [1, 10, -3])
-def test_the_rate_covers_the_last_windows(clock: FakeClock, step: int) -> None:
-    """The rate covers the last one to two windows, for any step, and falls when unused."""
-    rates = UsageRates(clock)
-    assert rates.per_second("s") is None
-    value = 0
-    for a_second in [5] * 300 + [100] * 300:
-        rates.record("s", value, step)
-        clock.advance(1.0)
-        value += a_second * step
-    rates.record("s", value, step)
-    assert rates.per_second("s") == pytest.approx(100.0)
-    clock.advance(9 * WINDOW_SECONDS)
-    rate = rates.per_second("s")
-    assert rate is not None
-    assert 0 < rate < 25
-    assert rates.per_second("other") is None
+def use(recent: RecentUse, a_second: int, start: float, seconds: int) -> float:
+    """Add ids once a second, issued evenly, as a sample does; return the end."""
+    for second in range(seconds):
+        recent.add(a_second, start + second, start + second + 1)
+    return start + seconds
 
 
-def test_an_unused_descending_counter_has_a_rate_of_zero(clock: FakeClock) -> None:
-    """The rate of an unused counter is 0 and not -0, which would be displayed as -0.0/s."""
-    rates = UsageRates(clock)
-    rates.record("s", 8, -1)
-    clock.advance(20.0)
-    assert str(rates.per_second("s")) == "0.0"
+@pytest.mark.parametrize("seconds", [5, 17, 59, 60, 61, 75, 600])
+def test_the_rate_is_exact_from_five_seconds_on(seconds: int) -> None:
+    """A steady use has its rate from MIN_SECONDS on, whatever the position in the window."""
+    recent = RecentUse()
+    assert recent.per_second(START) == 0.0
+    assert recent.per_second(use(recent, 100, START, seconds)) == pytest.approx(100.0)
 
 
-def test_a_counter_that_moves_back_restarts_the_rate(clock: FakeClock) -> None:
-    """A counter that moves back restarts the measurement."""
-    rates = UsageRates(clock)
-    for value in (1_000, 2_000, 5, 25):
-        rates.record("s", value, 1)
-        clock.advance(10.0)
-    assert rates.per_second("s") == pytest.approx(1.0)
+def test_a_burst_does_not_look_like_a_huge_rate() -> None:
+    """Ids of the first moment count over MIN_SECONDS at least."""
+    recent = RecentUse()
+    recent.add(1_000, START, START)
+    assert recent.per_second(START) == 1_000 / MIN_SECONDS
+    assert recent.per_second(START + 50) == 1_000 / 50
 
 
-def test_a_short_span_has_no_rate(clock: FakeClock) -> None:
-    """Before MIN_SECONDS of observation there is no rate."""
-    rates = UsageRates(clock)
-    rates.record("s", 1, 1)
-    clock.advance(2.0)
-    rates.record("s", 1_000, 1)
-    clock.advance(7.9)
-    assert rates.per_second("s") is None
-    clock.advance(0.1)
-    assert rates.per_second("s") == pytest.approx(99.9)
+def test_the_rate_follows_a_change_within_its_window() -> None:
+    """A window and a mark after the use changes, the old rate has no part in it."""
+    recent = RecentUse()
+    at = use(recent, 5, START, 300)
+    at = use(recent, 100, at, int(WINDOW_SECONDS + MARK_SECONDS))
+    assert recent.per_second(at) == pytest.approx(100.0)
 
 
-def test_the_number_of_rates_is_limited(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond MAX_RATES names, the rate with the oldest refill is evicted."""
-    monkeypatch.setattr(usage, "MAX_RATES", 3)
-    rates = UsageRates(clock)
-    for name in ("a", "b", "c", "a", "d", "e"):
-        rates.record(name, 1, 1)
-    clock.advance(20.0)
-    known = [name for name in "abcde" if rates.per_second(name) is not None]
-    assert known == ["a", "d", "e"]
+def test_silence_makes_the_rate_zero() -> None:
+    """The rate falls while nothing is issued, and is 0 after a window."""
+    recent = RecentUse()
+    at = use(recent, 100, START, 100)
+    assert 25 < recent.per_second(at + 30) < 75
+    assert recent.per_second(at + WINDOW_SECONDS) == 0.0
+
+
+def test_a_use_after_silence_begins_anew() -> None:
+    """Neither the silence nor the use before counts."""
+    recent = RecentUse()
+    at = use(recent, 5, START, 100) + 10 * WINDOW_SECONDS
+    assert recent.per_second(use(recent, 100, at, 5)) == pytest.approx(100.0)
+
+
+def test_marks_are_bounded() -> None:
+    """However long a counter is in use, it keeps the marks of one window."""
+    recent = RecentUse()
+    use(recent, 1, START, 1_000)
+    assert len(recent._marks) <= WINDOW_SECONDS / MARK_SECONDS + 2
