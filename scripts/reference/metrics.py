@@ -14,8 +14,8 @@ it on.
 Counters begin at 0 when the server starts. With several workers they are summed, also those of workers that exited. All
 histograms have the buckets {", ".join(f"{each:g}" for each in BUCKETS)} s.
 
-The metrics `process_…` of prometheus_client are those of the process that answers: with several workers, of
-the supervisor.
+The metrics `process_…` of prometheus_client have the label `process`: `server`, or with several workers `supervisor`,
+`worker 1` and so on. The sum of all is that of the server.
 """
 
 

@@ -26,7 +26,7 @@ idalloc_witness_up 1.0
 idalloc_reserve_seconds{sequence="orders"} 101.5
 idalloc_sequence_exhausts_in_seconds{sequence="orders"} 8.64e+06
 idalloc_ids_issued_total{sequence="orders"} 1e+06
-idalloc_ids_issued_total{sequence="other"} 0.0
+idalloc_ids_issued_total{sequence=""} 0.0
 idalloc_ids_burned_total{cause="expired"} 2000.0
 idalloc_sequences_behind 0.0
 idalloc_prefix_conflict 0.0

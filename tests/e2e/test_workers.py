@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import combinations
@@ -14,10 +15,11 @@ from typing import Any
 
 import grpc
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import sequences_pb2, sequences_pb2_grpc
-from tests.support.processes import environment, running, serve_command
+from tests.support.processes import Server, environment, running, serve_command
 from tests.support.server_calls import (
     channel_per_worker,
     connect,
@@ -29,8 +31,59 @@ from tests.support.server_calls import (
     wait_until,
     worker_pids,
 )
+from tests.support.waiting import hold_for
 
 pytestmark = pytest.mark.test_long
+
+
+def http_get(server: Server, path: str) -> bytes:
+    """Return an answer of the HTTP port."""
+    with urllib.request.urlopen(json.loads(server.serving)["http"] + path, timeout=30) as answer:
+        return bytes(answer.read())
+
+
+def rates_on_page(server: Server) -> list[float]:
+    """Return the rates of the sequences that the page shows."""
+    return [each["ids_per_second"] for each in json.loads(http_get(server, "api/sequences"))["sequences"]]
+
+
+def _pages(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+
+
+class TestRates:
+    def test_the_rate_is_that_of_all_workers(self, tmp_path: Path) -> None:
+        """Each worker and the page have the rate of the whole server, within 10 % after 5 s."""
+        with running(tmp_path, workers=2, http_listen="127.0.0.1:0") as server, channel_per_worker(server) as channels:
+            stubs, issued, began = [id_allocator(each) for each in channels], 0, time.monotonic()
+            while time.monotonic() - began < 6:
+                for stub, count in zip(stubs, (100, 300), strict=True):
+                    stub.AllocateRange(pb.AllocateRangeRequest(sequence="orders", id_count=count), timeout=20)
+                    issued += count
+                hold_for(0.05, "the pace of the calls")
+            expected = pytest.approx(issued / (time.monotonic() - began), rel=0.1)
+            for channel in channels:
+                request = sequences_pb2.GetSequenceRequest(name="orders")
+                found = sequences_pb2_grpc.SequenceServiceStub(channel).GetSequence(request, timeout=20).sequence
+                assert found.ids_per_second == expected
+                assert found.exhaust_time.seconds == 0  # past the year 9999
+            wait_until(lambda: rates_on_page(server), "the page lists the sequence")
+            assert rates_on_page(server) == pytest.approx([issued / (time.monotonic() - began)], rel=0.1)
+
+    def test_each_process_has_its_own_metrics(self, tmp_path: Path) -> None:
+        """What the metrics of the processes add up to is what the kernel says of the server's processes."""
+        with running(tmp_path, workers=2, http_listen="127.0.0.1:0") as server:
+            pids = {"supervisor": server.process.pid}
+            pids |= {f"worker {number}": pid for number, pid in enumerate(sorted(worker_pids(server)), start=1)}
+            resident = {
+                sample.labels["process"]: sample.value
+                for family in text_string_to_metric_families(http_get(server, "metrics").decode())
+                for sample in family.samples
+                if sample.name == "process_resident_memory_bytes"
+            }
+            assert resident.keys() == pids.keys()
+            expected = sum(os.sysconf("SC_PAGESIZE") * _pages(pid) for pid in pids.values())
+            assert sum(resident.values()) == pytest.approx(expected, rel=0.1)
 
 
 class TestServing:

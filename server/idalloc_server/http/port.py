@@ -43,7 +43,7 @@ class HttpPort:
         self, settings: Settings, access_control: AccessControl, clock: Clock, method_types: Mapping[str, str]
     ) -> None:
         self.source: Source | None = None
-        self._exposition = Exposition(self._counts, method_types)
+        self._exposition = Exposition(self._counts, method_types, lambda: self.source.pids() if self.source else {})
         self._transport = settings.transport
         self._clock = clock
         self._files: HttpsFiles | None = None

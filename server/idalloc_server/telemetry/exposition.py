@@ -1,13 +1,14 @@
 """Prometheus' text format of a server's metrics, by prometheus_client."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from idalloc_server.telemetry.families import COUNTERS, GAUGES, HISTOGRAMS, REFILL_SECONDS, REFILLS, Family
+from idalloc_server.telemetry.families import COUNTERS, GAUGES, HISTOGRAMS, Family
 from idalloc_server.telemetry.metrics import BUCKETS, Counts, Timings
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -27,12 +28,15 @@ class Exposition:
     Args:
         counts: Returns the present metrics.
         types: The type of each RPC by its full name: unary, server_stream, client_stream or bidi_stream.
+        pids: Returns the process ids of the server's processes, by name.
     """
 
-    def __init__(self, counts: Callable[[], Counts], types: Mapping[str, str]) -> None:
+    def __init__(
+        self, counts: Callable[[], Counts], types: Mapping[str, str], pids: Callable[[], Mapping[str, int]]
+    ) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_Collector(counts, types))
-        ProcessCollector(registry=self._registry)
+        self._registry.register(_Processes(pids))
 
     def text(self) -> bytes:
         """Return the metrics in Prometheus' text format."""
@@ -51,7 +55,7 @@ class _Collector(Collector):
         counts = self._counts()
         yield from self._calls(counts)
         for name, family in COUNTERS.items():
-            yield _filled(CounterMetricFamily(name, family.help, labels=family.labels), family, _values(counts, name))
+            yield _filled(CounterMetricFamily(name, family.help, labels=family.labels), family, counts.counters[name])
         for name, family in GAUGES.items():
             yield _filled(GaugeMetricFamily(name, family.help, labels=family.labels), family, counts.gauges[name])
         for name, family in HISTOGRAMS.items():
@@ -79,17 +83,30 @@ class _Collector(Collector):
         yield from (started, handled, seconds)
 
 
+class _Processes(Collector):
+    """The metrics ``process_…`` of prometheus_client, of each process."""
+
+    def __init__(self, pids: Callable[[], Mapping[str, int]]) -> None:
+        self._pids = pids
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for process, pid in self._pids().items():
+            for metric in ProcessCollector(pid=partial(int, pid), registry=None).collect():
+                family = families.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+                for name, labels, value, *_ in metric.samples:
+                    family.add_sample(name, {**labels, "process": process}, value)
+        yield from families.values()
+
+
 def code_name(code: str) -> str:
     """Return a status code as Go prints it, such as ``DeadlineExceeded`` for ``DEADLINE_EXCEEDED``."""
     if code == "CANCELLED":
         return "Canceled"
     return code if code == "OK" else "".join(word.capitalize() for word in code.split("_"))
-
-
-def _values(counts: Counts, name: str) -> Mapping[str, float]:
-    if name == REFILLS:  # The histogram has them.
-        return {key: sum(timings.buckets) for key, timings in counts.timings[REFILL_SECONDS].items()}
-    return counts.counters[name]
 
 
 def _filled(metric: Metric, family: Family, values: Mapping[str, float]) -> Metric:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 IDS_ISSUED = "idalloc_ids_issued"
 DOCUMENT_IDS_ISSUED = "idalloc_document_ids_issued"
 IDS_BURNED = "idalloc_ids_burned"
-REFILLS = "idalloc_refills"
 REFILL_SECONDS = "idalloc_refill_seconds"
 STORE_CALLS = "idalloc_store_calls"
 GENERATIONS_ENDED = "idalloc_generations_ended"
@@ -41,6 +40,12 @@ XPROTO_CONNECTIONS = "idalloc_xproto_connections"
 QUOTA_REASON, AUTH_REASONS = "QUOTA_EXCEEDED", ("UNAUTHENTICATED", "PERMISSION_DENIED")
 
 
+def at_sum_of_rates(seconds: Iterable[float]) -> float:
+    """Return the time until several processes together use up what each would use up in some seconds."""
+    times = list(seconds)
+    return 1 / sum(1 / each for each in times) if all(times) else 0.0
+
+
 class Family(NamedTuple):
     """A metric with all its labels.
 
@@ -60,15 +65,10 @@ class Family(NamedTuple):
 COUNTERS = {
     IDS_ISSUED: Family(
         "Ids issued from sequences. A sequence has its own series once it is among the first 100 that issued 10,000 ids"
-        " since the start; ids before that, and ids of all other sequences, count in the series 'other'.",
+        " since the start; ids before that, and ids of all other sequences, count in the series with an empty label.",
         ("sequence",),
     ),
     DOCUMENT_IDS_ISSUED: Family("Document ids issued."),
-    REFILLS: Family(
-        "Writes to the store that requested ids or renewed a lease, by outcome: ok, failed, or exhausted, if the "
-        "sequence has no ids left.",
-        ("outcome",),
-    ),
     STORE_CALLS: Family(
         "Calls of the store, by call and outcome: ok, unavailable (no answer, or not in time), refused (an operator "
         "must act), or error.",
@@ -103,7 +103,8 @@ GAUGES = {
     LEASES: Family("Live leases with ids in memory."),
     RESERVE: Family(
         "How long the ids in memory last at the present rate, in seconds: the shortest time of all processes. The "
-        "series 'other' has the shortest time of all sequences in use without an own series, except limited ones.",
+        "series with an empty label has the shortest time of all sequences in use without an own series, except "
+        "limited ones.",
         ("sequence",),
         min,
     ),
@@ -125,10 +126,10 @@ GAUGES = {
     ),
     PREFIX_CONFLICT: Family("1 if another live node held this node's prefix at the last claim, else 0.", merge=max),
     EXHAUSTS_IN: Family(
-        "Seconds until a sequence has no ids left in the store, at its present rate; only the 20 sequences of the "
-        "store with the shortest time.",
+        "Seconds until a sequence has no ids left in the store, at the rate of this server; only the 20 sequences in "
+        "use with the shortest time.",
         ("sequence",),
-        min,
+        at_sum_of_rates,
     ),
     CERTIFICATE_EXPIRES: Family(
         "When the first certificate in a file expires, in seconds since 1970, by setting.", ("file",), min
@@ -136,7 +137,11 @@ GAUGES = {
     XPROTO_CONNECTIONS: Family("Open connections of X DevAPI clients."),
 }
 HISTOGRAMS = {
-    REFILL_SECONDS: Family("Duration of writes counted by idalloc_refills_total, in seconds.", ("outcome",)),
+    REFILL_SECONDS: Family(
+        "Duration of writes to the store that requested ids or renewed a lease, in seconds, by outcome: ok, failed, or "
+        "exhausted, if the sequence has no ids left.",
+        ("outcome",),
+    ),
 }
 
 

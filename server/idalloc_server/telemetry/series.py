@@ -4,8 +4,8 @@ import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 
-# All sequences without an own series count in this one. A sequence of this name has none.
-OTHER = "other"
+# All sequences without an own series count in this one: no sequence has an empty name.
+OTHER = ""
 # The most sequences with an own series, and how many ids a sequence must have issued before.
 MAX_SERIES = 100
 MIN_IDS = 10_000
@@ -55,11 +55,11 @@ class IssuedSeries:
 
     def add(self, sequence: str, ids: int) -> None:
         """Count ids that a sequence issued."""
-        if sequence in self.issued and sequence != OTHER:
+        if sequence in self.issued:
             self.issued[sequence] += ids
             return
         self.issued[OTHER] += ids
-        if self._is_full or sequence == OTHER:
+        if self._is_full:
             return
         if sequence not in self._counted and len(self._counted) >= MAX_COUNTED:
             self._enough.discard(self._counted.popitem(last=False)[0])

@@ -1,6 +1,7 @@
 """The HTTP port of a server with several workers: the supervisor serves it, also while no worker is alive."""
 
 import asyncio
+import os
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -115,6 +116,11 @@ class SupervisorHttp:
         counts = self._counts()
         families.count_rejections(counts.counters, self._access_control.audit.rejected)
         return counts
+
+    def pids(self) -> Mapping[str, int]:
+        """See ``Source``."""
+        workers = {f"worker {each.number}": each.process.pid for each in self._workers if not each.pipe.has_ended}
+        return {"supervisor": os.getpid(), **workers}
 
     def checks(self) -> Mapping[str, str]:
         """See ``Source``: a check fails if it fails in any worker that serves."""

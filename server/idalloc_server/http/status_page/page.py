@@ -70,6 +70,10 @@ class Source(Protocol):
         """Return the metrics of the server, without those of the port's own."""
         ...
 
+    def pids(self) -> Mapping[str, int]:
+        """Return the process ids of the server's processes, by name."""
+        ...
+
 
 class StatusPage:
     """Serves the page and its documents.

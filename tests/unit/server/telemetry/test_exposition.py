@@ -1,5 +1,7 @@
 """The text of /metrics."""
 
+import math
+import os
 import re
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -8,12 +10,15 @@ from idalloc_server.telemetry import families
 from idalloc_server.telemetry.exposition import Exposition, code_name
 from idalloc_server.telemetry.metrics import Counts, Timings
 
+# Larger than the largest process id of Linux.
+NO_PROCESS = 2**22 + 1
 METHOD, STREAM = "/idalloc.v1.NodeService/GetNode", "/idalloc.v1.IdAllocatorService/StreamRanges"
 
 
 def samples(counts: Counts) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     """Return all values by name and labels."""
-    text = Exposition(lambda: counts, {METHOD: "unary", STREAM: "server_stream"}).text().decode()
+    types, pids = {METHOD: "unary", STREAM: "server_stream"}, {"server": os.getpid(), "gone": NO_PROCESS}
+    text = Exposition(lambda: counts, types, lambda: pids).text().decode()
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)
@@ -52,6 +57,30 @@ def test_calls_are_counted_by_code_and_duration() -> None:
     assert of("grpc_server_handling_seconds_sum", values, **labels) == 20.0041
 
 
+def test_processes_have_their_own_series() -> None:
+    """The metrics of each process have its name; one that has exited has none."""
+    values = samples(Counts())
+    resident = of("process_resident_memory_bytes", values, process="server")
+    assert resident is not None
+    assert resident > 1e6
+    assert of("process_resident_memory_bytes", values, process="gone") is None
+
+
+def test_no_value_is_nan() -> None:
+    """A value that is not known has no series."""
+    assert not [name for (name, _), value in samples(Counts()).items() if math.isnan(value)]
+
+
+def test_forecasts_of_processes_add_up_by_their_rates() -> None:
+    """Two processes that would each use up the ids in 100 s do so together in 50 s."""
+    counts = Counts()
+    for exhausts in ({"orders": 100.0, "empty": 0.0}, {"orders": 100.0, "empty": 10.0, "bills": 7.0}):
+        part = Counts()
+        part.gauges[families.EXHAUSTS_IN] = exhausts
+        counts.add(part.to_json())
+    assert counts.gauges[families.EXHAUSTS_IN] == {"orders": 50.0, "empty": 0.0, "bills": 7.0}
+
+
 def test_codes_are_named_as_in_go() -> None:
     """grpc_code has the names of go-grpc-middleware."""
     assert [code_name(each) for each in ("OK", "CANCELLED", "UNAVAILABLE", "INVALID_ARGUMENT")] == [
@@ -83,14 +112,14 @@ def test_only_optional_metrics_may_have_no_series() -> None:
         assert of("idalloc_witness_up", samples(counts)) == is_up
 
 
-def test_refills_are_counted_from_their_durations() -> None:
-    """The counter of refills equals the count of the histogram; store calls have two labels."""
+def test_refills_are_counted_once() -> None:
+    """The histogram counts refills, so no counter repeats it; store calls have two labels."""
     counts = Counts()
     counts.timings[families.REFILL_SECONDS]["ok"] = Timings()
     counts.timings[families.REFILL_SECONDS]["ok"].observe(0.01)
     counts.counters[families.STORE_CALLS]["grant ok"] = 3
     values = samples(counts)
-    assert of("idalloc_refills_total", values, outcome="ok") == 1
+    assert of("idalloc_refills_total", values, outcome="ok") is None
     assert of("idalloc_refill_seconds_count", values, outcome="ok") == 1
     assert of("idalloc_store_calls_total", values, call="grant", outcome="ok") == 3
 

@@ -44,12 +44,15 @@ def test_ten_thousand_sequences_have_a_hundred_series() -> None:
     assert series.candidates() == {}
 
 
-def test_sequence_named_other_has_no_own_series() -> None:
-    """A sequence named other counts into the series of all others."""
+def test_a_sequence_named_other_is_not_the_sum_of_others() -> None:
+    """A sequence of any name has its own series: that of all others has an empty name."""
     names, series = SeriesNames(), IssuedSeries()
-    series.add(OTHER, 2 * MIN_IDS)
+    series.add("other", 2 * MIN_IDS)
+    series.add("small", 1)
     decide(names, series)
-    assert (series.issued, names.names) == ({OTHER: 2 * MIN_IDS}, [])
+    series.add("other", 5)
+    assert (series.issued, names.names) == ({OTHER: 2 * MIN_IDS + 1, "other": 5}, ["other"])
+    assert OTHER == ""
 
 
 def test_workers_report_sequences_with_their_part() -> None:
