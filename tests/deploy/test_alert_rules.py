@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from idalloc_server.domain.allocation.reserve import LIMITS
-from tests.support.alert_rules import ALERTS, Recording, samples
+from tests.support.alert_rules import ALERTS, Recording, firing, samples
 from tests.support.environments import installed_program
 from tests.support.manifests import DEPLOY, read_yaml
 from tests.support.paths import ROOT
@@ -37,7 +37,6 @@ idalloc_auth_rejections_total{reason="UNAUTHENTICATED"} 2.0
 STATES = [
     ("idalloc_store_up 1.0", "idalloc_store_up 0.0", {"IdallocStoreAway"}),
     ("witness_up 1.0", "witness_up 0.0", {"IdallocWitnessDown"}),
-    ("} 101.5", "} 44.9", {"IdallocReserveLow"}),
     ("} 8.64e+06", f"}} {29 * DAY}", {"IdallocSequenceExhaustsSoon"}),
     ("} 2000.0", "} 200000.0", {"IdallocBurnRateHigh"}),
     ("behind 0.0", "behind 1.0", {"IdallocStoreWentBackwards"}),
@@ -103,22 +102,56 @@ def test_each_state_raises_its_alert(tmp_path: Path, line: str, changed: str, al
     assert Recording("", HEALTHY.replace(line, changed), 60, NOW).firing(tmp_path) == alerts
 
 
+def test_a_low_reserve_matters_while_the_store_is_away(tmp_path: Path) -> None:
+    """A reserve that still fills, after a start or a burst, raises no alert; one that cannot be filled does."""
+    low = HEALTHY.replace("} 101.5", "} 44.9")
+    assert Recording("", low, 60, NOW).firing(tmp_path) == set()
+    away = low.replace("up 1.0", "up 0.0", 1)
+    assert Recording("", away, 60, NOW).firing(tmp_path) == {"IdallocReserveLow", "IdallocStoreAway"}
+
+
 def test_a_limited_reserve_is_not_low(tmp_path: Path) -> None:
-    """A short reserve that its server says is limited raises no alert; one of another sequence or server does."""
-    low = HEALTHY.replace("} 101.5", "} 9.0")
+    """A short reserve that its server says is limited is not low; one of another sequence or server is."""
+    low = HEALTHY.replace("} 101.5", "} 9.0").replace("store_up 1.0", "store_up 0.0")
+    away, both = {"IdallocStoreAway"}, {"IdallocStoreAway", "IdallocReserveLow"}
     limited = [f'idalloc_reserve_limited{{reason="{each}",sequence="orders"}} 1.0\n' for each in LIMITS]
     for lines in (limited[:1], limited):  # several workers may have several reasons
         text = low + "".join(lines)
-        assert Recording("", text, 60, NOW).firing(tmp_path) == set()
+        assert Recording("", text, 60, NOW).firing(tmp_path) == away
         other = f'{text}idalloc_reserve_seconds{{sequence="invoices"}} 9.0\n'
-        assert Recording("", other, 60, NOW).firing(tmp_path) == {"IdallocReserveLow"}
+        assert Recording("", other, 60, NOW).firing(tmp_path) == both
     other_server = low + limited[0].replace('sequence="orders"', 'sequence="orders",pod="idalloc-2"')
-    assert Recording("", other_server, 60, NOW).firing(tmp_path) == {"IdallocReserveLow"}
+    assert Recording("", other_server, 60, NOW).firing(tmp_path) == both
+
+
+@pytest.mark.parametrize(
+    ("forecasts", "minute", "fires"),
+    [
+        (["4000000x60"], 20, False),  # 46 days
+        (["2000000x60"], 4, False),
+        (["2000000x60"], 6, True),  # 23 days
+        (["4000000x60", "4000000x60"], 20, True),  # two servers, 23 days together
+        (["0x60"], 20, True),
+        (["2000000x8 stale"], 6, False),  # a burst of two minutes
+        (["2000000x40 stale _x19 2000000x40"], 14, True),  # a pause of five minutes
+        (["2000000x40 stale"], 24, True),
+        (["2000000x40 stale"], 26, False),
+    ],
+)
+def test_exhaustion_is_forecast_while_in_use(tmp_path: Path, forecasts: list[str], minute: int, fires: bool) -> None:
+    """The alert comes after 5 minutes of use, at the rate of all servers, and ends 15 minutes after it."""
+    name = "idalloc_sequence_exhausts_in_seconds"
+    series = [
+        {"series": f'{name}{{sequence="orders",instance="{at}"}}', "values": values}
+        for at, values in enumerate(forecasts)
+    ]
+    assert ("IdallocSequenceExhaustsSoon" in firing(series, minute, tmp_path)) is fires
 
 
 def test_the_states_cover_all_alerts() -> None:
     """Each alert has a state above."""
-    assert set[str]().union(*(alerts for *_, alerts in STATES)) == {rule["alert"] for rule in RULES}
+    others = {"IdallocReserveLow"}
+    assert set[str]().union(others, *(alerts for *_, alerts in STATES)) == {rule["alert"] for rule in RULES}
 
 
 def test_samples_keep_their_labels() -> None:

@@ -48,31 +48,39 @@ class Recording:
             found.append({"series": name, "values": values})
         return found
 
-    def firing(self, folder: Path, rules: Path = ALERTS) -> set[str]:
-        """Return the alerts that fire once the state has lasted for ``MINUTES``.
+    def firing(self, folder: Path) -> set[str]:
+        """Return the alerts that fire once the state has lasted for ``MINUTES``."""
+        return firing(self.series(), MINUTES, folder)
 
-        promtool prints what it got if it differs from what a test expects, so this expects an impossible alert.
-        """
-        test = {
-            "expr": "group by (alertname) (ALERTS{alertstate='firing'})",
-            "eval_time": f"{MINUTES}m",
-            "exp_samples": [{"labels": '{alertname="none"}', "value": 0}],
-        }
-        content = {
-            "rule_files": [str(rules)],
-            "evaluation_interval": f"{INTERVAL}s",
-            "tests": [
-                {"interval": f"{INTERVAL}s", "input_series": self.series(), "promql_expr_test": [test]},
-            ],
-        }
-        file = folder / "rules.json"
-        file.write_text(json.dumps(content))  # JSON is YAML
-        command = [installed_program("promtool"), "test", "rules", str(file)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        got = done.stderr.rpartition("got:")[2]
-        assert got, done.stdout + done.stderr
-        assert "parse error" not in done.stderr, done.stderr
-        return set(re.findall(r'alertname="(\w+)"', got))
+
+def firing(series: list[dict[str, str]], minute: int, folder: Path) -> set[str]:
+    """Return the alerts that fire at a time.
+
+    promtool prints what it got if it differs from what a test expects, so this expects an impossible alert.
+
+    Args:
+        series: promtool's input.
+        minute: The time.
+        folder: Where the test is written.
+    """
+    test = {
+        "expr": "group by (alertname) (ALERTS{alertstate='firing'})",
+        "eval_time": f"{minute}m",
+        "exp_samples": [{"labels": '{alertname="none"}', "value": 0}],
+    }
+    content = {
+        "rule_files": [str(ALERTS)],
+        "evaluation_interval": f"{INTERVAL}s",
+        "tests": [{"interval": f"{INTERVAL}s", "input_series": series, "promql_expr_test": [test]}],
+    }
+    file = folder / "rules.json"
+    file.write_text(json.dumps(content))  # JSON is YAML
+    command = [installed_program("promtool"), "test", "rules", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    got = done.stderr.rpartition("got:")[2]
+    assert got, done.stdout + done.stderr
+    assert "parse error" not in done.stderr, done.stderr
+    return set(re.findall(r'alertname="(\w+)"', got))
 
 
 def samples(text: str) -> dict[str, float]:
