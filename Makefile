@@ -89,8 +89,9 @@ mutants: .venv/ready ## run the tests of the domain against its seeded faults (A
 fuzz: .venv/ready ## random and damaged input for RPCs, files and the X Protocol: 20,000 of each, 100,000 frames of sessions; takes hours
 	IDALLOC_TEST_FUZZ_EXAMPLES=$${IDALLOC_TEST_FUZZ_EXAMPLES:-20000} $(bin)/pytest tests/fuzz --timeout 0 $(ARGS)
 
-soak: .venv/ready ## ten minutes under load: memory, descriptors and threads stay flat; adds to docs/operations/fault-tests.md
+soak: .venv/ready ## ten minutes under load: memory, descriptors and threads stay flat; then 15 in which no alert may fire (needs prometheus)
 	$(bin)/pytest -s tests/faults/test_soak.py --soak 600 --document docs/operations/fault-tests.md $(ARGS)
+	$(bin)/pytest -s tests/faults/test_quiet_run.py --soak 900 --document docs/operations/fault-tests.md $(ARGS)
 
 trace: .venv/ready ## print how much code each request runs, and the size of the code
 	@$(bin)/python scripts/trace_calls.py $(ARGS)

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from idalloc_server.domain.allocation.reserve import LIMITS
-from tests.support.alert_rules import ALERTS, Recording, firing, samples
+from tests.support.alert_rules import ALERTS, RULES, Recording, firing, samples
 from tests.support.environments import installed_program
-from tests.support.manifests import DEPLOY, read_yaml
+from tests.support.manifests import DEPLOY
 from tests.support.paths import ROOT
 
-RULES = read_yaml(ALERTS)["groups"][0]["rules"]
 RUNBOOK = "docs/operations/runbook.md"
 DAY = 86_400
 NOW = 1_800_000_000.0

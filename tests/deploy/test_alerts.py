@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import socket
 import sqlite3
 import ssl
 import subprocess
@@ -14,7 +13,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -24,10 +22,10 @@ from cryptography import x509
 from idalloc.v1 import id_allocator_pb2 as pb
 from tests.support.alert_rules import Recording
 from tests.support.certificates import issue
-from tests.support.environments import installed_program
 from tests.support.faults.store_copies import CopiedStore
 from tests.support.manifests import DEPLOY, metrics_of, read_yaml
 from tests.support.processes import IDALLOC, Server, environment, running
+from tests.support.prometheus import scraping
 from tests.support.server_calls import connect, id_allocator
 from tests.support.waiting import hold_for, wait_until
 
@@ -263,41 +261,10 @@ def test_named_metrics_are_on_the_page(tmp_path: Path) -> None:
 
 def test_prometheus_scrapes_a_server(tmp_path: Path) -> None:
     """Prometheus scrapes a real server without an error, and finds its version."""
-    program = installed_program("prometheus")
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{reserved.getsockname()[1]}"
-    with serving(tmp_path) as server:
-        target = url(server).split("/")[2]
-        job = {"job_name": "idalloc", "scrape_interval": "1s", "static_configs": [{"targets": [target]}]}
-        (tmp_path / "prometheus.yml").write_text(json.dumps({"scrape_configs": [job]}))
-        command = [
-            program,
-            f"--config.file={tmp_path}/prometheus.yml",
-            f"--storage.tsdb.path={tmp_path}/tsdb",
-            f"--web.listen-address={address}",
-        ]
-        with (tmp_path / "prometheus.log").open("w") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log)
-
-        def ask(path: str, answers: str) -> list[dict[str, Any]]:
-            try:
-                with urllib.request.urlopen(f"http://{address}/api/v1/{path}", timeout=5) as answer:
-                    return list(json.load(answer)["data"][answers])
-            except OSError:
-                return []
-
-        def scraped() -> list[dict[str, Any]]:
-            return [each for each in ask("targets", "activeTargets") if each["health"] != "unknown"]
-
-        try:
-            wait_until(scraped, "a scrape", 120)
-            [found] = scraped()
-            assert (found["health"], found["lastError"]) == ("up", "")
-            # A query finds the samples a moment after the target is up.
-            wait_until(lambda: ask("query?query=idalloc_build_info", "result"), "the samples of the scrape")
-            [result] = ask("query?query=idalloc_build_info", "result")
-            assert result["metric"]["version"] == json.loads(server.serving)["version"]
-        finally:
-            process.terminate()
-            process.wait(30)
+    with serving(tmp_path) as server, scraping(tmp_path, [url(server).split("/")[2]]) as prometheus:
+        [found] = prometheus.targets()
+        assert (found["health"], found["lastError"]) == ("up", "")
+        # A query finds the samples a moment after the target is up.
+        wait_until(lambda: prometheus.query("idalloc_build_info"), "the samples of the scrape")
+        [result] = prometheus.query("idalloc_build_info")
+        assert result["metric"]["version"] == json.loads(server.serving)["version"]

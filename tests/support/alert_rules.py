@@ -6,11 +6,13 @@ import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.support.environments import installed_program
-from tests.support.manifests import DEPLOY
+from tests.support.manifests import DEPLOY, read_yaml
 
 ALERTS = DEPLOY / "prometheus/alerts.yaml"
+RULES: list[dict[str, Any]] = read_yaml(ALERTS)["groups"][0]["rules"]
 INTERVAL = 15
 # Longer than the longest range plus `for` of a rule.
 MINUTES = 30

@@ -12,11 +12,12 @@ last. The terminal is a pseudo terminal, for commands print tables on a terminal
   address ends the first one, as the reader would with Ctrl-C.
 """
 
+import random
 import re
 import shutil
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,10 +97,12 @@ def tools(block: Block) -> set[str]:
 
 
 def free_port() -> int:
-    """Return a port of loopback that nothing uses."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port of loopback that nothing uses, and that no connection gets by chance."""
+    while True:
+        port = random.randrange(20_000, 32_768)  # Linux gives connections the ports above
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def run(block: Block, terminal: Terminal) -> None:

@@ -31,7 +31,7 @@ are shorter on separate machines.
 ```sh
 make faults                       # all: about {minutes:.0f} minutes, two at a time
 make faults ARGS="-k pause"       # some of them: the others keep their rows
-make soak                         # ten minutes
+make soak                         # 25 minutes
 ```
 
 `IDALLOC_TEST_CRATEDB_URL='crate://…' make faults` also runs the scenarios that need a real CrateDB.
