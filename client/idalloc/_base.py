@@ -2,6 +2,8 @@
 
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -10,13 +12,23 @@ from google.protobuf.message import Message
 
 from idalloc._core.calls import Call
 from idalloc._core.defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
+from idalloc._core.errors import invalid
 from idalloc._core.reply_checks import check_reply
 from idalloc._issued_log.log import IssuedLog
 from idalloc._transport.channel import MAX_CONNECTIONS, Connection, open_stubs
-from idalloc._transport.config import ChannelConfig, from_environment
+from idalloc._transport.config import ChannelConfig, ChannelConfigError, from_environment
 from idalloc._transport.tracing import with_trace_context
 
 T = TypeVar("T")
+
+
+@contextmanager
+def _invalid_arguments() -> Iterator[None]:
+    """Raise errors of the channel's settings as the clients' exception."""
+    try:
+        yield
+    except ChannelConfigError as error:
+        raise invalid(error.setting, error.problem) from None
 
 
 class BaseClient:
@@ -44,9 +56,10 @@ class BaseClient:
             raise TypeError(f"credentials must be of grpc, such as grpc.ssl_channel_credentials(…), not {found}")
         self.target = target
         self.timeout = timeout
-        self._config = ChannelConfig(
-            target, token=token, credentials=credentials, server_name=server_name, insecure=insecure
-        )
+        with _invalid_arguments():
+            self._config = ChannelConfig(
+                target, token=token, credentials=credentials, server_name=server_name, insecure=insecure
+            )
         self._log = None if log is None else IssuedLog(log)
         open_channel = partial(open_stubs, target, self._config, is_asyncio=self._is_asyncio)
         self._connections = [Connection(open_channel, is_asyncio=self._is_asyncio) for _ in range(MAX_CONNECTIONS)]
@@ -65,9 +78,10 @@ class BaseClient:
             log: As in ``Client``.
 
         Raises:
-            ValueError: A variable is invalid, or its file cannot be read; the message names the variable.
+            InvalidRequest: A variable is invalid, or its file cannot be read; the message names the variable.
         """
-        target, arguments = from_environment()
+        with _invalid_arguments():
+            target, arguments = from_environment()
         return cls(target, timeout=timeout, log=log, **arguments)
 
     def _add_parts(self) -> None:

@@ -9,7 +9,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 
 from idalloc._core.conversions import to_doc_ids
-from idalloc._core.errors import IdallocError
+from idalloc._core.errors import IdallocError, InvalidRequest, invalid
 from idalloc._core.resumption import Stream, at_least_one
 from idalloc._core.rpc_errors import from_status
 from idalloc._core.text import escaped
@@ -49,7 +49,7 @@ def allocate_range(
     if request_id is None and exactly_once:
         request_id = uuid.uuid4()
     if request_id is not None and not str(request_id):  # on the wire, empty means none
-        raise ValueError("request_id must be a UUID, not empty")
+        raise invalid("request_id", "must be a UUID, not empty")
     request = _range_request(sequence, n)
     if request_id is not None:
         request.request_id = str(request_id)
@@ -117,7 +117,7 @@ def stream_doc_ids(total: int, chunk: int, offset: int, increment: int, timeout:
 def uuids(n: int, version: int) -> Iterator[Call[list[uuid.UUID]]]:
     """Return the calls for n UUIDs, at most ``MAX_UUIDS_PER_CALL`` in each."""
     if version not in (4, 7):
-        raise ValueError(f"version must be 4 or 7, not {version}")
+        raise invalid("version", f"must be 4 or 7, not {version}")
     at_least_one("n", n)
     kind = pb.UUID_VERSION_4 if version == 4 else pb.UUID_VERSION_7
     counts = (min(MAX_UUIDS_PER_CALL, n - made) for made in range(0, n, MAX_UUIDS_PER_CALL))
@@ -135,7 +135,7 @@ def update_node(prefix: int | None, offset: int | None, increment: int | None, p
     settings = {"prefix": prefix, "auto_increment_offset": offset, "auto_increment_increment": increment}
     given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if not given:
-        raise ValueError("nothing to change: no setting was given")
+        raise InvalidRequest("nothing to change: no setting was given")
     mask, node = FieldMask(paths=list(given)), new_request(node_pb2.Node, **given)
     return Call(node_pb2.UpdateNodeRequest(node=node, update_mask=mask, persist=persist), _to_node)
 
@@ -144,7 +144,7 @@ def new_request(kind: type[AnyRequest], /, **fields: Any) -> AnyRequest:
     """Return a request; name the field of an invalid value, which protobuf does not.
 
     Raises:
-        ValueError: A value does not fit into its field. The cause is UnicodeEncodeError if a text is not UTF-8.
+        InvalidRequest: A value does not fit into its field. The cause is UnicodeEncodeError if a text is not UTF-8.
         TypeError: A value has the wrong type.
     """
     message = kind()
@@ -152,7 +152,7 @@ def new_request(kind: type[AnyRequest], /, **fields: Any) -> AnyRequest:
         try:
             message.MergeFrom(kind(**{name: value}))
         except ValueError as error:
-            raise ValueError(f"{name}: {escaped(str(error))}") from error
+            raise invalid(name, str(error)) from error
         except TypeError as error:
             raise TypeError(f"{name}: {escaped(str(error))}") from None
     return message

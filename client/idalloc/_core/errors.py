@@ -1,7 +1,7 @@
 """The exceptions of both clients.
 
 * IdallocError
-    x InvalidRequest a field of the request is invalid
+    x InvalidRequest              an argument or a field of the request is invalid; also a ValueError
     x SequenceNotFound            the sequence does not exist
     x SequenceExhausted           the sequence has fewer ids left than requested
     x SequenceInvalid             the sequence's row in the store is corrupt
@@ -75,13 +75,18 @@ class IdallocError(Exception):
         self.retry_after = retry_after
 
 
-class InvalidRequest(IdallocError, reason="INVALID_REQUEST", code=grpc.StatusCode.INVALID_ARGUMENT):
-    """A field of the request is invalid. No ids were taken."""
+class InvalidRequest(IdallocError, ValueError, reason="INVALID_REQUEST", code=grpc.StatusCode.INVALID_ARGUMENT):
+    """An argument, or a field of the request, is invalid. No ids were taken."""
 
     @property
     def field(self) -> str:
-        """The field's name on the wire; empty if the server did not specify it."""
+        """The name of the argument, or of the field on the wire; empty if the server did not specify it."""
         return self.metadata.get("field", "")
+
+
+def invalid(field: str, problem: str) -> InvalidRequest:
+    """Return the exception for an invalid argument."""
+    return InvalidRequest(f"{field}: {problem}", metadata={"field": field})
 
 
 class SequenceNotFound(IdallocError, reason="SEQUENCE_NOT_FOUND", code=grpc.StatusCode.NOT_FOUND):
@@ -203,7 +208,8 @@ class ServerUnreachable(Unavailable, reason="SERVER_UNREACHABLE"):
 
     If TLS failed for a known cause, ``metadata["tls"]`` names it. The server's certificate has an untrusted CA
     (``untrusted``), has expired (``expired``), or lacks the expected name (``name``), or the server does not use TLS
-    (``plaintext``).
+    (``plaintext``). A server that closes the connection before it answers (``closed``) probably requires TLS, or
+    a client certificate.
     """
 
 

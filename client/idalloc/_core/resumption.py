@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from idalloc._core.errors import IdallocError, ProtocolError, ServerUnreachable, Unavailable
+from idalloc._core.errors import IdallocError, ProtocolError, ServerUnreachable, Unavailable, invalid
 from idalloc._core.reply_checks import StreamReply, StreamRequest, check_chunk, check_order
 
 T = TypeVar("T")
@@ -108,5 +108,5 @@ def at_least_one(name: str, count: int) -> int:
     except TypeError:
         raise TypeError(f"{name} must be an integer, not {type(count).__name__}") from None
     if number < 1:
-        raise ValueError(f"{name} must be at least 1, not {count}")
+        raise invalid(name, f"must be at least 1, not {count}")
     return count

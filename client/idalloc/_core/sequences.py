@@ -10,6 +10,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 
 from idalloc._core.calls import Call, new_request
+from idalloc._core.errors import InvalidRequest, invalid
 from idalloc._core.reply_checks import protocol_error, quote
 from idalloc._core.types import Sequence, SequenceChange, enum_texts, enum_value, from_message
 from idalloc.v1 import sequences_pb2 as pb
@@ -79,7 +80,7 @@ def get(name: str, period: str) -> Call[Sequence]:
 def update(name: str, settings: Mapping[str, Any], etag: str) -> Call[SequenceChange]:
     """Return a call that changes settings; None restores the default."""
     if not settings:
-        raise ValueError("nothing to change: no setting was given")
+        raise InvalidRequest("nothing to change: no setting was given")
     sequence = _sequence(name, settings)
     sequence.MergeFrom(new_request(pb.Sequence, etag=etag))
     mask = FieldMask(paths=sorted(settings))
@@ -166,5 +167,5 @@ def _value(field: FieldDescriptor, value: Any) -> Any:
         return value
     text = str(value).lower().replace("_", "-")
     if text not in enum_texts(enum):
-        raise ValueError(f"{field.name} must be one of {', '.join(enum_texts(enum))}, not {value!r}")
+        raise invalid(field.name, f"must be one of {', '.join(enum_texts(enum))}, not {value!r}")
     return enum_value(enum, text)

@@ -47,7 +47,7 @@ class Client(BaseClient):
     Raises:
         IdallocError: From all methods: the call failed; the subclass is the cause. ``ProtocolError``: the reply
             violated the contract, and none of its ids is returned.
-        ValueError, TypeError: From all methods: an argument does not fit into the request.
+        InvalidRequest, TypeError: From all methods: an argument does not fit into the request.
         RuntimeError: From all methods: the client is closed, or gRPC is unusable after a fork.
         OSError: The log cannot be created; ``FileExistsError`` if the file exists. From all methods that return ids:
             the log cannot be written, for example because the disk is full. Then the ids are not returned; they remain
@@ -252,7 +252,7 @@ class Client(BaseClient):
 
         Raises:
             PrefixInUse: Another live node holds the prefix, and the server does not allow sharing it.
-            ValueError: No setting was given.
+            InvalidRequest: No setting was given.
         """
         call = calls.update_node(prefix, auto_increment_offset, auto_increment_increment, persist)
         return self._call(call)

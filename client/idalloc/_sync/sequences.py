@@ -15,9 +15,9 @@ class Sequences:
         Other nodes may use the old settings until the ``effective_time`` in the reply; ``effective_delay`` is the time
         until then.
 
-    All methods raise the errors of ``Client``. Before they send anything, they raise ``ValueError`` for a value that
-    does not fit into its field, such as a number beyond 64 bits or an unknown enum text. They raise ``TypeError`` for a
-    value of the wrong type. Both name the argument.
+    All methods raise the errors of ``Client``. Before they send anything, they raise ``InvalidRequest`` for a value
+    that does not fit into its field, such as a number beyond 64 bits or an unknown enum text. They raise ``TypeError``
+    for a value of the wrong type. Both name the argument.
     """
 
     def __init__(self, client: BaseClient) -> None:
@@ -33,7 +33,7 @@ class Sequences:
         Raises:
             SequenceExists: A sequence of that name exists.
             InvalidRequest: A setting is invalid.
-            ValueError: A setting does not fit into its field, or is an unknown enum text.
+            InvalidRequest: A setting does not fit into its field, or is an unknown enum text.
             TypeError: A setting has the wrong type, or is unknown.
         """
         return self._client._call(calls.create(name, settings))
@@ -72,7 +72,7 @@ class Sequences:
 
         Raises:
             SequenceChanged: The etag is not the current one.
-            ValueError: No setting was given, or as in ``create``.
+            InvalidRequest: No setting was given, or as in ``create``.
         """
         return self._client._call(calls.update(name, settings, etag))
 

@@ -194,7 +194,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> tuple[str, Chan
     """Return the target and the arguments of a client from the ``IDALLOC_*`` environment variables.
 
     Raises:
-        ValueError: A variable is invalid; the message names it.
+        ChannelConfigError: A variable is invalid; it is the ``setting``.
     """
     target = environ.get("IDALLOC_SERVER") or DEFAULT_TARGET
     found = {
@@ -210,7 +210,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> tuple[str, Chan
         arguments = settings.read()
         ChannelConfig(target, **arguments)
     except ChannelConfigError as error:
-        raise ValueError(f"{environment_variable(error.setting)}: {error.problem}") from None
+        raise ChannelConfigError(environment_variable(error.setting), error.problem) from None
     return target, arguments
 
 

@@ -34,7 +34,7 @@ class Client(BaseClient):
 
     Raises:
         IdallocError: From all methods: the call failed; the subclass is the cause.
-        ValueError, TypeError: From all methods: an argument does not fit into the request.
+        InvalidRequest, TypeError: From all methods: an argument does not fit into the request.
         RuntimeError: From all methods: the client is closed or belongs to another event loop, or gRPC is unusable after
             a fork.
         OSError: The log cannot be created or written, as in ``idalloc.Client``.

@@ -20,6 +20,7 @@ _UNREACHABLE_HINTS = {
     "untrusted": "pass the certificate of its CA with --ca",
     "name": "pass a name in its certificate with --server-name",
     "plaintext": "omit --tls, --ca and --cert",
+    "closed": "pass --tls or --ca, or --cert and --key",
     None: "start a server with `idalloc serve`, pass another address with --server, or, if it uses TLS, --tls or --ca "
     "(and --cert and --key)",
 }
@@ -68,13 +69,17 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def _report(error: Exception, args: Sequence[str]) -> int:
     """Print an error as one line on standard error, and return the exit code."""
-    from idalloc import IdallocError, ServerUnreachable, Unauthenticated  # imported late: successful runs need none
+    from idalloc import IdallocError, QuotaExceeded, ServerUnreachable, Unauthenticated  # late: for errors alone
 
+    if isinstance(error, UnicodeEncodeError) or isinstance(error.__cause__, UnicodeEncodeError):
+        return _fail("idalloc: the command line must be in UTF-8", 2)
     if isinstance(error, ServerUnreachable):
         hint = _UNREACHABLE_HINTS.get(error.metadata.get("tls"))
         return _fail(f"{error.reason}: {error}{'; ' if hint else ''}{hint or ''}", 1)
     if isinstance(error, Unauthenticated):
         return _fail(f"{error.reason}: {error}; authenticate with --token-file, or --cert and --key", 1)
+    if isinstance(error, QuotaExceeded) and error.retry_after:
+        return _fail(f"{error.reason}: {error} (in {error.retry_after:.3f} s)", 1)
     if isinstance(error, IdallocError):
         return _fail(f"{error.reason}: {error}", 1)
     if isinstance(error, UsageError):
@@ -82,8 +87,6 @@ def _report(error: Exception, args: Sequence[str]) -> int:
         context = getattr(error, "ctx", None)
         hint = f" (see {context.command_path} --help)" if context is not None else ""
         return _fail(f"idalloc: {message}{hint}", 2) if message else 2  # without a message, help was printed
-    if isinstance(error, UnicodeEncodeError) or isinstance(error.__cause__, UnicodeEncodeError):
-        return _fail("idalloc: the command line must be in UTF-8", 2)
     return _fail(f"idalloc: {type(error).__name__}: {error} (set PYTHONDEVMODE=1 to print the traceback)", 1)
 
 

@@ -121,7 +121,7 @@ def connect(context: typer.Context, log: Path | None = None) -> Iterator["Client
         try:
             yield client
         except InvalidRequest as error:
-            raise InvalidRequest(_name_option(context, error), metadata=error.metadata) from error
+            raise InvalidRequest(_name_option(context, error), metadata=error.metadata) from (error.__cause__ or error)
         except DeadlineExceeded as error:
             raise DeadlineExceeded(f"{error}; raise the limit with --timeout") from error
 

@@ -301,13 +301,12 @@ class SequenceAheadOfClock(Retryable, reason="SEQUENCE_AHEAD_OF_CLOCK", status="
     next_step = "[Retry](#retry), and request ids of this sequence at a lower rate."
 
     def __init__(self, sequence: str, ahead: float, max_clock_skew: float) -> None:
-        retry_after = max(ahead - max_clock_skew, 0.001)
         super().__init__(
-            f"sequence {sequence!r} would be {ahead:.3f} s ahead of the clock; max_clock_skew is {max_clock_skew:g} s; "
-            f"try again in {retry_after:.3f} s",
+            f"sequence {sequence!r} would be ahead of the clock by more than max_clock_skew = {max_clock_skew:g} s; "
+            "try again later, or request fewer ids a second",
             sequence=sequence,
         )
-        self.retry_after = retry_after
+        self.retry_after = max(ahead - max_clock_skew, 0.001)
 
 
 class QuotaExceeded(Retryable, reason="QUOTA_EXCEEDED", status="RESOURCE_EXHAUSTED"):
@@ -324,7 +323,7 @@ class QuotaExceeded(Retryable, reason="QUOTA_EXCEEDED", status="RESOURCE_EXHAUST
 
     def __init__(self, subject: str, quota: str, limit: int, retry_after: float) -> None:
         super().__init__(
-            f"{subject} has used up its quota {quota} = {limit}; try again in {retry_after:.3f} s",
+            f"{subject} has used up its quota {quota} = {limit}; try again later, or make fewer or smaller calls",
             subject=subject,
             quota=quota,
             limit=str(limit),

@@ -8,6 +8,7 @@ import pytest
 
 import idalloc
 import idalloc.aio
+from idalloc import InvalidRequest
 from idalloc._core.calls import new_request
 from idalloc._core.text import escaped
 from idalloc._transport.config import read_token
@@ -22,10 +23,10 @@ TARGET = "127.0.0.1:1"
     [
         ({"n": "5"}, TypeError, "n must be an integer, not str"),
         ({"n": 5.0}, TypeError, "n must be an integer, not float"),
-        ({"n": -1}, ValueError, "n must be at least 1, not -1"),
-        ({"n": 2**64}, ValueError, "id_count: "),
+        ({"n": -1}, InvalidRequest, "n: must be at least 1, not -1"),
+        ({"n": 2**64}, InvalidRequest, "id_count: "),
         ({"sequence": 5}, TypeError, "sequence: "),
-        ({"request_id": ""}, ValueError, "request_id must be a UUID, not empty"),
+        ({"request_id": ""}, InvalidRequest, "request_id: must be a UUID, not empty"),
     ],
 )
 async def test_an_invalid_argument_is_named(arguments: dict[str, Any], error: type[Exception], message: str) -> None:

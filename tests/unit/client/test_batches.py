@@ -118,7 +118,7 @@ def test_each_range_is_logged(server: FakeServer, allocate: Allocate, tmp_path: 
 @both
 @pytest.mark.parametrize(
     ("request_", "message"),
-    [(("orders", 0), "n must be at least 1"), (("orders", "5"), "n must be an integer"), ((5, 1), "sequence: ")],
+    [(("orders", 0), "n: must be at least 1"), (("orders", "5"), "n must be an integer"), ((5, 1), "sequence: ")],
 )
 def test_an_invalid_argument_is_named(server: FakeServer, allocate: Allocate, request_: object, message: str) -> None:
     """An argument that does not fit raises an error that names it, before anything is sent."""

@@ -153,7 +153,7 @@ async def test_a_client_sends_its_certificate(certificates: Certificates) -> Non
                 pytest.raises(idalloc.ServerUnreachable) as caught,
             ):
                 client.node()
-            assert "tls" not in caught.value.metadata
+            assert caught.value.metadata == {"tls": "closed"}
         assert len(server.requests["AllocateRange"]) == 2
 
 
@@ -164,6 +164,7 @@ async def test_a_client_sends_its_certificate(certificates: Certificates) -> Non
         ("expired", ("127.0.0.1",), "has expired"),
         ("name", ("idalloc.example.org",), "is not valid for the expected name"),
         ("plaintext", (), "the server does not use TLS"),
+        ("closed", ("127.0.0.1",), "requires TLS or a client certificate"),
     ],
 )
 async def test_the_cause_of_a_tls_failure_is_reported(
@@ -172,7 +173,7 @@ async def test_the_cause_of_a_tls_failure_is_reported(
     """ServerUnreachable names the cause of a TLS failure in its message and metadata."""
     of_server = certificates.server(*names, expired=kind == "expired") if names else None
     others = grpc.ssl_channel_credentials(trustme.CA().cert_pem.bytes())
-    trust = others if kind == "untrusted" else certificates.trust
+    trust = {"untrusted": others, "closed": None}.get(kind, certificates.trust)
     with serving(credentials=of_server) as server:
         with idalloc.Client(server.target, credentials=trust) as client:
             with pytest.raises(idalloc.ServerUnreachable, match=message) as caught:
