@@ -79,6 +79,25 @@ def test_a_running_server_follows_its_access_file(tmp_path: Path, transport: str
     assert {"PERMISSION_DENIED", "UNAUTHENTICATED"} <= reasons
 
 
+def test_near_names_are_those_that_the_caller_may_list(tmp_path: Path) -> None:
+    """A mistyped name is answered with near ones on which the caller has the role read, and without it with none."""
+    file = tmp_path / "access.toml"
+    reader = new_token(file, "reader", "--allocate", "*", "--read", "orders-a", "--read", "ordres")
+    writer = new_token(file, "writer", "--allocate", "*")
+    admin = new_token(file, "admin", *ADMIN)
+    with running(tmp_path, access=file, auto_create_sequences="false") as server:
+
+        def idalloc(token: str, *command: str) -> str:
+            env = environment(server=server.address, token=token)
+            return subprocess.run([IDALLOC, *command], capture_output=True, text=True, env=env, timeout=50).stderr
+
+        for name in ("orders-a", "orders-b"):
+            assert idalloc(admin, "sequences", "create", name) == ""
+        message = "SEQUENCE_NOT_FOUND: sequence 'ordres-a' does not exist, and auto_create_sequences is off"
+        assert idalloc(reader, "allocate", "ordres-a") == f"{message}; near names are 'orders-a'\n"
+        assert idalloc(writer, "allocate", "ordres-a") == f"{message}\n"
+
+
 def test_credentials_are_not_logged(tmp_path: Path) -> None:
     """No credential that a caller sends is in the log or in an error."""
     file = tmp_path / "access.toml"

@@ -65,6 +65,17 @@ def test_show_prints_settings_and_counter(server: Server) -> None:
     assert error_line(server, "sequences", "show", "unknown").startswith("SEQUENCE_NOT_FOUND: ")
 
 
+def test_a_mistyped_name_gets_near_names(server: Server) -> None:
+    """A name that does not exist is answered with near ones, but not one that was deleted."""
+    for name in ("payments", "payments-2"):
+        lines(server, "sequences", "create", name)
+    message = "SEQUENCE_NOT_FOUND: sequence 'paymetns' does not exist"
+    near = "; near names are 'payments', 'payments-2'\n"
+    for command in (["sequences", "show", "paymetns"], ["sequences", "delete", "paymetns"]):
+        assert error_line(server, *command) == message + near
+    assert "near names" not in error_line(server, "sequences", "show", "zzzzzz")
+
+
 def test_list_filters_by_prefix(server: Server) -> None:
     """list --prefix prints only names that begin with it."""
     for name in ("listed/a", "listed/b", "other"):

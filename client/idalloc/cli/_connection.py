@@ -1,6 +1,7 @@
 """The options that configure the connection to the server, and the client that they configure."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -17,8 +18,11 @@ from idalloc.cli._plugins import is_plugin
 from idalloc.cli._printer import Printer, write_stderr
 
 if TYPE_CHECKING:
-    from idalloc import Client, InvalidRequest
+    from idalloc import Client, InvalidRequest, SequenceNotFound
     from idalloc._transport.config import ChannelArguments
+
+# How many sequences are compared with a name that does not exist: those with its first letter, and of all.
+_LISTED = 1_000
 
 
 def _print_version(requested: bool) -> None:
@@ -111,7 +115,8 @@ def log_errors_as_usage(context: typer.Context) -> Iterator[None]:
 @contextmanager
 def connect(context: typer.Context, log: Path | None = None) -> Iterator["Client"]:
     """Open a client configured by the options. Errors in its block name options in place of fields of the request."""
-    from idalloc import Client, DeadlineExceeded, InvalidRequest  # imported late: `health` and `--help` need none
+    # imported late: `health` and `--help` need none
+    from idalloc import Client, DeadlineExceeded, InvalidRequest, SequenceNotFound
 
     target, timeout = target_and_timeout(context)
     access = channel_arguments(context, target)
@@ -122,8 +127,28 @@ def connect(context: typer.Context, log: Path | None = None) -> Iterator["Client
             yield client
         except InvalidRequest as error:
             raise InvalidRequest(_name_option(context, error), metadata=error.metadata) from (error.__cause__ or error)
+        except SequenceNotFound as error:
+            raise SequenceNotFound(str(error) + _near_names(client, error), metadata=error.metadata) from error
         except DeadlineExceeded as error:
             raise DeadlineExceeded(f"{error}; raise the limit with --timeout") from error
+
+
+def _near_names(client: "Client", error: "SequenceNotFound") -> str:
+    """Return which sequences have names near that of one not found; empty if the caller may list none."""
+    from difflib import get_close_matches
+    from itertools import chain, islice
+
+    from idalloc import IdallocError
+
+    name = error.metadata.get("sequence", "")
+    if not re.search("does not exist(?!:)", str(error)):  # but was deleted, or the store was retired
+        return ""
+    try:
+        found = chain(*(islice(client.sequences.list(prefix), _LISTED) for prefix in (name[:1], "")))
+        near = get_close_matches(name, {each.name for each in found} - {name})
+    except IdallocError:
+        return ""
+    return f"; near names are {', '.join(map(repr, near))}" if near else ""
 
 
 def _name_option(context: typer.Context, error: "InvalidRequest") -> str:

@@ -174,7 +174,7 @@ class StartTimestamps:
         if skew > self.max_clock_skew:
             side = "ahead of" if before > store_clock else "behind"
             raise _WrongClock(
-                f"this machine's clock is {skew:.1f} s {side} the store's, more than {self.max_clock_skew:g} s: "
+                f"this machine's clock is {side} the store's by more than max_clock_skew = {self.max_clock_skew:g} s: "
                 "correct the clock, or raise max_clock_skew"
             )
         return after
@@ -183,7 +183,13 @@ class StartTimestamps:
         if self.prefix_conflict == "refuse":
             raise PrefixInUse(prefix, claim.holder)
         # Ids stay unique, but the ids of the two nodes are not in one rising order.
-        _log.warning("prefix_conflict", prefix=prefix, holder=claim.holder, seen_at=claim.seen_at)
+        _log.warning(
+            "prefix_conflict",
+            prefix=prefix,
+            holder=claim.holder,
+            seen_at=claim.seen_at,
+            next_step="give this node or the other one another node_prefix",
+        )
 
 
 class _WrongClock(DocIdTimestampRefused):
