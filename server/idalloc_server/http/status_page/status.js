@@ -184,8 +184,9 @@ function showList(result) {
   const part = total ? `${group(offset + 1)}–${group(offset + sequences.length)} of ${group(total)}` : 'none';
   const more = isComplete ? '' : ', the first by name';
   setText(byId('found'), asOf === null ? 'reading the store…' : part + more);
-  byId('previous').disabled = offset === 0;
-  byId('next').disabled = offset + sequences.length >= total;
+  // Not `disabled`: a button that becomes so loses the focus.
+  byId('previous').setAttribute('aria-disabled', offset === 0);
+  byId('next').setAttribute('aria-disabled', offset + sequences.length >= total);
 }
 
 function showUsed(each, cell) {
@@ -292,8 +293,11 @@ function sortBy(button) {
 }
 
 byId('search').addEventListener('input', (event) => changeView({ search: event.target.value }));
-byId('previous').addEventListener('click', () => changeView({ offset: Math.max(0, view.offset - PAGE_SIZE) }));
-byId('next').addEventListener('click', () => changeView({ offset: view.offset + PAGE_SIZE }));
+for (const [id, step] of [['previous', -PAGE_SIZE], ['next', PAGE_SIZE]]) {
+  byId(id).addEventListener('click', ({ target }) => {
+    if (target.getAttribute('aria-disabled') !== 'true') changeView({ offset: Math.max(0, view.offset + step) });
+  });
+}
 for (const button of document.querySelectorAll('[data-sort]')) {
   button.addEventListener('click', () => sortBy(button));
 }
