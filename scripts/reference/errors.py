@@ -17,6 +17,7 @@ from idalloc_server.domain import errors as server_errors
 from idalloc_server.domain.errors import Refusal, Retryable
 from idalloc_server.rpc.status import LONGEST_PUSHBACK_SECONDS
 from scripts.reference import links
+from scripts.reference.error_texts import texts
 from scripts.reference.markdown import ROOT, block, document, one_line, prose, table
 
 PROTO = ROOT / "protos/idalloc/v1/error_reason.proto"
@@ -69,6 +70,12 @@ caller.
 
 **Next step:** Retry, with the same `request_id` if the call had one. If it lasts, find out what the server waits for
 ([runbook](../operations/runbook.md#deadline_exceeded)). It is mostly the store.
+"""
+_TEXTS = """\
+## Texts
+
+What the service says. Words in braces stand for values. No text has a delay or a time that changes from call to call,
+so tools can group them; a delay is in `RetryInfo`. Texts of a store, of a file or of a rule are left out.
 """
 _TAIL = """\
 ## Errors of the Python client
@@ -133,7 +140,16 @@ def page() -> str:
         for reason in sorted(comments)
     ]
     head = document(_HEAD, "## All errors", table(("reason", "gRPC status", "retry"), overview), _RETRY)
-    return document(head, *sections, _DEADLINE, _TAIL, table(("class", "reason", "gRPC status", "meaning"), others))
+    all_texts = [(f"`{reason}`", f"`{text}`") for reason, found in sorted(texts().items()) for text in found]
+    return document(
+        head,
+        *sections,
+        _DEADLINE,
+        _TEXTS,
+        table(("reason", "text"), all_texts),
+        _TAIL,
+        table(("class", "reason", "gRPC status", "meaning"), others),
+    )
 
 
 def summary(kind: type[IdallocError]) -> str:

@@ -8,6 +8,7 @@ import pytest
 import idalloc
 from idalloc.v1.error_reason_pb2 import ErrorReason
 from idalloc_server.domain.errors import Retryable
+from scripts.reference.error_texts import texts
 from scripts.reference.errors import exceptions, page, read_proto, refusals
 from tests.support.paths import ROOT
 
@@ -41,3 +42,12 @@ def test_links_of_next_steps_lead_somewhere() -> None:
     links = re.findall(r"\(\.\./operations/runbook\.md#([^)]*)\)", page())
     assert links
     assert set(links) <= anchors
+
+
+def test_each_reason_has_a_text_without_a_time() -> None:
+    """Log tools group errors by their texts: no text has a delay or a duration that changes from call to call."""
+    found = texts()
+    assert found.keys() == {*read_proto()}
+    assert all(found.values())
+    changing = re.compile(r"\{(\w*seconds|retry_after|delay|ahead|skew|elapsed|age|wait)\}")
+    assert [text for each in found.values() for text in each if changing.search(text)] == []
