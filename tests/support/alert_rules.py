@@ -50,12 +50,12 @@ class Recording:
             found.append({"series": name, "values": values})
         return found
 
-    def firing(self, folder: Path) -> set[str]:
-        """Return the alerts that fire once the state has lasted for ``MINUTES``."""
-        return firing(self.series(), MINUTES, folder)
+    def firing(self, folder: Path, minutes: float = MINUTES) -> set[str]:
+        """Return the alerts that fire once the state has lasted for so many minutes."""
+        return firing(self.series(), minutes, folder)
 
 
-def firing(series: list[dict[str, str]], minute: int, folder: Path) -> set[str]:
+def firing(series: list[dict[str, str]], minute: float, folder: Path) -> set[str]:
     """Return the alerts that fire at a time.
 
     promtool prints what it got if it differs from what a test expects, so this expects an impossible alert.
@@ -67,7 +67,7 @@ def firing(series: list[dict[str, str]], minute: int, folder: Path) -> set[str]:
     """
     test = {
         "expr": "group by (alertname) (ALERTS{alertstate='firing'})",
-        "eval_time": f"{minute}m",
+        "eval_time": f"{60 * minute:.0f}s",
         "exp_samples": [{"labels": '{alertname="none"}', "value": 0}],
     }
     content = {
