@@ -217,7 +217,7 @@ LIMITS = {
             "each may hold a message in memory",
         ),
         Limit(
-            "connections of an address to a process",
+            "connections of an address without a login to a process",
             _setting("max_connections_per_address"),
             "the same, among those of the address",
             "of IPv6, a /64 is one address",
@@ -238,6 +238,7 @@ LIMITS = {
             f"{listener.LOGIN_SECONDS:g} s; its TLS handshake {connections.HANDSHAKE_SECONDS:g} s, "
             f"and each wait for the client {connections.HEADER_SECONDS:g} s",
             "the server closes the connection",
+            "it begins anew when a session ends and its connection stays open",
         ),
         Limit(
             "time of a session without a message",
@@ -451,7 +452,8 @@ LIMITS = {
         Limit(
             "wrong tokens of a host",
             f"{rejected_callers.BURST} at once, then {rejected_callers.ATTEMPTS_PER_SECOND} a second",
-            "QUOTA_EXCEEDED",
+            "QUOTA_EXCEEDED; on the X Protocol port the login waits for its second, gets error 1226, and the connection "
+            "ends",
             f"of IPv6, a /{rejected_callers.IPV6_PREFIX} is one host; right tokens pass",
         ),
         Limit(

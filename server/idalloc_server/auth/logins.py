@@ -48,7 +48,11 @@ class Logins:
         self._limits = limits
 
     def log_in(self, method: str, name: str, token: str | None, peer: Peer) -> Credential | None:
-        """Return what the session logs in with; None if the name and the token match no identity."""
+        """Return what the session logs in with; None if the name and the token match no identity.
+
+        Raises:
+            QuotaExceeded: They match none, and this host sent such logins too often.
+        """
         if not self._authenticator.required:
             return Credential(ANONYMOUS.name, b"")
         policy: AccessPolicy = self._authenticator.policy
@@ -56,7 +60,9 @@ class Logins:
         if token is None or identity is None or identity.name != name:
             refusal = Unauthenticated("the name and the token match no identity of the access file")
             if token is not None:  # A proof is expected to fail: clients try it before they send the token.
-                self._limits.record_unauthenticated(method, peer, refusal)  # type: ignore[arg-type]
+                exceeded = self._limits.record_unauthenticated(method, peer, refusal)  # type: ignore[arg-type]
+                if exceeded:
+                    raise exceeded
             return None
         return Credential(name, sha256(token.encode("utf-8", "surrogatepass")).digest())
 

@@ -263,21 +263,24 @@ class Listener:
         self._forget(connection)
         connection.socket.close()
 
-    def trust(self, connection: Accepted) -> None:
-        """Count a connection for its address no longer, since its client has logged in: it may share an address."""
-        if connection.host and connection.counts_for_host:
-            connection.counts_for_host = False
-            self._hosts[connection.host] -= 1
+    def set_trusted(self, connection: Accepted, is_trusted: bool) -> None:
+        """Set whether the client of a connection has logged in.
+
+        While it has, it may share its address with any number of others, and the server does not wait for it.
+        """
+        if connection.host and connection.counts_for_host == is_trusted:
+            connection.counts_for_host = not is_trusted
+            self._hosts[connection.host] += -1 if is_trusted else 1
             if not self._hosts[connection.host]:
                 del self._hosts[connection.host]
+        connection.set_waiting(not is_trusted)
 
     def _forget(self, connection: Accepted) -> None:
         """Count a connection no longer; a second call has no effect."""
         if connection.host:
             self._counted -= 1
-            self.trust(connection)
+            self.set_trusted(connection, True)
             connection.host = ""
-            connection.set_waiting(False)
 
     def _refuse(self, accepted: socket.socket, reason: str) -> None:
         self.count_refused(reason)

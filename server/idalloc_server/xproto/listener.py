@@ -33,7 +33,8 @@ from idalloc_server.xproto.sql import Sql
 from idalloc_server.xproto.stream import Stream
 from idalloc_server.xproto.variables import IDLE_SECONDS, ChangeNode, Variables
 
-# How long a client may take from the connection to its login, and to read a reply or the last one.
+# How long a client may take to log in, from the connection or the end of its session, and to read a reply or the last
+# one.
 LOGIN_SECONDS = 30.0
 WRITE_SECONDS = 60.0
 LAST_SECONDS = 5.0
@@ -138,9 +139,9 @@ class XListener:
         """End all connections now."""
         await self._listener.close()
 
-    def trust(self, accepted: Accepted) -> None:
-        """See ``Listener.trust``."""
-        self._listener.trust(accepted)
+    def set_trusted(self, accepted: Accepted, is_trusted: bool) -> None:
+        """See ``Listener.set_trusted``."""
+        self._listener.set_trusted(accepted, is_trusted)
 
     async def _serve(self, accepted: Accepted) -> None:
         stream = Stream()
@@ -187,12 +188,12 @@ class _Connection:
     async def serve(self) -> None:
         """Serve until the client leaves, the session ends or the server drains."""
         await self._send()
-        async with asyncio.timeout(LOGIN_SECONDS):
-            goes_on = True
-            while goes_on and not self._session.is_logged_in:
-                goes_on = await self._step()
+        goes_on = True
         while goes_on:
-            goes_on = await self._step()
+            is_logged_in = self._session.is_logged_in
+            async with asyncio.timeout(None if is_logged_in else LOGIN_SECONDS):
+                while goes_on and self._session.is_logged_in == is_logged_in:
+                    goes_on = await self._step()
         async with asyncio.timeout(LAST_SECONDS):
             await self._stream.close()
 
@@ -201,7 +202,7 @@ class _Connection:
         steps = steps_of_message(self._session.next_size)
         if (request := await self._services.thread.run(steps, self._session.next_request)) is not None:
             await self._run(request)
-            self._accepted.set_waiting(not self._session.is_logged_in)
+            self._listener.set_trusted(self._accepted, self._session.is_logged_in)
             await self._send()
             await asyncio.sleep(0)  # else a client that sends many at once would be served alone
             return True
@@ -286,7 +287,11 @@ class _Connection:
 
     async def _log_in(self, request: LogIn) -> int:
         schema, user, token, _ = request.credentials
-        credential = self._services.logins.log_in(_LOGIN, user, token, self._peer)
+        try:
+            credential = self._services.logins.log_in(_LOGIN, user, token, self._peer)
+        except QuotaExceeded as refusal:
+            await asyncio.sleep(refusal.retry_after)
+            raise XError(1226, str(refusal), "42000", fatal=True) from None
         if credential is None:
             return self._session.reject_login()
         if schema and not await self._is_seen(schema, self._services.logins.identity(credential)):
@@ -294,7 +299,6 @@ class _Connection:
         self._credential, self.schema = credential, schema
         self._variables.reset()
         self._session.accept_login()
-        self._listener.trust(self._accepted)
         return 0
 
     async def _is_seen(self, schema: str, identity: Identity) -> bool:

@@ -143,17 +143,20 @@ async def test_an_address_at_its_limit_leaves_others_alone() -> None:
         await until(lambda: listener.connection_count == 4)
 
 
-async def test_a_trusted_connection_counts_for_its_address_no_longer() -> None:
-    """Clients that have logged in may share an address: the limit of an address is for those that have not."""
+async def test_a_trusted_connection_does_not_count_for_its_address() -> None:
+    """While clients are logged in they may share an address: the limit of an address is for those that are not."""
     async with listening(Limits(9, 2), refusal=b"full!") as listener:
         await connected(listener, *["127.0.0.2"] * 2)
         for each in list(listener._tasks):
             each.set_waiting(False)
         assert await (await Client.connect(listener, "127.0.0.2")).greeting() == b"full!"
         for each in list(listener._tasks):
-            listener.trust(each)
+            listener.set_trusted(each, True)
         await connected(listener, *["127.0.0.2"] * 2)
         assert listener.connection_count == 4
+        listener.set_trusted(next(iter(listener._tasks)), False)
+        await connected(listener, "127.0.0.2")
+        await until(lambda: listener.connection_count == 4)
 
 
 async def test_a_flood_keeps_the_count_right() -> None:

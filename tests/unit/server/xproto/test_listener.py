@@ -1,6 +1,7 @@
 """The port of the X Protocol bounds its connections, and ends them in a drain."""
 
 import asyncio
+import ssl
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -38,9 +39,14 @@ class NoStatements:
 
 @asynccontextmanager
 async def listening(
-    max_connections: int = 10, statements: Statements | None = None, of_address: int = 10
+    max_connections: int = 10,
+    statements: Statements | None = None,
+    of_address: int = 10,
+    *,
+    access: AccessControl | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[XListener]:
-    access, node = AccessControl(SystemClock(), 1000), FakeNode()
+    access, node = access or AccessControl(SystemClock(), 1000), FakeNode()
     services = Services(
         statements=statements or NoStatements(),
         documents=FakeDocuments(),
@@ -54,8 +60,8 @@ async def listening(
     listener = XListener(
         "127.0.0.1:0",
         services,
-        tls=None,
-        requires_tls=False,
+        tls=tls,
+        requires_tls=tls is not None,
         max_message=2**20,
         limits=Limits(max_connections, of_address),
     )

@@ -1,0 +1,131 @@
+"""Logins of the X Protocol's port: wrong ones are slowed, and connections without a login leave room for others."""
+
+import asyncio
+import ssl
+from contextlib import AsyncExitStack
+from typing import NamedTuple
+
+import pytest
+import structlog
+import trustme
+from google.protobuf.message import Message
+
+from idalloc.xprotocol.v1 import connection_pb2
+from idalloc_server.auth.access_control import AccessControl
+from idalloc_server.auth.rejected_callers import BURST
+from idalloc_server.listen import connections
+from idalloc_server.listen.connections import HEADER_SECONDS
+from idalloc_server.xproto.listener import LOGIN_SECONDS
+from tests.support.fake_store import FakeClock
+from tests.support.identities import ACCESS, TOKENS
+from tests.support.waiting import until
+from tests.support.xproto_client import XClient, connected
+from tests.unit.server.xproto.test_listener import listening
+
+
+class Tls(NamedTuple):
+    """The contexts of a server and of its clients."""
+
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+
+
+@pytest.fixture(scope="module")
+def tls() -> Tls:
+    authority = trustme.CA()
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(server)
+    client = ssl.create_default_context()
+    authority.configure_trust(client)
+    return Tls(server, client)
+
+
+async def login(address: str, tls: Tls, user: str, token: str) -> tuple[int, str, bool]:
+    """Log in on a connection of its own; return the error's code and text, and whether the connection has ended."""
+    async with connected(address, logs_in=False) as client:
+        await client.start_tls(tls.client)
+        reply = await client.log_in_plain(user, token)
+        is_fatal = bool(reply.code) and connection_pb2.Error.FromString(reply.frames[-1][1]).severity == 1
+        return reply.code, reply.text, is_fatal
+
+
+async def test_wrong_logins_are_slowed(tls: Tls) -> None:
+    """Beyond the limit of its host a wrong login waits, gets 1226 and ends the connection; a right one passes."""
+    clock = FakeClock()
+    async with listening(access=AccessControl(clock, 1000, ACCESS), tls=tls.server) as listener:
+        for number in range(BURST + 1):
+            assert (await login(listener.address, tls, "read", f"wrong {number}"))[0] == 1045
+            clock.advance(0.01)
+        begun = asyncio.get_running_loop().time()
+        code, text, is_fatal = await login(listener.address, tls, "nobody", "wrong")
+        assert (code, is_fatal) == (1226, True)
+        assert text == "host:127.0.0.1 has used up its quota failures_per_second = 1; try again in 0.890 s"
+        assert asyncio.get_running_loop().time() - begun >= 0.89
+        assert (await login(listener.address, tls, "read", TOKENS["read"]))[0] == 0
+        assert listener.calls == {"login 1045": BURST + 1, "login 1226": 1, "login 0": 1}
+
+
+async def test_connections_without_a_login_end_no_session() -> None:
+    """Of connections without a login the oldest is ended for a new one; sessions stay, and log in beside them."""
+    async with listening(max_connections=5, of_address=3) as listener, AsyncExitStack() as opened:
+        sessions = [await opened.enter_async_context(connected(listener.address)) for _ in range(3)]
+        waiting = [await opened.enter_async_context(connected(listener.address, logs_in=False)) for _ in range(6)]
+        assert [await each.rest() for each in waiting[:4]] == [b""] * 4
+        assert (await waiting[4].log_in()).code == 0
+        assert [(await each.sql("SELECT 1")).code for each in (*sessions, waiting[4])] == [0] * 4
+
+
+async def test_refused_connections_are_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log has a line with the number of the connections that got 1040, and of those ended for others."""
+    monkeypatch.setattr(connections, "_LOG_SECONDS", 0.05)
+    with structlog.testing.capture_logs() as lines:
+        async with listening(max_connections=1) as listener:
+            async with connected(listener.address, logs_in=False) as waiting, connected(listener.address):
+                assert await waiting.rest() == b""
+                for _ in range(3):
+                    refused = await XClient.connect(listener.address)
+                    assert (await refused.reply()).code == 1040
+                    refused.close()
+            await until(lambda: len(lines) == 2)
+    shown = [(line["event"], line["port"], line["reason"], line["count"]) for line in lines]
+    assert shown == [
+        ("connections_refused", "xproto_listen", "ended", 1),
+        ("connections_refused", "xproto_listen", "connections", 3),
+    ]
+
+
+ENDS = [connection_pb2.SessionClose(), connection_pb2.SessionReset()]
+
+
+@pytest.mark.parametrize("end", ENDS, ids=["close", "reset"])
+async def test_the_time_of_a_login_begins_anew_after_a_session(end: Message) -> None:
+    """A client that ends its session has as long to log in again as at first, even if it goes on to send."""
+    loop = asyncio.get_running_loop()
+    async with listening() as listener, connected(listener.address) as client:
+        for _ in range(2):
+            await asyncio.sleep(2 * LOGIN_SECONDS)  # of a session
+            assert (await client.ask(end)).code == 0
+            assert (await client.log_in()).code == 0
+        assert (await client.ask(end)).code == 0
+        begun = loop.time()
+        client.writer.write(b"\xff\0\0\0")  # the length of a frame
+        while listener.connection_count:
+            client.writer.write(b"\x04")
+            await asyncio.sleep(1)
+        assert LOGIN_SECONDS <= loop.time() - begun <= LOGIN_SECONDS + HEADER_SECONDS
+
+
+@pytest.mark.parametrize("end", ENDS, ids=["close", "reset"])
+async def test_a_connection_whose_session_ended_counts_for_its_address(end: Message) -> None:
+    """A connection that is not logged in any more is ended for a new one of its address."""
+    async with listening(of_address=2) as listener, AsyncExitStack() as opened:
+        first, second, third = [await opened.enter_async_context(connected(listener.address)) for _ in range(3)]
+        for each in (first, second):
+            assert (await each.ask(end)).code == 0
+        begun = asyncio.get_running_loop().time()
+        async with connected(listener.address):
+            assert await first.rest() == b""
+            assert (await second.log_in()).code == 0
+            assert (await third.sql("SELECT 1")).code == 0
+            assert listener.connection_count == 3
+        assert asyncio.get_running_loop().time() - begun < 1
