@@ -1,6 +1,7 @@
 """Clients that misbehave on the X Protocol's port do not harm a server, nor the callers of gRPC."""
 
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import idalloc.aio
 from idalloc.xprotocol.v1 import crud_pb2, expression_pb2, notice_pb2
 from idalloc_server.xproto import frames
 from tests.e2e.test_xproto import address
+from tests.support.certificates import Certificates
 from tests.support.faults.resources import read_resources
 from tests.support.processes import Server, running
 from tests.support.server_calls import lines_beside_audit
@@ -127,22 +129,29 @@ async def test_pipelined_messages_are_answered_in_order(server: Server) -> None:
         assert len(ids) == 200
 
 
-async def test_a_client_that_leaves_writes_no_traceback(server: Server) -> None:
-    """A client that resets or closes its connection before its replies is no fault of the server, at any moment."""
-    async with connected(address(server)) as client:
-        await client.create_collection()
-        assert (await client.add(f'{{"text": "{"x" * 500_000}"}}')).code == 0
+async def test_a_client_that_leaves_writes_no_traceback(tmp_path: Path) -> None:
+    """Of 200 clients that reset or close before their replies, with or without TLS, none is a fault of the server."""
+    certificates = Certificates(tmp_path)
+    shown, tls = certificates.client("127.0.0.1"), ssl.create_default_context(cafile=certificates.ca)
     find = crud_pb2.Find(collection=crud_pb2.Collection(name="c", schema="s"))
     before, after = frames.frame(1) * 40, frames.frame(17, find) + frames.frame(18, insert("{}"))
-    for number in range(60):
-        logs_in = number % 3 > 0
-        async with connected(address(server), logs_in=logs_in) as client:
-            client.writer.write((after if logs_in else before) * (number % 4 + 1))
-            if number % 2:
-                raw = client.writer.get_extra_info("socket")
-                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            if number % 5:
-                await client.read()
-    async with connected(address(server)) as client:
-        assert (await client.sql("SELECT 1")).rows == [b"\x02"]
-    assert lines_beside_audit(server) == []
+    settings = {"xproto_listen": "127.0.0.1:0", "tls_cert": shown.cert, "tls_key": shown.key}
+    with running(tmp_path, log_level="warning", **settings) as server:
+        async with connected(address(server)) as client:
+            await client.create_collection()
+            assert (await client.add(f'{{"text": "{"x" * 500_000}"}}')).code == 0
+        for number in range(200):
+            has_tls, logs_in = number % 4 == 0, number % 3 > 0
+            async with connected(address(server), logs_in=logs_in and not has_tls) as client:
+                if has_tls:
+                    await client.start_tls(tls)
+                    assert not logs_in or (await client.log_in()).code == 0
+                client.writer.write((after if logs_in else before) * (number % 4 + 1))
+                if number % 2:
+                    raw = client.writer.get_extra_info("socket")
+                    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                if not number % 5:
+                    await client.read()
+        async with connected(address(server)) as client:
+            assert (await client.sql("SELECT 1")).rows == [b"\x02"]
+        assert lines_beside_audit(server) == []
