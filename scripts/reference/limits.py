@@ -245,6 +245,17 @@ LIMITS = {
             f"{variables.IDLE_SECONDS / 3600:g} h",
             "the server closes the connection",
         ),
+        Limit(
+            "age of a connection",
+            f"{_setting('max_connection_age')} for no limit",
+            "error 3169, and the connection ends; a running statement has another "
+            f"{transport.MAX_CONNECTION_GRACE_SECONDS} s",
+        ),
+        Limit(
+            "session with a client certificate",
+            "until the certificate expires",
+            "error 1045, and the connection ends; a reply is not sent to its end",
+        ),
         Limit("failed logins of a connection", str(login.MAX_FAILURES), "the last one closes the connection"),
         Limit(
             "time of a client to read a reply",

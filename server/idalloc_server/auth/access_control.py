@@ -79,7 +79,7 @@ class AccessControl:
         self.peer_of = peer_of
         self._limits = Limits(clock, current, self.audit, peer_of)
         self._authenticator = Authenticator(current, self._limits, requires_authentication, metadata_of, certificates)
-        self.logins = Logins(self._authenticator, self._limits)
+        self.logins = Logins(self._authenticator, self._limits, certificates)
         self._max_ids = max_ids_per_call
         # If not, only administrative calls are wrapped, for the audit.
         self._checks_calls = policy is not None or certificates is not None

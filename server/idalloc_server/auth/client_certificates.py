@@ -1,5 +1,6 @@
 """Client certificates: their names and their expiry."""
 
+import ssl
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from typing import Any, NamedTuple
@@ -13,6 +14,20 @@ MAX_CERTIFICATES = 1_000
 
 # gRPC's properties with the names (SANs) of each type, and the type's prefix in the access file.
 _TYPES = {"peer_dns": "dns", "peer_uri": "uri", "peer_ip": "ip", "peer_email": "email"}
+# The properties by the types of names as ssl has them.
+_PROPERTIES = {"DNS": "peer_dns", "URI": "peer_uri", "IP Address": "peer_ip", "email": "peer_email"}
+
+
+def auth_context_of(connection: Any) -> dict[str, list[bytes]]:
+    """Return the client certificate of a connection of ``ssl`` in gRPC's form; nothing without TLS or certificate."""
+    content = connection.getpeercert(binary_form=True) if connection else None
+    if not content:
+        return {}
+    properties = {"x509_pem_cert": [ssl.DER_cert_to_PEM_cert(content).encode()]}
+    for kind, name in connection.getpeercert().get("subjectAltName", ()):
+        if kind in _PROPERTIES:
+            properties.setdefault(_PROPERTIES[kind], []).append(name.strip().encode())
+    return properties
 
 
 class ClientCertificate(NamedTuple):
@@ -48,15 +63,36 @@ class ClientCertificates:
         Raises:
             Unauthenticated: The certificate has expired or cannot be read.
         """
+        certificate = self._find(context)
+        self.seconds_to(certificate.expires_at)
+        return certificate.names
+
+    def expires_at(self, context: Context) -> float:
+        """Return when the certificate of a call's connection expires, in seconds since 1970.
+
+        Raises:
+            Unauthenticated: The certificate cannot be read.
+        """
+        return self._find(context).expires_at
+
+    def seconds_to(self, expires_at: float) -> float:
+        """Return the seconds until a certificate expires.
+
+        Raises:
+            Unauthenticated: It has expired.
+        """
+        seconds = expires_at - self._now()
+        if seconds < 0:
+            expiry = datetime.fromtimestamp(expires_at, UTC)
+            raise Unauthenticated(f"the client certificate expired at {expiry:%Y-%m-%dT%H:%M:%SZ}")
+        return seconds
+
+    def _find(self, context: Context) -> ClientCertificate:
         properties = context.auth_context()
         pem = next(iter(properties.get("x509_pem_cert", ())), b"")
-        if not pem:  # Only HTTP: gRPC requires one in the handshake.
+        if not pem:  # Only HTTP: the other ports require one in the handshake.
             raise Unauthenticated("the client certificate cannot be read: the connection has none")
-        certificate = self._parsed.get(pem) or self._parse(pem, properties)
-        if self._now() > certificate.expires_at:
-            expiry = datetime.fromtimestamp(certificate.expires_at, UTC)
-            raise Unauthenticated(f"the client certificate expired at {expiry:%Y-%m-%dT%H:%M:%SZ}")
-        return certificate.names
+        return self._parsed.get(pem) or self._parse(pem, properties)
 
     def _parse(self, pem: bytes, properties: Any) -> ClientCertificate:
         x509 = self._x509

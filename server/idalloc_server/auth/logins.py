@@ -1,26 +1,35 @@
 """Logins for a session: authenticate once, and check each later statement against the current access policy."""
 
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
-from typing import NamedTuple
+from math import inf
+from typing import Any, NamedTuple
 
 from idalloc_server.auth.access import ANONYMOUS, AccessPolicy, Identity
 from idalloc_server.auth.authenticate import Authenticator
+from idalloc_server.auth.client_certificates import ClientCertificates
 from idalloc_server.auth.limits import Limits
 from idalloc_server.domain.errors import PermissionDenied, Unauthenticated
 
 
 class Peer(NamedTuple):
-    """The other end of a connection, in the form that the audit knows from gRPC.
+    """The other end of a connection, as access control reads it of a gRPC call's context.
 
     Attributes:
         address: The address, such as ``ipv4:10.0.0.7:51234``.
+        certificate: See ``auth_context_of``.
     """
 
     address: str
+    certificate: Mapping[str, Iterable[bytes]] = {}
 
     def peer(self) -> str:
         """Return the address."""
         return self.address
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        """Return the client certificate in gRPC's form; nothing without one."""
+        return self.certificate
 
 
 class Credential(NamedTuple):
@@ -29,10 +38,12 @@ class Credential(NamedTuple):
     Attributes:
         name: The name of the identity.
         digest: The SHA-256 of its token; empty without authentication.
+        expires_at: When its client certificate expires, in seconds since 1970; None if clients present none.
     """
 
     name: str
     digest: bytes
+    expires_at: float | None = None
 
 
 class Logins:
@@ -41,37 +52,56 @@ class Logins:
     Args:
         authenticator: Has the current policy.
         limits: Charges quotas, and limits rejected callers.
+        certificates: Checks client certificates; None if clients present none.
     """
 
-    def __init__(self, authenticator: Authenticator, limits: Limits) -> None:
+    def __init__(
+        self, authenticator: Authenticator, limits: Limits, certificates: ClientCertificates | None = None
+    ) -> None:
         self._authenticator = authenticator
         self._limits = limits
+        self._certificates = certificates
 
     def log_in(self, method: str, name: str, token: str | None, peer: Peer) -> Credential | None:
         """Return what the session logs in with; None if the name and the token match no identity.
 
         Raises:
-            QuotaExceeded: They match none, and this host sent such logins too often.
+            Unauthenticated: The client certificate has expired, or cannot be read.
+            QuotaExceeded: The login is wrong, and this host sent such logins too often.
         """
+        context: Any = peer
+        self._authenticator.check_certificate(method, context)
+        expires_at = self._certificates.expires_at(context) if self._certificates else None
         if not self._authenticator.required:
-            return Credential(ANONYMOUS.name, b"")
+            return Credential(ANONYMOUS.name, b"", expires_at)
         policy: AccessPolicy = self._authenticator.policy
         identity = None if token is None else policy.find_by_token(token)
         if token is None or identity is None or identity.name != name:
             refusal = Unauthenticated("the name and the token match no identity of the access file")
-            if token is not None:  # A proof is expected to fail: clients try it before they send the token.
-                exceeded = self._limits.record_unauthenticated(method, peer, refusal)  # type: ignore[arg-type]
-                if exceeded:
-                    raise exceeded
+            # A proof is expected to fail: clients try it before they send the token.
+            exceeded = None if token is None else self._limits.record_unauthenticated(method, context, refusal)
+            if exceeded:
+                raise exceeded
             return None
-        return Credential(name, sha256(token.encode("utf-8", "surrogatepass")).digest())
+        return Credential(name, sha256(token.encode("utf-8", "surrogatepass")).digest(), expires_at)
+
+    def seconds_left(self, credential: Credential) -> float:
+        """Return for how many seconds a session's client certificate is valid; infinity without one.
+
+        Raises:
+            Unauthenticated: It has expired.
+        """
+        if self._certificates is None or credential.expires_at is None:
+            return inf
+        return self._certificates.seconds_to(credential.expires_at)
 
     def identity(self, credential: Credential) -> Identity:
         """Return the identity of a session under the current policy.
 
         Raises:
-            Unauthenticated: The policy no longer has it, or has no longer its token.
+            Unauthenticated: The policy no longer has it or its token, or its client certificate has expired.
         """
+        self.seconds_left(credential)
         if not self._authenticator.required:
             return ANONYMOUS
         for identity in self._authenticator.policy.identities:

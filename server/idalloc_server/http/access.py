@@ -1,6 +1,5 @@
 """Access control of HTTP requests, by the same identities, limits and audit log as gRPC calls."""
 
-import ssl
 from collections.abc import Iterable
 from http import HTTPStatus
 from math import ceil
@@ -9,6 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from idalloc_server.auth.access_control import AccessControl
+from idalloc_server.auth.client_certificates import auth_context_of
 from idalloc_server.domain.errors import PermissionDenied, QuotaExceeded, Refusal, Unauthenticated
 from idalloc_server.http.server import Handler
 
@@ -17,8 +17,6 @@ _STATUS = {
     PermissionDenied: HTTPStatus.FORBIDDEN,
     QuotaExceeded: HTTPStatus.TOO_MANY_REQUESTS,
 }
-# The types of names in certificates, as ssl and as gRPC name them.
-_NAME_TYPES = {"DNS": "peer_dns", "URI": "peer_uri", "IP Address": "peer_ip", "email": "peer_email"}
 
 
 def require_reader(access_control: AccessControl, handler: Handler) -> Handler:
@@ -67,12 +65,4 @@ class _Caller:
     def auth_context(self) -> dict[str, list[bytes]]:
         """Return the client certificate in gRPC's form; nothing without one."""
         transport = self._request.transport
-        connection: Any = transport.get_extra_info("ssl_object") if transport else None
-        content = connection.getpeercert(binary_form=True) if connection else None
-        if not content:
-            return {}
-        properties = {"x509_pem_cert": [ssl.DER_cert_to_PEM_cert(content).encode()]}
-        for kind, name in connection.getpeercert().get("subjectAltName", ()):
-            if kind in _NAME_TYPES:
-                properties.setdefault(_NAME_TYPES[kind], []).append(name.strip().encode())
-        return properties
+        return auth_context_of(transport.get_extra_info("ssl_object") if transport else None)

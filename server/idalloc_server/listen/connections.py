@@ -41,11 +41,13 @@ class Limits(NamedTuple):
         connections: The most connections.
         of_address: The most connections of one address; of IPv6, a /64 is one.
         uses_reserve: Whether connections may have the reserve of descriptors.
+        age: When a connection must end, in seconds after it began; 0 for never.
     """
 
     connections: int
     of_address: int
     uses_reserve: bool = False
+    age: float = 0.0
 
 
 class Accepted:

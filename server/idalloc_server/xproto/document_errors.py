@@ -56,22 +56,26 @@ _CODES: dict[type[errors.DocumentsError], tuple[int, str]] = {
 }
 
 
-@contextmanager
-def mapped() -> Iterator[None]:
-    """Raise errors of the domain as MySQL's."""
-    try:
-        yield
-    except errors.InvalidJson as error:
+def of(error: errors.DocumentsError) -> XError:
+    """Return an error of the domain as MySQL's."""
+    if isinstance(error, errors.InvalidJson):
         where = (
             "1 to function cast_as_json"
             if isinstance(error, errors.InvalidLiteral)
             else "2 to function json_merge_patch"
         )
         text = f'Invalid JSON text in argument {where}: "{error.reason}" at position {error.position}.'
-        raise XError(3141, text, "22032") from error
+        return XError(3141, text, "22032")
+    if known := _ERRORS.get(type(error)):
+        return known(error)
+    code, state = _CODES.get(type(error), (1105, "HY000"))
+    return XError(code, str(error), state)
+
+
+@contextmanager
+def mapped() -> Iterator[None]:
+    """Raise errors of the domain as MySQL's."""
+    try:
+        yield
     except errors.DocumentsError as error:
-        known = _ERRORS.get(type(error))
-        if known is None:
-            code, state = _CODES.get(type(error), (1105, "HY000"))
-            raise XError(code, str(error), state) from error
-        raise known(error) from error
+        raise of(error) from error

@@ -7,6 +7,7 @@ import ssl
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from math import inf
 from typing import NamedTuple
 
 from google.protobuf.message import Message
@@ -14,18 +15,20 @@ from google.protobuf.message import Message
 from idalloc.xprotocol.v1.statement_pb2 import StmtExecute
 from idalloc_server.auth.access import ADMIN, Identity
 from idalloc_server.auth.audit import Audit
+from idalloc_server.auth.client_certificates import auth_context_of
 from idalloc_server.auth.document_roles import may_see
 from idalloc_server.auth.logins import Credential, Logins, Peer
 from idalloc_server.documents.cost import steps_of_message
-from idalloc_server.documents.errors import DocumentsError, PatternTooComplex, UnknownCollection, UnknownSchema
+from idalloc_server.documents.errors import DocumentsError
 from idalloc_server.documents.side_thread import SideThread
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.errors import PermissionDenied, QuotaExceeded, Refusal, Unauthenticated
 from idalloc_server.listen.connections import HANDSHAKE_SECONDS, HEADER_SECONDS, Accepted, Limits, Listener
-from idalloc_server.xproto import frames
+from idalloc_server.listen.transport import MAX_CONNECTION_GRACE_SECONDS
+from idalloc_server.xproto import document_errors, frames
 from idalloc_server.xproto.admin import Admin, Schemas
 from idalloc_server.xproto.caller import Statements
-from idalloc_server.xproto.errors import XError, from_refusal, not_supported, unknown_collection, unknown_schema
+from idalloc_server.xproto.errors import XError, from_refusal, unknown_schema
 from idalloc_server.xproto.login import shown
 from idalloc_server.xproto.rights import SessionRights
 from idalloc_server.xproto.session import Execute, LogIn, Request, Reset, Session, StartTls, kind_of
@@ -101,6 +104,7 @@ class XListener:
         self.tls = tls
         self.requires_tls = requires_tls
         self.max_message = max_message
+        self.max_age = limits.age
         self.calls: Counter[str] = Counter()
         self.is_draining = False
         self._numbers = itertools.count(1)
@@ -167,6 +171,7 @@ class _Connection:
         self._stream = stream
         self._waiting: asyncio.Timeout | None = None
         self._peer = Peer(accepted.peer)
+        self._ends_at = asyncio.get_running_loop().time() + listener.max_age if listener.max_age else None
         host = self._host = accepted.address
         accepted.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._session = Session(
@@ -189,11 +194,12 @@ class _Connection:
         """Serve until the client leaves, the session ends or the server drains."""
         await self._send()
         goes_on = True
-        while goes_on:
-            is_logged_in = self._session.is_logged_in
-            async with asyncio.timeout(None if is_logged_in else LOGIN_SECONDS):
-                while goes_on and self._session.is_logged_in == is_logged_in:
-                    goes_on = await self._step()
+        async with asyncio.timeout_at(self._ends_at and self._ends_at + MAX_CONNECTION_GRACE_SECONDS):
+            while goes_on:
+                is_logged_in = self._session.is_logged_in
+                async with asyncio.timeout(None if is_logged_in else LOGIN_SECONDS):
+                    while goes_on and self._session.is_logged_in == is_logged_in:
+                        goes_on = await self._step()
         async with asyncio.timeout(LAST_SECONDS):
             await self._stream.close()
 
@@ -209,26 +215,45 @@ class _Connection:
         await self._send()
         if self._session.is_closed:
             return False
-        data = await self._read()
-        if data is None:
-            self._session.fail(XError(1053, "Server shutdown in progress", "08S01", fatal=True))
+        try:
+            data = await self._read()
+        except (XError, Refusal) as end:
+            self._fail(end)
             await self._send()
             return False
         self._session.receive(data)
         return bool(data)
 
-    async def _read(self) -> bytes | None:
-        """Return bytes that arrived; empty at the end or if none arrive in time, None if the server drains."""
+    async def _read(self) -> bytes:
+        """Return bytes that arrived; empty at the end, or if none arrive in time.
+
+        Raises:
+            XError: The session ends before the next message.
+            Unauthenticated: The client certificate has expired.
+        """
+        loop = asyncio.get_running_loop()
+        last = loop.time() + (IDLE_SECONDS if self._session.is_logged_in else HEADER_SECONDS)
+        while (now := loop.time()) < last:
+            try:
+                async with asyncio.timeout(min(last - now, self._seconds_left())) as self._waiting:
+                    return await self._stream.read()
+            except TimeoutError:
+                continue
+            finally:
+                self._waiting = None
+        return b""
+
+    def _seconds_left(self) -> float:
+        """Return for how many seconds the session may wait for a message; raise as ``_read`` if it has ended."""
         if self._listener.is_draining:
-            return None
-        try:
-            seconds = IDLE_SECONDS if self._session.is_logged_in else HEADER_SECONDS
-            async with asyncio.timeout(seconds) as self._waiting:
-                return await self._stream.read()
-        except TimeoutError:
-            return None if self._listener.is_draining else b""  # type: ignore[redundant-expr] # it changes meanwhile
-        finally:
-            self._waiting = None
+            raise XError(1053, "Server shutdown in progress", "08S01", fatal=True)
+        seconds = self._ends_at - asyncio.get_running_loop().time() if self._ends_at else inf
+        if seconds <= 0:
+            text = f"Session was killed: its connection is older than {self._listener.max_age:g} s"
+            raise XError(3169, text, fatal=True)
+        if self._credential is None or not self._session.is_logged_in:
+            return seconds
+        return min(seconds, self._services.logins.seconds_left(self._credential))
 
     async def _send(self) -> None:
         output = self._session.take_output()
@@ -251,6 +276,7 @@ class _Connection:
                     if not session.is_closed and self._listener.tls is not None:
                         before = session.take_output()
                         await self._stream.start_tls(self._listener.tls, before, HANDSHAKE_SECONDS)
+                        self._peer = Peer(self._accepted.peer, auth_context_of(self._stream.tls))
                 case LogIn():
                     return await self._log_in(request)
                 case Reset():
@@ -273,15 +299,10 @@ class _Connection:
             case XError():
                 return failure
             case Unauthenticated():
-                return XError(1045, f"Access denied for user ''@'{self._host}' (using password: YES)", fatal=True)
-            case UnknownSchema():
-                return unknown_schema(failure.schema)
-            case UnknownCollection():
-                return unknown_collection(failure.schema, failure.name)
-            case PatternTooComplex():
-                return not_supported(failure.what)
+                user = self._credential.name if self._credential else ""
+                return XError(1045, f"Access denied for user '{user}'@'{self._host}': {failure}", fatal=True)
             case DocumentsError():
-                return XError(1105, str(failure))
+                return document_errors.of(failure)
             case _:
                 return from_refusal(failure)
 
@@ -314,6 +335,7 @@ class _Connection:
                 self._session.reply(frame)
                 size += len(frame)
                 if size > WRITE_BYTES:
+                    self._identity()  # which may have lost its access meanwhile
                     await self._send()
                     size = 0
 

@@ -100,7 +100,11 @@ class XProtocolPort:
             tls=self._files.context if self._files else None,
             requires_tls=bool(settings.tls_client_ca) or access_control.requires_authentication,
             max_message=settings.xproto_max_message,
-            limits=Limits(settings.xproto_max_connections, settings.max_connections_per_address),
+            limits=Limits(
+                settings.xproto_max_connections,
+                settings.max_connections_per_address,
+                age=settings.max_connection_age,
+            ),
             reuse_port=shares_port,
         )
 

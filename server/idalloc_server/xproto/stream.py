@@ -23,6 +23,11 @@ class Stream(asyncio.Protocol):
         self._readable, self._writable, self._lost = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._writable.set()
 
+    @property
+    def tls(self) -> Any:
+        """The TLS of the connection, as ``ssl.SSLObject``; None without."""
+        return self._transport.get_extra_info("ssl_object")
+
     # What the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -45,6 +45,7 @@ async def listening(
     *,
     access: AccessControl | None = None,
     tls: ssl.SSLContext | None = None,
+    age: float = 0.0,
 ) -> AsyncIterator[XListener]:
     access, node = access or AccessControl(SystemClock(), 1000), FakeNode()
     services = Services(
@@ -63,7 +64,7 @@ async def listening(
         tls=tls,
         requires_tls=tls is not None,
         max_message=2**20,
-        limits=Limits(max_connections, of_address),
+        limits=Limits(max_connections, of_address, age=age),
     )
     await listener.start()
     try:

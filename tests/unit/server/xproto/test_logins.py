@@ -2,30 +2,41 @@
 
 import asyncio
 import ssl
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
+from time import time
 from typing import NamedTuple
 
 import pytest
 import structlog
 import trustme
+from cryptography import x509
 from google.protobuf.message import Message
 
 from idalloc.xprotocol.v1 import connection_pb2
+from idalloc_server.auth.access import AccessPolicy
 from idalloc_server.auth.access_control import AccessControl
+from idalloc_server.auth.client_certificates import ClientCertificates
 from idalloc_server.auth.rejected_callers import BURST
+from idalloc_server.domain.clock import Clock
 from idalloc_server.listen import connections
 from idalloc_server.listen.connections import HEADER_SECONDS
-from idalloc_server.xproto.listener import LOGIN_SECONDS
+from idalloc_server.listen.transport import MAX_CONNECTION_GRACE_SECONDS
+from idalloc_server.xproto import frames
+from idalloc_server.xproto.caller import Caller
+from idalloc_server.xproto.listener import LOGIN_SECONDS, WRITE_BYTES
+from tests.support.certificates import issue
 from tests.support.fake_store import FakeClock
 from tests.support.identities import ACCESS, TOKENS
 from tests.support.waiting import until
-from tests.support.xproto_client import XClient, connected
+from tests.support.xproto_client import XClient, connected, insert
 from tests.unit.server.xproto.test_listener import listening
 
 
 class Tls(NamedTuple):
-    """The contexts of a server and of its clients."""
+    """A CA, and the contexts of a server and of its clients."""
 
+    authority: trustme.CA
     server: ssl.SSLContext
     client: ssl.SSLContext
 
@@ -33,11 +44,25 @@ class Tls(NamedTuple):
 @pytest.fixture(scope="module")
 def tls() -> Tls:
     authority = trustme.CA()
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
     authority.issue_cert("127.0.0.1").configure_cert(server)
-    client = ssl.create_default_context()
     authority.configure_trust(client)
-    return Tls(server, client)
+    return Tls(authority, server, client)
+
+
+@pytest.fixture(scope="module")
+def mutual_tls(tls: Tls, tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    """Contexts with a certificate of the client, which expires in 600 seconds."""
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    tls.authority.issue_cert("127.0.0.1").configure_cert(server)
+    for context in (server, client):
+        tls.authority.configure_trust(context)
+    server.verify_mode = ssl.CERT_REQUIRED
+    own = issue(tls.authority, x509.DNSName("billing.example.org"), seconds=600)
+    file = tmp_path_factory.mktemp("client") / "client.pem"
+    file.write_bytes(own.cert + own.key)
+    client.load_cert_chain(file)
+    return Tls(tls.authority, server, client)
 
 
 async def login(address: str, tls: Tls, user: str, token: str) -> tuple[int, str, bool]:
@@ -129,3 +154,122 @@ async def test_a_connection_whose_session_ended_counts_for_its_address(end: Mess
             assert (await third.sql("SELECT 1")).code == 0
             assert listener.connection_count == 3
         assert asyncio.get_running_loop().time() - begun < 1
+
+
+def secured(clock: Clock, policy: AccessPolicy | None = ACCESS) -> AccessControl:
+    """Return access control with client certificates."""
+    return AccessControl(clock, 1000, policy, certificates=ClientCertificates(clock))
+
+
+class LoopClock:
+    """A ``Clock`` that follows the loop's virtual time."""
+
+    def __init__(self) -> None:
+        self.boot = asyncio.get_running_loop().time
+        self._begun = self.boot()
+        self._wall = time()
+
+    def wall(self) -> float:
+        return self._wall + self.boot() - self._begun
+
+
+@pytest.mark.parametrize("policy", [ACCESS, None], ids=["access", "no access"])
+async def test_an_idle_session_ends_with_its_certificate(mutual_tls: Tls, policy: AccessPolicy | None) -> None:
+    """When the client's certificate expires, its session gets the reason, and the connection ends."""
+    clock = LoopClock()
+    async with (
+        listening(access=secured(clock, policy), tls=mutual_tls.server) as listener,
+        connected(listener.address, logs_in=False) as client,
+    ):
+        await client.start_tls(mutual_tls.client)
+        assert (await client.log_in_plain("read", TOKENS["read"])).code == 0
+        await asyncio.sleep(580)
+        assert (await client.sql("SELECT 1")).code == 0
+        begun = clock.boot()
+        reply = await client.reply()
+        assert reply.code == 1045
+        assert "the client certificate expired at 20" in reply.text
+        assert clock.boot() - begun < 20
+        assert await client.rest() == b""
+
+
+async def test_an_expired_certificate_runs_nothing(mutual_tls: Tls) -> None:
+    """A login with an expired certificate, as of a resumed TLS session, and a statement get 1045 and the reason."""
+    clock = FakeClock(wall=time())
+    async with (
+        listening(access=secured(clock), tls=mutual_tls.server) as listener,
+        connected(listener.address, logs_in=False) as client,
+        connected(listener.address, logs_in=False) as late,
+    ):
+        for each in (client, late):
+            await each.start_tls(mutual_tls.client)
+        assert (await client.log_in_plain("read", TOKENS["read"])).code == 0
+        clock.advance(601)
+        with structlog.testing.capture_logs() as lines:
+            for reply in (await late.log_in_plain("read", TOKENS["read"]), await client.sql("SELECT 1")):
+                assert reply.code == 1045
+                assert "the client certificate expired at 20" in reply.text
+        assert [line["method"] for line in lines if line["event"] == "audit"] == ["xproto/login"]
+        assert listener.calls == {"login 0": 1, "login 1045": 1, "sql 1045": 1}
+
+
+async def test_a_long_reply_ends_with_its_certificate(mutual_tls: Tls) -> None:
+    """A reply that is being sent when the certificate expires ends with the reason, not with its last row."""
+    clock = FakeClock(wall=time())
+
+    class Rows:
+        async def execute(self, message: Message, caller: Caller) -> AsyncGenerator[bytes, None]:
+            for _ in range(20):
+                clock.advance(60)
+                yield frames.row([b"x" * WRITE_BYTES])
+            yield frames.DONE_EXECUTING
+
+    async with (
+        listening(access=secured(clock, None), tls=mutual_tls.server, statements=Rows()) as listener,
+        connected(listener.address, logs_in=False) as client,
+    ):
+        await client.start_tls(mutual_tls.client)
+        assert (await client.log_in()).code == 0
+        reply = await client.add("{}")
+        assert (reply.code, len(reply.rows)) == (1045, 10)
+
+
+async def test_a_session_ends_at_the_age_of_its_connection() -> None:
+    """A session that is older than max_connection_age ends when it waits, and a statement of it runs to its end."""
+    loop = asyncio.get_running_loop()
+
+    class Slow:
+        async def execute(self, message: Message, caller: Caller) -> AsyncGenerator[bytes, None]:
+            await asyncio.sleep(50)
+            yield frames.DONE_EXECUTING
+
+    async with (
+        listening(age=100, statements=Slow()) as listener,
+        connected(listener.address) as idle,
+        connected(listener.address) as busy,
+    ):
+        begun = loop.time()
+        await asyncio.sleep(70)
+        assert (await busy.add("{}")).code == 0
+        assert 119 < loop.time() - begun < 125
+        for each in (idle, busy):
+            reply = await each.reply()
+            assert (reply.code, reply.text) == (3169, "Session was killed: its connection is older than 100 s")
+            assert await each.rest() == b""
+
+
+async def test_a_statement_ends_after_the_grace_of_its_connection() -> None:
+    """A statement that runs on for longer than the grace of gRPC's connections is ended."""
+    loop = asyncio.get_running_loop()
+
+    class Endless:
+        async def execute(self, message: Message, caller: Caller) -> AsyncGenerator[bytes, None]:
+            while True:
+                await asyncio.sleep(10)
+                yield frames.row([b"x"])
+
+    async with listening(age=100, statements=Endless()) as listener, connected(listener.address) as client:
+        begun = loop.time()
+        client.send(insert("{}"))
+        await client.rest()
+        assert 100 + MAX_CONNECTION_GRACE_SECONDS - 1 < loop.time() - begun < 100 + MAX_CONNECTION_GRACE_SECONDS + 10
