@@ -53,11 +53,13 @@ class Login:
     Args:
         host: The client's host, for the error.
         make_salt: Returns a salt.
+        requires_tls: Whether a login needs TLS.
     """
 
-    def __init__(self, host: str, make_salt: Callable[[], bytes] = new_salt) -> None:
+    def __init__(self, host: str, make_salt: Callable[[], bytes] = new_salt, *, requires_tls: bool = False) -> None:
         self._host = host
         self._make_salt = make_salt
+        self._requires_tls = requires_tls
         self._failures = 0
         self._waits = False
 
@@ -67,6 +69,8 @@ class Login:
         Raises:
             XError: The mechanism is unknown, or needs TLS.
         """
+        if mechanism == "PLAIN" and not is_secure and self._requires_tls:
+            raise _insecure(fatal=True)
         if mechanism not in _MECHANISMS or (mechanism == "PLAIN" and not is_secure):
             raise XError(1251, f"Invalid authentication method {shown(mechanism)}", fatal=True)
         if mechanism == "PLAIN":
@@ -75,23 +79,34 @@ class Login:
         self._waits = True
         return self._make_salt()
 
-    def proceed(self, data: bytes) -> Credentials:
+    def proceed(self, data: bytes, *, is_secure: bool) -> Credentials:
         """Return the credentials that a client sends after the salt.
 
         Raises:
-            XError: No login has started.
+            XError: No login has started, or it needs TLS.
         """
         if not self._waits:
             raise XError(5000, "Invalid message", fatal=True)
         self._waits = False
+        if self._requires_tls and not is_secure:
+            # Not before, and not fatal: as with MySQL, clients try another mechanism, and show the last error.
+            raise _insecure(fatal=self._is_last_failure())
         return _credentials(data, is_plain=False)
 
     def refusal(self, credentials: Credentials) -> XError:
         """Count a failed login, and return its error."""
-        self._failures += 1
         using = "YES" if credentials.has_password else "NO"
         text = f"Access denied for user '{shown(credentials.user)}'@'{self._host}' (using password: {using})"
-        return XError(1045, text, fatal=self._failures >= MAX_FAILURES)
+        return XError(1045, text, fatal=self._is_last_failure())
+
+    def _is_last_failure(self) -> bool:
+        """Count a failed login, and return whether it ends the connection."""
+        self._failures += 1
+        return self._failures >= MAX_FAILURES
+
+
+def _insecure(*, fatal: bool) -> XError:
+    return XError(3159, "Connections using insecure transport are prohibited: use TLS", fatal=fatal)
 
 
 def _credentials(data: bytes, *, is_plain: bool) -> Credentials:

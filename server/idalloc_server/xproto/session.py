@@ -102,10 +102,9 @@ class Session:
         self._had_session = False
         self._connection_id = connection_id
         self._max_message = max_message
-        self._requires_tls = requires_tls
         self._reader = frames.FrameReader(min(MAX_CONTROL_MESSAGE, max_message))
         self._capabilities = Capabilities(has_tls=has_tls)
-        self._login = Login(host, make_salt)
+        self._login = Login(host, make_salt, requires_tls=requires_tls)
         self._credentials: Credentials | None = None
         self._expectations = Expectations()
         self._output = [frames.HELLO]
@@ -206,17 +205,14 @@ class Session:
             case connection_pb2.AuthenticateStart():
                 return self._start_login(message)
             case connection_pb2.AuthenticateContinue():
-                self._credentials = self._login.proceed(message.auth_data)
+                self._credentials = self._login.proceed(message.auth_data, is_secure=self._capabilities.is_secure)
                 return LogIn(self._credentials)
             case _:
                 raise XError(5000, "Invalid message", fatal=True)
         return None
 
     def _start_login(self, message: connection_pb2.AuthenticateStart) -> Request | None:
-        is_secure = self._capabilities.is_secure
-        if self._requires_tls and not is_secure:
-            raise XError(3159, "Connections using insecure transport are prohibited: use TLS", fatal=True)
-        found = self._login.start(message.mech_name, message.auth_data, is_secure=is_secure)
+        found = self._login.start(message.mech_name, message.auth_data, is_secure=self._capabilities.is_secure)
         if isinstance(found, Credentials):
             self._credentials = found
             return LogIn(found)

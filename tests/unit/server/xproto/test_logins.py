@@ -273,3 +273,21 @@ async def test_a_statement_ends_after_the_grace_of_its_connection() -> None:
         client.send(insert("{}"))
         await client.rest()
         assert 100 + MAX_CONNECTION_GRACE_SECONDS - 1 < loop.time() - begun < 100 + MAX_CONNECTION_GRACE_SECONDS + 10
+
+
+async def test_a_login_without_tls_gets_the_reason(tls: Tls) -> None:
+    """Where TLS is required, a proof gets 3159 as from MySQL, so that clients that try another mechanism show it."""
+    async with listening(tls=tls.server) as listener:
+        async with connected(listener.address, logs_in=False) as client:
+            for mechanism in ("MYSQL41", "SHA256_MEMORY", "MYSQL41"):
+                reply = await client.log_in(mechanism=mechanism)
+                text = "Connections using insecure transport are prohibited: use TLS"
+                assert (reply.code, reply.text) == (3159, text)
+            assert await client.rest() == b""
+        async with connected(listener.address, logs_in=False) as client:
+            assert (await client.log_in()).code == 3159
+            await client.start_tls(tls.client)
+            assert (await client.log_in()).code == 0
+        async with connected(listener.address, logs_in=False) as client:
+            assert (await client.log_in_plain("x", "y")).code == 3159
+            assert await client.rest() == b""
