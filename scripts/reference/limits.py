@@ -327,6 +327,11 @@ LIMITS = {
             "each may be compared at each place of a text",
         ),
         Limit("name of a schema or a collection", f"{names.MAX_NAME} characters", "error 1059"),
+        Limit(
+            "SQL, names and texts",
+            "UTF-8",
+            "error 1300; of a user 1045; in a statement on a collection 5000, and the connection ends",
+        ),
         Limit("SQL statement", f"{number(sql.MAX_STATEMENT)} characters", "error 1235"),
         Limit("open Expect blocks", str(expect.MAX_BLOCKS), "error 5000, and the connection is closed"),
         Limit("name of a connection attribute", f"{capabilities.MAX_ATTRIBUTE_NAME} bytes", "error 5005"),

@@ -10,6 +10,7 @@ from idalloc_server.xproto.caller import Caller
 from idalloc_server.xproto.errors import XError, no_schema, not_supported, unknown_schema
 from idalloc_server.xproto.names import check_names
 from idalloc_server.xproto.operations import CREATE_COLLECTION, DROP_COLLECTION, LIST
+from idalloc_server.xproto.texts import text_of
 
 # What MySQL has besides, and idalloc does not.
 _OTHER = frozenset(
@@ -150,7 +151,7 @@ def _text(values: Mapping[str, notice_pb2.Any], key: str) -> str:
         raise XError(5017, f"Invalid type of value for argument '{key}', expected text")
     scalar = value.scalar
     content = scalar.v_string.value if scalar.type == notice_pb2.SCALAR_TYPE_V_STRING else scalar.v_octets.value
-    return content.decode("utf-8", "replace")
+    return text_of(content)
 
 
 def _check_options(options: notice_pb2.Any | None) -> bool:

@@ -24,11 +24,12 @@ from idalloc_server.xproto import frames
 from idalloc_server.xproto.caller import Caller
 from idalloc_server.xproto.document_errors import mapped
 from idalloc_server.xproto.errors import XError, no_schema, not_supported
-from idalloc_server.xproto.expressions import Expressions, check_content_type, document_path, text_of
+from idalloc_server.xproto.expressions import Expressions, check_content_type, document_path
 from idalloc_server.xproto.names import check_names
 from idalloc_server.xproto.notice import document_ids_frame
 from idalloc_server.xproto.operations import ADD, FIND, MODIFY, REMOVE, REPLACE
 from idalloc_server.xproto.selection import projection_of, selection_of
+from idalloc_server.xproto.texts import text_of
 
 _LONGEST_DOCUMENT = 2**32 - 1  # MySQL's length of a JSON column
 _TEXT, _JSON = 0, 2  # content types of octets

@@ -15,6 +15,7 @@ from idalloc_server.documents.evaluation import OPERATORS, Context, Run, is_cons
 from idalloc_server.documents.json_text import number_text, parse
 from idalloc_server.xproto.document_errors import mapped
 from idalloc_server.xproto.errors import XError, not_supported
+from idalloc_server.xproto.texts import text_of
 
 _T = TypeVar("_T")
 
@@ -253,18 +254,6 @@ def _is_in_array(call: Call) -> bool:
 
 def _is_word(node: Node) -> bool:
     return isinstance(node, Value) and not node.is_json and (node.value is NULL or isinstance(node.value, bool))
-
-
-def text_of(content: bytes) -> str:
-    """Return a text.
-
-    Raises:
-        XError: It is not UTF-8.
-    """
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise XError(1300, f"Invalid utf8mb4 character string: '{content[error.start :][:6].hex().upper()}'") from None
 
 
 def check_content_type(octets: pb.Octets) -> None:

@@ -34,6 +34,7 @@ from idalloc_server.xproto.rights import SessionRights
 from idalloc_server.xproto.session import Execute, LogIn, Request, Reset, Session, StartTls, kind_of
 from idalloc_server.xproto.sql import Sql
 from idalloc_server.xproto.stream import Stream
+from idalloc_server.xproto.texts import text_of
 from idalloc_server.xproto.variables import IDLE_SECONDS, ChangeNode, Variables
 
 # How long a client may take to log in, from the connection or the end of its session, and to read a reply or the last
@@ -346,7 +347,7 @@ class _Connection:
                     yield frame
             return
         namespace = message.namespace or "sql"
-        text = message.stmt.decode("utf-8", "replace")
+        text = text_of(message.stmt)
         if namespace not in ("sql", "mysqlx"):
             raise XError(5162, f"Unknown namespace {namespace}")
         self._charge(self._identity(), 0)

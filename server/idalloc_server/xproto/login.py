@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from idalloc_server.xproto.errors import XError
+from idalloc_server.xproto.texts import text_of
 
 SALT_BYTES = 20
 # Failed logins of a connection, of which the last one ends it.
@@ -67,7 +68,7 @@ class Login:
         """Start a login; return the credentials, or the salt for the client.
 
         Raises:
-            XError: The mechanism is unknown, or needs TLS.
+            XError: The mechanism is unknown or needs TLS, or a name is not UTF-8.
         """
         if mechanism == "PLAIN" and not is_secure and self._requires_tls:
             raise _insecure(fatal=True)
@@ -75,7 +76,7 @@ class Login:
             raise XError(1251, f"Invalid authentication method {shown(mechanism)}", fatal=True)
         if mechanism == "PLAIN":
             self._waits = False
-            return _credentials(data, is_plain=True)
+            return self._credentials(data, is_plain=True)
         self._waits = True
         return self._make_salt()
 
@@ -83,7 +84,7 @@ class Login:
         """Return the credentials that a client sends after the salt.
 
         Raises:
-            XError: No login has started, or it needs TLS.
+            XError: No login has started, it needs TLS, or a name is not UTF-8.
         """
         if not self._waits:
             raise XError(5000, "Invalid message", fatal=True)
@@ -91,13 +92,27 @@ class Login:
         if self._requires_tls and not is_secure:
             # Not before, and not fatal: as with MySQL, clients try another mechanism, and show the last error.
             raise _insecure(fatal=self._is_last_failure())
-        return _credentials(data, is_plain=False)
+        return self._credentials(data, is_plain=False)
 
     def refusal(self, credentials: Credentials) -> XError:
         """Count a failed login, and return its error."""
         using = "YES" if credentials.has_password else "NO"
         text = f"Access denied for user '{shown(credentials.user)}'@'{self._host}' (using password: {using})"
         return XError(1045, text, fatal=self._is_last_failure())
+
+    def _credentials(self, data: bytes, *, is_plain: bool) -> Credentials:
+        """Return the schema, the user and the secret, which are separated by NULs; a NUL in the secret is a part of it.
+
+        Raises:
+            XError: A name is not UTF-8.
+        """
+        schema, user, secret, *_ = (*data.split(b"\0", 2), b"", b"")
+        token = secret.decode("utf-8", "surrogateescape") if is_plain else None
+        try:
+            name = user.decode()
+        except UnicodeDecodeError:
+            raise self.refusal(Credentials("", "", token, bool(secret))) from None
+        return Credentials(text_of(schema), name, token, bool(secret))
 
     def _is_last_failure(self) -> bool:
         """Count a failed login, and return whether it ends the connection."""
@@ -107,10 +122,3 @@ class Login:
 
 def _insecure(*, fatal: bool) -> XError:
     return XError(3159, "Connections using insecure transport are prohibited: use TLS", fatal=fatal)
-
-
-def _credentials(data: bytes, *, is_plain: bool) -> Credentials:
-    schema, user, secret, *_ = (*data.split(b"\0", 3), b"", b"", b"")
-    names = [each.decode("utf-8", "replace") for each in (schema, user)]
-    token = secret.decode("utf-8", "surrogateescape") if is_plain else None
-    return Credentials(names[0], names[1], token, bool(secret))

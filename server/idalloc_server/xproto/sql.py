@@ -11,6 +11,7 @@ from idalloc_server.xproto.caller import Caller
 from idalloc_server.xproto.errors import XError, no_schema, not_supported, unknown_collection, unknown_schema
 from idalloc_server.xproto.names import check_names
 from idalloc_server.xproto.operations import COUNT, CREATE_SCHEMA, DROP_COLLECTION, DROP_SCHEMA
+from idalloc_server.xproto.texts import text_of
 from idalloc_server.xproto.variables import VERSION, Assignment, Variables
 
 # The longest statement with its arguments, in characters.
@@ -337,5 +338,5 @@ def _literal(scalar: notice_pb2.Scalar) -> str:
     if scalar.type not in (notice_pb2.SCALAR_TYPE_V_STRING, notice_pb2.SCALAR_TYPE_V_OCTETS):
         raise not_supported("arguments of this type")
     content = scalar.v_string.value or scalar.v_octets.value
-    text = content.decode("utf-8", "replace").replace("\\", "\\\\").replace("'", "''")
+    text = text_of(content).replace("\\", "\\\\").replace("'", "''")
     return f"'{text}'"

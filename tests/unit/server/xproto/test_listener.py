@@ -11,7 +11,8 @@ from typing import Any, cast
 import pytest
 from google.protobuf.message import Message
 
-from idalloc.xprotocol.v1 import statement_pb2
+from idalloc.xprotocol.v1 import notice_pb2
+from idalloc.xprotocol.v1.statement_pb2 import StmtExecute
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.documents import cost
 from idalloc_server.documents.document import Document
@@ -35,6 +36,19 @@ class NoStatements:
 
     def execute(self, message: Message, caller: Caller) -> AsyncGenerator[bytes, None]:
         raise NotImplementedError
+
+
+def octets(content: bytes) -> notice_pb2.Any:
+    """Return bytes as an argument of a statement."""
+    scalar = notice_pb2.Scalar(type=notice_pb2.SCALAR_TYPE_V_STRING, v_string=notice_pb2.Text(value=content))
+    return notice_pb2.Any(type=notice_pb2.ANY_TYPE_SCALAR, scalar=scalar)
+
+
+def command(name: str, /, **texts: bytes) -> StmtExecute:
+    """Return a command of the namespace ``mysqlx``."""
+    fields = [notice_pb2.AnyObjectField(key=key, value=octets(value)) for key, value in texts.items()]
+    args = [notice_pb2.Any(type=notice_pb2.ANY_TYPE_OBJECT, obj=notice_pb2.AnyObject(fld=fields))]
+    return StmtExecute(namespace="mysqlx", stmt=name.encode(), args=args)
 
 
 @asynccontextmanager
@@ -186,6 +200,37 @@ async def test_an_unknown_schema_refuses_a_login() -> None:
         assert (reply.code, reply.text) == (1049, "Unknown database 'nope'")
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        StmtExecute(stmt=b"CREATE SCHEMA `x\xff`"),
+        StmtExecute(stmt=b"USE `s\xff`"),
+        StmtExecute(stmt=b"SHOW DATABASES LIKE ?", args=[octets(b"x\xff")]),
+        StmtExecute(stmt=b"ping\xff", namespace="mysqlx"),
+        command("create_collection", schema=b"s", name=b"c\xff"),
+        command("ensure_collection", schema=b"s\xff", name=b"c"),
+        command("list_objects", schema=b"s", pattern=b"c\xff"),
+    ],
+    ids=lambda statement: statement.stmt.decode(errors="replace").split()[0].lower(),
+)
+async def test_a_text_that_is_not_utf8_is_refused(statement: StmtExecute) -> None:
+    """Bytes that are no UTF-8 get 1300: two different names would become one."""
+    async with listening() as listener, connected(listener.address) as client:
+        reply = await client.ask(statement)
+        assert reply.code == 1300
+        assert reply.text.startswith("Invalid utf8mb4 character string: 'FF")
+        assert (await client.sql("SELECT 1")).code == 0
+
+
+async def test_a_collection_that_is_not_utf8_ends_the_connection() -> None:
+    """The names in a statement on a collection are texts of protobuf: with other bytes the message is none."""
+    name = frames.frame(17, bytes.fromhex("12070a0263ff120173"))
+    async with listening() as listener, connected(listener.address) as client:
+        client.writer.write(name)
+        assert (await client.reply()).code == 5000
+        assert await client.rest() == b""
+
+
 async def test_an_idle_session_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A session that sends nothing for mysqlx_wait_timeout is disconnected, and makes room for another."""
     monkeypatch.setattr(xlistener, "IDLE_SECONDS", 0.2)
@@ -219,7 +264,7 @@ async def test_a_reply_is_sent_whole_before_the_end() -> None:
     """A client that pipelines statements and the end of the session gets all replies, also if it reads late."""
     async with listening() as listener, connected(listener.address) as client:
         count = 2_000
-        statement = frames.frame(12, statement_pb2.StmtExecute(stmt=b"SHOW VARIABLES"))
+        statement = frames.frame(12, StmtExecute(stmt=b"SHOW VARIABLES"))
         client.writer.write(statement * count + frames.frame(3))
         replies = [await client.reply() for _ in range(count)]
         assert all(reply.code == 0 and len(reply.rows) == 10 for reply in replies)

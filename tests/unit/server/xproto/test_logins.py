@@ -291,3 +291,19 @@ async def test_a_login_without_tls_gets_the_reason(tls: Tls) -> None:
         async with connected(listener.address, logs_in=False) as client:
             assert (await client.log_in_plain("x", "y")).code == 3159
             assert await client.rest() == b""
+
+
+async def test_a_token_has_no_end_in_a_nul(tls: Tls) -> None:
+    """What follows a NUL belongs to the token, which is wrong then."""
+    async with listening(access=AccessControl(FakeClock(), 1000, ACCESS), tls=tls.server) as listener:
+        for end in ("\0", "\0\0", "\0x"):
+            assert (await login(listener.address, tls, "read", TOKENS["read"] + end))[0] == 1045
+        assert (await login(listener.address, tls, "read", TOKENS["read"]))[0] == 0
+
+
+async def test_a_login_with_names_that_are_not_utf8_is_refused() -> None:
+    """A user that is not UTF-8 gets 1045, and such a schema 1300, where any other user logs in."""
+    async with listening() as listener, connected(listener.address, logs_in=False) as client:
+        for auth_data, code in ((b"\0u\xff\0*00", 1045), (b"s\xff\0u\0*00", 1300), (b"s\0u\0*00", 0)):
+            await client.ask(connection_pb2.AuthenticateStart(mech_name="MYSQL41"))
+            assert (await client.ask(connection_pb2.AuthenticateContinue(auth_data=auth_data))).code == code
