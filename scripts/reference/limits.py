@@ -262,6 +262,11 @@ LIMITS = {
             f"{listener.WRITE_SECONDS:g} s for each {_kib(listener.WRITE_BYTES)}",
             "the server closes the connection",
         ),
+        Limit(
+            "statements and resets of an identity, also failing ones, and its documents with an `_id` of their own",
+            "each is a call of its [quota](settings.md#the-access-file); none by default",
+            "error 1226",
+        ),
         Limit("documents of an insert", number(cost.MAX_INSERTED_DOCUMENTS), "error 1105; nothing is stored"),
         Limit("`_id`", f"{json_text.MAX_KEY_BYTES} bytes of UTF-8", "error 1406"),
         Limit("nesting of a document", f"{json_text.MAX_DEPTH} levels", "error 3157"),
@@ -330,7 +335,7 @@ LIMITS = {
         Limit(
             "SQL, names and texts",
             "UTF-8",
-            "error 1300; of a user 1045; in a statement on a collection 5000, and the connection ends",
+            "error 1300; a user 1045; a name in a statement on a collection 5000, and the connection ends",
         ),
         Limit("SQL statement", f"{number(sql.MAX_STATEMENT)} characters", "error 1235"),
         Limit("open Expect blocks", str(expect.MAX_BLOCKS), "error 5000, and the connection is closed"),
@@ -468,8 +473,8 @@ LIMITS = {
         Limit(
             "wrong tokens of a host",
             f"{rejected_callers.BURST} at once, then {rejected_callers.ATTEMPTS_PER_SECOND} a second",
-            "QUOTA_EXCEEDED; on the X Protocol port the login waits for its second, gets error 1226, and the connection "
-            "ends",
+            "QUOTA_EXCEEDED; on the X Protocol port the login waits for its second and gets error 1226, and its "
+            "connection ends",
             f"of IPv6, a /{rejected_callers.IPV6_PREFIX} is one host; right tokens pass",
         ),
         Limit(

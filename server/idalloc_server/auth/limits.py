@@ -47,6 +47,14 @@ class Limits:
         """Charge a call that takes no ids to the budget of its identity."""
         self.charge(method, identity, self.quotas.budgets_of(identity, None), 0)
 
+    def charge_more(self, method: str, identity: Identity, calls: int, ids: int) -> None:
+        """Charge further calls and ids to the budget of an identity whose call is admitted."""
+        try:
+            self.quotas.charge_more(self.quotas.budgets_of(identity, None), calls, ids)
+        except QuotaExceeded as refusal:
+            self._count(method, identity, refusal)
+            raise
+
     @contextmanager
     def open_stream(self, method: str, identity: Identity) -> Iterator[None]:
         """Count an open stream of an identity while this block runs."""

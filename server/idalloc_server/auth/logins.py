@@ -109,13 +109,21 @@ class Logins:
                 return identity
         raise Unauthenticated("the access file no longer has this identity or its token")
 
-    def charge(self, method: str, identity: Identity, ids: int) -> None:
-        """Charge one call and its ids to the quota of an identity.
+    def charge_call(self, method: str, identity: Identity) -> None:
+        """Charge a call to the quota of an identity.
 
         Raises:
             QuotaExceeded: The quota is exhausted.
         """
-        self._limits.charge(method, identity, self._limits.quotas.budgets_of(identity, None), ids)
+        self._limits.charge_call(method, identity)
+
+    def charge_documents(self, method: str, identity: Identity, given: int, made: int) -> None:
+        """Charge the documents of a call: a call for each given id beyond the first one, and the made ids.
+
+        Raises:
+            QuotaExceeded: The quota of ids is exhausted.
+        """
+        self._limits.charge_more(method, identity, max(0, given - 1), made)
 
     def refund(self, identity: Identity, ids: int) -> None:
         """Refund ids that were charged and not made."""

@@ -194,6 +194,22 @@ class Quotas:
             if budget.ids is not None:
                 budget.ids.take(ids, now)
 
+    def charge_more(self, budgets: tuple[Budget, ...], calls: int, ids: int) -> None:
+        """Charge what a call takes beyond itself, once it is known: further calls, however many, and ids.
+
+        Raises:
+            QuotaExceeded: A budget of ids is exhausted. Nothing was charged.
+        """
+        now = self._now()
+        for budget in budgets:
+            if ids and budget.ids is not None and (seconds := budget.ids.seconds_to_wait(now)):
+                raise QuotaExceeded(budget.subject, "ids_per_second", budget.ids.rate, seconds)
+        for budget in budgets:
+            if budget.calls is not None:
+                budget.calls.take(calls, now)
+            if budget.ids is not None:
+                budget.ids.take(ids, now)
+
     def try_charge(self, budgets: tuple[Budget, ...], ids: int) -> float:
         """Charge the ids of a stream's next message and return 0, or charge none and return the seconds to wait."""
         now = self._now()

@@ -62,8 +62,12 @@ class Caller(Protocol):
         """Whether the client has left, so that nobody waits for the statement."""
         ...
 
-    async def make_ids(self, count: int) -> list[str]:
-        """Return new document ids, made with the variables of this session; charge them and the call to the quota.
+    async def make_ids(self, count: int, given: int) -> list[str]:
+        """Return new document ids, made with the variables of this session, and charge all ids to the quota.
+
+        Args:
+            count: How many ids are to be made; each counts as an id.
+            given: How many documents of the same statement have one; each counts as a call.
 
         Raises:
             XError: 1226, the quota is exhausted; 1105, no ids can be made.

@@ -97,7 +97,8 @@ class Collections:
             except (XError, errors.DocumentsError):
                 await self._documents.check(schema, name)  # whose error goes first
                 raise
-            doc_ids = await caller.make_ids(sum(document.key == mark for document in documents))
+            wanted = sum(document.key == mark for document in documents)
+            doc_ids = await caller.make_ids(wanted, len(documents) - wanted)
             try:
                 documents = await self._thread.run(steps, _with_ids, documents, mark, doc_ids)
                 inserted = await self._store(schema, name, documents, caller, replaces=message.upsert)

@@ -1,6 +1,6 @@
 """Errors of the X Protocol: MySQL's code, SQL state and text."""
 
-from idalloc_server.domain.errors import Refusal, StoreOutcomeUnknown, StoreUnavailable
+from idalloc_server.domain.errors import QuotaExceeded, Refusal, StoreOutcomeUnknown, StoreUnavailable
 
 
 class XError(Exception):
@@ -52,7 +52,9 @@ def unknown_collection(schema: str, name: str) -> XError:
 
 
 def from_refusal(refusal: Refusal) -> XError:
-    """Return the error of a refusal of the domain or of the store: 1105 with its first line."""
+    """Return the error of a refusal: 1226 of a quota, else 1105 with its first line."""
+    if isinstance(refusal, QuotaExceeded):
+        return XError(1226, str(refusal), "42000")
     lines = str(refusal).splitlines() or [""]
     if isinstance(refusal, StoreOutcomeUnknown):
         return XError(1105, f"the outcome is unknown, the statement may have been applied: {lines[0]}")

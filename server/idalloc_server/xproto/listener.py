@@ -37,8 +37,7 @@ from idalloc_server.xproto.stream import Stream
 from idalloc_server.xproto.texts import text_of
 from idalloc_server.xproto.variables import IDLE_SECONDS, ChangeNode, Variables
 
-# How long a client may take to log in, from the connection or the end of its session, and to read a reply or the last
-# one.
+# How long a client may take to log in, at first and after a session, and to read a reply or the last one.
 LOGIN_SECONDS = 30.0
 WRITE_SECONDS = 60.0
 LAST_SECONDS = 5.0
@@ -281,7 +280,10 @@ class _Connection:
                 case LogIn():
                     return await self._log_in(request)
                 case Reset():
+                    # Done also beyond the quota: some clients go on as if the error were none.
                     self._variables.reset()
+                    self._services.logins.charge_call(_STATEMENT, self._identity())
+                    session.accept_reset()
                 case Execute():
                     await self._execute(request.message)
         except (XError, DocumentsError, Refusal) as failure:
@@ -327,9 +329,7 @@ class _Connection:
         return may_see(identity, schema) and schema in await self._services.documents.list_schemas()
 
     async def _execute(self, message: Message) -> None:
-        # SQL, commands and inserts are charged where they run.
-        if message.DESCRIPTOR.name not in ("StmtExecute", "Insert"):
-            self._charge(self._identity(), 0)
+        self._services.logins.charge_call(_STATEMENT, self._identity())
         async with aclosing(self._reply(message)) as reply:
             size = 0
             async for frame in reply:
@@ -350,7 +350,6 @@ class _Connection:
         text = text_of(message.stmt)
         if namespace not in ("sql", "mysqlx"):
             raise XError(5162, f"Unknown namespace {namespace}")
-        self._charge(self._identity(), 0)
         if namespace == "sql":
             found = await self._sql.execute(text, message.args)
         else:
@@ -365,12 +364,6 @@ class _Connection:
         assert self._credential is not None  # noqa: S101 - statements follow a login
         return self._services.logins.identity(self._credential)
 
-    def _charge(self, identity: Identity, ids: int) -> None:
-        try:
-            self._services.logins.charge(_STATEMENT, identity, ids)
-        except QuotaExceeded as refusal:
-            raise XError(1226, str(refusal), "42000") from None
-
     # Caller: what statements ask of their session.
 
     @property
@@ -378,10 +371,10 @@ class _Connection:
         """See ``Caller``."""
         return self._stream.has_left
 
-    async def make_ids(self, count: int) -> list[str]:
+    async def make_ids(self, count: int, given: int) -> list[str]:
         """See ``Caller``."""
         identity = self._identity()
-        self._charge(identity, count)
+        self._services.logins.charge_documents(_STATEMENT, identity, given, count)
         if not count:
             return []
         try:

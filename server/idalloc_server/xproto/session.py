@@ -41,7 +41,7 @@ class LogIn:
 
 @dataclass(frozen=True)
 class Reset:
-    """Forget the variables of the session."""
+    """Forget the variables of the session. ``accept_reset``."""
 
 
 @dataclass(frozen=True)
@@ -178,6 +178,10 @@ class Session:
         self.fail(refusal)
         return refusal.code
 
+    def accept_reset(self) -> None:
+        """End a request to reset."""
+        self._output.append(frames.ok())
+
     def _handle(self, kind: int, payload: bytes) -> Request | None:
         if len(payload) > MAX_CONTROL_MESSAGE and kind not in _STATEMENTS:
             raise XError(1153, f"Got a packet bigger than {MAX_CONTROL_MESSAGE} bytes", "08S01")
@@ -226,11 +230,9 @@ class Session:
             case connection_pb2.SessionReset():
                 if not message.keep_open:
                     self._log_out()
-                self._output.append(frames.ok())
                 return Reset()
             case connection_pb2.SessionClose():
                 self._log_out()
-                self._output.append(frames.ok())
                 return Reset()
             case expect_pb2.ExpectOpen():
                 self._expectations.open(message)

@@ -5,11 +5,9 @@ import ssl
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from time import time
-from typing import NamedTuple
 
 import pytest
 import structlog
-import trustme
 from cryptography import x509
 from google.protobuf.message import Message
 
@@ -30,24 +28,8 @@ from tests.support.fake_store import FakeClock
 from tests.support.identities import ACCESS, TOKENS
 from tests.support.waiting import until
 from tests.support.xproto_client import XClient, connected, insert
+from tests.unit.server.xproto.conftest import Tls
 from tests.unit.server.xproto.test_listener import listening
-
-
-class Tls(NamedTuple):
-    """A CA, and the contexts of a server and of its clients."""
-
-    authority: trustme.CA
-    server: ssl.SSLContext
-    client: ssl.SSLContext
-
-
-@pytest.fixture(scope="module")
-def tls() -> Tls:
-    authority = trustme.CA()
-    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
-    authority.issue_cert("127.0.0.1").configure_cert(server)
-    authority.configure_trust(client)
-    return Tls(authority, server, client)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,16 @@ from idalloc_server.xproto import frames
 from idalloc_server.xproto.errors import XError, parse_error
 from idalloc_server.xproto.expect import MAX_BLOCKS, field_exists
 from idalloc_server.xproto.login import new_salt
-from idalloc_server.xproto.session import MAX_CONTROL_MESSAGE, MESSAGES_A_TURN, Execute, LogIn, Pause, Session, StartTls
+from idalloc_server.xproto.session import (
+    MAX_CONTROL_MESSAGE,
+    MESSAGES_A_TURN,
+    Execute,
+    LogIn,
+    Pause,
+    Reset,
+    Session,
+    StartTls,
+)
 from tests.support.mysql import recordings
 from tests.support.mysql.recordings import Conversation
 
@@ -60,6 +69,8 @@ def answer(session: Session, sent: bytes, statement_replies: list[bytes]) -> byt
     while request := session.next_request():
         if isinstance(request, LogIn):
             session.accept_login()
+        elif isinstance(request, Reset):
+            session.accept_reset()
         elif isinstance(request, Execute):
             for reply in statement_replies:
                 if reply[4] == frames.ERROR:

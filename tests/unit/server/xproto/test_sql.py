@@ -71,7 +71,7 @@ class FakeCaller:
     has_left = False
     rights = AllRights()
 
-    async def make_ids(self, count: int) -> list[str]:
+    async def make_ids(self, count: int, given: int) -> list[str]:
         raise NotImplementedError
 
     def burn_ids(self, count: int) -> None:

@@ -1,0 +1,24 @@
+"""TLS for the tests of the port."""
+
+import ssl
+from typing import NamedTuple
+
+import pytest
+import trustme
+
+
+class Tls(NamedTuple):
+    """A CA, and the contexts of a server and of its clients."""
+
+    authority: trustme.CA
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+
+
+@pytest.fixture(scope="package")
+def tls() -> Tls:
+    authority = trustme.CA()
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    authority.issue_cert("127.0.0.1").configure_cert(server)
+    authority.configure_trust(client)
+    return Tls(authority, server, client)
