@@ -26,7 +26,7 @@ from idalloc_server.xproto.listener import LOGIN_SECONDS, WRITE_BYTES
 from tests.support.certificates import issue
 from tests.support.fake_store import FakeClock
 from tests.support.identities import ACCESS, TOKENS
-from tests.support.waiting import until
+from tests.support.waiting import hold_for_async, until
 from tests.support.xproto_client import XClient, connected, insert
 from tests.unit.server.xproto.conftest import Tls
 from tests.unit.server.xproto.test_listener import listening
@@ -110,7 +110,7 @@ async def test_the_time_of_a_login_begins_anew_after_a_session(end: Message) -> 
     loop = asyncio.get_running_loop()
     async with listening() as listener, connected(listener.address) as client:
         for _ in range(2):
-            await asyncio.sleep(2 * LOGIN_SECONDS)  # of a session
+            await hold_for_async(2 * LOGIN_SECONDS, "a session lasts longer than a login")
             assert (await client.ask(end)).code == 0
             assert (await client.log_in()).code == 0
         assert (await client.ask(end)).code == 0
@@ -118,7 +118,7 @@ async def test_the_time_of_a_login_begins_anew_after_a_session(end: Message) -> 
         client.writer.write(b"\xff\0\0\0")  # the length of a frame
         while listener.connection_count:
             client.writer.write(b"\x04")
-            await asyncio.sleep(1)
+            await hold_for_async(1, "a client sends slowly")
         assert LOGIN_SECONDS <= loop.time() - begun <= LOGIN_SECONDS + HEADER_SECONDS
 
 
@@ -165,7 +165,7 @@ async def test_an_idle_session_ends_with_its_certificate(mutual_tls: Tls, policy
     ):
         await client.start_tls(mutual_tls.client)
         assert (await client.log_in_plain("read", TOKENS["read"])).code == 0
-        await asyncio.sleep(580)
+        await hold_for_async(580, "the certificate is valid")
         assert (await client.sql("SELECT 1")).code == 0
         begun = clock.boot()
         reply = await client.reply()
@@ -222,7 +222,7 @@ async def test_a_session_ends_at_the_age_of_its_connection() -> None:
 
     class Slow:
         async def execute(self, message: Message, caller: Caller) -> AsyncGenerator[bytes, None]:
-            await asyncio.sleep(50)
+            await hold_for_async(50, "a statement takes time")
             yield frames.DONE_EXECUTING
 
     async with (
@@ -231,7 +231,7 @@ async def test_a_session_ends_at_the_age_of_its_connection() -> None:
         connected(listener.address) as busy,
     ):
         begun = loop.time()
-        await asyncio.sleep(70)
+        await hold_for_async(70, "the connection grows old")
         assert (await busy.add("{}")).code == 0
         assert 119 < loop.time() - begun < 125
         for each in (idle, busy):
@@ -247,7 +247,7 @@ async def test_a_statement_ends_after_the_grace_of_its_connection() -> None:
     class Endless:
         async def execute(self, message: Message, caller: Caller) -> AsyncGenerator[bytes, None]:
             while True:
-                await asyncio.sleep(10)
+                await hold_for_async(10, "a statement takes time")
                 yield frames.row([b"x"])
 
     async with listening(age=100, statements=Endless()) as listener, connected(listener.address) as client:
