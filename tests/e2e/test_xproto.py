@@ -12,10 +12,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from idalloc.xprotocol.v1 import connection_pb2
 from tests.e2e.test_http import metrics
-from tests.support.certificates import Certificates
+from tests.support.certificates import Certificates, issue
 from tests.support.processes import IDALLOC, Server, running, running_beside
 from tests.support.server_calls import log_events, refused_start
 from tests.support.store_backends import WITH_DOCUMENTS, empty_store
@@ -145,6 +146,28 @@ async def test_a_wrong_token_is_refused_and_audited(access: Access, tmp_path: Pa
         assert all(line["peer"].startswith("ipv4:127.0.0.1:") for line in lines)
         log = server.log.read_text()
     assert not any(token in log for token in access.tokens.values())
+
+
+@pytest.mark.test_long  # the certificate expires in real time
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_session_ends_with_its_certificate(tmp_path: Path, workers: int) -> None:
+    """With tls_client_ca an idle session gets the reason when its certificate expires, and the connection ends."""
+    certificates = Certificates(tmp_path)
+    shown = certificates.client("127.0.0.1")
+    tls = ssl.create_default_context(cafile=certificates.ca)
+    settings = {"tls_cert": shown.cert, "tls_key": shown.key, "tls_client_ca": certificates.ca}
+    with running(tmp_path, xproto_listen="127.0.0.1:0", workers=workers, **settings) as server:
+        own = issue(certificates.authority, x509.DNSName("billing.example.org"), seconds=10)
+        (tmp_path / "client.pem").write_bytes(own.cert + own.key)
+        tls.load_cert_chain(tmp_path / "client.pem")
+        async with connected(address(server), logs_in=False) as client:
+            await client.start_tls(tls)
+            assert (await client.log_in()).code == 0
+            assert (await client.sql("SELECT 1")).code == 0
+            reply = await client.reply()
+            assert reply.code == 1045
+            assert "the client certificate expired at 20" in reply.text
+            assert await client.rest() == b""
 
 
 async def test_roles_hold_on_collections(access: Access, tmp_path: Path) -> None:

@@ -216,6 +216,22 @@ async def test_a_long_reply_ends_with_its_certificate(mutual_tls: Tls) -> None:
         assert (reply.code, len(reply.rows)) == (1045, 10)
 
 
+async def test_a_session_ends_with_its_token(tls: Tls) -> None:
+    """A statement whose token is no longer in the access file gets the reason, and the connection ends."""
+    access = AccessControl(FakeClock(), 1000, ACCESS)
+    async with (
+        listening(access=access, tls=tls.server) as listener,
+        connected(listener.address, logs_in=False) as client,
+    ):
+        await client.start_tls(tls.client)
+        assert (await client.log_in_plain("read", TOKENS["read"])).code == 0
+        access.apply_policy(AccessPolicy(each for each in ACCESS.identities if each.name != "read"))
+        reply = await client.sql("SELECT 1")
+        reason = "the access file no longer has this identity or its token"
+        assert (reply.code, reply.text) == (1045, f"Access denied for user 'read'@'127.0.0.1': {reason}")
+        assert await client.rest() == b""
+
+
 async def test_a_session_ends_at_the_age_of_its_connection() -> None:
     """A session that is older than max_connection_age ends when it waits, and a statement of it runs to its end."""
     loop = asyncio.get_running_loop()
