@@ -473,7 +473,7 @@ LIMITS = {
         Limit(
             "wrong tokens of a host",
             f"{rejected_callers.BURST} at once, then {rejected_callers.ATTEMPTS_PER_SECOND} a second",
-            "QUOTA_EXCEEDED; on the X Protocol port the login waits for its second and gets error 1226, and its "
+            "the audit has their number only; on the X Protocol port the login waits for its second, and its "
             "connection ends",
             f"of IPv6, a /{rejected_callers.IPV6_PREFIX} is one host; right tokens pass",
         ),

@@ -246,7 +246,7 @@ def of_documents() -> Claims:
             f"`lease_ttl` and a second ({default('lease_ttl') + generations.MARGIN_SECONDS:g} s by default)",
         ],
         "docs/guides/access-control.md": [
-            f"A host that shows {rejected_callers.BURST} wrong tokens",
+            f"Of each host the audit has the first {rejected_callers.BURST} such calls",
             f"up to {resumption.MAX_RETRY_AFTER:g} s at a time",
         ],
         "docs/guides/choosing-a-key.md": [f"ids go on, exactly, up to {power(model.MAX_ID)}"],

@@ -72,7 +72,10 @@ FACTS: Claims = {
         "4 processes with 250 ids a second each burn up to 4 \N{MULTIPLICATION SIGN} 250 \N{MULTIPLICATION SIGN} 117"
         " = 117,000 ids",
     ],
-    "docs/guides/access-control.md": ["With 2 workers or 2 servers a caller gets up to twice as much."],
+    "docs/guides/access-control.md": [
+        "With 2 workers or 2 servers a caller gets up to twice as much.",
+        "loses its connection with error 1045",
+    ],
     "docs/guides/languages.md": [
         "at first 1 s, later up to 2 minutes",
         "in Node `COMPACT` gave at least 50 times as many ids a second",

@@ -135,9 +135,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
        "metadata": {"identity": "billing", "role": "admin", "sequence": "orders"}}
     """
     ERROR_REASON_QUOTA_EXCEEDED: _ErrorReason.ValueType  # 18
-    """A quota is used up for now: that of the caller, of the sequence, or of a host that sent too many unknown tokens.
-    Nothing was done. Status RESOURCE_EXHAUSTED with QuotaFailure and RetryInfo. Metadata: subject (such as
-    "identity:billing", "sequence:orders", "host:10.0.0.7"), quota, limit.
+    """A quota is used up for now: that of the caller, or of the sequence. Nothing was done. Status RESOURCE_EXHAUSTED with
+    QuotaFailure and RetryInfo. Metadata: subject (such as "identity:billing", "sequence:orders"), quota, limit.
 
       {"reason": "QUOTA_EXCEEDED", "domain": "idalloc",
        "metadata": {"subject": "identity:billing", "quota": "ids_per_second", "limit": "1000"}}
@@ -278,9 +277,8 @@ one).
    "metadata": {"identity": "billing", "role": "admin", "sequence": "orders"}}
 """
 ERROR_REASON_QUOTA_EXCEEDED: ErrorReason.ValueType  # 18
-"""A quota is used up for now: that of the caller, of the sequence, or of a host that sent too many unknown tokens.
-Nothing was done. Status RESOURCE_EXHAUSTED with QuotaFailure and RetryInfo. Metadata: subject (such as
-"identity:billing", "sequence:orders", "host:10.0.0.7"), quota, limit.
+"""A quota is used up for now: that of the caller, or of the sequence. Nothing was done. Status RESOURCE_EXHAUSTED with
+QuotaFailure and RetryInfo. Metadata: subject (such as "identity:billing", "sequence:orders"), quota, limit.
 
   {"reason": "QUOTA_EXCEEDED", "domain": "idalloc",
    "metadata": {"subject": "identity:billing", "quota": "ids_per_second", "limit": "1000"}}

@@ -122,9 +122,8 @@ const (
 	//	{"reason": "PERMISSION_DENIED", "domain": "idalloc",
 	//	 "metadata": {"identity": "billing", "role": "admin", "sequence": "orders"}}
 	ErrorReason_ERROR_REASON_PERMISSION_DENIED ErrorReason = 17
-	// A quota is used up for now: that of the caller, of the sequence, or of a host that sent too many unknown tokens.
-	// Nothing was done. Status RESOURCE_EXHAUSTED with QuotaFailure and RetryInfo. Metadata: subject (such as
-	// "identity:billing", "sequence:orders", "host:10.0.0.7"), quota, limit.
+	// A quota is used up for now: that of the caller, or of the sequence. Nothing was done. Status RESOURCE_EXHAUSTED with
+	// QuotaFailure and RetryInfo. Metadata: subject (such as "identity:billing", "sequence:orders"), quota, limit.
 	//
 	//	{"reason": "QUOTA_EXCEEDED", "domain": "idalloc",
 	//	 "metadata": {"subject": "identity:billing", "quota": "ids_per_second", "limit": "1000"}}

@@ -55,7 +55,6 @@ class Authenticator:
 
         Raises:
             Unauthenticated: The credentials are missing or invalid.
-            QuotaExceeded: The credentials are invalid, and this host sent such calls too often.
         """
         names = self.check_certificate(method, context)
         if not self.required:
@@ -74,9 +73,7 @@ class Authenticator:
             if identity is None:
                 self._reject(method, context, "the client certificate must match one identity of the access file")
             return identity
-        refusal = Unauthenticated("authentication is required: send a token or a client certificate")
-        self._limits.record_unauthenticated(method, context, refusal)
-        raise refusal
+        return self._reject(method, context, "authentication is required: send a token or a client certificate")
 
     def name_of(self, context: Context) -> str | None:
         """Return the name of the identity that called, for the log; None if it was rejected."""
@@ -116,4 +113,5 @@ class Authenticator:
 
     def _reject(self, method: str, context: Context, why: str) -> NoReturn:
         refusal = Unauthenticated(why)
-        raise self._limits.record_unauthenticated(method, context, refusal) or refusal
+        self._limits.record_unauthenticated(method, context, refusal)
+        raise refusal

@@ -10,7 +10,7 @@ from idalloc_server.auth.access import AccessPolicy, Identity
 from idalloc_server.auth.audit import Audit
 from idalloc_server.auth.call_types import Context, PeerReader
 from idalloc_server.auth.quotas import Budget, Quotas
-from idalloc_server.auth.rejected_callers import ATTEMPTS_PER_SECOND, RejectedCallers, host_of
+from idalloc_server.auth.rejected_callers import RejectedCallers, host_of
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import QuotaExceeded, Refusal, Unauthenticated
 
@@ -68,16 +68,15 @@ class Limits:
         finally:
             close()
 
-    def record_unauthenticated(self, method: str, context: Context, refusal: Unauthenticated) -> QuotaExceeded | None:
-        """Record an unauthenticated call; if its host sends such calls too often, return that error."""
+    def record_unauthenticated(self, method: str, context: Context, refusal: Unauthenticated) -> None:
+        """Record an unauthenticated call; beyond the rate of its host only count it, and set how long it must wait."""
         peer = self._peer_of(context)
         host = host_of(peer)
-        seconds = self._unauthenticated_hosts.count_rejection(host)
-        if not seconds:
+        refusal.wait = self._unauthenticated_hosts.count_rejection(host)
+        if refusal.wait:
+            self._audit.count_rejected(refusal, identity=None, method=method, subject=f"host:{host}")
+        else:
             self._audit.record_rejected(refusal, identity=None, peer=peer, method=method)
-            return None
-        self._audit.count_rejected(refusal, identity=None, method=method, subject=f"host:{host}")
-        return QuotaExceeded(f"host:{host}", "failures_per_second", ATTEMPTS_PER_SECOND, seconds)
 
     def record_denied(self, method: str, context: Context, identity: Identity, refusal: Refusal, **target: str) -> None:
         """Record a call that was denied to an identity, with what it named; beyond a rate, only count it."""

@@ -66,8 +66,8 @@ class Logins:
         """Return what the session logs in with; None if the name and the token match no identity.
 
         Raises:
-            Unauthenticated: The client certificate has expired, or cannot be read.
-            QuotaExceeded: The login is wrong, and this host sent such logins too often.
+            Unauthenticated: The client certificate has expired, or cannot be read; or the login is wrong, and this host
+                must wait, since it sent such logins too often.
         """
         context: Any = peer
         self._authenticator.check_certificate(method, context)
@@ -79,9 +79,10 @@ class Logins:
         if token is None or identity is None or identity.name != name:
             refusal = Unauthenticated("the name and the token match no identity of the access file")
             # A proof is expected to fail: clients try it before they send the token.
-            exceeded = None if token is None else self._limits.record_unauthenticated(method, context, refusal)
-            if exceeded:
-                raise exceeded
+            if token is not None:
+                self._limits.record_unauthenticated(method, context, refusal)
+            if refusal.wait:
+                raise refusal
             return None
         return Credential(name, sha256(token.encode("utf-8", "surrogatepass")).digest(), expires_at)
 

@@ -246,7 +246,13 @@ class RequestIdBurned(Refusal, reason="REQUEST_ID_BURNED", status="ABORTED"):
 
 
 class Unauthenticated(Refusal, reason="UNAUTHENTICATED", status="UNAUTHENTICATED"):
-    """The credentials are missing or unknown. The message never contains them."""
+    """The credentials are missing or unknown. The message never contains them.
+
+    Attributes:
+        wait: For how many seconds the host must wait, since it sent unknown credentials too often; else 0.
+    """
+
+    wait = 0.0
 
     next_step = (
         "Send one token, or use a client certificate, that is in the server's access file "

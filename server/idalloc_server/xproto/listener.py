@@ -22,7 +22,7 @@ from idalloc_server.documents.cost import steps_of_message
 from idalloc_server.documents.errors import DocumentsError
 from idalloc_server.documents.side_thread import SideThread
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
-from idalloc_server.domain.errors import PermissionDenied, QuotaExceeded, Refusal, Unauthenticated
+from idalloc_server.domain.errors import PermissionDenied, Refusal, Unauthenticated
 from idalloc_server.listen.connections import HANDSHAKE_SECONDS, HEADER_SECONDS, Accepted, Limits, Listener
 from idalloc_server.listen.transport import MAX_CONNECTION_GRACE_SECONDS
 from idalloc_server.xproto import document_errors, frames
@@ -313,9 +313,9 @@ class _Connection:
         schema, user, token, _ = request.credentials
         try:
             credential = self._services.logins.log_in(_LOGIN, user, token, self._peer)
-        except QuotaExceeded as refusal:
-            await asyncio.sleep(refusal.retry_after)
-            raise XError(1226, str(refusal), "42000", fatal=True) from None
+        except Unauthenticated as refusal:
+            await asyncio.sleep(refusal.wait)
+            raise
         if credential is None:
             return self._session.reject_login()
         if schema and not await self._is_seen(schema, self._services.logins.identity(credential)):
