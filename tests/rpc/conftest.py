@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from idalloc.v1 import id_allocator_pb2_grpc, node_pb2_grpc, sequences_pb2_grpc
+from idalloc_server.auth import rejected_callers
 from idalloc_server.auth.access import AccessPolicy
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.auth.client_certificates import ClientCertificates
@@ -63,6 +64,18 @@ class Served:
 def transport(request: pytest.FixtureRequest) -> str:
     """The server's transport: both keep all promises of the wire."""
     return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def answers_without_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts whose calls are rejected too often are answered at once, so that tests may reject many."""
+    delay_answers(monkeypatch, 0.0)
+
+
+def delay_answers(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Set how long an answer to such a host waits."""
+    monkeypatch.setattr(rejected_callers, "MIN_DELAY_SECONDS", seconds)
+    monkeypatch.setattr(rejected_callers, "MAX_DELAY_SECONDS", seconds)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from idalloc.v1 import sequences_pb2
 from idalloc_server.auth.access import ROLES, AccessPolicy, Identity, SequenceQuota
 from idalloc_server.auth.rejected_callers import BURST
 from idalloc_server.domain.sequences.patterns import Patterns
-from tests.rpc.conftest import MAX_IDS_PER_CALL, Served, serving, until
+from tests.rpc.conftest import MAX_IDS_PER_CALL, Served, delay_answers, serving, until
 from tests.support.fake_store import FakeClock
 from tests.support.rpc_errors import Details, details_of
 from tests.support.waiting import hold_for_async
@@ -321,6 +321,22 @@ async def test_host_with_wrong_tokens_is_counted(metered: Served, clock: FakeClo
     assert len(records) == BURST + 2
     assert [(line["subject"], line["count"]) for line in records if line.get("subject")] == [("host:127.0.0.1", 20)]
     assert SECRET not in str(logs)
+
+
+async def test_answer_to_a_host_beyond_its_limit_waits(metered: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond its limit a host waits for rejections; its valid token does not wait."""
+    delay_answers(monkeypatch, 3600.0)
+
+    request = pb.AllocateRangeRequest(sequence="orders")
+    for _ in range(BURST):
+        with pytest.raises(grpc.aio.AioRpcError, match="UNAUTHENTICATED"):
+            await metered.ids.AllocateRange(request, timeout=20)
+    waiting = metered.ids.AllocateRange(request, timeout=20)
+    method = metered.metrics.method("/idalloc.v1.IdAllocatorService/AllocateRange")
+    await until(lambda: method.started == BURST + 1)
+    await allocate(metered, "free")
+    assert not waiting.done()
+    waiting.cancel()
 
 
 async def test_quota_rejections_are_audited_as_a_count(metered: Served) -> None:

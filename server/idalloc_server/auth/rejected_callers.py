@@ -1,8 +1,10 @@
 """The rate limit of rejected callers: hosts with wrong credentials, and identities that lack a role."""
 
+import asyncio
 import re
 from heapq import nlargest
 from ipaddress import IPv6Network, ip_address
+from random import uniform
 from urllib.parse import unquote
 
 from idalloc_server.auth.quotas import Bucket
@@ -13,6 +15,11 @@ BURST = 10
 ATTEMPTS_PER_SECOND = 1
 # The most callers that are kept in memory.
 MAX_CALLERS = 10_000
+# How long an answer to a host beyond these waits, in seconds, at random: answers at the same time bring further calls
+# at the same time. A waiting call counts as one of its connection, so a flood makes no more calls than it has answers.
+MIN_DELAY_SECONDS, MAX_DELAY_SECONDS = 1.0, 3.0
+# The most answers that wait, half of the calls that deploy/envoy passes on at a time. Each takes 15 kB.
+MAX_DELAYED = 5_000
 # The smallest network that a provider assigns to one customer.
 IPV6_PREFIX = 64
 _PORT = re.compile(r"(?<![:\[]):\d+$")
@@ -49,6 +56,28 @@ class RejectedCallers:
         debts = ((bucket.seconds_to_full(now), caller) for caller, bucket in self._callers.items())
         kept = nlargest(self._max_callers // 2, (each for each in debts if each[0] > 0))
         self._callers = {caller: self._callers[caller] for _, caller in kept}
+
+
+class DelayedAnswers:
+    """Delays the answers to hosts whose calls are rejected too often."""
+
+    def __init__(self) -> None:
+        self._waiting = 0
+
+    async def wait(self, seconds_left: float | None) -> None:
+        """Wait before an answer, unless too many wait.
+
+        Args:
+            seconds_left: The time until the call's deadline, of which at most half is used; None without a deadline.
+        """
+        if self._waiting >= MAX_DELAYED:
+            return
+        delay = uniform(MIN_DELAY_SECONDS, MAX_DELAY_SECONDS)  # noqa: S311
+        self._waiting += 1
+        try:
+            await asyncio.sleep(delay if seconds_left is None else min(delay, seconds_left / 2))
+        finally:
+            self._waiting -= 1
 
 
 def host_of(peer: str) -> str:

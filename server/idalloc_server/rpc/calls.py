@@ -21,7 +21,8 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from idalloc_server.auth.access_control import AccessControl, shorten
 from idalloc_server.auth.authorize import RULES
 from idalloc_server.auth.call_types import Context, StreamHandler, UnaryHandler
-from idalloc_server.domain.errors import InvalidRequest, Refusal, ServerDraining
+from idalloc_server.auth.rejected_callers import DelayedAnswers
+from idalloc_server.domain.errors import InvalidRequest, Refusal, ServerDraining, Unauthenticated
 from idalloc_server.domain.store.health import StoreHealth
 from idalloc_server.rpc import status
 from idalloc_server.rpc.draining import Draining
@@ -125,6 +126,7 @@ class CallLayer:
         self.failed = FailedCalls()
         self._metrics = metrics
         self._draining = draining
+        self._delayed = DelayedAnswers()
         self._access_control = access_control
         self._store_health = store_health
         self._log_each = log_each
@@ -187,7 +189,7 @@ class CallLayer:
             except Exception as error:
                 failure = self.record_failure(name, error)
                 code = failure.code.name
-                await self._abort(context, failure)
+                await self._answer_failure(context, error, failure)
             finally:
                 seconds = perf_counter() - began
                 calls.end(code, seconds)
@@ -197,6 +199,11 @@ class CallLayer:
                     observe(request, context, code, seconds)
 
         return call
+
+    async def _answer_failure(self, context: Context, error: Exception, failure: status.Status) -> NoReturn:
+        if isinstance(error, Unauthenticated) and error.wait:
+            await self._delayed.wait(context.time_remaining())
+        await self._abort(context, failure)
 
     async def _refuse_unread(self, name: str, context: Context) -> NoReturn:
         """Refuse a call of a server that drains, which comes first, or one that cannot be decoded."""
@@ -241,7 +248,7 @@ class CallLayer:
         """End a call with the status of a refusal."""
         await self._abort(context, status.from_refusal(refusal))
 
-    async def _abort(self, context: Context, failure: status.Status) -> None:
+    async def _abort(self, context: Context, failure: status.Status) -> NoReturn:
         # native leaves a call unanswered if it cannot send one of the trailers.
         trailers = [each for each in failure.trailers if self._transport.can_push_back or each[0] != status.PUSHBACK]
         await context.abort(failure.code, failure.message, tuple(trailers))
