@@ -114,9 +114,20 @@ LIMITS = {
         ),
         Limit(
             "running calls of a connection",
-            "; ".join(f"`{each}`: {number(most)}" for each, most in transport.MAX_STREAMS_PER_CONNECTION.items()),
-            "the client waits; `grpcio` refuses some calls with UNAVAILABLE. Open several connections",
+            number(transport.MAX_STREAMS_PER_CONNECTION),
+            "the client waits. Open several connections",
             "all calls wait in one queue: so many of one connection can be ahead of another's",
+        ),
+        Limit(
+            "calls of a connection that `grpcio` has not freed, such as those that the client has reset",
+            number(transport.MAX_STREAMS_PER_CONNECTION + transport.MAX_ENDED_STREAMS),
+            "status UNAVAILABLE, from gRPC",
+            "a reset call still waits in the queue",
+        ),
+        Limit(
+            "TLS handshake and first frame of a connection",
+            f"{connections.HANDSHAKE_SECONDS:g} s; `native`: 120 s",
+            "the server closes the connection",
         ),
         Limit("calls of a process that wait", number(transport.MAX_WAITING_CALLS), "gRPC refuses further ones"),
         Limit(
@@ -476,6 +487,13 @@ LIMITS = {
             "the audit has their number only; on the X Protocol port the login waits for its second, and its "
             "connection ends",
             f"of IPv6, a /{rejected_callers.IPV6_PREFIX} is one host; right tokens pass",
+        ),
+        Limit(
+            "rejections of such a host, and of calls without a token beyond that rate",
+            f"each waits {rejected_callers.MIN_DELAY_SECONDS:g} to {rejected_callers.MAX_DELAY_SECONDS:g} s, or half "
+            f"of the call's deadline if that is less; {number(rejected_callers.MAX_DELAYED)} wait at a time",
+            "further ones are answered at once",
+            "a waiting call counts as one of its connection, so a flood waits for its own answers",
         ),
         Limit(
             "different rejected calls in a second's audit",

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from idalloc_server.listen.transport import KEPT_THREADS, MAX_STREAMS_PER_CONNECTION
+from idalloc_server.listen.transport import KEPT_THREADS, MAX_ENDED_STREAMS, MAX_STREAMS_PER_CONNECTION
 from tests.support.faults.resources import ResourceMonitor
 from tests.support.faults.scenario import ClientProcess, Scenario
 from tests.support.faults.workload import longest_stall
@@ -257,7 +257,7 @@ def test_a_flood_of_calls_meets_backpressure(overload: Overload) -> None:
     ) as attack:
         sent = attack.seen["sent"]
         overload.scenario.count_faults(sent)
-    under_way = concurrency * MAX_STREAMS_PER_CONNECTION[overload.transport]
+    under_way = concurrency * (MAX_STREAMS_PER_CONNECTION + MAX_ENDED_STREAMS)
     assert sent > 2 * under_way
     overload.assert_memory(CALL_MB * under_way)
     overload.assert_resources_released()

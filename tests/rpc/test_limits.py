@@ -7,11 +7,14 @@ import itertools
 import socket
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 
 import grpc
 import pytest
 
 from idalloc.v1 import id_allocator_pb2 as pb
+from idalloc.v1 import sequences_pb2
+from idalloc_server.domain.sequences.validation import MAX_DESCRIPTION
 from idalloc_server.listen import transport as transports
 from tests.rpc.conftest import Served, serving
 from tests.support import http2
@@ -45,6 +48,19 @@ async def allocate_many(served: Served, metadata: int) -> set[grpc.StatusCode]:
     return set(await asyncio.gather(*(allocate(served, request, metadata) for _ in range(20))))
 
 
+async def list_all(served: Served, prefix: str) -> sequences_pb2.ListSequencesResponse:
+    """Return the reply with all sequences whose names start so."""
+    request = sequences_pb2.ListSequencesRequest(page_size=1000, name_prefix=prefix)
+    return await served.sequences.ListSequences(request, timeout=20)
+
+
+async def allocate_in_turn(served: Served) -> grpc.StatusCode:
+    """Return the status of two calls, one after the other: the first that is no OK."""
+    request = pb.AllocateRangeRequest(sequence="orders")
+    codes = [await allocate(served, request) for _ in range(2)]
+    return next((code for code in codes if code != grpc.StatusCode.OK), grpc.StatusCode.OK)
+
+
 class TestRequests:
     @pytest.mark.parametrize(
         ("size", "code"),
@@ -58,6 +74,27 @@ class TestRequests:
         assert request.ByteSize() == size
         assert await allocate(served, request) == code
         assert await allocate(served, pb.AllocateRangeRequest(sequence="orders")) == grpc.StatusCode.OK
+
+
+class TestReplies:
+    async def test_of_64_kb_and_a_few_bytes_arrive(self, served: Served) -> None:
+        """Replies of 65,530 to 65,540 bytes, around HTTP/2's first window of 65,535, arrive whole."""
+        long = sequences_pb2.Sequence(name="0-00", description="x" * MAX_DESCRIPTION)
+        await served.sequences.CreateSequence(sequences_pb2.CreateSequenceRequest(sequence=long))
+        row = served.store.rows["0-00"].stored("0-00")
+        count = 65_540 // (await list_all(served, "0-")).ByteSize() + 1
+        for number in range(1, count):
+            await served.store.create(row._replace(name=f"0-{number:02}"))
+        more = (await list_all(served, "0-")).ByteSize() - 65_540
+        sizes = []
+        # The description of the first one of many sequences tunes the size of their list.
+        for turn in range(1, 12):
+            tuned = replace(row.sequence, description="x" * (MAX_DESCRIPTION - more + 1 - turn))
+            await served.store.create(row._replace(name=f"{turn:x}-00", sequence=tuned))
+            for number in range(1, count):
+                await served.store.create(row._replace(name=f"{turn:x}-{number:02}"))
+            sizes.append((await list_all(served, f"{turn:x}-")).ByteSize())
+        assert sizes == list(range(65_540, 65_529, -1))
 
 
 class TestMetadata:
@@ -78,10 +115,17 @@ class TestMetadata:
 
 
 class TestCallsOfAConnection:
-    async def test_limit_is_announced(self, served: Served, transport: str) -> None:
-        """A connection may have 1,250 open calls, 100 with native, as the documented limits say."""
+    async def test_limit_is_announced(self, served: Served) -> None:
+        """A connection may have 100 open calls, as the documented limits say."""
         announced = (await asyncio.to_thread(announced_settings, served.address))[MAX_CONCURRENT_STREAMS]
-        assert announced == (100 if transport == "native" else 1_250)
+        assert announced == 100
+
+    async def test_more_callers_than_the_limit_are_served(self, served: Served) -> None:
+        """Callers that share a connection are never refused, also when more of them call than the limit."""
+        codes = await asyncio.gather(
+            *(allocate_in_turn(served) for _ in range(3 * transports.MAX_STREAMS_PER_CONNECTION))
+        )
+        assert set(codes) == {grpc.StatusCode.OK}
 
     @pytest.mark.parametrize("kind", ["rejected_calls", "resets_of_calls"])
     async def test_flood_delays_other_connections_by_its_limit_only(
@@ -98,7 +142,8 @@ class TestCallsOfAConnection:
             connection.sendall(b"".join(batches) + http2.frame(http2.PING, 0, 0, bytes(8)))
             read_until_ping_ack(connection)
             await secured.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"), metadata=mine, timeout=30)
-        assert method.started - began - 1 <= transports.MAX_STREAMS_PER_CONNECTION[transport]
+        beside = transports.MAX_ENDED_STREAMS if transport == "grpcio" else 0
+        assert method.started - began - 1 <= transports.MAX_STREAMS_PER_CONNECTION + beside + 1
 
 
 def read_until_ping_ack(connection: socket.socket) -> None:
@@ -120,6 +165,23 @@ def announced_settings(address: str) -> dict[int, int]:
         kind, _, _, payload = http2.read_frame(connection)
     assert kind == http2.SETTINGS
     return dict(struct.iter_unpack(">HI", payload))
+
+
+class TestConnections:
+    @pytest.mark.parametrize("transport", ["grpcio"])
+    async def test_silent_ones_end_after_handshake_seconds(
+        self, monkeypatch: pytest.MonkeyPatch, transport: str
+    ) -> None:
+        """A connection without HTTP/2's first frame ends after HANDSHAKE_SECONDS, not after gRPC's two minutes."""
+        monkeypatch.setattr(transports, "HANDSHAKE_SECONDS", 0.1)
+        async with serving(transport) as served:
+            host, _, port = served.address.rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            async with asyncio.timeout(20):
+                while await reader.read(4096):
+                    pass  # the server's own settings
+            writer.close()
+            assert await allocate(served, pb.AllocateRangeRequest(sequence="orders")) == grpc.StatusCode.OK
 
 
 class TestPings:

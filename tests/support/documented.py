@@ -192,8 +192,8 @@ def of_documents() -> Claims:
             f"within {power(validation.MAX_JSON_SAFE)}, for JavaScript",
         ],
         "SECURITY.md": [
-            f"{number(transport.MAX_STREAMS_PER_CONNECTION['grpcio'])} with `grpcio`, "
-            f"{number(transport.MAX_STREAMS_PER_CONNECTION['native'])} with `native`",
+            f"at most {transport.MAX_STREAMS_PER_CONNECTION} running calls, and with `grpcio` "
+            f"{transport.MAX_ENDED_STREAMS} more that the client has reset",
             f"limit a request to {transport.MAX_REQUEST_BYTES // _KB} kB",
             f"serves {number(health.MAX_WATCHES)} watches, {health.MAX_WATCHES_OF_HOST} of one host",
             f"examines {number(paging.MAX_SCANNED_ROWS)} rows a page at most",
@@ -285,7 +285,7 @@ def of_documents() -> Claims:
         ],
         "docs/guides/envoy.md": [
             f"{transport.MAX_REQUEST_BYTES // 1024} KiB a request, "
-            f"{transport.MAX_STREAMS_PER_CONNECTION['native']} streams a connection",
+            f"{transport.MAX_STREAMS_PER_CONNECTION} streams a connection",
         ],
         "docs/guides/languages.md": [
             f"up to {retries['maxAttempts']} attempts, whose waits sum to {sum(waits):g} s",

@@ -15,13 +15,16 @@ import grpc
 
 from idalloc_server.auth.call_types import MetadataReader, invocation_metadata
 from idalloc_server.domain.errors import StartRefused
+from idalloc_server.listen.connections import HANDSHAKE_SECONDS
 from idalloc_server.settings.address import unix_path
 from idalloc_server.settings.model import Settings
 
-# The most concurrent calls of a connection (HTTP/2's MAX_CONCURRENT_STREAMS); a client queues further ones. All calls
-# wait in one queue, and each takes 5 kB or more from its arrival. Native has the minimum that RFC 9113 recommends.
-# grpcio rejects some calls (UNAVAILABLE) of a client at the limit; a thousand callers on one connection stay below it.
-MAX_STREAMS_PER_CONNECTION = {"grpcio": 1_250, "native": 100}
+# The most concurrent calls of a connection (HTTP/2's MAX_CONCURRENT_STREAMS), the minimum that RFC 9113 recommends; a
+# client queues further ones. All calls wait in one queue, and each takes 5 kB or more from its arrival.
+MAX_STREAMS_PER_CONNECTION = 100
+# The most calls of a connection beside these that have ended for the client and not yet in grpcio, such as those that
+# the client has reset. grpcio refuses further calls, as UNAVAILABLE; with fewer, also some of an honest busy client.
+MAX_ENDED_STREAMS = 100
 # The most calls that wait for a handler. Past grpcio's default, 1,000, it rejects calls of any client.
 MAX_WAITING_CALLS = 100_000
 # The largest request. Names, labels and a format take a few kB; a larger request is rejected before it is read.
@@ -69,7 +72,7 @@ def check(settings: Settings, *, authenticates: bool = False) -> None:
 
 def _check_reachable(settings: Settings, name: str, *, authenticates: bool) -> None:
     listen = getattr(settings, name)
-    if settings.insecure or not listen or not _is_reachable(listen):
+    if settings.insecure or not listen or not is_reachable(listen):
         return
     missing = [] if authenticates or settings.tls_client_ca else ["access"]
     if not settings.tls_cert:
@@ -106,7 +109,9 @@ def make_server(
     """
     options = [
         ("grpc.so_reuseport", int(reuse_port)),
-        ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION[transport]),
+        ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
+        ("grpc.http2.max_deallocating_streams", MAX_ENDED_STREAMS),
+        ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_SECONDS * 1000)),
         ("grpc.server.max_pending_requests", MAX_WAITING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", MAX_WAITING_CALLS),
         ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
@@ -240,8 +245,8 @@ def _run(future: Future[T], fn: Callable[..., T], *args: Any, **kwargs: Any) -> 
         future.set_exception(error)
 
 
-def _is_reachable(listen: str) -> bool:
-    """Return whether other machines can connect. The later bind reports a host that has no address."""
+def is_reachable(listen: str) -> bool:
+    """Return whether other machines can connect. The bind reports a host that has no address."""
     # An IPv6 address may end with % and an interface.
     return not all(ip_address(address.partition("%")[0]).is_loopback for address in _addresses(listen))
 
