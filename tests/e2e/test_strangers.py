@@ -19,6 +19,7 @@ from idalloc_server.xproto import frames
 from tests.e2e.test_access import new_token
 from tests.e2e.test_crate import Crate
 from tests.support import http2
+from tests.support.faults.attacks import gzip_bombs
 from tests.support.processes import Server, running
 from tests.support.server_calls import connect, id_allocator, log_events, status_of
 from tests.support.waiting import hold_for, wait_until
@@ -278,3 +279,32 @@ def test_other_names_are_refused_while_nobody_authenticates(tmp_path: Path, work
     with running(tmp_path, http_listen=LOOPBACK, access=access, workers=workers) as server:
         assert status_of(server, "/", "ids.example") == 200
         assert status_of(server, "/metrics", "ids.example") == 401
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_reachable_grpc_port_is_warned_of_once(tmp_path: Path, workers: int) -> None:
+    """A start on all addresses logs one line, with all workers; one on loopback logs none."""
+    with running(tmp_path, listen="0.0.0.0:0", insecure=True, workers=workers) as server:
+        assert server.stop() == 0
+    assert [line["address"] for line in log_events(server, "grpc_without_proxy")] == [server.address]
+    with running(tmp_path, workers=workers) as server:
+        assert server.stop() == 0
+    assert log_events(server, "grpc_without_proxy") == []
+
+
+def test_gzip_of_grpcio_is_unpacked_up_to_the_size_of_a_request(tmp_path: Path) -> None:
+    """A request of 200 kB that unpacks to 200 MB takes no memory of grpcio; a small compressed one is served."""
+    with running(tmp_path) as server:
+        before = peak_memory(server)
+        seen = gzip_bombs(server.address, number=4, concurrency=2, size=200_000_000)
+        assert seen == {"answered": 4}
+        assert peak_memory(server) - before < 20
+        with connect(server) as channel:
+            request = id_allocator_pb2.AllocateRangeRequest(sequence="orders" * 20)
+            id_allocator(channel).AllocateRange(request, timeout=5, compression=grpc.Compression.Gzip)
+
+
+def peak_memory(server: Server) -> float:
+    """Return the most memory that a server's process has had, in MB."""
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e6

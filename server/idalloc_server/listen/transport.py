@@ -266,9 +266,9 @@ def _addresses(listen: str) -> list[str]:
     """Return the IP addresses of a host; none for a Unix socket, or a host that has none."""
     if unix_path(listen):
         return []
-    host, _, port = listen.rpartition(":")
+    host = listen.rpartition(":")[0]
     try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
     except OSError:
         return []
     return sorted({str(address[0]) for *_, address in found})

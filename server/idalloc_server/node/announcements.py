@@ -4,8 +4,12 @@ from collections.abc import Mapping
 
 import structlog
 
+from idalloc_server.listen.transport import is_reachable
 from idalloc_server.telemetry import families, logs, service_manager
 from idalloc_server.telemetry.metrics import Counts
+
+# What a stranger can still cost there.
+WITHOUT_PROXY = "https://example.com/idalloc/blob/main/docs/operations/grpc-without-proxy.md"
 
 _log = structlog.get_logger("idalloc")
 
@@ -13,8 +17,10 @@ _log = structlog.get_logger("idalloc")
 def announce_serving(
     address: str, store: str, prefix: int, ports: Mapping[str, str], *, workers: int = 1, created: str = ""
 ) -> None:
-    """Announce that health is SERVING, see ``logs.report_serving``."""
+    """Announce that health is SERVING, see ``logs.report_serving``; warn if other machines reach gRPC directly."""
     logs.report_serving(address, store, prefix, ports, workers=workers, created=created)
+    if is_reachable(address):
+        _log.warning("grpc_without_proxy", address=address, see=WITHOUT_PROXY)
     service_manager.notify("READY=1")
 
 
