@@ -1,6 +1,7 @@
 """The limits of a real Envoy in front of a native server: each of deploy/envoy/envoy.yaml is reached."""
 
 import gzip
+import selectors
 import socket
 import ssl
 import threading
@@ -27,6 +28,9 @@ pytestmark = pytest.mark.test_long
 ORDERS = pb.AllocateRangeRequest(sequence="orders").SerializeToString()
 HEAP = "overload.envoy.resource_monitors.fixed_heap.pressure"
 RETRY_POLICY = ROOT / "protos/idalloc/v1/service_config.json"
+# Gauge and counter of connections from networks that are not known.
+OTHERS = "connection_limit.others.active_connections"
+TIMEOUTS = "listener.*downstream_cx_transport_socket_connect_timeout"
 RESETS = "http.grpc.downstream_rq_too_many_premature_resets"
 
 
@@ -116,7 +120,7 @@ def test_envoy_limits_streams_of_a_connection(proxy: Proxy) -> None:
 
 def test_envoy_limits_connections(short_folder: Path) -> None:
     """Beyond the limit Envoy closes connections, and those within it go on."""
-    changes = {"max_active_downstream_connections: 2000": "max_active_downstream_connections: 5"}
+    changes = {"max_active_downstream_connections: 2500": "max_active_downstream_connections: 5"}
     with proxying(short_folder, changes) as proxy, serving(proxy), ExitStack() as stack:
         opened = [stack.enter_context(raw(proxy)) for _ in range(5)]
         with pytest.raises(OSError, match=r"closed|reset|EOF|Broken"):
@@ -124,6 +128,73 @@ def test_envoy_limits_connections(short_folder: Path) -> None:
         for each in opened:
             each.sendall(http2.headers(1, "AllocateRange") + http2.message(1, ORDERS))
             assert http2.DATA in dict(answers(each))
+
+
+def hello() -> bytes:
+    """Return the first message of a TLS handshake."""
+    received, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        ssl.create_default_context().wrap_bio(received, sent, server_hostname="stranger").do_handshake()
+    return sent.read()
+
+
+@contextmanager
+def half_open(proxy: Proxy, source: str, number: int) -> Iterator[None]:
+    """Hold handshakes that never end from an address of loopback; open new ones for those that Envoy closes.
+
+    At most ten times ``number`` are opened.
+    """
+    host, _, port = proxy.address.rpartition(":")
+    stop, content, held = threading.Event(), hello(), selectors.DefaultSelector()
+
+    def open_until_stopped() -> None:
+        opened = 0
+        while not stop.wait(0.01) and opened < 10 * number:
+            for key, _ in held.select(0):
+                with suppress(OSError):
+                    if key.fileobj.recv(65_536):  # type: ignore[union-attr]
+                        continue
+                held.unregister(key.fileobj)
+                key.fileobj.close()  # type: ignore[union-attr]
+            for _ in range(min(20, number - len(held.get_map()))):
+                connection = socket.create_connection((host, int(port)), timeout=10, source_address=(source, 0))
+                held.register(connection, selectors.EVENT_READ)
+                with suppress(OSError):
+                    connection.sendall(content)
+                opened += 1
+
+    thread = threading.Thread(target=open_until_stopped)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        for key in [*held.get_map().values()]:
+            key.fileobj.close()  # type: ignore[union-attr]
+        held.close()
+
+
+def test_half_open_handshakes_stop_no_known_caller(proxy: Proxy) -> None:
+    """2,300 half-open handshakes of a stranger fail no call and no new connection of known callers, and end in 3 s."""
+    with serving(proxy), steady_caller(proxy):
+        with half_open(proxy, "127.0.0.2", 2_300):
+            wait_until(lambda: proxy.stat(OTHERS) >= 1_000, "as many strangers as Envoy admits")
+            for _ in range(10):
+                with proxy.channel() as channel:
+                    allocate(channel)
+            assert len([*Path(f"/proc/{proxy.process.pid}/fd").iterdir()]) < 1_200
+            wait_until(lambda: proxy.stat(TIMEOUTS) >= 1_000, "the handshakes' end")
+        # Envoy has counted right: another stranger is served.
+        wait_until(lambda: not proxy.stat(OTHERS), "no more strangers")
+        host, _, port = proxy.address.rpartition(":")
+        with (
+            socket.create_connection((host, int(port)), timeout=10, source_address=("127.0.0.3", 0)) as plain,
+            http2.client_context(proxy.tls).wrap_socket(plain, server_hostname=host) as connection,
+        ):
+            request = http2.headers(1, "AllocateRange") + http2.message(1, ORDERS)
+            connection.sendall(http2.PREFACE + http2.settings(65_535) + request)
+            assert http2.DATA in dict(answers(connection))
 
 
 def test_envoy_ends_old_connections_without_an_error(short_folder: Path) -> None:
@@ -145,7 +216,7 @@ def test_envoy_ends_old_connections_without_an_error(short_folder: Path) -> None
 def test_envoy_refuses_requests_when_its_memory_is_used(short_folder: Path) -> None:
     """With its heap's limit reached, Envoy accepts neither calls nor connections."""
     actions = "overload.envoy.overload_actions"
-    with proxying(short_folder, {"max_heap_size_bytes: 167772160": "max_heap_size_bytes: 1000000"}) as proxy:
+    with proxying(short_folder, {"max_heap_size_bytes: 268435456": "max_heap_size_bytes: 1000000"}) as proxy:
         for action in ("stop_accepting_requests", "stop_accepting_connections"):
             wait_until(partial(proxy.stat, f"{actions}.{action}.active"), action)
         with proxy.channel() as channel, pytest.raises(grpc.RpcError) as failed:
