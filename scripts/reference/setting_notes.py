@@ -193,7 +193,8 @@ once gets {ATTEMPTS_PER_SECOND} further try a second. [The access file](#the-acc
 `access` or by `tls_client_ca`. `insecure = true` permits it without: for a trial, or if a proxy does both.""",
     "trust_proxy": """The last address in `x-forwarded-for` then is the caller's in the audit log and the limits per
 host. Only with `listen = "unix:/PATH"`, which the server's user and group reach: each of them could send another
-address. The proxy must append the address of its peer. See [Envoy in front](../guides/envoy.md).""",
+address. The proxy must append the address of its peer, and speaks TLS: the server does not on this socket, so
+[`tls_cert`](#tls_cert) is for its other ports only. See [Envoy in front](../guides/envoy.md).""",
     "max_connection_age": f"""Its calls may go on for another {MAX_CONNECTION_GRACE_SECONDS} s. Behind a load balancer
 that balances connections, this moves clients to new servers. Refused with `transport = "native"`.""",
     "log_level": f"""The audit log and the causes of failed calls are logged at any level: see [log

@@ -61,10 +61,12 @@ def check(settings: Settings, *, authenticates: bool = False) -> None:
             "trust_proxy",
             f"any machine that reaches {settings.listen} could name an address: listen on unix:/PATH, or remove it",
         )
+    if settings.trust_proxy and settings.tls_client_ca:
+        raise StartRefused("tls_client_ca", "with trust_proxy the proxy checks client certificates: remove it")
     if settings.transport == "native":
         _check_one_address(settings.listen)
-        for name in ("tls_cert", "max_connection_age"):
-            if getattr(settings, name):
+        for name, value in (("tls_cert", uses_tls(settings)), ("max_connection_age", settings.max_connection_age)):
+            if value:
                 raise StartRefused(name, "is not supported by native: remove it, or use --transport grpcio")
     for name in ("listen", "http_listen", "xproto_listen"):
         _check_reachable(settings, name, authenticates=authenticates)
@@ -129,6 +131,11 @@ def make_server(
     if max_connections:
         options.append(("grpc.max_allowed_incoming_connections", max_connections))
     return grpc.aio.server(options=options)
+
+
+def uses_tls(settings: Settings) -> bool:
+    """Return whether the gRPC port speaks TLS; with ``trust_proxy`` the proxy does."""
+    return bool(settings.tls_cert) and not settings.trust_proxy
 
 
 def can_push_back(transport: str) -> bool:

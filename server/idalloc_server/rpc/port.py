@@ -71,7 +71,7 @@ class RpcPort:
 
     def __init__(self, settings: Settings, *, shares_port: bool) -> None:
         self.certificates = None
-        if settings.tls_cert:
+        if transport.uses_tls(settings):
             self.certificates = Certificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
         self._credentials = self.certificates.credentials() if self.certificates else None
         self.server = transport.make_server(

@@ -6,7 +6,7 @@ import pytest
 
 from idalloc_server import app
 from idalloc_server.domain.errors import StartRefused
-from idalloc_server.listen.transport import check
+from idalloc_server.listen.transport import check, uses_tls
 from idalloc_server.node.mode import SingleProcess
 from idalloc_server.settings.model import Settings
 from idalloc_server.settings.persisted import NodeSettingsFile
@@ -63,3 +63,15 @@ def test_a_proxy_is_trusted_on_a_unix_socket_only(transport: str) -> None:
     trusting: dict[str, object] = {"transport": transport, "trust_proxy": True}
     assert refusal(trusting | {"listen": "127.0.0.1:0"}).startswith("trust_proxy: ")
     check(Settings.model_validate(trusting | {"listen": "unix:/run/idalloc.sock"}))
+
+
+@pytest.mark.parametrize("transport", ["grpcio", "native"])
+def test_behind_a_proxy_tls_is_for_the_other_ports(transport: str) -> None:
+    """With `trust_proxy` the Unix socket has no TLS, so native permits `tls_cert`; client certificates are refused."""
+    behind = CERT | {"transport": transport, "listen": "unix:/run/idalloc.sock", "trust_proxy": True}
+    behind |= {"http_listen": "0.0.0.0:0"}
+    settings = Settings.model_validate(behind)
+    check(settings, authenticates=True)
+    assert not uses_tls(settings)
+    assert uses_tls(Settings.model_validate(OPEN | CERT))
+    assert refusal(behind | {"tls_client_ca": "/ca"}).startswith("tls_client_ca: with trust_proxy")
