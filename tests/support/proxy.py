@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,12 +113,21 @@ def serving(proxy: Proxy, **settings: object) -> Iterator[Server]:
         yield server
 
 
-def render(folder: Path, changes: Mapping[str, str]) -> Path:
-    """Write the configuration with the folder's paths and with changed values, and return its file."""
+def render(folder: Path, changes: Mapping[str, str], source: Path = DEPLOY / "envoy") -> Path:
+    """Write the configuration with the folder's paths and with changed values, and return its file.
+
+    Args:
+        folder: A folder with a short path.
+        changes: Values of the configuration, and what replaces them.
+        source: The folder of the configuration.
+    """
     for name in PLACES.values():
         (folder / name).mkdir(exist_ok=True)
-    changes = {**FREE_PORT, **{place: f"{folder}/{name}" for place, name in PLACES.items()}, **changes}
-    text = {each.name: each.read_text() for each in (DEPLOY / "envoy").glob("*.yaml")}
+    text = {each.name: each.read_text() for each in source.glob("envoy*.yaml")}
+    places = {
+        place: f"{folder}/{name}" for place, name in PLACES.items() if any(place in each for each in text.values())
+    }
+    changes = {**FREE_PORT, **places, **changes}
     for before, after in changes.items():
         assert any(before in each for each in text.values()), before
         text = {name: each.replace(before, after) for name, each in text.items()}
@@ -129,20 +138,24 @@ def render(folder: Path, changes: Mapping[str, str]) -> Path:
 
 
 @contextmanager
-def proxying(folder: Path, changes: Mapping[str, str] | None = None) -> Iterator[Proxy]:
+def proxying(
+    folder: Path, changes: Mapping[str, str] | None = None, source: Path = DEPLOY / "envoy", options: Iterable[str] = ()
+) -> Iterator[Proxy]:
     """Run Envoy until the end of the block.
 
     Args:
         folder: A folder with a short path, since those of Unix sockets are limited.
         changes: Values of the configuration, and what replaces them.
+        source: The folder of the configuration.
+        options: Further options of Envoy.
     """
-    program, config = environments.envoy(), render(folder, changes or {})
+    program, config = environments.envoy(), render(folder, changes or {}, source)
     authority = trustme.CA()
     with (folder / "access.log").open("wb") as out, (folder / "envoy.log").open("wb") as errors:
         proxy = Proxy(None, folder, authority)  # type: ignore[arg-type]
         proxy.certify()
         write_certificate(authority, "client.example", proxy.tls / "client")
-        command = [str(program), "-c", str(config), *OPTIONS, "--file-flush-interval-msec", "100"]
+        command = [str(program), "-c", str(config), *OPTIONS, *options, "--file-flush-interval-msec", "100"]
         proxy.process = subprocess.Popen(command, stdout=out, stderr=errors, start_new_session=True)
 
     def is_listening() -> bool:
