@@ -24,6 +24,7 @@ from idalloc_server.auth.rejected_callers import BURST
 from tests.support import environments
 from tests.support.http2 import PREFACE, client_context, settings
 from tests.support.manifests import DEPLOY, read_yaml
+from tests.support.paths import ROOT
 from tests.support.proxy import HEALTHY, OPTIONS, Proxy, render, serving
 from tests.support.server_calls import id_allocator, log_events
 from tests.support.under_attack import write_access
@@ -57,6 +58,24 @@ def test_envoy_passes_the_methods_of_the_server_only() -> None:
     paths = [each["match"]["path"] for each in routes() if "route" in each]
     assert sorted(paths) == sorted({*RULES, *HEALTH, *REFLECTION})
     assert [each["match"]["prefix"] for each in routes() if "route" not in each] == ["/", "/", "/"]
+
+
+def test_the_guide_states_the_limits_of_the_configuration() -> None:
+    """Connections, new ones a second, the time of a handshake and the heap in docs/guides/envoy.md are envoy.yaml's."""
+    guide = (ROOT / "docs/guides/envoy.md").read_text()
+    config = read_yaml(DEPLOY / "envoy/envoy.yaml")
+    heap, connections = [each["typed_config"] for each in config["overload_manager"]["resource_monitors"]]
+    known, others = config["static_resources"]["listeners"][0]["filter_chains"]
+    limit, rate = [each["typed_config"] for each in others["filters"][:2]]
+    bucket = rate["token_bucket"]
+    a_second = bucket["tokens_per_fill"] / float(bucket["fill_interval"].removesuffix("s"))
+    assert f"{heap['max_heap_size_bytes'] / 2**20:g} MiB of its own heap |" in guide
+    most = connections["max_active_downstream_connections"]
+    row = f"{most:,}, of which {limit['max_connections']:,} from networks that are not known, and {a_second:g} new ones"
+    assert f"| connections | {row} a second from those |" in guide
+    seconds = known["transport_socket_connect_timeout"].removesuffix("s")
+    assert others["transport_socket_connect_timeout"] == f"{seconds}s"
+    assert f"| handshakes | ended after {seconds} seconds |" in guide
 
 
 @REAL
