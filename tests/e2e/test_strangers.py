@@ -203,6 +203,26 @@ def test_no_byte_of_a_request_is_in_an_answer_or_the_log(tmp_path: Path) -> None
     assert {"BadHttpMessage", "BadHttpMethod", "LineTooLong"} <= reasons
 
 
+REFUSED = {
+    b"GET /livez\r\n\r\n": b"505",
+    b"GET /livez HTTP/0.9\r\n\r\n": b"505",
+    b"GET /livez HTTP/2.0\r\nHost: localhost\r\n\r\n": b"505",
+    b"GET /livez#f HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n": b"400",
+    b"GET /page#f HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n": b"400",
+    b"GET /api/sequences?sort=name#f HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n": b"400",
+}
+
+
+def test_other_versions_and_fragments_are_refused(tmp_path: Path) -> None:
+    """HTTP/0.9, which has no headers, HTTP/2 and a path with a fragment get an answer of HTTP/1 with our headers."""
+    with running(tmp_path, http_listen=LOOPBACK) as server:
+        for request, status in REFUSED.items():
+            answer = asked(port_of(server), request)
+            assert answer.startswith((b"HTTP/1.0 " + status, b"HTTP/1.1 " + status)), (request, answer)
+            assert b"\r\nServer: idalloc\r\n" in answer, (request, answer)
+        assert log_events(server, "http_request_failed") == []
+
+
 METADATA = {
     "control characters": [("authorization", f"{SECRET}\r\nx: y\0")],
     "no scheme": [("authorization", SECRET[7:])],

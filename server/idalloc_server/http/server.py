@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import Any
 
 import structlog
-from aiohttp import web
+from aiohttp import HttpVersion10, HttpVersion11, web
 
 from idalloc_server.listen.connections import HANDSHAKE_SECONDS, HEADER_SECONDS, Accepted, Limits, Listener
 from idalloc_server.telemetry.logs import failure
@@ -132,6 +132,13 @@ class HttpServer:
         return with_headers(answer)
 
     async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request._message.version not in (HttpVersion10, HttpVersion11):
+            request._version = HttpVersion10  # the answer's; aiohttp would repeat the request's
+            answer = _error(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED)
+            answer.force_close()
+            return answer
+        if "#" in request.raw_path:
+            return _error(HTTPStatus.BAD_REQUEST)
         handler = self._routes.get(request.path)
         if handler is None:
             return _error(HTTPStatus.NOT_FOUND)
