@@ -64,8 +64,10 @@ def allocate(channel: grpc.Channel) -> Any:
     return id_allocator(channel).AllocateRange(pb.AllocateRangeRequest(sequence="orders"), timeout=20)
 
 
-def refusal(channel: grpc.Channel, request: bytes = ORDERS, **options: Any) -> grpc.StatusCode:
-    call: Any = channel.unary_unary("/idalloc.v1.IdAllocatorService/AllocateRange")
+def refusal(
+    channel: grpc.Channel, request: bytes = ORDERS, method: str = "AllocateRange", **options: Any
+) -> grpc.StatusCode:
+    call: Any = channel.unary_unary(http2.SERVICE + method)
     with pytest.raises(grpc.RpcError) as failed:
         call(request, timeout=20, **options)
     code: grpc.StatusCode = failed.value.code()
@@ -286,6 +288,13 @@ def test_packed_requests_are_never_unpacked(proxy: Proxy, encodings: list[str]) 
         kinds = [kind for kind, _ in answers(connection)]
         assert http2.DATA not in kinds
         assert megabytes(server, proxy) < before + 50
+
+
+@pytest.mark.parametrize("suffix", ["#a", "#", "?a", "/a"])
+def test_a_path_with_an_addition_is_an_unknown_method(proxy: Proxy, suffix: str) -> None:
+    """Envoy answers it with UNIMPLEMENTED, also a fragment, which it refuses before it looks for a route."""
+    with serving(proxy), proxy.channel() as channel:
+        assert refusal(channel, ORDERS, "AllocateRange" + suffix) == grpc.StatusCode.UNIMPLEMENTED
 
 
 @pytest.mark.parametrize("suffix", ["?a", "?", "#a", "%3f", "/", "//"])
