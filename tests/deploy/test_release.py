@@ -1,6 +1,8 @@
 """What a release publishes is complete, and the workflows are valid and safe."""
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.pin_base_images import pin
 from tests.support.environments import deploy_program, installed_program
 from tests.support.manifests import CHART, read_yaml
 from tests.support.paths import ROOT
@@ -100,6 +103,77 @@ class TestWorkflows:
         command = [str(deploy_program("zizmor")), "--offline", "--no-progress", str(ROOT / ".github")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
+
+
+FAKE_DOCKER = """#!/bin/sh
+echo "$@" >> asked
+[ -n "$DIGEST" ] || exit 1
+echo "$DIGEST"
+"""
+
+
+class TestBaseImages:
+    """The step of the release workflow that resolves base images, with a fake docker."""
+
+    def run_step(self, folder: Path, digest: str) -> subprocess.CompletedProcess[str]:
+        """Run the step on the repository's Dockerfile, in a folder, as the workflow does."""
+        steps = read_yaml(ROOT / ".github/workflows/release.yml")["jobs"]["image"]["steps"]
+        [(turn, script)] = [
+            (n, each["run"]) for n, each in enumerate(steps) if "pin_base_images" in each.get("run", "")
+        ]
+        assert any(each.get("run", "").startswith("make image ") for each in steps[turn + 1 :])
+        (folder / "scripts").symlink_to(ROOT / "scripts")
+        shutil.copy(ROOT / "Dockerfile", folder)
+        docker = folder / "bin" / "docker"
+        docker.parent.mkdir()
+        docker.write_text(FAKE_DOCKER)
+        docker.chmod(0o755)
+        variables = {
+            "PATH": f"{docker.parent}:{os.environ['PATH']}",
+            "GITHUB_STEP_SUMMARY": "summary.md",
+            "DIGEST": digest,
+        }
+        return subprocess.run(
+            ["bash", "-e", "-c", script], cwd=folder, env=variables, check=False, capture_output=True, text=True
+        )
+
+    def test_each_base_image_gets_its_digest(self, tmp_path: Path) -> None:
+        """The image is built from one digest for each tag, which its labels and the summary of the run have."""
+        digest = "sha256:" + "0123456789abcdef" * 4
+        done = self.run_step(tmp_path, digest)
+        assert done.returncode == 0, done.stderr
+        before, after = ((each / "Dockerfile").read_text().splitlines() for each in (ROOT, tmp_path))
+        froms = [line for line in before if line.startswith("FROM ")]
+        images = {line.split()[1] for line in froms}
+        assert [line for line in after if line.startswith("FROM ")] == [
+            re.sub(r"^(FROM \S+)", rf"\1@{digest}", line) for line in froms
+        ]
+        asked = (tmp_path / "asked").read_text().splitlines()
+        assert sorted(line.split()[3] for line in asked) == sorted(images)
+        assert after[-1] == (
+            f'LABEL org.opencontainers.image.base.name="{froms[-1].split()[1]}" '
+            f'org.opencontainers.image.base.digest="{digest}"'
+        )
+        assert [line for line in after[:-1] if not line.startswith("FROM ")] == [
+            line for line in before if not line.startswith("FROM ")
+        ]
+        summary = (tmp_path / "summary.md").read_text()
+        assert all(f"{image}@{digest}" in summary for image in images)
+
+    @pytest.mark.parametrize("digest", ["", "latest", "sha256:12"])
+    def test_without_a_digest_nothing_is_built(self, tmp_path: Path, digest: str) -> None:
+        """The step fails, and leaves the Dockerfile, if docker fails or answers no digest."""
+        assert self.run_step(tmp_path, digest).returncode != 0
+        assert (tmp_path / "Dockerfile").read_text() == (ROOT / "Dockerfile").read_text()
+
+    def test_stages_and_pinned_images_stay(self) -> None:
+        """A FROM line with an earlier stage or a digest is not changed, and a variable is refused."""
+        digest = "sha256:" + "f" * 64
+        text, found = pin(f"FROM a:1@{digest} AS one\nFROM one AS two\nFROM scratch\n")
+        assert text.splitlines()[:3] == [f"FROM a:1@{digest} AS one", "FROM one AS two", "FROM scratch"]
+        assert found == {f"a:1@{digest}": digest}
+        with pytest.raises(ValueError, match="variable"):
+            pin("ARG V=1\nFROM a:$V\n")
 
 
 class TestVersion:
