@@ -239,6 +239,11 @@ LIMITS = {
             "the server closes the connection",
         ),
         Limit(
+            "messages of a connection before its login",
+            f"{session.MAX_MESSAGES_BEFORE_LOGIN}",
+            "error 5000, and the server closes the connection",
+        ),
+        Limit(
             "size of a message that is no statement on a collection",
             _kib(session.MAX_CONTROL_MESSAGE),
             "error 1153",

@@ -86,8 +86,8 @@ class Listener:
     """Accepts connections on an address, each in a task of its own.
 
     A connection counts from accept until ``serve`` returns. At a limit the connection that waits longest is ended for
-    a new one: so nobody holds the port by opening connections and sending nothing. If none waits, the new one is
-    refused. Both are counted, and logged once a second.
+    a new one: so nobody holds the port by opening connections and sending nothing. At the limit of all it is one of the
+    address with most connections. If none waits, the new one is refused. Both are counted, and logged once a second.
 
     Args:
         setting: The name of the setting of the address.
@@ -242,7 +242,8 @@ class Listener:
         if self._hosts[new.host] >= self._limits.of_address:
             longest = next((each for each in self._waiting if each.host == new.host), new)
         elif self._counted >= self._limits.connections:
-            longest = next(iter(self._waiting))
+            # Of the host with most connections, so that no stranger can end a client's first steps.
+            longest = max(self._waiting, key=lambda each: self._hosts[each.host])
         else:
             return True
         if longest is new:

@@ -19,6 +19,9 @@ from idalloc_server.xproto.login import Credentials, Login, new_salt
 # The largest message before the login; after it, the largest one that is no statement on a collection.
 MAX_CONTROL_MESSAGE = 64 * 1024
 
+# The most messages of a client up to its login; three logins with capabilities and TLS take about ten.
+MAX_MESSAGES_BEFORE_LOGIN = 32
+
 # How many messages are handled before others have the event loop: about a millisecond's work.
 MESSAGES_A_TURN = 32
 
@@ -100,6 +103,7 @@ class Session:
         self.is_closed = False
         self.is_logged_in = False
         self._had_session = False
+        self._before_login = 0  # messages
         self._connection_id = connection_id
         self._max_message = max_message
         self._reader = frames.FrameReader(min(MAX_CONTROL_MESSAGE, max_message))
@@ -164,6 +168,7 @@ class Session:
     def accept_login(self) -> None:
         """End a request to log in: the session begins."""
         self.is_logged_in = self._had_session = True
+        self._before_login = 0
         self._reader.max_length = self._max_message
         self._expectations = Expectations()
         self._output += [
@@ -194,6 +199,9 @@ class Session:
 
     def _prepare(self, message: Message | None) -> Request | None:
         """Handle a message before the login."""
+        self._before_login += 1
+        if self._before_login > MAX_MESSAGES_BEFORE_LOGIN:
+            raise XError(5000, f"More than {MAX_MESSAGES_BEFORE_LOGIN} messages before the login", fatal=True)
         if self._had_session and not isinstance(message, _LOGIN):
             raise XError(5000, "Invalid message", fatal=True)
         match message:

@@ -113,6 +113,16 @@ async def test_the_connection_that_waits_longest_makes_room(limits: Limits, sour
         await until(lambda: listener.connection_count == 2)
 
 
+async def test_at_the_limit_of_all_the_largest_address_makes_room() -> None:
+    """Strangers who connect again and again end their own connections, and none of an address with fewer."""
+    async with listening(Limits(5, 4)) as listener:
+        [honest] = await connected(listener, "127.0.0.2")
+        for _ in range(10):
+            await connected(listener, *["127.0.0.3", "127.0.0.4"])
+        assert await honest.ask(b"x") == b"x"
+        assert listener.connection_count <= 6  # an ended one ends soon
+
+
 async def test_a_client_that_sends_keeps_its_place() -> None:
     """A connection for whose client the server goes on to wait does not wait anew: it is ended before later ones."""
     async with listening(Limits(2, 2)) as listener:

@@ -14,6 +14,7 @@ from idalloc_server.xproto.expect import MAX_BLOCKS, field_exists
 from idalloc_server.xproto.login import new_salt
 from idalloc_server.xproto.session import (
     MAX_CONTROL_MESSAGE,
+    MAX_MESSAGES_BEFORE_LOGIN,
     MESSAGES_A_TURN,
     Execute,
     LogIn,
@@ -145,15 +146,26 @@ def test_other_messages_than_statements_are_short(kind: int) -> None:
 
 def test_many_messages_are_handled_in_turns() -> None:
     """A session pauses after some messages that arrived together, so that its owner lets others run."""
-    session = Session(1, "h", MAX_MESSAGE, has_tls=False)
-    session.take_output()
-    reply = answer(session, frames.frame(1), [])
-    session.receive(frames.frame(1) * (2 * MESSAGES_A_TURN + 1))
+    session = logged_in(Session(1, "h", MAX_MESSAGE, has_tls=False))
+    reply = answer(session, frames.frame(25), [])  # the end of a block that is not open
+    session.receive(frames.frame(25) * (2 * MESSAGES_A_TURN + 1))
     turns = []
     while isinstance(session.next_request(), Pause):
         turns.append(session.take_output())
     assert turns == [reply * MESSAGES_A_TURN] * 2
     assert session.take_output() == reply
+
+
+def test_messages_before_a_login_are_bounded() -> None:
+    """A client without a login cannot ask without an end; a login lets it begin anew."""
+    session = Session(1, "h", MAX_MESSAGE, has_tls=False)
+    session.take_output()
+    reply = answer(session, frames.frame(1), [])
+    for _ in range(MAX_MESSAGES_BEFORE_LOGIN - 1):
+        assert answer(session, frames.frame(1), []) == reply
+    refusal = XError(5000, f"More than {MAX_MESSAGES_BEFORE_LOGIN} messages before the login", fatal=True)
+    assert answer(session, frames.frame(1), []) == frames.error(refusal)
+    assert session.is_closed
 
 
 def test_plain_needs_tls() -> None:
