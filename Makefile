@@ -93,6 +93,9 @@ soak: .venv/ready ## ten minutes under load: memory, descriptors and threads sta
 	$(bin)/pytest -s tests/faults/test_soak.py --soak 600 --document docs/operations/fault-tests.md $(ARGS)
 	$(bin)/pytest -s tests/faults/test_quiet_run.py --soak 900 --document docs/operations/fault-tests.md $(ARGS)
 
+floods: .venv/ready ## flood each port while callers use it: their p99, errors, memory; writes docs/operations/floods.md
+	$(bin)/python -m tests.floods --document docs/operations/floods.md $(ARGS)
+
 trace: .venv/ready ## print how much code each request runs, and the size of the code
 	@$(bin)/python scripts/trace_calls.py $(ARGS)
 
@@ -241,4 +244,4 @@ editable := $(bin)/pip install --quiet --disable-pip-version-check --no-deps --n
 	$(call venv,.venv-gen,$<)
 	@touch $@
 
-.PHONY: help run test test-long test-upgrade test-languages test-xproto lint type format test-mysql trace load profile bench-envoy bench-peers bench-opensearch bench-faults bench-xproto bench-growth faults explore mutants fuzz soak gen gen-check generated docs docs-reference go-prefix baseline lock tools dist image clean
+.PHONY: help run test test-long test-upgrade test-languages test-xproto lint type format test-mysql trace load profile bench-envoy bench-peers bench-opensearch bench-faults bench-xproto bench-growth faults explore mutants fuzz soak floods gen gen-check generated docs docs-reference go-prefix baseline lock tools dist image clean

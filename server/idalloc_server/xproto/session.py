@@ -20,7 +20,7 @@ from idalloc_server.xproto.login import Credentials, Login, new_salt
 MAX_CONTROL_MESSAGE = 64 * 1024
 
 # The most messages of a client up to its login; three logins with capabilities and TLS take about ten.
-MAX_MESSAGES_BEFORE_LOGIN = 32
+MAX_MESSAGES_BEFORE_LOGIN = 16
 
 # How many messages are handled before others have the event loop: about a millisecond's work.
 MESSAGES_A_TURN = 32

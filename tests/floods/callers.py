@@ -1,0 +1,207 @@
+"""Steady callers of a server and its probes, in a process of their own.
+
+``python -m tests.floods.callers '{"seconds": 20, "token": …, "grpc": "127.0.0.1:50051", "http": "https://…/", …}'``
+
+Options: ``x`` (the address of the X Protocol), ``tls`` (a file with the authority of the server's certificate),
+``grpc_tls`` (whether gRPC has TLS), ``calls_http`` (whether a caller reads ``/metrics``). After a call of each caller
+it prints ``ready`` and waits for a line. Then it calls, and prints an ``Observed`` for each caller as JSON.
+
+A call is due at a fixed time, whatever became of the calls before it, and its latency counts from that time. One call
+a second is made on a new connection, which must be accepted, too.
+"""
+
+import asyncio
+import json
+import ssl
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc.aio
+
+from idalloc.v1 import id_allocator_pb2 as pb
+from idalloc.v1 import id_allocator_pb2_grpc
+from tests.load.turns import percentile
+from tests.support.xproto_client import XClient
+
+RATE = 20
+# How long a call may take, and an answer to a probe: Kubernetes' default.
+CALL_SECONDS, PROBE_SECONDS = 5.0, 1.0
+PROBES = ("livez", "readyz")
+
+Call = Callable[[bool], Awaitable[None]]
+
+
+@dataclass
+class Observed:
+    """What a caller saw.
+
+    Attributes:
+        latencies: The seconds of each call from when it was due, also of failed ones.
+        errors: The failed calls by reason.
+    """
+
+    latencies: list[float] = field(default_factory=list)
+    errors: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def p99_ms(self) -> float:
+        """The 99th percentile of the latencies in milliseconds; 0 without calls."""
+        return (percentile(self.latencies, 99) or 0.0) * 1e3
+
+    @property
+    def failed(self) -> int:
+        """How many calls failed."""
+        return sum(self.errors.values())
+
+
+async def pace(call: Call, rate: float, seconds: float, timeout: float) -> Observed:
+    """Make calls at a steady rate, each when it is due.
+
+    Args:
+        call: Makes a call; its argument is whether on a new connection.
+        rate: Calls a second.
+        seconds: For how long.
+        timeout: The most seconds of a call.
+    """
+    loop, seen = asyncio.get_running_loop(), Observed()
+
+    async def make(due: float, is_new: bool) -> None:
+        try:
+            await asyncio.wait_for(call(is_new), timeout)
+        except grpc.aio.AioRpcError as error:
+            seen.errors[error.code().name] += 1
+        except Exception as error:
+            seen.errors[type(error).__name__] += 1
+        seen.latencies.append(loop.time() - due)
+
+    began = loop.time()
+    async with asyncio.TaskGroup() as calls:
+        for turn in range(int(rate * seconds)):
+            due = began + turn / rate
+            await asyncio.sleep(due - loop.time())
+            calls.create_task(make(due, turn % max(1, int(rate)) == 0))
+    return seen
+
+
+class Callers:
+    """The callers of a server, with their lasting connections; for ``async with``.
+
+    Args:
+        options: The options of the process.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+        self._tls = ssl.create_default_context(cafile=options["tls"]) if options.get("tls") else None
+        self._metadata = [("authorization", f"Bearer {options['token']}")]
+        self._stack = AsyncExitStack()
+        self._x_turn = asyncio.Lock()
+        self.calls: dict[str, Call] = {}
+
+    async def __aenter__(self) -> "Callers":
+        if "grpc" in self._options:
+            self._channel = await self._stack.enter_async_context(self._new_channel())
+            self.calls["grpc"] = self._call_grpc
+        self._session = await self._stack.enter_async_context(self._new_session())
+        if self._options.get("calls_http"):
+            self.calls["http"] = self._call_http
+        if "x" in self._options:
+            self._client = await self._new_client()
+            await self._client.sql("CREATE SCHEMA IF NOT EXISTS s")
+            await self._client.create_collection()
+            self.calls["x"] = self._call_x
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def probe(self, is_new: bool) -> None:
+        """Ask for /livez and /readyz, each on a new connection and in time."""
+        async with self._new_session() as session:
+            for path in PROBES:
+                timeout = aiohttp.ClientTimeout(PROBE_SECONDS)
+                async with session.get(self._options["http"] + path, timeout=timeout) as answer:
+                    answer.raise_for_status()
+
+    def _new_channel(self) -> grpc.aio.Channel:
+        own = [("grpc.use_local_subchannel_pool", 1)]
+        if not self._options.get("grpc_tls"):
+            return grpc.aio.insecure_channel(self._options["grpc"], own)
+        trusted = grpc.ssl_channel_credentials(Path(self._options["tls"]).read_bytes())
+        return grpc.aio.secure_channel(self._options["grpc"], trusted, own)
+
+    async def _call_grpc(self, is_new: bool) -> None:
+        if is_new:
+            async with self._new_channel() as channel:
+                await self._allocate(channel)
+        else:
+            await self._allocate(self._channel)
+
+    async def _allocate(self, channel: grpc.aio.Channel) -> None:
+        stub: Any = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
+        request = pb.AllocateRangeRequest(sequence="steady")
+        await stub.AllocateRange(request, timeout=CALL_SECONDS, metadata=self._metadata)
+
+    def _new_session(self) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(ssl=self._tls or True)
+        return aiohttp.ClientSession(connector=connector, headers=dict(self._metadata))
+
+    async def _call_http(self, is_new: bool) -> None:
+        if is_new:
+            async with self._new_session() as session:
+                await self._get_metrics(session)
+        else:
+            await self._get_metrics(self._session)
+
+    async def _get_metrics(self, session: aiohttp.ClientSession) -> None:
+        async with session.get(f"{self._options['http']}metrics") as answer:
+            answer.raise_for_status()
+            await answer.read()
+
+    async def _new_client(self) -> XClient:
+        client = await XClient.connect(self._options["x"])
+        self._stack.callback(client.close)
+        await client.read()
+        assert self._tls
+        await client.start_tls(self._tls)
+        reply = await client.log_in_plain("steady", self._options["token"])
+        assert reply.code == 0, reply.text
+        return client
+
+    async def _call_x(self, is_new: bool) -> None:
+        if is_new:
+            client = await self._new_client()
+            await self._add(client)
+            client.close()
+        else:
+            async with self._x_turn:  # a session has one statement at a time
+                await self._add(self._client)
+
+    async def _add(self, client: XClient) -> None:
+        reply = await client.add('{"a": 1}')
+        assert reply.code == 0, reply.text
+
+
+async def main(options: dict[str, Any]) -> dict[str, Observed]:
+    """Call as the options say; return what each caller saw, and ``probes``."""
+    seconds = options["seconds"]
+    async with Callers(options) as callers:
+        for call in callers.calls.values():
+            await call(False)
+        print("ready", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+        jobs = {name: pace(call, RATE, seconds, CALL_SECONDS) for name, call in callers.calls.items()}
+        # Both probes of a turn; a failed one ends the turn.
+        jobs["probes"] = pace(callers.probe, 1, seconds, len(PROBES) * PROBE_SECONDS)
+        return dict(zip(jobs, await asyncio.gather(*jobs.values()), strict=True))
+
+
+if __name__ == "__main__":
+    found = asyncio.run(main(json.loads(sys.argv[1])))
+    print(json.dumps({name: vars(each) for name, each in found.items()}))

@@ -1,0 +1,131 @@
+"""Writes docs/operations/floods.md, what each flood cost."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.floods.callers import RATE
+from tests.floods.flooder import CPU_SHARE
+from tests.floods.measure import P99_GOAL_MS, Result
+from tests.floods.targets import KINDS
+from tests.load.machine import describe
+from tests.load.markdown import number, table
+
+_HEAD = """\
+# Floods
+
+This page shows what strangers cost callers: somebody who can connect to a port, and has no token.
+
+`make floods` writes it. Each flood meets a server of its own, for as long as its section says. Meanwhile callers with a
+token make {rate} calls a second, one of them on a new connection, and `/livez` and `/readyz` of the HTTP port are
+requested each second, on new connections. A call that takes more than 5 s is an error, as is a probe that takes more
+than 1 s. The flooder has other loopback addresses than the callers, except in the last row of a table, where it has
+theirs, as behind NAT. It may use {share:.0%} of a core, since all processes share the cores of one machine.
+
+The goal for the HTTP port, the port of the X Protocol and everything behind Envoy is: p99 below {goal} ms, no error and
+no failed probe. Rows that miss it are marked. Without a proxy, gRPC has no goal: the figures show why it needs one.
+
+| Flood | What it does |
+| --- | --- |
+| half requests | up to 400 connections, each with half a request, or 100 half calls of gRPC |
+| half-open TLS | up to 2,300 connections, each with the beginning of a TLS handshake |
+| silent | up to 2,300 connections that send nothing |
+| rapid resets | calls that are reset at once (CVE-2023-44487), on 4 connections |
+| resets | connections that are reset right after a request, 4 at a time |
+| continuations, settings, pings | these frames of HTTP/2 without an end, on 4 connections |
+| slow reads | up to 400 connections with 100 requests each, whose answers nobody reads |
+| gzip | requests of 64 MB that gzip compressed to 64 kB |
+| wrong tokens, logins | requests with a wrong token, on 4 connections |
+"""
+
+_REPEAT = """\
+## How to repeat it
+
+```sh
+make floods                                                # about 20 minutes
+make floods ARGS="--server http --server x --seconds 5"    # the other sections stay as they are
+make floods ARGS="--flood gzip"                            # one flood on each server
+```
+
+Sections of Envoy need its package (`requirements/envoy.txt`), and are left out where it has no binary.
+`make test-long` has a short form. Descriptors are counted ten times a second. Memory is the peak that the kernel
+records.
+"""
+
+
+def head(name: str) -> list[str]:
+    """Return the first two lines of a server's table."""
+    callers = ["gRPC", *{"http": ["HTTP"], "x": ["X Protocol"]}.get(name, [])]
+    titles = [f"{each}: {what}" for each in callers for what in ("p99, ms", "errors")]
+    columns = ["Flood", *titles, "Failed probes", "Descriptors", "Memory, MB", "CPU", "Connections", "Sent"]
+    return table(columns, "l" + "r" * (len(columns) - 1), []).splitlines()
+
+
+def row(result: Result, *, has_goal: bool = False) -> str:
+    """Return a line of a table; what misses the goal is bold.
+
+    Args:
+        result: The result.
+        has_goal: Whether there is one.
+    """
+    name = result.flood or "none"
+    if result.has_ended:
+        name += " (the server ended)"
+    callers = [cell for each in result.callers.values() for cell in (number(each.p99_ms), str(each.failed))]
+    cells = [
+        f"**{name}**" if has_goal and result.misses() else name,
+        *callers,
+        f"{result.probes.failed} of {len(result.probes.latencies)}",
+        f"{result.descriptors:,}",
+        number(result.memory_mb),
+        f"{result.cpu:.0%}",
+        f"{result.sent['connections']:,}",
+        f"{result.sent['sent']:,}",
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def section(name: str, results: Sequence[Result], seconds: float, machine: str) -> str:
+    """Return the section of a server.
+
+    Args:
+        name: A key of ``KINDS``.
+        results: Its results.
+        seconds: How long each flood lasted.
+        machine: The machine.
+    """
+    kind = KINDS[name]
+    lines = [*head(name), *(row(each, has_goal=kind.has_goal) for each in results)]
+    about = f"{kind.about} Each flood lasted {seconds:g} s."
+    return "\n".join([f"## {kind.title}\n", f"{about}\n", *lines, "", f"Measured on {machine}.", ""])
+
+
+def machine_now() -> str:
+    """Return date, machine and versions as a text."""
+    found = describe()
+    return (
+        f"{found['date']}: {found['cpu']}, {found['cores']} cores, {found['kernel']}, Python {found['python']}, "
+        f"grpcio {found['packages'].get('grpcio', '-')}. Load before the run: {found['load_before']}"
+    )
+
+
+def write(document: Path, results: Mapping[str, Sequence[Result]], seconds: float, machine: str) -> None:
+    """Write the page; sections of servers that were not measured now stay as they are.
+
+    Args:
+        document: The file.
+        results: The results by server.
+        seconds: How long each flood lasted.
+        machine: The machine.
+    """
+    old = document.read_text() if document.exists() else ""
+    kept = {
+        each.partition("\n")[0]: each.rstrip() + "\n" for each in re.split(r"^(?=## )", old, flags=re.MULTILINE)[1:]
+    }
+    parts = [_HEAD.format(rate=RATE, share=CPU_SHARE, goal=P99_GOAL_MS)]
+    for name, kind in KINDS.items():
+        if results.get(name):
+            parts.append(section(name, results[name], seconds, machine))
+        elif (title := f"## {kind.title}") in kept:
+            parts.append(kept[title])
+    document.write_text("\n".join([*parts, _REPEAT]))

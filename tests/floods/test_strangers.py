@@ -1,0 +1,32 @@
+"""A short form of `make floods`: strangers cost callers nothing at the ports of HTTP and X, and behind Envoy."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.floods.measure import P99_GOAL_MS, measure
+from tests.floods.targets import floods_of, running_target
+
+pytestmark = [pytest.mark.test_long, pytest.mark.timeout(300)]
+SECONDS = 1.5
+# `make floods` has these, too; they delay nobody anywhere.
+HARMLESS = {"settings", "pings", "gzip"}
+# A machine with other work delays callers now and then, a fault each time.
+TRIES, MOST_TIMES_THE_BASELINE = 3, 5
+
+
+@pytest.mark.parametrize("name", ["http", "x", "envoy"])
+def test_a_flood_delays_nobody(name: str) -> None:
+    """Callers have no error and a low p99, and no probe fails, during each flood."""
+    with tempfile.TemporaryDirectory() as folder, running_target(name, Path(folder)) as target:
+        found = {flood: ["not tried"] for flood in floods_of(name) if flood not in HARMLESS}
+        for _ in range(TRIES):
+            quiet = measure(target, name, "", SECONDS)
+            goal = max(P99_GOAL_MS, MOST_TIMES_THE_BASELINE * quiet.p99_ms)
+            tries = {flood: measure(target, name, flood, SECONDS) for flood in found}
+            assert [flood for flood, each in tries.items() if each.sent["connections"] == 0] == []
+            found = {flood: missed for flood, each in tries.items() if (missed := each.misses(goal))}
+            if not found:
+                break
+        assert found == {}
