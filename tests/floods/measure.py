@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.floods.callers import CALL_SECONDS, Observed
-from tests.floods.flooder import STRANGERS
+from tests.floods.flooder import CPU_SHARE, STRANGERS
 from tests.floods.targets import KINDS, Target
 from tests.support.processes import environment
 
@@ -33,6 +33,7 @@ class Result(NamedTuple):
         descriptors: The most open descriptors of the server.
         memory_mb: The most resident memory of the server, in MB.
         cpu: The share of one core that the server used.
+        waited: The seconds in which a thread of the server could have run, and other work had the cores.
         sent: The counts of the flooder.
         has_ended: Whether a process of the server ended.
     """
@@ -43,6 +44,7 @@ class Result(NamedTuple):
     descriptors: int
     memory_mb: float
     cpu: float
+    waited: float
     sent: Counter[str]
     has_ended: bool = False
 
@@ -64,7 +66,9 @@ class Result(NamedTuple):
         return found
 
 
-def measure(target: Target, kind: str, flood: str, seconds: float, *, same_address: bool = False) -> Result:
+def measure(
+    target: Target, kind: str, flood: str, seconds: float, *, same_address: bool = False, cpu: float = CPU_SHARE
+) -> Result:
     """Flood a target while its callers call.
 
     Args:
@@ -73,6 +77,7 @@ def measure(target: Target, kind: str, flood: str, seconds: float, *, same_addre
         flood: The flood; empty for none.
         seconds: How long.
         same_address: Whether the flooder has the callers' address.
+        cpu: The share of a core that the flooder may use.
     """
     options = {
         "protocol": KINDS[kind].protocol,
@@ -81,6 +86,7 @@ def measure(target: Target, kind: str, flood: str, seconds: float, *, same_addre
         "seconds": seconds,
         "sources": [CALLERS_ADDRESS] if same_address else STRANGERS,
         "tls": str(target.tls) if target.tls else "",
+        "cpu": cpu,
     }
     with ExitStack() as stack:
         programs = [("callers", target.callers | {"seconds": seconds})] + [("flooder", options)] * bool(flood)
@@ -97,7 +103,7 @@ def measure(target: Target, kind: str, flood: str, seconds: float, *, same_addre
                 sent.update(json.loads(_output(each, seconds)))
     seen = {name: Observed(each["latencies"], Counter(each["errors"])) for name, each in found.items()}
     probes = seen.pop("probes")
-    return Result(flood, seen, probes, used.descriptors, used.memory_mb, used.cpu, sent, used.has_ended)
+    return Result(flood, seen, probes, used.descriptors, used.memory_mb, used.cpu, used.waited, sent, used.has_ended)
 
 
 @contextmanager
@@ -133,12 +139,14 @@ class _Used:
         descriptors: The most open descriptors.
         memory_mb: The sum of the peaks of their memory, in MB.
         cpu: The share of one core that they used.
+        waited: The seconds that their threads waited for a core, at most.
         has_ended: Whether one of them ended.
     """
 
     descriptors: int = 0
     memory_mb: float = 0.0
     cpu: float = 0.0
+    waited: float = 0.0
     has_ended: bool = False
 
 
@@ -155,7 +163,7 @@ def _used(pids: list[int]) -> Iterator[_Used]:
 
     for pid in pids:
         Path(f"/proc/{pid}/clear_refs").write_text("5")
-    began, before = time.monotonic(), sum(map(_cpu_seconds, pids))
+    began, before, waited = time.monotonic(), sum(map(_cpu_seconds, pids)), _waits(pids)
     sampling = threading.Thread(target=sample)
     sampling.start()
     try:
@@ -164,6 +172,7 @@ def _used(pids: list[int]) -> Iterator[_Used]:
         stop.set()
         sampling.join()
         used.cpu = max(0.0, sum(map(_cpu_seconds, pids)) - before) / (time.monotonic() - began)
+        used.waited = max((each - waited.get(thread, 0.0) for thread, each in _waits(pids).items()), default=0.0)
         peaks = [_peak_mb(pid) for pid in pids]
         used.memory_mb, used.has_ended = sum(peaks), not all(peaks)
 
@@ -174,6 +183,16 @@ def _cpu_seconds(pid: int) -> float:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
     return 0.0
+
+
+def _waits(pids: list[int]) -> dict[Path, float]:
+    """Return how many seconds each thread of the processes has waited for a core so far."""
+    found = {}
+    for pid in pids:
+        with suppress(OSError):  # it has ended
+            for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+                found[file] = int(file.read_text().split()[1]) / 1e9
+    return found
 
 
 def _peak_mb(pid: int) -> float:

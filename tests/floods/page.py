@@ -22,6 +22,9 @@ requested each second, on new connections. A call that takes more than 5 s is an
 than 1 s. The flooder has other loopback addresses than the callers, except in the last row of a table, where it has
 theirs, as behind NAT. It may use {share:.0%} of a core, since all processes share the cores of one machine.
 
+"CPU" is the share of one core that the server used, and "Waited" how long it could have run while other work had the
+cores: with more than a second the latencies are those of a busy machine. "Sent" counts requests or frames.
+
 The goal for the HTTP port, the port of the X Protocol and everything behind Envoy is: p99 below {goal} ms, no error and
 no failed probe. Rows that miss it are marked. Without a proxy, gRPC has no goal: the figures show why it needs one.
 
@@ -57,7 +60,17 @@ def head(name: str) -> list[str]:
     """Return the first two lines of a server's table."""
     callers = ["gRPC", *{"http": ["HTTP"], "x": ["X Protocol"]}.get(name, [])]
     titles = [f"{each}: {what}" for each in callers for what in ("p99, ms", "errors")]
-    columns = ["Flood", *titles, "Failed probes", "Descriptors", "Memory, MB", "CPU", "Connections", "Sent"]
+    columns = [
+        "Flood",
+        *titles,
+        "Failed probes",
+        "Descriptors",
+        "Memory, MB",
+        "CPU",
+        "Waited, s",
+        "Connections",
+        "Sent",
+    ]
     return table(columns, "l" + "r" * (len(columns) - 1), []).splitlines()
 
 
@@ -79,6 +92,7 @@ def row(result: Result, *, has_goal: bool = False) -> str:
         f"{result.descriptors:,}",
         number(result.memory_mb),
         f"{result.cpu:.0%}",
+        f"{result.waited:.1f}",
         f"{result.sent['connections']:,}",
         f"{result.sent['sent']:,}",
     ]

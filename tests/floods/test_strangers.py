@@ -5,15 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.floods.measure import P99_GOAL_MS, measure
+from tests.floods.measure import measure
 from tests.floods.targets import floods_of, running_target
+from tests.support.under_attack import MAX_P99_MS
 
 pytestmark = [pytest.mark.test_long, pytest.mark.timeout(300)]
 SECONDS = 1.5
 # `make floods` has these, too; they delay nobody anywhere.
 HARMLESS = {"settings", "pings", "gzip"}
-# A machine with other work delays callers now and then, a fault each time.
-TRIES, MOST_TIMES_THE_BASELINE = 3, 5
+# A machine with other work delays callers now and then; a fault does each time. There the server has less than a core,
+# so the flooder has less, too: it reaches the limits, but not the throughput that `make floods` measures.
+TRIES, MOST_TIMES_THE_BASELINE, CPU_SHARE = 3, 5, 0.1
 
 
 @pytest.mark.parametrize("name", ["http", "x", "envoy"])
@@ -23,10 +25,12 @@ def test_a_flood_delays_nobody(name: str) -> None:
         found = {flood: ["not tried"] for flood in floods_of(name) if flood not in HARMLESS}
         for _ in range(TRIES):
             quiet = measure(target, name, "", SECONDS)
-            goal = max(P99_GOAL_MS, MOST_TIMES_THE_BASELINE * quiet.p99_ms)
-            tries = {flood: measure(target, name, flood, SECONDS) for flood in found}
+            goal = max(MAX_P99_MS, MOST_TIMES_THE_BASELINE * quiet.p99_ms)
+            tries = {flood: measure(target, name, flood, SECONDS, cpu=CPU_SHARE) for flood in found}
             assert [flood for flood, each in tries.items() if each.sent["connections"] == 0] == []
-            found = {flood: missed for flood, each in tries.items() if (missed := each.misses(goal))}
+            # What the server waited for a core is not its own delay.
+            misses = {flood: each.misses(goal + 1e3 * each.waited) for flood, each in tries.items()}
+            found = {flood: missed for flood, missed in misses.items() if missed}
             if not found:
                 break
         assert found == {}

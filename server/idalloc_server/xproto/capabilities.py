@@ -1,5 +1,7 @@
 """Capabilities of a connection: what a client asks for, and may set, before its login."""
 
+from functools import cache
+
 from idalloc.xprotocol.v1 import connection_pb2, notice_pb2
 from idalloc_server.xproto.errors import XError
 
@@ -25,22 +27,8 @@ class Capabilities:
         self._flags = {"client.interactive": False, "client.pwd_expire_ok": False}
 
     def message(self) -> connection_pb2.Capabilities:
-        """Return all capabilities, in MySQL's order."""
-        # Node gives up without MYSQL41 in this list, so it is named even where it cannot work.
-        mechanisms = ["MYSQL41", "SHA256_MEMORY", *(["PLAIN"] if self.is_secure else [])]
-        array = notice_pb2.AnyArray(value=[_text(name) for name in mechanisms])
-        values = {
-            "authentication.mechanisms": notice_pb2.Any(type=notice_pb2.ANY_TYPE_ARRAY, array=array),
-            "doc.formats": _text("text"),
-            "client.interactive": _bool(self._flags["client.interactive"]),
-            "node_type": _text("mysql"),
-            "client.pwd_expire_ok": _bool(self._flags["client.pwd_expire_ok"]),
-        }
-        if self._has_tls:
-            values = {"tls": _bool(self.is_secure), **values}
-        return connection_pb2.Capabilities(
-            capabilities=[connection_pb2.Capability(name=name, value=value) for name, value in values.items()]
-        )
+        """Return all capabilities, in MySQL's order; connections share the object."""
+        return _message(self._has_tls, self.is_secure, *self._flags.values())
 
     def set(self, message: connection_pb2.CapabilitiesSet) -> bool:
         """Set all capabilities of a message, or none, and return whether TLS must start.
@@ -68,6 +56,26 @@ class Capabilities:
         self._flags = flags
         self.is_secure = self.is_secure or starts_tls
         return starts_tls
+
+
+# Made once for each combination, so that clients who ask again and again cost little.
+@cache
+def _message(has_tls: bool, is_secure: bool, interactive: bool, expire_ok: bool) -> connection_pb2.Capabilities:
+    # Node gives up without MYSQL41 in this list, so it is named even where it cannot work.
+    mechanisms = ["MYSQL41", "SHA256_MEMORY", *(["PLAIN"] if is_secure else [])]
+    array = notice_pb2.AnyArray(value=[_text(name) for name in mechanisms])
+    values = {
+        "authentication.mechanisms": notice_pb2.Any(type=notice_pb2.ANY_TYPE_ARRAY, array=array),
+        "doc.formats": _text("text"),
+        "client.interactive": _bool(interactive),
+        "node_type": _text("mysql"),
+        "client.pwd_expire_ok": _bool(expire_ok),
+    }
+    if has_tls:
+        values = {"tls": _bool(is_secure), **values}
+    return connection_pb2.Capabilities(
+        capabilities=[connection_pb2.Capability(name=name, value=value) for name, value in values.items()]
+    )
 
 
 def _check_attributes(value: notice_pb2.Any) -> None:

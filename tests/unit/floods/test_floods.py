@@ -29,7 +29,7 @@ def result(latency: float = 0.01, probe_errors: int = 0, errors: int = 0) -> Res
     """Return the result of a flood."""
     callers = {"grpc": Observed([latency] * 100, Counter({"UNAVAILABLE": errors} if errors else {}))}
     probes = Observed([0.01] * 20, Counter({"TimeoutError": probe_errors} if probe_errors else {}))
-    return Result("silent", callers, probes, 100, 90.5, 0.25, Counter({"connections": 2300}))
+    return Result("silent", callers, probes, 100, 90.5, 0.25, 0.5, Counter({"connections": 2300}))
 
 
 def test_the_share_of_a_core_is_kept() -> None:
@@ -109,7 +109,7 @@ def test_sections_that_were_not_measured_stay(tmp_path: Path) -> None:
         "## How to repeat it",
     ]
     assert text.count("Measured on one.") == 2
-    assert "| **silent** | 10 | 7 | 0 of 20 | 100 | 90.5 | 25% | 2,300 | 0 |" in text
+    assert "| **silent** | 10 | 7 | 0 of 20 | 100 | 90.5 | 25% | 0.5 | 2,300 | 0 |" in text
     assert "| silent | 10 | 8 |" in text  # grpcio has no goal
 
 
