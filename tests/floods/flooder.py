@@ -31,7 +31,7 @@ from tests.support import http2
 from tests.support.faults.attacks import ORDERS, TLS_HELLO
 from tests.support.faults.floods import FLOODS as HTTP2_FLOODS
 from tests.support.faults.floods import WRONG_TOKEN
-from tests.support.xproto_client import XClient
+from tests.support.xproto_client import XClient, set_tls
 
 # The share of a core that a flood may use.
 CPU_SHARE = 0.3
@@ -298,7 +298,7 @@ async def half_x_messages(flooder: Flooder) -> None:
 async def half_x_handshakes(flooder: Flooder) -> None:
     """Ask for TLS, and send the beginning of its handshake."""
     async with _x_client(flooder) as client:
-        await client.ask_for_tls()
+        await client.ask(set_tls())
         await flooder.hold((client.reader, client.writer), TLS_HELLO)
 
 

@@ -110,13 +110,9 @@ class XClient:
         await self.ask(connection_pb2.AuthenticateStart(mech_name=mechanism))
         return await self.ask(connection_pb2.AuthenticateContinue(auth_data=f"{schema}\0{user}\0*00".encode()))
 
-    async def ask_for_tls(self) -> None:
-        """Ask for TLS; the next bytes are its handshake."""
-        assert (await self.ask(set_tls())).code == 0
-
     async def start_tls(self, tls: ssl.SSLContext) -> None:
         """Start TLS."""
-        await self.ask_for_tls()
+        assert (await self.ask(set_tls())).code == 0
         await self.writer.start_tls(tls, server_hostname="127.0.0.1")
 
     async def log_in_plain(self, user: str, token: str, schema: str = "") -> Reply:
