@@ -3,7 +3,7 @@
 ``python -m tests.floods.callers '{"seconds": 20, "token": …, "grpc": "127.0.0.1:50051", "http": "https://…/", …}'``
 
 Options: ``x`` (the address of the X Protocol), ``tls`` (a file with the authority of the server's certificate),
-``grpc_tls`` (whether gRPC has TLS), ``calls_http`` (whether a caller reads ``/metrics``). After a call of each caller
+``grpc_tls`` (whether gRPC has TLS), ``calls_http`` (whether a caller reads the page). After a call of each caller
 it prints ``ready`` and waits for a line. Then it calls, and prints an ``Observed`` for each caller as JSON.
 
 A call is due at a fixed time, whatever became of the calls before it, and its latency counts from that time. One call
@@ -155,12 +155,12 @@ class Callers:
     async def _call_http(self, is_new: bool) -> None:
         if is_new:
             async with self._new_session() as session:
-                await self._get_metrics(session)
+                await self._get_page(session)
         else:
-            await self._get_metrics(self._session)
+            await self._get_page(self._session)
 
-    async def _get_metrics(self, session: aiohttp.ClientSession) -> None:
-        async with session.get(f"{self._options['http']}metrics") as answer:
+    async def _get_page(self, session: aiohttp.ClientSession) -> None:
+        async with session.get(self._options["http"]) as answer:
             answer.raise_for_status()
             await answer.read()
 

@@ -68,7 +68,7 @@ KINDS = {
         "HTTP port",
         "http",
         True,
-        "The HTTP port with TLS. Besides the caller of gRPC, one reads `/metrics` at the same rate.",
+        "The HTTP port with TLS. Besides the caller of gRPC, one reads the page at the same rate.",
     ),
     "x": Kind(
         "X Protocol port",
