@@ -6,8 +6,8 @@ Options: ``x`` (the address of the X Protocol), ``tls`` (a file with the authori
 ``grpc_tls`` (whether gRPC has TLS), ``calls_http`` (whether a caller reads the page). After a call of each caller
 it prints ``ready`` and waits for a line. Then it calls, and prints an ``Observed`` for each caller as JSON.
 
-A call is due at a fixed time, whatever became of the calls before it, and its latency counts from that time. One call
-a second is made on a new connection, which must be accepted, too.
+A call is due at a fixed time, whatever became of the calls before it, and its latency counts from that time. Some calls
+are made on a new connection, which must be accepted, too.
 """
 
 import asyncio
@@ -30,6 +30,8 @@ from tests.load.turns import percentile
 from tests.support.xproto_client import XClient
 
 RATE = 20
+# Each such call is made on a new connection.
+NEW_EVERY = 4
 # How long a call may take, and an answer to a probe: Kubernetes' default.
 CALL_SECONDS, PROBE_SECONDS = 5.0, 1.0
 PROBES = ("livez", "readyz")
@@ -85,7 +87,7 @@ async def pace(call: Call, rate: float, seconds: float, timeout: float) -> Obser
         for turn in range(int(rate * seconds)):
             due = began + turn / rate
             await asyncio.sleep(due - loop.time())
-            calls.create_task(make(due, turn % max(1, int(rate)) == 0))
+            calls.create_task(make(due, turn % NEW_EVERY == 0))
     return seen
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.floods.callers import CALL_SECONDS, Observed
-from tests.floods.flooder import CPU_SHARE, STRANGERS
+from tests.floods.flooder import STRANGERS
 from tests.floods.targets import KINDS, Target
 from tests.support.processes import environment
 
@@ -66,9 +66,7 @@ class Result(NamedTuple):
         return found
 
 
-def measure(
-    target: Target, kind: str, flood: str, seconds: float, *, same_address: bool = False, cpu: float = CPU_SHARE
-) -> Result:
+def measure(target: Target, kind: str, flood: str, seconds: float, *, same_address: bool = False) -> Result:
     """Flood a target while its callers call.
 
     Args:
@@ -77,7 +75,6 @@ def measure(
         flood: The flood; empty for none.
         seconds: How long.
         same_address: Whether the flooder has the callers' address.
-        cpu: The share of a core that the flooder may use.
     """
     options = {
         "protocol": KINDS[kind].protocol,
@@ -86,7 +83,6 @@ def measure(
         "seconds": seconds,
         "sources": [CALLERS_ADDRESS] if same_address else STRANGERS,
         "tls": str(target.tls) if target.tls else "",
-        "cpu": cpu,
     }
     with ExitStack() as stack:
         programs = [("callers", target.callers | {"seconds": seconds})] + [("flooder", options)] * bool(flood)

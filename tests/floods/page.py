@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.floods.callers import RATE
+from tests.floods.callers import NEW_EVERY, RATE
 from tests.floods.flooder import CPU_SHARE
 from tests.floods.measure import P99_GOAL_MS, Result
 from tests.floods.targets import KINDS
@@ -17,7 +17,7 @@ _HEAD = """\
 This page shows what strangers cost callers: somebody who can connect to a port, and has no token.
 
 `make floods` writes it. Each flood meets a server of its own, for as long as its section says. Meanwhile callers with a
-token make {rate} calls a second, one of them on a new connection, and `/livez` and `/readyz` of the HTTP port are
+token make {rate} calls a second, {new} of them on new connections, and `/livez` and `/readyz` of the HTTP port are
 requested each second, on new connections. A call that takes more than 5 s is an error, as is a probe that takes more
 than 1 s. The flooder has other loopback addresses than the callers, except in the last row of a table, where it has
 theirs, as behind NAT. It may use {share:.0%} of a core, since all processes share the cores of one machine.
@@ -136,7 +136,7 @@ def write(document: Path, results: Mapping[str, Sequence[Result]], seconds: floa
     kept = {
         each.partition("\n")[0]: each.rstrip() + "\n" for each in re.split(r"^(?=## )", old, flags=re.MULTILINE)[1:]
     }
-    parts = [_HEAD.format(rate=RATE, share=CPU_SHARE, goal=P99_GOAL_MS)]
+    parts = [_HEAD.format(rate=RATE, new=RATE // NEW_EVERY, share=CPU_SHARE, goal=P99_GOAL_MS)]
     for name, kind in KINDS.items():
         if results.get(name):
             parts.append(section(name, results[name], seconds, machine))
