@@ -3,8 +3,7 @@
 ``python -m tests.floods.flooder '{"protocol": "http", "flood": "silent", "address": "127.0.0.1:50080", …}'``
 
 Options: ``sources`` (the addresses that it connects from), ``tls`` (a file with the authority of the server's
-certificate; empty for none), ``seconds``, ``cpu`` (the share of a core). It prints ``ready``, waits for a line, floods,
-and prints counts as JSON.
+certificate; empty for none), ``seconds``. It prints ``ready``, waits for a line, floods, and prints counts as JSON.
 """
 
 import asyncio
@@ -55,18 +54,15 @@ class Flooder:
         sources: The addresses that it connects from, in turn.
         seconds: How long it lasts.
         tls: The context of TLS; None for none.
-        cpu: The share of a core.
 
     Attributes:
         seen: Counts of what happened.
         share: The limit of its CPU time.
     """
 
-    def __init__(
-        self, address: str, sources: list[str], seconds: float, tls: ssl.SSLContext | None, cpu: float
-    ) -> None:
+    def __init__(self, address: str, sources: list[str], seconds: float, tls: ssl.SSLContext | None) -> None:
         self.seen: Counter[str] = Counter()
-        self.share = CpuShare(cpu)
+        self.share = CpuShare(CPU_SHARE)
         self.tls = tls
         self._host, _, port = address.rpartition(":")
         self._port = int(port)
@@ -392,7 +388,7 @@ async def main(options: dict[str, Any]) -> Counter[str]:
         _bomb_frames()
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
-    flooder = Flooder(options["address"], options["sources"], options["seconds"], tls, options["cpu"])
+    flooder = Flooder(options["address"], options["sources"], options["seconds"], tls)
     began, used = time.monotonic(), time.process_time()
     await flooder.run(flood.turn, flood.concurrency)
     flooder.seen["cpu %"] = round(100 * (time.process_time() - used) / (time.monotonic() - began))
