@@ -11,7 +11,7 @@ from tests.support.under_attack import MAX_P99_MS
 
 pytestmark = [pytest.mark.test_long, pytest.mark.timeout(300)]
 SECONDS = 1.5
-# `make floods` has these, too; they delay nobody anywhere.
+# `make floods` has these, too; they delay nobody at these ports.
 HARMLESS = {"settings", "pings", "gzip"}
 # A machine with other work delays callers now and then; a fault does each time.
 TRIES, MOST_TIMES_THE_BASELINE = 3, 5
