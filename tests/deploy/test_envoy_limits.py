@@ -108,12 +108,12 @@ def test_envoy_limits_headers_and_requests(proxy: Proxy) -> None:
 
 
 def test_envoy_limits_streams_of_a_connection(proxy: Proxy) -> None:
-    """A connection has 100 streams; Envoy closes it when it opens one more."""
+    """A connection has 50 streams; Envoy closes it when it opens one more."""
     request = pb.StreamRangesRequest(sequence="orders", total_id_count=2**50, chunk_id_count=1).SerializeToString()
     with serving(proxy), raw(proxy, window=0) as connection:
         for stream in range(1, 2 * 100, 2):
             connection.sendall(http2.headers(stream, "StreamRanges") + http2.message(stream, request))
-        wait_until(lambda: proxy.stat("cluster.idalloc.upstream_rq_total") == 100, "100 streams")
+        wait_until(lambda: proxy.stat("cluster.idalloc.upstream_rq_total") == 50, "50 streams")
         connection.sendall(http2.headers(201, "StreamRanges") + http2.message(201, request))
         assert answers(connection, 201) == []
         wait_until(lambda: not proxy.stat("http.grpc.downstream_cx_active"), "the end of the connection")
@@ -218,7 +218,7 @@ def test_envoy_ends_old_connections_without_an_error(short_folder: Path) -> None
 def test_envoy_refuses_requests_when_its_memory_is_used(short_folder: Path) -> None:
     """With its heap's limit reached, Envoy accepts neither calls nor connections."""
     actions = "overload.envoy.overload_actions"
-    with proxying(short_folder, {"max_heap_size_bytes: 268435456": "max_heap_size_bytes: 1000000"}) as proxy:
+    with proxying(short_folder, {"max_heap_size_bytes: 402653184": "max_heap_size_bytes: 1000000"}) as proxy:
         for action in ("stop_accepting_requests", "stop_accepting_connections"):
             wait_until(partial(proxy.stat, f"{actions}.{action}.active"), action)
         with proxy.channel() as channel, pytest.raises(grpc.RpcError) as failed:
