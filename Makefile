@@ -163,9 +163,9 @@ go-prefix: ## write GO_PREFIX into the protos, the Go module and its example, be
 	@sed -E -i.old 's#"[^"]+(/idalloc/(xprotocol/)?v1")#"$(GO_PREFIX)\1#' $(go_examples)
 	@rm $(protos:%=%.old) protos/buf.gen.go.yaml.old go/go.mod.old $(go_users:%=%/go.mod.old) $(go_examples:%=%.old)
 
-.PHONY: proxy-configs
-proxy-configs: .venv/ready ## write Envoy's configurations of compose and the chart, from deploy/envoy
-	$(bin)/python -m scripts.proxy_configs
+.PHONY: derived-files
+derived-files: .venv/ready ## write the files of compose and the chart that derive from others in deploy/
+	$(bin)/python -m scripts.derived_files
 
 baseline: .venv/ready ## accept the current protos as the baseline of compatibility
 	$(bin)/buf build protos --exclude-source-info --output protos/baseline.binpb

@@ -13,7 +13,7 @@ import yaml
 
 from idalloc.v1 import id_allocator_pb2
 from idalloc_server.settings.model import Settings
-from scripts.proxy_configs import configs
+from scripts.derived_files import derived
 from tests.support.environments import deploy_program, installed_program
 from tests.support.manifests import DEPLOY, read_yaml
 from tests.support.paths import ROOT
@@ -134,10 +134,10 @@ def test_envoys_share_the_socket_of_their_server() -> None:
         assert server["healthcheck"]["test"][1:] == ["idalloc", "--server", socket, "health"]
 
 
-def test_configurations_of_envoy_are_the_tested_one() -> None:
-    """Those of compose and the chart are deploy/envoy's with the lines that differ: `make proxy-configs` wrote them."""
-    written = dict(configs())
-    assert len(written) == 4
+def test_derived_files_match_their_sources() -> None:
+    """What compose and the chart have of Envoy, alerts and dashboard is what `make derived-files` writes."""
+    written = dict(derived())
+    assert len(written) == 6
     assert [file for file, text in written.items() if file.read_text() != text] == []
 
 

@@ -1,6 +1,7 @@
-"""Write Envoy's configurations of compose and of the Helm chart, from deploy/envoy: `make proxy-configs`.
+"""Write the files of deploy/ that derive from other ones: `make derived-files`.
 
-They are its files with the lines that differ: compose has no TLS; the chart's are templates with its values.
+Envoy's configurations are those of deploy/envoy with the lines that differ: compose has no TLS; the chart's are
+templates with its values. The chart's alerts and its dashboard are copies: a chart reads its own folder only.
 """
 
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 CHART = "helm/idalloc/files"
+_COPIED = ("prometheus/alerts.yaml", "grafana/idalloc.json")
 _SECOND_SERVER = (
     "              # A second server, for restarts without failed calls.\n"
     "              - endpoint: { address: { pipe: { path: /run/idalloc/two.sock } } }\n"
@@ -32,8 +34,15 @@ _CHART_NAMES = {
 }
 
 
-def configs() -> Iterator[tuple[Path, str]]:
+def derived() -> Iterator[tuple[Path, str]]:
     """Yield each derived file and its text."""
+    for name in _COPIED:
+        source = DEPLOY / name
+        yield DEPLOY / CHART / source.name, source.read_text()
+    yield from _envoy()
+
+
+def _envoy() -> Iterator[tuple[Path, str]]:
     source = {file.name: file.read_text() for file in sorted((DEPLOY / "envoy").glob("*.yaml"))}
     text = source.pop("envoy.yaml")
     body = _replace(text, _SECOND_SERVER, "")
@@ -52,7 +61,7 @@ def _replace(text: str, before: str, after: str, count: int = 1) -> str:
 def _header(user: str, text: str) -> str:
     """Return the text with a comment of its own instead of the first one."""
     body = text[text.index("node:") :]
-    return f"# Envoy in {user}: `make proxy-configs` writes it from deploy/envoy/envoy.yaml.\n{body}"
+    return f"# Envoy in {user}: `make derived-files` writes it from deploy/envoy/envoy.yaml.\n{body}"
 
 
 def _tls_blocks(text: str) -> list[str]:
@@ -95,7 +104,7 @@ def _rename(text: str) -> str:
 
 def main() -> None:
     """Write the files."""
-    for file, text in configs():
+    for file, text in derived():
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)
 
