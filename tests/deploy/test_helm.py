@@ -295,6 +295,11 @@ def test_a_trial_needs_no_secret() -> None:
     assert container(found)["livenessProbe"]["httpGet"] == {"path": "/livez", "port": "probes"}
 
 
+def test_unready_servers_do_not_block_a_drain() -> None:
+    """The budget lets Kubernetes evict a pod that is not ready, also while others are away."""
+    assert objects()["PodDisruptionBudget", "orders-idalloc"]["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
 class TestValues:
     def test_the_table_documents_each_value(self) -> None:
         """README.md has a row for each value, and no other."""
