@@ -188,6 +188,23 @@ def test_policies_select_the_pods_and_their_ports() -> None:
     assert all(rule["from"] for rule in policy["ingress"])  # an empty list would admit all
 
 
+def test_each_port_is_open_to_its_peers_only() -> None:
+    """Clients reach gRPC and the X Protocol's port, monitoring the HTTP port, and services have the clients' ports."""
+
+    def peers(*arguments: str | Path) -> dict[int, Any]:
+        rules = objects(*arguments)["NetworkPolicy", "orders-idalloc"]["spec"]["ingress"]
+        return {port["port"]: rule["from"] for rule in rules for port in rule["ports"]}
+
+    team = [{"namespaceSelector": {"matchLabels": {"team": "orders"}}}]
+    monitoring = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    assert peers("--values", FULL) == {50051: team, 33060: team, 50080: monitoring}
+    assert peers() == {50051: [{"podSelector": {}}], 50080: monitoring}
+    assert peers("--set-json", "networkPolicy.monitoring=[]") == {50051: [{"podSelector": {}}]}
+    found = objects("--values", FULL)
+    for name, more in (("orders-idalloc", set()), ("orders-idalloc-nodes", {50080})):
+        assert {port["port"] for port in found["Service", name]["spec"]["ports"]} == {50051, 33060} | more
+
+
 class TestEnvoy:
     def test_services_reach_envoy_and_envoy_the_server(self) -> None:
         """The port of gRPC is Envoy's, probes are the server's, and both share the socket and the certificate."""
@@ -279,6 +296,8 @@ def test_the_default_has_no_service_monitor() -> None:
         ("store.url=sqlite:///tmp/ids.db", "/store/url"),
         ("replica=3", "replica"),
         ("env.IDALLOC_WORKERS=2", "IDALLOC_WORKERS"),
+        ("settings.xproto_listen=localhost", "settings.xproto_listen must end with a port"),
+        ("networkPolicy.clients=null", "clients"),
     ],
 )
 def test_wrong_values_are_refused(values: str, message: str) -> None:

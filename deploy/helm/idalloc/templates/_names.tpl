@@ -15,6 +15,12 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
+{{- define "idalloc.xprotoPort" -}}
+{{- with .Values.settings.xproto_listen }}
+{{- regexFind "[0-9]+$" (toString .) | required "settings.xproto_listen must end with a port: HOST:PORT" }}
+{{- end }}
+{{- end }}
+
 {{- define "idalloc.scheme" -}}
 {{ if .Values.tls.secretName }}https{{ else }}http{{ end }}
 {{- end }}
