@@ -14,8 +14,9 @@ import yaml
 from idalloc.v1 import id_allocator_pb2
 from idalloc_server.settings.model import Settings
 from idalloc_server.workers.supervisor import STOP_MARGIN_SECONDS
+from tests.support.alert_rules import ALERTS
 from tests.support.environments import deploy_program, installed_program
-from tests.support.manifests import CHART, read_yaml
+from tests.support.manifests import CHART, DEPLOY, read_yaml
 from tests.support.paths import ROOT
 from tests.support.processes import running
 from tests.support.proxy import OPTIONS, Proxy, proxying, serving
@@ -33,6 +34,11 @@ ORDINAL = "metadata.labels['apps.kubernetes.io/pod-index']"
 NAMES = {"/etc/idalloc/envoy/": "/etc/idalloc/", "tls.crt": "server.pem", "tls.key": "server.key", "ca.crt": "ca.pem"}
 # How many connections Envoy has drained.
 DRAINED = "http.grpc.downstream_cx_drain_close"
+
+# The group of the Prometheus Operator's objects.
+OPERATOR = "monitoring.coreos.com/"
+# The API server takes 1 MiB, but `kubectl apply` and Argo CD keep an object also in an annotation of it.
+LARGEST_APPLIED = 256 * 1024
 
 Objects = dict[tuple[str, str], dict[str, Any]]
 
@@ -83,8 +89,8 @@ class TestChart:
     @pytest.mark.test_long  # it may have to install its program
     @pytest.mark.timeout(600)
     def test_kubernetes_accepts_its_objects(self, values: list[str | Path], tmp_path: Path) -> None:
-        """Each object matches Kubernetes' schema, strictly; a ServiceMonitor has none and a test of its own."""
-        found = [each for each in objects(*values).values() if each["kind"] != "ServiceMonitor"]
+        """Each object matches Kubernetes' schema, strictly; those of Prometheus have none, and own tests."""
+        found = [each for each in objects(*values).values() if not each["apiVersion"].startswith(OPERATOR)]
         assert len(found) >= 5
         file = tmp_path / "objects.yaml"
         program = deploy_program("kubernetes-validate")
@@ -164,6 +170,46 @@ def test_the_service_monitor_finds_the_metrics() -> None:
     assert endpoint["tlsConfig"]["serverName"] == "idalloc.orders.svc"
     assert "IDALLOC_TLS_CLIENT_CA" in environment(found)
     assert {"ca", "cert", "keySecret"} <= {*endpoint["tlsConfig"]}
+
+
+class TestMonitoring:
+    def test_the_rule_has_the_alerts(self) -> None:
+        """Its groups are those of deploy/prometheus, with Prometheus' templates, and its labels select it."""
+        rule = objects("--values", FULL)["PrometheusRule", "orders-idalloc"]
+        assert rule["apiVersion"] == "monitoring.coreos.com/v1"
+        assert rule["metadata"]["labels"]["release"] == "prometheus"
+        assert rule["spec"] == read_yaml(ALERTS)
+        assert "{{ $labels.instance }}" in rule["spec"]["groups"][0]["rules"][0]["annotations"]["summary"]
+
+    def test_prometheus_accepts_the_rule(self, tmp_path: Path) -> None:
+        """`promtool` accepts what the operator writes of it, and no unknown field."""
+        promtool, file = installed_program("promtool"), tmp_path / "rules.yaml"
+        text = yaml.safe_dump(objects("--values", FULL)["PrometheusRule", "orders-idalloc"]["spec"])
+        for wrong in (False, True):
+            file.write_text(text.replace("expr:", "expression:") if wrong else text)
+            command = [promtool, "check", "rules", str(file)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert (done.returncode != 0) is wrong, done.stderr
+
+    def test_grafana_finds_the_dashboard(self) -> None:
+        """A ConfigMap with the sidecar's label has the dashboard of deploy/grafana, and is not too large to apply."""
+        found = objects("--values", FULL)["ConfigMap", "orders-idalloc-dashboard"]
+        assert found["metadata"]["labels"]["grafana_dashboard"] == "ids"
+        assert {**found["data"]} == {"idalloc.json": (DEPLOY / "grafana/idalloc.json").read_text()}
+        assert len(json.dumps(found)) < LARGEST_APPLIED
+
+    def test_the_documented_values_turn_it_on(self, tmp_path: Path) -> None:
+        """The example of README.md creates all three objects, and opens the HTTP port to Prometheus."""
+        [example] = re.findall(r"```yaml\n(serviceMonitor:[^`]*)```", (CHART / "README.md").read_text())
+        file = tmp_path / "values.yaml"
+        file.write_text(example)
+        kinds = {kind for kind, _ in objects("--values", file)}
+        assert {"ServiceMonitor", "PrometheusRule", "ConfigMap", "NetworkPolicy"} <= kinds
+
+    def test_the_default_has_no_objects_of_monitoring(self) -> None:
+        """A cluster without the Prometheus Operator and Grafana takes the default chart."""
+        kinds = {kind for kind, _ in objects()}
+        assert kinds == {"StatefulSet", "Service", "PodDisruptionBudget", "NetworkPolicy"}
 
 
 def test_policies_select_the_pods_and_their_ports() -> None:
@@ -277,11 +323,6 @@ def test_prometheus_may_scrape_a_pod_without_authentication(tmp_path: Path) -> N
     with running(tmp_path, http_listen="127.0.0.1:0", http_hosts=names) as server:
         assert status_of(server, "/metrics", "10.244.1.7:50080") == 200
         assert status_of(server, "/metrics", "evil.example") == 421
-
-
-def test_the_default_has_no_service_monitor() -> None:
-    """A cluster without the Prometheus Operator's objects takes the default chart."""
-    assert "ServiceMonitor" not in {kind for kind, _ in objects()}
 
 
 @pytest.mark.parametrize(
