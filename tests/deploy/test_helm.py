@@ -57,8 +57,9 @@ def rendered(*arguments: str | Path) -> str:
     return done.stdout
 
 
+@cache
 def objects(*arguments: str | Path) -> Objects:
-    """Return the rendered objects by kind and name."""
+    """Return the rendered objects by kind and name; all tests share them."""
     found = [each for each in yaml.safe_load_all(rendered(*arguments)) if each]
     return {(each["kind"], each["metadata"]["name"]): each for each in found}
 
