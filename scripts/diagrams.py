@@ -22,12 +22,12 @@ def concepts() -> str:
     for number, y, ids in ((1, 48, "1 to 1000"), (2, 164, "1001 to 2000")):
         drawing.box(290, y, 220, 104, "server", f"server {number}", top=True)
         drawing.box(306, y + 34, 188, 56, "lease", "lease of orders", f"ids {ids}")
-    drawing.box(610, 72, 170, 172, "store", "counter table", "SQLite or CrateDB", top=True)
-    for y, name, value in ((150, "name", "last_value"), (178, "orders", "2000"), (206, "invoices", "702")):
+    drawing.box(610, 72, 170, 172, "store", "counter table", "SQLite, CrateDB", "or OpenSearch", top=True)
+    for y, name, value in ((160, "name", "last_value"), (188, "orders", "2000"), (216, "invoices", "702")):
         colour = FAINT if name == "name" else COLOURS["store"][1]
         drawing.text(626, y, name, anchor="start", colour=colour)
         drawing.text(764, y, value, anchor="end", colour=colour)
-    drawing.line((626, 158), (764, 158), arrow=False)
+    drawing.line((626, 168), (764, 168), arrow=False)
     for from_y, to_y in ((78, 90), (158, 110), (158, 206), (238, 226)):
         drawing.line((200, from_y), (290, to_y))
     drawing.text(245, 66, "gRPC", colour=FAINT, size=13, halo=True)
@@ -65,7 +65,7 @@ def request_path() -> str:
             drawing.line((150, y - 20), (150, y))
     y = 20 + len(layers) * 62 + 18
     drawing.box(290, y, 200, 56, "server", "…/counter_row.py", "grants, creates, returns")
-    drawing.box(570, y, 210, 56, "store", "store/sqlite, /cratedb", "domain/store/protocol.py")
+    drawing.box(570, y, 210, 66, "store", "store/", "sqlite, cratedb, opensearch", "domain/store/protocol.py")
     drawing.line((280, 20 + 6 * 62 + 37), (710, 20 + 6 * 62 + 37), (710, y - 24), (390, y - 24), (390, y), dashed=True)
     drawing.line((490, y + 28), (570, y + 28), dashed=True)
     legend = ("Dashed: the refill, a task of its own.", "It begins while ids are left.")

@@ -10,6 +10,7 @@ from idalloc_server.workers import worker
 from scripts.diagrams import ASSETS, DIAGRAMS
 from scripts.reference.setting_notes import reserve_factor
 from tests.support.documented import default
+from tests.support.paths import ROOT
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -27,6 +28,15 @@ def test_the_file_is_what_the_script_writes(name: str) -> None:
 def test_each_diagram_is_written_by_the_script() -> None:
     """No diagram is left over from an earlier script."""
     assert {file.stem for file in ASSETS.glob("*.svg")} == set(DIAGRAMS)
+
+
+def test_diagrams_name_each_store() -> None:
+    """The diagrams of concepts and of a request name each kind of store that the server has."""
+    kinds = {name.lower(): name for name in ("SQLite", "CrateDB", "OpenSearch")}
+    folders = {path.parent.name for path in (ROOT / "server/idalloc_server/store").glob("*/store.py")}
+    assert folders == {*kinds}
+    assert [name for name in kinds.values() if name not in DIAGRAMS["concepts"]()] == []
+    assert [kind for kind in kinds if kind not in DIAGRAMS["request-path"]()] == []
 
 
 def test_diagrams_state_the_defaults() -> None:
