@@ -1,6 +1,7 @@
 """Burned ids are counted by sequence, period and cause, and logged once (P9)."""
 
 import asyncio
+import re
 
 import pytest
 from structlog.testing import capture_logs
@@ -12,6 +13,7 @@ from idalloc_server.domain.sequences.calendar import period_at
 from idalloc_server.domain.sequences.model import Reset, Sequence
 from idalloc_server.telemetry import logs
 from tests.support.fake_store import FakeClock, MemoryStore
+from tests.support.paths import ROOT
 from tests.support.sequence_allocators import CONFIG, make
 from tests.support.waiting import settle
 from tests.unit.server.domain.idempotency.conftest import until
@@ -146,3 +148,10 @@ class TestLogging:
             await asyncio.wait({watching})
         assert 0 < len(lines) <= 3 * logs.LINES_AT_ONCE
         assert len(lines) + len(new(burned)) == 10 * logs.LINES_AT_ONCE
+
+
+def test_the_page_on_leases_lists_each_cause() -> None:
+    """The table of docs/explanation/leases-and-fencing.md has a row for each cause, in order."""
+    page = (ROOT / "docs/explanation/leases-and-fencing.md").read_text()
+    table = page.partition("## What is burned")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == sorted(BurnCause)
