@@ -8,6 +8,7 @@ last. The terminal is a pseudo terminal, for commands print tables on a terminal
 - ``python``: runs in one interpreter for the page. ``print(…)  # text`` must print the text.
 - A block whose first line is a comment with a file's name, such as ``# billing.py``, becomes that file, as does one of
   any other language. Blocks of other languages without such a line are not run.
+- Blocks in the list NOT_RUN are not run.
 - A command that starts a server runs on in the background; the next block runs once it serves. A second one on the same
   address ends the first one, as the reader would with Ctrl-C.
 """
@@ -23,12 +24,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.pages import NOT_RUN
 from tests.support.paths import ROOT
 from tests.support.terminal import Terminal
 from tests.support.waiting import wait_until
 
 FENCE = re.compile(r"^( *)(```+)(\w*)[^\n]*\n(.*?)^\1\2 *$", re.MULTILINE | re.DOTALL)
 FILE_NAME = re.compile(r"^(?:#|//|--) ([\w./-]+\.\w+)\n")
+RUN = ("sh", "console", "python")
 PORT = re.compile(r"(?:127\.0\.0\.1|localhost|0\.0\.0\.0|\]):(\d{4,5})\b")
 TOOLS = ("docker", "grpcurl", "ghz", "jq", "curl", "openssl", "sqlite3", "crash", "promtool")
 # What differs from run to run: each becomes its name in the page and in the output before these are compared.
@@ -50,6 +53,16 @@ class Block:
     heading: str
     line: int
     text: str
+
+    @property
+    def first_line(self) -> str:
+        """Its first line, by which lists name it."""
+        return self.text.partition("\n")[0]
+
+    @property
+    def is_run(self) -> bool:
+        """Whether a page test runs it, or writes it as a file."""
+        return self.language in RUN or FILE_NAME.match(self.text) is not None
 
     def __str__(self) -> str:
         return f"{self.language} in line {self.line}, under {self.heading!r}"
@@ -132,7 +145,7 @@ def run_page(
     folder: Path,
     subtests: pytest.Subtests,
     *,
-    not_run: Mapping[str, str],
+    not_run: Mapping[str, str] | None = None,
     files: Collection[str] = (),
     stopped_before: Collection[str] = (),
     ports: Mapping[int, int] | None = None,
@@ -144,7 +157,7 @@ def run_page(
         name: The page in the repository, such as ``docs/tutorial.md``.
         folder: A temporary folder.
         subtests: The fixture.
-        not_run: Why a block is not run, by a text in it. A text that is in no block is an error.
+        not_run: Why a block is not run, by the beginning of its first line; by default what NOT_RUN has of the page.
         files: What the reader has of the repository in the folder, such as ``examples``.
         stopped_before: Texts in blocks before which the page says to stop the servers.
         ports: Ports of the page at which the test itself serves something, and where it does. All other ports of
@@ -152,7 +165,8 @@ def run_page(
         finally_true: What becomes true after the last block, while the servers of the page still run.
     """
     page = (ROOT / name).read_text()
-    unknown = [text for text in (*not_run, *stopped_before) if not any(text in each.text for each in blocks(page))]
+    not_run = NOT_RUN.get(name, {}) if not_run is None else not_run
+    unknown = [text for text in stopped_before if not any(text in each.text for each in blocks(page))]
     assert not unknown, f"{name}: no block has {unknown}"
     numbers = {50051, *(int(port) for block in blocks(page) for port in PORT.findall(block.text))}
     if any("make run" in block.text for block in blocks(page)):
@@ -161,7 +175,7 @@ def run_page(
         for file in files:
             (terminal.folder / file).symlink_to(ROOT / file)
         for block in blocks(page):
-            reasons = [reason for text, reason in not_run.items() if text in block.text]
+            reasons = [reason for line, reason in not_run.items() if block.first_line.startswith(line)]
             missing = [tool for tool in tools(block) if not shutil.which(tool, path=terminal.path)]
             reasons += [f"{tool} is not installed" for tool in missing]
             if reasons:

@@ -99,8 +99,10 @@ class Statements(Tables):
                     r"(?: ORDER BY (?P<order>\w+))?(?: LIMIT (?P<limit>VALUE_))?",
                     self._scan,
                 ),
+                # No recording has a MAX or MIN of one column, which `--past-table` asks for.
                 (
-                    r"SELECT (?P<calls>MAX\(_seq_no\), MAX\(_primary_term\), MAX\(written_at\)|COUNT\(\*\))"
+                    r"SELECT (?P<calls>MAX\(_seq_no\), MAX\(_primary_term\), MAX\(written_at\)|COUNT\(\*\)"
+                    r"|(?:MAX|MIN)\(\"?\w+\"?\))"
                     r" FROM REFERENCE(?: WHERE (?P<key>\w+) ?= ?(?P<is>VALUE_))?",
                     self._aggregate,
                 ),
@@ -291,8 +293,9 @@ class Statements(Tables):
     def _aggregate(self, found: re.Match[str], args: Sequence[Any]) -> Answer:
         """Aggregates the rows as of the last refresh."""
         table = self._find(found, "DQL", "READ")
-        calls = found["calls"].lower().split(", ")
-        check_columns(table, [call[4:-1] for call in calls if call.startswith("max(")] + [found["key"] or "_seq_no"])
+        calls = found["calls"].replace('"', "").lower().split(", ")
+        columns = [call[4:-1] for call in calls if call.startswith(("max(", "min("))]
+        check_columns(table, [*columns, found["key"] or "_seq_no"])
         copied = self._db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (refreshed(table)[1:-1],)).fetchone()
         row = [0 if call == "count(*)" else None for call in calls]
         if copied:
