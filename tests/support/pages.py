@@ -51,7 +51,9 @@ NOT_RUN = {
         "$ curl -s ": "it needs a socket in /run; tests/deploy/test_envoy.py waits for the same figure",
     },
     "docs/guides/languages.md": {
-        "const file = readFileSync('protos/idalloc.binpb');": "no test runs it yet",
+        "const file = readFileSync('protos/idalloc.binpb');": "tests/languages/test_languages_guide.py runs it",
+        "<sourceDirectories>": "tests/languages/test_languages_guide.py builds with it",
+        "$ cargo run": "it compiles for minutes; tests/languages/test_languages_guide.py runs it",
     },
     "docs/guides/load-tests.md": {
         "ghz --config examples/ghz/allocate_range.json": (
