@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.documents import Block, blocks, free_port, tools
+from tests.support.documents import Block, blocks, free_port, run, tools
 from tests.support.paths import ROOT
 from tests.support.terminal import Terminal
 from tests.support.waiting import wait_until
@@ -49,6 +49,10 @@ class Operator:
         """Start a server that must refuse to start, and return its error."""
         return self.shell(f"(idalloc serve {flags})", code=2)
 
+    def kill(self) -> None:
+        """Kill the servers that ``serve`` has started, as a power cut does."""
+        self._terminal.kill_servers()
+
     def stop(self) -> None:
         """Stop the servers."""
         self._terminal.stop_servers()
@@ -65,6 +69,10 @@ class Operator:
     def run(self, block: Block, code: int = 0) -> str:
         """Run a block of the page, check its exit code and that its ids are new, and return what it prints."""
         return self.shell(block.text, code)
+
+    def run_shown(self, block: Block) -> None:
+        """Run a block of the page, which must print what the page shows."""
+        run(block, self._terminal)
 
     def run_all(self, heading: str) -> str:
         """Run all blocks under a heading of the page."""

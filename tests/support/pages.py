@@ -28,6 +28,7 @@ BY_HEADING = {
     "docs/operations/backup-and-restore.md": ("tests/e2e/test_backup_and_restore.py",),
     "docs/operations/runbook.md": ("tests/e2e/test_runbook.py", "tests/e2e/test_opensearch_documents.py"),
     "docs/operations/upgrades.md": ("tests/e2e/test_backup_and_restore.py",),
+    "docs/operations/replace-move-clone.md": ("tests/e2e/test_replace_move_clone.py",),
 }
 INDEX = "it needs a package index"
 OPENSEARCH = "tests/e2e/test_opensearch_documents.py runs it"

@@ -166,6 +166,11 @@ class Terminal:
         for address in [*self._servers]:
             self._servers.pop(address).interrupt()
 
+    def kill_servers(self) -> None:
+        """Kill the same servers."""
+        for address in [*self._servers]:
+            self._servers.pop(address).close()
+
     def with_free_ports(self, text: str) -> str:
         """Replace the page's ports by free ones."""
         for port, free in self.ports.items():
