@@ -22,6 +22,7 @@ WHOLE = {
     "docs/guides/verify.md": "tests/e2e/test_guides.py",
     "docs/operations/monitoring.md": "tests/e2e/test_guides.py",
     "docs/operations/tracing.md": "tests/e2e/test_guides.py",
+    "docs/reference/cli.md": "tests/e2e/test_reference.py",
 }
 # The tests that run blocks of a page by the heading above them.
 BY_HEADING = {
@@ -31,6 +32,10 @@ BY_HEADING = {
     "docs/operations/replace-move-clone.md": ("tests/e2e/test_replace_move_clone.py",),
 }
 INDEX = "it needs a package index"
+FRAGMENTS = "a fragment: tests/languages/test_readme_fragments.py compiles it"
+MYSQL_CLIENTS = "tests/languages/test_mysql_clients.py runs it"
+PROGRAMS = "tests/languages/test_programs.py runs the program"
+PYTHON_EXAMPLES = "tests/e2e/test_examples.py runs the program"
 OPENSEARCH = "tests/e2e/test_opensearch_documents.py runs it"
 # By page and the beginning of the first line.
 NOT_RUN = {
@@ -69,8 +74,8 @@ NOT_RUN = {
     },
     "docs/guides/mysql-xdevapi.md": {
         "python3 -m venv .venv-mysqlx": "the test has installed the same packages",
-        "npm ci --prefix examples/mysql/node": "tests/languages/test_mysql_clients.py runs it",
-        "mvn -q -B -f examples/mysql/java package": "tests/languages/test_mysql_clients.py runs it",
+        "npm ci --prefix examples/mysql/node": MYSQL_CLIENTS,
+        "mvn -q -B -f examples/mysql/java package": MYSQL_CLIENTS,
         "SELECT collection_key, ": "tests/store/cratedb/test_document_rests.py runs it",
     },
     "docs/guides/python-sdk.md": {"pip install .": INDEX},
@@ -81,12 +86,26 @@ NOT_RUN = {
     "docs/operations/runbook.md": {
         "idalloc health": "under STORE_REFUSED: it needs a store that refuses; another block has the same command",
         "ss --tcp": "it needs the program ss and a flood of connections",
-        "grep '\"serving\"'": "it needs the log of a server with xproto_listen",
         "grep log_lines_lost": "it needs a log that stalls; tests/e2e/test_stalled_log.py makes the event",
         "grep request_ids_piling_up": "it needs millions of request ids",
         "grep change_failed": (
             "it needs a worker that cannot change; tests/unit/server/workers/test_worker.py makes the event"
         ),
+    },
+    "examples/ghz/README.md": {"ghz --config ": "tests/e2e/test_ghz.py runs all configurations"},
+    "examples/go/README.md": {"$ go run ": PROGRAMS, "import idallocv1 ": FRAGMENTS},
+    "examples/java/README.md": {"$ mvn ": PROGRAMS, "ManagedChannel channel": FRAGMENTS},
+    "examples/mysql/README.md": {
+        "idalloc serve --xproto-listen": MYSQL_CLIENTS,
+        "$ python add.py": MYSQL_CLIENTS,
+    },
+    "examples/node/README.md": {"$ npm ci": PROGRAMS, "const pool = ": FRAGMENTS},
+    "examples/python/README.md": {
+        "$ python insert_rows.py ": PYTHON_EXAMPLES,
+        "idalloc sequences advance example_orders": "tests/e2e/test_sequence_guides.py runs the same of another table",
+        "$ uvicorn invoice_service:app ": PYTHON_EXAMPLES,
+        "$ DATABASE=sqlite:///shop.db ": PYTHON_EXAMPLES,
+        "$ python five_ways.py ": PROGRAMS,
     },
     "docs/operations/tracing.md": {"pip install '.[server,otel]'": INDEX},
 }

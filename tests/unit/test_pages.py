@@ -1,4 +1,4 @@
-"""Each command block of README.md and the guides is run by a test, or is listed with the reason why not."""
+"""Each command block of README.md, guides and examples is run by a test, or is listed with the reason why not."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,8 @@ from tests.support.paths import ROOT
 # Languages of blocks that are data or output: nothing in them can be run.
 DATA = {"ini", "json", "text", "toml", "yaml"}
 GUIDES = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs/guides").glob("*.md"))]
-PAGES = ["README.md", *GUIDES, *({*WHOLE, *BY_HEADING} - {"README.md", *GUIDES})]
+EXAMPLES = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "examples").glob("*/README.md"))]
+PAGES = sorted({"README.md", *GUIDES, *EXAMPLES, *WHOLE, *BY_HEADING})
 
 
 def read(name: str) -> str:

@@ -102,7 +102,7 @@ class Statements(Tables):
                 # No recording has a MAX or MIN of one column, which `--past-table` asks for.
                 (
                     r"SELECT (?P<calls>MAX\(_seq_no\), MAX\(_primary_term\), MAX\(written_at\)|COUNT\(\*\)"
-                    r"|(?:MAX|MIN)\(\"?\w+\"?\))"
+                    r"|(?:MAX|MIN)\(\"\w+\"\))"
                     r" FROM REFERENCE(?: WHERE (?P<key>\w+) ?= ?(?P<is>VALUE_))?",
                     self._aggregate,
                 ),

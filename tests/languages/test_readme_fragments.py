@@ -1,0 +1,69 @@
+"""The fragments in the READMEs of the examples compile with the code that they name."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.languages.conftest import Builds
+from tests.languages.programs import EXAMPLES
+from tests.languages.test_languages_guide import run
+from tests.support.documents import blocks
+
+# With cold caches a build downloads its compiler and its packages.
+pytestmark = [pytest.mark.languages, pytest.mark.timeout(900)]
+
+GO = """package main
+{imports}
+import ("context"; "time"; "example.com/orders/pool")
+func Take(ctx context.Context, client idallocv1.IdAllocatorServiceClient) (int64, error) {{
+{body}
+return id, err
+}}
+"""
+JAVA = """package io.idalloc.examples;
+import io.grpc.ManagedChannel;
+import io.idalloc.examples.pool.*;
+import java.time.Duration;
+class Take {{ static long take() throws Exception {{ {body} return id; }} }}
+"""
+TYPESCRIPT = """import {{ Client }} from '{source}/client.js';
+import {{ Pool }} from '{source}/pool.js';
+declare const client: Client;
+{body}
+export const taken: bigint[] = [id, fast];
+"""
+
+
+def fragment(language: str, folder: str) -> str:
+    """Return the block of a language in the README of an example."""
+    page = (EXAMPLES / folder / "README.md").read_text()
+    [block] = [each for each in blocks(page) if each.language == language]
+    return block.text
+
+
+def test_the_fragment_in_go_compiles(builds: Builds, tmp_path: Path) -> None:
+    """The compiler accepts the lines that make a pool."""
+    go = builds.language("go")
+    imports, _, body = fragment("go", "go").partition("\n\n")
+    (tmp_path / "take.go").write_text(GO.format(imports=imports, body=body) + "func main() {}\n")
+    overlay = {"Replace": {str(go.folder / "readme/take.go"): str(tmp_path / "take.go")}}
+    (tmp_path / "overlay.json").write_text(json.dumps(overlay))
+    run(go.folder, "go", "build", f"-overlay={tmp_path}/overlay.json", "-o", str(tmp_path / "take"), "./readme")
+
+
+def test_the_fragment_in_java_compiles(builds: Builds, tmp_path: Path) -> None:
+    """The compiler accepts the lines that make a pool, in the package of the example."""
+    target = builds.language("java").folder / "target"
+    (tmp_path / "Take.java").write_text(JAVA.format(body=fragment("java", "java")))
+    run(tmp_path, "javac", "-d", "classes", "-cp", f"{target}/classes:{target}/lib/*", "Take.java")
+
+
+def test_the_fragment_in_typescript_compiles(builds: Builds, tmp_path: Path) -> None:
+    """The compiler accepts the lines that make a pool, with the types of the example."""
+    folder = builds.language("node").folder
+    (tmp_path / "take.mts").write_text(TYPESCRIPT.format(source=folder / "src", body=fragment("ts", "node")))
+    packages = folder / "node_modules"
+    options = ["--noEmit", "--strict", "--skipLibCheck", "--target", "es2022", "--module", "nodenext"]
+    types = ["--types", "node", "--typeRoots", str(packages / "@types")]
+    run(tmp_path, str(packages / ".bin/tsc"), *options, *types, "take.mts")
