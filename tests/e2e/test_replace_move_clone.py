@@ -108,6 +108,14 @@ def test_a_clone_on_a_shared_store_issues_other_ids(on_cratedb: Operator) -> Non
     on_cratedb.take()
 
 
+def test_one_host_name_and_address_are_one_holder(on_cratedb: Operator) -> None:
+    """The store takes a process of the same host name and `listen` for the same node: no conflict is logged."""
+    on_cratedb.kill()
+    on_cratedb.serve("--prefix-conflict refuse")
+    on_cratedb.take()
+    assert "prefix_conflict" not in on_cratedb.log.read_text()
+
+
 def test_a_clone_of_a_sqlite_file_issues_the_same_ids(by_the_page: Operator) -> None:
     """The page's warning is true; after its advance the original issues new ids."""
     by_the_page.serve()
