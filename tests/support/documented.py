@@ -284,8 +284,7 @@ def of_documents() -> Claims:
             f"An exit waits up to {log_queue.FLUSH_SECONDS:g} s for the queue",
         ],
         "docs/guides/envoy.md": [
-            f"{transport.MAX_REQUEST_BYTES // 1024} KiB a request, "
-            f"{transport.MAX_STREAMS_PER_CONNECTION} streams a connection",
+            f"{transport.MAX_REQUEST_BYTES // 1024} KiB a request",
         ],
         "docs/guides/languages.md": [
             f"up to {retries['maxAttempts']} attempts, whose waits sum to {sum(waits):g} s",

@@ -116,6 +116,7 @@ class HttpServer:
         protocol = request.protocol
         assert isinstance(protocol, _Protocol)  # noqa: S101 - _serve() creates it
         protocol.set_answering(True)
+        await asyncio.sleep(0)  # else a client that sends many requests at once would be served alone
         if request.can_read_body:
             protocol.skip_body()
         try:
@@ -182,6 +183,7 @@ class _Protocol(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """See ``asyncio.Protocol``."""
+        self._accepted.is_silent = False
         self._last_bytes = (self._last_bytes + data)[-len(_END_OF_HEADERS) :]
         self._has_part = self._last_bytes != _END_OF_HEADERS  # of a request behind the present one
         if not self._is_answering:

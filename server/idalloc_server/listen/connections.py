@@ -9,6 +9,7 @@ import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import structlog
@@ -59,6 +60,7 @@ class Accepted:
         peer: Its address as gRPC names it, such as ``ipv4:10.0.0.7:51234``.
         host: Its host, by which connections are counted; of IPv6, the /64. Empty once it is not counted any more.
         counts_for_host: Whether it counts for its host, and not only for the limit of all.
+        is_silent: Whether the client has sent nothing yet; such a connection is ended before others that wait.
     """
 
     def __init__(self, accepted: socket.socket, address: Any, waiting: "dict[Accepted, None]") -> None:
@@ -67,7 +69,7 @@ class Accepted:
         is_ipv6 = ":" in self.address
         self.peer = f"ipv6:%5B{self.address}%5D:{port}" if is_ipv6 else f"ipv4:{self.address}:{port}"
         self.host = host_of(self.peer)
-        self.counts_for_host = True
+        self.counts_for_host = self.is_silent = True
         self._waiting = waiting
         self.set_waiting(True)
 
@@ -86,8 +88,9 @@ class Listener:
     """Accepts connections on an address, each in a task of its own.
 
     A connection counts from accept until ``serve`` returns. At a limit the connection that waits longest is ended for
-    a new one: so nobody holds the port by opening connections and sending nothing. At the limit of all it is one of the
-    address with most connections. If none waits, the new one is refused. Both are counted, and logged once a second.
+    a new one, first of those whose client has sent nothing: so nobody holds the port by opening connections. At the
+    limit of all it is one of the address with most connections. If none waits, the new one is refused. Both are
+    counted, and logged once a second.
 
     Args:
         setting: The name of the setting of the address.
@@ -240,10 +243,11 @@ class Listener:
     def _make_room(self, new: Accepted) -> bool:
         """Return whether there is room for a connection, after ending the one that waits longest if need be."""
         if self._hosts[new.host] >= self._limits.of_address:
-            longest = next((each for each in self._waiting if each.host == new.host), new)
+            of_host = (each for each in self._waiting if each.host == new.host and each is not new)
+            longest = max(of_host, key=attrgetter("is_silent"), default=new)
         elif self._counted >= self._limits.connections:
             # Of the host with most connections, so that no stranger can end a client's first steps.
-            longest = max(self._waiting, key=lambda each: self._hosts[each.host])
+            longest = max(self._waiting, key=lambda each: (self._hosts[each.host], each.is_silent and each is not new))
         else:
             return True
         if longest is new:

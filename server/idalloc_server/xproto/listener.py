@@ -222,6 +222,7 @@ class _Connection:
             await self._send()
             return False
         self._session.receive(data)
+        self._accepted.is_silent = False
         return bool(data)
 
     async def _read(self) -> bytes:

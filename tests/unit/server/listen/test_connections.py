@@ -35,6 +35,7 @@ class Served:
         writer.write(b"hello")
         try:
             while data := await reader.read(1):
+                accepted.is_silent = False
                 accepted.set_waiting(data != b"b")
                 writer.write(data)
         finally:
@@ -113,6 +114,19 @@ async def test_the_connection_that_waits_longest_makes_room(limits: Limits, sour
         await until(lambda: listener.connection_count == 2)
 
 
+@pytest.mark.parametrize("limits", [Limits(2, 2), Limits(9, 2)], ids=["all", "of an address"])
+async def test_a_silent_connection_makes_room_first(limits: Limits) -> None:
+    """A client that has sent something stays while others at its address, also later ones, send nothing."""
+    async with listening(limits) as listener:
+        first, silent = await connected(listener, "127.0.0.2", "127.0.0.2")
+        assert await first.ask(b"a") == b"a"
+        for _ in range(5):
+            [new] = await connected(listener, "127.0.0.2")
+            assert await silent.ask(b"a") == b""
+            silent = new
+        assert await first.ask(b"a") == b"a"
+
+
 async def test_at_the_limit_of_all_the_largest_address_makes_room() -> None:
     """Strangers who connect again and again end their own connections, and none of an address with fewer."""
     async with listening(Limits(5, 4)) as listener:
@@ -127,7 +141,7 @@ async def test_a_client_that_sends_keeps_its_place() -> None:
     """A connection for whose client the server goes on to wait does not wait anew: it is ended before later ones."""
     async with listening(Limits(2, 2)) as listener:
         first, second = await connected(listener, "127.0.0.2", "127.0.0.3")
-        assert await first.ask(b"x") == b"x"
+        assert [await each.ask(b"x") for each in (second, first)] == [b"x", b"x"]
         [third] = await connected(listener, "127.0.0.4")
         assert await first.reader.read() == b""
         assert [await each.ask(b"x") for each in (second, third)] == [b"x", b"x"]
