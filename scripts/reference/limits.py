@@ -494,9 +494,9 @@ LIMITS = {
             f"of IPv6, a /{rejected_callers.IPV6_PREFIX} is one host; right tokens pass",
         ),
         Limit(
-            "rejections of such a host, and of calls without a token beyond that rate",
+            "rejections of such a host on the gRPC port, and of calls without a token beyond that rate",
             f"each waits {rejected_callers.MIN_DELAY_SECONDS:g} to {rejected_callers.MAX_DELAY_SECONDS:g} s, or half "
-            f"of the call's deadline if that is less; {number(rejected_callers.MAX_DELAYED)} wait at a time",
+            f"of the call's deadline if that is less; {number(rejected_callers.MAX_DELAYED)} wait in a process",
             "further ones are answered at once",
             "a waiting call counts as one of its connection, so a flood waits for its own answers",
         ),

@@ -141,7 +141,7 @@ def _near_names(client: "Client", error: "SequenceNotFound") -> str:
     from idalloc import IdallocError
 
     name = error.metadata.get("sequence", "")
-    if not re.search("does not exist(?!:)", str(error)):  # but was deleted, or the store was retired
+    if not name or not re.search("does not exist(?!:)", str(error)):  # but was deleted, or the store was retired
         return ""
     try:
         found = chain(*(islice(client.sequences.list(prefix), _LISTED) for prefix in (name[:1], "")))

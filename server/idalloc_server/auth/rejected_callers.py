@@ -18,7 +18,7 @@ MAX_CALLERS = 10_000
 # How long an answer to a host beyond these waits, in seconds, at random: answers at the same time bring further calls
 # at the same time. A waiting call counts as one of its connection, so a flood makes no more calls than it has answers.
 MIN_DELAY_SECONDS, MAX_DELAY_SECONDS = 1.0, 3.0
-# The most answers that wait, half of the calls that deploy/envoy passes on at a time. Each takes 15 kB.
+# The most answers of a process that wait. Each takes 15 kB.
 MAX_DELAYED = 5_000
 # The smallest network that a provider assigns to one customer.
 IPV6_PREFIX = 64

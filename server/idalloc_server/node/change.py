@@ -1,7 +1,7 @@
 """Changes of the node's settings, in all workers of the server."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from idalloc_server.domain.document_ids.generator import DocIdGenerator, Save
 from idalloc_server.domain.errors import InvalidRequest
@@ -31,13 +31,10 @@ class Workers(Protocol):
         """
         ...
 
-    async def ask_others(self, question: str, arguments: Mapping[str, Any], timeout: float) -> list[Any]:
-        """Return the answers of all other workers that answered in time.
+    async def other_rates(self, counters: list[str], timeout: float) -> Mapping[str, float]:
+        """Return how fast all other workers together issue ids, of those that answer within ``timeout`` seconds.
 
-        Args:
-            question: The name of the question, see ``NodeAnswers``.
-            arguments: Its arguments, as JSON values.
-            timeout: The longest wait, in seconds.
+        See ``Allocator.rates``.
         """
         ...
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Coroutine
-from functools import partial
 from typing import Any
 
 import structlog
@@ -18,7 +17,7 @@ from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.uuids import UuidGenerator
 from idalloc_server.node.change import Workers
-from idalloc_server.node.rates import server_rates
+from idalloc_server.node.rates import ServerRates
 from idalloc_server.settings.model import Settings
 from idalloc_server.telemetry.logs import log_burned
 
@@ -76,7 +75,7 @@ class Issuers:
             self.allocator,
             store_timeout=timeout,
             max_clock_skew=skew,
-            rates=partial(server_rates, self.allocator, workers),
+            rates=ServerRates(self.allocator, clock, workers),
         )
         self.index = SequenceIndex(self.sequences, clock)
 

@@ -1,29 +1,59 @@
 """How fast all processes of a server issue ids."""
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from idalloc_server.domain.allocation.allocator import Allocator
+from idalloc_server.domain.clock import Clock
 from idalloc_server.node.change import Workers
 
-# The question to a process, see ``NodeAnswers``; the most counters in one, and the longest wait for the answers.
-RATES, MAX_COUNTERS, ANSWER_SECONDS = "rates", 250, 1.0
+# The question to a process, see ``NodeAnswers``. An answer has at most so many counters: it must fit into a message.
+RATES, MAX_COUNTERS = "rates", 250
+# The longest wait for the other processes, and how long their rates are used.
+ANSWER_SECONDS, FRESH_SECONDS = 0.5, 1.0
 
 
-async def server_rates(allocator: Allocator, workers: Workers | None, counters: list[str]) -> Mapping[str, float]:
-    """Return the rates of all processes in ids a second, by the names of counters; none that is 0.
-
-    Processes that do not answer in time are left out.
+class ServerRates:
+    """The rates of all processes. The others are asked for a counter at most once in ``FRESH_SECONDS``.
 
     Args:
         allocator: The allocator of this process.
+        clock: Measures how old the rates of others are.
         workers: All workers of the server; None if it is a single process.
-        counters: The names, see ``Allocator.rates``.
     """
-    rates = Counter[str](allocator.rates(counters))
-    if workers is not None:
-        for start in range(0, len(counters), MAX_COUNTERS):
-            asked = {"counters": counters[start : start + MAX_COUNTERS]}
-            for answer in await workers.ask_others(RATES, asked, ANSWER_SECONDS):
-                rates.update(answer)
+
+    def __init__(self, allocator: Allocator, clock: Clock, workers: Workers | None) -> None:
+        self._allocator = allocator
+        self._clock = clock
+        self._workers = workers
+        self._others: dict[str, float] = {}
+        self._since = 0.0
+
+    async def __call__(self, counters: list[str]) -> Mapping[str, float]:
+        """Return the rates in ids a second, by the names of counters; see ``Allocator.rates``.
+
+        Processes that do not answer in time are left out.
+        """
+        own = self._allocator.rates(counters)
+        if self._workers is None:
+            return own
+        others = await self._of_others(self._workers, counters)
+        return {name: own.get(name, 0.0) + others.get(name, 0.0) for name in counters}
+
+    async def _of_others(self, workers: Workers, counters: list[str]) -> Mapping[str, float]:
+        if self._clock.boot() - self._since >= FRESH_SECONDS:
+            self._others, self._since = {}, self._clock.boot()
+        others = self._others
+        unknown = [name for name in counters if name not in others]
+        for start in range(0, len(unknown), MAX_COUNTERS):
+            asked = unknown[start : start + MAX_COUNTERS]
+            others |= {**dict.fromkeys(asked, 0.0), **await workers.other_rates(asked, ANSWER_SECONDS)}
+        return others
+
+
+def sum_of(answers: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the sum of the rates of several processes, by the names of counters."""
+    rates: dict[str, float] = {}
+    for answer in answers:
+        for name, rate in answer.items():
+            rates[name] = rates.get(name, 0.0) + rate
     return rates

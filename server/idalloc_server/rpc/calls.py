@@ -173,7 +173,7 @@ class CallLayer:
         async def call(request: Any, context: Context) -> Any:
             began = perf_counter()
             calls.started += 1
-            code = "OK"
+            code, ended = "OK", 0.0
             try:
                 if draining.has_begun or request is UNDECODABLE:
                     await self._refuse_unread(name, context)
@@ -189,9 +189,10 @@ class CallLayer:
             except Exception as error:
                 failure = self.record_failure(name, error)
                 code = failure.code.name
+                ended = perf_counter()  # without a delay that is on purpose
                 await self._answer_failure(context, error, failure)
             finally:
-                seconds = perf_counter() - began
+                seconds = (ended or perf_counter()) - began
                 calls.end(code, seconds)
                 if draining.has_begun:
                     draining.call_ended()
@@ -201,7 +202,7 @@ class CallLayer:
         return call
 
     async def _answer_failure(self, context: Context, error: Exception, failure: status.Status) -> NoReturn:
-        if isinstance(error, Unauthenticated) and error.wait:
+        if isinstance(error, Unauthenticated) and error.wait and not self._draining.has_begun:
             await self._delayed.wait(context.time_remaining())
         await self._abort(context, failure)
 

@@ -71,12 +71,11 @@ class Answered(Message):
 
 
 @dataclass(frozen=True)
-class OthersAsked(Message):
-    """A question to all other workers; each answers within ``timeout`` seconds, or is left out."""
+class RatesWanted(Message):
+    """The worker wants the rates of all others; each answers within ``timeout`` seconds, or is left out."""
 
     number: int
-    question: str
-    arguments: Mapping[str, Any]
+    counters: Sequence[str]
     timeout: float
 
 
@@ -163,11 +162,11 @@ class Asked(Message):
 
 
 @dataclass(frozen=True)
-class OthersAnswered(Message):
-    """The answers of the other workers to a question."""
+class Rates(Message):
+    """The sums of the rates of all other workers, by the names of counters."""
 
     number: int
-    results: Sequence[Any]
+    rates: Mapping[str, float]
 
 
 @dataclass(frozen=True)

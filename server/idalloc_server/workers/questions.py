@@ -1,13 +1,13 @@
 """Questions to workers, for what needs the store or the allocator: by the supervisor, and through it by a worker."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from typing import Any
 
 from idalloc_server.domain.errors import Refusal, StoreUnavailable
 from idalloc_server.node.answers import Answer
-from idalloc_server.workers.messages import Answered, Asked, Message, OthersAnswered, OthersAsked
+from idalloc_server.workers.messages import Answered, Asked, Message, Rates, RatesWanted
 from idalloc_server.workers.worker_process import WorkerProcess
 
 
@@ -81,8 +81,8 @@ class Questions:
             answer.set_result(answered)
 
 
-class OtherWorkers:
-    """The side of a worker that asks all others.
+class OtherRates:
+    """The side of a worker that wants the rates of all others.
 
     Args:
         send: Sends a message to the supervisor.
@@ -91,26 +91,27 @@ class OtherWorkers:
     def __init__(self, send: Callable[[Message], None]) -> None:
         self._send = send
         self._ids = count(1)
-        self._answers: dict[int, asyncio.Future[Sequence[Any]]] = {}
+        self._answers: dict[int, asyncio.Future[Mapping[str, float]]] = {}
 
-    async def ask(self, question: str, arguments: Mapping[str, Any], timeout: float) -> list[Any]:
-        """See ``Workers.ask_others``."""
-        number, answers = next(self._ids), asyncio.get_running_loop().create_future()
-        self._answers[number] = answers
-        self._send(OthersAsked(number, question, dict(arguments), timeout))
+    async def ask(self, counters: list[str], timeout: float) -> Mapping[str, float]:
+        """See ``Workers.other_rates``."""
+        number = next(self._ids)
+        answer: asyncio.Future[Mapping[str, float]] = asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
+        self._send(RatesWanted(number, counters, timeout))
         try:
             async with asyncio.timeout(2 * timeout):
-                return list(await answers)
+                return await answer
         except TimeoutError:
-            return []  # The supervisor has exited.
+            return {}  # The supervisor has exited.
         finally:
             del self._answers[number]
 
-    def receive(self, answered: OthersAnswered) -> None:
-        """Pass the answers to the one who asked, unless the wait has ended."""
-        answers = self._answers.get(answered.number)
-        if answers and not answers.done():
-            answers.set_result(answered.results)
+    def receive(self, rates: Rates) -> None:
+        """Pass rates to the one who wants them, unless the wait has ended."""
+        answer = self._answers.get(rates.number)
+        if answer and not answer.done():
+            answer.set_result(rates.rates)
 
 
 class Answers:

@@ -22,6 +22,7 @@ from idalloc_server.listen import transport
 from idalloc_server.listen.reservation import ReservedAddress
 from idalloc_server.node import announcements
 from idalloc_server.node.mode import stop_signals
+from idalloc_server.node.rates import RATES, sum_of
 from idalloc_server.settings.model import Settings
 from idalloc_server.settings.persisted import SETTINGS, NodeSettingsFile
 from idalloc_server.telemetry import families, logs
@@ -198,7 +199,7 @@ class Supervisor:
         handlers: dict[type[Message], Callable[[WorkerProcess, Any], None]] = {
             messages.Counted: self._on_counted,
             messages.Answered: lambda _, answered: self._http.questions.receive(answered),
-            messages.OthersAsked: lambda worker, asked: self._run(self._ask_others(worker, asked)),
+            messages.RatesWanted: lambda worker, wanted: self._run(self._send_rates(worker, wanted)),
             messages.Candidates: lambda _, __: self._decide_series(),
             messages.AuthenticationRequired: self._on_authentication_required,
             messages.TurnWanted: self._on_turn_wanted,
@@ -241,10 +242,11 @@ class Supervisor:
         self._requests.add(task)
         task.add_done_callback(self._requests.discard)
 
-    async def _ask_others(self, worker: WorkerProcess, asked: messages.OthersAsked) -> None:
-        questions = self._http.questions
-        results = await questions.ask_all(asked.question, asked.arguments, asked.timeout, but=worker)
-        worker.pipe.send(messages.OthersAnswered(asked.number, results))
+    async def _send_rates(self, worker: WorkerProcess, wanted: messages.RatesWanted) -> None:
+        """Send a worker the sums of the others' rates: their answers together might be too long for a message."""
+        asked = {"counters": wanted.counters}
+        answers = await self._http.questions.ask_all(RATES, asked, wanted.timeout, but=worker)
+        worker.pipe.send(messages.Rates(wanted.number, sum_of(answers)))
 
     def _on_applied(self, worker: WorkerProcess, applied: messages.Ready | messages.Applied) -> None:
         worker.applied = applied.revision

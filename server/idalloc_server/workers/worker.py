@@ -27,7 +27,7 @@ from idalloc_server.telemetry.metrics import Counts
 from idalloc_server.workers import messages
 from idalloc_server.workers.messages import Message
 from idalloc_server.workers.pipe import Pipe
-from idalloc_server.workers.questions import Answers, OtherWorkers
+from idalloc_server.workers.questions import Answers, OtherRates
 
 # The longest drain after the supervisor was killed: a new server needs the port.
 ORPHAN_DRAIN_SECONDS = 2.0
@@ -74,7 +74,7 @@ class Worker:
         self._pipe = pipe
         self._access_control: AccessControl | None = None
         self._answers: Answers | None = None
-        self._others = OtherWorkers(pipe.send)
+        self._others = OtherRates(pipe.send)
         self._doc_ids: DocIdGenerator
         self._is_ready = False
         self._applied = 0  # the revision of the node's settings that this worker uses
@@ -87,7 +87,7 @@ class Worker:
             messages.AuthenticationRequired: self._on_authentication_required,
             messages.Reload: lambda _: self.control.reload_requested.set(),
             messages.Asked: self._on_asked,
-            messages.OthersAnswered: self._others.receive,
+            messages.Rates: self._others.receive,
             messages.Stop: lambda _: self.control.stop_requested.set(),
         }
         try:
@@ -175,9 +175,9 @@ class Worker:
         leases = self._pipe.newest(messages.OtherLeases)
         return leases.count if leases else 0
 
-    async def ask_others(self, question: str, arguments: Mapping[str, Any], timeout: float) -> list[Any]:
-        """See ``Workers.ask_others``."""
-        return await self._others.ask(question, arguments, timeout)
+    async def other_rates(self, counters: list[str], timeout: float) -> Mapping[str, float]:
+        """See ``Workers.other_rates``."""
+        return await self._others.ask(counters, timeout)
 
     async def change(self, given: Mapping[str, int], save: Save | None, timeout: float | None) -> None:
         """See ``Workers.change``."""

@@ -303,12 +303,14 @@ class _Connection:
             case XError():
                 return failure
             case Unauthenticated():
-                user = self._credential.name if self._credential else ""
-                return XError(1045, f"Access denied for user '{user}'@'{self._host}': {failure}", fatal=True)
+                return self._access_denied(self._credential.name if self._credential else "", failure)
             case DocumentsError():
                 return document_errors.of(failure)
             case _:
                 return from_refusal(failure)
+
+    def _access_denied(self, user: str, refusal: Unauthenticated) -> XError:
+        return XError(1045, f"Access denied for user '{user}'@'{self._host}': {refusal}", fatal=True)
 
     async def _log_in(self, request: LogIn) -> int:
         schema, user, token, _ = request.credentials
@@ -316,7 +318,7 @@ class _Connection:
             credential = self._services.logins.log_in(_LOGIN, user, token, self._peer)
         except Unauthenticated as refusal:
             await asyncio.sleep(refusal.wait)
-            raise
+            raise self._access_denied(shown(user), refusal) from None
         if credential is None:
             return self._session.reject_login()
         if schema and not await self._is_seen(schema, self._services.logins.identity(credential)):

@@ -5,25 +5,26 @@ from typing import NamedTuple
 # A rate covers the last minute, or the time since the first id if that is shorter. Before the second time has passed,
 # a few calls would look like a huge rate.
 WINDOW_SECONDS, MIN_SECONDS = 60.0, 5.0
-# The total is kept this often, so the window is at most this much longer.
-MARK_SECONDS = 10.0
+# The ids of this long are counted together, as if they were issued evenly.
+PART_SECONDS = 10.0
 
 
-class _Mark(NamedTuple):
-    at: float
-    total: int
+class _Part(NamedTuple):
+    """Ids that were issued between two times, and the total before them."""
+
+    since: float
+    until: float
+    before: int
 
 
 class RecentUse:
-    """Counts the ids that were issued in about the last minute. Times are in ``Clock.boot`` seconds."""
+    """Counts the ids that were issued in the last minute. Times are in ``Clock.boot`` seconds."""
 
-    __slots__ = ("_last_at", "_marks", "_total")
+    __slots__ = ("_parts", "_total")
 
     def __init__(self) -> None:
-        # What was issued before a time, the oldest one at the start of the window.
-        self._marks: tuple[_Mark, ...] = ()
+        self._parts: tuple[_Part, ...] = ()  # a tuple takes less memory than a list
         self._total = 0
-        self._last_at = 0.0
 
     def add(self, ids: int, since: float, now: float) -> None:
         """Add ids.
@@ -33,21 +34,25 @@ class RecentUse:
             since: When the first of them was issued.
             now: The time.
         """
-        if since - self._last_at >= WINDOW_SECONDS:
-            self._marks = ()
-        if not self._marks or since - self._marks[-1].at >= MARK_SECONDS:
-            inside = [mark for mark in self._marks if mark.at > now - WINDOW_SECONDS]
-            before = self._marks[: len(self._marks) - len(inside)][-1:]
-            self._marks = (*before, *inside, _Mark(since, self._total))
+        parts = self._parts
+        if parts and since - parts[-1].since < PART_SECONDS:
+            self._parts = (*parts[:-1], parts[-1]._replace(until=now))
+        else:
+            kept = [part for part in parts if part.until > now - WINDOW_SECONDS]
+            if not kept:
+                self._total = 0  # it begins anew
+            self._parts = (*kept, _Part(since, now, self._total))
         self._total += ids
-        self._last_at = now
 
     def per_second(self, now: float) -> float:
         """Return the rate in ids a second; 0 if none was issued within ``WINDOW_SECONDS``."""
-        if not self._marks or now - self._last_at >= WINDOW_SECONDS:
+        start = now - WINDOW_SECONDS
+        parts = [part for part in self._parts if part.until > start]
+        if not parts:
             return 0.0
-        start = self._marks[0]
-        for mark in self._marks:
-            if mark.at <= now - WINDOW_SECONDS:
-                start = mark
-        return (self._total - start.total) / max(MIN_SECONDS, now - start.at)
+        first = parts[0]
+        if first.since >= start and first.before == 0:
+            return self._total / max(MIN_SECONDS, now - first.since)
+        after = parts[1].before if len(parts) > 1 else self._total
+        outside = max(0.0, start - first.since) / max(first.until - first.since, 1e-9)
+        return (self._total - first.before - (after - first.before) * outside) / WINDOW_SECONDS

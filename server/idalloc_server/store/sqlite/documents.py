@@ -10,7 +10,7 @@ from typing import TypeVar
 from idalloc_server.documents.document import Document
 from idalloc_server.documents.errors import Busy, DuplicateKey, UnknownCollection, UnknownSchema
 from idalloc_server.documents.protocol import PAGE, PAGE_TEXT, Change, Inserted, Rewritten
-from idalloc_server.documents.selection import Selection, chosen_keys
+from idalloc_server.documents.selection import Chooser, Selection, chosen_keys
 from idalloc_server.documents.side_thread import SideThread
 from idalloc_server.domain.errors import StoreAnsweredError
 from idalloc_server.store.sqlite.database import Database
@@ -165,8 +165,13 @@ class SqliteDocuments:
 
         def work(db: sqlite3.Connection) -> Rewritten:
             collection = _collection(db, schema, name)
+            documents = _by_key(db, collection, keys)
+            if selection.limit is not None and sum(map(selection.matches, documents)) < len(keys):
+                documents = _chosen(db, collection, selection)  # others may meet the condition in their place
+            else:
+                documents = _by_key(db, collection, keys)
             matched = changed = 0
-            for document in _by_key(db, collection, keys):
+            for document in documents:
                 selection.budget.check()
                 if selection.matches(document):  # another may have changed it meanwhile
                     matched += 1
@@ -237,6 +242,20 @@ def _by_key(db: sqlite3.Connection, collection: int, keys: Sequence[str]) -> Ite
         found = db.execute(select, (collection, key.encode(errors="surrogatepass"))).fetchone()
         if found is not None:
             yield Document(key, found[0])
+
+
+def _chosen(db: sqlite3.Connection, collection: int, selection: Selection) -> Iterator[Document]:
+    """Yields the documents of a selection. Those of the next page are read after the yielded ones were changed."""
+    chooser, keys, after = Chooser(selection), selection.keys, None
+    while not chooser.is_done:
+        found = _from(db, collection, after) if keys is None else _by_key(db, collection, keys)
+        page = _page(found)
+        if not page:
+            break
+        yield from chooser.choose(page)
+        after = page[-1].key
+        keys = None if keys is None else keys[bisect_right(keys, after) :]
+    yield from chooser.sorted()
 
 
 def _rewrite(db: sqlite3.Connection, collection: int, key: str, text: str | None) -> bool:

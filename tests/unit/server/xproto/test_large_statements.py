@@ -170,6 +170,24 @@ async def test_a_modify_changes_what_meets_its_condition_at_the_end(
     assert [each.key for each in await documents.page("s", "c", None)] == ["a"]
 
 
+@pytest.mark.parametrize("order", [(), ((Field(("_id",)), False),)], ids=["by key", "sorted"])
+async def test_a_limited_modify_takes_others_in_place_of_those_gone(
+    documents: Documents, monkeypatch: pytest.MonkeyPatch, order: Any
+) -> None:
+    """As many documents are changed as the limit says while so many meet the condition: a queue is not empty."""
+    await documents.insert("s", "c", [Document(key, f'{{"_id": "{key}", "n": 1}}') for key in "abcd"])
+    wanted = Selection(Call("==", (Field(("n",)), Value(1))), order, limit=2)
+
+    async def choose(*args: Any) -> list[str]:
+        keys = await selection.chosen_keys(*args)
+        await documents.insert("s", "c", [Document("a", '{"_id": "a", "n": 2}')], upsert=True)
+        return keys
+
+    monkeypatch.setattr(sqlite_documents, "chosen_keys", choose)
+    assert await documents.rewrite("s", "c", wanted, lambda _: None) == Rewritten(2, 2)
+    assert [each.key for each in await documents.page("s", "c", None)] == ["a", "d"]
+
+
 async def test_an_argument_is_decoded_once(documents: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
     """An argument that is the document of many rows is parsed once, and each row is a document of its own."""
     parsed: list[str] = []

@@ -66,6 +66,7 @@ async def test_wrong_logins_are_slowed(tls: Tls) -> None:
         begun = asyncio.get_running_loop().time()
         code, text, is_fatal = await login(listener.address, tls, "nobody", "wrong")
         assert (code, is_fatal) == (1045, True)
+        assert text.startswith("Access denied for user 'nobody'@")
         assert text.endswith("the name and the token match no identity of the access file")
         assert asyncio.get_running_loop().time() - begun >= 0.89
         assert (await login(listener.address, tls, "read", TOKENS["read"]))[0] == 0

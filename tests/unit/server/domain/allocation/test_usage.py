@@ -2,7 +2,7 @@
 
 import pytest
 
-from idalloc_server.domain.allocation.usage import MARK_SECONDS, MIN_SECONDS, WINDOW_SECONDS, RecentUse
+from idalloc_server.domain.allocation.usage import MIN_SECONDS, PART_SECONDS, WINDOW_SECONDS, RecentUse
 
 START = 1_000.0
 
@@ -31,10 +31,10 @@ def test_a_burst_does_not_look_like_a_huge_rate() -> None:
 
 
 def test_the_rate_follows_a_change_within_its_window() -> None:
-    """A window and a mark after the use changes, the old rate has no part in it."""
+    """A window and a part after the use changes, the old rate has no part in it."""
     recent = RecentUse()
     at = use(recent, 5, START, 300)
-    at = use(recent, 100, at, int(WINDOW_SECONDS + MARK_SECONDS))
+    at = use(recent, 100, at, int(WINDOW_SECONDS + PART_SECONDS))
     assert recent.per_second(at) == pytest.approx(100.0)
 
 
@@ -46,6 +46,17 @@ def test_silence_makes_the_rate_zero() -> None:
     assert recent.per_second(at + WINDOW_SECONDS) == 0.0
 
 
+@pytest.mark.parametrize(("pause", "in_window"), [(30, 2), (25, 3), (59, 2), (61, 1)])
+def test_bursts_count_for_one_window(pause: int, in_window: int) -> None:
+    """Ids that come in bursts count for a minute each, and no longer."""
+    recent = RecentUse()
+    for turn in range(10):
+        recent.add(600, START + turn * pause, START + turn * pause + 0.5)
+    assert recent.per_second(START + 9 * pause + 1) == pytest.approx(
+        10.0 * in_window if pause < 60 else 600 / MIN_SECONDS
+    )
+
+
 def test_a_use_after_silence_begins_anew() -> None:
     """Neither the silence nor the use before counts."""
     recent = RecentUse()
@@ -53,8 +64,8 @@ def test_a_use_after_silence_begins_anew() -> None:
     assert recent.per_second(use(recent, 100, at, 5)) == pytest.approx(100.0)
 
 
-def test_marks_are_bounded() -> None:
-    """However long a counter is in use, it keeps the marks of one window."""
+def test_parts_are_bounded() -> None:
+    """However long a counter is in use, it keeps the parts of one window."""
     recent = RecentUse()
     use(recent, 1, START, 1_000)
-    assert len(recent._marks) <= WINDOW_SECONDS / MARK_SECONDS + 2
+    assert len(recent._parts) <= WINDOW_SECONDS / PART_SECONDS + 2

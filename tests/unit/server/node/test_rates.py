@@ -1,0 +1,56 @@
+"""The rates of all processes of a server."""
+
+from collections.abc import Mapping
+from unittest.mock import Mock
+
+from idalloc_server.node.rates import FRESH_SECONDS, MAX_COUNTERS, ServerRates, sum_of
+from idalloc_server.workers.messages import Rates, encode
+from idalloc_server.workers.pipe import _MAX_MESSAGE_BYTES
+from tests.support.fake_store import FakeClock
+
+
+class Others:
+    """The other workers: each counter that begins with ``o`` has a rate of 10 there."""
+
+    count, other_lease_count = 3, 0
+
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
+
+    async def other_rates(self, counters: list[str], timeout: float) -> Mapping[str, float]:
+        self.asked.append(counters)
+        return {name: 10.0 for name in counters if name.startswith("o")}
+
+
+def rates_of(workers: Others | None, clock: FakeClock) -> ServerRates:
+    """Return the rates of a process in which ``orders`` has a rate of 5."""
+    own = Mock(rates=lambda counters: {"orders": 5.0} if "orders" in counters else {})
+    return ServerRates(own, clock, workers)  # type: ignore[arg-type] # it changes nothing
+
+
+async def test_rates_of_all_processes_are_added(clock: FakeClock) -> None:
+    """The rate of a counter is the sum of this process's and the others'."""
+    rates = rates_of(Others(), clock)
+    assert await rates(["orders", "others", "bills"]) == {"orders": 15.0, "others": 10.0, "bills": 0.0}
+    assert await rates_of(None, clock)(["orders", "others"]) == {"orders": 5.0}
+    assert sum_of([{"a": 1.0, "b": 2.0}, {}, {"b": 3.0}]) == {"a": 1.0, "b": 5.0}
+
+
+async def test_others_are_asked_once_a_second(clock: FakeClock) -> None:
+    """However often a rate is read, the others are asked for it once in FRESH_SECONDS, a part at a time."""
+    workers = Others()
+    rates = rates_of(workers, clock)
+    for _ in range(3):
+        await rates(["orders"])
+        await rates(["bills", "orders"])
+    assert workers.asked == [["orders"], ["bills"]]
+    clock.advance(FRESH_SECONDS)
+    names = [f"s{number}" for number in range(MAX_COUNTERS + 1)]
+    await rates(names)
+    assert workers.asked[2:] == [names[:-1], names[-1:]]
+
+
+def test_an_answer_fits_into_a_message() -> None:
+    """The sums of MAX_COUNTERS counters with the longest names fit, whatever their letters and periods."""
+    names = [f"{number:03}" + "\N{SNOWMAN}" * 84 + "\x1f2026-11-21" for number in range(MAX_COUNTERS)]
+    assert len(encode(Rates(1, dict.fromkeys(names, 1 / 3)))) < _MAX_MESSAGE_BYTES
