@@ -98,11 +98,11 @@ async def test_causes_of_failed_calls_are_logged_as_counts(served: Served) -> No
     assert store["why"] == "the store rejected the statement"
 
 
-async def test_repeated_server_fault_is_traced_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault in every call is logged with one traceback per second, and its count."""
+async def test_repeated_server_fault_is_logged_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault in every call is logged once a second with its places and its count, without a byte of the request."""
 
     def broken(sequence: str, count: int) -> None:
-        raise ZeroDivisionError
+        raise ZeroDivisionError(f"bytes of the request: {sequence}")
 
     monkeypatch.setattr(served.allocator, "allocate_from_lease", broken)
     with structlog.testing.capture_logs() as logs:
@@ -111,7 +111,8 @@ async def test_repeated_server_fault_is_traced_once(served: Served, monkeypatch:
                 await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"))
         served.calls.failed.log()
     assert [line["event"] for line in logs if line["event"] != "call"] == ["call_failed", "calls_failed"]
-    assert (logs[-1]["count"], logs[-1]["reason"], logs[-1]["why"]) == (3, "INTERNAL", "ZeroDivisionError()")
+    assert (logs[-1]["count"], logs[-1]["reason"], logs[-1]["why"]) == (3, "INTERNAL", "ZeroDivisionError")
+    assert (logs[0]["error"], "bytes of the request" in str(logs)) == ("ZeroDivisionError", False)
 
 
 async def test_draining_server_rejects_calls_and_ends_streams(served: Served) -> None:

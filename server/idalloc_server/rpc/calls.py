@@ -26,6 +26,7 @@ from idalloc_server.domain.errors import InvalidRequest, Refusal, ServerDraining
 from idalloc_server.domain.store.health import StoreHealth
 from idalloc_server.rpc import status
 from idalloc_server.rpc.draining import Draining
+from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.metrics import CallMetrics, FailedCalls, MethodCalls
 from idalloc_server.telemetry.traces import Traces
 
@@ -241,8 +242,8 @@ class CallLayer:
             self._store_health.record_failure(error)
             return failure
         failure = status.internal()
-        if self.failed.add(name, failure.code.name, "INTERNAL", repr(error)):
-            _log.error("call_failed", method=name, exc_info=error)
+        if self.failed.add(name, failure.code.name, "INTERNAL", type(error).__name__):
+            _log.error("call_failed", method=name, **logs.failure(error))
         return failure
 
     async def abort(self, context: Context, refusal: Refusal) -> None:
