@@ -20,8 +20,8 @@ from tests.support.xproto_client import connected
 
 pytestmark = pytest.mark.timeout(600)
 
-# The promises to others while an attack goes on, for so long and on so many connections. On a quiet machine p99 is below
-# 250 ms; a machine with other work gets more. What had no bound took from 2.5 to 31 s.
+# The promises to others while an attack goes on, for so long and on so many connections. On a quiet machine p99 is
+# below 250 ms; a machine with other work gets more. What had no bound took from 2.5 to 31 s.
 P99_SECONDS = 1.0
 MOST_MB = 100
 SECONDS, ATTACKERS = 5.0, 2
@@ -59,7 +59,7 @@ async def test_costs_are_bounded_with_workers(tmp_path: Path, kind: str) -> None
 @pytest.mark.test_long
 @pytest.mark.parametrize("name", ATTACKS)
 async def test_others_are_served_while_an_attack_goes_on(tmp_path: Path, name: str) -> None:
-    """Beside each attack a steady caller of gRPC has its answers in time (p99), and memory grows by less than 100 MB."""
+    """Beside each attack a steady caller of gRPC has its answers in time, and memory grows by less than 100 MB."""
     codes, latencies = Counter[int](), list[float]()
     frame = ATTACKS[name].message()
 
