@@ -28,7 +28,7 @@ ONE = RecordedAllocation("r", "s", 1, 10, 1, 1, "", 0, "node")
 
 @pytest.fixture
 async def store(opensearch: OpenSearchStandIn) -> AsyncIterator[Store]:
-    store = open_store(f"opensearch://{opensearch.host}/", FakeClock(), timeout=0.5)
+    store = open_store(f"opensearch://{opensearch.host}/", FakeClock(), timeout=3.0)
     await store.open()
     await store.create(requested_row("s"))
     await store.create(requested_row("t", Sequence(kind=Kind.TIMESTAMP_MS)))
