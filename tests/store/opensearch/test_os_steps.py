@@ -28,11 +28,15 @@ ONE = RecordedAllocation("r", "s", 1, 10, 1, 1, "", 0, "node")
 
 @pytest.fixture
 async def store(opensearch: OpenSearchStandIn) -> AsyncIterator[Store]:
-    store = open_store(f"opensearch://{opensearch.host}/", FakeClock(), timeout=3.0)
+    # A busy machine may take longer than the store that the tests use waits.
+    patient = open_store(f"opensearch://{opensearch.host}/", FakeClock(), timeout=20.0)
+    await patient.open()
+    await patient.create(requested_row("s"))
+    await patient.create(requested_row("t", Sequence(kind=Kind.TIMESTAMP_MS)))
+    await patient.record([ONE])
+    await patient.close()
+    store = open_store(f"opensearch://{opensearch.host}/", FakeClock(), timeout=0.5)
     await store.open()
-    await store.create(requested_row("s"))
-    await store.create(requested_row("t", Sequence(kind=Kind.TIMESTAMP_MS)))
-    await store.record([ONE])
     yield store
     await store.close()
 
