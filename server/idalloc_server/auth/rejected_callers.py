@@ -1,10 +1,11 @@
 """The rate limit of rejected callers: hosts with wrong credentials, and identities that lack a role."""
 
 import asyncio
+import random
 import re
+from collections.abc import Callable
 from heapq import nlargest
 from ipaddress import IPv6Network, ip_address
-from random import uniform
 from urllib.parse import unquote
 
 from idalloc_server.auth.quotas import Bucket
@@ -59,9 +60,14 @@ class RejectedCallers:
 
 
 class DelayedAnswers:
-    """Delays the answers to hosts whose calls are rejected too often."""
+    """Delays the answers to hosts whose calls are rejected too often.
 
-    def __init__(self) -> None:
+    Args:
+        uniform: Returns a random number between two.
+    """
+
+    def __init__(self, uniform: Callable[[float, float], float] = random.uniform) -> None:
+        self._uniform = uniform
         self._waiting = 0
 
     async def wait(self, seconds_left: float | None) -> None:
@@ -72,7 +78,7 @@ class DelayedAnswers:
         """
         if self._waiting >= MAX_DELAYED:
             return
-        delay = uniform(MIN_DELAY_SECONDS, MAX_DELAY_SECONDS)  # noqa: S311
+        delay = self._uniform(MIN_DELAY_SECONDS, MAX_DELAY_SECONDS)
         self._waiting += 1
         try:
             await asyncio.sleep(delay if seconds_left is None else min(delay, seconds_left / 2))

@@ -18,10 +18,6 @@ _TOO_MANY: dict[str, tuple[Any, ...]] = {
     "row": (MAX_INSERTED_DOCUMENTS, 1105, f"an insert has at most {MAX_INSERTED_DOCUMENTS} documents"),
     "args": (MAX_ARGUMENTS, 1390, "Prepared statement contains too many placeholders"),
 }
-_OTHERS: tuple[int, tuple[Any, ...]] = (
-    MAX_ITEMS,
-    (1153, f"a part of a message has at most {MAX_ITEMS} items", "08S01"),
-)
 _MAX_NESTING = 100  # protobuf's
 
 
@@ -105,10 +101,9 @@ def _fields(payload: bytes, start: int, end: int) -> Iterator[tuple[int, int, in
 def _varint(payload: bytes, at: int, end: int) -> tuple[int, int]:
     """Return a number and where it ends."""
     value = shift = 0
-    for at in range(at, min(end, at + 10)):  # noqa: B020 - the last value is used
-        byte = payload[at]
+    for after, byte in enumerate(payload[at : min(end, at + 10)], start=at + 1):
         value |= (byte & 0x7F) << shift
         if byte < _LONG:
-            return value, at + 1
+            return value, after
         shift += 7
     raise parse_error()

@@ -46,7 +46,8 @@ class Stream(asyncio.Protocol):
         """See ``asyncio.Protocol``."""
         self.has_left = True
         self._readable.set()
-        return not self._is_secure  # a client may read replies after its last byte, but not with TLS
+        # A statement that runs ends, but replies that are made may still be read, except with TLS.
+        return not self._is_secure
 
     def pause_writing(self) -> None:
         """See ``asyncio.Protocol``."""

@@ -153,12 +153,8 @@ async def test_others_write_while_many_keys_are_looked_up(documents: Documents) 
     assert await write_beside(documents, documents.page("s", "c", None, keys))
 
 
-async def test_a_modify_changes_what_meets_its_condition_at_the_end(
-    documents: Documents, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A document that another session changed after it was chosen is changed only if it still meets the condition."""
-    await documents.insert("s", "c", [Document(key, f'{{"_id": "{key}", "n": 1}}') for key in ("a", "b", "c")])
-    wanted = Selection(Call("==", (Field(("n",)), Value(1))))
+def change_after_the_choice(documents: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have another session change the document ``a`` after the documents of a modify were chosen."""
 
     async def choose(*args: Any) -> list[str]:
         keys = await selection.chosen_keys(*args)
@@ -166,6 +162,16 @@ async def test_a_modify_changes_what_meets_its_condition_at_the_end(
         return keys
 
     monkeypatch.setattr(sqlite_documents, "chosen_keys", choose)
+
+
+async def test_a_modify_changes_what_meets_its_condition_at_the_end(
+    documents: Documents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A document that another session changed after it was chosen is changed only if it still meets the condition."""
+    await documents.insert("s", "c", [Document(key, f'{{"_id": "{key}", "n": 1}}') for key in ("a", "b", "c")])
+    wanted = Selection(Call("==", (Field(("n",)), Value(1))))
+
+    change_after_the_choice(documents, monkeypatch)
     assert await documents.rewrite("s", "c", wanted, lambda _: None) == Rewritten(2, 2)
     assert [each.key for each in await documents.page("s", "c", None)] == ["a"]
 
@@ -178,12 +184,7 @@ async def test_a_limited_modify_takes_others_in_place_of_those_gone(
     await documents.insert("s", "c", [Document(key, f'{{"_id": "{key}", "n": 1}}') for key in "abcd"])
     wanted = Selection(Call("==", (Field(("n",)), Value(1))), order, limit=2)
 
-    async def choose(*args: Any) -> list[str]:
-        keys = await selection.chosen_keys(*args)
-        await documents.insert("s", "c", [Document("a", '{"_id": "a", "n": 2}')], upsert=True)
-        return keys
-
-    monkeypatch.setattr(sqlite_documents, "chosen_keys", choose)
+    change_after_the_choice(documents, monkeypatch)
     assert await documents.rewrite("s", "c", wanted, lambda _: None) == Rewritten(2, 2)
     assert [each.key for each in await documents.page("s", "c", None)] == ["a", "d"]
 
