@@ -153,7 +153,7 @@ class TestReturningHosts:
     ) -> None:
         """P9: a restarted node accepts HTTP before it serves; a write there would be burned or refused."""
         back, other, _ = nodes
-        http = make_http(back, other, timeout=1.0)
+        http = make_http(back, other, timeout=4.0)  # a busy machine answers a probe within 2 s
         await back.stop()
         assert await soon(http.write(ADD, 1, "s")) == [[1]]
         await back.start()
