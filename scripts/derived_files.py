@@ -1,7 +1,8 @@
 """Write the files of deploy/ that derive from other ones: `make derived-files`.
 
-Envoy's configurations are those of deploy/envoy with the lines that differ: compose has no TLS; the chart's are
-templates with its values. The chart's alerts and its dashboard are copies: a chart reads its own folder only.
+Envoy's configurations are those of deploy/envoy with the lines that differ: compose has no TLS; the
+chart's are templates with its values. The chart's alerts and its dashboard are copies: a chart
+reads its own folder only.
 """
 
 from collections.abc import Iterator

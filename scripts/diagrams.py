@@ -1,7 +1,7 @@
 """Writes the diagrams of the documentation, docs/assets/*.svg.
 
-``make docs`` runs it; a test compares the files. The numbers in them are the defaults of the settings, which
-tests/unit/scripts/test_diagrams.py compares with the code.
+``make docs`` runs it; a test compares the files. The numbers in them are the defaults of the
+settings, which tests/unit/scripts/test_diagrams.py compares with the code.
 """
 
 from pathlib import Path
@@ -74,7 +74,9 @@ def request_path() -> str:
 
 
 def lease_life() -> str:
-    """Returns the ids of one lease over time: refills, a renewal, and its expiry when the store is away."""
+    """Returns the ids of one lease over time: refills, a renewal, and its expiry when the store is
+    away.
+    """
     drawing = Drawing("The ids that a lease holds over time: refills, a renewal, and the expiry of the lease", 800, 420)
 
     def at(seconds: float, ids: float) -> Point:

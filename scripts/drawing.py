@@ -1,7 +1,8 @@
-"""Draws boxes, arrows, charts and sequence diagrams as SVG, on a light card that both themes of the site can show.
+"""Draws boxes, arrows, charts and sequence diagrams as SVG, on a light card that both themes of the
+site can show.
 
-An image does not know the site's theme, since the reader can choose another one than the system's. So each drawing
-brings its background, and its colours have a contrast of at least 4.5 on it.
+An image does not know the site's theme, since the reader can choose another one than the system's.
+So each drawing brings its background, and its colours have a contrast of at least 4.5 on it.
 """
 
 from collections.abc import Sequence
@@ -54,7 +55,9 @@ class Drawing:
         bold: bool = False,
         halo: bool = False,
     ) -> None:
-        """Writes lines of text; ``y`` is the baseline of the first. A halo keeps lines off the letters."""
+        """Writes lines of text; ``y`` is the baseline of the first. A halo keeps lines off the
+        letters.
+        """
         weight = ' font-weight="600"' if bold else ""
         weight += f' paint-order="stroke" stroke="{CARD}" stroke-width="5"' if halo else ""
         for row, line in enumerate(lines):
@@ -64,7 +67,9 @@ class Drawing:
             )
 
     def box(self, x: float, y: float, width: float, height: float, kind: str, *lines: str, top: bool = False) -> None:
-        """Draws a box; the first line is bold, except of a note. The text is centred unless it begins at the top."""
+        """Draws a box; the first line is bold, except of a note. The text is centred unless it
+        begins at the top.
+        """
         fill, outline = COLOURS[kind]
         self._parts.append(
             f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}" rx="6" '

@@ -1,6 +1,7 @@
 """Refuses functions over 60 lines in server/ and client/; generated code is left out.
 
-``make lint`` runs it: ``python scripts/lint_sizes.py`` in the repository. It prints a line for each finding.
+``make lint`` runs it: ``python scripts/lint_sizes.py`` in the repository. It prints a line for each
+finding.
 """
 
 import ast
@@ -14,7 +15,9 @@ MAX_FUNCTION_LINES = 60
 
 
 def source_files(root: Path) -> list[Path]:
-    """Returns the files of server/ and client/, by their paths in the repository, without generated code."""
+    """Returns the files of server/ and client/, by their paths in the repository, without generated
+    code.
+    """
     files = (file.relative_to(root) for source in SOURCES for file in (root / source).rglob("*.py"))
     return sorted(file for file in files if not any(file.is_relative_to(folder) for folder in GENERATED))
 
@@ -25,7 +28,9 @@ def line_count(text: str) -> int:
 
 
 def long_functions(file: Path, text: str) -> Iterator[str]:
-    """Yields a finding for each function that is too long; its docstring counts, its decorators do not."""
+    """Yields a finding for each function that is too long; its docstring counts, its decorators do
+    not.
+    """
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1

@@ -1,6 +1,8 @@
-"""Refuses words that are banned from code, documents, protos and tests, and tests that do not say what they promise.
+"""Refuses words that are banned from code, documents, protos and tests, and tests that do not say
+what they promise.
 
-``make lint`` runs it: ``python scripts/lint_words.py`` in the repository. It prints a line for each finding.
+``make lint`` runs it: ``python scripts/lint_words.py`` in the repository. It prints a line for each
+finding.
 """
 
 import ast

@@ -1,9 +1,12 @@
-"""Measure how many keys a second each strategy of docs/guides/choosing-a-key.md gives; print a Markdown table.
+"""Measure how many keys a second each strategy of docs/guides/choosing-a-key.md gives; print a
+Markdown table.
 
-    .venv/bin/python scripts/measure_strategies.py --store 'crate://crate@127.0.0.1:4200/?schema=strategies'
+    .venv/bin/python scripts/measure_strategies.py --store
+    'crate://crate@127.0.0.1:4200/?schema=strategies'
 
-It starts a server on that store. The default is SQLite in a temporary folder, without the rows of CrateDB's own
-recipe. Client, server and store share the machine, so compare figures of one run only.
+It starts a server on that store. The default is SQLite in a temporary folder, without the rows of
+CrateDB's own recipe. Client, server and store share the machine, so compare figures of one run
+only.
 """
 
 import argparse
@@ -53,7 +56,9 @@ def in_threads(take: Callable[[], int], seconds: float) -> float:
 
 
 class Recipe:
-    """The sequence table of CrateDB's guide: read the row with its version, and write it back if that is unchanged."""
+    """The sequence table of CrateDB's guide: read the row with its version, and write it back if
+    that is unchanged.
+    """
 
     def __init__(self, store: str) -> None:
         parts = urlsplit(store)

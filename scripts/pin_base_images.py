@@ -1,8 +1,9 @@
-"""Writes the digest of each base image into a Dockerfile, so that a release can be built again from the same images.
+"""Writes the digest of each base image into a Dockerfile, so that a release can be built again from
+the same images.
 
-``python scripts/pin_base_images.py Dockerfile`` asks ``docker buildx imagetools`` for the digest that each tag has now,
-changes the file, and prints the images as a Markdown list. The last image is also written into the labels that the OCI
-image specification names for a base image.
+``python scripts/pin_base_images.py Dockerfile`` asks ``docker buildx imagetools`` for the digest
+that each tag has now, changes the file, and prints the images as a Markdown list. The last image is
+also written into the labels that the OCI image specification names for a base image.
 """
 
 import re

@@ -1,17 +1,18 @@
 """Print how much Python each request runs, and how large the code is; ``make trace`` runs it.
 
-It starts the whole application in this process, on a SQLite store in a temporary folder, and sends it requests through
-grpcio on a loopback port. A request includes decoding, the layer around each call, and the encoding of the reply.
+It starts the whole application in this process, on a SQLite store in a temporary folder, and sends
+it requests through grpcio on a loopback port. A request includes decoding, the layer around each
+call, and the encoding of the reply.
 
 For one request, from its arrival until nothing that it began is running:
 
-- calls: how often the interpreter enters a function of server/. A coroutine counts again each time it resumes, a
-  generator for each item. Functions of libraries do not count.
+- calls: how often the interpreter enters a function of server/. A coroutine counts again each time
+  it resumes, a generator for each item. Functions of libraries do not count.
 - functions and files: how many different ones these are.
 - transactions: those of the SQLite store; a read is one, too.
 
-It does not count the jobs that the application always runs, or the threads that write logs and watch files. ``--list
-NAME`` prints every entry of the requests so named.
+It does not count the jobs that the application always runs, or the threads that write logs and
+watch files. ``--list NAME`` prints every entry of the requests so named.
 """
 
 import argparse
@@ -152,7 +153,9 @@ class Requests:
 
 
 async def trace(tracer: Tracer, folder: Path, access: str, kind: str, listed: str) -> None:
-    """Start the application, with an access file if ``access`` is not empty, and print a line for each request."""
+    """Start the application, with an access file if ``access`` is not empty, and print a line for
+    each request.
+    """
     file = folder / f"access{kind}.toml"
     file.write_text(access)
     with socket.create_server(("127.0.0.1", 0)) as free:

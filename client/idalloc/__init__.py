@@ -94,7 +94,8 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on first use, because `idalloc health` needs none of it, and the server only `idalloc.v1`.
+    # Imported on first use, because `idalloc health` needs none of it, and the server only
+    # `idalloc.v1`.
     if name == "__version__":
         return version("idalloc")
     if name not in __all__:

@@ -70,15 +70,17 @@ class BaseClient:
     def from_environment(cls, *, timeout: float = DEFAULT_TIMEOUT, log: str | os.PathLike[str] | None = None) -> Self:
         """Return a client that is configured by the environment variables of the command ``idalloc``.
 
-        They are IDALLOC_SERVER, IDALLOC_TLS, IDALLOC_CA, IDALLOC_CERT, IDALLOC_KEY, IDALLOC_SERVER_NAME, IDALLOC_TOKEN,
-        IDALLOC_TOKEN_FILE and IDALLOC_TOKEN_INSECURE. Files are read once.
+        They are IDALLOC_SERVER, IDALLOC_TLS, IDALLOC_CA, IDALLOC_CERT, IDALLOC_KEY,
+        IDALLOC_SERVER_NAME, IDALLOC_TOKEN, IDALLOC_TOKEN_FILE and IDALLOC_TOKEN_INSECURE. Files are
+        read once.
 
         Args:
             timeout: As in ``Client``.
             log: As in ``Client``.
 
         Raises:
-            InvalidRequest: A variable is invalid, or its file cannot be read; the message names the variable.
+            InvalidRequest: A variable is invalid, or its file cannot be read; the message names the
+                variable.
         """
         with _invalid_arguments():
             target, arguments = from_environment()

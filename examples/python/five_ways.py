@@ -1,10 +1,12 @@
-"""Get ids from an idalloc server in five ways, as the programs in examples/go, examples/java and examples/node do.
+"""Get ids from an idalloc server in five ways, as the programs in examples/go, examples/java and
+examples/node do.
 
     pip install idalloc
     python five_ways.py --total 100000
 
-Prints a line for each way. An error is one line on stderr with its reason; the exit code is then 1, and 2 for wrong
-arguments. Once the server has answered, the program continues over a restart of the server.
+Prints a line for each way. An error is one line on stderr with its reason; the exit code is then 1,
+and 2 for wrong arguments. Once the server has answered, the program continues over a restart of the
+server.
 """
 
 import argparse
@@ -70,7 +72,9 @@ class Program:
         show_all("doc-ids", self._client.stream_doc_ids(self._total))
 
     def _retry(self, call: Callable[[], T]) -> T:
-        """Call until it succeeds: for the restart of a lone server, the client's timeout may be too short."""
+        """Call until it succeeds: for the restart of a lone server, the client's timeout may be too
+        short.
+        """
         since: float | None = None
         while True:
             try:

@@ -3,13 +3,14 @@
     pip install '.[crate]'  # in a clone of idalloc
     python insert_rows.py [ROWS] [--job UUID]
 
-Needs an idalloc server and CrateDB. IDALLOC_SERVER is the server (default 127.0.0.1:50051); IDALLOC_CA and
-IDALLOC_TOKEN_FILE are the CA and the token, if the server needs them; CRATEDB is CrateDB's URL (default
-http://crate@127.0.0.1:4200; http://user:password@… if it requires a password).
+Needs an idalloc server and CrateDB. IDALLOC_SERVER is the server (default 127.0.0.1:50051);
+IDALLOC_CA and IDALLOC_TOKEN_FILE are the CA and the token, if the server needs them; CRATEDB is
+CrateDB's URL (default http://crate@127.0.0.1:4200; http://user:password@… if it requires a
+password).
 
-The program allocates all ids before it writes the first row, so each retry inserts the same rows: CrateDB skips those
-that exist. If the program itself ends early, run it again with the ``--job`` that it printed: for an hour (the server's
-request_id_window) the same job gets the same ids.
+The program allocates all ids before it writes the first row, so each retry inserts the same rows:
+CrateDB skips those that exist. If the program itself ends early, run it again with the ``--job``
+that it printed: for an hour (the server's request_id_window) the same job gets the same ids.
 """
 
 import argparse
@@ -44,7 +45,8 @@ def insert_batch(cursor: Any, rows: list[Row]) -> None:
     """
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            # One reply for each row: rowcount 1 is a new row, 0 an existing one, -2 a row that was not written.
+            # One reply for each row: rowcount 1 is a new row, 0 an existing one, -2 a row that was
+            # not written.
             replies = cursor.executemany(
                 f"INSERT INTO {TABLE} (id, job, what) VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING", rows
             )
@@ -56,7 +58,8 @@ def insert_batch(cursor: Any, rows: list[Row]) -> None:
             rows = [row for row, reply in zip(rows, replies, strict=True) if reply["rowcount"] < 0]
             if not rows:
                 return
-            # A code that begins with 4 is of the row, one that begins with 5 of the cluster, which may recover.
+            # A code that begins with 4 is of the row, one that begins with 5 of the cluster, which
+            # may recover.
             if attempt == ATTEMPTS or any(str(error["code"]).startswith("4") for error in errors):
                 raise RowsFailed(f"{len(rows)} rows were not written, such as {rows[0]}: {errors[:1]}")
         time.sleep(0.1 * 2**attempt)

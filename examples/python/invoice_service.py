@@ -4,11 +4,12 @@
     uvicorn invoice_service:app --port 8000
     curl --request POST --header "Idempotency-Key: $(uuidgen)" http://127.0.0.1:8000/invoices
 
-Needs an idalloc server. IDALLOC_SERVER is its address (default 127.0.0.1:50051); IDALLOC_CA and IDALLOC_TOKEN_FILE are
-the CA and the token, if the server needs them.
+Needs an idalloc server. IDALLOC_SERVER is its address (default 127.0.0.1:50051); IDALLOC_CA and
+IDALLOC_TOKEN_FILE are the CA and the token, if the server needs them.
 
-A caller that gets no answer, or 503, sends the request again with the same Idempotency-Key. For an hour (the server's
-request_id_window) the same key gets the same number, from any process of this service. Numbers are unique, not gapless.
+A caller that gets no answer, or 503, sends the request again with the same Idempotency-Key. For an
+hour (the server's request_id_window) the same key gets the same number, from any process of this
+service. Numbers are unique, not gapless.
 """
 
 import logging
@@ -52,7 +53,8 @@ async def create_invoice(request: Request) -> Response:
     key = request_key(request)
     client: idalloc.aio.Client = request.state.client
     [number] = await client.allocate_texts(SEQUENCE, request_id=key)
-    # Write the invoice here, with the key or the number as its primary key, so that a repeat does not write it twice.
+    # Write the invoice here, with the key or the number as its primary key, so that a repeat does
+    # not write it twice.
     return JSONResponse({"number": number}, status_code=201)
 
 

@@ -3,9 +3,9 @@
     pip install '.[sqlalchemy]' sqlalchemy-cratedb  # in a clone of idalloc
     python sqlalchemy_models.py [LINES]
 
-Needs an idalloc server and a database. IDALLOC_SERVER is the server (default 127.0.0.1:50051); IDALLOC_CA and
-IDALLOC_TOKEN_FILE are the CA and the token, if the server needs them; DATABASE is the database's SQLAlchemy URL
-(default crate://crate@127.0.0.1:4200).
+Needs an idalloc server and a database. IDALLOC_SERVER is the server (default 127.0.0.1:50051);
+IDALLOC_CA and IDALLOC_TOKEN_FILE are the CA and the token, if the server needs them; DATABASE is
+the database's SQLAlchemy URL (default crate://crate@127.0.0.1:4200).
 """
 
 import argparse
@@ -59,8 +59,8 @@ def save_once(engine: Engine, customer: str, whats: list[str]) -> int:
 def save_with_retries(engine: Engine, customer: str, whats: list[str]) -> int:
     """Save an order, and repeat that if the connection is lost. No row is written twice.
 
-    The ids are allocated before the first attempt. So a repeat finds what an earlier attempt has committed, also if the
-    reply to its COMMIT was lost.
+    The ids are allocated before the first attempt. So a repeat finds what an earlier attempt has
+    committed, also if the reply to its COMMIT was lost.
     """
     order_id = next_order()
     lines = [{"id": next_line(), "order_id": order_id, "what": what} for what in whats]
@@ -69,7 +69,8 @@ def save_with_retries(engine: Engine, customer: str, whats: list[str]) -> int:
             with Session(engine) as session, session.begin():
                 if session.get(Order, order_id) is None:
                     session.execute(insert(Line), lines)
-                    # The order comes last: without transactions, as in CrateDB, it exists only after its lines.
+                    # The order comes last: without transactions, as in CrateDB, it exists only
+                    # after its lines.
                     session.add(Order(id=order_id, customer=customer))
             break
         except OperationalError:

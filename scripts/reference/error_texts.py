@@ -58,7 +58,9 @@ def _calls(node: ast.AST) -> Iterator[ast.Call]:
 
 
 def _text(argument: ast.expr) -> str:
-    """Returns the text of an argument; empty if it is a variable, or a single word, such as the name of a field."""
+    """Returns the text of an argument; empty if it is a variable, or a single word, such as the
+    name of a field.
+    """
     if isinstance(argument, ast.Constant):
         text = str(argument.value)
     elif isinstance(argument, ast.JoinedStr):

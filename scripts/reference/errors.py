@@ -1,7 +1,8 @@
 """errors.md: what each error means, whether a retry helps, and the next step.
 
-error_reason.proto has the meaning, the metadata and the example. The server's classes in ``domain.errors`` have the
-status, the retry and the next step. The rest is from the client's classes.
+error_reason.proto has the meaning, the metadata and the example. The server's classes in
+``domain.errors`` have the status, the retry and the next step. The rest is from the client's
+classes.
 """
 
 import inspect
@@ -117,7 +118,9 @@ def read_proto() -> dict[str, ProtoComment]:
 
 
 def refusals() -> dict[str, type[Refusal]]:
-    """Returns the server's class of each reason, whose subclasses have the same status and next step."""
+    """Returns the server's class of each reason, whose subclasses have the same status and next
+    step.
+    """
     return {kind.reason: kind for kind in reversed([*_classes(server_errors, Refusal)]) if hasattr(kind, "reason")}
 
 

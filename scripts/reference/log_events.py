@@ -1,4 +1,6 @@
-"""log-events.md: each event that the server logs, found in its source, with its meaning in log_events.toml."""
+"""log-events.md: each event that the server logs, found in its source, with its meaning in
+log_events.toml.
+"""
 
 import ast
 import tomllib

@@ -6,9 +6,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-# What comments and docstrings write as plain text, and a page as code. These are names with an underscore, options,
-# placeholders, URLs, and quoted texts with characters of Markdown. Names in CamelCase are code if they have a link.
-# Code and the targets of links stay as they are.
+# What comments and docstrings write as plain text, and a page as code. These are names with an
+# underscore, options, placeholders, URLs, and quoted texts with characters of Markdown. Names in
+# CamelCase are code if they have a link. Code and the targets of links stay as they are.
 _NAME = re.compile(
     r"`+[^`]+`+|\]\([^)]*\)"
     r"|(?P<quote>[\"'])[^\"'\s]*[{}*_\\][^\"'\s]*(?P=quote)|\{[^}\s]*\}"
@@ -18,7 +18,9 @@ _NAME = re.compile(
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Returns a table. Its cells may not have the character |, which renderers escape in different ways."""
+    """Returns a table. Its cells may not have the character |, which renderers escape in different
+    ways.
+    """
     lines = [columns, ["---"] * len(columns), *rows]
     if any("|" in cell for line in lines for cell in line):
         raise ValueError(f"a cell has the character |: {[line for line in lines if '|' in ' '.join(line)]}")

@@ -167,7 +167,9 @@ def _type(annotation: Any) -> str:
 
 
 def _differences(client: Any, other: Any) -> Iterator[str]:
-    """Yields the methods of the client for asyncio whose docstrings say more than those of the other client."""
+    """Yields the methods of the client for asyncio whose docstrings say more than those of the
+    other client.
+    """
     for each in methods(client):
         text = one_line(each.docstring.value)
         is_same = text == one_line(other.all_members[each.name].docstring.value)

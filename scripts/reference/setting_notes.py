@@ -1,4 +1,6 @@
-"""What the page of settings says of a setting beyond its description in the code. Numbers come from the code."""
+"""What the page of settings says of a setting beyond its description in the code. Numbers come from
+the code.
+"""
 
 from pydantic import ValidationError
 

@@ -1,7 +1,7 @@
 """The server's commands `idalloc serve` and `config show`.
 
-A command that prints results has a parameter `context`: `context.obj` is the printer of the command `idalloc`, which
-also adds the options `--output` and `--json`.
+A command that prints results has a parameter `context`: `context.obj` is the printer of the command
+`idalloc`, which also adds the options `--output` and `--json`.
 """
 
 import os
@@ -11,7 +11,8 @@ from typing import NoReturn
 
 import typer
 
-# Before gRPC is imported: its core would log errors, such as a port in use, that this module prints in one line.
+# Before gRPC is imported: its core would log errors, such as a port in use, that this module prints
+# in one line.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from idalloc_server import app
@@ -37,7 +38,8 @@ config = typer.Typer(no_args_is_help=True, add_completion=False, help="Show the 
 def serve(*, config_file: ConfigFile = None, **flags: str | None) -> None:
     """Serve ids until SIGTERM or Ctrl-C.
 
-    Settings: flag > environment (IDALLOC_NODE_PREFIX, …) > persisted by `node set --persist` > TOML file > default.
+    Settings: flag > environment (IDALLOC_NODE_PREFIX, …) > persisted by `node set --persist` > TOML
+    file > default.
     """
     try:
         settings, _, node_settings = load(flags, config_file, os.environ)

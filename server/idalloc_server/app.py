@@ -173,7 +173,9 @@ class _Node:
             raise
 
     async def serve_until_stopped(self, ports: Mapping[str, str]) -> None:
-        """Serve until a stop signal, then drain. Before this call a stop signal ends the process at once.
+        """Serve until a stop signal, then drain.
+
+        Before this call a stop signal ends the process at once.
 
         Args:
             ports: The URLs of the HTTP port and of that of probes, see ``HttpPort``.

@@ -1,4 +1,6 @@
-"""Each alert fires on /metrics of a real server in its state; the dashboard and the alerts name only metrics of it."""
+"""Each alert fires on /metrics of a real server in its state; the dashboard and the alerts name
+only metrics of it.
+"""
 
 import json
 import re
@@ -179,7 +181,8 @@ def test_expired_leases_are_a_burn_rate(tmp_path: Path) -> None:
             call(server, "allocate", "orders")
             wait_until(lambda: sum(value(server, "idalloc_ids_burned_total")) > before, "ids are burned")
 
-        # The ids issued before the pause do not count: on a slow machine they are many more than a lease has.
+        # The ids issued before the pause do not count: on a slow machine they are many more than a
+        # lease has.
         with connect(server) as channel, ThreadPoolExecutor() as pool:
             using = pool.submit(use, channel)
             try:
@@ -224,7 +227,9 @@ def test_a_certificate_that_expires_soon(tmp_path: Path) -> None:
 
 
 def test_wrong_tokens_are_auth_failures(tmp_path: Path) -> None:
-    """A caller that repeats a wrong token raises IdallocAuthFailures; a token with the role read scrapes."""
+    """A caller that repeats a wrong token raises IdallocAuthFailures; a token with the role read
+    scrapes.
+    """
     access = tmp_path / "access.toml"
     made = subprocess.run([IDALLOC, "token", "new", "ops", "--read", "*"], capture_output=True, text=True, check=True)
     access.write_text(made.stderr)

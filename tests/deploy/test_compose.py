@@ -63,7 +63,9 @@ def test_servers_accept_their_settings() -> None:
 @pytest.mark.test_long  # it starts a server
 @pytest.mark.parametrize("name", SERVERS)
 def test_prometheus_may_scrape_a_server_by_its_name(name: str, tmp_path: Path) -> None:
-    """A server with the names of the file answers Prometheus' request for its target, and no other name."""
+    """A server with the names of the file answers Prometheus' request for its target, and no other
+    name.
+    """
     [job] = read_yaml(DEPLOY / "prometheus/prometheus.yml")["scrape_configs"]
     [target] = [each for each in job["static_configs"][0]["targets"] if each.startswith(f"{name}:")]
     names = SERVERS[name]["environment"]["IDALLOC_HTTP_HOSTS"]
@@ -84,7 +86,8 @@ def test_prometheus_scrapes_both_servers(tmp_path: Path) -> None:
         running(tmp_path, http_listen="127.0.0.1:0", http_hosts=names) as server,
         socket.create_server(("127.0.0.1", 0)) as free,
     ):
-        # Nothing resolves the names here: the server stands in for a proxy, and gets them in the header Host.
+        # Nothing resolves the names here: the server stands in for a proxy, and gets them in the
+        # header Host.
         config["scrape_configs"][0]["proxy_url"] = json.loads(server.serving)["http"]
         file = tmp_path / "prometheus.yml"
         file.write_text(yaml.safe_dump(config))
@@ -117,7 +120,9 @@ def test_servers_may_open_a_file_for_each_connection() -> None:
 
 
 def test_envoys_share_the_socket_of_their_server() -> None:
-    """Each server has an Envoy of the tested version with its volume and user, and publishes no port of gRPC itself."""
+    """Each server has an Envoy of the tested version with its volume and user, and publishes no
+    port of gRPC itself.
+    """
     locked = (ROOT / "requirements/envoy.txt").read_text()
     image = next(line for line in (ROOT / "Dockerfile").read_text().splitlines() if line.startswith("USER "))
     for number, server in enumerate(SERVERS.values(), 1):
@@ -135,7 +140,9 @@ def test_envoys_share_the_socket_of_their_server() -> None:
 
 
 def test_derived_files_match_their_sources() -> None:
-    """What compose and the chart have of Envoy, alerts and dashboard is what `make derived-files` writes."""
+    """What compose and the chart have of Envoy, alerts and dashboard is what `make derived-files`
+    writes.
+    """
     written = dict(derived())
     assert len(written) == 6
     assert [file for file, text in written.items() if file.read_text() != text] == []
@@ -143,7 +150,9 @@ def test_derived_files_match_their_sources() -> None:
 
 @pytest.mark.test_long  # it starts Envoy and a server
 def test_callers_reach_a_server_through_its_envoy(short_folder: Path) -> None:
-    """With the file's settings and configuration, a call without TLS is answered, and its caller's address is known."""
+    """With the file's settings and configuration, a call without TLS is answered, and its caller's
+    address is known.
+    """
     settings = {
         name.removeprefix("IDALLOC_").lower(): value for name, value in SERVERS["idalloc-1"]["environment"].items()
     }
@@ -177,7 +186,9 @@ def test_mounted_files_exist() -> None:
 
 
 def test_prometheus_and_grafana_find_each_other() -> None:
-    """Prometheus scrapes both servers; Grafana's files name Prometheus and the folder of the dashboard."""
+    """Prometheus scrapes both servers; Grafana's files name Prometheus and the folder of the
+    dashboard.
+    """
     [job] = read_yaml(DEPLOY / "prometheus/prometheus.yml")["scrape_configs"]
     assert [target.partition(":")[0] for target in job["static_configs"][0]["targets"]] == [*SERVERS]
     [source] = read_yaml(FOLDER / "grafana/datasource.yaml")["datasources"]

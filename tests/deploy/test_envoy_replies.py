@@ -66,7 +66,9 @@ def replying(proxy: Proxy, transport: str) -> Iterator[None]:
 
 
 def received(proxy: Proxy, method: str, size: int) -> int:
-    """Return the bytes of a complete reply; the client grants more than the first window once that is used up."""
+    """Return the bytes of a complete reply; the client grants more than the first window once that
+    is used up.
+    """
     with http2.connect(proxy.address, WINDOW, http2.client_context(proxy.tls)) as connection:
         connection.settimeout(5)
         connection.sendall(http2.headers(1, method) + http2.message(1, str(size).encode()))
@@ -98,7 +100,9 @@ def test_replies_of_about_the_first_window_are_complete(proxy: Proxy, transport:
 
 
 def test_envoys_other_codec_still_has_the_fault(short_folder: Path) -> None:
-    """The setting of the codec is needed: with the other one the end of a reply that fills the window is missing."""
+    """The setting of the codec is needed: with the other one the end of a reply that fills the
+    window is missing.
+    """
     with proxying(short_folder, {FIELD + "false": FIELD + "true"}) as proxy, replying(proxy, "native"):
         assert received(proxy, "AllocateRange", WINDOW - HEAD - 1) == WINDOW - 1
         with pytest.raises(TimeoutError):

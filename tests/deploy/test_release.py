@@ -61,7 +61,9 @@ class TestDist:
         assert [path for path in inside if not (ROOT / path).exists()] == []
 
     def test_both_have_the_licence_and_all_code(self, dist: list[Path]) -> None:
-        """The wheel has client, server and the licence; the sdist also has what a packager needs to test."""
+        """The wheel has client, server and the licence; the sdist also has what a packager needs to
+        test.
+        """
         with tarfile.open(dist[0]) as file:
             names = {name.partition("/")[2] for name in file.getnames()}
         assert {
@@ -81,7 +83,9 @@ class TestDist:
         assert [name for name in packed if name.endswith(".dist-info/licenses/LICENSE")]
 
     def test_the_metadata_has_addresses_and_versions(self, dist: list[Path]) -> None:
-        """The index shows where source, documentation, changelog and issues are, and the Python of the tests."""
+        """The index shows where source, documentation, changelog and issues are, and the Python of
+        the tests.
+        """
         found = metadata(dist[1])
         urls = {url.partition(",")[0] for url in found.get_all("Project-URL", [])}
         assert urls == {"Source", "Documentation", "Changelog", "Issues"}
@@ -99,7 +103,9 @@ class TestWorkflows:
     @pytest.mark.test_long  # it may have to install its program
     @pytest.mark.timeout(600)
     def test_zizmor_finds_no_weakness(self) -> None:
-        """`zizmor` finds no weakness: actions have hashes, permissions are minimal, no text runs as a script."""
+        """`zizmor` finds no weakness: actions have hashes, permissions are minimal, no text runs as
+        a script.
+        """
         command = [str(deploy_program("zizmor")), "--offline", "--no-progress", str(ROOT / ".github")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
@@ -138,7 +144,9 @@ class TestBaseImages:
         )
 
     def test_each_base_image_gets_its_digest(self, tmp_path: Path) -> None:
-        """The image is built from one digest for each tag, which its labels and the summary of the run have."""
+        """The image is built from one digest for each tag, which its labels and the summary of the
+        run have.
+        """
         digest = "sha256:" + "0123456789abcdef" * 4
         done = self.run_step(tmp_path, digest)
         assert done.returncode == 0, done.stderr
@@ -178,7 +186,9 @@ class TestBaseImages:
 
 class TestVersion:
     def test_the_chart_has_the_version_of_the_package(self) -> None:
-        """The release workflow refuses a tag whose version differs from the package's or the chart's."""
+        """The release workflow refuses a tag whose version differs from the package's or the
+        chart's.
+        """
         chart = read_yaml(CHART / "Chart.yaml")
         assert chart["version"] == chart["appVersion"] == PROJECT["version"]
 

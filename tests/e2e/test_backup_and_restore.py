@@ -1,4 +1,6 @@
-"""The commands of the pages on backups and upgrades work as they stand there, and no id comes twice (P1)."""
+"""The commands of the pages on backups and upgrades work as they stand there, and no id comes twice
+(P1).
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,7 +46,9 @@ def test_a_lost_file_is_restored(by_the_page: Operator) -> None:
 
 
 def test_a_restore_with_a_witness_needs_no_highest_id(by_the_page: Operator) -> None:
-    """P1, P3: servers with a witness refuse the restored file until the page's advance, which knows how far."""
+    """P1, P3: servers with a witness refuse the restored file until the page's advance, which knows
+    how far.
+    """
     by_the_page.stop()
     by_the_page.shell('export IDALLOC_WITNESS="sqlite://$PWD/witness.db"')
     by_the_page.serve()
@@ -76,7 +80,9 @@ def test_an_import_refuses_to_lower_a_counter(by_the_page: Operator) -> None:
 
 
 def test_a_store_moves_and_returns(by_the_page: Operator) -> None:
-    """P1: a sequence that moves to another store while a server runs, and returns, continues past its last id."""
+    """P1: a sequence that moves to another store while a server runs, and returns, continues past
+    its last id.
+    """
     [move] = by_the_page.blocks("Move to another store")
     assert "created 1" in by_the_page.run(move)
     assert "this store was retired on" in by_the_page.refused("SEQUENCE_NOT_FOUND")
@@ -95,7 +101,9 @@ def test_a_store_moves_and_returns(by_the_page: Operator) -> None:
 
 
 def test_a_server_is_replaced(tmp_path: Path) -> None:
-    """The page on upgrades shows the version of the next server, which continues past all issued ids."""
+    """The page on upgrades shows the version of the next server, which continues past all issued
+    ids.
+    """
     with operator("docs/operations/upgrades.md", tmp_path) as made:
         made.serve()
         made.take()

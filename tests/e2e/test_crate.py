@@ -141,7 +141,9 @@ REFUSALS = {
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.test_long
 def test_log_and_health_report_why_calls_fail(crate: Crate, tmp_path: Path, why: str, workers: int) -> None:
-    """The log has the cause with a count, and `idalloc health` the failing check, until the store works."""
+    """The log has the cause with a count, and `idalloc health` the failing check, until the store
+    works.
+    """
 
     def lines(event: str) -> list[dict[str, Any]]:
         found = [json.loads(line) for line in server.log.read_text().splitlines()]

@@ -1,4 +1,6 @@
-"""The programs of examples/python against real servers: what they print, and the failures that they handle."""
+"""The programs of examples/python against real servers: what they print, and the failures that they
+handle.
+"""
 
 import importlib.util
 import json
@@ -263,7 +265,9 @@ def key() -> str:
 
 
 def test_a_retried_invoice_gets_the_same_number(tmp_path: Path) -> None:
-    """P7: one key gets one number, also after a restart of the server; no number without a key or a server."""
+    """P7: one key gets one number, also after a restart of the server; no number without a key or a
+    server.
+    """
     one, reused = key(), key()
     with running(tmp_path) as server, serving_invoices(server.address) as service:
         first = service.number(one)

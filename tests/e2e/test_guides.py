@@ -89,7 +89,9 @@ def test_the_guide_names_the_error_of_each_refused_statement(mysqlx: Path, tmp_p
 
 
 def test_the_policy_of_the_languages_guide_awaits_a_lone_server(tmp_path: Path) -> None:
-    """The guide's policy is that of the protos but for its waits, and a call with it outlasts a server's start."""
+    """The guide's policy is that of the protos but for its waits, and a call with it outlasts a
+    server's start.
+    """
     page = (GUIDES / "languages.md").read_text()
     shown = next(each.text for each in blocks(page) if each.language == "json")
     policy, shipped = json.loads(shown), json.loads((ROOT / "protos/idalloc/v1/service_config.json").read_text())
@@ -107,7 +109,9 @@ def test_the_policy_of_the_languages_guide_awaits_a_lone_server(tmp_path: Path) 
 
 
 def test_the_tls_guide_has_the_client_s_messages() -> None:
-    """The table of failed connections has each cause that the client names, and the command's next step."""
+    """The table of failed connections has each cause that the client names, and the command's next
+    step.
+    """
     page = (GUIDES / "tls.md").read_text()
     table = page.partition("## When the connection fails")[2].partition("\n\nIn Python")[0]
     assert {*re.findall(r"^\| `(.*?) \(…\); (.*?)`", table, re.MULTILINE)} == {
@@ -125,7 +129,9 @@ def test_the_table_of_roles_has_every_rpc() -> None:
 
 
 def test_the_guide_has_every_operation_on_documents() -> None:
-    """The guide names each operation of the audit: those that need admin, and those recorded only if denied."""
+    """The guide names each operation of the audit: those that need admin, and those recorded only
+    if denied.
+    """
     known = {each for each in vars(operations).values() if isinstance(each, operations.Operation)}
     page = (GUIDES / "access-control.md").read_text()
     bullet = page.partition("- `method` is `xproto/` and ")[2].partition("\n- ")[0]

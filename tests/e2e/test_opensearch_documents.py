@@ -76,7 +76,9 @@ def test_guides_work_on_opensearch(name: str, ports: dict[int, int], tmp_path: P
 
 
 def test_clients_of_a_counter_are_stopped(by_the_runbook: Operator, node: OpenSearchNode) -> None:
-    """P1: after the runbook's block no old client takes ids, and the sequence continues behind its counter."""
+    """P1: after the runbook's block no old client takes ids, and the sequence continues behind its
+    counter.
+    """
     advance_counter(node, 40)
     count, block, refused, take_over = by_the_runbook.blocks(STOP_CLIENTS)
     before = by_the_runbook.run(count)

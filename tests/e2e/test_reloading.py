@@ -126,7 +126,8 @@ def test_removing_an_access_file_of_quotas_rejects_everyone(tmp_path: Path) -> N
         wait_until(lambda: allocate_status(server, "") == UNAUTHENTICATED, seconds=60)
 
 
-# Makes the terminal on standard output the controlling terminal, as a shell does, and executes the command.
+# Makes the terminal on standard output the controlling terminal, as a shell does, and executes the
+# command.
 IN_TERMINAL = """
 import fcntl, os, signal, sys, termios
 os.setsid()
@@ -138,7 +139,8 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 @contextmanager
 def in_terminal(folder: Path, action: str = "SIG_DFL", **settings: object) -> Iterator[tuple[Server, int]]:
-    """Starts a server in a terminal; yields it and the terminal's other end, whose closing sends SIGHUP.
+    """Starts a server in a terminal; yields it and the terminal's other end, whose closing sends
+    SIGHUP.
 
     Args:
         folder: The folder of its log and its store.

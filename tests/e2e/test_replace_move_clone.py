@@ -1,4 +1,6 @@
-"""The page on replacing, moving and cloning nodes: each step works, and ids come twice only where it says so (P1)."""
+"""The page on replacing, moving and cloning nodes: each step works, and ids come twice only where
+it says so (P1).
+"""
 
 import shutil
 from collections.abc import Iterator
@@ -109,7 +111,9 @@ def test_a_clone_on_a_shared_store_issues_other_ids(on_cratedb: Operator) -> Non
 
 
 def test_one_host_name_and_address_are_one_holder(on_cratedb: Operator) -> None:
-    """The store takes a process of the same host name and `listen` for the same node: no conflict is logged."""
+    """The store takes a process of the same host name and `listen` for the same node: no conflict
+    is logged.
+    """
     on_cratedb.kill()
     on_cratedb.serve("--prefix-conflict refuse")
     on_cratedb.take()

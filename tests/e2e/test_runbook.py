@@ -54,7 +54,9 @@ def test_a_locked_store_recovers(serving: Operator) -> None:
 
 
 def test_a_store_that_outlasts_the_deadline_is_found(serving: Operator) -> None:
-    """DEADLINE_EXCEEDED: the log names the store although its caller is gone, and a longer call gets its error."""
+    """DEADLINE_EXCEEDED: the log names the store although its caller is gone, and a longer call
+    gets its error.
+    """
     find, ids = serving.blocks("`DEADLINE_EXCEEDED`")
     with closing(sqlite3.connect(serving.file, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -154,7 +156,9 @@ def test_a_limit_of_sequences_is_raised(by_the_page: Operator) -> None:
 
 
 def test_a_conflict_of_prefixes_is_solved(serving: Operator) -> None:
-    """PREFIX_IN_USE: when the running node has another prefix, a second node starts with the old one."""
+    """PREFIX_IN_USE: when the running node has another prefix, a second node starts with the old
+    one.
+    """
     another = "--listen 127.0.0.1:0 --prefix-conflict refuse"
     assert "prefix 0 is in use by" in serving.start_refused(another)
     show, fix = serving.blocks("`PREFIX_IN_USE`")

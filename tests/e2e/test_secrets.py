@@ -1,4 +1,6 @@
-"""Secrets of a real server and its store appear in no output, log, error or process list, whatever fails."""
+"""Secrets of a real server and its store appear in no output, log, error or process list, whatever
+fails.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ BASIC = base64.b64encode(f"alice:{PASSWORD}".encode()).decode()
 
 
 class Crate(CrateEmulator):
-    """The emulator, which can answer with rows that no CrateDB sends: that is a fault inside the server."""
+    """The emulator, which can answer with rows that no CrateDB sends: that is a fault inside the
+    server.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""Settings of real server processes: invalid ones are refused; flags override the environment, files and defaults."""
+"""Settings of real server processes: invalid ones are refused; flags override the environment,
+files and defaults.
+"""
 
 import json
 import signal
@@ -17,7 +19,9 @@ from tests.support.processes import environment, running, serve_command, start_e
 
 
 class TestInvalidSettings:
-    """An invalid setting ends with exit code 2, and one line that names the setting and the next step."""
+    """An invalid setting ends with exit code 2, and one line that names the setting and the next
+    step.
+    """
 
     @pytest.fixture(autouse=True)
     def capture(self, capfd: pytest.CaptureFixture[str]) -> None:
@@ -29,7 +33,9 @@ class TestInvalidSettings:
         return self._error(run_here(self.capfd, env or environment(), "serve", *flags))
 
     def refused(self, **settings: object) -> str:
-        """Starts the process of a server that must refuse its address or its store; returns its error."""
+        """Starts the process of a server that must refuse its address or its store; returns its
+        error.
+        """
         return self._error(
             subprocess.run(serve_command(**settings), env=environment(), capture_output=True, text=True, timeout=50)
         )

@@ -1,4 +1,6 @@
-"""TLS of a real server: authorized clients, refused settings, and certificates replaced while it runs."""
+"""TLS of a real server: authorized clients, refused settings, and certificates replaced while it
+runs.
+"""
 
 import json
 import socket
@@ -56,7 +58,9 @@ class Files:
         return grpc.ssl_channel_credentials(root, client.private_key_pem.bytes(), chain)
 
     def shown(self, server: Server, oldest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2) -> tuple[str, str | None]:
-        """Returns the serial number of the server's certificate, and the TLS version of the connection."""
+        """Returns the serial number of the server's certificate, and the TLS version of the
+        connection.
+        """
         context = ssl.create_default_context(cadata=self.authority.cert_pem.bytes().decode())
         context.minimum_version = context.maximum_version = oldest
         context.set_ciphers("DEFAULT:@SECLEVEL=0")  # OpenSSL offers TLS 1.1 only at this level

@@ -1,4 +1,6 @@
-"""`idalloc store export` and `idalloc store import` between stores, under live nodes, and after restored backups."""
+"""`idalloc store export` and `idalloc store import` between stores, under live nodes, and after
+restored backups.
+"""
 
 import asyncio
 import json

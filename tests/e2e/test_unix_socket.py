@@ -45,7 +45,9 @@ def refusal(folder: Path, **settings: object) -> str:
 
 @TRANSPORTS
 def test_a_unix_socket_is_for_the_user_and_group(tmp_path: Path, listen: str, transport: str) -> None:
-    """`listen = unix:/PATH` serves the server's user and group, whatever the umask, and leaves no file."""
+    """`listen = unix:/PATH` serves the server's user and group, whatever the umask, and leaves no
+    file.
+    """
     path = Path(listen.removeprefix("unix:"))
     with open_umask(), running(tmp_path, transport=transport, listen=listen) as server:
         assert server.address == listen

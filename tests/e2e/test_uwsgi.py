@@ -1,4 +1,6 @@
-"""uWSGI's master, which forks workers without Python's fork hooks after the application has allocated ids."""
+"""uWSGI's master, which forks workers without Python's fork hooks after the application has
+allocated ids.
+"""
 
 import json
 import os

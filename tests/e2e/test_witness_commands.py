@@ -1,4 +1,6 @@
-"""`idalloc witness show` and `witness forget` on files, and a restored store under real servers with a witness."""
+"""`idalloc witness show` and `witness forget` on files, and a restored store under real servers
+with a witness.
+"""
 
 import asyncio
 import json
@@ -78,7 +80,9 @@ def place(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Place:
 
 
 def test_show_finds_a_restored_store(place: Place) -> None:
-    """Each mark is shown beside the store; the exit code is 1, with the repair, if servers refuse a sequence."""
+    """Each mark is shown beside the store; the exit code is 1, with the repair, if servers refuse a
+    sequence.
+    """
     place.use(orders=5, invoices_2026=3)
     copy = place.copied.copy()
     done = place.run("show")
@@ -140,7 +144,9 @@ def test_the_witness_of_another_store_is_refused(place: Place, tmp_path: Path) -
 @pytest.mark.test_long
 @pytest.mark.parametrize("verb", ["show", "forget"])
 def test_a_missing_witness_is_one_line(place: Place, verb: str) -> None:
-    """A witness or a store that is not set, missing or invalid is one line with exit code 2; nothing is created."""
+    """A witness or a store that is not set, missing or invalid is one line with exit code 2;
+    nothing is created.
+    """
     names = ["orders"] if verb == "forget" else []
     line = place.error_line(2, verb, *names, witness="")
     assert line == "idalloc: witness: is not set; give the URL that the servers have, as --witness or IDALLOC_WITNESS"
@@ -180,7 +186,9 @@ class TestServers:
 
     @pytest.mark.parametrize("workers", [1, 2])
     def test_a_restored_store_is_repaired(self, place: Place, tmp_path: Path, workers: int) -> None:
-        """P3: fresh servers refuse a restored store, until `advance --all` moves each sequence past its mark."""
+        """P3: fresh servers refuse a restored store, until `advance --all` moves each sequence past
+        its mark.
+        """
         settings: dict[str, Any] = {"witness": place.witness, "workers": workers, **self.SHORT}
         with running(tmp_path, **settings) as server, idalloc.Client(server.address) as client:
             client.sequences.create("down", step=-1, min_value=-(10**9), max_value=-1)

@@ -1,4 +1,6 @@
-"""Clear text that somebody on the way sends between the request for TLS and the handshake is never run."""
+"""Clear text that somebody on the way sends between the request for TLS and the handshake is never
+run.
+"""
 
 import socket
 import ssl
@@ -60,7 +62,9 @@ def _exactly(reader: socket.SocketIO, size: int) -> bytes:
 
 @pytest.mark.parametrize("tries", [25, pytest.param(1000, marks=pytest.mark.test_long)])
 async def test_clear_text_before_the_handshake_is_not_run(tmp_path: Path, tries: int) -> None:
-    """A login or a byte of clear text after the request for TLS, at any delay, ends the connection unanswered."""
+    """A login or a byte of clear text after the request for TLS, at any delay, ends the connection
+    unanswered.
+    """
     certificates = Certificates(tmp_path)
     shown = certificates.client("127.0.0.1")
     tls = ssl.create_default_context(cafile=certificates.ca)

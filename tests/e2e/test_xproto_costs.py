@@ -1,4 +1,6 @@
-"""Statements that would take much more work or memory than their bytes are refused, and others are served meanwhile."""
+"""Statements that would take much more work or memory than their bytes are refused, and others are
+served meanwhile.
+"""
 
 import asyncio
 import time
@@ -20,8 +22,9 @@ from tests.support.xproto_client import connected
 
 pytestmark = pytest.mark.timeout(600)
 
-# The promises to others while an attack goes on, for so long and on so many connections. On a quiet machine p99 is
-# below 250 ms; a machine with other work gets more. What had no bound took from 2.5 to 31 s.
+# The promises to others while an attack goes on, for so long and on so many connections. On a quiet
+# machine p99 is below 250 ms; a machine with other work gets more. What had no bound took from 2.5
+# to 31 s.
 P99_SECONDS = 1.0
 MOST_MB = 100
 SECONDS, ATTACKERS = 5.0, 2
@@ -42,7 +45,9 @@ async def check_codes(server: Server, attacks: Mapping[str, Attack]) -> None:
 
 
 async def test_statements_beyond_their_cost_are_refused(tmp_path: Path) -> None:
-    """Each attack ends with MySQL's nearest error on a connection that goes on, and leaves nothing behind."""
+    """Each attack ends with MySQL's nearest error on a connection that goes on, and leaves nothing
+    behind.
+    """
     with running(tmp_path, xproto_listen="127.0.0.1:0", log_level="warning") as server:
         await check_codes(server, {name: attack for name, attack in ATTACKS.items() if not attack.is_slow})
 
@@ -50,7 +55,9 @@ async def test_statements_beyond_their_cost_are_refused(tmp_path: Path) -> None:
 @pytest.mark.test_long
 @pytest.mark.parametrize("kind", WITH_DOCUMENTS)
 async def test_costs_are_bounded_with_workers(tmp_path: Path, kind: str) -> None:
-    """The same errors end the attacks, also the slow ones, with two workers and each store of documents."""
+    """The same errors end the attacks, also the slow ones, with two workers and each store of
+    documents.
+    """
     settings = {"xproto_listen": "127.0.0.1:0", "log_level": "warning", "workers": 2}
     async with empty_store(kind, tmp_path) as store, running_beside(tmp_path, store=store, **settings) as server:
         await check_codes(server, ATTACKS)
@@ -59,7 +66,9 @@ async def test_costs_are_bounded_with_workers(tmp_path: Path, kind: str) -> None
 @pytest.mark.test_long
 @pytest.mark.parametrize("name", ATTACKS)
 async def test_others_are_served_while_an_attack_goes_on(tmp_path: Path, name: str) -> None:
-    """Beside each attack a steady caller of gRPC has its answers in time, and memory grows by less than 100 MB."""
+    """Beside each attack a steady caller of gRPC has its answers in time, and memory grows by less
+    than 100 MB.
+    """
     codes, latencies = Counter[int](), list[float]()
     frame = ATTACKS[name].message()
 

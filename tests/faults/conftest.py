@@ -73,7 +73,9 @@ def opensearch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenSearchN
 
 @pytest.fixture
 def opensearch_url(opensearch: OpenSearchNode) -> str:
-    """The URL of a store with indices of its own. They exist: their creation may take longer than a short timeout."""
+    """The URL of a store with indices of its own. They exist: their creation may take longer than a
+    short timeout.
+    """
     url = f"opensearch://{opensearch.host}/?prefix=idalloc-{uuid.uuid4().hex[:12]}"
 
     async def create() -> None:
@@ -101,7 +103,9 @@ def rng() -> random.Random:
 
 
 class Documented:
-    """Updates docs/operations/fault-tests.md after each test, so that an aborted run keeps its results."""
+    """Updates docs/operations/fault-tests.md after each test, so that an aborted run keeps its
+    results.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file = file

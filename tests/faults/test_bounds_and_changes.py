@@ -112,7 +112,9 @@ EXPECTED_ERRORS = {
 
 
 class Changes:
-    """Changes the sequence orders, through each node in turn, and asserts that clients see each change in time."""
+    """Changes the sequence orders, through each node in turn, and asserts that clients see each
+    change in time.
+    """
 
     def __init__(self, scenario: Scenario, nodes: list[idalloc.Client], callers: list[ClientProcess]) -> None:
         self._scenario = scenario

@@ -63,7 +63,8 @@ class TestSamePrefixAndSecond:
             starts = take(clients)
             assert sorted(starts) == list(range(SECOND, SECOND + count))
 
-            # In the same second, kill some nodes, and start others, one of them with several processes.
+            # In the same second, kill some nodes, and start others, one of them with several
+            # processes.
             for node in nodes[:killed]:
                 node.process.kill()
                 node.process.wait()
@@ -121,7 +122,8 @@ def test_document_ids_rise_over_restarts_with_any_clock(scenario: Scenario, logs
     assert all(one < other for one, other in pairwise(ids))
     assert all(one < other for one, other in pairwise(orders))
 
-    # A clock past 2106 does not fit into a document id, and must not move the prefix's start timestamp.
+    # A clock past 2106 does not fit into a document id, and must not move the prefix's start
+    # timestamp.
     clock.set_wall_clock(2**32)
     [node] = scenario.launch_nodes(1, module=NODE, arguments=clock.arguments, node_prefix=7)
     assert not wait_until_serving(node)
@@ -208,7 +210,8 @@ class TestJumps:
                         clock.advance_boot_clock(jumps.uniform(0, 400))  # a suspend of up to two leases
                 scenario.count_faults()
                 wait_for_answers(scenario, callers)
-            # Timestamps are refused while the clock is behind them, so set all clocks ahead of the latest one.
+            # Timestamps are refused while the clock is behind them, so set all clocks ahead of the
+            # latest one.
             refused = sum(caller.errors["SEQUENCE_AHEAD_OF_CLOCK"] for caller in ticks)
             for clock in clocks:
                 clock.set_wall_clock(offset=2 * YEAR)
@@ -221,7 +224,9 @@ class TestJumps:
 
     @pytest.mark.long
     def test_a_wrong_clock_of_one_node_does_not_affect_others(self, scenario: Scenario, logs: LoggedClients) -> None:
-        """P6: a node whose clock is far from CrateDB's claims no start timestamp and moves no counter ahead."""
+        """P6: a node whose clock is far from CrateDB's claims no start timestamp and moves no
+        counter ahead.
+        """
         clock, right = NodeControl(scenario.folder / "wrong.json"), NodeControl(scenario.folder / "right.json")
         with ProxiedCrate() as proxied:
             scenario.store = proxied.crate.store

@@ -1,8 +1,9 @@
 """Failover of the table ``sequences`` in CrateDB while nodes serve.
 
-``TestSimulatedFailover`` uses a proxy in front of the emulator, which behaves as a CrateDB 6.4.3 of three nodes was
-measured to: while another copy is promoted, writes hang, and some are then applied twice. ``TestRealCluster`` needs
-`IDALLOC_TEST_CRATEDB_URL` with all hosts, and `IDALLOC_TEST_CRATEDB_HARM` (see `tests/support/cratedb/cluster.py`).
+``TestSimulatedFailover`` uses a proxy in front of the emulator, which behaves as a CrateDB 6.4.3 of
+three nodes was measured to: while another copy is promoted, writes hang, and some are then applied
+twice. ``TestRealCluster`` needs `IDALLOC_TEST_CRATEDB_URL` with all hosts, and
+`IDALLOC_TEST_CRATEDB_HARM` (see `tests/support/cratedb/cluster.py`).
 """
 
 import json
@@ -176,7 +177,9 @@ class TestRealCluster:
     def test_losing_any_node_repeats_no_id(
         self, scenario: Scenario, cluster: CrateCluster, what: Literal["kill", "pause"]
     ) -> None:
-        """P1, P10: losing each node in turn, and the master with the primary, repeats no id and causes no error."""
+        """P1, P10: losing each node in turn, and the master with the primary, repeats no id and
+        causes no error.
+        """
         nodes = start_nodes(scenario, cluster)
         callers = {
             name: scenario.start_client(node, sequence="shared", id_count=sizes, pause=0.05, timeout=120)

@@ -1,4 +1,6 @@
-"""Forks of a client that holds ids, and of a server that holds leases, issue none of the parent's ids (P8)."""
+"""Forks of a client that holds ids, and of a server that holds leases, issue none of the parent's
+ids (P8).
+"""
 
 import json
 import os
@@ -165,7 +167,9 @@ class TestClient:
 
     @pytest.mark.long
     def test_a_fork_during_other_threads_calls_shares_no_id(self, scenario: Scenario) -> None:
-        """P8: a child of a fork during other threads' calls, which may hang in gRPC, never has the parent's ids."""
+        """P8: a child of a fork during other threads' calls, which may hang in gRPC, never has the
+        parent's ids.
+        """
         children, patience = scenario.pick((1, 5), (10, 20))
         options = {"how": "os.fork", "children": children, "threads": 2, "patience": patience}
         with program(scenario, scenario.start_node(), **options) as ran:
@@ -202,7 +206,8 @@ def test_a_forked_server_issues_no_ids(scenario: Scenario, tmp_path: Path, worke
             lambda: uuids.extend(map(str, clients[3].uuids(10))),
         ]
         callers = [CallLoop(call) for call in calls]
-        # gRPC does not support this fork, and some children crash in it: fork until one child has tried to issue ids.
+        # gRPC does not support this fork, and some children crash in it: fork until one child has
+        # tried to issue ids.
         turns = 0
         while turns < scenario.pick(3, 100) or (turns < MOST_FORKS and not fork_results(forked)):
             turns += 1

@@ -1,4 +1,6 @@
-"""Nodes, workers and clients are killed by SIGKILL at random moments and replaced: no id is repeated."""
+"""Nodes, workers and clients are killed by SIGKILL at random moments and replaced: no id is
+repeated.
+"""
 
 import json
 import os
@@ -35,7 +37,9 @@ def make_rising(node: Server) -> None:
 
 
 def stop(scenario: Scenario, clients: list[ClientProcess]) -> None:
-    """Stops the clients, after each has received ids once more, and asserts that they got no unexpected error."""
+    """Stops the clients, after each has received ids once more, and asserts that they got no
+    unexpected error.
+    """
     scenario.wait_for_records(clients, 30)
     for client in clients:
         assert client.stop().errors.keys() <= AWAY

@@ -20,7 +20,8 @@ PAUSED_SECONDS = 40
 # Writes hung for 12 s at most after the primary was killed.
 KILLED_SECONDS = 12
 RECOVERY_SECONDS = 180
-# A steady caller gets ids every 0.05 s; the rest is for the busy cores, on which OpenSearch starts again.
+# A steady caller gets ids every 0.05 s; the rest is for the busy cores, on which OpenSearch starts
+# again.
 UNNOTICED_SECONDS = 3
 
 
@@ -38,7 +39,9 @@ def cluster(tmp_path: Path) -> Iterator[OpenSearchCluster]:
 @pytest.mark.scenario(6, "a primary lost and another copy promoted")
 class TestRealOpenSearch:
     def test_a_killed_primary_repeats_no_id(self, scenario: Scenario, cluster: OpenSearchCluster) -> None:
-        """P1, P10: killing the primary of a real OpenSearch repeats no id; callers of sequences in use go on."""
+        """P1, P10: killing the primary of a real OpenSearch repeats no id; callers of sequences in
+        use go on.
+        """
         nodes = start_nodes(scenario, cluster)
         callers = start_callers(scenario, nodes, pause=0.05)
         steady = [start_steady_caller(scenario, node, number) for number, node in enumerate(nodes)]
@@ -56,7 +59,9 @@ class TestRealOpenSearch:
         prove(scenario, nodes, callers, steady, begun, f"{KILLS} kills")
 
     def test_a_paused_primary_repeats_no_id(self, scenario: Scenario, cluster: OpenSearchCluster) -> None:
-        """P1, P10: a primary of a real OpenSearch that is paused and goes on repeats no id; nor do callers wait."""
+        """P1, P10: a primary of a real OpenSearch that is paused and goes on repeats no id; nor do
+        callers wait.
+        """
         nodes = start_nodes(scenario, cluster)
         callers = start_callers(scenario, nodes, pause=0.05)
         steady = [start_steady_caller(scenario, node, number) for number, node in enumerate(nodes)]
@@ -90,7 +95,9 @@ def wait_for_copies(scenario: Scenario, cluster: OpenSearchCluster) -> None:
 def wait_for_reserves(
     scenario: Scenario, nodes: list[Server], steady: list[ClientProcess], seconds: float
 ) -> list[int]:
-    """Waits until each node's reserve lasts for ``seconds``; returns the number of each steady caller's records."""
+    """Waits until each node's reserve lasts for ``seconds``; returns the number of each steady
+    caller's records.
+    """
     for number, (node, caller) in enumerate(zip(nodes, steady, strict=True)):
         wait_for_reserve(scenario, node, caller, seconds, number)
     return [caller.records for caller in steady]

@@ -1,4 +1,6 @@
-"""Overload by many callers, slow readers, dropped connections, oversized requests and floods: bounded, and survived."""
+"""Overload by many callers, slow readers, dropped connections, oversized requests and floods:
+bounded, and survived.
+"""
 
 import json
 import subprocess
@@ -26,8 +28,8 @@ SLACK_MB = 40
 CALL_MB = 0.03
 # Memory of a slow reader: three replies of 0.7 MB, each with 10,000 ids as texts and as a notice.
 READER_MB = 3
-# Memory of a flooding connection, whose rejected calls are freed with a delay: 30 s of calls took grpcio up and down
-# between 30 and 100 MB more, and no further.
+# Memory of a flooding connection, whose rejected calls are freed with a delay: 30 s of calls took
+# grpcio up and down between 30 and 100 MB more, and no further.
 FLOOD_MB = 100
 # What some floods add per second, since the transport frees it late or never; see SECURITY.md.
 FLOOD_MB_PER_SECOND = {
@@ -231,7 +233,8 @@ def test_oversized_requests_are_refused(overload: Overload) -> None:
     with overload.attack("large_messages", number, concurrency=concurrency, size=64_000_000) as attack:
         overload.scenario.count_faults(number)
         assert attack.seen == {"RESOURCE_EXHAUSTED": number}
-    # grpcio refuses a message as soon as its length is known. Native reads it completely, and copies it.
+    # grpcio refuses a message as soon as its length is known. Native reads it completely, and
+    # copies it.
     overload.assert_memory(concurrency * (2 * 64 if overload.transport == "native" else 4))
     overload.assert_resources_released()
     overload.prove(
@@ -267,7 +270,9 @@ def test_a_flood_of_calls_meets_backpressure(overload: Overload) -> None:
 @pytest.mark.scenario(10, "floods of one connection")
 @pytest.mark.parametrize("kind", ["rapid_resets", "calls", "unknown_methods"])
 def test_a_flood_of_one_connection_starves_nobody(overload: Overload, kind: str) -> None:
-    """A connection that sends without a pause uses memory at a bounded rate, and other clients are served."""
+    """A connection that sends without a pause uses memory at a bounded rate, and other clients are
+    served.
+    """
     served, seconds = overload.bystander.records, overload.scenario.pick(2, 30)
     with overload.attack("flood", 10_000, concurrency=1, seconds=seconds, kind=kind) as attack:
         overload.scenario.count_faults(attack.seen["sent"])

@@ -1,4 +1,6 @@
-"""A node is paused by SIGSTOP past its lease while others serve: after SIGCONT it issues none of the ids it held."""
+"""A node is paused by SIGSTOP past its lease while others serve: after SIGCONT it issues none of
+the ids it held.
+"""
 
 import signal
 from collections.abc import Sequence
@@ -60,7 +62,9 @@ def highest_id(clients: Sequence[ClientProcess]) -> int:
 
 
 def advance_and_wait(client: idalloc.Client, past: int) -> int:
-    """Advances orders past a value, waits until that is effective, and returns the boot time in nanoseconds."""
+    """Advances orders past a value, waits until that is effective, and returns the boot time in
+    nanoseconds.
+    """
     advanced = client.sequences.advance("orders", past)
     hold_for(max(0.0, advanced.effective_delay.total_seconds()), "leases from before the advance end")
     return boot_time_ns()
@@ -92,7 +96,9 @@ def resume(node: Server, client: idalloc.Client, past: int) -> None:
 
 
 def assert_fresh(clients: Sequence[ClientProcess], since: int, past: int) -> None:
-    """Asserts that calls sent after ``since`` got no id at or below ``past``, and that there are such calls."""
+    """Asserts that calls sent after ``since`` got no id at or below ``past``, and that there are
+    such calls.
+    """
     later = [each for each in issued(clients) if each.asked >= since]
     assert later
     assert [each for each in later if EffectiveAdvance(since, past, 1).forbids(each.ids, each.asked)] == []

@@ -57,7 +57,9 @@ def restore_until_refused(
 
 
 def wait_until_all_are_refused(scenario: Scenario, clients: list[ClientProcess], *reasons: str) -> None:
-    """Waits until each client has seen one of the reasons, and then until none has received ids for a second."""
+    """Waits until each client has seen one of the reasons, and then until none has received ids for
+    a second.
+    """
     expected = reasons or ("STORE_WENT_BACKWARDS",)
     scenario.wait_until(
         lambda: all(client.reasons.intersection(expected) for client in clients), f"{expected} at each client"
@@ -76,7 +78,8 @@ def wait_until_all_are_refused(scenario: Scenario, clients: list[ClientProcess],
 
 
 def wait_until_all_nodes_write(scenario: Scenario, clients: list[ClientProcess]) -> None:
-    """Waits until each node has seen a counter past the copy's: a node that has not cannot detect the restore.
+    """Waits until each node has seen a counter past the copy's: a node that has not cannot detect
+    the restore.
 
     A node renews a lease in use after a third of its life.
     """
@@ -103,7 +106,9 @@ def last_record(client: ClientProcess) -> tuple[int, int]:
 
 
 def advance(node: Server, highest: dict[str, int]) -> None:
-    """Advances several sequences at once, as in the runbook; each command waits until leases have ended."""
+    """Advances several sequences at once, as in the runbook; each command waits until leases have
+    ended.
+    """
     with ThreadPoolExecutor() as operators:
         done = [
             operators.submit(run_cli, "sequences", "advance", name, "--past", past, "--server", node.address)
@@ -171,7 +176,8 @@ def test_an_advance_on_any_node_ends_all_refusals(scenario: Scenario) -> None:
     clients = [scenario.start_client(node, mode="ranges,once", pause=PAUSE) for node in nodes]
     scenario.wait_for_records(clients, more=20)
     copy = store.copy()
-    # The first node sees two more generations than the copy, the other one sees one more. The copy has no customers.
+    # The first node sees two more generations than the copy, the other one sees one more. The copy
+    # has no customers.
     copied, _ = last_record(clients[1])
     run_cli("sequences", "advance", "orders", "--past", 0, "--no-wait", "--server", one.address)
     scenario.wait_until(lambda: last_record(clients[1])[0] > copied, "the other node sees the next generation")
@@ -187,7 +193,8 @@ def test_an_advance_on_any_node_ends_all_refusals(scenario: Scenario) -> None:
     scenario.wait_until(lambda: bool(values_before_restore(other, "orders")), "the other node refuses too")
     wait_until_all_are_refused(scenario, clients)
 
-    # An advance on the node that saw less is enough: its generation follows the clock, and is newer than a lost one.
+    # An advance on the node that saw less is enough: its generation follows the clock, and is newer
+    # than a lost one.
     run_cli("sequences", "advance", "orders", "--past", highest["orders"], "--server", other.address)
     scenario.wait_for_records([clients[0], clients[2]], more=20)
     assert "SEQUENCE_NOT_FOUND" in run_cli(
@@ -204,7 +211,9 @@ def test_an_advance_on_any_node_ends_all_refusals(scenario: Scenario) -> None:
 @pytest.mark.scenario(5, TITLE)
 @pytest.mark.parametrize("imported", [False, pytest.param(True, marks=pytest.mark.long)], ids=["advance", "import"])
 def test_a_replaced_file_is_refused_until_all_nodes_stop(scenario: Scenario, imported: bool) -> None:
-    """P3: nodes refuse a replaced database file until all of them were stopped and the counter advanced."""
+    """P3: nodes refuse a replaced database file until all of them were stopped and the counter
+    advanced.
+    """
     store = CopiedStore(scenario.store, scenario.folder / "ids.db")
     nodes = scenario.start_nodes(2, **LEASES)
     clients = [scenario.start_client(node, mode="ranges,once", pause=PAUSE) for node in nodes]
@@ -223,7 +232,8 @@ def test_a_replaced_file_is_refused_until_all_nodes_stop(scenario: Scenario, imp
     assert message.startswith("STORE_REFUSED: ")
     assert f"{store.file} was replaced" in message
 
-    # As in the runbook: stop all nodes, remove the old file's -wal and -shm, and advance before clients call.
+    # As in the runbook: stop all nodes, remove the old file's -wal and -shm, and advance before
+    # clients call.
     assert [node.stop() for node in nodes] == [0, 0]
     for beside in ("-wal", "-shm"):
         store.file.with_name(store.file.name + beside).unlink(missing_ok=True)
@@ -269,7 +279,9 @@ def test_importing_a_newer_export_repairs_a_restored_store(scenario: Scenario) -
 
 @pytest.mark.scenario(5, TITLE)
 def test_no_node_follows_a_rollover(scenario: Scenario, opensearch: OpenSearchNode) -> None:
-    """P3: after a rollover under load no node issues an id, until the alias is back and all nodes were restarted."""
+    """P3: after a rollover under load no node issues an id, until the alias is back and all nodes
+    were restarted.
+    """
     backend = OpenSearchBackend(opensearch.host, f"idalloc-{uuid.uuid4().hex[:12]}")
     asyncio.run(backend.make_older_indices())
     scenario.store = backend.url

@@ -1,4 +1,6 @@
-"""A soak: memory, file descriptors and threads of servers and clients do not grow under sustained load."""
+"""A soak: memory, file descriptors and threads of servers and clients do not grow under sustained
+load.
+"""
 
 import time
 from pathlib import Path
@@ -16,11 +18,13 @@ ALL_KINDS = "ranges,ids,stream,docids,texts,once"
 LEASES = {"lease_ttl": "9s", "store_timeout": "6s", "outage_reserve": "2s"}
 # Number of samples.
 SAMPLES = 90
-# Noise of memory, in MB: a leak of 1 kB per call grows ten times as much between two thirds of a minute.
+# Noise of memory, in MB: a leak of 1 kB per call grows ten times as much between two thirds of a
+# minute.
 MEMORY_MB = 2.0
 # In the short form caches and heaps still fill, so that only a large leak shows.
 SHORT_MEMORY_MB = 10.0
-# Memory that server and SDK keep for each name ever used; a sequence allocator that is never dropped needs twice that.
+# Memory that server and SDK keep for each name ever used; a sequence allocator that is never
+# dropped needs twice that.
 NAME_KB = 0.75
 # Noise of descriptors and threads, since connections and gRPC's own threads vary.
 DESCRIPTORS = 4
@@ -92,7 +96,9 @@ def _children(pid: int) -> list[int]:
 
 
 def _growth(samples: list[Resources]) -> Resources:
-    """Returns the growth of the medians from the second to the last third; the first third is the warm-up."""
+    """Returns the growth of the medians from the second to the last third; the first third is the
+    warm-up.
+    """
     third = len(samples) // 3
     second, last = samples[third : 2 * third], samples[2 * third :]
     memory, descriptors, threads = (

@@ -1,4 +1,6 @@
-"""Thousands of connections to the port of the X Protocol: bounded memory, and gRPC's callers are served."""
+"""Thousands of connections to the port of the X Protocol: bounded memory, and gRPC's callers are
+served.
+"""
 
 import asyncio
 import json

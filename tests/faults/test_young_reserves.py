@@ -1,4 +1,6 @@
-"""P10 from the first seconds: an outage of the store soon after the first call, a restart or a period's start."""
+"""P10 from the first seconds: an outage of the store soon after the first call, a restart or a
+period's start.
+"""
 
 import signal
 import time
@@ -80,7 +82,9 @@ def outlast(
     seconds: float,
     kinds: Collection[str] = KINDS.keys(),
 ) -> str:
-    """Makes the store unavailable for a time, and asserts that no caller of these kinds notices; returns a note."""
+    """Makes the store unavailable for a time, and asserts that no caller of these kinds notices;
+    returns a note.
+    """
     with store.outage():
         began = boot_time_ns()
         hold_for(seconds, "the store is away")
@@ -104,7 +108,9 @@ def outlast(
 def test_an_outage_after_5_seconds_is_not_noticed(
     scenario: Scenario, store: Outages, settings: dict[str, Any], reserve: float
 ) -> None:
-    """P10: from 5 s after the first call of a sequence, an outage of ``outage_reserve`` is not noticed."""
+    """P10: from 5 s after the first call of a sequence, an outage of ``outage_reserve`` is not
+    noticed.
+    """
     nodes = scenario.start_nodes(store.nodes, **settings)
     steady_callers.create_sequences(nodes[0])
     callers = steady_callers.start(scenario, nodes)
@@ -119,7 +125,9 @@ def test_an_outage_after_5_seconds_is_not_noticed(
 def test_an_outage_after_a_restart_is_not_noticed(
     scenario: Scenario, store: Outages, settings: dict[str, Any], reserve: float
 ) -> None:
-    """P10: a node that starts has its reserve with its first calls; a rolling restart burns at most two reserves."""
+    """P10: a node that starts has its reserve with its first calls; a rolling restart burns at most
+    two reserves.
+    """
     with ExitStack() as stack:
         ports = [ReservedPort() for _ in range(store.nodes)]
         for port in ports:
@@ -153,11 +161,14 @@ def test_an_outage_after_a_restart_is_not_noticed(
 def test_an_outage_over_a_periods_start_is_not_noticed(
     scenario: Scenario, store: Outages, settings: dict[str, Any], reserve: float
 ) -> None:
-    """P10: the next period's counter is opened early, and serves also while the store is away over the boundary."""
+    """P10: the next period's counter is opened early, and serves also while the store is away over
+    the boundary.
+    """
     clock = NodeControl(scenario.folder / "clock.json")
     nodes = scenario.start_nodes(store.nodes, module=NODE, arguments=clock.arguments, **settings)
     steady_callers.create_sequences(nodes[0], reset="daily", format="{year}{month}{day}-{value}")
-    # The callers start between 3 and 1 times outage_reserve before the period's end; the outage begins 10 s later.
+    # The callers start between 3 and 1 times outage_reserve before the period's end; the outage
+    # begins 10 s later.
     until_midnight = reserve + 2 * USED_SECONDS
     clock.set_wall_clock(offset=-time.time() % DAY - until_midnight)
     midnight = boot_time_ns() / 1e9 + until_midnight
@@ -174,7 +185,9 @@ def test_an_outage_over_a_periods_start_is_not_noticed(
 def test_a_reserve_takes_at_most_a_hundredth_of_the_ids_left(
     scenario: Scenario, settings: dict[str, Any], reserve: float
 ) -> None:
-    """P10: near its bound a reserve is limited to a hundredth of the ids left; with enough of them it is not."""
+    """P10: near its bound a reserve is limited to a hundredth of the ids left; with enough of them
+    it is not.
+    """
     store = Outages(1, partial(locked, Path(scenario.store.removeprefix("sqlite://"))))
     node = scenario.start_node(**settings)
     steady_callers.create_sequences(node)

@@ -1,7 +1,8 @@
 """Measures every flood of every port: ``make floods``.
 
-Each flood meets a server of its own, with steady callers and probes each second, from another address than the
-flooder. One row for each server has a flooder with the callers' address, as behind NAT.
+Each flood meets a server of its own, with steady callers and probes each second, from another
+address than the flooder. One row for each server has a flooder with the callers' address, as behind
+NAT.
 """
 
 import argparse

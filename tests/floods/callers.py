@@ -1,13 +1,15 @@
 """Steady callers of a server and its probes, in a process of their own.
 
-``python -m tests.floods.callers '{"seconds": 20, "token": …, "grpc": "127.0.0.1:50051", "http": "https://…/", …}'``
+``python -m tests.floods.callers '{"seconds": 20, "token": …, "grpc": "127.0.0.1:50051", "http":
+"https://…/", …}'``
 
-Options: ``x`` (the address of the X Protocol), ``tls`` (a file with the authority of the server's certificate),
-``grpc_tls`` (whether gRPC has TLS), ``calls_http`` (whether a caller reads the page). After a call of each caller
-it prints ``ready`` and waits for a line. Then it calls, and prints an ``Observed`` for each caller as JSON.
+Options: ``x`` (the address of the X Protocol), ``tls`` (a file with the authority of the server's
+certificate), ``grpc_tls`` (whether gRPC has TLS), ``calls_http`` (whether a caller reads the page).
+After a call of each caller it prints ``ready`` and waits for a line. Then it calls, and prints an
+``Observed`` for each caller as JSON.
 
-A call is due at a fixed time, whatever became of the calls before it, and its latency counts from that time. Some calls
-are made on a new connection, which must be accepted, too.
+A call is due at a fixed time, whatever became of the calls before it, and its latency counts from
+that time. Some calls are made on a new connection, which must be accepted, too.
 """
 
 import asyncio

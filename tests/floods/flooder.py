@@ -1,9 +1,12 @@
-"""Floods one port from addresses of its own, in a process of its own that keeps to a share of a core.
+"""Floods one port from addresses of its own, in a process of its own that keeps to a share of a
+core.
 
-``python -m tests.floods.flooder '{"protocol": "http", "flood": "silent", "address": "127.0.0.1:50080", …}'``
+``python -m tests.floods.flooder '{"protocol": "http", "flood": "silent", "address":
+"127.0.0.1:50080", …}'``
 
-Options: ``sources`` (the addresses that it connects from), ``tls`` (a file with the authority of the server's
-certificate; empty for none), ``seconds``. It prints ``ready``, waits for a line, floods, and prints counts as JSON.
+Options: ``sources`` (the addresses that it connects from), ``tls`` (a file with the authority of
+the server's certificate; empty for none), ``seconds``. It prints ``ready``, waits for a line,
+floods, and prints counts as JSON.
 """
 
 import asyncio
@@ -36,7 +39,8 @@ from tests.support.xproto_client import XClient, set_tls
 CPU_SHARE = 0.3
 # Loopback addresses of strangers; callers have 127.0.0.1.
 STRANGERS = [f"127.0.0.{number}" for number in range(2, 10)]
-# Connections that a flood holds at the same time: those that cost both sides a handshake, and silent ones.
+# Connections that a flood holds at the same time: those that cost both sides a handshake, and
+# silent ones.
 _HELD, _SILENT = 400, 2_300
 _CONNECTING = 32  # at the same time
 _BOMB_BYTES = 64_000_000
@@ -203,7 +207,9 @@ async def half_calls(flooder: Flooder) -> None:
 
 
 async def unread_calls(flooder: Flooder) -> None:
-    """Make calls with a wrong token whose replies the server cannot send, since the windows stay closed."""
+    """Make calls with a wrong token whose replies the server cannot send, since the windows stay
+    closed.
+    """
     async with _http2(flooder, 0) as connection:
         calls = [
             http2.headers(stream, "AllocateRange", WRONG_TOKEN) + http2.message(stream, ORDERS)

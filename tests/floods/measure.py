@@ -1,4 +1,6 @@
-"""Measures one flood: steady callers and probes while a flooder runs, and what the server used at most."""
+"""Measures one flood: steady callers and probes while a flooder runs, and what the server used at
+most.
+"""
 
 import json
 import os
@@ -33,7 +35,8 @@ class Result(NamedTuple):
         descriptors: The most open descriptors of the server.
         memory_mb: The most resident memory of the server, in MB.
         cpu: The share of one core that the server used.
-        waited: The seconds in which a thread of the server could have run, and other work had the cores.
+        waited: The seconds in which a thread of the server could have run, and other work had the
+            cores.
         sent: The counts of the flooder.
         has_ended: Whether a process of the server ended.
     """

@@ -1,4 +1,6 @@
-"""A short form of `make floods`: strangers cost callers nothing at the ports of HTTP and X, and behind Envoy."""
+"""A short form of `make floods`: strangers cost callers nothing at the ports of HTTP and X, and
+behind Envoy.
+"""
 
 import tempfile
 from pathlib import Path

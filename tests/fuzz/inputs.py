@@ -1,6 +1,7 @@
 """Strategies for random inputs, and the number of inputs that each test tries.
 
-``make test`` tries few, the same ones each time. ``make fuzz`` tries IDALLOC_TEST_FUZZ_EXAMPLES new ones.
+``make test`` tries few, the same ones each time. ``make fuzz`` tries IDALLOC_TEST_FUZZ_EXAMPLES new
+ones.
 """
 
 import os

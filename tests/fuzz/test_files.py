@@ -79,7 +79,8 @@ def test_any_settings_file_is_read_or_refused(folder: Path, tried: str) -> None:
 
 def test_any_environment_is_read_or_refused(folder: Path, tried: str) -> None:
     """Settings of any value, as variables or flags, are loaded or refused as StartRefused."""
-    # An environment holds bytes other than zero, which Python decodes with surrogates where they are not UTF-8.
+    # An environment holds bytes other than zero, which Python decodes with surrogates where they
+    # are not UTF-8.
     odd = st.binary(max_size=20).map(lambda raw: os.fsdecode(raw.replace(b"\0", b"")))
     valid = st.sampled_from([each.strip('"') for each in LITERALS if "\\" not in each and "\n" not in each])
     # Without IDALLOC_CONFIG: the test above is about files.
@@ -299,7 +300,9 @@ def test_any_log_is_verified_or_refused(folder: Path, content: Callable[[], byte
 
 
 def planted(form: str) -> tuple[bytes, bytes, bytes]:
-    """Returns a log of several sequences in three parts: the bytes before a record, the record, and the bytes after."""
+    """Returns a log of several sequences in three parts: the bytes before a record, the record, and
+    the bytes after.
+    """
     names = ["orders", "b" * 100, "orders", "bills"]
     many = [Planted(100 * number, 5, number, node=1, sequence=names[number % 4]) for number in range(12)]
     log = PlantedLog([*many, Planted(6_000, 1, 30, doc_ids="00070000abcd")])

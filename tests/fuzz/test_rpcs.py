@@ -1,4 +1,6 @@
-"""Random calls on real sockets are answered with a status of the contract, and the next call is served."""
+"""Random calls on real sockets are answered with a status of the contract, and the next call is
+served.
+"""
 
 import asyncio
 import logging
@@ -45,16 +47,18 @@ FAILURES = {
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.PERMISSION_DENIED,
 }
-# Errors of grpcio's client for native's answer to more than 16 kB of metadata, which native sends by itself: an HTTP
-# status, or a reset if the client has more to send.
+# Errors of grpcio's client for native's answer to more than 16 kB of metadata, which native sends
+# by itself: an HTTP status, or a reset if the client has more to send.
 TOO_LARGE = {
     grpc.StatusCode.UNKNOWN: "Received http2 header with status: 431",
     grpc.StatusCode.INTERNAL: "(RST_STREAM (Received RST_STREAM with error code 1))",
     grpc.StatusCode.CANCELLED: "Locally cancelled by application!",
 }
-# Metadata of this size is always accepted; the rest of the 16 kB is for the path and gRPC's own headers.
+# Metadata of this size is always accepted; the rest of the 16 kB is for the path and gRPC's own
+# headers.
 ALWAYS_ACCEPTED = LARGEST_METADATA_BYTES - 2_000
-# Streams that stay open until their client cancels; a unary call of them would wait for its deadline.
+# Streams that stay open until their client cancels; a unary call of them would wait for its
+# deadline.
 ENDLESS = ("/Watch", "/ServerReflectionInfo")
 # Errors of grpcio's client if the answer arrives before the whole request was sent.
 CLIENT_ERRORS = ('Failed "ExecuteBatch"', "Internal error from Core")
@@ -117,7 +121,8 @@ class Live:
                         call.cancel()
                         return grpc.StatusCode.OK, None
         except asyncio.CancelledError:
-            # grpcio's client cancels a call itself if its connection ends while it sends the request.
+            # grpcio's client cancels a call itself if its connection ends while it sends the
+            # request.
             return await call.code(), await call.details()
         except grpc.aio.AioRpcError as error:
             if kind.startswith("stream") and str(error.details()).startswith(CLIENT_ERRORS):
@@ -219,7 +224,8 @@ def test_any_metadata_method_and_kind_of_call_is_answered(transport: str, guarde
     """Any metadata, path and kind of call is answered with a status of the contract."""
     paths = st.sampled_from([*METHODS, *METHODS, "/", "/a/b", "/idalloc.v1.IdAllocatorService/None", "/x" * 500])
     pairs = st.tuples(KEYS, VALUES).map(lambda pair: (pair[0], pair[1].encode() if "-bin" in pair[0] else pair[1]))
-    # From always accepted to always refused sizes; as numbers, which Hypothesis prints if they fail.
+    # From always accepted to always refused sizes; as numbers, which Hypothesis prints if they
+    # fail.
     sizes = st.tuples(KEYS, st.sampled_from([5_000, 9_000, 15_000, 17_000, 40_000]))
     large = st.none() | st.none() | sizes
     valid = id_allocator_pb2.AllocateRangeRequest(sequence="a").SerializeToString()

@@ -1,4 +1,6 @@
-"""The example programs in all languages: what they need, how they are built, and how they are started."""
+"""The example programs in all languages: what they need, how they are built, and how they are
+started.
+"""
 
 import re
 import shutil

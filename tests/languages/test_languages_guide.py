@@ -40,7 +40,9 @@ def protos(tmp_path: Path) -> Path:
 
 
 def test_maven_compiles_no_class_of_google(protos: Path) -> None:
-    """With the page's excludes, the classes are in io.idalloc.v1 and none in com.google; without them some are."""
+    """With the page's excludes, the classes are in io.idalloc.v1 and none in com.google; without
+    them some are.
+    """
     java = LANGUAGES["java"]
     if missing := java.missing():
         pytest.skip(missing)
@@ -78,7 +80,9 @@ def test_proto_loader_reads_the_descriptor_set(protos: Path) -> None:
 
 
 def test_the_program_in_rust_gets_ids(protos: Path) -> None:
-    """The files of the page compile from the descriptor set, and the program prints what the page shows."""
+    """The files of the page compile from the descriptor set, and the program prints what the page
+    shows.
+    """
     if shutil.which("cargo") is None:
         pytest.skip("cargo is not installed: the Rust of docs/guides/languages.md is not tested")
     *files, console = under("Rust")

@@ -69,7 +69,9 @@ def ssl(client: Language, mode: str) -> str:
 
 
 def test_a_program_prints_the_ids_of_its_documents(client: Language, tmp_path: Path) -> None:
-    """F4, F5: the server makes an id for each document and returns it; a second run gets other, larger ones."""
+    """F4, F5: the server makes an id for each document and returns it; a second run gets other,
+    larger ones.
+    """
     with running(tmp_path, xproto_listen="127.0.0.1:0", node_prefix=7) as server:
         uri = f"mysqlx://shop:any@{address(server)}?{ssl(client, 'DISABLED')}"
         first, second = ids(client, uri), ids(client, uri)

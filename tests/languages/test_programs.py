@@ -1,4 +1,6 @@
-"""The programs of examples/go, java, node and python against real servers, all on one sequence at once."""
+"""The programs of examples/go, java, node and python against real servers, all on one sequence at
+once.
+"""
 
 import re
 import signal
@@ -19,7 +21,8 @@ from tests.support.waiting import hold_for, wait_until
 pytestmark = [pytest.mark.languages, pytest.mark.timeout(900)]
 
 TOTAL = 5_000_000
-# Small ranges and chunks: there is always a range to request, and a stream never fits into the buffers of a connection.
+# Small ranges and chunks: there is always a range to request, and a stream never fits into the
+# buffers of a connection.
 RANGE_LIMIT = 1000
 POOL, STREAM, DOC_IDS = WAYS.index("pool"), WAYS.index("stream"), WAYS.index("doc-ids")
 BEYOND_NUMBER = 2**53 + 1  # the first integer that JavaScript's Number rounds
@@ -63,7 +66,9 @@ class KilledServer:
         )
 
     def kill_in_each_stream(self, users: list[Program]) -> None:
-        """Kill the server once in each stream of each program, or in several at once, until all have ended."""
+        """Kill the server once in each stream of each program, or in several at once, until all
+        have ended.
+        """
         sizes: dict[tuple[str, int], int] = {}
 
         def is_in_stream(program: Program) -> bool:
@@ -94,7 +99,9 @@ def place(program: Program) -> tuple[str, int]:
 def test_all_languages_at_once_while_the_server_is_killed(
     builds: Builds, secrets: Secrets, tmp_path: Path, summary: list[str]
 ) -> None:
-    """P1: programs in all languages share a sequence beyond 2^53; kills break their streams, and no id comes twice."""
+    """P1: programs in all languages share a sequence beyond 2^53; kills break their streams, and no
+    id comes twice.
+    """
     languages = builds.all()
     with ExitStack() as stack:
         lone = KilledServer(stack, tmp_path, max_ids_per_call=RANGE_LIMIT, drain_timeout="0s", **secrets.settings)
@@ -129,7 +136,9 @@ def check_output(program: Program) -> None:
 
 
 def check_streams(program: Program) -> None:
-    """Check that a kill broke a stream of a program, which requested the rest, and that all ids are in its log."""
+    """Check that a kill broke a stream of a program, which requested the rest, and that all ids are
+    in its log.
+    """
     records = program.records
     last_unary = max(index for index, record in enumerate(records) if record.request)
     streamed = [record for record in records[last_unary + 1 :] if not record.doc_ids]
@@ -186,7 +195,9 @@ def run(language: Language, *arguments: str) -> subprocess.CompletedProcess[str]
 def test_an_error_is_one_line_with_its_reason(
     fault: str, reasons: str, language: Language, strict_server: Server, secrets: Secrets, tmp_path: Path
 ) -> None:
-    """A wrong token, an untrusted CA and an unknown sequence are one line on stderr, and exit code 1."""
+    """A wrong token, an untrusted CA and an unknown sequence are one line on stderr, and exit code
+    1.
+    """
     token_file = tmp_path / "token"
     token_file.write_text(f"idalloc_{'x' * 43}")
     arguments = {
@@ -224,14 +235,17 @@ def test_a_pause_past_the_lease_drops_ids(language: Language, tmp_path: Path) ->
                 assert program.process.wait(timeout=100) == 0, program.errors
                 numbers = [record for record in program.records if not record.doc_ids]
                 [used_last] = [record for record in numbers if program.ways[POOL].ids[1] in record.ids]
-            # It held more ids than it needed. Yet its last id is of a range that it requested after the pause.
+            # It held more ids than it needed. Yet its last id is of a range that it requested after
+            # the pause.
             assert used_last.asked - held[-1].answered > lease_ttl * 1e9
             return
     pytest.fail("the program was never paused while its pool held all ids that it needed")
 
 
 def pause_with(program: Program, total: int) -> list[Record]:
-    """Pause a program when its pool has all ids that it needs, and return their records; none if it used them."""
+    """Pause a program when its pool has all ids that it needs, and return their records; none if it
+    used them.
+    """
     wait_until(lambda: program.records or not program.is_running, "its first range")
     held: list[Record] = []
     while program.is_running:

@@ -1,4 +1,5 @@
-"""Measures the cost of access control per call: servers without it, with tokens, and with quotas take turns.
+"""Measures the cost of access control per call: servers without it, with tokens, and with quotas
+take turns.
 
 python -m tests.load.access_control    (ghz makes the calls)
 """

@@ -21,7 +21,8 @@ _UNFAIR = """\
 What was not fair: the client is Python, and its time is in both figures. It shares the cores with the servers, so gRPC
 calls wait for it, too, also where it adds to MySQL.
 """
-# The goals of one add's duration and of the documents a second of large adds, as multiples of MySQL's.
+# The goals of one add's duration and of the documents a second of large adds, as multiples of
+# MySQL's.
 _ADD_GOAL, _RATE_GOAL = 2.0, 0.3
 
 

@@ -1,4 +1,5 @@
-"""Allocations per second of BatchAllocateRanges, beside single calls, on a server with a SQLite store.
+"""Allocations per second of BatchAllocateRanges, beside single calls, on a server with a SQLite
+store.
 
 python -m tests.load.batches [--transport native] [--seconds 5] [--requests 1000]    prints both figures in one line.
 """

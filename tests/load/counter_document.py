@@ -1,8 +1,9 @@
 """The counter document of OpenSearch's users beside idalloc, on one node: `make bench-opensearch`.
 
-The recipe is one scripted `_update` a call, with `upsert` and `retry_on_conflict=10`; a call that answers 409 has no
-id. Both take turns on the same OpenSearch, which is started from Maven Central's artifacts (see
-tests/support/opensearch/real.py). IDALLOC_BENCH_OPENSEARCH_HOST names a running one in its place.
+The recipe is one scripted `_update` a call, with `upsert` and `retry_on_conflict=10`; a call that
+answers 409 has no id. Both take turns on the same OpenSearch, which is started from Maven Central's
+artifacts (see tests/support/opensearch/real.py). IDALLOC_BENCH_OPENSEARCH_HOST names a running one
+in its place.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""Write docs/operations/benchmarks.md and its chart from the results of the last runs in .build/bench.
+"""Write docs/operations/benchmarks.md and its chart from the results of the last runs in
+.build/bench.
 
 python -m tests.load.document    writes them without measuring.
 """
@@ -107,7 +108,9 @@ fetches MySQL, and Debian's `libaio1` and `libnuma1`.
 
 
 def write() -> None:
-    """Write the page and the charts; a part without results in .build/bench stays as it is on the page."""
+    """Write the page and the charts; a part without results in .build/bench stays as it is on the
+    page.
+    """
     results = {
         path: json.loads(path.read_text())
         for path in (PEERS, OPENSEARCH, FAULTS, FIRST_SECONDS, GROWTH, XPROTO)
@@ -139,7 +142,9 @@ def write() -> None:
 
 
 def _machines(results: dict[Path, dict[str, Any]], old: dict[str, str]) -> Iterator[str]:
-    """Yield what machine each part was measured on; the line of a part that did not run now is kept."""
+    """Yield what machine each part was measured on; the line of a part that did not run now is
+    kept.
+    """
     yield _MACHINE_TITLE
     before = old.get(_MACHINE_TITLE, "").splitlines()
     for path, what in (

@@ -106,7 +106,8 @@ def loop(take: Callable[[], int], seconds: float, calls: int = 1) -> Turn:
 def in_threads(takes: list[Callable[[], int]], seconds: float, calls: int = 1) -> Turn:
     """Take ids repeatedly in one thread per function.
 
-    With several threads, calls that end after ``seconds`` do not count: a pausing thread would lengthen the time.
+    With several threads, calls that end after ``seconds`` do not count: a pausing thread would
+    lengthen the time.
     """
     latencies: list[float] = []
     alone = len(takes) == 1

@@ -1,9 +1,10 @@
 """Measure how long calls take while the store fails: `make bench-faults`.
 
-Each node has three steady callers, of 1, 10 and 1 to 100 ids a call; all use one sequence. In each of several rounds,
-each fault has a window before it, one during it and one after it. Three callers of a no-op server show what the
-machine's other load does to calls in the same windows. IDALLOC_TEST_CRATEDB_URL with three hosts adds CrateDB behind
-the tests' proxy, and IDALLOC_TEST_CRATEDB_HARM pauses and kills its nodes (see tests/support/cratedb/cluster.py).
+Each node has three steady callers, of 1, 10 and 1 to 100 ids a call; all use one sequence. In each
+of several rounds, each fault has a window before it, one during it and one after it. Three callers
+of a no-op server show what the machine's other load does to calls in the same windows.
+IDALLOC_TEST_CRATEDB_URL with three hosts adds CrateDB behind the tests' proxy, and
+IDALLOC_TEST_CRATEDB_HARM pauses and kills its nodes (see tests/support/cratedb/cluster.py).
 """
 
 import argparse
@@ -93,7 +94,9 @@ class Windows:
         scenario.wait_until(lambda: all(each.records for each in self._noop), "a call of each caller", 120)
 
     def run(self, fault: Fault) -> None:
-        """Run a window without the fault, one during it and one after it. Those of repeated runs are one."""
+        """Run a window without the fault, one during it and one after it. Those of repeated runs
+        are one.
+        """
         bounds = self._bounds[fault.name]
         enough = 1.5 * self._seconds + 2
         self._scenario.wait_until(lambda: min(map(reserve, self._nodes)) >= enough, f"a reserve of {enough} s", 240)
@@ -150,7 +153,9 @@ def _beside(found: dict[str, Any], noop: dict[str, Any]) -> dict[str, Any]:
 
 
 def reserve(node: Server) -> float:
-    """Return how many seconds the ids in a node's memory last at the present rate; 0 without a rate."""
+    """Return how many seconds the ids in a node's memory last at the present rate; 0 without a
+    rate.
+    """
     return metric(node, "idalloc_reserve_seconds")
 
 

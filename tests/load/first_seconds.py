@@ -1,10 +1,11 @@
-"""Measure calls while the store is away soon after the first call, or after a restart: part of `make bench-faults`.
+"""Measure calls while the store is away soon after the first call, or after a restart: part of
+`make bench-faults`.
 
 python -m tests.load.first_seconds [--stores sqlite stand-in] [--outage-reserve 10] [--used 5 15]
 
-Each node has a caller of each kind, which makes a call each 0.1 s and shares the kind's sequence with the other nodes.
-After some time of use the store is away for outage_reserve. IDALLOC_TEST_CRATEDB_URL with three hosts adds CrateDB
-behind the tests' proxy.
+Each node has a caller of each kind, which makes a call each 0.1 s and shares the kind's sequence
+with the other nodes. After some time of use the store is away for outage_reserve.
+IDALLOC_TEST_CRATEDB_URL with three hosts adds CrateDB behind the tests' proxy.
 """
 
 import argparse
@@ -51,7 +52,9 @@ class Nodes(NamedTuple):
 
 
 def settings(reserve: float) -> dict[str, Any]:
-    """Return the settings of a node: the defaults, or short ones in proportion to a shorter reserve."""
+    """Return the settings of a node: the defaults, or short ones in proportion to a shorter
+    reserve.
+    """
     if reserve == DEFAULT_RESERVE:
         return {}
     return {"outage_reserve": f"{reserve:g}s", "store_timeout": f"{reserve / 4:g}s", "lease_ttl": f"{reserve * 2:g}s"}

@@ -1,7 +1,7 @@
 """Measure what grows with work: `make bench-growth`.
 
-Memory and start time by sequences, store calls by nodes on one sequence, store writes of up to 1,000 nodes in simulated
-time, calls by open connections.
+Memory and start time by sequences, store calls by nodes on one sequence, store writes of up to
+1,000 nodes in simulated time, calls by open connections.
 """
 
 import argparse
@@ -94,7 +94,9 @@ def serve_names(address: str, count: int, until: float) -> int:
 
 
 def measure_sequences(names: int, seconds: float) -> Iterator[Sequence[str]]:
-    """Yield start time and memory for each number of stored sequences, and memory after serving them."""
+    """Yield start time and memory for each number of stored sequences, and memory after serving
+    them.
+    """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=machine.DISK)))
         # The server of many names has its store in memory, and keeps its leases.

@@ -1,4 +1,6 @@
-"""How long a call takes while the store hangs: the store's processes are paused, or its file is locked."""
+"""How long a call takes while the store hangs: the store's processes are paused, or its file is
+locked.
+"""
 
 import signal
 import sqlite3

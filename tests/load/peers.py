@@ -1,8 +1,9 @@
 """Measure idalloc beside alternatives: `make bench-peers`.
 
-All run on this machine and take turns in rounds; ratios are medians of the turns in the same round. Each contender
-writes an allocation to disk before it answers. Missing programs are skipped and listed.
-IDALLOC_BENCH_CRATEDB_URL, such as 'crate://crate@127.0.0.1:4200/?schema=bench', adds CrateDB.
+All run on this machine and take turns in rounds; ratios are medians of the turns in the same round.
+Each contender writes an allocation to disk before it answers. Missing programs are skipped and
+listed. IDALLOC_BENCH_CRATEDB_URL, such as 'crate://crate@127.0.0.1:4200/?schema=bench', adds
+CrateDB.
 """
 
 import argparse
@@ -212,7 +213,9 @@ def _cpu(server: Server) -> float:
 
 
 def measure_refills(folder: Path, rounds: int, seconds: float) -> list[dict[str, Any]]:
-    """Measure p99 at a steady rate with small leases and with one large lease, on a fast and a slow store."""
+    """Measure p99 at a steady rate with small leases and with one large lease, on a fast and a slow
+    store.
+    """
     results = []
     for what, module, flags in (
         ("SQLite", "idalloc_server", ["--listen=127.0.0.1:0"]),

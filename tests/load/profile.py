@@ -1,7 +1,8 @@
-"""Show where the event loop spends a call: `make profile` writes flame graphs of a server and of the no-op server.
+"""Show where the event loop spends a call: `make profile` writes flame graphs of a server and of
+the no-op server.
 
-Needs ghz, and py-spy on the PATH, whose samples these are. C code without Python frames, such as gRPC's and uvloop's,
-counts for the Python function that called it.
+Needs ghz, and py-spy on the PATH, whose samples these are. C code without Python frames, such as
+gRPC's and uvloop's, counts for the Python function that called it.
 """
 
 import argparse
@@ -27,7 +28,9 @@ Stacks = Counter[tuple[str, ...]]
 
 
 def read_stacks(raw: str) -> Stacks:
-    """Return the samples of the event loop's thread by their frames, from the outermost one inside of the loop."""
+    """Return the samples of the event loop's thread by their frames, from the outermost one inside
+    of the loop.
+    """
     found: Stacks = Counter()
     for line in raw.splitlines():
         stack, _, count = line.rpartition(" ")
@@ -45,7 +48,9 @@ def share_of_ours(stacks: Stacks) -> float:
 
 
 def draw(stacks: Stacks, title: str) -> str:
-    """Return a flame graph as SVG: a box for each frame above its caller, as wide as its share of the samples."""
+    """Return a flame graph as SVG: a box for each frame above its caller, as wide as its share of
+    the samples.
+    """
     boxes: Counter[tuple[str, ...]] = Counter()
     for frames, count in stacks.items():
         for depth in range(1, len(frames) + 1):

@@ -1,7 +1,8 @@
 """Measure native behind Envoy beside grpcio, both with TLS: `make bench-envoy`.
 
-Needs ghz, and Envoy (`requirements/envoy.txt`). Rounds take turns; ratios are medians of rounds. Each attack meets
-servers of its own. Meanwhile a steady caller measures its p99, and the memory of server and proxy is summed.
+Needs ghz, and Envoy (`requirements/envoy.txt`). Rounds take turns; ratios are medians of rounds.
+Each attack meets servers of its own. Meanwhile a steady caller measures its p99, and the memory of
+server and proxy is summed.
 """
 
 import argparse

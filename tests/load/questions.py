@@ -1,4 +1,6 @@
-"""The questions that a user asks of the benchmarks, each with a chart of the contenders that answer it."""
+"""The questions that a user asks of the benchmarks, each with a chart of the contenders that answer
+it.
+"""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

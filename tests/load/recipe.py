@@ -1,4 +1,6 @@
-"""The recipe of CrateDB's guide: read the counter, and write the next value if no other writer has changed it."""
+"""The recipe of CrateDB's guide: read the counter, and write the next value if no other writer has
+changed it.
+"""
 
 import base64
 import json
@@ -122,7 +124,9 @@ class Writers:
         self._rows = rows
 
     def turn(self, seconds: float) -> Turn:
-        """Take ids for ``seconds`` or longer. A call is one attempt to get an id, including its pauses."""
+        """Take ids for ``seconds`` or longer. A call is one attempt to get an id, including its
+        pauses.
+        """
         takes: list[Callable[[], int]] = [partial(one_id, row) for row in self._rows]
         return in_threads(takes, max(seconds, _MIN_SECONDS))
 

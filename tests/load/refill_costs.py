@@ -1,8 +1,9 @@
 """The CPU time of calls that wait for the store, without gRPC: part of `make load`.
 
-A process has an allocator on a SQLite store, and makes calls when its input has a line: calls that a lease serves,
-calls with a refill, first uses of sequences that exist, and first uses that create one. With another checkout of the
-repository, whose process takes turns with this one's, the costs are compared.
+A process has an allocator on a SQLite store, and makes calls when its input has a line: calls that
+a lease serves, calls with a refill, first uses of sequences that exist, and first uses that create
+one. With another checkout of the repository, whose process takes turns with this one's, the costs
+are compared.
 """
 
 import itertools
@@ -96,7 +97,9 @@ class Contender:
 
 
 def measure_refills(rounds: int, against: Path | None) -> None:
-    """Print the CPU time of each kind of call, and its ratio to that of another checkout, if there is one."""
+    """Print the CPU time of each kind of call, and its ratio to that of another checkout, if there
+    is one.
+    """
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         checkouts = [ROOT, *([against] if against else [])]
         contenders = [Contender(each, Path(folder) / f"{number}.db") for number, each in enumerate(checkouts)]

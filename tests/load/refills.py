@@ -1,4 +1,6 @@
-"""Whether callers notice refills of leases: p99 of unary calls at a steady rate, with and without refills."""
+"""Whether callers notice refills of leases: p99 of unary calls at a steady rate, with and without
+refills.
+"""
 
 import sqlite3
 from collections.abc import Iterator
@@ -12,8 +14,8 @@ from tests.load.turns import Turn
 
 IN_FLIGHT = 16
 REFILLS = 100
-# At this rate a lease lasts a quarter of a second. The refill starts when a fifth of it is used: ten or more refills a
-# second, even if the store takes 50 ms.
+# At this rate a lease lasts a quarter of a second. The refill starts when a fifth of it is used:
+# ten or more refills a second, even if the store takes 50 ms.
 RATE = 1_000
 _LEASE = 250
 # More ids than a run uses.

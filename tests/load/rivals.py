@@ -1,4 +1,6 @@
-"""Redis, PostgreSQL and etcd on loopback, with an fsync for each acknowledged write, and their drivers."""
+"""Redis, PostgreSQL and etcd on loopback, with an fsync for each acknowledged write, and their
+drivers.
+"""
 
 import base64
 import csv
@@ -99,7 +101,8 @@ def redis_benchmark(address: str, seconds: float, in_flight: int) -> Turn:
 
 @contextmanager
 def postgres(folder: Path) -> Iterator[Server]:
-    """Run PostgreSQL with its defaults (fsync and synchronous commit are on), and create the sequence and the table.
+    """Run PostgreSQL with its defaults (fsync and synchronous commit are on), and create the
+    sequence and the table.
 
     Raises:
         Missing: PostgreSQL or pgbench is not installed.
@@ -167,10 +170,11 @@ def etcd(folder: Path) -> Iterator[Server]:
 
 
 class Etcd:
-    """A client that keeps a counter in etcd: a transaction writes the next value if no other client has changed it.
+    """A client that keeps a counter in etcd: a transaction writes the next value if no other client
+    has changed it.
 
-    It remembers the last value that it saw, so that without other clients each call is one transaction. It uses etcd's
-    JSON gateway over a persistent connection.
+    It remembers the last value that it saw, so that without other clients each call is one
+    transaction. It uses etcd's JSON gateway over a persistent connection.
 
     Args:
         address: The server's address.

@@ -1,8 +1,9 @@
 """Measure speed and memory: `make load`.
 
-Ratios are medians over rounds in which the contenders take turns, since single figures of a shared machine vary. Each
-server is a process. ghz makes the unary calls if it is on the PATH. Otherwise Python clients do, which are slower than
-the servers and so improve the ratio; the report names the driver.
+Ratios are medians over rounds in which the contenders take turns, since single figures of a shared
+machine vary. Each server is a process. ghz makes the unary calls if it is on the PATH. Otherwise
+Python clients do, which are slower than the servers and so improve the ratio; the report names the
+driver.
 """
 
 import argparse

@@ -1,4 +1,6 @@
-"""Contenders that use the Python client in this process, and the memory of idle streams in a server."""
+"""Contenders that use the Python client in this process, and the memory of idle streams in a
+server.
+"""
 
 import asyncio
 import time
@@ -55,7 +57,9 @@ def doc_id_texts(address: str) -> Callable[[float], Turn]:
 
 
 def shared_calls(address: str, *, shared: bool) -> Callable[[float], Turn]:
-    """Make a thousand concurrent calls with one asyncio client, which merges them if ``shared``; else one RPC each."""
+    """Make a thousand concurrent calls with one asyncio client, which merges them if ``shared``;
+    else one RPC each.
+    """
 
     async def drive(seconds: float) -> Turn:
         latencies: list[float] = []

@@ -13,7 +13,8 @@ def of(
 
     Args:
         contenders: The contenders by key.
-        own_cores: Whether the load generator has its own cores: then calls are compared, otherwise CPU.
+        own_cores: Whether the load generator has its own cores: then calls are compared, otherwise
+            CPU.
         refills: See ``peers.measure_refills``.
         idle: See ``peers.measure_idle_streams``.
     """

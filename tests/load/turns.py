@@ -95,8 +95,8 @@ class Contender:
 def take_turns(contenders: Sequence[Contender], rounds: int, seconds: float, until: float) -> int:
     """Let all contenders take a turn in each round.
 
-    A short first round does not count: leases grow in it, and caches fill. Only the first counted round may begin after
-    ``until``.
+    A short first round does not count: leases grow in it, and caches fill. Only the first counted
+    round may begin after ``until``.
 
     Args:
         contenders: The contenders.
@@ -138,7 +138,9 @@ def ratio(above: Contender | None, below: Contender | None, figure: str, below_f
 
 
 def percentile(values: Sequence[float], percentage: float) -> float | None:
-    """Return the smallest value that is at least ``percentage`` percent of the values; None without values."""
+    """Return the smallest value that is at least ``percentage`` percent of the values; None without
+    values.
+    """
     return sorted(values)[max(1, math.ceil(len(values) * percentage / 100)) - 1] if values else None
 
 

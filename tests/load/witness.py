@@ -1,4 +1,6 @@
-"""What a witness costs: calls from leases, and first uses of sequences, each of which waits for the store."""
+"""What a witness costs: calls from leases, and first uses of sequences, each of which waits for the
+store.
+"""
 
 import asyncio
 import time
@@ -16,7 +18,9 @@ _numbers = count()
 
 
 def first_uses(address: str, calls: int, concurrency: int) -> float:
-    """Return how many first uses of sequences a second one caller makes, with so many calls in flight."""
+    """Return how many first uses of sequences a second one caller makes, with so many calls in
+    flight.
+    """
 
     async def drive() -> float:
         async with grpc.aio.insecure_channel(address) as channel:
@@ -38,7 +42,8 @@ def measure_witness(servers: dict[str, Server], leased: Callable[[str, int], flo
 
     Args:
         servers: The servers by their names in the report.
-        leased: Returns how many calls a second are served from leases, of an address, in so many calls.
+        leased: Returns how many calls a second are served from leases, of an address, in so many
+            calls.
         rounds: How often the servers take turns.
         calls: Calls a turn.
     """

@@ -1,7 +1,8 @@
 """Measure adds of documents beside a live MySQL 8.0.31: `make bench-xproto`.
 
-MySQL's Python client drives both in turns, on one machine and disk: idalloc on SQLite with synchronous FULL, MySQL with
-InnoDB's defaults. The goals: one add takes at most twice as long, adds of 1,000 have 0.3 of the documents a second.
+MySQL's Python client drives both in turns, on one machine and disk: idalloc on SQLite with
+synchronous FULL, MySQL with InnoDB's defaults. The goals: one add takes at most twice as long, adds
+of 1,000 have 0.3 of the documents a second.
 """
 
 import argparse
@@ -58,7 +59,9 @@ class _Callers(threading.Thread):
 
 
 def _measure(rounds: int, seconds: float) -> dict[str, Any]:
-    """Return the figures of each round: adds at both servers, and gRPC callers of idalloc beside adds."""
+    """Return the figures of each round: adds at both servers, and gRPC callers of idalloc beside
+    adds.
+    """
     interpreter = environments.mysqlx_python()
     adds: dict[str, list[dict[str, float]]] = {"idalloc": [], "MySQL": []}
     callers: dict[str, list[dict[str, float]]] = {"nothing": [], "adds to MySQL": [], "adds to idalloc": []}

@@ -1,4 +1,5 @@
-"""Run by the Python of MySQL's client: add documents for some seconds, and print how long that took.
+"""Run by the Python of MySQL's client: add documents for some seconds, and print how long that
+took.
 
 usage: xproto_driver.py PORT SECONDS
 """
@@ -15,7 +16,9 @@ AT_ONCE = 1000
 
 
 def main() -> None:
-    """Add single documents, then many at once, each for the given time; a connection, a schema of its own."""
+    """Add single documents, then many at once, each for the given time; a connection, a schema of
+    its own.
+    """
     port, seconds = int(sys.argv[1]), float(sys.argv[2])
     session = mysqlx.get_session(f"mysqlx://root:@127.0.0.1:{port}?ssl-mode=DISABLED&compression=DISABLED")
     schema = session.create_schema("bench")

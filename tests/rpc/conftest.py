@@ -105,8 +105,8 @@ async def serving(
     Args:
         transport: The server's transport.
         policy: The access policy; None to allow every call.
-        credentials: The server's TLS credentials, with client certificates. The port is then localhost's, and
-            ``channel`` cannot be used.
+        credentials: The server's TLS credentials, with client certificates. The port is then
+            localhost's, and ``channel`` cannot be used.
         auth_clock: The clock of quotas and of the expiry of certificates; None for the system's.
         max_ids: The setting max_ids_per_call.
     """

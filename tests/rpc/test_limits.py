@@ -26,7 +26,8 @@ KB = 1024
 MAX_CONCURRENT_STREAMS = 3
 # gRPC tolerates two early pings, and a few more around frames of its own.
 MANY_PINGS = 20
-# native answers with HTTP status 431 and resets the stream. gRPC clients report the one that they see first.
+# native answers with HTTP status 431 and resets the stream. gRPC clients report the one that they
+# see first.
 REFUSALS = {
     "grpcio": {grpc.StatusCode.RESOURCE_EXHAUSTED},
     "native": {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL},
@@ -121,7 +122,9 @@ class TestCallsOfAConnection:
         assert announced == 100
 
     async def test_more_callers_than_the_limit_are_served(self, served: Served) -> None:
-        """Callers that share a connection are never refused, also when more of them call than the limit."""
+        """Callers that share a connection are never refused, also when more of them call than the
+        limit.
+        """
         codes = await asyncio.gather(
             *(allocate_in_turn(served) for _ in range(3 * transports.MAX_STREAMS_PER_CONNECTION))
         )
@@ -131,7 +134,9 @@ class TestCallsOfAConnection:
     async def test_flood_delays_other_connections_by_its_limit_only(
         self, secured: Served, transport: str, kind: str
     ) -> None:
-        """A connection that floods has no more calls ahead of another's than its limit of open calls."""
+        """A connection that floods has no more calls ahead of another's than its limit of open
+        calls.
+        """
         method = secured.metrics.method("/idalloc.v1.IdAllocatorService/AllocateRange")
         mine = bearer("allocate")
         await secured.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"), metadata=mine)  # is connected
@@ -172,7 +177,9 @@ class TestConnections:
     async def test_silent_ones_end_after_handshake_seconds(
         self, monkeypatch: pytest.MonkeyPatch, transport: str
     ) -> None:
-        """A connection without HTTP/2's first frame ends after HANDSHAKE_SECONDS, not after gRPC's two minutes."""
+        """A connection without HTTP/2's first frame ends after HANDSHAKE_SECONDS, not after gRPC's
+        two minutes.
+        """
         monkeypatch.setattr(transports, "HANDSHAKE_SECONDS", 0.1)
         async with serving(transport) as served:
             host, _, port = served.address.rpartition(":")

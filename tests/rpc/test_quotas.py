@@ -293,7 +293,9 @@ async def test_required_authentication_applies_to_open_streams(transport: str) -
 
 
 async def test_stream_cancelled_in_its_wait_burns_nothing(transport: str) -> None:
-    """P9: a stream whose client cancels while it waits for its quota ends, and its delivered ids are not burned."""
+    """P9: a stream whose client cancels while it waits for its quota ends, and its delivered ids
+    are not burned.
+    """
     clock = CountingClock()
     async with serving(transport, ACCESS, auth_clock=clock) as served:
         request = pb.StreamRangesRequest(sequence="orders", total_id_count=1000, chunk_id_count=500)
@@ -307,7 +309,9 @@ async def test_stream_cancelled_in_its_wait_burns_nothing(transport: str) -> Non
 
 
 async def test_host_with_wrong_tokens_is_counted(metered: Served, clock: FakeClock) -> None:
-    """A wrong or revoked token is UNAUTHENTICATED at any rate; beyond that of a host the audit has a count."""
+    """A wrong or revoked token is UNAUTHENTICATED at any rate; beyond that of a host the audit has
+    a count.
+    """
     with structlog.testing.capture_logs() as logs:
         for _ in range(BURST):
             assert (await error_of_allocate(metered, SECRET)).info.reason == "UNAUTHENTICATED"

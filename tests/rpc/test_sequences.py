@@ -317,7 +317,9 @@ async def test_invalid_page_token_is_rejected(served: Served) -> None:
 
 
 async def test_list_with_a_corrupt_row_fails_and_names_it(served: Served) -> None:
-    """A corrupt row is not left out of a list: the list fails, and the error names the row and the next step."""
+    """A corrupt row is not left out of a list: the list fails, and the error names the row and the
+    next step.
+    """
     await served.create(name="bills")
     await served.create(name="orders")
     fault = Fault(applied=0, error=SequenceInvalid("bills", "its settings cannot be read: it is no JSON"))

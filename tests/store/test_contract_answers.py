@@ -1,6 +1,8 @@
-"""The contract of every store: an answer belongs to its request, and the store to the name that was opened.
+"""The contract of every store: an answer belongs to its request, and the store to the name that was
+opened.
 
-SQLite answers in this process, so no answer of it can be crossed or repeated. Its file can be exchanged.
+SQLite answers in this process, so no answer of it can be crossed or repeated. Its file can be
+exchanged.
 """
 
 import asyncio
@@ -64,7 +66,8 @@ async def record(store: Store, name: str) -> object:
     return made
 
 
-# Each is called for the key a and then for the key b, or twice for a, and what shows that a request is of it.
+# Each is called for the key a and then for the key b, or twice for a, and what shows that a request
+# is of it.
 CALLS: dict[str, tuple[Call, str, str]] = {
     "grant": (lambda store, name: store.grant(name, 10, 1000), "-sequences/_update/", "SET granted"),
     "timestamps": (
@@ -124,7 +127,9 @@ async def test_a_repeated_answer_is_refused(behind: Store, proxy: MixingProxy, c
 
 @over_http
 async def test_mixed_up_grants_issue_no_id_twice(behind: Store, proxy: MixingProxy) -> None:
-    """P1, P3: through a proxy that mixes up answers no id is granted twice, and one line a second is logged."""
+    """P1, P3: through a proxy that mixes up answers no id is granted twice, and one line a second
+    is logged.
+    """
     issued: dict[str, list[int]] = {"a": [], "b": []}
 
     async def take(name: str, count: int) -> None:
@@ -144,7 +149,9 @@ async def test_mixed_up_grants_issue_no_id_twice(behind: Store, proxy: MixingPro
 
 
 async def test_an_exchanged_store_grants_nothing(opener: Opener) -> None:
-    """P3: if another store answers under the name, nothing of its answers is used, and the error names both."""
+    """P3: if another store answers under the name, nothing of its answers is used, and the error
+    names both.
+    """
     if isinstance(opener.backend, CrateBackend):
         await skip_before_oids(opener.backend.sql)
     store = await opener.open()

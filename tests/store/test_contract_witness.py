@@ -13,7 +13,8 @@ from tests.support.store_backends import WitnessOpener
 pytestmark = pytest.mark.parametrize("opener", ALL, indirect=True)
 
 ROUNDS = 5
-# As long as names get, with a separator and a period, and such as a path, a URL or a query could change.
+# As long as names get, with a separator and a period, and such as a path, a URL or a query could
+# change.
 NAMES = (
     "orders",
     f"{'x' * 255}{PERIOD_SEPARATOR}2026-11-26T10",
@@ -105,7 +106,9 @@ class TestReplace:
             token = won.token
 
     async def test_a_repeated_replacement_changes_nothing(self, witness: Witness) -> None:
-        """P3: a replacement that is repeated after a lost answer succeeds; after the next one it changes nothing."""
+        """P3: a replacement that is repeated after a lost answer succeeds; after the next one it
+        changes nothing.
+        """
         first = Replacement("a", mark(10, "one"), "")
         second = Replacement("a", mark(20, "two"), "one")
         for _ in range(2):

@@ -158,7 +158,9 @@ async def test_a_tail_ends_at_a_recipe_client_and_a_give_back(opener: Opener) ->
 @pytest.mark.parametrize("wanted", [0, 7])
 @pytest.mark.parametrize("answered", ["first", "second"])
 async def test_a_tail_ends_at_a_replayed_grant(opener: Opener, wanted: int, answered: str) -> None:
-    """P1: a grant that the cluster applied twice counts as another node's, whichever answer arrived."""
+    """P1: a grant that the cluster applied twice counts as another node's, whichever answer
+    arrived.
+    """
     node = Node(await opener.open())
     await node.store.create(new_row("s"))
     await node.grant(10)
@@ -198,7 +200,9 @@ async def replay(opener: Opener, wanted: int) -> None:
 
 @pytest.mark.parametrize("opener", ALL, indirect=True)
 async def test_every_write_of_the_row_is_counted(opener: Opener, clock: FakeClock) -> None:
-    """P2: the count of writes of a row grows by one with each write of idalloc, and by no other row's."""
+    """P2: the count of writes of a row grows by one with each write of idalloc, and by no other
+    row's.
+    """
     store, other = await opener.open(), await opener.open()
     await store.create(new_row("s"))
     await store.create(new_row("t"))

@@ -81,7 +81,9 @@ def test_the_cluster_of_the_store_is_refused(url: str, store: str) -> None:
 class TestFiles:
     @pytest.mark.parametrize("is_there", [False, True])
     def test_the_file_of_the_store_is_refused(self, tmp_path: Path, is_there: bool) -> None:
-        """P3: the file of the store, or of its documents, is no witness, by any path and also before it is made."""
+        """P3: the file of the store, or of its documents, is no witness, by any path and also
+        before it is made.
+        """
         folder = tmp_path / "real"
         folder.mkdir()
         (tmp_path / "link").symlink_to(folder)
@@ -104,7 +106,9 @@ class TestFiles:
         open_witness(f"sqlite://{folder}/marks.db", f"sqlite://{folder}/ids.db")
 
     async def test_the_disk_of_the_store_is_logged(self, tmp_path: Path) -> None:
-        """P3: a start warns of a witness on the disk of the store, whose folder need not be there yet."""
+        """P3: a start warns of a witness on the disk of the store, whose folder need not be there
+        yet.
+        """
         for store, warned in ((tmp_path / "no" / "such" / "ids.db", True), (ELSEWHERE, False)):
             witness = open_witness(f"sqlite://{tmp_path}/marks/marks.db", f"sqlite://{store}")
             with capture_logs() as logs:

@@ -58,7 +58,8 @@ class Recording:
 def firing(series: list[dict[str, str]], minute: float, folder: Path) -> set[str]:
     """Return the alerts that fire at a time.
 
-    promtool prints what it got if it differs from what a test expects, so this expects an impossible alert.
+    promtool prints what it got if it differs from what a test expects, so this expects an
+    impossible alert.
 
     Args:
         series: promtool's input.

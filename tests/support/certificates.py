@@ -24,7 +24,8 @@ class Issued(NamedTuple):
 
 
 def issue(authority: trustme.CA, *names: x509.GeneralName, seconds: float = 3600) -> Issued:
-    """Issue a certificate with exactly these names (SANs) of any type; trustme chooses the types itself.
+    """Issue a certificate with exactly these names (SANs) of any type; trustme chooses the types
+    itself.
 
     Args:
         authority: The CA that signs it.
@@ -71,7 +72,9 @@ class Certificates:
     def server(
         self, *names: str, of_clients: trustme.CA | None = None, expired: bool = False
     ) -> grpc.ServerCredentials:
-        """Return a server's credentials; with ``of_clients`` clients must present a certificate of that CA."""
+        """Return a server's credentials; with ``of_clients`` clients must present a certificate of
+        that CA.
+        """
         ended = datetime(2020, 1, 1, tzinfo=UTC) if expired else None
         leaf = self.authority.issue_cert(*(names or ("127.0.0.1",)), not_after=ended)
         pair = leaf.private_key_pem.bytes(), b"".join(blob.bytes() for blob in leaf.cert_chain_pems)

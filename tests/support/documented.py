@@ -1,4 +1,6 @@
-"""Phrases with defaults and limits that protos and documents must contain; the numbers come from the code."""
+"""Phrases with defaults and limits that protos and documents must contain; the numbers come from
+the code.
+"""
 
 import json
 from dataclasses import MISSING, fields
@@ -30,8 +32,8 @@ from idalloc_server.xproto import session
 from scripts.reference.setting_notes import lease_factor, reserve_factor
 from tests.support.paths import ROOT
 
-# Required phrases by place (an element of a proto, a section of a document). Limits that a document states in words
-# are asserted where the phrase is built.
+# Required phrases by place (an element of a proto, a section of a document). Limits that a document
+# states in words are asserted where the phrase is built.
 Claims = dict[str, list[str]]
 
 _KB = 1024

@@ -1,16 +1,19 @@
 """Runs the code blocks of a Markdown page, in order and as they stand there.
 
-A reader has one terminal and one folder for a page, so its blocks share them: files, exported variables and the folder
-last. The terminal is a pseudo terminal, for commands print tables on a terminal only.
+A reader has one terminal and one folder for a page, so its blocks share them: files, exported
+variables and the folder last. The terminal is a pseudo terminal, for commands print tables on a
+terminal only.
 
 - ``sh``: the commands must succeed.
-- ``console``: each line ``$ command`` with what it prints; a command may fail only where the page shows what it prints.
+- ``console``: each line ``$ command`` with what it prints; a command may fail only where the page
+  shows what it prints.
 - ``python``: runs in one interpreter for the page. ``print(…)  # text`` must print the text.
-- A block whose first line is a comment with a file's name, such as ``# billing.py``, becomes that file, as does one of
-  any other language. Blocks of other languages without such a line are not run.
+- A block whose first line is a comment with a file's name, such as ``# billing.py``, becomes that
+  file, as does one of any other language. Blocks of other languages without such a line are not
+  run.
 - Blocks in the list NOT_RUN are not run.
-- A command that starts a server runs on in the background; the next block runs once it serves. A second one on the same
-  address ends the first one, as the reader would with Ctrl-C.
+- A command that starts a server runs on in the background; the next block runs once it serves. A
+  second one on the same address ends the first one, as the reader would with Ctrl-C.
 """
 
 import random
@@ -34,7 +37,8 @@ FILE_NAME = re.compile(r"^(?:#|//|--) ([\w./-]+\.\w+)\n")
 RUN = ("sh", "console", "python")
 PORT = re.compile(r"(?:127\.0\.0\.1|localhost|0\.0\.0\.0|\]):(\d{4,5})\b")
 TOOLS = ("docker", "grpcurl", "ghz", "jq", "curl", "openssl", "sqlite3", "crash", "promtool")
-# What differs from run to run: each becomes its name in the page and in the output before these are compared.
+# What differs from run to run: each becomes its name in the page and in the output before these are
+# compared.
 VARIES = {
     r"\b\d{4}-\d\d-\d\d([T ][\d:.]+Z?)?": "DATE",
     r"\b20\d\d\b": "YEAR",
@@ -47,7 +51,9 @@ VARIES = {
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page: its language, the heading that it is under, its line in the file, and its text."""
+    """A fenced block of a page: its language, the heading that it is under, its line in the file,
+    and its text.
+    """
 
     language: str
     heading: str
@@ -96,7 +102,9 @@ def plain(text: str) -> str:
 
 
 def matches(shown: str, printed: str) -> bool:
-    """Whether a program printed what the page shows, where ``…`` is any text and, on a line alone, any lines."""
+    """Whether a program printed what the page shows, where ``…`` is any text and, on a line alone,
+    any lines.
+    """
     lines = plain(shown).splitlines()
     pattern = "".join(r"(?:\n.*)*" if each == "…" else "\n" + re.escape(each).replace("…", ".*") for each in lines)
     return re.fullmatch(pattern, "\n" + plain(printed) if printed.strip() else "") is not None
@@ -151,18 +159,21 @@ def run_page(
     ports: Mapping[int, int] | None = None,
     finally_true: Callable[[], bool] | None = None,
 ) -> None:
-    """Run all blocks of a page in order. Blocks that are not run, or need a tool that is absent, are skipped by name.
+    """Run all blocks of a page in order. Blocks that are not run, or need a tool that is absent,
+    are skipped by name.
 
     Args:
         name: The page in the repository, such as ``docs/tutorial.md``.
         folder: A temporary folder.
         subtests: The fixture.
-        not_run: Why a block is not run, by the beginning of its first line; by default what NOT_RUN has of the page.
+        not_run: Why a block is not run, by the beginning of its first line; by default what NOT_RUN
+            has of the page.
         files: What the reader has of the repository in the folder, such as ``examples``.
         stopped_before: Texts in blocks before which the page says to stop the servers.
-        ports: Ports of the page at which the test itself serves something, and where it does. All other ports of
-            loopback in the page are replaced by free ones.
-        finally_true: What becomes true after the last block, while the servers of the page still run.
+        ports: Ports of the page at which the test itself serves something, and where it does. All
+            other ports of loopback in the page are replaced by free ones.
+        finally_true: What becomes true after the last block, while the servers of the page still
+            run.
     """
     page = (ROOT / name).read_text()
     not_run = NOT_RUN.get(name, {}) if not_run is None else not_run

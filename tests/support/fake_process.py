@@ -24,7 +24,8 @@ class FakeProcess:
         """Becomes the child of a fork.
 
         Args:
-            repeats_pid: Whether the child has its parent's process id, as in a container of its own.
+            repeats_pid: Whether the child has its parent's process id, as in a container of its
+                own.
             is_noticed: Whether Python notices the fork; it does not notice one in C.
         """
         if not repeats_pid:

@@ -186,7 +186,9 @@ class MemoryStore(ForwardingStore):
         return _copied(self.rows), _copied(self.prefixes), dict(self.allocations)
 
     def restore(self, backup: Backup) -> None:
-        """Replaces all rows by those of a copy, in newer versions, as a restored table of CrateDB has."""
+        """Replaces all rows by those of a copy, in newer versions, as a restored table of CrateDB
+        has.
+        """
         rows, prefixes, allocations = backup
         self.rows, self.allocations = _copied(rows), dict(allocations)
         self._restores += 1

@@ -1,4 +1,6 @@
-"""A reader of logs of issued ids that is independent of the writer: it follows the documented format only."""
+"""A reader of logs of issued ids that is independent of the writer: it follows the documented
+format only.
+"""
 
 import json
 import struct

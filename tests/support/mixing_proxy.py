@@ -1,4 +1,6 @@
-"""A proxy in front of an HTTP store that mixes up the answers: it crosses them, or repeats an earlier one."""
+"""A proxy in front of an HTTP store that mixes up the answers: it crosses them, or repeats an
+earlier one.
+"""
 
 import asyncio
 import socket
@@ -16,7 +18,8 @@ class Mixer:
     """Exchanges answers of one store.
 
     Args:
-        patience: How long an answer waits for another one, in seconds, before it goes to its own request.
+        patience: How long an answer waits for another one, in seconds, before it goes to its own
+            request.
     """
 
     def __init__(self, patience: float | None = None) -> None:
@@ -36,7 +39,9 @@ class Mixer:
         return web.Response(status=answer.status, body=answer.body, content_type=answer.content_type)
 
     async def cross(self, answer: web.Response) -> tuple[web.Response, bool]:
-        """Exchanges an answer with the next one that comes; returns the other one, and whether there was one."""
+        """Exchanges an answer with the next one that comes; returns the other one, and whether
+        there was one.
+        """
         if self._waiting is not None:
             (other, theirs), self._waiting = self._waiting, None
             theirs.set_result(answer)
@@ -55,8 +60,8 @@ class MixingProxy:
     """Forwards each request once, and mixes up the answers to chosen ones.
 
     Attributes:
-        mix: What happens to chosen requests: ``crossed``: two that wait get each other's answers; ``repeated``: one
-            gets the first answer that a chosen request got, and is not forwarded.
+        mix: What happens to chosen requests: ``crossed``: two that wait get each other's answers;
+            ``repeated``: one gets the first answer that a chosen request got, and is not forwarded.
         chosen: Whether a request is chosen, by its path and body.
         mixed: How many requests got another one's answer.
 

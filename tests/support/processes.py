@@ -46,7 +46,9 @@ class Server:
             assert time.monotonic() < deadline, "the server always held the lock"
 
     def try_pause(self, database: Path | None) -> bool:
-        """Try to pause once; resume the server and return False if it holds the lock of its SQLite file, if any."""
+        """Try to pause once; resume the server and return False if it holds the lock of its SQLite
+        file, if any.
+        """
         self.send(signal.SIGSTOP)
         # One of its threads may still run for a moment and take the lock.
         wait_until(self._is_stopped, "the server did not stop")
@@ -71,7 +73,9 @@ class Server:
 
 
 def environment(**settings: str) -> dict[str, str]:
-    """Return this process's environment without the variables of idalloc and of make, and with ``settings``."""
+    """Return this process's environment without the variables of idalloc and of make, and with
+    ``settings``.
+    """
     others = ("IDALLOC_", "MAKE", "MFLAGS", "ARGS")  # make exports what it was called with
     clean = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     return clean | {f"IDALLOC_{name.upper()}": value for name, value in settings.items()}
@@ -144,7 +148,9 @@ def running(
 
 @asynccontextmanager
 async def running_beside(folder: Path, **settings: object) -> AsyncIterator[Server]:
-    """Run a server as ``running`` does, while this event loop serves others, such as the server's store."""
+    """Run a server as ``running`` does, while this event loop serves others, such as the server's
+    store.
+    """
     with ExitStack() as stack:
         yield await asyncio.to_thread(stack.enter_context, running(folder, **settings))
 

@@ -105,7 +105,9 @@ def write_certificate(authority: trustme.CA, name: str, file: Path) -> None:
 
 @contextmanager
 def serving(proxy: Proxy, **settings: object) -> Iterator[Server]:
-    """Run a native server behind a proxy until the end of the block; by default the first of its two."""
+    """Run a native server behind a proxy until the end of the block; by default the first of its
+    two.
+    """
     settings = {"transport": "native", "listen": proxy.sockets[0], "trust_proxy": "true"} | settings
     known = proxy.stat(HEALTHY)
     with running(proxy.folder, **settings) as server:

@@ -1,4 +1,5 @@
-"""Opens a SQLite store, grants ids and closes it, repeatedly: python -m tests.support.reopen_store FILE ROUNDS.
+"""Opens a SQLite store, grants ids and closes it, repeatedly: python -m tests.support.reopen_store
+FILE ROUNDS.
 
 Prints the last value of each grant, one per line.
 """

@@ -16,7 +16,9 @@ from tests.support.waiting import wait_until as wait_until
 
 
 def connect(server: Server) -> grpc.Channel:
-    """Returns a channel with a connection of its own; channels to one address share a connection by default."""
+    """Returns a channel with a connection of its own; channels to one address share a connection by
+    default.
+    """
     return grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)])
 
 
@@ -49,7 +51,9 @@ def update_node(channel: grpc.Channel, *, persist: bool = False, timeout: float 
 
 
 def refused_start(**settings: object) -> str:
-    """Starts a server that must refuse to start; returns its exit code and its error, which has one line."""
+    """Starts a server that must refuse to start; returns its exit code and its error, which has one
+    line.
+    """
     done = subprocess.run(serve_command(**settings), env=environment(), capture_output=True, text=True, timeout=40)
     assert done.returncode != 0
     assert done.stdout == ""

@@ -1,7 +1,7 @@
 """Raises an exception at the places in the client's code where CPython may run a signal handler.
 
-CPython checks for signals at the entry of a function, at a backward jump and after a call. `dis` finds these places in
-the bytecode of the running Python.
+CPython checks for signals at the entry of a function, at a backward jump and after a call. `dis`
+finds these places in the bytecode of the running Python.
 """
 
 import dis
@@ -130,7 +130,9 @@ def _instructions(code: CodeType) -> dict[int, str]:
 
 @cache
 def _no_checks(code: CodeType) -> frozenset[int]:
-    """Return the offsets where a coroutine or generator resumes and CPython does not check for signals."""
+    """Return the offsets where a coroutine or generator resumes and CPython does not check for
+    signals.
+    """
     return frozenset(
         each.offset for each in dis.get_instructions(code) if each.opname == "RESUME" and (each.arg or 0) & 3 >= 2
     )
@@ -144,8 +146,8 @@ def _checks_at_entry(frame: FrameType) -> bool:
 def _same_handler(code: CodeType, call: int, after: int) -> bool:
     """Return whether an exception after the call has the same handler as one in the call.
 
-    It has not if a `with` block ends with the call: an exception raised there would skip `__exit__`, which CPython
-    never does.
+    It has not if a `with` block ends with the call: an exception raised there would skip
+    `__exit__`, which CPython never does.
     """
     return _handler(code, call) == _handler(code, after)
 

@@ -36,7 +36,9 @@ class SteadyNodes:
         self._sizes = [cycle([*sizes[turn:], *sizes[:turn]]) for turn in range(how_many)]
 
     async def run(self, seconds: float) -> int:
-        """Makes ``rate`` calls a second on every node; returns how many of them waited for the store."""
+        """Makes ``rate`` calls a second on every node; returns how many of them waited for the
+        store.
+        """
         waited = 0
         for _ in range(int(seconds * self.rate)):
             for node, allocator in enumerate(self.allocators):

@@ -224,7 +224,8 @@ class SqliteBackend(SqlBackend):
 
 
 class CrateBackend(SqlBackend):
-    """A schema of a cluster or of the emulator, read by the package ``crate``, which idalloc does not use.
+    """A schema of a cluster or of the emulator, read by the package ``crate``, which idalloc does
+    not use.
 
     Args:
         url: With a schema of its own.

@@ -1,4 +1,6 @@
-"""A reader's terminals: run shell commands and Python code in one folder, and servers in the background."""
+"""A reader's terminals: run shell commands and Python code in one folder, and servers in the
+background.
+"""
 
 import os
 import pty
@@ -151,7 +153,9 @@ class Terminal:
         return code, "".join(lines if ended else lines[:shown_lines])
 
     def python(self, code: str) -> tuple[bool, str]:
-        """Run Python code in the page's interpreter; return whether it raised nothing, and what it prints."""
+        """Run Python code in the page's interpreter; return whether it raised nothing, and what it
+        prints.
+        """
         if self._python is None:
             self._python = self._start(sys.executable, "-uc", PYTHON)
         program, start = self._python, len(self._python.printed())

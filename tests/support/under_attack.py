@@ -1,4 +1,6 @@
-"""A steady caller while a process attacks the same address over TLS: its latencies, and the servers' memory."""
+"""A steady caller while a process attacks the same address over TLS: its latencies, and the
+servers' memory.
+"""
 
 import json
 import subprocess
@@ -18,7 +20,8 @@ from tests.support.processes import environment
 from tests.support.proxy import secure_channel
 from tests.support.server_calls import id_allocator
 
-# What both processes may take, and the steady caller's p99 on a busy machine. On a quiet one it is below 250 ms.
+# What both processes may take, and the steady caller's p99 on a busy machine. On a quiet one it is
+# below 250 ms.
 MAX_MB, MAX_P99_MS = 400, 1_000
 # Each is made by a program of its own: tests/support/faults/attacks.py.
 _FLOOD = {"attack": "flood", "number": 10_000, "seconds": 5, "concurrency": 4}

@@ -1,6 +1,8 @@
-"""An event loop whose clock jumps to the next timer when there is nothing else to do: timeouts and pauses take no time.
+"""An event loop whose clock jumps to the next timer when there is nothing else to do: timeouts and
+pauses take no time.
 
-Not for tests that wait for other processes, or for sockets of other threads: the loop does not see their work.
+Not for tests that wait for other processes, or for sockets of other threads: the loop does not see
+their work.
 """
 
 import asyncio

@@ -1,4 +1,6 @@
-"""The waits of tests: for an event, with a deadline. ``scripts/lint_waits.py`` refuses other waits for a fixed time."""
+"""The waits of tests: for an event, with a deadline. ``scripts/lint_waits.py`` refuses other waits
+for a fixed time.
+"""
 
 import asyncio
 import time
@@ -28,7 +30,9 @@ async def until(condition: Callable[[], object], what: str = "the condition", se
 
 
 async def settle() -> None:
-    """Let the tasks of this event loop run until each waits for an event, a timer, a thread or a socket."""
+    """Let the tasks of this event loop run until each waits for an event, a timer, a thread or a
+    socket.
+    """
     loop = asyncio.get_running_loop()
     for _ in range(TURNS):
         await asyncio.sleep(0)
@@ -38,7 +42,9 @@ async def settle() -> None:
 
 
 def hold_for(seconds: float, reason: str) -> None:
-    """Let time pass where the time itself is what is tested, as how long a store hangs or a lease lives."""
+    """Let time pass where the time itself is what is tested, as how long a store hangs or a lease
+    lives.
+    """
     assert reason
     time.sleep(max(0.0, seconds))
 

@@ -35,7 +35,8 @@ class WrongReply(NamedTuple):
     Attributes:
         name: What is wrong.
         rpc: The method that sends it.
-        answer: Returns the reply to a request, or the messages of a stream; bytes are sent as they are.
+        answer: Returns the reply to a request, or the messages of a stream; bytes are sent as they
+            are.
         error: A regular expression for the error's message.
         valid_ids: How many ids, or names, arrive before the error.
         caller: The caller of the method that receives it; empty for all.
@@ -184,7 +185,9 @@ def _advance(name: str, error: str, **other: Any) -> WrongReply:
 
 
 def _list(name: str, page: Callable[[str], tuple[list[str], str]], error: str, valid_ids: int = 0) -> WrongReply:
-    """Return a wrong reply of ListSequences; ``page`` maps a page token to names and the next token."""
+    """Return a wrong reply of ListSequences; ``page`` maps a page token to names and the next
+    token.
+    """
 
     def answer(request: sequences_pb2.ListSequencesRequest) -> sequences_pb2.ListSequencesResponse:
         names, token = page(request.page_token)

@@ -11,7 +11,8 @@ from idalloc.xprotocol.v1 import notice_pb2 as pb
 from idalloc_server.xproto import frames
 from tests.support.xproto_client import XClient, insert, literal
 
-# The largest message of a server with the defaults, less what a frame needs besides its rows or arguments.
+# The largest message of a server with the defaults, less what a frame needs besides its rows or
+# arguments.
 ROOM = 4 * 2**20 - 100
 MEGABYTE = 10**6
 DOCUMENTS = 20_000
@@ -192,7 +193,9 @@ ATTACKS = {
 
 
 async def prepare(client: XClient, many: int = DOCUMENTS) -> None:
-    """Create the schemas of the attacks: ``large`` with a document of a megabyte, ``many`` with so many documents."""
+    """Create the schemas of the attacks: ``large`` with a document of a megabyte, ``many`` with so
+    many documents.
+    """
     for schema in ("large", "many"):
         await client.create_collection(schema)
     assert (await client.add(f'{{"text": "{"x" * MEGABYTE}"}}', schema="large")).code == 0

@@ -59,7 +59,9 @@ class FakeCaller:
 
 
 async def reply_to(documents: Documents, message: Message, caller: FakeCaller | None = None) -> list[bytes]:
-    """Runs a statement; returns the frames of the reply, with the error's frame at the end if there is one."""
+    """Runs a statement; returns the frames of the reply, with the error's frame at the end if there
+    is one.
+    """
     reply: list[bytes] = []
     try:
         async for frame in Collections(documents, MAX_SIZE, SideThread("statements")).execute(

@@ -88,8 +88,8 @@ class XClient:
     async def rest(self) -> bytes:
         """Read until the server closes the connection; return what it sent.
 
-        A server that closes while bytes of the client wait to be read resets the connection. That closes it too, and
-        then nothing is returned.
+        A server that closes while bytes of the client wait to be read resets the connection. That
+        closes it too, and then nothing is returned.
         """
         try:
             return await self.reader.read()

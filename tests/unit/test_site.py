@@ -1,4 +1,6 @@
-"""The documentation site is whole: pages are listed, links lead somewhere, nothing is loaded from other hosts."""
+"""The documentation site is whole: pages are listed, links lead somewhere, nothing is loaded from
+other hosts.
+"""
 
 import re
 import shutil

@@ -1,4 +1,6 @@
-"""Servers of the version before and of this one on one store, under load: no id twice, and no refusal without cause."""
+"""Servers of the version before and of this one on one store, under load: no id twice, and no
+refusal without cause.
+"""
 
 import asyncio
 import json
@@ -58,7 +60,9 @@ class Mix:
     logs: list[Path] = field(default_factory=list)
 
     def create_store(self, version: str) -> None:
-        """Runs the server of a version with its default timeout: OpenSearch may need longer to create an index."""
+        """Runs the server of a version with its default timeout: OpenSearch may need longer to
+        create an index.
+        """
         self._start(version)
         self.stop(version)
 
@@ -95,7 +99,9 @@ class Mix:
         return f"the server of the version {version!r} on {self.scenario.store_name} ({self.scenario.store})"
 
     def load(self, version: str, sequence: str) -> list[tuple[str, str, int | str]]:
-        """Allocates ranges of all sizes of a sequence, each sixth one with a recorded answer, and document ids."""
+        """Allocates ranges of all sizes of a sequence, each sixth one with a recorded answer, and
+        document ids.
+        """
         issued: list[tuple[str, str, int | str]] = []
         for _ in range(5):
             for size in SIZES:
@@ -121,7 +127,9 @@ class Mix:
 
 @pytest.fixture(scope="module")
 def mix(store: str, first: str, python_before: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mix]:
-    """A server that has created the store and is in use, and one of the other version that started beside it."""
+    """A server that has created the store and is in use, and one of the other version that started
+    beside it.
+    """
     mix = Mix(Scenario(tmp_path_factory.mktemp("mix"), full=False, store=store), python_before)
     try:
         if "prefix=" in store:  # a real OpenSearch
@@ -142,7 +150,9 @@ def mix(store: str, first: str, python_before: Path, tmp_path_factory: pytest.Te
 
 
 def test_two_versions_under_load_repeat_no_id(mix: Mix) -> None:
-    """P1, P2, P6: servers of two versions repeat no id, and neither finds the store behind, on any kind of sequence."""
+    """P1, P2, P6: servers of two versions repeat no id, and neither finds the store behind, on any
+    kind of sequence.
+    """
     kinds: dict[str, dict[str, Any]] = {
         "in use": {},
         "auto-created": {},
@@ -198,7 +208,9 @@ def test_a_creation_is_replayed_by_the_other_version(mix: Mix) -> None:
 
 
 def test_a_change_by_one_version_ends_leases_of_both(mix: Mix) -> None:
-    """P5: from the effective time of an advance or an update on, no server of either version issues old ids."""
+    """P5: from the effective time of an advance or an update on, no server of either version issues
+    old ids.
+    """
     advanced = {version: f"advanced by {version}" for version in mix.clients}
     updated = {version: f"updated by {version}" for version in mix.clients}
     names = [*advanced.values(), *updated.values()]
@@ -224,7 +236,9 @@ def test_a_change_by_one_version_ends_leases_of_both(mix: Mix) -> None:
 
 
 def test_the_version_before_keeps_a_demand(mix: Mix) -> None:
-    """P10: this version adds the column or field, and the version before keeps it when it grants and changes."""
+    """P10: this version adds the column or field, and the version before keeps it when it grants
+    and changes.
+    """
     name = "with a demand"
     mix.clients["before"].sequences.create(name)
 
@@ -248,7 +262,9 @@ def test_the_version_before_keeps_a_demand(mix: Mix) -> None:
 
 
 def test_documents_of_one_version_are_found_by_the_other(mix: Mix) -> None:
-    """P6: servers of two versions add documents to one collection, with ids that differ, and find all of them."""
+    """P6: servers of two versions add documents to one collection, with ids that differ, and find
+    all of them.
+    """
     if mix.scenario.store.startswith("opensearch"):
         pytest.skip("OpenSearch keeps no documents")
     ports = {version: str(json.loads(server.serving)["xproto"]) for version, server in mix.servers.items()}

@@ -144,7 +144,8 @@ def new_request(kind: type[AnyRequest], /, **fields: Any) -> AnyRequest:
     """Return a request; name the field of an invalid value, which protobuf does not.
 
     Raises:
-        InvalidRequest: A value does not fit into its field. The cause is UnicodeEncodeError if a text is not UTF-8.
+        InvalidRequest: A value does not fit into its field. The cause is UnicodeEncodeError if a
+            text is not UTF-8.
         TypeError: A value has the wrong type.
     """
     message = kind()

@@ -7,7 +7,8 @@ def solve(step: int, remainder: int, width: int, offset: int) -> tuple[int, int]
     """Find the numbers that are ``remainder`` modulo ``step`` and ``offset`` modulo ``width``.
 
     Returns:
-        One solution, and the distance between solutions (the least common multiple); None if there is no solution.
+        One solution, and the distance between solutions (the least common multiple); None if there
+        is no solution.
     """
     divisor = gcd(step, width)
     if (offset - remainder) % divisor:

@@ -2,8 +2,8 @@
 
 from idalloc.v1 import id_allocator_pb2 as pb
 
-# The last three hexadecimal digits of a serial. 4096 ids in a row share the 25 characters before them; joining both
-# parts is several times faster than formatting each serial.
+# The last three hexadecimal digits of a serial. 4096 ids in a row share the 25 characters before
+# them; joining both parts is several times faster than formatting each serial.
 _SUFFIXES = tuple(f"{n:03x}" for n in range(4096))
 
 
@@ -19,7 +19,8 @@ def expand_run(first: str, step: int, count: int) -> list[str]:
     """Expand a run of document ids.
 
     Args:
-        first: The first id: the 12 characters that the ids share, then the serial in 16 hexadecimal digits.
+        first: The first id: the 12 characters that the ids share, then the serial in 16 hexadecimal
+            digits.
         step: The distance between serials, at least 1.
         count: The number of ids.
     """

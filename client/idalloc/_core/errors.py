@@ -38,16 +38,17 @@ from idalloc._core.text import escaped
 class IdallocError(Exception):
     r"""A call failed. Base class of all errors of the service.
 
-    In the message, control characters and bidirectional marks of a server's text are escaped, such as ``\u001b``.
+    In the message, control characters and bidirectional marks of a server's text are escaped, such
+    as ``\u001b``.
 
     Attributes:
         code: The gRPC status code.
         reason: The error's name: a value of ``idalloc.v1.ErrorReason`` without its prefix, such as
-            ``SEQUENCE_EXHAUSTED``. An error that does not come from the service has ``SERVER_UNREACHABLE`` or the name
-            of its status code.
+            ``SEQUENCE_EXHAUSTED``. An error that does not come from the service has
+            ``SERVER_UNREACHABLE`` or the name of its status code.
         metadata: The values in the message, by name, not escaped.
-        retry_after: Seconds after which the same call may succeed, at most 3,600, also if the server specified more;
-            None if it did not specify it.
+        retry_after: Seconds after which the same call may succeed, at most 3,600, also if the
+            server specified more; None if it did not specify it.
     """
 
     default_reason: ClassVar[str] = "UNKNOWN"
@@ -94,7 +95,10 @@ class SequenceNotFound(IdallocError, reason="SEQUENCE_NOT_FOUND", code=grpc.Stat
 
 
 class SequenceExhausted(IdallocError, reason="SEQUENCE_EXHAUSTED", code=grpc.StatusCode.OUT_OF_RANGE):
-    """The sequence has fewer ids left than requested. No ids were taken; a smaller request may succeed."""
+    """The sequence has fewer ids left than requested.
+
+    No ids were taken; a smaller request may succeed.
+    """
 
     @property
     def remaining(self) -> int:
@@ -112,7 +116,10 @@ class SequenceInvalid(IdallocError, reason="SEQUENCE_INVALID", code=grpc.StatusC
 
 
 class TooManySequences(IdallocError, reason="TOO_MANY_SEQUENCES", code=grpc.StatusCode.RESOURCE_EXHAUSTED):
-    """The server process serves as many sequences as its setting max_sequences allows. Nothing was changed."""
+    """The server process serves as many sequences as its setting max_sequences allows.
+
+    Nothing was changed.
+    """
 
 
 class SequenceExists(IdallocError, reason="SEQUENCE_EXISTS", code=grpc.StatusCode.ALREADY_EXISTS):
@@ -135,19 +142,24 @@ class RequestIdReused(IdallocError, reason="REQUEST_ID_REUSED", code=grpc.Status
 class RequestIdBurned(IdallocError, reason="REQUEST_ID_BURNED", code=grpc.StatusCode.ABORTED):
     """The ids that an earlier call with this request_id took may no longer be issued.
 
-    If the reply to that call arrived, its ids stay valid. If the reply was lost, the ids are burned: allocate others
-    under a new request_id. ``metadata`` has their ``first_id`` and ``last_id``.
+    If the reply to that call arrived, its ids stay valid. If the reply was lost, the ids are
+    burned: allocate others under a new request_id. ``metadata`` has their ``first_id`` and
+    ``last_id``.
     """
 
 
 class PrefixInUse(IdallocError, reason="PREFIX_IN_USE", code=grpc.StatusCode.FAILED_PRECONDITION):
-    """Another live node holds the prefix, and the server does not allow sharing it. Nothing was changed."""
+    """Another live node holds the prefix, and the server does not allow sharing it.
+
+    Nothing was changed.
+    """
 
 
 class StoreRefused(IdallocError, reason="STORE_REFUSED", code=grpc.StatusCode.FAILED_PRECONDITION):
-    """The server's store rejects the statement until an operator acts. Do not retry; the message names the next step.
+    """The server's store rejects the statement until an operator acts.
 
-    ``metadata`` has the store's own ``code`` and ``http_status``, if it returned them.
+    Do not retry; the message names the next step. ``metadata`` has the store's own ``code`` and
+    ``http_status``, if it returned them.
     """
 
 
@@ -166,9 +178,10 @@ class InternalError(IdallocError, reason="INTERNAL", code=grpc.StatusCode.INTERN
 class ProtocolError(IdallocError, reason="PROTOCOL_ERROR", code=grpc.StatusCode.INTERNAL):
     """The reply violates the service's contract, for example with ids that were not requested.
 
-    None of its ids is returned to the caller or written to the log of issued ids; they remain a gap. The client does
-    not retry: the server or a proxy is faulty, or the target is not an idalloc server. The message names the field, its
-    value and the expected value. ``metadata`` has the ``field``.
+    None of its ids is returned to the caller or written to the log of issued ids; they remain a
+    gap. The client does not retry: the server or a proxy is faulty, or the target is not an idalloc
+    server. The message names the field, its value and the expected value. ``metadata`` has the
+    ``field``.
     """
 
 
@@ -181,7 +194,10 @@ class PermissionDenied(IdallocError, reason="PERMISSION_DENIED", code=grpc.Statu
 
 
 class Unavailable(IdallocError, reason="UNAVAILABLE", code=grpc.StatusCode.UNAVAILABLE):
-    """The same call may succeed later. Ids that this call took are never issued to another caller."""
+    """The same call may succeed later.
+
+    Ids that this call took are never issued to another caller.
+    """
 
 
 class StoreUnavailable(Unavailable, reason="STORE_UNAVAILABLE"):
@@ -189,13 +205,17 @@ class StoreUnavailable(Unavailable, reason="STORE_UNAVAILABLE"):
 
 
 class ServerDraining(Unavailable, reason="SERVER_DRAINING"):
-    """The server is shutting down. Another server, or this one after its restart, serves the call."""
+    """The server is shutting down.
+
+    Another server, or this one after its restart, serves the call.
+    """
 
 
 class QuotaExceeded(Unavailable, reason="QUOTA_EXCEEDED", code=grpc.StatusCode.RESOURCE_EXHAUSTED):
     """The call exceeds the rate limit of the caller or of the sequence. No ids were taken.
 
-    The same call may succeed after ``retry_after`` seconds. Streams and ``ids()`` wait and retry by themselves.
+    The same call may succeed after ``retry_after`` seconds. Streams and ``ids()`` wait and retry by
+    themselves.
     """
 
 
@@ -206,10 +226,10 @@ class SequenceAheadOfClock(Unavailable, reason="SEQUENCE_AHEAD_OF_CLOCK"):
 class ServerUnreachable(Unavailable, reason="SERVER_UNREACHABLE"):
     """The service did not answer: no server listens on the target, the connection broke, or TLS failed.
 
-    If TLS failed for a known cause, ``metadata["tls"]`` names it. The server's certificate has an untrusted CA
-    (``untrusted``), has expired (``expired``), or lacks the expected name (``name``), or the server does not use TLS
-    (``plaintext``). A server that closes the connection before it answers (``closed``) probably requires TLS, or
-    a client certificate.
+    If TLS failed for a known cause, ``metadata["tls"]`` names it. The server's certificate has an
+    untrusted CA (``untrusted``), has expired (``expired``), or lacks the expected name (``name``),
+    or the server does not use TLS (``plaintext``). A server that closes the connection before it
+    answers (``closed``) probably requires TLS, or a client certificate.
     """
 
 

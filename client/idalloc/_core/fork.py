@@ -1,8 +1,9 @@
 """Detection of forks, including forks that bypass Python, such as uWSGI's.
 
-``os.register_at_fork`` sees ``os.fork`` only. On Linux 4.14 and later, the values here are read from a page of memory
-that the kernel zeroes in the child of every fork (``MADV_WIPEONFORK``). On other systems, each read compares process
-ids. That is about three times slower, and misses a fork into another PID namespace in which the child has the same id.
+``os.register_at_fork`` sees ``os.fork`` only. On Linux 4.14 and later, the values here are read
+from a page of memory that the kernel zeroes in the child of every fork (``MADV_WIPEONFORK``). On
+other systems, each read compares process ids. That is about three times slower, and misses a fork
+into another PID namespace in which the child has the same id.
 """
 
 import errno

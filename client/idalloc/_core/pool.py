@@ -56,10 +56,12 @@ class RangePart:
     """A part of a range.
 
     Attributes:
-        ids: Yields the ids until they expire. For each id it compares the clock with ``deadline``, in C, and discards
-            an id that has expired, or that belongs to the parent of a forked process. Threads may share it.
+        ids: Yields the ids until they expire. For each id it compares the clock with ``deadline``,
+            in C, and discards an id that has expired, or that belongs to the parent of a forked
+            process. Threads may share it.
         unchecked: The iterator that ``ids`` takes from.
-        deadline: Yields the time when the ids expire; 0.0 in the child of a fork. All parts of a range share it.
+        deadline: Yields the time when the ids expire; 0.0 in the child of a fork. All parts of a
+            range share it.
     """
 
     ids: Iterator[int]
@@ -73,14 +75,15 @@ _EMPTY = RangePart(iter(()), iter(()), repeat(float("inf")))
 class Pool:
     """The prefetched ids of one ``ids()``. It does no I/O and has no lock.
 
-    A range is used in two halves. When the second half begins, the client prefetches the next range. So a slow caller
-    holds few ids, and a fast caller does not wait.
+    A range is used in two halves. When the second half begins, the client prefetches the next
+    range. So a slow caller holds few ids, and a fast caller does not wait.
 
-    A signal handler may raise in any method. Then ids can be lost, but no id is returned twice: one ``extend`` adds a
-    range, one ``popleft`` removes a part, and one assignment makes it current.
+    A signal handler may raise in any method. Then ids can be lost, but no id is returned twice: one
+    ``extend`` adds a range, one ``popleft`` removes a part, and one assignment makes it current.
 
     Attributes:
-        current: The part in use. Its ``ids`` end when they are used up or expired; ``advance`` replaces it.
+        current: The part in use. Its ``ids`` end when they are used up or expired; ``advance``
+            replaces it.
     """
 
     def __init__(self, sequence: str, clock: Iterator[float] | None = None) -> None:
@@ -153,7 +156,10 @@ class Pool:
             self._parts.extend(parts)
 
     def adapt_size(self, error: IdallocError) -> bool:
-        """Adapt the size of the next range to an error. Return whether a smaller range may succeed at once."""
+        """Adapt the size of the next range to an error.
+
+        Return whether a smaller range may succeed at once.
+        """
         if isinstance(error, SequenceExhausted) and 0 < error.largest_range < self._size:
             self._size = error.largest_range
             return True
@@ -161,8 +167,8 @@ class Pool:
             self._size = self._max_size = self._size // 2
             return True
         if isinstance(error, QuotaExceeded) and (error.retry_after or 0.0) > MIN_RANGE_SECONDS / 2:
-            # A call may overdraw the quota, and the server rejects all calls until it is refilled: smaller ranges make
-            # for shorter waits.
+            # A call may overdraw the quota, and the server rejects all calls until it is refilled:
+            # smaller ranges make for shorter waits.
             self._size = max(1, self._size // 2)
         return False
 
@@ -172,10 +178,12 @@ class Pool:
         Args:
             error: The error of the last request.
             deadline: When the caller's timeout ends, on ``time.monotonic()``.
-            was_prefetched: Whether the caller did not wait for that request: then it makes its own request at once.
+            was_prefetched: Whether the caller did not wait for that request: then it makes its own
+                request at once.
 
         Raises:
-            IdallocError: The error itself, if it is not ``QuotaExceeded`` or the wait would pass the deadline.
+            IdallocError: The error itself, if it is not ``QuotaExceeded`` or the wait would pass
+                the deadline.
         """
         retry_now = self.adapt_size(error) and time.monotonic() < deadline
         if retry_now or (was_prefetched and not isinstance(error, ProtocolError)):

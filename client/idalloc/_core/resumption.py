@@ -13,21 +13,25 @@ from idalloc._core.reply_checks import StreamReply, StreamRequest, check_chunk, 
 
 T = TypeVar("T")
 
-# How often a stream is attempted without progress before its error is raised. With the delays below that takes more
-# than half a minute, in which a server restarts.
+# How often a stream is attempted without progress before its error is raised. With the delays below
+# that takes more than half a minute, in which a server restarts.
 MAX_ATTEMPTS = 12
-# The same before the first message, since there may be no server: the error is raised after 3 to 5 seconds.
+# The same before the first message, since there may be no server: the error is raised after 3 to 5
+# seconds.
 MAX_FIRST_ATTEMPTS = 6
 INITIAL_BACKOFF = 0.1
 MAX_BACKOFF = 5.0
-# The longest retry_after, in seconds, that a stream waits for. A quota may take hours; then the caller must know.
+# The longest retry_after, in seconds, that a stream waits for. A quota may take hours; then the
+# caller must know.
 MAX_RETRY_AFTER = 30.0
 # The stream is cancelled if it does not end within so many seconds after its total arrived.
 END_TIMEOUT = 5.0
 
 
 class Stream(Generic[T]):
-    """A call whose reply is a stream of ids. If it breaks, another attempt requests the missing ids.
+    """A call whose reply is a stream of ids.
+
+    If it breaks, another attempt requests the missing ids.
 
     Args:
         request: The request for the total.
@@ -79,7 +83,8 @@ class Stream(Generic[T]):
         """Return how many seconds to wait before the missing ids are requested again.
 
         Raises:
-            IdallocError: The error itself, if a retry cannot succeed, or the attempts or the time are used up.
+            IdallocError: The error itself, if a retry cannot succeed, or the attempts or the time
+                are used up.
         """
         if self.missing <= 0 and not isinstance(error, ProtocolError):
             return 0.0

@@ -36,7 +36,8 @@ _NO_ANSWER = (ServerUnreachable, DeadlineExceeded)
 
 # The largest protobuf Duration in seconds: 10,000 years.
 _MAX_DURATION_SECONDS = 315_576_000_000
-# The largest ``retry_after``: a program that waits for it must not wait for years because a server says so.
+# The largest ``retry_after``: a program that waits for it must not wait for years because a server
+# says so.
 _MAX_RETRY_AFTER = 3_600.0
 # gRPC's message for a reply that it cannot parse.
 _UNPARSABLE = "Exception deserializing response!"

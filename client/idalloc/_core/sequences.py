@@ -22,28 +22,35 @@ MAX_EMPTY_PAGES = 1_000
 
 
 class SequenceSettings(TypedDict, total=False):
-    """The settings of a sequence, for ``sequences.create`` and ``update``. None stands for the default.
+    """The settings of a sequence, for ``sequences.create`` and ``update``.
+
+    None stands for the default.
 
     Attributes:
         description: What it is for, up to 1,000 characters.
         labels: The user's own keys and values.
-        kind: ``"counter"`` (the default), ``"timestamp-ms"`` or ``"timestamp-us"``. Fixed at creation.
+        kind: ``"counter"`` (the default), ``"timestamp-ms"`` or ``"timestamp-us"``. Fixed at
+            creation.
         start: The first id; by default ``min_value``, or ``max_value`` if ``step`` is negative.
-        step: The distance between ids, 1 by default; a negative one counts down. Its sign is fixed at creation.
+        step: The distance between ids, 1 by default; a negative one counts down. Its sign is fixed
+            at creation.
         min_value: The lower bound of ids, 1 by default.
-        max_value: The upper bound of ids; by default 2^63-2, or the largest one for which ``format`` has room.
+        max_value: The upper bound of ids; by default 2^63-2, or the largest one for which
+            ``format`` has room.
         json_safe: Whether the bounds stay within 2^53-1, so that JavaScript does not lose digits.
-        offset: For several independent installations that must not issue the same id: the number of this one, 1 to
-            ``increment``. Ids differ from it by multiples of ``increment``.
+        offset: For several independent installations that must not issue the same id: the number of
+            this one, 1 to ``increment``. Ids differ from it by multiples of ``increment``.
         increment: The number of installations; it replaces ``step``.
-        ordering: ``"rising-per-node"`` (the default) or ``"rising"`` over all nodes, which costs store writes.
+        ordering: ``"rising-per-node"`` (the default) or ``"rising"`` over all nodes, which costs
+            store writes.
         min_lease_size: The fewest ids that a node takes from the store at a time.
         max_lease_size: The most ids that a node holds in reserve.
-        format: The text form of ids, such as ``"INV-{year}-{value:06d}"``; by default decimal digits.
-        reset: When it restarts: ``"never"`` (the default), ``"yearly"``, ``"monthly"`` or ``"daily"``. Fixed at
-            creation.
-        time_zone: The IANA time zone of periods and dates, such as ``"Europe/Vienna"``; by default UTC. Fixed at
-            creation.
+        format: The text form of ids, such as ``"INV-{year}-{value:06d}"``; by default decimal
+            digits.
+        reset: When it restarts: ``"never"`` (the default), ``"yearly"``, ``"monthly"`` or
+            ``"daily"``. Fixed at creation.
+        time_zone: The IANA time zone of periods and dates, such as ``"Europe/Vienna"``; by default
+            UTC. Fixed at creation.
     """
 
     description: str | None

@@ -1,4 +1,7 @@
-"""The values that the clients' methods return: frozen dataclasses. No protobuf message is public."""
+"""The values that the clients' methods return: frozen dataclasses.
+
+No protobuf message is public.
+"""
 
 import collections.abc
 from collections.abc import Mapping
@@ -24,8 +27,8 @@ class Reply:
     def to_dict(self) -> dict[str, Any]:
         """Return the reply in proto3's JSON mapping.
 
-        Names are in lowerCamelCase, 64-bit integers are texts, enums have their names in the protos, times are in
-        RFC 3339, and unset fields are absent.
+        Names are in lowerCamelCase, 64-bit integers are texts, enums have their names in the
+        protos, times are in RFC 3339, and unset fields are absent.
         """
         from google.protobuf.json_format import MessageToDict  # imported late: most programs do not need it
 
@@ -46,17 +49,19 @@ class Range(Reply, collections.abc.Sequence[int]):
         last_id: The last id, inclusive.
         step: The distance between ids, never 0; negative in a sequence that counts down.
         id_count: The number of ids.
-        generation: The sequence's generation. It increases when the sequence is changed, advanced or created again.
-        ttl: How long a cache may keep unused ids, counted from before the call. A range that is used directly has no
-            limit.
+        generation: The sequence's generation. It increases when the sequence is changed, advanced
+            or created again.
+        ttl: How long a cache may keep unused ids, counted from before the call. A range that is
+            used directly has no limit.
         ordering: ``"rising-per-node"`` or ``"rising"``.
-        texts: The ids in the sequence's format, in their order, if ``texts=True`` was passed; otherwise empty.
-        period: The period of the counter, such as ``"2026-11"``, if the sequence has a reset: other periods repeat
-            these numbers. Otherwise empty.
-        node_id: The server process that allocated the range: 2^32 times its prefix, plus its start timestamp. 0 if
-            unknown.
-        created: Whether this call created the sequence, as its first use. If you expected it to exist, its name may be
-            mistyped.
+        texts: The ids in the sequence's format, in their order, if ``texts=True`` was passed;
+            otherwise empty.
+        period: The period of the counter, such as ``"2026-11"``, if the sequence has a reset: other
+            periods repeat these numbers. Otherwise empty.
+        node_id: The server process that allocated the range: 2^32 times its prefix, plus its start
+            timestamp. 0 if unknown.
+        created: Whether this call created the sequence, as its first use. If you expected it to
+            exist, its name may be mistyped.
     """
 
     _MESSAGE: ClassVar[type[Message]] = id_allocator_pb2.AllocateRangeResponse
@@ -75,7 +80,10 @@ class Range(Reply, collections.abc.Sequence[int]):
 
     @property
     def ids(self) -> range:
-        """The ids as a built-in ``range``. It stops right after its last id: ``stop`` is within 64 bits."""
+        """The ids as a built-in ``range``.
+
+        It stops right after its last id: ``stop`` is within 64 bits.
+        """
         return range(self.first_id, self.last_id + (1 if self.step > 0 else -1), self.step)
 
     def __len__(self) -> int:
@@ -113,19 +121,25 @@ class Sequence(Reply):
         ordering: ``"rising-per-node"`` or ``"rising"``.
         min_lease_size: The fewest ids that a node takes from the store at once; 0 for the default.
         max_lease_size: The most ids that a node holds in reserve; 0 for the server's default.
-        format: The text form of ids, such as ``"INV-{year}-{value:06d}"``; empty for decimal digits.
+        format: The text form of ids, such as ``"INV-{year}-{value:06d}"``; empty for decimal
+            digits.
         reset: When it restarts: ``"never"``, ``"yearly"``, ``"monthly"`` or ``"daily"``.
         time_zone: The time zone of periods and dates, such as ``"Europe/Vienna"``.
-        last_value: The last value granted to a node, in the period if there is a reset; None if there was none.
-        remaining: The number of ids left, in the period if there is a reset; 2^63-1 means that many or more.
+        last_value: The last value granted to a node, in the period if there is a reset; None if
+            there was none.
+        remaining: The number of ids left, in the period if there is a reset; 2^63-1 means that many
+            or more.
         used_ratio: The share of its ids that was granted to nodes, 0 to 1.
-        ids_per_second: How fast the node that answers issued ids in the last minute, with all its workers.
+        ids_per_second: How fast the node that answers issued ids in the last minute, with all its
+            workers.
         exhaust_time: When the last id will be taken at that rate; None if that is unknown or never.
         generation: The valid generation of leases.
         period: The period of this counter, such as ``"2026-11"``; empty if there is no reset.
-        etag: Changes with the settings, not with the counter. Pass it to a change to detect concurrent ones.
+        etag: Changes with the settings, not with the counter. Pass it to a change to detect
+            concurrent ones.
         create_time: When it was created; None if idalloc did not create it.
-        update_time: When it was last updated, advanced or deleted; None if idalloc did not create it.
+        update_time: When it was last updated, advanced or deleted; None if idalloc did not create
+            it.
         delete_time: When it was deleted; None if it was not.
     """
 
@@ -164,7 +178,8 @@ class SequenceChange(Reply):
 
     Attributes:
         sequence: The sequence as it is now.
-        effective_time: When the change becomes effective on all nodes, by the clock of the node that answered.
+        effective_time: When the change becomes effective on all nodes, by the clock of the node
+            that answered.
         effective_delay: The time from the reply until then; 0 if it is effective at once.
     """
 
@@ -204,8 +219,8 @@ class Node(Reply):
 
     Attributes:
         prefix: The prefix of its document ids, 0 to 65535.
-        start_timestamp: The start timestamp in its document ids, in seconds since 1970. Each worker has its own; this
-            is the one of the worker that answered.
+        start_timestamp: The start timestamp in its document ids, in seconds since 1970. Each worker
+            has its own; this is the one of the worker that answered.
         auto_increment_offset: The default ``offset`` of document ids, 1 to 65535.
         auto_increment_increment: The default ``increment`` of document ids, 1 to 65535.
         version: The server's version, such as ``"0.1.0"``.
@@ -213,8 +228,8 @@ class Node(Reply):
         lease_count: The number of leases that it holds, one for each sequence.
         worker_count: The number of worker processes, at least 1.
         store_error: Why the store failed in the last second; empty if it works.
-        witness: The address of the witness, which keeps high-water marks outside the store, without passwords and
-            tokens; empty without one.
+        witness: The address of the witness, which keeps high-water marks outside the store, without
+            passwords and tokens; empty without one.
     """
 
     _MESSAGE: ClassVar[type[Message]] = node_pb2.Node
@@ -232,7 +247,10 @@ class Node(Reply):
 
 
 def to_range(reply: id_allocator_pb2.AllocateRangeResponse | id_allocator_pb2.StreamRangesResponse) -> Range:
-    """Return the range of a checked reply. Written out, because ranges are far more frequent than other replies."""
+    """Return the range of a checked reply.
+
+    Written out, because ranges are far more frequent than other replies.
+    """
     ids, ttl = reply.range, reply.ttl
     return Range(
         first_id=ids.first_id,

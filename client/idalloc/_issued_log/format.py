@@ -1,25 +1,26 @@
 """The format of the log of issued ids.
 
-A file whose name ends in ``.jsonl`` contains JSON lines: a header, then one line per record. Any other file contains
-rows of 88 bytes, little-endian. Each row has 84 bytes of content, then a checksum: zlib's CRC-32, started with
-0x2144DF1C. With that start, the CRC-32 of any number of valid rows is 0x2144DF1C again. The content of the rows:
+A file whose name ends in ``.jsonl`` contains JSON lines: a header, then one line per record. Any
+other file contains rows of 88 bytes, little-endian. Each row has 84 bytes of content, then a
+checksum: zlib's CRC-32, started with 0x2144DF1C. With that start, the CRC-32 of any number of valid
+rows is 0x2144DF1C again. The content of the rows:
 
-* The header: ``IDALLOC``, the format's number, the length of a JSON text (u32) and that text, padded with zeros to
-  whole rows.
-* A name: a row of kind 2 with its number, and its length in bytes as the count. Its UTF-8 bytes follow, padded with
-  zeros to whole rows. It precedes the first record of that name. After a failed write it may be repeated with the same
-  number.
-* A record: a row of kind 1. The name of a sequence with a period is sequence, U+001F, period. A run of document ids has
-  flag 2, the 12 characters that the ids share as its name, and its serials less 2^63. The request id is its 16 bytes,
-  or zeros.
+* The header: ``IDALLOC``, the format's number, the length of a JSON text (u32) and that text,
+  padded with zeros to whole rows.
+* A name: a row of kind 2 with its number, and its length in bytes as the count. Its UTF-8 bytes
+  follow, padded with zeros to whole rows. It precedes the first record of that name. After a failed
+  write it may be repeated with the same number.
+* A record: a row of kind 1. The name of a sequence with a period is sequence, U+001F, period. A run
+  of document ids has flag 2, the 12 characters that the ids share as its name, and its serials less
+  2^63. The request id is its 16 bytes, or zeros.
 
 A file may end within a row or a line, if its writer was killed.
 
-In the header, ``boot_offset_ns`` is how far the boot clock of the process is ahead of the machine's, because a
-container may run in a time namespace. It is null if unknown.
+In the header, ``boot_offset_ns`` is how far the boot clock of the process is ahead of the
+machine's, because a container may run in a time namespace. It is null if unknown.
 
-Format 1 had no ``boot_offset_ns``. Its rows had 72 bytes and no checksum, and the first 8 bytes of a request id as a
-number with the lowest bit set.
+Format 1 had no ``boot_offset_ns``. Its rows had 72 bytes and no checksum, and the first 8 bytes of
+a request id as a number with the lowest bit set.
 """
 
 import json
@@ -43,7 +44,8 @@ JSON_LINES = ".jsonl"
 # The first bytes of a binary log; the length of the header's JSON text follows.
 MAGIC = b"IDALLOC" + bytes([FORMAT])
 LENGTH = struct.Struct("<I")
-# The content of a row: kind, flags, 0, name, generation, node, first, step, count, asked, answered, request id, 0
+# The content of a row: kind, flags, 0, name, generation, node, first, step, count, asked, answered,
+# request id, 0
 CONTENT = struct.Struct("<BBHIqqqqqqq16s4x")
 # The checksum of a row, and the start value of its CRC-32.
 CHECK = struct.Struct("<I")
@@ -56,7 +58,8 @@ RECORD, NAME = 1, 2
 RISING, DOC_IDS = 1, 2
 # The separator of sequence and period in a name, as in the store.
 PERIOD_SEPARATOR = "\x1f"
-# The 12 characters that the ids of a run share, their name in rows. The unsigned serial is stored less the offset.
+# The 12 characters that the ids of a run share, their name in rows. The unsigned serial is stored
+# less the offset.
 SHARED_LENGTH = 12
 SERIAL_OFFSET = 2**63
 

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 class IssuedLog:
     """Records the ids that a client received, before they are returned to the caller.
 
-    Each record is written at once. It survives a kill of the process, but not a power failure. A forked child creates
-    its own file with its first record. The file's name ends in the child's process id, such as ``issued.log.4711``; if
-    that exists, it is ``issued.log.4711.2`` and so on.
+    Each record is written at once. It survives a kill of the process, but not a power failure. A
+    forked child creates its own file with its first record. The file's name ends in the child's
+    process id, such as ``issued.log.4711``; if that exists, it is ``issued.log.4711.2`` and so on.
 
     Threads may share a log.
 
@@ -36,8 +36,9 @@ class IssuedLog:
 
     Raises:
         FileExistsError: The file exists.
-        OSError: The file cannot be created. From all methods that write: the record cannot be written. Then no part of
-            it is in the file, and its ids must not be used; the next record is tried again.
+        OSError: The file cannot be created. From all methods that write: the record cannot be
+            written. Then no part of it is in the file, and its ids must not be used; the next
+            record is tried again.
         RuntimeError: From all methods that write: the log is closed.
     """
 
@@ -86,7 +87,10 @@ class IssuedLog:
         self._write(lambda encoder: encoder.doc_ids(runs, asked, answered))
 
     def reply(self, request: Any, response: Any, asked: int) -> None:
-        """Record the ids of a reply or of a stream's message, if it has any. UUIDs are not recorded."""
+        """Record the ids of a reply or of a stream's message, if it has any.
+
+        UUIDs are not recorded.
+        """
         if isinstance(response, pb.AllocateRangeResponse | pb.StreamRangesResponse):
             self.range(request, response, asked)
         elif isinstance(response, pb.BatchAllocateRangesResponse):
@@ -124,7 +128,10 @@ class IssuedLog:
             file.encoder.commit()
 
     def _start(self, state: "_ProcessState", path: Path) -> "_File":
-        """Create a file with a header. After an exception, even of a signal handler, no file is left."""
+        """Create a file with a header.
+
+        After an exception, even of a signal handler, no file is left.
+        """
         header = {
             "idalloc_log": FORMAT,
             "boot_id": _boot_id(),
@@ -143,7 +150,10 @@ class IssuedLog:
         return file
 
     def _start_child_file(self, state: "_ProcessState") -> "_File":
-        """Create the file of a forked process. The name has a number if the process id was used before."""
+        """Create the file of a forked process.
+
+        The name has a number if the process id was used before.
+        """
         path = f"{self._path}.{os.getpid()}"
         for name in chain([path], (f"{path}.{number}" for number in count(2))):
             with suppress(FileExistsError):
@@ -186,7 +196,8 @@ class _File:
     def create(self) -> None:
         """Create the file. Raise FileExistsError if it exists."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        # It runs in C: a signal handler cannot raise between the creation and the append of the descriptor to the list.
+        # It runs in C: a signal handler cannot raise between the creation and the append of the
+        # descriptor to the list.
         self._descriptors.extend(map(os.open, [self._path], [flags], [0o600]))
 
     def remove(self) -> None:
@@ -196,7 +207,10 @@ class _File:
             self._path.unlink()
 
     def append(self, data: bytes) -> None:
-        """Write all data or, with an exception, nothing. The next call truncates what this one could not."""
+        """Write all data or, with an exception, nothing.
+
+        The next call truncates what this one could not.
+        """
         try:
             self._truncate()
             self._is_torn = True
@@ -240,7 +254,8 @@ def _boot_offset() -> int | None:
         namespaces = [each.name for each in Path("/proc/self/ns").iterdir()]
         if namespaces and "time" not in namespaces:  # the kernel has no time namespaces
             return 0
-        # The offsets belong to the time namespace of the children, which may differ from this process's.
+        # The offsets belong to the time namespace of the children, which may differ from this
+        # process's.
         if Path("/proc/self/ns/time").readlink() != Path("/proc/self/ns/time_for_children").readlink():
             return None
         offsets = [line.split() for line in Path("/proc/self/timens_offsets").read_text().splitlines()]

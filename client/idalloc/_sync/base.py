@@ -17,7 +17,10 @@ class BaseClient(_base.BaseClient):
     _is_asyncio: ClassVar[bool] = False
 
     def close(self) -> None:
-        """Close all connections and the log. Prefetched ids are discarded; running calls and streams fail."""
+        """Close all connections and the log.
+
+        Prefetched ids are discarded; running calls and streams fail.
+        """
         for stubs in [connection.close() for connection in self._connections]:
             if stubs is not None:
                 stubs.channel.close()

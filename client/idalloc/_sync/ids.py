@@ -21,23 +21,26 @@ DEADLINE_GRACE = 1.0
 class Ids(Iterator[int]):
     """An endless iterator over the ids of one sequence.
 
-    It prefetches ranges, larger ones the faster ids are used: most ids cost no call. It returns each id once, in the
-        sequence's order while one server answers. Before each id it checks the time, and discards ids that are older
-        than the server allows (``ttl``).
+    It prefetches ranges, larger ones the faster ids are used: most ids cost no call. It returns
+    each id once, in the
+        sequence's order while one server answers. Before each id it checks the time, and discards
+        ids that are older than the server allows (``ttl``).
 
-    Threads may share one ``Ids``, with ``next()`` and with loops: each id goes to one thread. After a loop has ended,
-    by ``break`` or by an error, another loop continues with the next id.
+    Threads may share one ``Ids``, with ``next()`` and with loops: each id goes to one thread. After
+    a loop has ended, by ``break`` or by an error, another loop continues with the next id.
 
-    In the child of a fork it continues with ids of the child's own, also if the fork bypassed Python (uWSGI). After the
-    client is closed, it raises ``RuntimeError``.
+    In the child of a fork it continues with ids of the child's own, also if the fork bypassed
+    Python (uWSGI). After the client is closed, it raises ``RuntimeError``.
 
-    A signal handler may raise at any moment: ids may be lost, but no id is returned twice, and ``next()`` works
-        afterwards. The handler must not call a method of the client or of its ``Ids``, including ``close``.
+    A signal handler may raise at any moment: ids may be lost, but no id is returned twice, and
+    ``next()`` works
+        afterwards. The handler must not call a method of the client or of its ``Ids``, including
+        ``close``.
 
     Raises:
         SequenceExhausted: The sequence has no more ids.
-        IdallocError: As from any call; ``next()`` tries again. If a quota is exceeded, it first waits within the
-            client's timeout.
+        IdallocError: As from any call; ``next()`` tries again. If a quota is exceeded, it first
+            waits within the client's timeout.
     """
 
     def __init__(self, client: BaseClient, sequence: str) -> None:

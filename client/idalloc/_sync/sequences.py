@@ -11,24 +11,29 @@ from idalloc._sync.base import BaseClient
 class Sequences:
     """Administration of sequences: ``client.sequences``.
 
-    Each change carries a new request id: the server applies it once, even if gRPC retries it because a reply was lost.
-        Other nodes may use the old settings until the ``effective_time`` in the reply; ``effective_delay`` is the time
-        until then.
+    Each change carries a new request id: the server applies it once, even if gRPC retries it
+    because a reply was lost.
+        Other nodes may use the old settings until the ``effective_time`` in the reply;
+        ``effective_delay`` is the time until then.
 
-    All methods raise the errors of ``Client``. Before they send anything, they raise ``InvalidRequest`` for a value
-    that does not fit into its field, such as a number beyond 64 bits or an unknown enum text. They raise ``TypeError``
-    for a value of the wrong type. Both name the argument.
+    All methods raise the errors of ``Client``. Before they send anything, they raise
+    ``InvalidRequest`` for a value that does not fit into its field, such as a number beyond 64 bits
+    or an unknown enum text. They raise ``TypeError`` for a value of the wrong type. Both name the
+    argument.
     """
 
     def __init__(self, client: BaseClient) -> None:
         self._client = client
 
     def create(self, name: str, **settings: Unpack[calls.SequenceSettings]) -> Sequence:
-        """Create a sequence. If a sequence of that name was deleted, the new one continues after its last id.
+        """Create a sequence.
+
+        If a sequence of that name was deleted, the new one continues after its last id.
 
         Args:
             name: The name: 1 to 255 bytes of UTF-8 without control characters.
-            settings: The settings, see ``idalloc.SequenceSettings``; the others have their defaults.
+            settings: The settings, see ``idalloc.SequenceSettings``; the others have their
+                defaults.
 
         Raises:
             SequenceExists: A sequence of that name exists.
@@ -67,8 +72,9 @@ class Sequences:
         Args:
             name: The name.
             etag: If given, the change fails if the sequence was changed after this etag was read.
-            settings: The settings to change, see ``idalloc.SequenceSettings``; None restores the default. Labels are
-                replaced as a whole. Kind, reset, time zone and the sign of step cannot be changed.
+            settings: The settings to change, see ``idalloc.SequenceSettings``; None restores the
+                default. Labels are replaced as a whole. Kind, reset, time zone and the sign of step
+                cannot be changed.
 
         Raises:
             SequenceChanged: The etag is not the current one.
@@ -86,16 +92,16 @@ class Sequences:
         return self._client._call(calls.delete(name, etag))
 
     def advance(self, name: str, past: int, *, period: str = "", etag: str = "") -> SequenceChange:
-        """Move a sequence past a value, for example after an import of rows with ids. It never moves back.
+        """Move a sequence past a value, for example after an import of rows with ids.
 
-        From ``effective_time`` on, no node and no ``ids()`` returns an id at or below ``past`` (at or above, if the
-        sequence counts down).
+        It never moves back. From ``effective_time`` on, no node and no ``ids()`` returns an id at
+        or below ``past`` (at or above, if the sequence counts down).
 
         Args:
             name: The name.
             past: The largest id in use, or the smallest one if the sequence counts down.
-            period: The period of the counter, such as ``"2026-11"``, if the sequence has a reset; empty for the current
-                period.
+            period: The period of the counter, such as ``"2026-11"``, if the sequence has a reset;
+                empty for the current period.
             etag: As in ``update``.
         """
         return self._client._call(calls.advance(name, past, period, etag))

@@ -1,8 +1,8 @@
 """The connection to a server: opened on first use, reopened after a fork, unusable after close.
 
-gRPC 1.74 and 1.85 survive a fork only if no open channel is one of grpc.aio, and ``GRPC_ENABLE_FORK_SUPPORT=1`` was in
-the environment when gRPC was loaded. Otherwise a call in the child hangs past its deadline or crashes the process; here
-it raises ``RuntimeError`` instead.
+gRPC 1.74 and 1.85 survive a fork only if no open channel is one of grpc.aio, and
+``GRPC_ENABLE_FORK_SUPPORT=1`` was in the environment when gRPC was loaded. Otherwise a call in the
+child hangs past its deadline or crashes the process; here it raises ``RuntimeError`` instead.
 """
 
 import asyncio
@@ -25,13 +25,15 @@ from idalloc.v1.id_allocator_pb2_grpc import IdAllocatorServiceStub
 from idalloc.v1.node_pb2_grpc import NodeServiceStub
 from idalloc.v1.sequences_pb2_grpc import SequenceServiceStub
 
-# The most connections of a client. Unary calls use the first one, and so does a stream while no other stream runs.
+# The most connections of a client. Unary calls use the first one, and so does a stream while no
+# other stream runs.
 MAX_CONNECTIONS = 4
 
-# Read at import: importlib suppresses what a signal handler raises, and then reports a missing file.
+# Read at import: importlib suppresses what a signal handler raises, and then reports a missing
+# file.
 _SERVICE_CONFIG = json.loads(files("idalloc.v1").joinpath("service_config.json").read_text())
-# gRPC's retry policy waits as long as the trailer grpc-retry-pushback-ms requests, even days. A unary call ends at its
-# timeout, but a stream may have none: `Stream` does all retries of streams.
+# gRPC's retry policy waits as long as the trailer grpc-retry-pushback-ms requests, even days. A
+# unary call ends at its timeout, but a stream may have none: `Stream` does all retries of streams.
 _STREAMS = [{"service": "idalloc.v1.IdAllocatorService", "method": name} for name in ("StreamRanges", "StreamDocIds")]
 _SERVICE_CONFIG["methodConfig"].append({"name": _STREAMS})
 _USER_AGENT = f"idalloc-python/{version('idalloc')}"
@@ -51,7 +53,8 @@ def channel_options(config: ChannelConfig) -> list[tuple[str, str | int]]:
         # gRPC's default waits up to two minutes before it reconnects; streams give up earlier.
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.max_reconnect_backoff_ms", 2_000),
-        # Keepalive: a call without a deadline, such as a stream, must also detect that the server vanished.
+        # Keepalive: a call without a deadline, such as a stream, must also detect that the server
+        # vanished.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.primary_user_agent", _USER_AGENT),
@@ -76,7 +79,10 @@ class Stubs(NamedTuple):
     rpcs: dict[str, Any]
 
     def rpc(self, request: Message) -> Any:
-        """Return the RPC of a request. The lint of the protos keeps the names of requests those of their RPCs."""
+        """Return the RPC of a request.
+
+        The lint of the protos keeps the names of requests those of their RPCs.
+        """
         return self.rpcs[type(request).__name__.removesuffix("Request")]
 
 
@@ -121,8 +127,8 @@ class Connection:
         """Return the stubs of the open channel; after a fork, those of a new channel.
 
         Raises:
-            RuntimeError: The client is closed, gRPC cannot be used after this fork, or the channel is one of
-                ``grpc.aio`` and was opened in another event loop.
+            RuntimeError: The client is closed, gRPC cannot be used after this fork, or the channel
+                is one of ``grpc.aio`` and was opened in another event loop.
         """
         _handle_fork()
         if _fork_error:
@@ -142,9 +148,9 @@ class Connection:
     def abandon_if_interrupted(self, stubs: Stubs, call: object = None) -> Iterator[None]:
         """Run gRPC's code for a call, and abandon the channel if a signal handler raises in it.
 
-        After such an exception a lock of the channel may stay locked, or its thread may be missing. So after any
-        exception that is not gRPC's own, the next call opens a new channel. The old channel and the call are never
-        closed, because that takes the same locks.
+        After such an exception a lock of the channel may stay locked, or its thread may be missing.
+        So after any exception that is not gRPC's own, the next call opens a new channel. The old
+        channel and the call are never closed, because that takes the same locks.
 
         Args:
             stubs: The stubs of the channel.
@@ -163,8 +169,9 @@ class Connection:
     def keep_until_done(self, future: "grpc.Future[Any]") -> None:
         """Reference a call until it is done. To be called within ``abandon_if_interrupted``.
 
-        gRPC locks a call when it is garbage-collected, in the code that drops the last reference. If a signal handler
-        raised there, the lock would stay locked, and the channel's thread would wait for it when the answer arrives.
+        gRPC locks a call when it is garbage-collected, in the code that drops the last reference.
+        If a signal handler raised there, the lock would stay locked, and the channel's thread would
+        wait for it when the answer arrives.
         """
         self._pending.add(future)
         future.add_done_callback(self._pending.discard)

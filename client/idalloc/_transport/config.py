@@ -43,7 +43,9 @@ class ChannelArguments(TypedDict):
 
 
 class ChannelConfig:
-    """How to call a target: credentials, metadata and channel options. Its repr does not show the token.
+    """How to call a target: credentials, metadata and channel options.
+
+    Its repr does not show the token.
 
     Args:
         target: The target; this and the other arguments as in ``idalloc.Client``.
@@ -58,7 +60,8 @@ class ChannelConfig:
         options: The channel options.
 
     Raises:
-        ChannelConfigError: The target is a URL or has no port, the token is malformed, or it would be sent unencrypted.
+        ChannelConfigError: The target is a URL or has no port, the token is malformed, or it would
+            be sent unencrypted.
     """
 
     def __init__(
@@ -113,7 +116,10 @@ def _check_stays_here(target: str) -> None:
 
 
 def _has_port(target: str) -> bool:
-    """Return whether each address has a port, without which gRPC uses 443. Other resolvers' targets are not checked."""
+    """Return whether each address has a port, without which gRPC uses 443.
+
+    Other resolvers' targets are not checked.
+    """
     scheme, _, rest = target.partition(":")
     if scheme in ("ipv4", "ipv6"):
         addresses = rest.lstrip("/").split(",")
@@ -173,7 +179,8 @@ class ChannelSettings:
         """Return the arguments of a client, and read the files of certificates and tokens.
 
         Raises:
-            ChannelConfigError: The settings contradict each other, or a file cannot be read or is invalid.
+            ChannelConfigError: The settings contradict each other, or a file cannot be read or is
+                invalid.
         """
         if bool(self.cert) != bool(self.key):
             given, missing = ("cert", "key") if self.cert else ("key", "cert")
@@ -215,7 +222,10 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> tuple[str, Chan
 
 
 def environment_variable(setting: str) -> str:
-    """Return the name of a setting's environment variable. IDALLOC_INSECURE is a setting of the server."""
+    """Return the name of a setting's environment variable.
+
+    IDALLOC_INSECURE is a setting of the server.
+    """
     return "IDALLOC_TOKEN_INSECURE" if setting == "insecure" else f"IDALLOC_{setting.upper()}"
 
 

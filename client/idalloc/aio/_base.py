@@ -22,7 +22,10 @@ class BaseClient(_base.BaseClient):
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def close(self) -> None:
-        """Close all connections and the log. Prefetched ids are discarded; running calls and streams fail."""
+        """Close all connections and the log.
+
+        Prefetched ids are discarded; running calls and streams fail.
+        """
         opened = [connection.close() for connection in self._connections]
         for task in self._tasks:
             task.cancel()

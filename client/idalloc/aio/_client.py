@@ -16,14 +16,15 @@ from idalloc.aio._streams import read_stream
 class Client(BaseClient):
     """Client of an idalloc server, for asyncio.
 
-    The tasks of one event loop may share a client. It connects on its first call, and belongs to that event loop: a
-    call in another one, such as in a second ``asyncio.run``, raises ``RuntimeError``. Concurrent streams use up to four
-    connections. If the server or its store is unavailable, a unary call has up to five attempts within its
-    timeout. A retry never returns an id twice; at worst it leaves a gap, and so does a cancelled call.
+    The tasks of one event loop may share a client. It connects on its first call, and belongs to
+    that event loop: a call in another one, such as in a second ``asyncio.run``, raises
+    ``RuntimeError``. Concurrent streams use up to four connections. If the server or its store is
+    unavailable, a unary call has up to five attempts within its timeout. A retry never returns an
+    id twice; at worst it leaves a gap, and so does a cancelled call.
 
-    Forks: gRPC does not survive a fork while an asyncio client is connected. In the child, each call of any client then
-    raises ``RuntimeError``, also if the fork bypassed Python (uWSGI). Fork before the first call, or close the client
-    before the fork.
+    Forks: gRPC does not survive a fork while an asyncio client is connected. In the child, each
+    call of any client then raises ``RuntimeError``, also if the fork bypassed Python (uWSGI). Fork
+    before the first call, or close the client before the fork.
 
     Args:
         target: This and the other arguments are those of ``idalloc.Client``.
@@ -35,8 +36,8 @@ class Client(BaseClient):
     Raises:
         IdallocError: From all methods: the call failed; the subclass is the cause.
         InvalidRequest, TypeError: From all methods: an argument does not fit into the request.
-        RuntimeError: From all methods: the client is closed or belongs to another event loop, or gRPC is unusable after
-            a fork.
+        RuntimeError: From all methods: the client is closed or belongs to another event loop, or
+            gRPC is unusable after a fork.
         OSError: The log cannot be created or written, as in ``idalloc.Client``.
     """
 
@@ -56,9 +57,10 @@ class Client(BaseClient):
     ) -> Range:
         """As ``idalloc.Client.allocate_range``; but concurrent calls for one sequence are coalesced.
 
-        Calls without a request id and texts wait while another call for the same sequence is in flight. Then one call
-        allocates the ids of all of them, in the order of arrival. Each caller has its own timeout and its own error.
-        The ids of a caller that was cancelled meanwhile are a gap.
+        Calls without a request id and texts wait while another call for the same sequence is in
+        flight. Then one call allocates the ids of all of them, in the order of arrival. Each caller
+        has its own timeout and its own error. The ids of a caller that was cancelled meanwhile are
+        a gap.
         """
         call = calls.allocate_range(sequence, n, request_id=request_id, exactly_once=exactly_once, texts=texts)
         if request_id is not None or exactly_once or texts:

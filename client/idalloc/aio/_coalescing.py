@@ -40,7 +40,10 @@ class _Queue:
         self.task: asyncio.Task[None] | None = None
 
     def is_busy(self) -> bool:
-        """Return whether a call is in flight. A call that a signal handler's exception ended is not."""
+        """Return whether a call is in flight.
+
+        A call that a signal handler's exception ended is not.
+        """
         if self.task is not None and not self.task.done():
             return True
         return self.first_call is not None and getcoroutinestate(self.first_call) == CORO_SUSPENDED
@@ -49,16 +52,17 @@ class _Queue:
 class CallCoalescer:
     """Makes one call for all callers that arrive while another call for the same sequence is in flight.
 
-    If no call is in flight, a caller calls at once. Otherwise it waits for the end of that call, and shares the next
-    one with all other waiters. The next call is sent after they arrived. So a caller that starts after another one was
-    answered is served by a later call, as if each had made its own.
+    If no call is in flight, a caller calls at once. Otherwise it waits for the end of that call,
+    and shares the next one with all other waiters. The next call is sent after they arrived. So a
+    caller that starts after another one was answered is served by a later call, as if each had made
+    its own.
     """
 
     def __init__(self, client: BaseClient) -> None:
         self._client = client
         self._max_counts: dict[str, int] = {}  # by sequence, if the server's limit is below MAX_RANGE_SIZE
-        # The sequences with a call in flight. By event loop, too: a client that is used in a second loop is an error,
-        # and a caller there must not wait for the first loop.
+        # The sequences with a call in flight. By event loop, too: a client that is used in a second
+        # loop is an error, and a caller there must not wait for the first loop.
         self._queues: dict[tuple[asyncio.AbstractEventLoop, str], _Queue] = {}
 
     async def allocate(self, sequence: str, n: int, call: Call[Range]) -> Range:
@@ -107,7 +111,10 @@ class CallCoalescer:
                 await asyncio.gather(*(self._allocate_batch(sequence, batch) for batch in batches))
 
     def _remove(self, key: tuple[asyncio.AbstractEventLoop, str], queue: _Queue) -> None:
-        """Remove a queue. Waiters that are left, because the client is closed, call by themselves and get its error."""
+        """Remove a queue.
+
+        Waiters that are left, because the client is closed, call by themselves and get its error.
+        """
         if self._queues.get(key) is queue:
             del self._queues[key]
         for waiters in (queue.in_flight, queue.waiting):

@@ -19,7 +19,8 @@ _Result: TypeAlias = Range | IdallocError | OSError
 class Ids(AsyncIterator[int]):
     """An endless asynchronous iterator over the ids of one sequence, as ``idalloc.Ids``.
 
-    Tasks may share one ``Ids``: each id goes to one task. A task that is cancelled while it waits takes no id.
+    Tasks may share one ``Ids``: each id goes to one task. A task that is cancelled while it waits
+    takes no id.
     """
 
     def __init__(self, client: BaseClient, sequence: str) -> None:
@@ -48,8 +49,8 @@ class Ids(AsyncIterator[int]):
         self._pool.clear()
 
     async def _next_part(self) -> None:
-        # Without a lock, because a signal handler may raise before `async with` releases it. Only one task runs between
-        # two awaits.
+        # Without a lock, because a signal handler may raise before `async with` releases it. Only
+        # one task runs between two awaits.
         self._client._connection.stubs()  # raises if the client is closed
         deadline = time.monotonic() + self._client.timeout
         while not self._pool.advance():
@@ -77,7 +78,10 @@ class Ids(AsyncIterator[int]):
             return error
 
     def _receive(self, prefetch: "_Prefetch", was_prefetched: bool, deadline: float) -> None:
-        """Add the received range to the pool. If a quota is exceeded, start a delay in place of a request."""
+        """Add the received range to the pool.
+
+        If a quota is exceeded, start a delay in place of a request.
+        """
         if prefetch.task.cancelled():
             self._client._connection.stubs()  # raises if the client is closed
         result = prefetch.task.result()

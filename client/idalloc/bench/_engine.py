@@ -33,7 +33,8 @@ INTERVAL_NS = 100_000_000
 # The event loop may wake up early by so many seconds.
 TIMER_RESOLUTION = 0.001
 
-# The pause in seconds of a caller after UNAVAILABLE: such calls fail at once, and would keep this process busy.
+# The pause in seconds of a caller after UNAVAILABLE: such calls fail at once, and would keep this
+# process busy.
 PAUSE = 0.1
 
 # No retries: a failed call must be counted.
@@ -50,7 +51,8 @@ class Tally:
     Attributes:
         rpc: The RPC's name.
         latencies: Latencies of successful calls; for a stream, from its start to its end.
-        messages: Latencies of a stream's messages: each from the previous one, or the start, to its arrival.
+        messages: Latencies of a stream's messages: each from the previous one, or the start, to its
+            arrival.
         ids: The number of received ids.
         errors: The number of failed calls, by status and reason.
         cut_streams: The number of streams that the bench ended with its duration.
@@ -77,7 +79,8 @@ class Bench:
         plan: The plan.
         tallies: Counts and latencies, by RPC.
         messages: The first message of each status and reason.
-        malformed: The number of replies that violate the contract, the warm-up's included. They are not logged.
+        malformed: The number of replies that violate the contract, the warm-up's included. They are
+            not logged.
         malformed_messages: The messages of the first of them.
         verdict: The result of `verify`; None before it.
         date: When counting began.
@@ -119,7 +122,8 @@ class Bench:
 
         Raises:
             ServerUnreachable: The server did not accept all connections within the timeout.
-            ExceptionGroup: It contains OSError if the log cannot be written, or Unauthenticated or PermissionDenied.
+            ExceptionGroup: It contains OSError if the log cannot be written, or Unauthenticated or
+                PermissionDenied.
         """
         plan = self.plan
         connections = min(plan.connections, plan.concurrency)

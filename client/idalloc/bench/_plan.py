@@ -26,7 +26,8 @@ class Plan:
         scenario: One of `SCENARIOS`.
         sequence: The sequence to allocate from.
         id_count: The ids of a unary call.
-        total_ids: The ids of a stream; None for `TOTAL_IDS`, or for unary calls in the scenario `docids`.
+        total_ids: The ids of a stream; None for `TOTAL_IDS`, or for unary calls in the scenario
+            `docids`.
         chunk: The ids of a stream's message.
         concurrency: The number of callers, each with one call at a time.
         connections: The number of connections that they share.

@@ -27,8 +27,9 @@ def succeeded(bench: Bench) -> bool:
 def to_json(bench: Bench) -> dict[str, Any]:
     """Return the report as JSON.
 
-    The fields of ghz's report have its names and units: nanoseconds, but seconds for the histogram's marks. Latencies
-    are of successful calls. The list of single calls (`details`) is empty.
+    The fields of ghz's report have its names and units: nanoseconds, but seconds for the
+    histogram's marks. Latencies are of successful calls. The list of single calls (`details`) is
+    empty.
     """
     plan, tallies = bench.plan, list(bench.tallies.values())
     latencies = Latencies.merge(tally.latencies for tally in tallies)

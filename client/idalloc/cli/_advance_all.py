@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def advance_all(context: typer.Context, *, no_wait: bool) -> None:
     """Advance each sequence past its own last id, and wait until all changes are effective on all nodes.
 
-    A server with a witness moves the sequence past its mark, too. A refused sequence does not end the command.
+    A server with a witness moves the sequence past its mark, too. A refused sequence does not end
+    the command.
     """
     from idalloc import DeadlineExceeded, IdallocError, Unauthenticated, Unavailable  # imported late: see connect
 

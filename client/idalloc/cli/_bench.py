@@ -73,10 +73,12 @@ def bench(
 ) -> None:
     """Run a load test, and report latencies and rates.
 
-    The exit code is 0 only if no call failed and no id was wrong. As JSON, the report has the form of ghz's reports.
+    The exit code is 0 only if no call failed and no id was wrong. As JSON, the report has the form
+    of ghz's reports.
 
-    unary: AllocateRange. stream: StreamRanges. docids: GenerateDocId, or StreamDocIds with --total-ids, decoded.
-    mixed: 70 % AllocateRange, 20 % GenerateDocId, 6 % StreamRanges, 4 % StreamDocIds.
+    unary: AllocateRange. stream: StreamRanges. docids: GenerateDocId, or StreamDocIds with
+    --total-ids, decoded. mixed: 70 % AllocateRange, 20 % GenerateDocId, 6 % StreamRanges, 4 %
+    StreamDocIds.
 
     The bench discards the ids that it allocates, and retries no failed call.
     """

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from idalloc import Client, InvalidRequest, SequenceNotFound
     from idalloc._transport.config import ChannelArguments
 
-# How many sequences are compared with a name that does not exist: those with its first letter, and of all.
+# How many sequences are compared with a name that does not exist: those with its first letter, and
+# of all.
 _LISTED = 1_000
 
 
@@ -86,7 +87,8 @@ def channel_arguments(context: typer.Context, target: str) -> "ChannelArguments"
 
     root = context.find_root()
     source = root.get_parameter_source("token_file")
-    # --token-file on the command line overrides both environment variables; those two exclude each other.
+    # --token-file on the command line overrides both environment variables; those two exclude each
+    # other.
     on_command_line = source is not None and source.name == "COMMANDLINE"
     token = None if on_command_line else os.environ.get("IDALLOC_TOKEN")
     try:
@@ -114,7 +116,10 @@ def log_errors_as_usage(context: typer.Context) -> Iterator[None]:
 
 @contextmanager
 def connect(context: typer.Context, log: Path | None = None) -> Iterator["Client"]:
-    """Open a client configured by the options. Errors in its block name options in place of fields of the request."""
+    """Open a client configured by the options.
+
+    Errors in its block name options in place of fields of the request.
+    """
     # imported late: `health` and `--help` need none
     from idalloc import Client, DeadlineExceeded, InvalidRequest, SequenceNotFound
 

@@ -7,8 +7,8 @@ from difflib import get_close_matches
 PREFIX = "IDALLOC_"
 # Variables that the client reads, without the prefix.
 CLIENT = ("SERVER", "TIMEOUT", "TLS", "CA", "CERT", "KEY", "SERVER_NAME", "TOKEN", "TOKEN_FILE", "TOKEN_INSECURE")
-# Variables that the server reads: both may share an environment, as in the container image. Listed here because the
-# client works without the server.
+# Variables that the server reads: both may share an environment, as in the container image. Listed
+# here because the client works without the server.
 SERVER = (
     *("CONFIG", "LISTEN", "HTTP_LISTEN", "TRANSPORT", "STORE", "NODE_PREFIX", "PREFIX_CONFLICT"),
     *("AUTO_INCREMENT_OFFSET", "AUTO_INCREMENT_INCREMENT", "LEASE_TTL", "OUTAGE_RESERVE", "MAX_RESERVED_IDS"),

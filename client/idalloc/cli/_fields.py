@@ -53,7 +53,10 @@ def columns(sequence: "Sequence") -> tuple[str, ...]:
 
 
 def is_exhausted(sequence: "Sequence") -> bool:
-    """Return whether no id is left. A sequence without a last value is unused, or its stored row is corrupt."""
+    """Return whether no id is left.
+
+    A sequence without a last value is unused, or its stored row is corrupt.
+    """
     return sequence.remaining == 0 and sequence.last_value is not None and sequence.delete_time is None
 
 

@@ -1,4 +1,7 @@
-"""`idalloc health`, by gRPC's health checking protocol. Probes start it often: it imports gRPC and little else."""
+"""`idalloc health`, by gRPC's health checking protocol.
+
+Probes start it often: it imports gRPC and little else.
+"""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,7 +29,8 @@ def health(
 ) -> None:
     """Check the server's health. The exit code is 0 only if the server serves.
 
-    The command reports the error of a failing store. The exit code stays 0 while the server serves from its leases.
+    The command reports the error of a failing store. The exit code stays 0 while the server serves
+    from its leases.
     """
     target, limit = target_and_timeout(context)
     access = channel_arguments(context, target)

@@ -57,8 +57,8 @@ def allocate(
     """Allocate one contiguous range of ids from a sequence, and print an id on each line.
 
     If the sequence does not exist, the server creates it (1, 2, 3 …, no format), unless its setting
-    auto_create_sequences is off. The command reports the creation on standard error. To choose the settings of a
-    sequence, create it first with `idalloc sequences create`.
+    auto_create_sequences is off. The command reports the creation on standard error. To choose the
+    settings of a sequence, create it first with `idalloc sequences create`.
     """
     _check_exclusive(context, ranges, texts)
     with connect(context, log) as client:
@@ -81,8 +81,9 @@ def stream(
 ) -> None:
     """Allocate any number of ids from a sequence, range by range, and print an id on each line.
 
-    The command resumes a stream that breaks, on any server that answers. As JSON it prints an object on a line for
-    each range. --timeout limits the whole stream, and only if given after the command's name.
+    The command resumes a stream that breaks, on any server that answers. As JSON it prints an
+    object on a line for each range. --timeout limits the whole stream, and only if given after the
+    command's name.
     """
     _check_exclusive(context, ranges, texts)
     timeout = context.params["timeout"]
@@ -105,8 +106,8 @@ def docid(
 ) -> None:
     """Generate document ids in MySQL's format, and print an id on each line.
 
-    More than 10,000 ids come as a stream, which the command resumes if it breaks; as JSON it prints an object on
-    a line for each batch.
+    More than 10,000 ids come as a stream, which the command resumes if it breaks; as JSON it prints
+    an object on a line for each batch.
     """
     timeout = context.params["timeout"]
     streamed = count > MAX_IDS_PER_MESSAGE
@@ -130,7 +131,8 @@ def uuids(
 ) -> None:
     """Generate UUIDs (RFC 9562), and print one on each line.
 
-    The server sends 10,000 at a time; as JSON the command prints an object on a line for each batch.
+    The server sends 10,000 at a time; as JSON the command prints an object on a line for each
+    batch.
     """
     with connect(context) as client:
         for start in range(0, count, MAX_IDS_PER_MESSAGE):

@@ -18,7 +18,10 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def parse_seconds(text: str | float) -> float:
-    """Parse a positive duration, such as 500ms, 30s or 2m, into seconds. A default is passed as a number."""
+    """Parse a positive duration, such as 500ms, 30s or 2m, into seconds.
+
+    A default is passed as a number.
+    """
     if isinstance(text, float):
         return text
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", text)
@@ -105,7 +108,8 @@ def with_output(command: Any, options: Mapping[str, Any] = _OUTPUT) -> Any:
     The options may be given before and after a command's name; the last one applies.
 
     Args:
-        command: A function. It prints results if it has a parameter ``context``; otherwise it is returned unchanged.
+        command: A function. It prints results if it has a parameter ``context``; otherwise it is
+            returned unchanged.
         options: The annotations of the options, by name.
     """
     parameters = inspect.signature(command).parameters

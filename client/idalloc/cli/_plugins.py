@@ -1,4 +1,7 @@
-"""Commands of other packages, such as the server's. Listing them loads none: that takes time, and may fail."""
+"""Commands of other packages, such as the server's.
+
+Listing them loads none: that takes time, and may fail.
+"""
 
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any

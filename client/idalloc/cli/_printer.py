@@ -1,4 +1,7 @@
-"""The printer of all commands. It escapes control characters in texts of servers, files and arguments."""
+"""The printer of all commands.
+
+It escapes control characters in texts of servers, files and arguments.
+"""
 
 import json
 import sys
@@ -41,7 +44,8 @@ class Printer:
                 _write("\n".join(map(str, lines[start : start + IDS_PER_WRITE])) + "\n")
         else:
             texts = list(lines)
-            # One check of the joined text: escaping each id would cost ten times as much as printing them.
+            # One check of the joined text: escaping each id would cost ten times as much as
+            # printing them.
             _write("\n".join(texts if "".join(texts).isprintable() else map(escaped, texts)) + "\n")
 
     def record(self, fields: Iterable[tuple[str, str]], content: Content) -> None:

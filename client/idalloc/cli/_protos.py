@@ -17,9 +17,10 @@ def protos(
 ) -> None:
     """Write the .proto files, the retry policy (service_config.json) and the descriptor set (idalloc.binpb).
 
-    DIR is then the import path of protoc, buf, ghz and grpcurl; it includes the files of Google's that they import.
-    Leave these, DIR/google, out of a Java build: grpc-protobuf brings their classes.
-    `grpcurl -protoset` and `ghz --protoset` take the descriptor set alone. Files of the same names are replaced.
+    DIR is then the import path of protoc, buf, ghz and grpcurl; it includes the files of Google's
+    that they import. Leave these, DIR/google, out of a Java build: grpc-protobuf brings their
+    classes. `grpcurl -protoset` and `ghz --protoset` take the descriptor set alone. Files of the
+    same names are replaced.
     """
     with as_file(files("idalloc") / "protos") as source:
         written = []

@@ -137,7 +137,10 @@ def list_(
 @with_options
 @partial(add_options, options=SETTINGS)
 def create(context: typer.Context, name: Name, **settings: Any) -> None:
-    """Create a sequence. If one of that name was deleted, the new one continues after its last id."""
+    """Create a sequence.
+
+    If one of that name was deleted, the new one continues after its last id.
+    """
     given = {key: value for key, value in _given(settings).items() if value is not None}
     with connect(context) as client:
         sequence = client.sequences.create(name, **given)
@@ -159,7 +162,8 @@ def show(context: typer.Context, name: Name, period: Period = "") -> None:
 def update(context: typer.Context, name: Name, etag: Etag = "", no_wait: NoWait = False, **settings: Any) -> None:
     """Change settings of a sequence, and wait until the change is effective on all nodes.
 
-    The word default resets a number to its default, an empty text resets a text, and an empty label removes all labels.
+    The word default resets a number to its default, an empty text resets a text, and an empty label
+    removes all labels.
     """
     given = _given(settings)
     if not given:
@@ -198,13 +202,14 @@ def advance(
 ) -> None:
     """Move a sequence past the ids in use, and wait until no node issues one of them.
 
-    A counter never moves back: if it is already past that id, it stays. A new generation begins in either case, since
-    nodes may hold leases of older ids. With --past-table, an empty table changes nothing. Stop other writers of the
-    table first: the query does not see the ids that they insert after it.
+    A counter never moves back: if it is already past that id, it stays. A new generation begins in
+    either case, since nodes may hold leases of older ids. With --past-table, an empty table changes
+    nothing. Stop other writers of the table first: the query does not see the ids that they insert
+    after it.
 
-    With --all, a server with a witness moves each sequence past the ids that the witness confirmed, as is needed after
-    the store was restored. Repeat the command after a failure. It does not see sequences that the store lacks:
-    `idalloc witness show` does.
+    With --all, a server with a witness moves each sequence past the ids that the witness confirmed,
+    as is needed after the store was restored. Repeat the command after a failure. It does not see
+    sequences that the store lacks: `idalloc witness show` does.
     """
     if every:
         if name is not None or past is not None or past_table is not None or period or etag:
@@ -229,7 +234,10 @@ def advance(
 @app.command()
 @with_options
 def delete(context: typer.Context, name: Name, etag: Etag = "", no_wait: NoWait = False) -> None:
-    """Delete a sequence, and wait until no node issues its ids. The store keeps its name and last id."""
+    """Delete a sequence, and wait until no node issues its ids.
+
+    The store keeps its name and last id.
+    """
     with connect(context) as client:
         change = client.sequences.delete(name, etag=etag)
     _finish(context, change, no_wait=no_wait)

@@ -1,4 +1,4 @@
-"""Proves from logs of issued ids that none was issued twice, and that all are in order. `idalloc verify` runs it.
+"""Proves from logs of issued ids that none was issued twice, and that all are in order.
 
-It needs the extra `idalloc[verify]`.
+`idalloc verify` runs it. It needs the extra `idalloc[verify]`.
 """

@@ -20,7 +20,10 @@ class Stall:
         self._last: int | None = None
 
     def add(self, answered: Ints) -> None:
-        """Add the times of the next replies. Several threads may have logged them slightly out of order."""
+        """Add the times of the next replies.
+
+        Several threads may have logged them slightly out of order.
+        """
         if not len(answered):
             return
         gaps = np.diff(answered)

@@ -31,7 +31,8 @@ class BinaryLog(Log):
     def rewind(self) -> None:
         """Go back to the first record."""
         super().rewind()
-        # By the file's number of a name: its numbers in Names as a sequence and as document ids; -1 if it is invalid.
+        # By the file's number of a name: its numbers in Names as a sequence and as document ids; -1
+        # if it is invalid.
         self._numbers: dict[int, tuple[int, int]] = {}
 
     def read(self, max_records: int) -> Rows:
@@ -195,7 +196,10 @@ class BinaryLogFormat1(BinaryLog):
 
 
 def open_binary_log(path: Path, number: int, names: Names, file: BinaryIO) -> Log:
-    """Open a binary log. Raises `TruncatedHeader`, or `InvalidFile` if its header cannot be read."""
+    """Open a binary log.
+
+    Raises `TruncatedHeader`, or `InvalidFile` if its header cannot be read.
+    """
     [form] = file.read(1) or [_log.FORMAT]
     if form not in (1, _log.FORMAT):
         raise InvalidFile(f"{path}: this log is of format {form}; this version reads formats 1 and {_log.FORMAT}")

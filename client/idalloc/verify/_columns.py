@@ -46,7 +46,8 @@ def factorize_rows(*columns: npt.NDArray[np.generic]) -> tuple[Positions, Ints]:
     """Encode the rows that columns form as indices of distinct rows.
 
     Returns:
-        For each distinct row the position of an equal row, and for each row its index among the distinct ones.
+        For each distinct row the position of an equal row, and for each row its index among the
+        distinct ones.
     """
     _, codes = factorize(columns[0])
     for column in columns[1:]:

@@ -183,7 +183,8 @@ def answered_before(late: Record, of: Log, node: int | None) -> Callable[[Log, R
     Args:
         late: The other record.
         of: The other record's log.
-        node: The server process of the records; None for any, in sequences that rise over all nodes.
+        node: The server process of the records; None for any, in sequences that rise over all
+            nodes.
     """
 
     def matches(log: Log, rows: Rows) -> Bits:

@@ -16,7 +16,8 @@ from idalloc.verify._logs import MAX_MESSAGES, InvalidFile, Log, TruncatedHeader
 from idalloc.verify._names import Names, sequence_name
 from idalloc.verify._strict_json import parse
 
-# A node's log may begin with other lines, such as a library's warning: the kind is in one of so many lines.
+# A node's log may begin with other lines, such as a library's warning: the kind is in one of so
+# many lines.
 _FIRST_LINES = 100
 # The longest line of an export or a node's log.
 _MAX_LINE = 2**20
@@ -35,7 +36,8 @@ class Exported:
     """The content of all exports.
 
     Attributes:
-        last_values: The last values of each name's counter, one for each export; empty for an unused counter.
+        last_values: The last values of each name's counter, one for each export; empty for an
+            unused counter.
         timestamps: The sequences whose ids are timestamps.
         claims: The latest start timestamp of each prefix of document ids.
     """
@@ -76,7 +78,8 @@ def read_files(paths: Iterable[Path], names: Names) -> Files:
     """Open logs, and read exports and logs of nodes.
 
     Raises:
-        InvalidFile: A file cannot be read or is of no known kind, or no file is a log of issued ids.
+        InvalidFile: A file cannot be read or is of no known kind, or no file is a log of issued
+            ids.
     """
     files = Files(names)
     seen = set[tuple[int, int]]()
@@ -121,7 +124,10 @@ def _add(path: Path, files: Files) -> None:
 
 
 def _open_log(path: Path, number: int, names: Names) -> Log | None:
-    """Open a log in either format; None if the file is not a log. Raises `TruncatedHeader` and `InvalidFile`."""
+    """Open a log in either format; None if the file is not a log.
+
+    Raises `TruncatedHeader` and `InvalidFile`.
+    """
     magic = MAGIC[:-1]
     with path.open("rb") as file:
         begin = file.read(len(magic))
@@ -195,7 +201,10 @@ def _integer(value: object, field: str, minimum: int = _MIN_ID, maximum: int = _
 
 
 def _read_node_log(path: Path, file: BinaryIO, files: Files) -> None:
-    """Add up burned ids. Other lines are ignored: a killed node's last line, and lines of libraries."""
+    """Add up burned ids.
+
+    Other lines are ignored: a killed node's last line, and lines of libraries.
+    """
     for number, line in enumerate(_lines(file), start=1):
         content = _parse_leniently(line) if b'"burned"' in line else {}
         if content.get("event") != "burned":

@@ -114,7 +114,10 @@ def _is_cut(line: bytes) -> bool:
 
 
 def open_json_log(path: Path, number: int, names: Names, file: BinaryIO) -> Log | None:
-    """Open a log in JSON lines; return None if the file is not one. Raises as `open_binary_log` does."""
+    """Open a log in JSON lines; return None if the file is not one.
+
+    Raises as `open_binary_log` does.
+    """
     line = file.readline(MAX_HEADER)
     try:
         header = parse(line)

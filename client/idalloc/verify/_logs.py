@@ -57,8 +57,8 @@ class Log:
     Attributes:
         path: The file.
         number: Its index among all logs.
-        boot_id: The machine's boot that its times belong to; empty if the boot, or the offset of the log's clock from
-            the machine's, is unknown.
+        boot_id: The machine's boot that its times belong to; empty if the boot, or the offset of
+            the log's clock from the machine's, is unknown.
         boot_time: The time of that boot by the log's clock, in nanoseconds since the Unix epoch.
         ended: Whether the whole log was read.
         cut: Whether the log ends in the middle of a record.

@@ -28,10 +28,11 @@ class Calls(NamedTuple):
 class OrderChecker:
     """Checks the order of calls, batch by batch, each of later times than the one before.
 
-    A finding is never a false alarm: another call that is further along the order was answered before this one was
-    asked for. Within a batch no violation is missed. Of earlier batches, calls answered after the newest batch began
-    are kept, up to a limit. Of all others only the furthest id of each group is kept, and the time of the last reply:
-    calls asked for before that time are not compared with it.
+    A finding is never a false alarm: another call that is further along the order was answered
+    before this one was asked for. Within a batch no violation is missed. Of earlier batches, calls
+    answered after the newest batch began are kept, up to a limit. Of all others only the furthest
+    id of each group is kept, and the time of the last reply: calls asked for before that time are
+    not compared with it.
 
     Args:
         max_calls: The calls of earlier batches to keep.
@@ -49,7 +50,8 @@ class OrderChecker:
         """Check a batch.
 
         Returns:
-            Which calls are out of order, and for each of these the furthest id answered before it was asked for.
+            Which calls are out of order, and for each of these the furthest id answered before it
+            was asked for.
         """
         if not len(calls.group):
             return np.empty(0, np.bool_), np.empty(0, np.int64)
@@ -69,7 +71,8 @@ class OrderChecker:
         if order is not None:
             ends, groups, fronts, backs = ends[order], groups[order], fronts[order], backs[order]
         reach = running_max(groups, fronts)
-        # Most calls follow all that were answered before their own reply, and so all before they were asked for.
+        # Most calls follow all that were answered before their own reply, and so all before they
+        # were asked for.
         doubtful = np.flatnonzero((groups[1:] == groups[:-1]) & (reach[:-1] >= backs[1:])) + 1
         doubtful = (doubtful if order is None else order[doubtful]) - len(self._recent.group)
         doubtful = doubtful[doubtful >= 0]

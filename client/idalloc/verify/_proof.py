@@ -55,8 +55,8 @@ class Findings:
 
     Attributes:
         twice: Ids that are in two records.
-        disordered: Records that do not follow one that was answered before they were asked for, and generations that
-            do not follow an older one.
+        disordered: Records that do not follow one that was answered before they were asked for, and
+            generations that do not follow an older one.
         beyond: Records with ids past the exported counter.
         malformed: Invalid records and lines.
         messages: The messages of the first violations of each kind.
@@ -361,8 +361,9 @@ def _invalid_times(rows: Rows) -> Bits:
 class _Tags:
     """Tags that are equal, and not 0, for replies to retries: the same range, generation and request id.
 
-    A tag is a universal hash (two times multilinear, https://arxiv.org/abs/1202.4961) with random keys: two different
-    records, chosen without the keys, have the same tag with a probability of 2^-64.
+    A tag is a universal hash (two times multilinear, https://arxiv.org/abs/1202.4961) with random
+    keys: two different records, chosen without the keys, have the same tag with a probability of
+    2^-64.
     """
 
     _FIELDS = ("request_head", "request_tail", "generation", "first", "step", "count")

@@ -107,7 +107,8 @@ class Duplicates:
     """A counter of ids that were issued more than once.
 
     Attributes:
-        ids: The number of duplicates: n - 1 for an id in n spans of equal steps; of different steps, each pair counts.
+        ids: The number of duplicates: n - 1 for an id in n spans of equal steps; of different
+            steps, each pair counts.
         examples: The name's number and the id of some of them.
     """
 
@@ -129,7 +130,8 @@ class Duplicates:
 def merged(spans: Spans, duplicates: Duplicates) -> Spans:
     """Merge spans of equal steps that touch or overlap, and count the ids that they share.
 
-    The result is sorted by name and lowest id. Spans with a tag are not merged, but replies to retries are removed.
+    The result is sorted by name and lowest id. Spans with a tag are not merged, but replies to
+    retries are removed.
     """
     spans = spans.without_repeats()
     tagged = spans.tag != 0

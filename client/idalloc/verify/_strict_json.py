@@ -9,8 +9,8 @@ def parse(text: bytes) -> dict[str, Any]:
     """Parse one object.
 
     Raises:
-        ValueError: The text is not UTF-8 or not an object, is nested too deeply, has a duplicate key, or has a number
-            that JSON or a double cannot represent.
+        ValueError: The text is not UTF-8 or not an object, is nested too deeply, has a duplicate
+            key, or has a number that JSON or a double cannot represent.
     """
     try:
         line = text.decode()

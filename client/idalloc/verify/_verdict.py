@@ -27,7 +27,8 @@ class SequenceStats:
         first: The first id.
         last: The last id.
         last_value: The exported counter, if any.
-        missing: The number of ids in no log, from the first id to `last_value`, or to the last id without an export.
+        missing: The number of ids in no log, from the first id to `last_value`, or to the last id
+            without an export.
         burned: The number of ids that nodes reported as burned, by cause.
     """
 
@@ -80,7 +81,8 @@ def verify(paths: Iterable[Path], limits: MemoryLimits | None = None) -> Verdict
     """Verify logs of issued ids, with exports and logs of nodes, in any order.
 
     Raises:
-        InvalidFile: A file cannot be read or is of no known kind, or no file is a log of issued ids.
+        InvalidFile: A file cannot be read or is of no known kind, or no file is a log of issued
+            ids.
     """
     start = time.monotonic()
     names = Names()

@@ -22,8 +22,10 @@ class Identity:
 
     Attributes:
         name: The name, for errors and the audit log.
-        tokens: The SHA-256 of each token. Tokens are long and random, so a slow password hash would add no protection.
-        certificates: Names in client certificates (SANs) with their types, such as ``dns:billing.example.org``.
+        tokens: The SHA-256 of each token. Tokens are long and random, so a slow password hash would
+            add no protection.
+        certificates: Names in client certificates (SANs) with their types, such as
+            ``dns:billing.example.org``.
         roles: The sequences on which the identity has each role.
         ids_per_second, calls_per_second: The quotas of ids and calls, None for no limit.
         streams: The largest number of open streams, None for no limit.
@@ -83,7 +85,8 @@ class AccessPolicy:
     def find_by_token(self, token: str) -> Identity | None:
         """Return the identity that has a token.
 
-        The duration reveals nothing about the tokens: an attacker cannot choose any part of the digest that is the
+        The duration reveals nothing about the tokens: an attacker cannot choose any part of the
+        digest that is the
             lookup key, and digests are compared in constant time.
         """
         digest = sha256(token.encode("utf-8", "surrogatepass")).digest()

@@ -1,7 +1,8 @@
 """Access control of one process: what a call passes before its handler.
 
-Each call is authenticated (``authenticate.py``), needs the role of its method's rule (``authorize.py``), and is charged
-to quotas (``limits.py``). Rejected and administrative calls are recorded (``audit.py``).
+Each call is authenticated (``authenticate.py``), needs the role of its method's rule
+(``authorize.py``), and is charged to quotas (``limits.py``). Rejected and administrative calls are
+recorded (``audit.py``).
 """
 
 import asyncio
@@ -46,10 +47,11 @@ class AccessControl:
 
     Args:
         clock: The clock of the limits.
-        max_ids_per_call: The largest number of ids per message. A call for more is not charged, since its handler
-            rejects it.
+        max_ids_per_call: The largest number of ids per message. A call for more is not charged,
+            since its handler rejects it.
         policy: Identities and quotas; None if every caller may do everything.
-        requires_authentication: Whether authentication is required even if the policy has no identity.
+        requires_authentication: Whether authentication is required even if the policy has no
+            identity.
         metadata_of: Reads the metadata of a call.
         certificates: Checks client certificates; None if clients present none.
         peer_of: Reads the address of a call's peer; by default the connection's.
@@ -94,7 +96,10 @@ class AccessControl:
         self._authenticator.require_authentication()
 
     def apply_policy(self, policy: AccessPolicy) -> None:
-        """Apply another policy. Open streams that it does not allow end before their next message."""
+        """Apply another policy.
+
+        Open streams that it does not allow end before their next message.
+        """
         self._authenticator.apply_policy(policy)
         self._limits.quotas.apply_policy(policy)
 
@@ -104,8 +109,8 @@ class AccessControl:
         Args:
             method: The full name of the method, such as ``/idalloc.v1.NodeService/GetNode``.
             handler: A ``StreamHandler``, a ``BatchHandler`` or a ``UnaryHandler``.
-            streams: Whether ``handler`` and the returned handler are of type ``StreamHandler``. Any other returned
-                handler is a ``UnaryHandler``.
+            streams: Whether ``handler`` and the returned handler are of type ``StreamHandler``. Any
+                other returned handler is a ``UnaryHandler``.
         """
         rule = RULES[method]
         if rule.is_batch:
@@ -257,10 +262,12 @@ class AccessControl:
 
         Args:
             method: What is called, for the audit.
-            context: The call's context, or an object with ``peer``, ``invocation_metadata`` and ``auth_context``.
+            context: The call's context, or an object with ``peer``, ``invocation_metadata`` and
+                ``auth_context``.
 
         Raises:
-            Refusal: The caller is not authenticated, lacks the role read on all sequences, or exceeds a limit.
+            Refusal: The caller is not authenticated, lacks the role read on all sequences, or
+                exceeds a limit.
         """
         identity, _ = self._authorize(method, _READER, None, context)
         self._limits.charge_call(method, identity)
@@ -318,12 +325,18 @@ class _StreamCharges:
         return self.limits.quotas.try_charge(self._budgets, ids)
 
     def settle_refusal(self) -> None:
-        """Refund the ids that were not sent. An invalid request is a call, too, so it is charged as one."""
+        """Refund the ids that were not sent.
+
+        An invalid request is a call, too, so it is charged as one.
+        """
         if not self._has_charged_call:
             self.limits.charge(self.method, self.identity, self._budgets, 0)
         self.limits.quotas.refund(self._budgets, self.unsent)
 
 
 def shorten(text: str) -> str:
-    """Return a caller's text at a length that fits into a status or a log line. No valid name is longer."""
+    """Return a caller's text at a length that fits into a status or a log line.
+
+    No valid name is longer.
+    """
     return text if len(text) <= MAX_NAME_BYTES else f"{text[:MAX_NAME_BYTES]}…"

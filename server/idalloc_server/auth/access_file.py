@@ -21,8 +21,8 @@ from idalloc_server.domain.sequences.patterns import Patterns
 from idalloc_server.domain.sequences.text import is_safe
 from idalloc_server.files.watch import FileWatch
 
-# After how many checks the log repeats the error of an invalid file. The previous policy stays active until the file is
-# valid.
+# After how many checks the log repeats the error of an invalid file. The previous policy stays
+# active until the file is valid.
 POLLS_UNTIL_LOGGED_AGAIN = 120
 
 # The types of names in certificates (SANs).
@@ -32,7 +32,8 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 # The form of the tokens that `idalloc token new` creates.
 _TOKEN = re.compile(r"idalloc_[\w-]{43}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-# Errors do not show a longer unknown key: it may be a token, or its SHA-256. The longest known key has 16 characters.
+# Errors do not show a longer unknown key: it may be a token, or its SHA-256. The longest known key
+# has 16 characters.
 _LONGEST_SHOWN_KEY = 20
 _log = structlog.get_logger("idalloc")
 
@@ -85,7 +86,8 @@ def _add_type(value: str) -> str:
     return f"{'uri' if '://' in value else 'email' if '@' in value else 'dns'}:{value}"
 
 
-# Patterns may contain what names may not: an older version may have created a sequence with such a name.
+# Patterns may contain what names may not: an older version may have created a sequence with such a
+# name.
 _Patterns = tuple[Annotated[str, AfterValidator(_check_pattern)], ...]
 _Limit = Annotated[int, Field(ge=1, le=2**53, strict=True)]
 
@@ -143,12 +145,13 @@ class AccessFile:
         """Read the file.
 
         Args:
-            may_be_empty: Whether a file that is missing or has no entry gives an empty policy, which rejects every
-                call; otherwise it is an error.
+            may_be_empty: Whether a file that is missing or has no entry gives an empty policy,
+                which rejects every call; otherwise it is an error.
 
         Raises:
             FileUnreadable: The file cannot be read.
-            StartRefused: The file is invalid. The message names the entry and the fix, and never contains a secret.
+            StartRefused: The file is invalid. The message names the entry and the fix, and never
+                contains a secret.
         """
 
         def load() -> AccessPolicy:
@@ -165,7 +168,8 @@ class AccessFile:
     def read_if_changed(self, *, forced: bool = False) -> AccessPolicy | None:
         """Read the file if it has changed since it was last read; return None if it has not.
 
-        A file that is missing or has no entry gives an empty policy if two calls in a row find that.
+        A file that is missing or has no entry gives an empty policy if two calls in a row find
+        that.
 
         Args:
             forced: Whether to read an unchanged file too, and to accept an empty one at once.
@@ -188,7 +192,10 @@ class AccessFile:
         self._watch.request()
 
     async def follow(self, apply: Callable[[AccessPolicy], None]) -> None:
-        """Pass each new policy to ``apply`` until cancelled. While the file is invalid, the previous policy stays."""
+        """Pass each new policy to ``apply`` until cancelled.
+
+        While the file is invalid, the previous policy stays.
+        """
         event, error, polls = "", "", 0
         while True:
             forced = await self._watch.wait()
@@ -220,7 +227,8 @@ def parse(content: bytes, path: str, *, may_be_empty: bool = False) -> AccessPol
     Args:
         content: The content.
         path: The file's path, for errors.
-        may_be_empty: Whether a content without an entry gives an empty policy; otherwise it is an error.
+        may_be_empty: Whether a content without an entry gives an empty policy; otherwise it is an
+            error.
 
     Raises:
         StartRefused: The content is invalid.

@@ -26,7 +26,8 @@ def _outcome_of(error: Exception) -> dict[str, str]:
 class Audit:
     """Writes audit records. A record has only the named fields of a request, and never a token.
 
-    Administrative calls have a share of the log's queue that other log lines and rejected callers cannot fill.
+    Administrative calls have a share of the log's queue that other log lines and rejected callers
+    cannot fill.
 
     Attributes:
         rejected: The number of rejected calls by reason.

@@ -12,7 +12,8 @@ from idalloc_server.domain.errors import Unauthenticated
 class Authenticator:
     """Authenticates calls.
 
-    Once authentication is required it stays required. A policy without identities then rejects every call.
+    Once authentication is required it stays required. A policy without identities then rejects
+    every call.
 
     Args:
         limits: Counts rejected calls by host.
@@ -36,7 +37,8 @@ class Authenticator:
         self._limits = limits
         self._metadata_of = metadata_of
         self._certificates = certificates
-        # By the value of the metadata: hashing a token costs more than the rest of the authentication.
+        # By the value of the metadata: hashing a token costs more than the rest of the
+        # authentication.
         self._authenticated: dict[str, Identity] = {}
 
     def apply_policy(self, policy: AccessPolicy) -> None:
@@ -66,7 +68,8 @@ class Authenticator:
                     self._reject(method, context, "metadata 'authorization' was sent more than once; send one token")
                 authorization = value
         if authorization is not None:
-            # Python's hashes of strings are keyed: the time of this lookup reveals nothing about other tokens.
+            # Python's hashes of strings are keyed: the time of this lookup reveals nothing about
+            # other tokens.
             return self._authenticated.get(authorization) or self._check_token(method, context, authorization)
         if names:
             identity = self.policy.find_by_certificate(names)

@@ -12,10 +12,12 @@ class Rule(NamedTuple):
 
     Attributes:
         role: The required role. Methods that require ``ALLOCATE`` issue ids.
-        sequence_field: The path of the request's field that names the sequence; empty if there is none.
+        sequence_field: The path of the request's field that names the sequence; empty if there is
+            none.
         all_sequences: Whether the role is required on every sequence.
         audited_fields: Further fields of the request in the audit log.
-        is_batch: Whether the role is also required on the sequence of each of the request's requests.
+        is_batch: Whether the role is also required on the sequence of each of the request's
+            requests.
     """
 
     role: Role

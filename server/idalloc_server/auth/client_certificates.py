@@ -40,8 +40,9 @@ class ClientCertificate(NamedTuple):
 class ClientCertificates:
     """Checks the client certificate of each call.
 
-    TLS checks the expiry only in a full handshake. A client that keeps its connection, or resumes its session, which a
-    gRPC server cannot forbid, could use an expired certificate without limit. Each certificate is parsed once.
+    TLS checks the expiry only in a full handshake. A client that keeps its connection, or resumes
+    its session, which a gRPC server cannot forbid, could use an expired certificate without limit.
+    Each certificate is parsed once.
 
     Args:
         clock: The wall clock.
@@ -101,7 +102,8 @@ class ClientCertificates:
             extensions = parsed.extensions
         except (ValueError, x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
             raise Unauthenticated(f"the client certificate cannot be read: {error}") from None
-        # gRPC cuts a name at its first NUL, so a CA limited to evil.example could certify billing.example.
+        # gRPC cuts a name at its first NUL, so a CA limited to evil.example could certify
+        # billing.example.
         lists = (each.value for each in extensions if isinstance(each.value, x509.SubjectAlternativeName))
         if any("\0" in str(name.value) for names in lists for name in names):
             raise Unauthenticated("the client certificate has a name with a NUL character")

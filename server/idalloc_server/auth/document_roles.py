@@ -1,8 +1,9 @@
 """Roles on documents: which patterns cover a schema or a collection, and which schemas an identity may know of.
 
-A pattern is matched against ``SCHEMA`` or ``SCHEMA.COLLECTION``. A name that has a dot itself is covered by the pattern
-``*`` alone: ``shop.*`` would cover the schema ``shop.orders``, which is another one than ``shop``. So each text that is
-matched has one dot at most, between the schema and the collection.
+A pattern is matched against ``SCHEMA`` or ``SCHEMA.COLLECTION``. A name that has a dot itself is
+covered by the pattern ``*`` alone: ``shop.*`` would cover the schema ``shop.orders``, which is
+another one than ``shop``. So each text that is matched has one dot at most, between the schema and
+the collection.
 """
 
 from functools import lru_cache
@@ -47,7 +48,8 @@ def _of_schema(pattern: str) -> str | None:
     """Return the pattern of the schemas that a pattern reaches; None if it matches no name with one dot or none."""
     of_schema, dot, of_collection = pattern.partition(_DOT)
     if not dot:
-        # Without a dot, its first star may stand for the rest of the schema, the dot, and a part of the collection.
+        # Without a dot, its first star may stand for the rest of the schema, the dot, and a part of
+        # the collection.
         before, star, _ = pattern.partition(ANY)
         return before + star
     return of_schema if of_collection and _DOT not in of_collection else None

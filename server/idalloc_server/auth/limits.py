@@ -1,6 +1,7 @@
 """Limits of callers: charge each call to the quotas, and limit the rate of rejected callers.
 
-``quotas.py`` has the token buckets behind ``charge``, ``rejected_callers.py`` those of rejected callers.
+``quotas.py`` has the token buckets behind ``charge``, ``rejected_callers.py`` those of rejected
+callers.
 """
 
 from collections.abc import Iterator
@@ -16,7 +17,9 @@ from idalloc_server.domain.errors import QuotaExceeded, Refusal, Unauthenticated
 
 
 class Limits:
-    """The limits of all callers of this process. A call that exceeds one raises ``QuotaExceeded`` and is audited.
+    """The limits of all callers of this process.
+
+    A call that exceeds one raises ``QuotaExceeded`` and is audited.
 
     Args:
         clock: The clock of the token buckets.

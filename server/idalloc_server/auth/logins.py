@@ -38,7 +38,8 @@ class Credential(NamedTuple):
     Attributes:
         name: The name of the identity.
         digest: The SHA-256 of its token; empty without authentication.
-        expires_at: When its client certificate expires, in seconds since 1970; None if clients present none.
+        expires_at: When its client certificate expires, in seconds since 1970; None if clients
+            present none.
     """
 
     name: str
@@ -66,8 +67,8 @@ class Logins:
         """Return what the session logs in with; None if the name and the token match no identity.
 
         Raises:
-            Unauthenticated: The client certificate has expired, or cannot be read; or the login is wrong, and this host
-                must wait, since it sent such logins too often.
+            Unauthenticated: The client certificate has expired, or cannot be read; or the login is
+                wrong, and this host must wait, since it sent such logins too often.
         """
         context: Any = peer
         self._authenticator.check_certificate(method, context)
@@ -100,7 +101,8 @@ class Logins:
         """Return the identity of a session under the current policy.
 
         Raises:
-            Unauthenticated: The policy no longer has it or its token, or its client certificate has expired.
+            Unauthenticated: The policy no longer has it or its token, or its client certificate has
+                expired.
         """
         self.seconds_left(credential)
         if not self._authenticator.required:

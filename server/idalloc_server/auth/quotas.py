@@ -24,8 +24,8 @@ MAX_SEQUENCES = 10_000
 class Bucket:
     """A token bucket that may go negative: if it is not empty, it admits the whole request.
 
-    The debt must be repaid before the bucket admits another request. So in any time the bucket gives at most the rate
-    times that time, plus the burst, plus one request.
+    The debt must be repaid before the bucket admits another request. So in any time the bucket
+    gives at most the rate times that time, plus the burst, plus one request.
 
     Its only state is the time at which it will be full (generic cell rate algorithm, ITU-T I.371).
 

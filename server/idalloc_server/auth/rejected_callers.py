@@ -11,13 +11,15 @@ from urllib.parse import unquote
 from idalloc_server.auth.quotas import Bucket
 from idalloc_server.domain.clock import Clock
 
-# The rejections allowed at once, such as of a service whose token was just replaced, and those allowed per second.
+# The rejections allowed at once, such as of a service whose token was just replaced, and those
+# allowed per second.
 BURST = 10
 ATTEMPTS_PER_SECOND = 1
 # The most callers that are kept in memory.
 MAX_CALLERS = 10_000
-# How long an answer to a host beyond these waits, in seconds, at random: answers at the same time bring further calls
-# at the same time. A waiting call counts as one of its connection, so a flood makes no more calls than it has answers.
+# How long an answer to a host beyond these waits, in seconds, at random: answers at the same time
+# bring further calls at the same time. A waiting call counts as one of its connection, so a flood
+# makes no more calls than it has answers.
 MIN_DELAY_SECONDS, MAX_DELAY_SECONDS = 1.0, 3.0
 # The most answers of a process that wait. Each takes 15 kB.
 MAX_DELAYED = 5_000
@@ -74,7 +76,8 @@ class DelayedAnswers:
         """Wait before an answer, unless too many wait.
 
         Args:
-            seconds_left: The time until the call's deadline, of which at most half is used; None without a deadline.
+            seconds_left: The time until the call's deadline, of which at most half is used; None
+                without a deadline.
         """
         if self._waiting >= MAX_DELAYED:
             return

@@ -33,8 +33,8 @@ def new(
 ) -> None:
     """Create a token and its entry for the access file. The entry has only the token's SHA-256.
 
-    The token goes to standard output, the entry to standard error; as JSON, both to standard output:
-    `idalloc token new billing --allocate 'orders*' >billing.token 2>>access.toml`
+    The token goes to standard output, the entry to standard error; as JSON, both to standard
+    output: `idalloc token new billing --allocate 'orders*' >billing.token 2>>access.toml`
     """
     token = PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
     digest = sha256(token.encode()).hexdigest()

@@ -1,6 +1,7 @@
 """The commands `idalloc store export` and `store import`.
 
-``context.obj`` is the printer of the command `idalloc`, which also adds the options `--output` and `--json`.
+``context.obj`` is the printer of the command `idalloc`, which also adds the options `--output` and
+`--json`.
 """
 
 import sys

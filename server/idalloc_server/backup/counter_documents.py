@@ -1,6 +1,7 @@
 """Reads counters from documents of OpenSearch or Elasticsearch (not tested): lines of ``_bulk``, or hits of a search.
 
-Each document is a counter: its ``_id`` is the name, and one field has the highest id in use, as a number or as text.
+Each document is a counter: its ``_id`` is the name, and one field has the highest id in use, as a
+number or as text.
 """
 
 import json
@@ -49,7 +50,8 @@ class _Reader:
     """Reads lines, of which an action and its document are two.
 
     Attributes:
-        action: The action whose document is the next line; None if the next line is an action or a hit.
+        action: The action whose document is the next line; None if the next line is an action or a
+            hit.
         name: The name of the counter in the last line, as far as it has one.
         source: The document in the last line.
     """
@@ -106,7 +108,8 @@ def _counter(name: object, source: object, field: str) -> int:
     """Returns the counter of a document.
 
     Raises:
-        InvalidRequest: The counter is missing, negative, fractional or no number; the error has its name.
+        InvalidRequest: The counter is missing, negative, fractional or no number; the error has its
+            name.
     """
     about = f"counter {name!r}"
     if not isinstance(source, dict):

@@ -1,8 +1,8 @@
 """The format of export files: JSON lines, formatted and parsed.
 
-A file starts with ``{"idalloc_export": 1}``. The sequences follow, each with the counters of its periods, then the
-start timestamps of document ids. 64-bit integers are strings, as in proto3's JSON mapping, since many JSON parsers
-round them.
+A file starts with ``{"idalloc_export": 1}``. The sequences follow, each with the counters of its
+periods, then the start timestamps of document ids. 64-bit integers are strings, as in proto3's JSON
+mapping, since many JSON parsers round them.
 """
 
 import json
@@ -69,7 +69,10 @@ class _Line(BaseModel):
 
 
 class _SettingsOfLine(_Line):
-    """The settings of a sequence, in the order of the line. One that is missing has the default of a new sequence."""
+    """The settings of a sequence, in the order of the line.
+
+    One that is missing has the default of a new sequence.
+    """
 
     start: _Setting = 0
     step: _Setting = 0
@@ -175,7 +178,8 @@ class ExportFile:
         notes: The lines whose texts were changed.
         items: The sequences.
         claims: The start timestamps.
-        reserved: Why a name must be reserved unless the store has it: its line is invalid, or exports a reservation.
+        reserved: Why a name must be reserved unless the store has it: its line is invalid, or
+            exports a reservation.
     """
 
     problems: list[Problem] = field(default_factory=list)

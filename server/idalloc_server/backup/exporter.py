@@ -30,8 +30,8 @@ _ATTEMPTS = 10
 async def export_lines(store: Store) -> AsyncIterator[str]:
     """Yields the lines of an export, without line ends.
 
-    Every id issued before the call, by any node, is at or before the exported counters, and so is every id of a live
-    lease. Nodes may continue to issue ids.
+    Every id issued before the call, by any node, is at or before the exported counters, and so is
+    every id of a live lease. Nodes may continue to issue ids.
 
     Raises:
         SequenceInvalid: The settings of a row cannot be read.
@@ -53,13 +53,16 @@ async def retire(
 ) -> int:
     """Retires a store: ends all its sequences, and waits until no node issues ids of them.
 
-    Marks the store as retired first: it then rejects everything that is created or claimed later. Then replaces the
-        sequences by tombstones, which are exported as live sequences. Safe to repeat after a failure.
+    Marks the store as retired first: it then rejects everything that is created or claimed later.
+    Then replaces the
+        sequences by tombstones, which are exported as live sequences. Safe to repeat after a
+        failure.
 
     Args:
         store: The store; its nodes may be running.
         clock: The clock.
-        moved_to: The new store of the sequences, for people; empty to keep the text of an earlier call.
+        moved_to: The new store of the sequences, for people; empty to keep the text of an earlier
+            call.
         sleep: Waits for a number of seconds.
         random: Returns random bytes of a given number.
 

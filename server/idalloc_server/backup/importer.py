@@ -30,18 +30,19 @@ class _WouldLower(_Rejected):
 class Importer:
     """Imports an export file into a store. An import may be repeated.
 
-    Ends the leases of each sequence that exists in the store, also if the counters are equal, unless no node ever had a
-    lease of it.
+    Ends the leases of each sequence that exists in the store, also if the counters are equal,
+    unless no node ever had a lease of it.
 
     Attributes:
         problems: The rejected lines.
         created: Number of sequences created.
-        raised: Number of existing sequences that were advanced or changed, or whose leases were ended.
+        raised: Number of existing sequences that were advanced or changed, or whose leases were
+            ended.
         unchanged: Number of existing sequences that were equal and never leased.
         claims: Number of prefixes imported.
         reserved: Number of names reserved.
-        effective_at: When no node issues an id at or before the imported counters any more, in seconds since 1970; None
-            if no lease had to end.
+        effective_at: When no node issues an id at or before the imported counters any more, in
+            seconds since 1970; None if no lease had to end.
 
     Args:
         store: The target store.
@@ -64,7 +65,8 @@ class Importer:
     async def run(self, file: ExportFile) -> None:
         """Imports all valid lines, and adds the rejected ones to ``problems``.
 
-        Reserves the names of ``file.reserved``, and of rejected lines, that the store does not have.
+        Reserves the names of ``file.reserved``, and of rejected lines, that the store does not
+        have.
 
         Raises:
             StoreRetired: The store is retired, see ``unretire``; nothing is imported.
@@ -127,7 +129,8 @@ class Importer:
     async def _end_leases(self, line: Row) -> None:
         """Ends the leases of a sequence whose counter is past the counter of a line.
 
-        Otherwise a node could return an unused tail, which moves the counter back before the line's.
+        Otherwise a node could return an unused tail, which moves the counter back before the
+        line's.
         """
         for _ in range(_ATTEMPTS):
             row = await self.store.get(line.name)
@@ -211,8 +214,8 @@ class Importer:
     async def _import_periods(self, item: ExportedSequence, row: Row | None) -> int:
         """Imports the counters of periods, in a generation that is newer than their sequence's.
 
-        They come before their sequence: otherwise a node could open a period in the new generation, and hold a lease
-        that no later write ends.
+        They come before their sequence: otherwise a node could open a period in the new generation,
+        and hold a lease that no later write ends.
 
         Returns:
             The generation that the sequence must exceed; 0 for none.
@@ -230,7 +233,8 @@ class Importer:
                 if is_past:
                     what = f"period {counter.period} of sequence {item.row.name!r}"
                     self._add_problem(line, _would_lower(what, there.last_value, wanted))
-                # If leases may be live, the counter needs a new generation, too: a returned tail could lower it.
+                # If leases may be live, the counter needs a new generation, too: a returned tail
+                # could lower it.
                 if may_live:
                     wanted = there.last_value if is_past else wanted
                 elif is_past or there.last_value == wanted:

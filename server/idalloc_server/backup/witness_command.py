@@ -1,6 +1,7 @@
 """The commands `idalloc witness show` and `witness forget`.
 
-``context.obj`` is the printer of the command `idalloc`, which also adds the options `--output` and `--json`.
+``context.obj`` is the printer of the command `idalloc`, which also adds the options `--output` and
+`--json`.
 """
 
 import sys
@@ -52,9 +53,10 @@ def show(
 ) -> None:
     """Print the marks of the witness beside what the store has. Servers may run.
 
-    The state of a mark is ok, behind (the store has a lower last id or generation, or counts in the other direction),
-    or missing (the store has no such row). Servers refuse calls on a sequence that is behind or missing; then the exit
-    code is 1. A start timestamp needs no repair: the next start of a server with its prefix continues past the mark.
+    The state of a mark is ok, behind (the store has a lower last id or generation, or counts in the
+    other direction), or missing (the store has no such row). Servers refuse calls on a sequence
+    that is behind or missing; then the exit code is 1. A start timestamp needs no repair: the next
+    start of a server with its prefix continues past the mark.
     """
     found: list[Comparison] = []
 
@@ -103,9 +105,9 @@ def forget(
 ) -> None:
     """Delete the marks of sequences and their periods.
 
-    Servers then accept what the store has, also if it was restored: they issue ids again that were issued after the
-    copy. To continue past the marks, run `idalloc sequences advance` instead. Delete the marks of a sequence that is
-    gone for good, or that now counts in the other direction.
+    Servers then accept what the store has, also if it was restored: they issue ids again that were
+    issued after the copy. To continue past the marks, run `idalloc sequences advance` instead.
+    Delete the marks of a sequence that is gone for good, or that now counts in the other direction.
     """
     if every == bool(sequences):
         fail("give either names of sequences or --all", 2)

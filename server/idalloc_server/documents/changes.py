@@ -18,8 +18,8 @@ from idalloc_server.documents.json_text import Json, check_depth, dump, load, pa
 class Kind(Enum):
     """What a change does to the field at its path.
 
-    SET writes it, if its parent exists; REPLACE only if it exists; REMOVE removes it; PATCH merges an object into the
-    whole document.
+    SET writes it, if its parent exists; REPLACE only if it exists; REMOVE removes it; PATCH merges
+    an object into the whole document.
     """
 
     SET = "set"

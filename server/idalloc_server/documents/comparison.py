@@ -27,7 +27,8 @@ class Rule:
     Attributes:
         converters: What each operand's value becomes first, by its type.
         difference: Compares two such values: a negative number, 0 or a positive number.
-        key: Returns what is equal for equal values, and can be hashed; None if there is no such function.
+        key: Returns what is equal for equal values, and can be hashed; None if there is no such
+            function.
     """
 
     converters: Converters
@@ -57,7 +58,10 @@ def rule_of(types: set[Type], is_strict: bool) -> Rule:
 
 
 def compare_json(left: Any, right: Any, check: Check = no_check) -> int:
-    """Compares two values of JSON. Different types are ordered by type. Each array and object is checked before."""
+    """Compares two values of JSON. Different types are ordered by type.
+
+    Each array and object is checked before.
+    """
     rank = _RANKS[type(left)]
     if rank != (other_rank := _RANKS[type(right)]):
         return rank - other_rank
@@ -74,7 +78,10 @@ def compare_json(left: Any, right: Any, check: Check = no_check) -> int:
 
 
 def contains(target: Any, candidate: Any, check: Check = no_check) -> bool:
-    """Whether a value of JSON contains another one (JSON_CONTAINS). It is checked before each value is looked for."""
+    """Whether a value of JSON contains another one (JSON_CONTAINS).
+
+    It is checked before each value is looked for.
+    """
     if isinstance(target, list):
         wanted = candidate if isinstance(candidate, list) else [candidate]
         arrays = [each for each in target if isinstance(each, list)]

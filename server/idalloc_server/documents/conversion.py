@@ -16,8 +16,8 @@ _LARGEST = 1.7976931348623157e308
 class Type(Enum):
     """The type of an expression, which is known before a document is read.
 
-    TEXT is the content of a value of JSON, LITERAL a text of the statement, and KEY the bytes of a document's key.
-    FOLDED is BOOLEAN of an operator whose operands are constant.
+    TEXT is the content of a value of JSON, LITERAL a text of the statement, and KEY the bytes of a
+    document's key. FOLDED is BOOLEAN of an operator whose operands are constant.
     """
 
     NULL = "NULL"
@@ -81,7 +81,8 @@ def number_of_json(value: Any) -> float:
     return float(value) if isinstance(value, int | float | Decimal) else 0.0
 
 
-# Functions that convert values, by the type of an expression; a value of another type stays as it is.
+# Functions that convert values, by the type of an expression; a value of another type stays as it
+# is.
 Converters: TypeAlias = Mapping[Type, Callable[[Any], Any]]
 AS_DOUBLE: Converters = {
     Type.BOOLEAN: float,

@@ -1,8 +1,9 @@
 """What a statement on documents may cost: the one place that knows.
 
-A step is about a microsecond of work: a part of an expression that is evaluated for one document, or 64 characters of a
-document that is read. A statement spends steps document by document; so it can be ended between any two of them. Parts
-that compare arrays and objects of one document take longer: time ends them.
+A step is about a microsecond of work: a part of an expression that is evaluated for one document,
+or 64 characters of a document that is read. A statement spends steps document by document; so it
+can be ended between any two of them. Parts that compare arrays and objects of one document take
+longer: time ends them.
 """
 
 import time
@@ -24,7 +25,8 @@ from idalloc_server.documents.errors import (
 )
 from idalloc_server.documents.json_text import dump
 
-# Of one statement: its steps, its steps for one document, and its time without that of a client to read the reply.
+# Of one statement: its steps, its steps for one document, and its time without that of a client to
+# read the reply.
 MAX_STEPS = 50_000_000
 MAX_STEPS_A_DOCUMENT = 10_000
 MAX_SECONDS = 60.0
@@ -32,10 +34,12 @@ MAX_SECONDS = 60.0
 MAX_SORTED_DOCUMENTS = 100_000
 MAX_SORTED_KEYS = 400_000
 MAX_SORTED_TEXT = 32 * 2**20  # characters of the documents, and of the values that they are sorted by
-# The largest row of a result and changed document without another limit, in bytes: the default of xproto_max_message.
+# The largest row of a result and changed document without another limit, in bytes: the default of
+# xproto_max_message.
 MAX_SIZE = 4 * 2**20
 
-# Of one message, whose parts take memory and time beyond their bytes: parts of a document or of criteria in it.
+# Of one message, whose parts take memory and time beyond their bytes: parts of a document or of
+# criteria in it.
 MAX_INSERTED_DOCUMENTS = 10_000
 MAX_ARGUMENTS = 65_535  # as of MySQL
 MAX_ITEMS = 250_000
@@ -47,10 +51,13 @@ _ITEM = 64  # characters that count for each value which is kept to sort by it: 
 
 
 class Budget:
-    """What one statement may still spend. Its methods raise one of the errors once it has spent all.
+    """What one statement may still spend.
+
+    Its methods raise one of the errors once it has spent all.
 
     Args:
-        max_size: The most bytes of a row, of a changed document, and of the arguments at all their uses.
+        max_size: The most bytes of a row, of a changed document, and of the arguments at all their
+            uses.
         has_left: Returns whether the caller has left.
         clock: Returns the time, in seconds.
     """
@@ -172,7 +179,9 @@ def steps_of_text(length: int) -> int:
 
 
 def parts(*nodes: Node | None, is_strict: bool = False, before: int = 0) -> int:
-    """Return how many parts are evaluated for each document. The literals of an ``in`` are looked up, so are none.
+    """Return how many parts are evaluated for each document.
+
+    The literals of an ``in`` are looked up, so are none.
 
     Args:
         nodes: The expressions.

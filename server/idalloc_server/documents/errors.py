@@ -44,7 +44,10 @@ class KeyTooLong(DocumentsError):
 
 
 class WriteConflict(DocumentsError):
-    """Others changed the same document during each attempt. Earlier documents may have been changed."""
+    """Others changed the same document during each attempt.
+
+    Earlier documents may have been changed.
+    """
 
 
 class Busy(DocumentsError):

@@ -1,7 +1,8 @@
 """The meaning of criteria: what MySQL makes of each expression for a document.
 
-MySQL's X Plugin writes an expression as SQL, and SQL has types: the operands' types decide how an operator converts and
-compares. So an expression is compiled once, by types, and then run for each document.
+MySQL's X Plugin writes an expression as SQL, and SQL has types: the operands' types decide how an
+operator converts and compares. So an expression is compiled once, by types, and then run for each
+document.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -51,12 +52,12 @@ class Context(NamedTuple):
     """What an expression is part of.
 
     Attributes:
-        is_strict: Whether it is part of a statement that writes. Then a value that is converted to a number and is none
-            is an error.
-        is_indexed: Whether MySQL may read the key's index for it. Then it compares ``_id`` with constant texts as
-            bytes.
-        is_condition: Whether it is the condition of the statement, or one of those that AND and OR join to it. Then
-            NULL is as false.
+        is_strict: Whether it is part of a statement that writes. Then a value that is converted to
+            a number and is none is an error.
+        is_indexed: Whether MySQL may read the key's index for it. Then it compares ``_id`` with
+            constant texts as bytes.
+        is_condition: Whether it is the condition of the statement, or one of those that AND and OR
+            join to it. Then NULL is as false.
         check: Is called before what may take long: between large values, not for each document.
     """
 
@@ -214,7 +215,10 @@ def _by_key(node: Node, expression: Expression, others: Sequence[Expression], co
 
 
 def _once(run: Run, convert: Callable[[Any], Any]) -> Run:
-    """Returns a function that returns a constant, converted. An error comes when it is evaluated."""
+    """Returns a function that returns a constant, converted.
+
+    An error comes when it is evaluated.
+    """
     value = run(None)
     try:
         constant = value if value is NULL else convert(value)
@@ -424,7 +428,8 @@ def _rules_in(tested: Expression, items: Sequence[Expression], context: Context)
     """Returns the rule that compares a tested value with an item of each type.
 
     Raises:
-        NotServed: One of them is JSON, or they are numbers that MySQL compares now by bits, now by value.
+        NotServed: One of them is JSON, or they are numbers that MySQL compares now by bits, now by
+            value.
     """
     kinds = {item.type for item in items}
     types = {tested.type, *kinds}
@@ -453,7 +458,10 @@ def _not_in(operands: Sequence[Node], context: Context) -> Run:
 
 
 def _group(tested: Expression, rule: Rule, items: Sequence[Expression]) -> Run:
-    """Returns a function that returns whether a value equals one of some items. It takes no longer with many texts."""
+    """Returns a function that returns whether a value equals one of some items.
+
+    It takes no longer with many texts.
+    """
     read, key, difference = _converted(tested, rule.converters), rule.key, rule.difference
     runs = [_converted(item, rule.converters) for item in items if key is None or not item.is_constant]
     constants = [_converted(item, rule.converters)(None) for item in items if key and item.is_constant]

@@ -15,8 +15,9 @@ Json: TypeAlias = dict[str, Any] | list[Any] | str | int | float | bool | None
 # MySQL's limits of nesting, and of the column _id.
 MAX_DEPTH = 100
 MAX_KEY_BYTES = 32
-# The most values of a document, and arrays and objects among them. Each takes up to 200 bytes of memory, and the
-# parser, which makes a thousand arrays in half a millisecond, lets nothing else run.
+# The most values of a document, and arrays and objects among them. Each takes up to 200 bytes of
+# memory, and the parser, which makes a thousand arrays in half a millisecond, lets nothing else
+# run.
 MAX_VALUES, MAX_CONTAINERS = 250_000, 50_000
 
 _MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**64 - 1
@@ -52,7 +53,8 @@ def parse(text: str) -> Json:
     Raises:
         InvalidJson: The text is not JSON, or has a number that does not fit in a double.
         TooDeep: It is nested deeper than ``MAX_DEPTH``.
-        TooManyValues: It has more than ``MAX_VALUES`` values, or ``MAX_CONTAINERS`` arrays and objects.
+        TooManyValues: It has more than ``MAX_VALUES`` values, or ``MAX_CONTAINERS`` arrays and
+            objects.
     """
     _check_values(text)
     try:
@@ -182,7 +184,8 @@ def _double(value: float) -> str:
     return text if "e" in text or "." in text else f"{text}.0"
 
 
-# The texts of values that no document has: decimals of a statement, and the bytes of a key, are in projections.
+# The texts of values that no document has: decimals of a statement, and the bytes of a key, are in
+# projections.
 _SCALARS: dict[type, Callable[[Any], str]] = {
     bool: lambda value: "true" if value else "false",
     int: str,

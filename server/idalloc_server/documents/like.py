@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from idalloc_server.documents.errors import PatternTooComplex
 
-# The most texts, and characters of them, that what is between two `%` has around its `_`: all of them may be compared
-# at each place of a text.
+# The most texts, and characters of them, that what is between two `%` has around its `_`: all of
+# them may be compared at each place of a text.
 MAX_TEXTS, MAX_CHARACTERS = 16, 256
 
 _SHORT = 256  # characters of a pattern
@@ -45,7 +45,8 @@ def like_pattern(pattern: str, escape: str = "\\") -> Callable[[str], bool]:
     """Return a function that matches texts with a pattern, in a time linear in the text.
 
     Raises:
-        PatternTooComplex: A part between two ``%`` has more than ``MAX_TEXTS`` or ``MAX_CHARACTERS``.
+        PatternTooComplex: A part between two ``%`` has more than ``MAX_TEXTS`` or
+            ``MAX_CHARACTERS``.
     """
     return (_of_short if len(pattern) <= _SHORT else _of_long)(pattern, escape)
 

@@ -8,7 +8,8 @@ from idalloc_server.documents.selection import Selection
 
 # How many documents a page has. Other statements wait while one is read.
 PAGE = 200
-# A page ends with the document that reaches this length, so that memory does not grow with the size of documents.
+# A page ends with the document that reaches this length, so that memory does not grow with the size
+# of documents.
 PAGE_TEXT = 256 * 1024  # characters
 
 
@@ -26,15 +27,17 @@ class Rewritten(NamedTuple):
     changed: int
 
 
-# Returns the new text of a document for its text; None to delete the document. It is called more than once.
+# Returns the new text of a document for its text; None to delete the document. It is called more
+# than once.
 Change: TypeAlias = Callable[[str], str | None]
 
 
 class Documents(Protocol):
     """Documents in collections, and collections in schemas. Names are any texts.
 
-    A method with a schema and a collection raises ``UnknownSchema`` or ``UnknownCollection``; each raises
-    ``StoreFailure`` if the store fails: unless it is ``StoreOutcomeUnknown``, nothing was applied.
+    A method with a schema and a collection raises ``UnknownSchema`` or ``UnknownCollection``; each
+    raises ``StoreFailure`` if the store fails: unless it is ``StoreOutcomeUnknown``, nothing was
+    applied.
     """
 
     async def open(self) -> None:
@@ -88,7 +91,8 @@ class Documents(Protocol):
             schema: The schema.
             name: The collection.
             documents: The documents.
-            upsert: Whether a document replaces another with its key; of equal keys in the batch the last one stays.
+            upsert: Whether a document replaces another with its key; of equal keys in the batch the
+                last one stays.
 
         Raises:
             DuplicateKey: Without ``upsert``: a key exists, or is twice in the batch.
@@ -111,11 +115,13 @@ class Documents(Protocol):
     async def rewrite(self, schema: str, name: str, selection: Selection, change: Change) -> Rewritten:
         """Changes or deletes the chosen documents. If the change of one fails, nothing is changed.
 
-        They are chosen by pages, while others write; then those are changed that still meet the condition.
+        They are chosen by pages, while others write; then those are changed that still meet the
+        condition.
 
         Raises:
             TooManyToSort: The selection has an order and chooses too many.
             TooManyToChange: It chooses more than the store changes at once.
-            WriteConflict: Others changed a document again and again; earlier ones of this call may be changed.
+            WriteConflict: Others changed a document again and again; earlier ones of this call may
+                be changed.
         """
         ...

@@ -24,7 +24,8 @@ class Selection:
         limit: The most documents; None for all.
         offset: How many to skip first.
         budget: What the statement may still spend.
-        is_strict: Whether the statement writes. Then a value that it compares as a number must be one.
+        is_strict: Whether the statement writes. Then a value that it compares as a number must be
+            one.
     """
 
     criteria: Node | None = None

@@ -4,7 +4,8 @@ import time
 from functools import partial
 from typing import Protocol
 
-# CLOCK_BOOTTIME counts suspended time and cannot be set. macOS lacks it; its CLOCK_MONOTONIC does the same.
+# CLOCK_BOOTTIME counts suspended time and cannot be set. macOS lacks it; its CLOCK_MONOTONIC does
+# the same.
 _BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 

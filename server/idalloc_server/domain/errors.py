@@ -4,7 +4,8 @@
     * SequenceNotFound
         * SequenceDeleted
             x StoreRetired, SequenceReserved (store/reservation.py)
-    x InvalidRequest, SequenceExists, SequenceChanged, SequenceExhausted, SequenceInvalid, TooManySequences
+    x InvalidRequest, SequenceExists, SequenceChanged, SequenceExhausted, SequenceInvalid,
+      TooManySequences
     x StoreWentBackwards, DocIdTimestampRefused, PrefixInUse, RequestIdReused, RequestIdBurned
     x Unauthenticated, PermissionDenied, InternalError
     * StoreFailure            the store did not execute the statement
@@ -30,13 +31,15 @@ MAX_RULE_BYTES = 500
 class Refusal(Exception):
     """Base class of the errors that a call can fail with.
 
-    Its reason, status, retry (see ``Retryable``) and next step are stated here only. error_reason.proto adds meaning,
-    metadata and example; ``make docs-reference`` writes docs/reference/errors.md from both.
+    Its reason, status, retry (see ``Retryable``) and next step are stated here only.
+    error_reason.proto adds meaning, metadata and example; ``make docs-reference`` writes
+    docs/reference/errors.md from both.
 
     Attributes:
         reason: The value of ``idalloc.v1.ErrorReason``, without its prefix.
         status: The name of the gRPC status code.
-        next_step: What the caller or the operator does, in Markdown with links as from docs/reference/.
+        next_step: What the caller or the operator does, in Markdown with links as from
+            docs/reference/.
         metadata: The dynamic values of the message, by name.
     """
 
@@ -87,7 +90,10 @@ class SequenceNotFound(Refusal, reason="SEQUENCE_NOT_FOUND", status="NOT_FOUND")
 
 
 class SequenceDeleted(SequenceNotFound):
-    """The sequence was deleted. Only ``CreateSequence`` creates it again; its first use does not."""
+    """The sequence was deleted.
+
+    Only ``CreateSequence`` creates it again; its first use does not.
+    """
 
     def __init__(self, sequence: str) -> None:
         super().__init__(sequence, ": it was deleted; when created again, it continues after its last id")
@@ -167,7 +173,10 @@ class SequenceInvalid(Refusal, reason="SEQUENCE_INVALID", status="FAILED_PRECOND
 
 
 class TooManySequences(Refusal, reason="TOO_MANY_SEQUENCES", status="RESOURCE_EXHAUSTED"):
-    """The process has used ``max_sequences`` other sequences since it started. Nothing was issued."""
+    """The process has used ``max_sequences`` other sequences since it started.
+
+    Nothing was issued.
+    """
 
     next_step = (
         "Find out where the names come from; then raise `max_sequences` and restart the server "
@@ -249,7 +258,8 @@ class Unauthenticated(Refusal, reason="UNAUTHENTICATED", status="UNAUTHENTICATED
     """The credentials are missing or unknown. The message never contains them.
 
     Attributes:
-        wait: For how many seconds the host must wait, since it sent unknown credentials too often; else 0.
+        wait: For how many seconds the host must wait, since it sent unknown credentials too often;
+            else 0.
     """
 
     wait = 0.0
@@ -346,7 +356,8 @@ class StoreFailure(Refusal):
     Attributes:
         code: The store's own error code, if known (CrateDB: 4000 … 5035).
         http_status: The HTTP status of its response, if there was one.
-        is_of_store: Whether the store failed: by an answer of its own, or because it did not answer in time.
+        is_of_store: Whether the store failed: by an answer of its own, or because it did not answer
+            in time.
     """
 
     is_of_store: ClassVar[bool] = True
@@ -367,8 +378,8 @@ class StoreRefused(StoreFailure, reason="STORE_REFUSED", status="FAILED_PRECONDI
 class StoreUnavailable(StoreFailure, Retryable, reason="STORE_UNAVAILABLE", status="UNAVAILABLE"):
     """The store did not execute the statement; a retry may succeed.
 
-    Its subclasses are errors of the store. The class itself is for a node that has no valid ids for another reason,
-    such as a lease that expired before the reply, or a caller's deadline.
+    Its subclasses are errors of the store. The class itself is for a node that has no valid ids for
+    another reason, such as a lease that expired before the reply, or a caller's deadline.
     """
 
     is_of_store = False
@@ -376,7 +387,10 @@ class StoreUnavailable(StoreFailure, Retryable, reason="STORE_UNAVAILABLE", stat
 
 
 class LeaseExpired(StoreUnavailable):
-    """The process was paused after it took ids from a lease, which expired before the reply. The ids are burned."""
+    """The process was paused after it took ids from a lease, which expired before the reply.
+
+    The ids are burned.
+    """
 
     def __init__(self, sequence: str) -> None:
         super().__init__(f"the lease of sequence {sequence!r} expired before the reply; try again")
@@ -395,7 +409,10 @@ class StoreAnsweredError(StoreUnavailable):
 
 
 class StoreOutcomeUnknown(StoreUnavailable):
-    """The statement may have been applied, or may be applied later. The ids that it requested are burned."""
+    """The statement may have been applied, or may be applied later.
+
+    The ids that it requested are burned.
+    """
 
     is_of_store = True
 

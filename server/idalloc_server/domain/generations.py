@@ -15,12 +15,13 @@ _PER_SECOND = 1000
 def generation_after(sequence: Sequence, generation: int, clock: Clock) -> int:
     """Returns the generation of a new sequence, or of a changed one.
 
-    It is larger than ``generation`` and at least the milliseconds since 1970. A store restored from a backup therefore
-    does not repeat the generations that it lost; otherwise a node could renew a lease from before the restore. A repeat
-    needs two changes in the same millisecond, or a clock that was ahead by exactly the time between them.
+    It is larger than ``generation`` and at least the milliseconds since 1970. A store restored from
+    a backup therefore does not repeat the generations that it lost; otherwise a node could renew a
+    lease from before the restore. A repeat needs two changes in the same millisecond, or a clock
+    that was ahead by exactly the time between them.
 
-    A sequence with a reset has odd generations. Even ones belong to period counters that are being advanced; no id is
-    issued in them.
+    A sequence with a reset has odd generations. Even ones belong to period counters that are being
+    advanced; no id is issued in them.
 
     Args:
         sequence: The new settings.
@@ -36,8 +37,8 @@ async def advance_period(
 ) -> int:
     """Advances the counter of a period and ends its leases. Idempotent, and safe under concurrency.
 
-    The counter is written before its sequence: once the sequence has a new generation, any node may open the counter
-    in it and take ids from before ``at_least``.
+    The counter is written before its sequence: once the sequence has a new generation, any node may
+    open the counter in it and take ids from before ``at_least``.
 
     Args:
         store: The store of the counter.
@@ -48,8 +49,8 @@ async def advance_period(
         generation: The newest known generation of the sequence and the counter.
 
     Returns:
-        The counter's new, even generation. The advance is complete when the caller has set the sequence to a later,
-        odd one.
+        The counter's new, even generation. The advance is complete when the caller has set the
+        sequence to a later, odd one.
 
     Raises:
         StoreUnavailable: The store did not answer, or concurrent changes won every attempt.

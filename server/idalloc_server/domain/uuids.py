@@ -14,7 +14,8 @@ UUID_BYTES = 16
 _RAND_A_BITS = 12
 _RAND_A_MASK = (1 << _RAND_A_BITS) - 1
 _MAX_MS = 2**48 - 2
-# The second half: variant (2 bits), rand_b (62 bits). A new rand_b has its highest bit clear, as room to count up.
+# The second half: variant (2 bits), rand_b (62 bits). A new rand_b has its highest bit clear, as
+# room to count up.
 _RAND_B_END = 1 << 62
 _NEW_RAND_B_SHIFT = 3
 _VARIANT = 1 << 63
@@ -26,9 +27,9 @@ _VARIANT_OF = bytes(byte & 0x3F | 0x80 for byte in range(256))
 class UuidGenerator:
     """Generates UUIDs. Version 7 rises within the process, even if its clock steps back.
 
-    Version 7 follows RFC 9562, section 6.2, method 2. A new millisecond starts at random bits. While the clock does not
-    advance, the bits are incremented by random steps; on overflow the next millisecond is used. The child of a fork
-    starts at its own random bits.
+    Version 7 follows RFC 9562, section 6.2, method 2. A new millisecond starts at random bits.
+    While the clock does not advance, the bits are incremented by random steps; on overflow the next
+    millisecond is used. The child of a fork starts at its own random bits.
 
     Args:
         clock: The clock.

@@ -14,8 +14,9 @@ _REFILL_SECONDS = 1.0
 class Reserve:
     """Descriptors that are held open, so that no connection can take them. Safe for threads.
 
-    ``lend`` closes some, for files or sockets that are opened at once. Another thread may take one in between, such as
-    gRPC's for a new connection: then opening fails as it would have without the reserve.
+    ``lend`` closes some, for files or sockets that are opened at once. Another thread may take one
+    in between, such as gRPC's for a new connection: then opening fails as it would have without the
+    reserve.
 
     Args:
         size: How many are held; none before ``fill``.

@@ -13,15 +13,16 @@ from idalloc_server.files.descriptors import reserve
 POLL_SECONDS = 0.5
 
 T = TypeVar("T")
-# The state of each file: inode, size, mtime and ctime, or the number of the error. The inode shows a switched link.
+# The state of each file: inode, size, mtime and ctime, or the number of the error. The inode shows
+# a switched link.
 _States = list[tuple[int, ...]]
 
 
 class FileWatch:
     """The state of files when they were last read.
 
-    Files with invalid content are read again after a change, unreadable ones at each check: a permission or a disk that
-    returns changes no time in a file's state.
+    Files with invalid content are read again after a change, unreadable ones at each check: a
+    permission or a disk that returns changes no time in a file's state.
 
     Args:
         paths: The files.

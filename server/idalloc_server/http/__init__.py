@@ -1,1 +1,4 @@
-"""The HTTP port: probes, metrics and the status page, for people and monitoring. It serves no ids."""
+"""The HTTP port: probes, metrics and the status page, for people and monitoring.
+
+It serves no ids.
+"""

@@ -1,6 +1,7 @@
-"""Names of the server in requests. A browser's page from elsewhere must not reach the server under its own name.
+"""Names of the server in requests.
 
-A web page of a stranger can let its own name lead to 127.0.0.1 (DNS rebinding). The browser then sends that name.
+A browser's page from elsewhere must not reach the server under its own name. A web page of a
+stranger can let its own name lead to 127.0.0.1 (DNS rebinding). The browser then sends that name.
 """
 
 import re

@@ -27,7 +27,8 @@ STARTS = "the server starts"
 class HttpPort:
     """The HTTP port, and the port of probes.
 
-    A process without them does not import this module: aiohttp's part in the time of a start is a third.
+    A process without them does not import this module: aiohttp's part in the time of a start is a
+    third.
 
     Args:
         settings: All settings, with ``http_listen`` or ``probe_listen``.

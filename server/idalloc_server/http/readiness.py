@@ -14,7 +14,9 @@ async def livez(request: web.BaseRequest) -> web.Response:
 
 
 class Readiness:
-    """Answers ``/readyz``: 200 if all checks pass, else 503 with those that fail. ``?verbose`` lists all checks.
+    """Answers ``/readyz``: 200 if all checks pass, else 503 with those that fail.
+
+    ``?verbose`` lists all checks.
 
     Args:
         checks: Returns the present result of each check.

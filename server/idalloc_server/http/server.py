@@ -12,8 +12,8 @@ from aiohttp import HttpVersion10, HttpVersion11, web
 from idalloc_server.listen.connections import HANDSHAKE_SECONDS, HEADER_SECONDS, Accepted, Limits, Listener
 from idalloc_server.telemetry.logs import failure
 
-# How long a connection is used; then it is closed after its present answer. This and the next limit also end
-# connections whose client reads its answer too slowly.
+# How long a connection is used; then it is closed after its present answer. This and the next limit
+# also end connections whose client reads its answer too slowly.
 CONNECTION_SECONDS = 60.0
 # How much longer the present answer may take.
 LAST_ANSWER_SECONDS = 10.0

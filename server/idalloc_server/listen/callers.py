@@ -19,7 +19,8 @@ def open_access_control(
         settings: All settings.
         clock: The clock.
         access_file: The access file; None without one.
-        requires_authentication: Whether callers must authenticate even if the access file has no identities.
+        requires_authentication: Whether callers must authenticate even if the access file has no
+            identities.
 
     Raises:
         StartRefused: The access file is invalid.

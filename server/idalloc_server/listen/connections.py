@@ -23,11 +23,13 @@ from idalloc_server.telemetry.logs import failure
 MAX_HTTP_CONNECTIONS, MAX_PROBE_CONNECTIONS = 200, 16
 # How long a TLS handshake may take, and a client's first message or the headers of a request.
 HANDSHAKE_SECONDS = HEADER_SECONDS = 5.0
-# How many connections the kernel holds until they are accepted. Of 5,000 at once a queue of 100 lost 21.
+# How many connections the kernel holds until they are accepted. Of 5,000 at once a queue of 100
+# lost 21.
 _BACKLOG = 1_024
 # How many connections are accepted until other tasks of the event loop run.
 _ACCEPTS_AT_ONCE = 16
-# The pause after an accept that failed, and the time in which the refused ones are counted for a line of the log.
+# The pause after an accept that failed, and the time in which the refused ones are counted for a
+# line of the log.
 _PAUSE_SECONDS = 0.1
 _LOG_SECONDS = 1.0
 _AT_LIMIT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -58,9 +60,11 @@ class Accepted:
         socket: Its socket.
         address: The IP address of the client.
         peer: Its address as gRPC names it, such as ``ipv4:10.0.0.7:51234``.
-        host: Its host, by which connections are counted; of IPv6, the /64. Empty once it is not counted any more.
+        host: Its host, by which connections are counted; of IPv6, the /64. Empty once it is not
+            counted any more.
         counts_for_host: Whether it counts for its host, and not only for the limit of all.
-        is_silent: Whether the client has sent nothing yet; such a connection is ended before others that wait.
+        is_silent: Whether the client has sent nothing yet; such a connection is ended before others
+            that wait.
     """
 
     def __init__(self, accepted: socket.socket, address: Any, waiting: "dict[Accepted, None]") -> None:
@@ -87,10 +91,10 @@ Serve = Callable[[Accepted], Awaitable[None]]
 class Listener:
     """Accepts connections on an address, each in a task of its own.
 
-    A connection counts from accept until ``serve`` returns. At a limit the connection that waits longest is ended for
-    a new one, first of those whose client has sent nothing: so nobody holds the port by opening connections. At the
-    limit of all it is one of the address with most connections. If none waits, the new one is refused. Both are
-    counted, and logged once a second.
+    A connection counts from accept until ``serve`` returns. At a limit the connection that waits
+    longest is ended for a new one, first of those whose client has sent nothing: so nobody holds
+    the port by opening connections. At the limit of all it is one of the address with most
+    connections. If none waits, the new one is refused. Both are counted, and logged once a second.
 
     Args:
         setting: The name of the setting of the address.
@@ -273,7 +277,8 @@ class Listener:
     def set_trusted(self, connection: Accepted, is_trusted: bool) -> None:
         """Set whether the client of a connection has logged in.
 
-        While it has, it may share its address with any number of others, and the server does not wait for it.
+        While it has, it may share its address with any number of others, and the server does not
+        wait for it.
         """
         if connection.host and connection.counts_for_host == is_trusted:
             connection.counts_for_host = not is_trusted

@@ -13,7 +13,8 @@ from idalloc_server.listen.tls import load_context
 class HttpsFiles:
     """The TLS context of new connections, reloaded when the files change.
 
-    Client certificates are optional on the HTTP port, so that probes need none; access control requires them elsewhere.
+    Client certificates are optional on the HTTP port, so that probes need none; access control
+    requires them elsewhere.
 
     Args:
         tls_cert, tls_key, tls_client_ca: See ``listen.tls.Certificates``.
@@ -40,7 +41,10 @@ class HttpsFiles:
         self.context.sni_callback = self._use_newest
 
     async def follow(self) -> None:
-        """Reload the files after each change, until cancelled. Invalid files are ignored: the gRPC server logs them."""
+        """Reload the files after each change, until cancelled.
+
+        Invalid files are ignored: the gRPC server logs them.
+        """
         while True:
             await self._watch.wait()
             with suppress(StartRefused):

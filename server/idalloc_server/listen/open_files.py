@@ -9,7 +9,8 @@ from idalloc_server.files.descriptors import RESERVED
 from idalloc_server.listen.connections import MAX_HTTP_CONNECTIONS, MAX_PROBE_CONNECTIONS
 from idalloc_server.settings.model import Settings
 
-# What a process has open without a connection, at most, such as its store, its log and its threads' events.
+# What a process has open without a connection, at most, such as its store, its log and its threads'
+# events.
 OWN = 64
 # The fewest connections of gRPC that the settings ask for.
 MIN_GRPC_CONNECTIONS = 256

@@ -19,9 +19,9 @@ _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - nothing is bound here
 class ReservedAddress:
     """A listen address reserved for this server until ``close`` or the end of the process.
 
-    With SO_REUSEPORT any process of the same user can bind the port. So a server first checks that nobody listens
-    there, and then holds an abstract socket name for the address. A wildcard address holds all slots of its port, any
-    other address holds one of them.
+    With SO_REUSEPORT any process of the same user can bind the port. So a server first checks that
+    nobody listens there, and then holds an abstract socket name for the address. A wildcard address
+    holds all slots of its port, any other address holds one of them.
 
     Attributes:
         name: HOST:PORT, with the port in use if port 0 was requested; or unix:/PATH.
@@ -68,7 +68,10 @@ class ReservedAddress:
         _check_path_free(path)
 
     def _reserve_port(self, found: "list[_Found]") -> int:
-        """Bind without listening, and return the port. Only processes that share the port can then bind it."""
+        """Bind without listening, and return the port.
+
+        Only processes that share the port can then bind it.
+        """
         port = 0
         for family, kind, protocol, _, address in found:
             reserved = socket.socket(family, kind, protocol)
@@ -78,7 +81,8 @@ class ReservedAddress:
             try:
                 reserved.bind((address[0], port or address[1], *address[2:]))
             except OSError as error:
-                # As in `_check_free`: skip an address that this machine lacks, unless it is the only one.
+                # As in `_check_free`: skip an address that this machine lacks, unless it is the
+                # only one.
                 if error.errno == errno.EADDRINUSE or (not port and address is found[-1][4]):
                     raise
             else:
@@ -100,7 +104,8 @@ class ReservedAddress:
     def _hold(self, name: str) -> None:
         reserved = socket.socket(socket.AF_UNIX)
         self._sockets.append(reserved)
-        # An abstract name needs no file, is local to the port's network namespace, and ends with the process.
+        # An abstract name needs no file, is local to the port's network namespace, and ends with
+        # the process.
         reserved.bind(f"\0idalloc serves on {name}")
 
     def _hold_first_free(self, names: list[str]) -> None:

@@ -17,8 +17,9 @@ _log = structlog.get_logger("idalloc")
 class Certificates:
     """Loads the TLS files of a server, and reloads them after a change. Safe for threads.
 
-    Each new connection checks the files, in a thread of gRPC. If files do not match, such as a new certificate and the
-    old key, the error is logged and the previous ones stay active. Open connections keep their certificate.
+    Each new connection checks the files, in a thread of gRPC. If files do not match, such as a new
+    certificate and the old key, the error is logged and the previous ones stay active. Open
+    connections keep their certificate.
 
     Args:
         tls_cert: The file of the server's certificate chain, in PEM.

@@ -19,21 +19,25 @@ from idalloc_server.listen.connections import HANDSHAKE_SECONDS
 from idalloc_server.settings.address import unix_path
 from idalloc_server.settings.model import Settings
 
-# The most concurrent calls of a connection (HTTP/2's MAX_CONCURRENT_STREAMS), the minimum that RFC 9113 recommends; a
-# client queues further ones. All calls wait in one queue, and each takes 5 kB or more from its arrival.
+# The most concurrent calls of a connection (HTTP/2's MAX_CONCURRENT_STREAMS), the minimum that RFC
+# 9113 recommends; a client queues further ones. All calls wait in one queue, and each takes 5 kB or
+# more from its arrival.
 MAX_STREAMS_PER_CONNECTION = 100
-# The most calls of a connection beside these that have ended for the client and not yet in grpcio, such as those that
-# the client has reset. grpcio refuses further calls, as UNAVAILABLE; with fewer, also some of an honest busy client.
+# The most calls of a connection beside these that have ended for the client and not yet in grpcio,
+# such as those that the client has reset. grpcio refuses further calls, as UNAVAILABLE; with fewer,
+# also some of an honest busy client.
 MAX_ENDED_STREAMS = 100
-# The most calls that wait for a handler. Past grpcio's default, 1,000, it rejects calls of any client.
+# The most calls that wait for a handler. Past grpcio's default, 1,000, it rejects calls of any
+# client.
 MAX_WAITING_CALLS = 100_000
-# The largest request. Names, labels and a format take a few kB; a larger request is rejected before it is read.
+# The largest request. Names, labels and a format take a few kB; a larger request is rejected before
+# it is read.
 MAX_REQUEST_BYTES = 256 * 1024
-# The most metadata of a call. grpcio rejects some calls above the first limit, at random, and all above the second one.
-# A token has 51 characters; a service mesh adds a few headers.
+# The most metadata of a call. grpcio rejects some calls above the first limit, at random, and all
+# above the second one. A token has 51 characters; a service mesh adds a few headers.
 MAX_METADATA_BYTES, LARGEST_METADATA_BYTES = 8 * 1024, 16 * 1024
-# The shortest interval of a client's keepalive pings; gRPC tolerates two early ones, then closes the connection. The
-# SDK sends one a minute during calls. Native has no limit.
+# The shortest interval of a client's keepalive pings; gRPC tolerates two early ones, then closes
+# the connection. The SDK sends one a minute during calls. Native has no limit.
 MIN_PING_SECONDS = 20
 # How long calls may continue on a connection that reached its maximum age.
 MAX_CONNECTION_GRACE_SECONDS = 60
@@ -154,7 +158,8 @@ def metadata_reader(transport: str) -> MetadataReader:
 
 
 def _native_metadata(context: Any) -> Iterable[tuple[str, Any]]:
-    # Native's public method creates named tuples, which costs more than the rest of the authentication.
+    # Native's public method creates named tuples, which costs more than the rest of the
+    # authentication.
     call = getattr(context, "_call", None)
     return invocation_metadata(context) if call is None else call.metadata
 
@@ -164,8 +169,8 @@ def _make_native(options: list[tuple[str, int]]) -> grpc.aio.Server:
         from pygrpc_native.aio import server
     except ImportError:
         raise StartRefused("transport", "native is not installed: pip install 'idalloc[native]'") from None
-    # Native waits for a slow client in a thread of the loop's executor. A few stalled clients would block all threads
-    # of the default executor, and with them name lookups and stop().
+    # Native waits for a slow client in a thread of the loop's executor. A few stalled clients would
+    # block all threads of the default executor, and with them name lookups and stop().
     asyncio.get_running_loop().set_default_executor(BlockedWrites(MAX_BLOCKED_WRITES, KEPT_THREADS))
     # At the limit of open files native tries again every 50 ms, and logs each time.
     logging.getLogger("pygrpc_native.server").addFilter(OnceASecond())

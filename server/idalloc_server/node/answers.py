@@ -11,7 +11,8 @@ from idalloc_server.telemetry import recent
 
 # Answers a question by its arguments.
 Answer = Callable[[Mapping[str, Any]], Awaitable[Any]]
-# The most labels of a sequence in an answer, and the longest description: an answer must fit into a message.
+# The most labels of a sequence in an answer, and the longest description: an answer must fit into a
+# message.
 MAX_LABELS, MAX_DESCRIPTION = 8, 200
 
 

@@ -27,7 +27,8 @@ class Workers(Protocol):
             timeout: The time that the caller has left, in seconds; None without a deadline.
 
         Raises:
-            ChangePending: Not all workers changed in time. The change continues, even if the caller leaves.
+            ChangePending: Not all workers changed in time. The change continues, even if the caller
+                leaves.
         """
         ...
 

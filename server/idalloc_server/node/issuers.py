@@ -90,7 +90,8 @@ class Issuers:
             clock: The clock.
             store: The open store.
             holder: The holder of the prefix.
-            workers: All workers of the server, which hold the prefix under one name; None if it is a single process.
+            workers: All workers of the server, which hold the prefix under one name; None if it is
+                a single process.
 
         Raises:
             StartRefused: The prefix is in use, or the clock is wrong.
@@ -128,7 +129,8 @@ class Issuers:
         await _in_time(self.start_timestamps.release())
 
     async def _close(self) -> None:
-        # Concurrently: none delays the others. The first two need no ids from the allocator any more.
+        # Concurrently: none delays the others. The first two need no ids from the allocator any
+        # more.
         try:
             await asyncio.gather(
                 self.sequences.finish_changes(),

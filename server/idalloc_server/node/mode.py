@@ -19,8 +19,8 @@ from idalloc_server.telemetry.metrics import Counts, log_calls
 def stop_signals() -> tuple[signal.Signals, ...]:
     """Return the signals that stop a server.
 
-    SIGHUP is one of them if the process has a controlling terminal, which sends it on close. Without a terminal, or
-    under nohup, SIGHUP reloads files.
+    SIGHUP is one of them if the process has a controlling terminal, which sends it on close.
+    Without a terminal, or under nohup, SIGHUP reloads files.
     """
     numbers = (signal.SIGTERM, signal.SIGINT)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -48,8 +48,10 @@ class ProcessMode(Protocol):
     Attributes:
         control: Stops the process, and makes it reload its files.
         node_settings: Persists settings over restarts.
-        workers: All workers; None for a single process, which is the only user of its address and prefix.
-        requires_authentication: Whether callers must authenticate even if the access file has no identities.
+        workers: All workers; None for a single process, which is the only user of its address and
+            prefix.
+        requires_authentication: Whether callers must authenticate even if the access file has no
+            identities.
     """
 
     control: ProcessControl
@@ -73,13 +75,17 @@ class ProcessMode(Protocol):
         """Report the metrics and the checks of readiness every second, until cancelled."""
 
     async def wait_all_closed(self) -> None:
-        """Report that this process accepts no connections. If the whole server stops, wait until no worker does."""
+        """Report that this process accepts no connections.
+
+        If the whole server stops, wait until no worker does.
+        """
 
     async def wait_all_drained(self) -> bool:
         """Report that this process has drained, and wait for permission to end.
 
         Returns:
-            Whether the whole server ends, and the resources that its processes share can be released.
+            Whether the whole server ends, and the resources that its processes share can be
+            released.
         """
         ...
 

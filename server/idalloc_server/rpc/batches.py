@@ -12,8 +12,8 @@ from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.errors import LeaseExpired, Refusal, StoreUnavailable
 
 MAX_BATCH_REQUESTS = 1_000
-# How long before the deadline of the call its unfinished requests are answered, so that the reply arrives in time; at
-# most a share of the time that the call has.
+# How long before the deadline of the call its unfinished requests are answered, so that the reply
+# arrives in time; at most a share of the time that the call has.
 REPLY_SECONDS, REPLY_SHARE = 0.05, 0.25
 
 # Returns the number of ids that a request is for, or raises ``InvalidRequest``.
@@ -45,7 +45,10 @@ class RangeBatch:
         self._created: set[int] = set()
 
     def add(self, request: pb.AllocateRangeRequest) -> None:
-        """Take the range of the next request from the lease. If the lease has too few ids, ``wait`` takes it."""
+        """Take the range of the next request from the lease.
+
+        If the lease has too few ids, ``wait`` takes it.
+        """
         number, sequence = len(self._outcomes), request.sequence
         outcome: IdRange | Exception | None
         try:
@@ -93,7 +96,10 @@ class RangeBatch:
                 self._created.add(number)
 
     def reply(self, fill: Fill, fail: Fail) -> pb.BatchAllocateRangesResponse:
-        """Return the reply. A request that is not finished has an error, and so has one whose lease has expired."""
+        """Return the reply.
+
+        A request that is not finished has an error, and so has one whose lease has expired.
+        """
         reply = pb.BatchAllocateRangesResponse()
         add = reply.results.add
         for number, outcome in enumerate(self._outcomes):

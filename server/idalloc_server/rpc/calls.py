@@ -3,9 +3,9 @@
     bytes > decode > layer: count, drain, deadline > access control > servicer > reply > bytes
                      layer: refusal, cancellation or fault > status, log, count
 
-Each of gRPC's own interceptors makes a call at least a tenth slower. So the handlers are built once, at the start, from
-a service's descriptor. They use only the parts of ``Context`` that all transports have:
-docs/explanation/architecture.md lists them.
+Each of gRPC's own interceptors makes a call at least a tenth slower. So the handlers are built
+once, at the start, from a service's descriptor. They use only the parts of ``Context`` that all
+transports have: docs/explanation/architecture.md lists them.
 """
 
 import asyncio
@@ -30,8 +30,9 @@ from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.metrics import CallMetrics, FailedCalls, MethodCalls
 from idalloc_server.telemetry.traces import Traces
 
-# Takes the place of a request that cannot be decoded. By default grpcio answers UNKNOWN and native INTERNAL, as for
-# faults of the server, and both log a traceback for each such request, so a caller could fill the log.
+# Takes the place of a request that cannot be decoded. By default grpcio answers UNKNOWN and native
+# INTERNAL, as for faults of the server, and both log a traceback for each such request, so a caller
+# could fill the log.
 UNDECODABLE: Any = object()
 
 _FieldReader = Callable[[Any], dict[str, Any]]
@@ -61,8 +62,8 @@ class Service(NamedTuple):
     Attributes:
         descriptor: The service.
         name: The full name under which it is served.
-        handlers: By the name of a method. Each is a coroutine function or an async generator function, since transports
-            run other functions in a thread, and rejects ``UNDECODABLE``.
+        handlers: By the name of a method. Each is a coroutine function or an async generator
+            function, since transports run other functions in a thread, and rejects ``UNDECODABLE``.
     """
 
     descriptor: ServiceDescriptor
@@ -223,8 +224,8 @@ class CallLayer:
                         await context.write(reply)
                     except self._transport.left_errors:
                         raise asyncio.CancelledError from None  # The client left.
-                    # native's write may not yield, nor report that the client left. Without this, a stream would block
-                    # all other calls and miss its cancellation.
+                    # native's write may not yield, nor report that the client left. Without this, a
+                    # stream would block all other calls and miss its cancellation.
                     await asyncio.sleep(0)
 
         return write_all

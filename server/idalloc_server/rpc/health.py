@@ -15,13 +15,14 @@ from idalloc_server.domain.errors import ServerDraining, Unauthenticated
 from idalloc_server.rpc import status
 from idalloc_server.rpc.calls import UNDECODABLE, Service, undecodable_request
 
-# The most open watches in total, and per host. A watch costs some kB and the size of its request, has no time limit,
-# and needs no authentication.
+# The most open watches in total, and per host. A watch costs some kB and the size of its request,
+# has no time limit, and needs no authentication.
 MAX_WATCHES = 2_000
 MAX_WATCHES_OF_HOST = 200
 MAX_REQUEST_BYTES = 1_000
 
-# The name of the store's health. While it is NOT_SERVING, the server may still serve from its leases.
+# The name of the store's health. While it is NOT_SERVING, the server may still serve from its
+# leases.
 STORE = "store"
 
 _Response = health_pb2.HealthCheckResponse
@@ -30,10 +31,10 @@ _ListResponse: Any = getattr(health_pb2, "HealthListResponse", None)
 
 
 class HealthServicer:
-    """Serves one status for all services, and one for the store; both are NOT_SERVING at first. See health.proto.
+    """Serves one status for all services, and one for the store; both are NOT_SERVING at first.
 
-    The servicer of grpcio-health-checking writes while it holds a lock: a client that never reads would block other
-    clients and the server's stop.
+    See health.proto. The servicer of grpcio-health-checking writes while it holds a lock: a client
+    that never reads would block other clients and the server's stop.
 
     Args:
         services: The names of the services, besides the empty one.

@@ -22,9 +22,10 @@ _PACKAGES = ("grpc.reflection.v1", "grpc.reflection.v1alpha")
 
 
 class AuthenticatedReflection(_Base):  # type: ignore[misc]
-    """Serves the protos of services, and of reflection itself, to authenticated callers. They need no role.
+    """Serves the protos of services, and of reflection itself, to authenticated callers.
 
-    Both services have this class: grpc.reflection.v1.ServerReflection and grpc.reflection.v1alpha.ServerReflection.
+    They need no role. Both services have this class: grpc.reflection.v1.ServerReflection and
+    grpc.reflection.v1alpha.ServerReflection.
 
     Args:
         services: The full names of the services.
@@ -92,8 +93,8 @@ class AuthenticatedReflection(_Base):  # type: ignore[misc]
 class _ReflectionPool:
     """The default descriptor pool, with what clients of reflection need besides.
 
-    - The file of a method: ghz requests the file of ``idalloc.v1.NodeService.GetNode``. Protobuf's pool finds services
-      by name, but no methods.
+    - The file of a method: ghz requests the file of ``idalloc.v1.NodeService.GetNode``. Protobuf's
+      pool finds services by name, but no methods.
     - The file of reflection v1.
     - The JSON names of fields: without them grpcurl prints ``first_id`` instead of ``firstId``.
     """

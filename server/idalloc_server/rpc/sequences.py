@@ -22,7 +22,8 @@ from idalloc_server.domain.sequences.model import Kind, Ordering, Reset
 
 DEFAULT_PAGE_SIZE = 50
 MAX_PAGE_SIZE = 1000
-# The most bytes of a page, unless its first sequence has more. gRPC clients accept 4 MiB by default.
+# The most bytes of a page, unless its first sequence has more. gRPC clients accept 4 MiB by
+# default.
 MAX_PAGE_BYTES = 1_000_000
 MAX_INT64 = 2**63 - 1
 
@@ -93,7 +94,8 @@ class SequencesServicer:
             )
         except SequenceInvalid as invalid:
             name = invalid.metadata["sequence"]
-            # A list without the corrupt row would make callers believe that the sequence does not exist.
+            # A list without the corrupt row would make callers believe that the sequence does not
+            # exist.
             raise SequenceInvalid(
                 name if readable is None or readable.match(name) else "(a name that you may not read)",
                 "its row in the store is corrupt (GetSequence has the details), so this list ends with an error; "

@@ -20,15 +20,16 @@ from idalloc_server.telemetry.traces import Traces
 
 # The share of drain_timeout after which running streams are ended.
 STREAMS_SHARE = 0.8
-# A stop closes the port when no call arrived for this long and none runs. grpc answers a call that arrives during the
-# close with CANCELLED, which callers do not retry.
+# A stop closes the port when no call arrived for this long and none runs. grpc answers a call that
+# arrives during the close with CANCELLED, which callers do not retry.
 QUIET_SECONDS = 0.1
 # The longest wait for that: calls may run long, and callers may send without a pause.
 MAX_QUIET_WAIT_SECONDS = 1.0
-# The longest wait for clients to read the last replies and to acknowledge that their connection closes.
+# The longest wait for clients to read the last replies and to acknowledge that their connection
+# closes.
 LAST_REPLIES_SECONDS = 5.0
-# The grace of the stop that sends GOAWAY; a stop without grace ends it. If both ended in one turn of the event loop,
-# grpcio would use a server that it has destroyed, and crash.
+# The grace of the stop that sends GOAWAY; a stop without grace ends it. If both ended in one turn
+# of the event loop, grpcio would use a server that it has destroyed, and crash.
 UNENDING_GRACE_SECONDS = 86_400.0
 
 _log = structlog.get_logger("idalloc")
@@ -140,5 +141,6 @@ class RpcServices:
         await self._port.server.stop(None)
         if closing:
             await closing
-        # The server does not wait for the handlers that it cancels (grpc/grpc#37239); they count burned ids.
+        # The server does not wait for the handlers that it cancels (grpc/grpc#37239); they count
+        # burned ids.
         await self.draining.wait_for_calls(timeout=1)

@@ -45,8 +45,8 @@ def from_refusal(refusal: Refusal) -> Status:
         milliseconds = math.ceil(min(refusal.retry_after, LONGEST_RETRY_SECONDS) * 1000)
         retry.retry_delay.FromMilliseconds(milliseconds)
         details.append(retry)
-        # gRPC's own retry policy reads this trailer, not RetryInfo. -1 forbids a retry: a caller that would wait until
-        # its deadline fails at once instead.
+        # gRPC's own retry policy reads this trailer, not RetryInfo. -1 forbids a retry: a caller
+        # that would wait until its deadline fails at once instead.
         soon = refusal.retry_after <= LONGEST_PUSHBACK_SECONDS
         trailers.append((PUSHBACK, str(milliseconds if soon else -1)))
     info = error_details_pb2.ErrorInfo(reason=refusal.reason, domain=DOMAIN, metadata=refusal.metadata)

@@ -25,7 +25,8 @@ class NodeSettingsFile:
     """The persisted settings of the node with one listen address.
 
     Attributes:
-        path: The file; None without a home folder, or if the port is 0 and so changes at each start.
+        path: The file; None without a home folder, or if the port is 0 and so changes at each
+            start.
         arguments: The arguments, as JSON values: another process of this server uses the same file.
 
     Args:
@@ -73,7 +74,8 @@ class NodeSettingsFile:
         """Check that settings can be persisted.
 
         Raises:
-            InvalidRequest: There is no file, or another source would override them at the next start.
+            InvalidRequest: There is no file, or another source would override them at the next
+                start.
         """
         if self.path is None:
             raise InvalidRequest("persist", self._no_path)

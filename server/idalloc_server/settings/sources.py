@@ -14,13 +14,14 @@ from idalloc_server.settings.persisted import NodeSettingsFile
 from idalloc_server.store.credentials import has_secret
 
 ENV_PREFIX = "IDALLOC_"
-# Variables with this prefix that are not settings of the server: those of the client and the tests, and those that
-# Kubernetes sets for a service named idalloc.
+# Variables with this prefix that are not settings of the server: those of the client and the tests,
+# and those that Kubernetes sets for a service named idalloc.
 _NOT_SETTINGS = re.compile(
     r"SERVER(_NAME)?|TIMEOUT|TLS|CA|CERT|KEY|TOKEN(_FILE|_INSECURE)?|CONFIG|TEST_\w+"
     r"|(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)"
 )
-# Settings whose value is in no error: it may have a password, or be a key instead of the key's file.
+# Settings whose value is in no error: it may have a password, or be a key instead of the key's
+# file.
 _SECRET = frozenset({"store", "witness", "tls_cert", "tls_key", "tls_client_ca", "access"})
 
 
@@ -47,7 +48,8 @@ def load(flags: Mapping[str, Any], config: str | None, environ: Mapping[str, str
         environ: The environment.
 
     Raises:
-        StartRefused: A setting is unknown or invalid, a file cannot be read, or a flag has a password.
+        StartRefused: A setting is unknown or invalid, a file cannot be read, or a flag has a
+            password.
     """
     for name in ("store", "witness"):
         if has_secret(flags.get(name) or ""):

@@ -26,8 +26,9 @@ class TimestampGrant(NamedTuple):
 def ids_left(last_value: int, step: int, min_value: int | None, max_value: int | None) -> int:
     """Returns the number of steps before the counter's bound; 0 at or past the bound.
 
-    A setting that is None (NULL in an adopted table) has its default. Only the bound in the direction of ``step``
-    matters. The result may exceed 2^63 if ``last_value`` and the bound differ in sign.
+    A setting that is None (NULL in an adopted table) has its default. Only the bound in the
+    direction of ``step`` matters. The result may exceed 2^63 if ``last_value`` and the bound differ
+    in sign.
     """
     if step > 0:
         distance = min(MAX_ID, MAX_ID if max_value is None else max_value) - last_value
@@ -39,8 +40,8 @@ def ids_left(last_value: int, step: int, min_value: int | None, max_value: int |
 def advance_counter(last_value: int, at_least: int, sequence: Sequence) -> int:
     """Returns the counter, advanced to ``at_least`` or past it, to the next point of the sequence's lattice.
 
-    The counter never moves back. If the next point exceeds the range of BIGINT, the counter goes to the end of that
-    range, which is past its bound.
+    The counter never moves back. If the next point exceeds the range of BIGINT, the counter goes to
+    the end of that range, which is past its bound.
     """
     later = at_least if sequence.is_past(at_least, last_value) else last_value
     value = clamp_to_bigint(sequence.align(clamp_to_bigint(later)))
@@ -48,7 +49,10 @@ def advance_counter(last_value: int, at_least: int, sequence: Sequence) -> int:
 
 
 def timestamp_grant(last_value: int, max_value: int, wanted: int, now: int, ahead: int) -> TimestampGrant:
-    """Returns the timestamps that can be granted; see ``Store.grant_timestamps``. An empty grant keeps the counter."""
+    """Returns the timestamps that can be granted; see ``Store.grant_timestamps``.
+
+    An empty grant keeps the counter.
+    """
     before = max(last_value, now - 1)
     granted = max(0, min(wanted, now + ahead - before, max_value - before))
     return TimestampGrant(
@@ -66,9 +70,9 @@ def clamp_to_bigint(value: int) -> int:
 def lattice(sequence: Sequence) -> tuple[int, int]:
     """Returns the lattice for the arithmetic of a database: the size of the step, and an offset.
 
-    The first point at or past ``value`` is ``(offset - value % size) % size`` further, or ``(offset + value % size) %
-    size`` if the sequence falls; ``%`` truncates towards 0. The offset is 1 to 2 times the size, so no dividend is
-    negative.
+    The first point at or past ``value`` is ``(offset - value % size) % size`` further, or ``(offset
+    + value % size) % size`` if the sequence falls; ``%`` truncates towards 0. The offset is 1 to 2
+    times the size, so no dividend is negative.
     """
     size = abs(sequence.step)
     remainder = sequence.before_start % size

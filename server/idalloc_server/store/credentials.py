@@ -49,7 +49,8 @@ def authorization(user: str, password: str | None, parameters: dict[str, str], e
         example: A URL with a user, for errors.
 
     Raises:
-        StartRefused: There are two secrets, or the secret cannot be read or used. The message does not contain it.
+        StartRefused: There are two secrets, or the secret cannot be read or used. The message does
+            not contain it.
     """
     given = [name for name in _SCHEMES if name in parameters]
     if len(given) + (password is not None) > 1:
@@ -75,7 +76,8 @@ def tls_context(parameters: dict[str, str]) -> ssl.SSLContext | None:
     """Returns the client's TLS context, or None for plain HTTP.
 
     Raises:
-        StartRefused: The parameters contradict each other, or the file of CA certificates cannot be used.
+        StartRefused: The parameters contradict each other, or the file of CA certificates cannot be
+            used.
     """
     ca = parameters.get("ca")
     tls = parameters.get("tls", "false" if ca is None else "true")

@@ -27,7 +27,8 @@ _IN_JSON = (
     "description",
 )
 
-# The column `mode`; NULL for an ordinary counter. Ids are granted only from ordinary counters and counters of periods.
+# The column `mode`; NULL for an ordinary counter. Ids are granted only from ordinary counters and
+# counters of periods.
 PERIOD = "period"
 RESET = "reset"
 TIMESTAMP = "timestamp"
@@ -62,9 +63,10 @@ def pack(sequence: Sequence) -> str:
 
 
 def unpack(name: str, step: int | None, min_value: int | None, max_value: int | None, settings: str | None) -> Sequence:
-    """Returns the settings of a row. Equal columns return the same object: unchanged rows are not parsed again.
+    """Returns the settings of a row.
 
-    Every column may be None (NULL), as in an adopted row. ``settings`` is the JSON of ``pack``.
+    Equal columns return the same object: unchanged rows are not parsed again. Every column may be
+    None (NULL), as in an adopted row. ``settings`` is the JSON of ``pack``.
 
     Raises:
         SequenceInvalid: The settings cannot be decoded.
@@ -85,7 +87,8 @@ def stored_time(name: str, field: str, value: object, per_second: int = 1) -> fl
         per_second: The units of the value in a second.
 
     Raises:
-        SequenceInvalid: The time is outside of the years 1 to 9999, so no date and no reply can show it.
+        SequenceInvalid: The time is outside of the years 1 to 9999, so no date and no reply can
+            show it.
     """
     if value is None:
         return None
@@ -101,7 +104,10 @@ def pack_demand(demand: Demand | None) -> str | None:
 
 
 def unpack_demand(packed: object) -> Demand | None:
-    """Returns the demand of a row. It is a hint, and people can edit rows: None for anything that is no demand."""
+    """Returns the demand of a row.
+
+    It is a hint, and people can edit rows: None for anything that is no demand.
+    """
     if not isinstance(packed, str):
         return None
     try:

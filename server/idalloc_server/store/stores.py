@@ -30,7 +30,8 @@ class Stores:
         url: The URL of both.
         witness: The URL of the witness; empty without one.
         clock: The clock of the store.
-        timeout: The timeout of a call, and of the attempts to open an unavailable store, in seconds.
+        timeout: The timeout of a call, and of the attempts to open an unavailable store, in
+            seconds.
         traces: Traces the writes; None if traces are off.
         has_documents: Whether documents are served.
 

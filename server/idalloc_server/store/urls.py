@@ -46,9 +46,11 @@ def open_store(url: str, clock: Clock, timeout: float = 40.0) -> Store:
       * ``tls``: ``true`` or ``false`` (default ``false``)
       * ``ca``: a PEM file of CA certificates, in place of the system's; implies ``tls=true``
       * ``jwt``: a token, in place of user and password
-      * ``password_file``, ``jwt_file``: a file that holds only the password or the token; read once, here
+      * ``password_file``, ``jwt_file``: a file that holds only the password or the token; read
+        once, here
 
-    * ``opensearch://[user[:password]@]host[:9200][,host2…]/``, or ``elasticsearch://`` (not tested), with these:
+    * ``opensearch://[user[:password]@]host[:9200][,host2…]/``, or ``elasticsearch://`` (not
+      tested), with these:
 
       * ``prefix``: the beginning of the names of the aliases (default ``idalloc``)
       * ``tls``, ``ca``, ``jwt``, ``password_file``, ``jwt_file``: as above
@@ -86,8 +88,8 @@ def open_witness(url: str, store_url: str, timeout: float = 40.0) -> Witness:
         timeout: The timeout of a statement over the network, in seconds.
 
     Raises:
-        StartRefused: The URL is invalid, or names a file or a host of the store. No message contains a password or a
-            token.
+        StartRefused: The URL is invalid, or names a file or a host of the store. No message
+            contains a password or a token.
     """
     with refused_as_witness():
         kind = _kind(url)
@@ -182,7 +184,8 @@ def open_documents(url: str, timeout: float = 40.0) -> "Documents":
 def open_index(url: str, timeout: float = 40.0) -> "tuple[OpenSearchHttp, str]":
     """Returns the transport to a cluster and the name of an index, of ``opensearch://user@host:9200/index``.
 
-    The parameters are those of ``open_store``, without ``prefix``; ``elasticsearch://`` is the same, not tested.
+    The parameters are those of ``open_store``, without ``prefix``; ``elasticsearch://`` is the
+    same, not tested.
 
     Raises:
         StartRefused: The URL is invalid. No message contains a password or a token.
@@ -251,7 +254,8 @@ def _opensearch_http(url: str, kind: str, timeout: float) -> "tuple[OpenSearchHt
 
 
 def _split_cluster(url: str, product: str, example: str, port: int, accepted: Sequence[str]) -> _Cluster:
-    # Messages repeat only names of parameters: if a character is not percent-encoded, any other part may be a password.
+    # Messages repeat only names of parameters: if a character is not percent-encoded, any other
+    # part may be a password.
     parts = _split(url)
     if parts.path not in ("", "/") or parts.fragment or "@" in parts.query:
         raise _invalid(

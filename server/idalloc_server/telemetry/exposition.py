@@ -27,7 +27,8 @@ class Exposition:
 
     Args:
         counts: Returns the present metrics.
-        types: The type of each RPC by its full name: unary, server_stream, client_stream or bidi_stream.
+        types: The type of each RPC by its full name: unary, server_stream, client_stream or
+            bidi_stream.
         pids: Returns the process ids of the server's processes, by name.
     """
 

@@ -53,7 +53,8 @@ class Family(NamedTuple):
         help: What it counts, with its unit.
         labels: The names of the labels.
         merge: For a gauge, makes one value of those of several processes; counters are summed.
-        is_optional: Whether a metric without labels has no series, in place of 0, while no process reports it.
+        is_optional: Whether a metric without labels has no series, in place of 0, while no process
+            reports it.
     """
 
     help: str

@@ -1,7 +1,7 @@
 """A bounded queue of log lines with a writer thread: a stalled reader blocks only that thread.
 
-The standard library has no equivalent. A full ``QueueHandler`` prints a traceback to standard error for each record,
-which blocks, and counts nothing; ``QueueListener.stop`` waits without a limit.
+The standard library has no equivalent. A full ``QueueHandler`` prints a traceback to standard error
+for each record, which blocks, and counts nothing; ``QueueListener.stop`` waits without a limit.
 """
 
 import os
@@ -37,8 +37,8 @@ class _Gap(Counter[str]):
 class LogQueue:
     """Writes lines in order, in its own thread. Safe for threads, ``__del__`` and forks.
 
-    A line is lost if its share is full or the write fails; a line in its place has the number of lost lines. A forked
-    child starts with an empty queue, since the parent writes the queued lines.
+    A line is lost if its share is full or the write fails; a line in its place has the number of
+    lost lines. A forked child starts with an empty queue, since the parent writes the queued lines.
 
     Args:
         lost_line: Returns the line that reports lost lines by share.

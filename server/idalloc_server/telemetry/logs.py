@@ -1,6 +1,7 @@
 """Logging to standard error through ``log_queue``: JSON lines, or colours on a terminal.
 
-Each line has ``timestamp``, ``level``, ``event`` and ``logger``; the lines of several workers have ``worker``, too.
+Each line has ``timestamp``, ``level``, ``event`` and ``logger``; the lines of several workers have
+``worker``, too.
 """
 
 import asyncio
@@ -87,7 +88,8 @@ def report_serving(
         address: The address that it serves on.
         store: The address of the store.
         prefix: The prefix of document ids.
-        ports: The addresses of its other ports: the URLs ``http`` and ``probes``, and ``xproto``; empty if not served.
+        ports: The addresses of its other ports: the URLs ``http`` and ``probes``, and ``xproto``;
+            empty if not served.
         workers: The number of processes that serve.
         created: The file of a store that this start has created; empty for an existing store.
     """
@@ -174,7 +176,10 @@ def _add_logger(logger: Any, method: str, line: structlog.types.EventDict) -> st
 
 
 def _printable(logger: object, method: str, line: structlog.types.EventDict) -> structlog.types.EventDict:
-    """Escape control characters, since callers choose some values. The JSON renderer escapes them itself."""
+    """Escape control characters, since callers choose some values.
+
+    The JSON renderer escapes them itself.
+    """
     return {
         name: value.encode("unicode_escape").decode() if isinstance(value, str) and not value.isprintable() else value
         for name, value in line.items()
@@ -205,7 +210,8 @@ async def watch_burned(pop_new: Callable[[], Iterable[tuple[str, str, str, int]]
     """Log burned ids every second, until cancelled.
 
     Args:
-        pop_new: Yields the arguments of ``log_burned`` for new burned ids; those not consumed stay new.
+        pop_new: Yields the arguments of ``log_burned`` for new burned ids; those not consumed stay
+            new.
     """
     while True:
         await asyncio.sleep(1)

@@ -13,7 +13,8 @@ from idalloc_server.telemetry.families import COUNTERS, GAUGES, HISTOGRAMS, LEAS
 from idalloc_server.telemetry.latencies import BOUNDS, new_buckets, percentile
 from idalloc_server.telemetry.logs import failed_log
 
-# Upper bounds in seconds: those of Prometheus' default histogram, and shorter ones, as most calls take below 1 ms.
+# Upper bounds in seconds: those of Prometheus' default histogram, and shorter ones, as most calls
+# take below 1 ms.
 BUCKETS = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 # The most causes of a reason that are logged a second; all others share one line.
@@ -29,8 +30,8 @@ class Timings:
 
     Attributes:
         seconds: The sum of all durations.
-        buckets: How many durations were at most ``BUCKETS[i]`` and more than the bound before; the last bucket has the
-            longer ones.
+        buckets: How many durations were at most ``BUCKETS[i]`` and more than the bound before; the
+            last bucket has the longer ones.
     """
 
     __slots__ = ("buckets", "seconds")

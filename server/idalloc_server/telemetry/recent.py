@@ -18,7 +18,10 @@ events: deque[Line] = deque(maxlen=MAX_KEPT)
 
 
 def record(logger: object, method: str, line: Any) -> Any:
-    """Keep a log line if it is notable. This is a processor of structlog, see ``logs.configure``."""
+    """Keep a log line if it is notable.
+
+    This is a processor of structlog, see ``logs.configure``.
+    """
     event, time = line.get("event"), line.get("timestamp", "")
     if event == "calls_failed":
         kept = {key: line.get(key, "") for key in ("method", "code", "reason", "why")}

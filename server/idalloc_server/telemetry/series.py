@@ -9,12 +9,15 @@ OTHER = ""
 # The most sequences with an own series, and how many ids a sequence must have issued before.
 MAX_SERIES = 100
 MIN_IDS = 10_000
-# The most sequences that a process counts in order to find those; beyond, the one counted first is dropped.
+# The most sequences that a process counts in order to find those; beyond, the one counted first is
+# dropped.
 MAX_COUNTED = 100_000
 
 
 class SeriesNames:
-    """The sequences with an own series: the first ones that issue ``MIN_IDS``. They keep it until the server ends.
+    """The sequences with an own series: the first ones that issue ``MIN_IDS``.
+
+    They keep it until the server ends.
 
     Attributes:
         names: Their names.
@@ -37,10 +40,13 @@ class SeriesNames:
 
 
 class IssuedSeries:
-    """Counts the issued ids of a process by series. A count never decreases, also when a sequence gets its series.
+    """Counts the issued ids of a process by series.
+
+    A count never decreases, also when a sequence gets its series.
 
     Args:
-        workers: How many processes share the calls. One of them has a part of ``MIN_IDS`` this large at least.
+        workers: How many processes share the calls. One of them has a part of ``MIN_IDS`` this
+            large at least.
 
     Attributes:
         issued: The ids issued, by sequence with a series, and of all others.

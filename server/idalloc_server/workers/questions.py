@@ -32,7 +32,8 @@ class Questions:
             timeout: The longest wait, in seconds.
 
         Raises:
-            StoreUnavailable: No worker serves, none answered in time, or it exited, or it refused with this message.
+            StoreUnavailable: No worker serves, none answered in time, or it exited, or it refused
+                with this message.
         """
         worker = next((each for each in self._workers if each.is_serving), None)
         if worker is None:

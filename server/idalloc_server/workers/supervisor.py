@@ -1,8 +1,9 @@
 """The supervisor of several workers: starts them, replaces a worker that exits, and stops them in order.
 
-It serves no call and creates no gRPC object. Each worker is a fresh process, since a fork of a process that uses gRPC
-hangs. A worker has its own leases and start timestamp. The supervisor owns the address, the state of health, the order
-of changes of the node's settings, and the sum of the counts.
+It serves no call and creates no gRPC object. Each worker is a fresh process, since a fork of a
+process that uses gRPC hangs. A worker has its own leases and start timestamp. The supervisor owns
+the address, the state of health, the order of changes of the node's settings, and the sum of the
+counts.
 """
 
 import asyncio
@@ -36,11 +37,13 @@ from idalloc_server.workers.worker_process import WorkerProcess
 # A worker that served at least this long is replaced at once; any other one after a growing pause.
 STABLE_SECONDS = 10.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
-# How long a worker that drained by itself waits: a signal to all processes may reach the supervisor last.
+# How long a worker that drained by itself waits: a signal to all processes may reach the supervisor
+# last.
 SELF_STOP_SECONDS = 1.0
 # How much longer than drain_timeout a stop may take, to release leases and the prefix.
 STOP_MARGIN_SECONDS = 15.0
-# The longest wait for each of the two steps of a start; the first one has up to START_CALLS store calls besides.
+# The longest wait for each of the two steps of a start; the first one has up to START_CALLS store
+# calls besides.
 REPLY_SECONDS, START_CALLS = 10.0, 5
 
 _log = structlog.get_logger("idalloc.supervisor")
@@ -64,7 +67,8 @@ class Supervisor:
         self._exited_counts = Counts()
         self._exits = 0
         self._series = SeriesNames()
-        # Stays true once any worker required authentication, even if the access file is emptied later.
+        # Stays true once any worker required authentication, even if the access file is emptied
+        # later.
         self._requires_authentication = False
         self._turn = 0
         self._turn_lock = asyncio.Lock()
@@ -88,11 +92,13 @@ class Supervisor:
         """Serve until a stop signal, then stop all workers in order; a second signal kills them.
 
         Returns:
-            The exit code: 0, 1 if a worker had to be killed, or 128 plus the number of the second signal.
+            The exit code: 0, 1 if a worker had to be killed, or 128 plus the number of the second
+            signal.
 
         Raises:
             StartRefused: A setting or the store prevents the start.
-            StoreFailure: The store was not reached within ``store_timeout``, or rejected a statement.
+            StoreFailure: The store was not reached within ``store_timeout``, or rejected a
+                statement.
         """
         if sys.platform != "linux":
             raise StartRefused("workers", "several processes can share a port on Linux only; set it to 1")
@@ -191,7 +197,8 @@ class Supervisor:
                     await self._start_worker(number)
                     await self._make_serving(number)
                 except (StartRefused, Refusal, OSError) as error:
-                    # The other workers serve from their leases, so this one can wait until the store is back.
+                    # The other workers serve from their leases, so this one can wait until the
+                    # store is back.
                     _log.warning("worker_not_started", worker=number, error=str(error))
 
     async def _receive_until_exit(self, worker: WorkerProcess) -> int:
@@ -282,7 +289,8 @@ class Supervisor:
 
             await worker.pipe.wait_until(has_ended)
             if persisted and not has_ended():
-                # It was killed, perhaps after it had written the file: the server must run with what a start would use.
+                # It was killed, perhaps after it had written the file: the server must run with
+                # what a start would use.
                 update = {SETTINGS[field]: value for field, value in persisted.items()}
                 with suppress(StartRefused):
                     if update.items() <= (await asyncio.to_thread(self._node_settings.read)).items():
@@ -291,7 +299,8 @@ class Supervisor:
     def _keep_change(self, worker: WorkerProcess, revision: int, given: Mapping[str, int]) -> None:
         """Keep what a worker changed first, and send it to the others.
 
-        The others apply it at the same time, see docs/adr/0007. Nothing collides: each claims its own start timestamp.
+        The others apply it at the same time, see docs/adr/0007. Nothing collides: each claims its
+        own start timestamp.
         """
         update = {SETTINGS[field]: value for field, value in given.items()}
         self._settings = self._settings.model_copy(update=update)

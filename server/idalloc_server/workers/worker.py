@@ -1,6 +1,7 @@
 """A worker process: serves as the supervisor directs, and ends with it.
 
-The supervisor runs ``python -m idalloc_server.workers.worker FD``; the descriptor is a socket for ``Pipe``.
+The supervisor runs ``python -m idalloc_server.workers.worker FD``; the descriptor is a socket for
+``Pipe``.
 """
 
 import asyncio
@@ -31,8 +32,8 @@ from idalloc_server.workers.questions import Answers, OtherRates
 
 # The longest drain after the supervisor was killed: a new server needs the port.
 ORPHAN_DRAIN_SECONDS = 2.0
-# A change is answered after this share of the time that its caller has left, or after so long without a deadline.
-# Without a deadline a call has None left on grpcio, and centuries on native.
+# A change is answered after this share of the time that its caller has left, or after so long
+# without a deadline. Without a deadline a call has None left on grpcio, and centuries on native.
 DEADLINE_SHARE, CHANGE_SECONDS, CENTURIES = 0.9, 60.0, 1e10
 # The pause before a worker tries again to apply a change.
 CHANGE_PAUSE_SECONDS = 5.0
@@ -43,8 +44,8 @@ _log = structlog.get_logger("idalloc.worker")
 class ChangePending(Retryable, reason="STORE_UNAVAILABLE", status="UNAVAILABLE"):
     """Not all workers of the server have applied a change of the node yet; the others continue to try."""
 
-    # Longer than LONGEST_PUSHBACK_SECONDS: the caller has no time left in which gRPC's retry policy could try again; it
-    # would end the call with DEADLINE_EXCEEDED in place of this error.
+    # Longer than LONGEST_PUSHBACK_SECONDS: the caller has no time left in which gRPC's retry policy
+    # could try again; it would end the call with DEADLINE_EXCEEDED in place of this error.
     retry_after = 10.0
 
     def __init__(self, applied: int, workers: int) -> None:
@@ -199,7 +200,8 @@ class Worker:
 
     def _on_change_end(self, change: asyncio.Task[int]) -> None:
         self.changes.discard(change)
-        # Its caller may have left: without this, asyncio logs a refusal as an error that nobody has retrieved.
+        # Its caller may have left: without this, asyncio logs a refusal as an error that nobody has
+        # retrieved.
         if not change.cancelled() and not isinstance(error := change.exception(), Refusal | None):
             _log.error("change_failed", exc_info=error)
 
@@ -294,6 +296,7 @@ async def run_worker(connection: socket.socket) -> None:
 if __name__ == "__main__":
     from uvloop import run
 
-    # Until the worker serves. Ctrl-C reaches all processes of a terminal; only the supervisor reports it.
+    # Until the worker serves. Ctrl-C reaches all processes of a terminal; only the supervisor
+    # reports it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     run(run_worker(socket.socket(fileno=int(sys.argv[1]))))

@@ -25,7 +25,8 @@ class WorkerProcess:
         number: The worker's number, from 1; its replacement has the same one.
         process: The process.
         pipe: The connection to it.
-        exit: Receives its messages until it exits, and returns its exit code, negative for a signal.
+        exit: Receives its messages until it exits, and returns its exit code, negative for a
+            signal.
         counts: Its newest metrics; empty once it has exited.
         applied: The revision of the node's settings that it uses; -1 before it is ready.
         serving_since: When it began to serve, in seconds of the loop's clock; infinite before.

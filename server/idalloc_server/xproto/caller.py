@@ -23,8 +23,8 @@ class Rights(Protocol):
     def visible(self, names: Iterable[str], schema: str = "") -> list[str]:
         """Return those collections of a schema on which the caller has any role.
 
-        Without ``schema`` the names are schemas: those on which, or on anything in which, it has a role. Any other name
-        is answered as one that does not exist.
+        Without ``schema`` the names are schemas: those on which, or on anything in which, it has a
+        role. Any other name is answered as one that does not exist.
         """
         ...
 

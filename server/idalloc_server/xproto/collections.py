@@ -117,7 +117,10 @@ class Collections:
     async def _store(
         self, schema: str, name: str, documents: Sequence[Document], caller: Caller, *, replaces: bool
     ) -> Inserted:
-        """Add documents. If one of their keys is used, an upsert replaces, which is an administrative operation."""
+        """Add documents.
+
+        If one of their keys is used, an upsert replaces, which is an administrative operation.
+        """
         try:
             return await self._documents.insert(schema, name, documents)
         except errors.DuplicateKey:
@@ -250,9 +253,10 @@ def _turn(texts: Iterator[str]) -> list[str]:
 
 
 def _rows(message: crud.Insert, expressions: Expressions, collection: str) -> tuple[str, list[Document]]:
-    """Return a mark, and the documents of the rows of an insert. The mark is the ``_id`` of those that have none.
+    """Return a mark, and the documents of the rows of an insert.
 
-    So each is a text before the next one is read: its values take many times the memory.
+    The mark is the ``_id`` of those that have none. So each is a text before the next one is read:
+    its values take many times the memory.
     """
     mark = secrets.token_hex()
     of_json = partial(_json_of, collection=collection)
@@ -347,7 +351,8 @@ def _changes(message: crud.Update, expressions: Expressions) -> list[Change]:
 
 _Path = Sequence[expr.DocumentPathItem]
 
-# Which operations of an update are invalid, and the error's code and text, in MySQL's order of errors.
+# Which operations of an update are invalid, and the error's code and text, in MySQL's order of
+# errors.
 _INVALID_OPERATIONS: tuple[tuple[Callable[[crud.UpdateOperation, _Path], bool], int, str], ...] = (
     (lambda op, _: op.operation == crud.UPDATE_TYPE_SET, 5051, "Invalid type of update operation for document"),
     (lambda op, _: bool(op.source.name), 5052, "Invalid column name to update"),

@@ -1,7 +1,7 @@
 """Blocks of expectations: Mysqlx.Expect.
 
-A block with ``no_error`` refuses everything after an error until it closes. A ``field_exist`` of a field that idalloc
-does not have opens a block that has failed. ``docid_generated`` always holds.
+A block with ``no_error`` refuses everything after an error until it closes. A ``field_exist`` of a
+field that idalloc does not have opens a block that has failed. ``docid_generated`` always holds.
 """
 
 import re

@@ -1,4 +1,7 @@
-"""Expressions of Mysqlx.Expr as criteria of the domain. They are checked whole before a document is read."""
+"""Expressions of Mysqlx.Expr as criteria of the domain.
+
+They are checked whole before a document is read.
+"""
 
 import math
 from collections.abc import Callable, Sequence

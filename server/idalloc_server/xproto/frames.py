@@ -1,6 +1,7 @@
 """Frames of the X Protocol: the bytes of a connection to messages, and replies to bytes.
 
-A frame is the length of what follows (uint32, little endian), the type of its message, and the message.
+A frame is the length of what follows (uint32, little endian), the type of its message, and the
+message.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,8 @@ from idalloc.xprotocol.v1 import connection_pb2, crud_pb2, expect_pb2, notice_pb
 from idalloc_server.xproto.errors import XError, parse_error
 from idalloc_server.xproto.pieces import pieces
 
-# The types of the messages that a client sends (Mysqlx.ClientMessages.Type) and that idalloc serves.
+# The types of the messages that a client sends (Mysqlx.ClientMessages.Type) and that idalloc
+# serves.
 CLIENT_MESSAGES: dict[int, type[Message]] = {
     1: connection_pb2.CapabilitiesGet,
     2: connection_pb2.CapabilitiesSet,
@@ -45,7 +47,8 @@ BINARY, UTF8MB4_BIN, UTF8MB4 = 63, 46, 255
 NOT_NULL = 16
 JSON = 2
 
-# The fields that MySQL requires, as `required` of proto2, by the message. Without one a frame cannot be parsed.
+# The fields that MySQL requires, as `required` of proto2, by the message. Without one a frame
+# cannot be parsed.
 _REQUIRED: dict[str, tuple[str, ...]] = {
     "Scalar": ("type",),
     "Text": ("value",),
@@ -80,10 +83,12 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
 def parse(kind: int, payload: bytes) -> Message | None:
     """Return the message of a frame; None if idalloc does not serve its type.
 
-    Nothing else in the process runs while protobuf parses: a large message is parsed piece by piece.
+    Nothing else in the process runs while protobuf parses: a large message is parsed piece by
+    piece.
 
     Raises:
-        XError: The payload is not such a message, is nested too deeply (100), lacks a required field, or has too many.
+        XError: The payload is not such a message, is nested too deeply (100), lacks a required
+            field, or has too many.
     """
     cls = CLIENT_MESSAGES.get(kind)
     if cls is None:
@@ -155,7 +160,8 @@ class FrameReader:
     """Cuts the bytes of a connection into frames, and buffers an incomplete one.
 
     Attributes:
-        max_length: The largest length of a frame, in bytes; ``take`` ends the connection at a longer one.
+        max_length: The largest length of a frame, in bytes; ``take`` ends the connection at a
+            longer one.
     """
 
     def __init__(self, max_length: int) -> None:
@@ -248,7 +254,10 @@ def client_id(number: int) -> bytes:
 
 
 def produced_message(text: str) -> bytes:
-    """Return the frame of the notice of a text. MySQL writes its inner lengths in four bytes each."""
+    """Return the frame of the notice of a text.
+
+    MySQL writes its inner lengths in four bytes each.
+    """
     content = text.encode()
     scalar = b"\x08\x08\x4a" + _padded(len(content) + 2) + b"\x0a" + bytes((len(content),)) + content
     notice = b"\x08\x0a\x12" + _padded(len(scalar)) + scalar

@@ -37,7 +37,8 @@ from idalloc_server.xproto.stream import Stream
 from idalloc_server.xproto.texts import text_of
 from idalloc_server.xproto.variables import IDLE_SECONDS, ChangeNode, Variables
 
-# How long a client may take to log in, at first and after a session, and to read a reply or the last one.
+# How long a client may take to log in, at first and after a session, and to read a reply or the
+# last one.
 LOGIN_SECONDS = 30.0
 WRITE_SECONDS = 60.0
 LAST_SECONDS = 5.0
@@ -293,7 +294,8 @@ class _Connection:
 
     def _fail(self, failure: XError | DocumentsError | Refusal) -> int:
         """End a request with an error; return its code."""
-        # Not where it is caught: a variable there is in a circle with its traceback, whose frames have the message.
+        # Not where it is caught: a variable there is in a circle with its traceback, whose frames
+        # have the message.
         error = self._error(failure)
         self._session.fail(error)
         return error.code

@@ -1,7 +1,7 @@
 """Logins: MYSQL41, SHA256_MEMORY and PLAIN.
 
-Without an access file every name and proof is accepted. With one only PLAIN over TLS succeeds: the other mechanisms
-would need a digest in the access file that itself works as a password.
+Without an access file every name and proof is accepted. With one only PLAIN over TLS succeeds: the
+other mechanisms would need a digest in the access file that itself works as a password.
 """
 
 import secrets
@@ -14,7 +14,8 @@ from idalloc_server.xproto.texts import text_of
 SALT_BYTES = 20
 # Failed logins of a connection, of which the last one ends it.
 MAX_FAILURES = 3
-# The longest name of a login in an error; as the longest name of a user in MySQL. A token has 51 characters.
+# The longest name of a login in an error; as the longest name of a user in MySQL. A token has 51
+# characters.
 MAX_SHOWN = 32
 
 _MECHANISMS = ("MYSQL41", "SHA256_MEMORY", "PLAIN")
@@ -90,7 +91,8 @@ class Login:
             raise XError(5000, "Invalid message", fatal=True)
         self._waits = False
         if self._requires_tls and not is_secure:
-            # Not before, and not fatal: as with MySQL, clients try another mechanism, and show the last error.
+            # Not before, and not fatal: as with MySQL, clients try another mechanism, and show the
+            # last error.
             raise _insecure(fatal=self._is_last_failure())
         return self._credentials(data, is_plain=False)
 

@@ -32,7 +32,8 @@ def check(settings: Settings, *, keeps_documents: bool, authenticates: bool) -> 
         authenticates: Whether callers must authenticate.
 
     Raises:
-        StartRefused: The store keeps no documents, or callers would have to send their tokens in clear text.
+        StartRefused: The store keeps no documents, or callers would have to send their tokens in
+            clear text.
     """
     if settings.xproto_listen and not keeps_documents:
         raise StartRefused("xproto_listen", "documents need a store of sqlite:// or crate://: remove xproto_listen")
@@ -43,7 +44,9 @@ def check(settings: Settings, *, keeps_documents: bool, authenticates: bool) -> 
 
 
 class XProtocolPort:
-    """The port. Without ``xproto_listen`` nothing is served, and the modules that would serve it are not loaded.
+    """The port.
+
+    Without ``xproto_listen`` nothing is served, and the modules that would serve it are not loaded.
 
     Args:
         settings: All settings.

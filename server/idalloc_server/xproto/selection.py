@@ -30,7 +30,8 @@ def selection_of(
     criteria = expressions.node(message.criteria) if message.HasField("criteria") else None
     order = [(expressions.node(each.expr), each.direction == crud.ORDER_DIRECTION_DESC) for each in message.order]
     selection = Selection(criteria, order, limit, offset, budget, is_strict=not isinstance(message, crud.Find))
-    # What is not served is refused before a document is read, and made here, as this may run beside the event loop.
+    # What is not served is refused before a document is read, and made here, as this may run beside
+    # the event loop.
     with mapped():
         _ = selection.parts, selection.keys, selection.meets
     for (node, _), each in zip(order, message.order, strict=True):

@@ -1,7 +1,8 @@
 """A session of the X Protocol as a state machine without I/O: bytes in, bytes and requests out.
 
-The owner feeds bytes with ``receive``, sends what ``take_output`` returns, and answers each request of
-``next_request`` with ``reply`` or ``fail``, or as the request says, before it asks for the next one.
+The owner feeds bytes with ``receive``, sends what ``take_output`` returns, and answers each request
+of ``next_request`` with ``reply`` or ``fail``, or as the request says, before it asks for the next
+one.
 """
 
 from collections.abc import Callable
@@ -16,10 +17,12 @@ from idalloc_server.xproto.errors import XError
 from idalloc_server.xproto.expect import Expectations
 from idalloc_server.xproto.login import Credentials, Login, new_salt
 
-# The largest message before the login; after it, the largest one that is no statement on a collection.
+# The largest message before the login; after it, the largest one that is no statement on a
+# collection.
 MAX_CONTROL_MESSAGE = 64 * 1024
 
-# The most messages of a client up to its login; three logins with capabilities and TLS take about ten.
+# The most messages of a client up to its login; three logins with capabilities and TLS take about
+# ten.
 MAX_MESSAGES_BEFORE_LOGIN = 16
 
 # How many messages are handled before others have the event loop: about a millisecond's work.

@@ -99,7 +99,8 @@ class Stream(asyncio.Protocol):
             raise ConnectionAbortedError("clear text before the handshake")
         self._check()
         self._transport.write(before)
-        # The loop hands the transport over to TLS before it waits: all bytes from here on belong to the handshake.
+        # The loop hands the transport over to TLS before it waits: all bytes from here on belong to
+        # the handshake.
         loop = asyncio.get_running_loop()
         self._transport = await loop.start_tls(
             self._transport, self, context, server_side=True, ssl_handshake_timeout=timeout

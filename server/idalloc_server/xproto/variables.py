@@ -110,7 +110,8 @@ class Variables:
     async def set(self, assignments: list[Assignment]) -> list[bytes]:
         """Make the assignments, and return the frames of their warnings.
 
-        All are checked first. The node's are then changed by scope: those of PERSIST, and after them those of GLOBAL.
+        All are checked first. The node's are then changed by scope: those of PERSIST, and after
+        them those of GLOBAL.
 
         Raises:
             XError: A variable is unknown, or cannot have the value.

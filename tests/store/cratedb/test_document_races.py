@@ -24,7 +24,8 @@ ROWS_A_STATEMENT = 2
 
 
 async def change(store: Documents, batch: list[Document]) -> list[Document]:
-    """Change the first documents of an add, each in another way, and insert its last one before it does.
+    """Change the first documents of an add, each in another way, and insert its last one before it
+    does.
 
     Returns:
         The acknowledged documents.
@@ -50,7 +51,9 @@ async def change(store: Documents, batch: list[Document]) -> list[Document]:
 async def test_a_lost_add_deletes_no_changed_document(
     documents: Documents, opener: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 50 adds that lose, none deletes a document that another client changed, and none leaves one of its own."""
+    """Of 50 adds that lose, none deletes a document that another client changed, and none leaves
+    one of its own.
+    """
     monkeypatch.setattr(crate_documents, "_ROWS_AN_INSERT", ROWS_A_STATEMENT)
     other = open_documents(opener.backend.url)
     await other.open()

@@ -1,4 +1,6 @@
-"""An add that undoes itself on CrateDB deletes what it wrote, and no document that another client changed since."""
+"""An add that undoes itself on CrateDB deletes what it wrote, and no document that another client
+changed since.
+"""
 
 from collections.abc import Awaitable, Callable
 
@@ -75,7 +77,9 @@ def collections(crate: CrateEmulator) -> list[list[str]]:
 
 
 async def lose(crate: CrateEmulator, documents: Documents, batch: list[Document], *undoing: Meanwhile) -> None:
-    """Add a batch whose last document another client adds after the look-up; others change it while it is undone."""
+    """Add a batch whose last document another client adds after the look-up; others change it while
+    it is undone.
+    """
     for _ in range(0, len(batch) - 1000, 1000):
         crate.meanwhile.append((WRITE, lambda: documents.check("shop", "orders")))
     crate.meanwhile.append((WRITE, lambda: documents.insert("shop", "orders", batch[-1:])))
@@ -97,7 +101,9 @@ CHANGES = pytest.mark.parametrize(
 async def test_a_lost_race_keeps_what_others_changed(
     crate: CrateEmulator, documents: Documents, batch: list[Document], change: Meanwhile, acknowledged: Document
 ) -> None:
-    """A document whose change was acknowledged stays, also one with equal text, if the add loses a race for a key."""
+    """A document whose change was acknowledged stays, also one with equal text, if the add loses a
+    race for a key.
+    """
     await lose(crate, documents, batch, change)
     assert await first(documents) == [acknowledged]
 
@@ -136,6 +142,8 @@ async def test_a_failure_keeps_what_others_changed(
 async def test_an_undo_deletes_its_own_unchanged_rows(
     crate: CrateEmulator, documents: Documents, undoing: list[Meanwhile], left: list[Document]
 ) -> None:
-    """A refused insert of a key does not keep its row; a change at any moment of the undo does, also by SQL."""
+    """A refused insert of a key does not keep its row; a change at any moment of the undo does,
+    also by SQL.
+    """
     await lose(crate, documents, FEW, *undoing)
     assert await first(documents) == left

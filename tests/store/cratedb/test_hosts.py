@@ -61,7 +61,9 @@ class TestPausedHosts:
     async def test_a_write_to_a_paused_host_ends_after_3_s(
         self, nodes: list[FakeNode], paused: str, make_http: MakeHttp
     ) -> None:
-        """P10: with the default timeouts a paused host costs a refill about 3 s, not ``store_timeout``."""
+        """P10: with the default timeouts a paused host costs a refill about 3 s, not
+        ``store_timeout``.
+        """
         http = make_http(paused, nodes[0], timeout=40.0, host_timeouts=HostTimeouts())
         begun = asyncio.get_running_loop().time()
         with pytest.raises(StoreOutcomeUnknown, match="did not answer, nor did it answer GET /"):
@@ -71,7 +73,9 @@ class TestPausedHosts:
     async def test_the_next_write_goes_to_a_host_that_serves(
         self, nodes: list[FakeNode], paused: str, make_http: MakeHttp
     ) -> None:
-        """P10: no write returns to a demoted host while another one serves, also after that one failed once."""
+        """P10: no write returns to a demoted host while another one serves, also after that one
+        failed once.
+        """
         http = make_http(paused, nodes[0])
         with pytest.raises(StoreOutcomeUnknown):
             await soon(http.write(ADD, 1, "s"))
@@ -107,7 +111,9 @@ class TestPausedHosts:
         assert [node.writes for node in nodes] == [1, 0, 0]
 
     async def test_a_host_without_a_master_is_demoted(self, nodes: list[FakeNode], make_http: MakeHttp) -> None:
-        """P10: a node cut off from the cluster delays writes for a minute, and answers 503 to ``GET /``."""
+        """P10: a node cut off from the cluster delays writes for a minute, and answers 503 to ``GET
+        /``.
+        """
         http = make_http(*nodes)
         nodes[0].writes_wait.clear()
         write = asyncio.create_task(http.write(ADD, 1, "s"))
@@ -151,7 +157,9 @@ class TestReturningHosts:
     async def test_a_restarted_host_gets_no_write_before_it_serves(
         self, nodes: list[FakeNode], make_http: MakeHttp, state: State
     ) -> None:
-        """P9: a restarted node accepts HTTP before it serves; a write there would be burned or refused."""
+        """P9: a restarted node accepts HTTP before it serves; a write there would be burned or
+        refused.
+        """
         back, other, _ = nodes
         http = make_http(back, other, timeout=4.0)  # a busy machine answers a probe within 2 s
         await back.stop()
@@ -213,7 +221,9 @@ class TestReturningHosts:
         assert [node.writes for node in nodes] == [1, 1, 0]
 
     async def test_a_read_of_an_unknown_table_fails_over(self, nodes: list[FakeNode], make_http: MakeHttp) -> None:
-        """A read of an unknown table goes to the next host; it is refused if no host knows the table."""
+        """A read of an unknown table goes to the next host; it is refused if no host knows the
+        table.
+        """
         http = make_http(*nodes, host_timeouts=PATIENT)
         nodes[0].state = "knows no table"
         assert await soon(http.read(READ, "s")) == [[0]]

@@ -1,7 +1,7 @@
 """Recipe clients, which follow CrateDB's guide to sequences, share a row with idalloc.
 
-The recipe: read last_value with both version columns, then write the next value under the condition that the versions
-are the same; if they are not, start again.
+The recipe: read last_value with both version columns, then write the next value under the condition
+that the versions are the same; if they are not, start again.
 """
 
 import asyncio

@@ -1,4 +1,6 @@
-"""Faults of CrateDB that need an operator, at a start and while a server runs; also on a real CrateDB."""
+"""Faults of CrateDB that need an operator, at a start and while a server runs; also on a real
+CrateDB.
+"""
 
 import contextlib
 import re
@@ -60,7 +62,9 @@ class Cluster:
         return await self._backend.sql(statement, *args)
 
     async def run(self, message: str) -> None:
-        """Runs the statements that a message names as the next step; the emulator has only the user someone."""
+        """Runs the statements that a message names as the next step; the emulator has only the user
+        someone.
+        """
         for statement in message.rpartition("run ")[2].partition(", or ")[0].split("; "):
             if statement.startswith(("ALTER", "CREATE", "INSERT", "GRANT")):
                 await self.sql(statement.replace("with a value of yours", "''").replace("someone", self.user))
@@ -127,7 +131,9 @@ class TestRunningServer:
         assert granted.last_value == 10  # the refused grants were not applied
 
     async def test_a_full_disk_recovers(self, cluster: Cluster) -> None:
-        """STORE_UNAVAILABLE: CrateDB sets read_only_allow_delete at its flood-stage watermark, and removes it."""
+        """STORE_UNAVAILABLE: CrateDB sets read_only_allow_delete at its flood-stage watermark, and
+        removes it.
+        """
         store = await cluster.open()
         await store.create(requested_row("s"))
         await cluster.sql('ALTER TABLE {}sequences SET ("blocks.read_only_allow_delete" = true)')
@@ -140,7 +146,9 @@ class TestRunningServer:
 
     @pytest.mark.parametrize("table", ["sequences", "start_timestamps"])
     async def test_a_dropped_table_is_refused(self, cluster: Cluster, table: str) -> None:
-        """STORE_REFUSED: every call is refused without a table, also one without a probe. P3: a new one is another."""
+        """STORE_REFUSED: every call is refused without a table, also one without a probe. P3: a new
+        one is another.
+        """
         store = await cluster.open()
         await cluster.sql(f"DROP TABLE {{}}{table}")
         for _ in range(3):
@@ -160,7 +168,9 @@ class TestRunningServer:
             await store.grant("s", 1, 1000)
 
     async def test_a_user_without_any_privilege_is_refused(self, cluster: Cluster) -> None:
-        """STORE_REFUSED: CrateDB answers that the schema is unknown; the message names the privileges."""
+        """STORE_REFUSED: CrateDB answers that the schema is unknown; the message names the
+        privileges.
+        """
         store = await cluster.open()
         await cluster.revoke("DDL", "DML", "DQL")
         for _ in range(2):
@@ -248,7 +258,9 @@ class TestStart:
         assert await store.grant("s", 10, 1000) is not None
 
     async def test_without_ddl_an_older_table_serves(self, cluster: Cluster) -> None:
-        """P10: a start that may not add the column demand serves without it; after the named statement it keeps it."""
+        """P10: a start that may not add the column demand serves without it; after the named
+        statement it keeps it.
+        """
         store = await cluster.open()
         await store.create(requested_row("s"))
         await cluster.sql("ALTER TABLE {}sequences DROP COLUMN demand")
@@ -333,7 +345,9 @@ class TestUnauthorized:
     async def test_a_lasting_401_is_refused(
         self, emulator: CrateEmulator, start: float, error: type[Exception]
     ) -> None:
-        """STORE_REFUSED: a 401 is rejected at first, and refused once it lasts longer than a host's start."""
+        """STORE_REFUSED: a 401 is rejected at first, and refused once it lasts longer than a host's
+        start.
+        """
         http = CrateHttp([emulator.host], host_timeouts=HostTimeouts(start=start))
         store = CrateStore(http, "ids", "crate://")
         await store.open()
@@ -408,7 +422,9 @@ class TestDocuments:
             await cluster.sql(f"DROP TABLE {{}}{table}")
 
     async def test_without_ddl_prepared_tables_serve(self, cluster: Cluster, documents: Documents) -> None:
-        """With prepared tables DQL and DML suffice for a start, and for all statements on documents."""
+        """With prepared tables DQL and DML suffice for a start, and for all statements on
+        documents.
+        """
         await cluster.revoke("DDL")
         started = open_documents(cluster.url)
         await started.open()
@@ -422,7 +438,9 @@ class TestDocuments:
         await started.close()
 
     async def test_without_ddl_no_collection_is_half_created(self, cluster: Cluster, documents: Documents) -> None:
-        """Without DDL a new collection, and a drop, are refused with the GRANT to run, and leave nothing."""
+        """Without DDL a new collection, and a drop, are refused with the GRANT to run, and leave
+        nothing.
+        """
         await cluster.revoke("DDL")
         with pytest.raises(StoreRefused, match="Missing 'DDL' privilege") as caught:
             await documents.create_collection("s", "new")

@@ -100,7 +100,9 @@ class TestPages:
         ids=str,
     )
     async def test_a_page_that_is_not_whole_is_refused(self, pages: Pages, wrong: Any, at: int) -> None:
-        """P1: a page that lacks a shard, was cut short or is no answer of a search is not the end of the counters."""
+        """P1: a page that lacks a shard, was cut short or is no answer of a search is not the end
+        of the counters.
+        """
         pages.pages[at] = wrong
         with pytest.raises(StoreUnavailable, match=NEXT_STEP):
             await read(pages.host, "counters")
@@ -143,7 +145,9 @@ class TestPages:
             await read(pages.host, "counters", clients_stopped=True)
 
     async def test_an_index_that_accepts_writes_is_refused(self, pages: Pages) -> None:
-        """P1: beside clients that may still write nothing is read, unless the operator says that there are none."""
+        """P1: beside clients that may still write nothing is read, unless the operator says that
+        there are none.
+        """
         pages.settings = WRITABLE
         with pytest.raises(StoreRefused) as refused:
             await read(pages.host, "counters")
@@ -229,7 +233,9 @@ class TestIndex:
         await index.ask("DELETE", f"/{index.name}")
 
     async def test_an_update_changes_what_is_compared(self, host: str) -> None:
-        """P1: an update while the index is read is noticed, also if the number of counters stays the same."""
+        """P1: an update while the index is read is noticed, also if the number of counters stays
+        the same.
+        """
         index = Index(host)
         await index.count("a", 1)
         body = {"size": 0, "track_total_hits": True, "aggs": {"writes": {"stats": {"field": "_seq_no"}}}}
@@ -247,7 +253,9 @@ class TestRealIndex:
     async def test_an_alias_of_several_indices_is_read(
         self, version: str, opensearch_host: Callable[[str], str]
     ) -> None:
-        """P1: the counters of all shards of all indices of an alias are read, once all of them are blocked."""
+        """P1: the counters of all shards of all indices of an alias are read, once all of them are
+        blocked.
+        """
         index = Index(opensearch_host(version))
         names = [f"{index.name}-{at}" for at in range(2)]
         for at, name in enumerate(names):

@@ -76,7 +76,9 @@ class TestBulk:
         assert RECORD.read("h", 200, bulk(MADE, refused)) == [{"name": "s"}, None]
 
     def test_a_missing_alias_is_refused(self) -> None:
-        """STORE_REFUSED: ``_bulk`` answers 200 for a missing alias, perhaps before the cluster has its state."""
+        """STORE_REFUSED: ``_bulk`` answers 200 for a missing alias, perhaps before the cluster has
+        its state.
+        """
         missing = [error(404, "index_not_found_exception", key) for key in "rq"]
         with pytest.raises(AliasUnknown):
             RECORD.read("h", 200, bulk(*missing))

@@ -1,4 +1,6 @@
-"""Every error of the store on OpenSearch ends with the next step, also where an answer lacks what it must have."""
+"""Every error of the store on OpenSearch ends with the next step, also where an answer lacks what
+it must have.
+"""
 
 import asyncio
 import re
@@ -80,7 +82,9 @@ CALLS = [
 
 
 async def error_of(call: Callable[[], Awaitable[object]]) -> Exception | None:
-    """Returns the typed error of a call, whose message ends with the next step; None if it succeeds."""
+    """Returns the typed error of a call, whose message ends with the next step; None if it
+    succeeds.
+    """
     [error] = await asyncio.gather(call(), return_exceptions=True)
     if not isinstance(error, BaseException):
         return None
@@ -90,7 +94,9 @@ async def error_of(call: Callable[[], Awaitable[object]]) -> Exception | None:
 
 
 def paths(answer: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Yields the place of each field of an answer, but for those that idalloc only compares with its own."""
+    """Yields the place of each field of an answer, but for those that idalloc only compares with
+    its own.
+    """
     inner = answer.items() if isinstance(answer, dict) else enumerate(answer) if isinstance(answer, list) else ()
     for key, value in inner:
         if key not in ("aliases", "defaults", "properties"):
@@ -100,7 +106,9 @@ def paths(answer: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str |
 
 @pytest.mark.parametrize("name", CALLS)
 async def test_an_answer_without_a_field_is_typed(opensearch: OpenSearchStandIn, store: Store, name: str) -> None:
-    """An answer of 200 that lacks a field is an error of the store with a next step, never INTERNAL."""
+    """An answer of 200 that lacks a field is an error of the store with a next step, never
+    INTERNAL.
+    """
     opensearch.requests.clear()
     opensearch.answers.clear()
     assert await error_of(calls(store)[name]) is None

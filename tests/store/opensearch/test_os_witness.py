@@ -1,4 +1,6 @@
-"""The index of a witness: answers that are lost or repeated, edited rows, confirmed reads, and its place."""
+"""The index of a witness: answers that are lost or repeated, edited rows, confirmed reads, and its
+place.
+"""
 
 from collections.abc import AsyncIterator
 
@@ -24,7 +26,9 @@ async def witness(opensearch: OpenSearchStandIn) -> AsyncIterator[Witness]:
 
 
 async def test_a_replacement_applied_twice_succeeds(opensearch: OpenSearchStandIn, witness: Witness) -> None:
-    """P3: the second answer to a replacement that the cluster applies twice is that of the first one."""
+    """P3: the second answer to a replacement that the cluster applies twice is that of the first
+    one.
+    """
     opensearch.inject(Fault("duplicate", match="_bulk"))
     assert await witness.replace([Replacement("a", TWO, "one"), Replacement("b", TWO, "")]) == {"a", "b"}
     assert await witness.read(["a", "b"]) == {"a": TWO, "b": TWO}
@@ -32,7 +36,9 @@ async def test_a_replacement_applied_twice_succeeds(opensearch: OpenSearchStandI
 
 @pytest.mark.parametrize("applied", [False, True])
 async def test_a_lost_answer_is_repeated(opensearch: OpenSearchStandIn, witness: Witness, applied: bool) -> None:
-    """P3: a replacement without an answer has an unknown outcome, and is sent once; the same one may follow."""
+    """P3: a replacement without an answer has an unknown outcome, and is sent once; the same one
+    may follow.
+    """
     opensearch.inject(Fault("drop", match="_bulk", applied=applied))
     sent = len(opensearch.requests)
     with pytest.raises(StoreOutcomeUnknown):
@@ -43,7 +49,9 @@ async def test_a_lost_answer_is_repeated(opensearch: OpenSearchStandIn, witness:
 
 
 async def test_a_read_is_a_write(opensearch: OpenSearchStandIn, witness: Witness) -> None:
-    """P3: a read writes the present marks, and one more document for a missing one: other copies confirm it."""
+    """P3: a read writes the present marks, and one more document for a missing one: other copies
+    confirm it.
+    """
     index = opensearch.cluster.indices[INDEX]
     for name in ("a", "missing"):
         before = {key: each.version for key, each in index.documents.items()}
@@ -63,7 +71,9 @@ async def test_an_edited_mark_is_refused(opensearch: OpenSearchStandIn, witness:
 
 
 async def test_a_failed_item_is_no_success(opensearch: OpenSearchStandIn, witness: Witness) -> None:
-    """P3: a replacement whose item fails alone is not among the replaced ones; if all fail, the call does."""
+    """P3: a replacement whose item fails alone is not among the replaced ones; if all fail, the
+    call does.
+    """
     wrong = TWO._replace(value=2**63)  # the mapping refuses it
     assert await witness.replace([Replacement("a", wrong, "one"), Replacement("b", TWO, "")]) == {"b"}
     with pytest.raises(StoreFailure):

@@ -1,4 +1,6 @@
-"""A real OpenSearch with its security plugin: TLS, credentials, and the privileges of the documented role."""
+"""A real OpenSearch with its security plugin: TLS, credentials, and the privileges of the
+documented role.
+"""
 
 import base64
 import hmac
@@ -131,7 +133,9 @@ async def test_an_older_index_serves_with_the_least_permissions(node: SecuredNod
 
 @pytest.mark.parametrize("lacking", [*CLUSTER, *INDEX])
 async def test_each_missing_permission_is_named(node: SecuredNode, opened: Open, lacking: str) -> None:
-    """A user without one permission cannot start, and the error names that permission as what to grant."""
+    """A user without one permission cannot start, and the error names that permission as what to
+    grant.
+    """
     await opened()
     node.grant([each for each in CLUSTER if each != lacking], [each for each in INDEX if each != lacking])
     with pytest.raises(StartRefused) as caught:
@@ -146,7 +150,9 @@ async def test_each_missing_permission_is_named(node: SecuredNode, opened: Open,
 
 
 async def test_a_first_start_names_its_permissions(node: SecuredNode, opened: Open) -> None:
-    """A user who may not create indices is refused with the permissions for that, and nothing is made."""
+    """A user who may not create indices is refused with the permissions for that, and nothing is
+    made.
+    """
     node.grant(CLUSTER, INDEX)
     needed = re.escape(f"grant the user {', '.join(FIRST_START)} on ")
     with pytest.raises(StartRefused, match=f"{needed}.*; or create it first by another user"):
@@ -157,7 +163,9 @@ async def test_a_first_start_names_its_permissions(node: SecuredNode, opened: Op
 
 @pytest.mark.parametrize("lacking", ["", *IMPORT_CLUSTER, *IMPORT_INDEX])
 async def test_an_import_names_a_missing_permission(node: SecuredNode, lacking: str) -> None:
-    """An import of an index needs these permissions only, and the error names one that the user lacks."""
+    """An import of an index needs these permissions only, and the error names one that the user
+    lacks.
+    """
     index = f"recipe-{uuid.uuid4().hex[:8]}"
     node.grant(["*"], ["*"])
     url = f"opensearch://{SECRET}{node.host}/{index}?ca={node.certificates.ca}"
@@ -183,7 +191,9 @@ async def test_another_prefix_is_refused(opened: Open) -> None:
 
 
 async def test_a_permission_lost_while_running_is_named(node: SecuredNode, opened: Open) -> None:
-    """STORE_REFUSED: the same server continues when the permission is granted again; no id is lost or repeated."""
+    """STORE_REFUSED: the same server continues when the permission is granted again; no id is lost
+    or repeated.
+    """
     store = await opened()
     await store.create(requested_row("s"))
     assert (await grant(store, "s", 10)).last_value == 10

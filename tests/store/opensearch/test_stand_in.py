@@ -8,8 +8,8 @@ import pytest
 from tests.support.opensearch.recording import EXPLORING, Exchange, comparable, one_node, send, starting
 from tests.support.opensearch.stand_in import Fault, OpenSearchStandIn
 
-# What is recorded of OpenSearch but no request of idalloc: the stand-in does not answer it. Some need a state of the
-# server that it does not have.
+# What is recorded of OpenSearch but no request of idalloc: the stand-in does not answer it. Some
+# need a state of the server that it does not have.
 NOT_REPLAYED = (
     "clock: script, ms",
     "set-up: settings with defaults",
@@ -48,7 +48,9 @@ def replayed() -> list[Exchange]:
 
 
 async def test_the_stand_in_gives_the_recorded_answers() -> None:
-    """The stand-in gives the recorded answers of an OpenSearch 3.8.0: the status, the type and the shape."""
+    """The stand-in gives the recorded answers of an OpenSearch 3.8.0: the status, the type and the
+    shape.
+    """
     compared = 0
     async with OpenSearchStandIn() as opensearch, aiohttp.ClientSession() as session:
         opensearch.cluster.extra_scripts = EXPLORING
@@ -90,7 +92,9 @@ async def test_a_starting_stand_in_gives_the_recorded_answers(state: str) -> Non
     ],
 )
 async def test_an_unknown_request_fails_the_test(method: str, path: str, body: object) -> None:
-    """The stand-in answers 500 to a form of a request, or a script, that it does not know, and notes it."""
+    """The stand-in answers 500 to a form of a request, or a script, that it does not know, and
+    notes it.
+    """
     async with OpenSearchStandIn() as opensearch, aiohttp.ClientSession() as session:
         await send(session, opensearch.host, Exchange("", "PUT", "/s-1", {"aliases": {"s": {}}}, 200, {}))
         await send(session, opensearch.host, Exchange("", "PUT", "/s/_doc/a", {"name": "a"}, 200, {}))

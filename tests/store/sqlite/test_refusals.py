@@ -35,7 +35,9 @@ class TestRunningServer:
             await store.grant("s", 1, 1000)
 
     async def test_a_failed_check_is_refused(self, store: SqliteStore, path: Path) -> None:
-        """STORE_REFUSED: SQLite does not list CHECK constraints, so that a start cannot refuse them."""
+        """STORE_REFUSED: SQLite does not list CHECK constraints, so that a start cannot refuse
+        them.
+        """
         execute(path, f"CREATE TABLE sequences ({GUIDE} CONSTRAINT few CHECK (last_value < 5))")
         await store.open()
         await store.create(new_row("s"))

@@ -19,8 +19,8 @@ from tests.support.processes import start_module
 
 # URL of a real CrateDB: crate://user@host:4200,host2:4200/
 URL = os.environ.get("IDALLOC_TEST_CRATEDB_URL", "")
-# Command that disrupts nodes of the real CrateDB. It gets two more arguments: pause, resume, kill or start, and the
-# name of a node as in sys.nodes. It returns when that is done.
+# Command that disrupts nodes of the real CrateDB. It gets two more arguments: pause, resume, kill
+# or start, and the name of a node as in sys.nodes. It returns when that is done.
 HARM_COMMAND = os.environ.get("IDALLOC_TEST_CRATEDB_HARM", "")
 TABLES = ("sequences", "start_timestamps", "allocations")
 
@@ -103,7 +103,9 @@ class CrateCluster:
         return True
 
     def started_copies(self) -> int:
-        """Returns the number of started shard copies of the table ``sequences``; 0 if the cluster does not answer."""
+        """Returns the number of started shard copies of the table ``sequences``; 0 if the cluster
+        does not answer.
+        """
         found = "schema_name = '{}' AND table_name = 'sequences' AND state = 'STARTED'"
         try:
             return int(self.sql(f"SELECT count(*) FROM sys.shards WHERE {found}", timeout=10)[0][0])
@@ -170,7 +172,8 @@ class FaultProxy:
 
 
 class ProxiedCrate(FaultProxy):
-    """A CrateDB behind a fault-injecting proxy. With a real cluster, each address stands for one of its nodes.
+    """A CrateDB behind a fault-injecting proxy. With a real cluster, each address stands for one of
+    its nodes.
 
     Args:
         hosts: Number of addresses of the proxy.

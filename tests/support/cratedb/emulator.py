@@ -1,4 +1,5 @@
-"""An emulator of CrateDB's HTTP endpoint, for tests without a CrateDB. It fails as a real CrateDB does, on request.
+"""An emulator of CrateDB's HTTP endpoint, for tests without a CrateDB. It fails as a real CrateDB
+does, on request.
 
 In a test::
 
@@ -38,14 +39,16 @@ class Fault:
     """A fault in the next statements.
 
     Attributes:
-        kind: ``drop``: the connection is closed without an answer; ``reset``: the same by RST; ``hang``: there is no
-            answer; ``delay``: the answer is late; ``duplicate``: the statement is applied twice, and the second answer
-            is sent; ``partial``: a bulk INSERT writes each second row only; ``error``: the answer is an error;
-            ``garbage``: the answer is not JSON.
+        kind: ``drop``: the connection is closed without an answer; ``reset``: the same by RST;
+            ``hang``: there is no answer; ``delay``: the answer is late; ``duplicate``: the
+            statement is applied twice, and the second answer is sent; ``partial``: a bulk INSERT
+            writes each second row only; ``error``: the answer is an error; ``garbage``: the answer
+            is not JSON.
         times: The number of statements with the fault; -1 for all.
         match: Only statements that contain this text.
         port: Only statements on this port.
-        applied: Whether the statement is applied, for ``drop``, ``reset``, ``hang`` and ``garbage``.
+        applied: Whether the statement is applied, for ``drop``, ``reset``, ``hang`` and
+            ``garbage``.
         seconds: The delay.
         status: The HTTP status of the error.
         code: CrateDB's code of the error; 0 for an answer in plain text.
@@ -67,10 +70,12 @@ class CrateEmulator:
     """A cluster with any number of ports.
 
     Attributes:
-        statements: The executor of the statements, with the clock, the versions and the denied privileges.
+        statements: The executor of the statements, with the clock, the versions and the denied
+            privileges.
         requests: Every received statement, with its port.
         unknown: The statements that it does not know; a test must check that there are none.
-        meanwhile: What other clients do before the next statement that contains a text, in this order.
+        meanwhile: What other clients do before the next statement that contains a text, in this
+            order.
         authorization: The required value of the Authorization header, if any.
 
     Args:
@@ -169,7 +174,9 @@ class CrateEmulator:
         return web.json_response({**answer, "duration": 0.1})
 
     def _delete_each(self, statement: str, rows: list[list[Any]]) -> dict[str, Any]:
-        """Answers as CrateDB 6.4.3: with versions, a row that is missing or has another one is a version conflict."""
+        """Answers as CrateDB 6.4.3: with versions, a row that is missing or has another one is a
+        version conflict.
+        """
         results: list[dict[str, Any]] = []
         for row in rows:
             error = {"code": 4092, "message": "VersionConflictEngineException[version conflict]"}

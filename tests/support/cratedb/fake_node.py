@@ -1,4 +1,6 @@
-"""A fake CrateDB node on a real socket, which a test can pause, restart and cut off from its cluster."""
+"""A fake CrateDB node on a real socket, which a test can pause, restart and cut off from its
+cluster.
+"""
 
 import asyncio
 import contextlib
@@ -17,7 +19,8 @@ class FakeNode:
 
     Attributes:
         state: How it answers.
-        requests: The kinds of the received requests, in order: ``version``, ``probe``, ``read`` or ``write``.
+        requests: The kinds of the received requests, in order: ``version``, ``probe``, ``read`` or
+            ``write``.
         arrived: Released once for each request.
         writes_wait: While it is clear, writes wait, as if CrateDB waited for another node.
         reads_wait: The same for probes and reads by key.
@@ -50,7 +53,9 @@ class FakeNode:
         return self
 
     async def stop(self) -> None:
-        """Refuses connections, and resets the open ones; returns when clients on this loop have noticed."""
+        """Refuses connections, and resets the open ones; returns when clients on this loop have
+        noticed.
+        """
         if self._server is not None:
             self._server.close()
             self._server = None

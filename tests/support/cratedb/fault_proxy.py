@@ -1,9 +1,11 @@
-"""A proxy in front of the HTTP endpoint of CrateDB, or of its emulator, that injects faults on command.
+"""A proxy in front of the HTTP endpoint of CrateDB, or of its emulator, that injects faults on
+command.
 
 python -m tests.support.cratedb.fault_proxy --to 127.0.0.1:4200 --hosts 3
 
-It prints the ports of its hosts, its command port and its random seed as JSON. A command is a `ProxyFaults` as JSON,
-sent by `POST /` to the command port. The answer is the number of faults injected so far, by kind.
+It prints the ports of its hosts, its command port and its random seed as JSON. A command is a
+`ProxyFaults` as JSON, sent by `POST /` to the command port. The answer is the number of faults
+injected so far, by kind.
 """
 
 import argparse
@@ -51,7 +53,8 @@ class ProxyFaults:
     """The faults that the proxy injects from now on.
 
     Attributes:
-        kinds: Keys of ``FAULT_KINDS``, of which each faulty statement gets a random one; empty for no faults.
+        kinds: Keys of ``FAULT_KINDS``, of which each faulty statement gets a random one; empty for
+            no faults.
         share: Share of the statements that are faulty, 0 to 1.
         late: Longest delay of an answer, in seconds.
         twice: Share of the held statements that are forwarded twice when they are released, 0 to 1.

@@ -16,7 +16,9 @@ def add_functions(connection: sqlite3.Connection) -> None:
 
 
 def _extreme(choose: Callable[[list[Any]], Any], values: Sequence[Any]) -> Any:
-    """GREATEST and LEAST ignore NULL. A REAL is an integer that overflowed in SQLite, and stays a REAL."""
+    """GREATEST and LEAST ignore NULL. A REAL is an integer that overflowed in SQLite, and stays a
+    REAL.
+    """
     given = [value for value in values if value is not None]
     if any(isinstance(value, float) for value in given):
         return math.inf

@@ -1,7 +1,8 @@
-"""The statements of the CrateDB emulator: the forms of idalloc and of CrateDB's guide, executed on SQLite.
+"""The statements of the CrateDB emulator: the forms of idalloc and of CrateDB's guide, executed on
+SQLite.
 
-Answers and errors are as a real CrateDB 6.4.3 gave them. Any other form raises ``UnknownStatement``, which fails the
-test.
+Answers and errors are as a real CrateDB 6.4.3 gave them. Any other form raises
+``UnknownStatement``, which fails the test.
 """
 
 import json
@@ -53,7 +54,8 @@ class Statements(Tables):
     def __init__(self, path: str = ":memory:") -> None:
         self.now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
         super().__init__(path)
-        # The _version of a row that comes back, by its table and key. CrateDB forgets it after 60 s.
+        # The _version of a row that comes back, by its table and key. CrateDB forgets it after 60
+        # s.
         self._later_versions: dict[tuple[str, object], int] = {}
         self._forms: list[tuple[re.Pattern[str], Callable[[re.Match[str], Sequence[Any]], Answer]]] = [
             (_form(pattern), method)
@@ -65,7 +67,8 @@ class Statements(Tables):
                     r"(?: RETURNING (?P<returning>[\w, ]+))?",
                     self._insert,
                 ),
-                # No recording has the forms of documents, up to UPDATE. Their contract tests run on a real CrateDB.
+                # No recording has the forms of documents, up to UPDATE. Their contract tests run on
+                # a real CrateDB.
                 (
                     r"(?P<into>INSERT INTO REFERENCE \([\w, ]+\)) SELECT \* FROM UNNEST\((?P<arrays>\?(?:, \?)*)\)"
                     r"(?P<conflict> ON CONFLICT .+)",
@@ -131,11 +134,13 @@ class Statements(Tables):
         return answer
 
     def insert_each(self, statement: str, rows: Sequence[Sequence[Any]]) -> Answer:
-        """Runs an INSERT once for each row of ``bulk_args``. Existing keys and CHECKs refuse only their own row.
+        """Runs an INSERT once for each row of ``bulk_args``. Existing keys and CHECKs refuse only
+        their own row.
 
         Raises:
             SqlError: CrateDB rejects the statement as a whole.
-            UnknownStatement: The emulator does not know the form, or what CrateDB does to the rows before.
+            UnknownStatement: The emulator does not know the form, or what CrateDB does to the rows
+                before.
         """
         found, run = self._parse(statement)
         results: list[Answer] = []
@@ -191,7 +196,8 @@ class Statements(Tables):
         defaults = {name: value for name, value in defaults.items() if name not in columns}
         columns += defaults
         given = "".join(f", {value}" for value in defaults.values())
-        # Each row is a write with its own _seq_no. Of several rows, CrateDB skips those that it cannot write.
+        # Each row is a write with its own _seq_no. Of several rows, CrateDB skips those that it
+        # cannot write.
         rows = [
             f"({self._translate(values, table, count)}{given}, {self._next_seq_no(table)}, 1, 1)"
             for values in re.findall(r"\(([^()]+)\)", found["rows"])
@@ -358,7 +364,8 @@ class Statements(Tables):
 
 
 def without_ties(statement: str) -> tuple[str, str, str]:
-    """Returns a statement without the literals that its answer repeats first: a text, and the OID of a table.
+    """Returns a statement without the literals that its answer repeats first: a text, and the OID
+    of a table.
 
     Returns:
         The statement, the text, and the reference of the table; empty if there is none.
@@ -371,7 +378,9 @@ def without_ties(statement: str) -> tuple[str, str, str]:
 
 
 def _without_dialect(text: str) -> str:
-    """Returns a statement of SQLAlchemy's dialect in the form of the others: types, the key, names of columns."""
+    """Returns a statement of SQLAlchemy's dialect in the form of the others: types, the key, names
+    of columns.
+    """
     if made := re.fullmatch(r"CREATE TABLE (\w+) \( (.+), PRIMARY KEY \((\w+)\) \)", text):
         columns = made[2].replace(" LONG", " BIGINT").replace(" STRING", " TEXT")
         columns = re.sub(rf"\b{made[3]} (\w+) NOT NULL", rf"{made[3]} \1 PRIMARY KEY", columns)

@@ -28,7 +28,8 @@ class Tables:
 
     Attributes:
         versions: The version of each node.
-        denied: The privileges that the user lacks, of DQL, DML and DDL; "sys" hides the tables of the schema sys.
+        denied: The privileges that the user lacks, of DQL, DML and DDL; "sys" hides the tables of
+            the schema sys.
     """
 
     def __init__(self, path: str) -> None:

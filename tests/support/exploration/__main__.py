@@ -1,4 +1,5 @@
-"""Explores scenarios deeper than the tests do: ``make explore SECONDS=600``; replays the trace of a violation.
+"""Explores scenarios deeper than the tests do: ``make explore SECONDS=600``; replays the trace of a
+violation.
 
 python -m tests.support.exploration [--seconds S] [--extra N] [SCENARIO…]
 python -m tests.support.exploration SCENARIO --extra N --replay start:0,apply:1,…

@@ -87,7 +87,9 @@ class Message:
 
 
 class MessageConnection(RecordedConnection):
-    """A connection whose calls become messages of the world, with the witness's calls before and after them."""
+    """A connection whose calls become messages of the world, with the witness's calls before and
+    after them.
+    """
 
     def __init__(self, network: Network, random: Callable[[int], bytes]) -> None:
         super().__init__(lambda: network.now, network.problems.append)
@@ -149,8 +151,8 @@ class ExploredNode(Node):
 
     Attributes:
         number: Its number, from 1.
-        history: A hash of all that the node has seen: calls, answers, times, in their order. Equal histories are equal
-            states, because a node is deterministic.
+        history: A hash of all that the node has seen: calls, answers, times, in their order. Equal
+            histories are equal states, because a node is deterministic.
         sent: The number of its calls to the store.
         received: The number of ids in answers of the store, confirmed by the witness or not.
         is_gone: Whether it was killed.

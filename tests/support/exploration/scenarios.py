@@ -1,4 +1,6 @@
-"""The scenarios. Each is as small as its question allows, so that all its orders of events can be explored."""
+"""The scenarios. Each is as small as its question allows, so that all its orders of events can be
+explored.
+"""
 
 from typing import Any
 
@@ -63,7 +65,9 @@ def _nodes(world: World, count: int = 2, **settings: Any) -> None:
 
 
 def _use(world: World, node: ExploredNode, held: int | None = None) -> None:
-    """Lets a node issue ids, and take a lease: the first write takes no more than what was asked for."""
+    """Lets a node issue ids, and take a lease: the first write takes no more than what was asked
+    for.
+    """
     for _ in range(2):
         world.run(node, world.calls.allocate(node, "a", 1))
     settings = world.store.rows["a"].sequence
@@ -357,7 +361,9 @@ def _restore_empty(world: World) -> None:
 
 
 def _witnessed(world: World, count: int = 2, **settings: Any) -> ExploredNode:
-    """Adds nodes with a witness, and keeps a copy of the store; then the first node issues ids past the copy."""
+    """Adds nodes with a witness, and keeps a copy of the store; then the first node issues ids past
+    the copy.
+    """
     world.witness = MemoryWitness()
     _nodes(world, count, **settings)
     world.backup = world.store.back_up()

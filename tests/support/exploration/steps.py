@@ -156,7 +156,9 @@ def kill(node: int) -> Step:
 
 
 def fork(node: int, *, repeats_pid: bool = False, is_noticed: bool = True) -> Step:
-    """The node may become the child of a fork. Its parent, and its calls in flight, are not simulated further."""
+    """The node may become the child of a fork. Its parent, and its calls in flight, are not
+    simulated further.
+    """
     how = "with its old process id" if repeats_pid else "with a new process id"
     return Step(
         f"n{node} forks {how}" + ", unnoticed" * (not is_noticed),

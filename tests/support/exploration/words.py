@@ -18,7 +18,8 @@ def shortest(scenario: Scenario, budget: Budget, trace: tuple[Move, ...], second
 
 
 def replay(scenario: Scenario, budget: Budget, trace: Iterable[Move]) -> Iterator[str]:
-    """Performs the moves of a trace, and yields each in words; the last line is the broken promise, if there is one.
+    """Performs the moves of a trace, and yields each in words; the last line is the broken promise,
+    if there is one.
 
     Raises:
         ValueError: A move is not possible at its place.

@@ -19,7 +19,8 @@ from tests.support.simulation.node import CONFIG, REQUEST_ID_WINDOW, MachineCloc
 if TYPE_CHECKING:
     from tests.support.exploration.scenario import Actor, Scenario
 
-# A kind of move and what it moves, such as ("apply", 3): numbers and text only, so that a trace can be written down.
+# A kind of move and what it moves, such as ("apply", 3): numbers and text only, so that a trace can
+# be written down.
 Move = tuple[Any, ...]
 
 
@@ -37,8 +38,8 @@ class Budget:
 
     Attributes:
         jumps: Jumps of time.
-        extra: Faults, further jumps and preemptions together. A preemption is an event between two turns of the event
-            loop of a node that is not idle.
+        extra: Faults, further jumps and preemptions together. A preemption is an event between two
+            turns of the event loop of a node that is not idle.
     """
 
     jumps: int = 0
@@ -60,12 +61,15 @@ class World:
         actors: What the callers do.
         problems: Broken promises that were found outside of a call.
         moved: The number of ids by which grants moved the counters, less those given back.
-        slack: By how many ids the nodes may miss ids that the counters moved past, because of faults.
+        slack: By how many ids the nodes may miss ids that the counters moved past, because of
+            faults.
         excess: How many ids the nodes may count as burned that no counter moved past.
         backup: The older copy of the store for ``restore``; None without one.
-        outage_reserve: The setting of nodes that start, in seconds; with 0 leases are small, so that they end soon.
+        outage_reserve: The setting of nodes that start, in seconds; with 0 leases are small, so
+            that they end soon.
         witness: The witness of nodes that start; None without one.
-        loses_marks: Whether the witness was restored or emptied: then a restored store is not noticed.
+        loses_marks: Whether the witness was restored or emptied: then a restored store is not
+            noticed.
     """
 
     scenario: "Scenario"
@@ -311,7 +315,9 @@ class World:
         self._answer(self._message(number))
 
     def _do_lose(self, number: int) -> None:
-        """The caller learns that its connection is lost. The call may have been applied, or may still be."""
+        """The caller learns that its connection is lost. The call may have been applied, or may
+        still be.
+        """
         message = self._message(number)
         message.node.see("lose", message.index, self.now)
         message.answer.set_exception(StoreOutcomeUnknown("the connection was reset"))
@@ -329,7 +335,9 @@ class World:
         self._pass(self.now + seconds)
 
     def _free_moves(self) -> tuple[list[Move], list[Move]]:
-        """Returns the moves that cost nothing: those that must happen at some time, and those that may."""
+        """Returns the moves that cost nothing: those that must happen at some time, and those that
+        may.
+        """
         moves: list[Move] = []
         optional: list[Move] = []
         for message in self.messages:
@@ -427,7 +435,9 @@ class World:
         self._forget(message)
 
     def _complete(self, task: "asyncio.Task[Any]") -> None:
-        """Answers all calls to the store until a task is done, and what it started in the background."""
+        """Answers all calls to the store until a task is done, and what it started in the
+        background.
+        """
         self._settle()
         while not task.done() or any(message.is_awaited for message in self.messages):
             for message in [message for message in self.messages if message.is_awaited]:

@@ -1,9 +1,10 @@
 """Attacks of a malicious client, in a process of its own.
 
-python -m tests.support.faults.attacks '{"target": "127.0.0.1:50051", "attack": "connections", "number": 1000}'
+python -m tests.support.faults.attacks '{"target": "127.0.0.1:50051", "attack": "connections",
+"number": 1000}'
 
-It prints counts of outcomes as JSON, and keeps connections open until its standard input ends; then it prints how many
-of them the server has not closed.
+It prints counts of outcomes as JSON, and keeps connections open until its standard input ends; then
+it prints how many of them the server has not closed.
 """
 
 import gzip
@@ -254,7 +255,9 @@ def _codes(target: str, number: int, concurrency: int, call: Callable[[int], tup
 
 
 def x_sessions(target: str, number: int, *, until: str, **_others: Any) -> Outcomes:
-    """Opens connections to the port of the X Protocol: up to the server's hello, half a login, or a whole one."""
+    """Opens connections to the port of the X Protocol: up to the server's hello, half a login, or a
+    whole one.
+    """
     host, _, port = target.rpartition(":")
     seen = Outcomes()
     for _ in range(number):

@@ -2,7 +2,8 @@
 
 python -m tests.support.faults.broken_filesystem --lacks locks|memory [the server's own flags]
 
-``locks``: every lock request succeeds. ``memory``: files cannot be mapped as shared memory, as on network file systems.
+``locks``: every lock request succeeds. ``memory``: files cannot be mapped as shared memory, as on
+network file systems.
 """
 
 import fcntl

@@ -1,6 +1,7 @@
 """A load client with churn: each connection is short-lived and uses new sequence names.
 
-python -m tests.support.faults.churn_client '{"target": "127.0.0.1:50051", "log": "", "pause": 0.01}'
+python -m tests.support.faults.churn_client '{"target": "127.0.0.1:50051", "log": "", "pause":
+0.01}'
 
 Every tenth sequence is created explicitly and deleted after its use. It ends and reports as
 ``tests/support/faults/load_client.py`` does.

@@ -1,4 +1,6 @@
-"""Floods of HTTP/2 frames, which cost a client less than they may cost a server; see ``attacks.py``."""
+"""Floods of HTTP/2 frames, which cost a client less than they may cost a server; see
+``attacks.py``.
+"""
 
 import socket
 import ssl
@@ -94,7 +96,8 @@ def flood(
     tls: ssl.SSLContext | None = None,
     **_others: Any,
 ) -> Counter[str]:
-    """Floods on ``concurrency`` connections for ``seconds``; each is reopened when the server closes it.
+    """Floods on ``concurrency`` connections for ``seconds``; each is reopened when the server
+    closes it.
 
     Args:
         target: The server's address.

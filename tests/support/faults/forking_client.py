@@ -1,10 +1,11 @@
 """A program that forks while its client holds ids; then parent and children continue to allocate.
 
-python -m tests.support.faults.forking_client '{"how": "os.fork", "target": "127.0.0.1:50051", "log": "ids.jsonl",
-"received": "received"}'
+python -m tests.support.faults.forking_client '{"how": "os.fork", "target": "127.0.0.1:50051",
+"log": "ids.jsonl", "received": "received"}'
 
-Each process writes the ids that it received to RECEIVED.PID, a JSON list or an error message per line. So a test sees
-ids of another process's ranges even if the log of issued ids does not have them.
+Each process writes the ids that it received to RECEIVED.PID, a JSON list or an error message per
+line. So a test sees ids of another process's ranges even if the log of issued ids does not have
+them.
 """
 
 import json
@@ -117,7 +118,8 @@ def fork(job: Callable[[], None]) -> int:
 
 
 def serve_before_and_after_fork(taker: IdTaker, options: dict[str, Any]) -> None:
-    """Runs a prefork server: forks workers after loading the application, and replaces those that die.
+    """Runs a prefork server: forks workers after loading the application, and replaces those that
+    die.
 
     Ends after SIGTERM, which it sends to its children, too.
     """

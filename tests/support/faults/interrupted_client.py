@@ -1,11 +1,12 @@
-"""A program whose signal handler raises inside the client's code, and which then continues to allocate.
+"""A program whose signal handler raises inside the client's code, and which then continues to
+allocate.
 
-python -m tests.support.faults.interrupted_client '{"target": "127.0.0.1:50051", "log": "ids.jsonl", "signals": 2000,
-"seed": 1}'
+python -m tests.support.faults.interrupted_client '{"target": "127.0.0.1:50051", "log": "ids.jsonl",
+"signals": 2000, "seed": 1}'
 
-After each exception it allocates ids by each method without a signal, which must succeed. It prints as JSON: delivered
-signals, ids received, repeated ids, other errors during signals, errors after them, and the longest time of one method
-after a signal, in seconds.
+After each exception it allocates ids by each method without a signal, which must succeed. It prints
+as JSON: delivered signals, ids received, repeated ids, other errors during signals, errors after
+them, and the longest time of one method after a signal, in seconds.
 """
 
 import faulthandler
@@ -92,7 +93,9 @@ Methods = list[Callable[[], None]]
 
 
 def methods_of(client: idalloc.Client, taken: list[int], *, has_server: bool) -> tuple[Methods, Methods]:
-    """Returns functions that add ids to ``taken``: those to interrupt, and those to call after an exception."""
+    """Returns functions that add ids to ``taken``: those to interrupt, and those to call after an
+    exception.
+    """
     ids = client.ids("orders")
 
     def one_by_one() -> None:
@@ -115,7 +118,9 @@ def methods_of(client: idalloc.Client, taken: list[int], *, has_server: bool) ->
 
 
 def main(target: str, log: str, signals: int, seed: int) -> None:
-    """Allocates ids by several methods until ``signals`` were delivered; without a target, from memory."""
+    """Allocates ids by several methods until ``signals`` were delivered; without a target, from
+    memory.
+    """
     chance = random.Random(seed)
     shortest, longest = (20e-6, 4e-3) if target else (5e-6, 300e-6)
     client = idalloc.Client(target or "memory:1", timeout=10, log=log)

@@ -1,4 +1,6 @@
-"""Reads single ranges from a client's log of JSON lines; and ports that servers can listen on again."""
+"""Reads single ranges from a client's log of JSON lines; and ports that servers can listen on
+again.
+"""
 
 import json
 import socket
@@ -67,7 +69,9 @@ def read_ranges(log: Path) -> Iterator[IssuedRange]:
 
 
 class ReservedPort:
-    """A loopback port that is reserved for a server also while the server is down, by a socket that never listens."""
+    """A loopback port that is reserved for a server also while the server is down, by a socket that
+    never listens.
+    """
 
     def __init__(self) -> None:
         self._held = socket.socket()

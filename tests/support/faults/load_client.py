@@ -1,8 +1,10 @@
-"""A load client: allocates ids in several threads, logs them, and reports calls, ids and errors at its end.
+"""A load client: allocates ids in several threads, logs them, and reports calls, ids and errors at
+its end.
 
 python -m tests.support.faults.load_client '{"target": "127.0.0.1:50051", "log": "ids.log"}'
 
-It ends after SIGTERM, `seconds` or `calls`, and prints a `Summary` of ``tests/support/faults/scenario.py`` as JSON.
+It ends after SIGTERM, `seconds` or `calls`, and prints a `Summary` of
+``tests/support/faults/scenario.py`` as JSON.
 """
 
 import json

@@ -88,7 +88,9 @@ class CallLoop(threading.Thread):
 
 
 def wait_for_answers(scenario: Scenario, callers: Sequence[CallLoop], more: int = 3) -> None:
-    """Waits until each loop has ``more`` further answers; raises the exception of a loop that has ended."""
+    """Waits until each loop has ``more`` further answers; raises the exception of a loop that has
+    ended.
+    """
     goals = [caller.answers + more for caller in callers]
 
     def reached() -> bool:

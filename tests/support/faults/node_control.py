@@ -1,4 +1,5 @@
-"""Controls the clocks, store faults and forks of a running ``tests.support.faults.faulty_node``, through a file.
+"""Controls the clocks, store faults and forks of a running ``tests.support.faults.faulty_node``,
+through a file.
 
 A change takes effect for every call and statement that begins after the method has returned.
 """
@@ -55,7 +56,8 @@ class ControlState:
     """The content of the control file.
 
     Attributes:
-        wall: The time at which the wall clock is stopped, in seconds since 1970; None while it runs.
+        wall: The time at which the wall clock is stopped, in seconds since 1970; None while it
+            runs.
         wall_offset: Seconds by which the wall clock is ahead of the machine's.
         boot_offset: Seconds by which the boot clock is ahead of the machine's; never decreases.
         faults: Active faults; the first one that matches a call applies.
@@ -117,7 +119,8 @@ class NodeControl:
         self._write()
 
     def fork(self, log: Path, *sequences: str) -> None:
-        """Makes each process of the node fork soon; the child tries to issue ids, reports a ``ForkResult`` and exits.
+        """Makes each process of the node fork soon; the child tries to issue ids, reports a
+        ``ForkResult`` and exits.
 
         Args:
             log: The child logs issued ids to LOG.PID; ``fork_results`` reads its report.
@@ -131,7 +134,8 @@ class NodeControl:
     def _write(self) -> None:
         new = self.file.with_suffix(".new")
         new.write_text(json.dumps(asdict(self._state)))
-        # The node compares modification times, which are too coarse to tell two writes in a row apart.
+        # The node compares modification times, which are too coarse to tell two writes in a row
+        # apart.
         number = next(self._writes)
         os.utime(new, ns=(number, number))
         new.replace(self.file)
@@ -172,7 +176,9 @@ def read_state(file: Path) -> ControlState:
 
 
 def injected_faults(log: Path, name: str = "") -> Counter[tuple[str, str]]:
-    """Counts the faults of calls to the store in a node's log, by (kind, method); of one row if it is named."""
+    """Counts the faults of calls to the store in a node's log, by (kind, method); of one row if it
+    is named.
+    """
     counts: Counter[tuple[str, str]] = Counter()
     for line in log.read_text().splitlines():
         if '"fault_injected"' in line:
@@ -182,10 +188,12 @@ def injected_faults(log: Path, name: str = "") -> Counter[tuple[str, str]]:
 
 
 def issued_after(log: Path, name: str, since: int) -> list[int]:
-    """Returns the first ids of the ranges of a sequence that a node issued after a boot time in nanoseconds.
+    """Returns the first ids of the ranges of a sequence that a node issued after a boot time in
+    nanoseconds.
 
-    The time at which the node last read its clock for the range counts, not the reply's arrival. Replies that were on
-    their way when a process was paused arrive after the pause. Only a node with the log level debug logs them.
+    The time at which the node last read its clock for the range counts, not the reply's arrival.
+    Replies that were on their way when a process was paused arrive after the pause. Only a node
+    with the log level debug logs them.
     """
     events = (json.loads(line) for line in log.read_text().splitlines() if '"issued"' in line)
     return [each["first_id"] for each in events if each["name"] == name and each["clock_read_at"] > since]

@@ -77,7 +77,8 @@ cancelled caller. `make test` runs each scenario with 0 more, `make test-long` w
 
 
 def write(file: Path, name: str, reports: list[Any]) -> None:
-    """Updates the page with the results of one test; the JSON file beside it keeps the latest results of all tests.
+    """Updates the page with the results of one test; the JSON file beside it keeps the latest
+    results of all tests.
 
     Args:
         file: The page.

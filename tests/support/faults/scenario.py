@@ -1,4 +1,6 @@
-"""A fault scenario: real nodes on one store, clients that log issued ids, injected faults, and a final verification."""
+"""A fault scenario: real nodes on one store, clients that log issued ids, injected faults, and a
+final verification.
+"""
 
 import json
 import os
@@ -174,7 +176,8 @@ class Scenario:
         addresses: Sequence[str] = (),
         **settings: object,
     ) -> list[Server]:
-        """Starts ``count`` server processes without waiting; ``wait_until_serving`` waits for one of them.
+        """Starts ``count`` server processes without waiting; ``wait_until_serving`` waits for one
+        of them.
 
         Args:
             count: Number of servers.
@@ -206,7 +209,8 @@ class Scenario:
         """Starts a load client, which calls until it is stopped or its limit is reached.
 
         Args:
-            nodes: Servers or addresses; with several, gRPC uses the next one when one is unreachable.
+            nodes: Servers or addresses; with several, gRPC uses the next one when one is
+                unreachable.
             log: File name of its log; the suffix .jsonl selects JSON lines.
             module: The client's module.
             options: Options of ``tests/support/faults/load_client.py``.
@@ -309,7 +313,8 @@ class Scenario:
         exported: bool = True,
         logs: list[Path] | None = None,
     ) -> Verdict:
-        """Verifies the logs, asserts that nothing is wrong, and records a row for docs/operations/fault-tests.md.
+        """Verifies the logs, asserts that nothing is wrong, and records a row for
+        docs/operations/fault-tests.md.
 
         Args:
             what: What was done, if the scenario has several rows.

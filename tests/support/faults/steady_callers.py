@@ -12,7 +12,8 @@ from tests.support.processes import Server
 ONE, TEN, MANY, BATCHES, FORMATTED = "1 id", "10 ids", "1-100 ids", "batches", "formatted ids"
 # The sequence of each kind of call.
 KINDS = {ONE: "one", TEN: "ten", MANY: "many", BATCHES: "batches", FORMATTED: "formatted"}
-# The ids of consecutive calls of ``MANY``, of the requests of a batch, and of a call of ``FORMATTED``.
+# The ids of consecutive calls of ``MANY``, of the requests of a batch, and of a call of
+# ``FORMATTED``.
 SIZES = random.Random(1).sample(range(1, 101), 100)
 BATCH = (1, 5, 20)
 TEXTS = 3
@@ -53,7 +54,9 @@ def create_sequences(node: Server, **settings: Any) -> None:
 
 
 def start(scenario: Scenario, nodes: Iterable[Server]) -> list[ClientProcess]:
-    """Starts a client with a caller of each kind on each node, and waits until each caller had an answer."""
+    """Starts a client with a caller of each kind on each node, and waits until each caller had an
+    answer.
+    """
     module = "tests.support.faults.steady_client"
     callers = [scenario.start_client(node, module=module, pause=PAUSE, timeout=TIMEOUT) for node in nodes]
     wait_for_answers(scenario, callers, 1)

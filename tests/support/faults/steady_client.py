@@ -1,10 +1,11 @@
 """A client that makes calls of each kind at a steady rate, and logs each call with its result.
 
-python -m tests.support.faults.steady_client '{"target": "127.0.0.1:1", "log": "ids.log", "pause": 0.1, "timeout": 120}'
+python -m tests.support.faults.steady_client '{"target": "127.0.0.1:1", "log": "ids.log", "pause":
+0.1, "timeout": 120}'
 
-It ends after SIGTERM, and prints a `Summary` of ``tests/support/faults/scenario.py`` as JSON. A call is a line of the
-file `calls-LOG`: the kind, when it was sent and when it ended (in nanoseconds of the boot clock), and the reason of its
-error.
+It ends after SIGTERM, and prints a `Summary` of ``tests/support/faults/scenario.py`` as JSON. A
+call is a line of the file `calls-LOG`: the kind, when it was sent and when it ended (in nanoseconds
+of the boot clock), and the reason of its error.
 """
 
 import json

@@ -158,7 +158,9 @@ def copied_store(kind: str, folder: Path) -> Iterator[CopiedStore]:
 
 
 def run_cli(*arguments: object, exit_code: int = 0) -> str:
-    """Runs the command line; returns its standard output, or its standard error if a failure is expected."""
+    """Runs the command line; returns its standard output, or its standard error if a failure is
+    expected.
+    """
     command = [IDALLOC, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120)
     assert done.returncode == exit_code, f"{' '.join(command)}: {done.returncode}: {done.stdout}{done.stderr}"
@@ -166,7 +168,9 @@ def run_cli(*arguments: object, exit_code: int = 0) -> str:
 
 
 def values_before_restore(node: Server, sequence: str) -> list[int]:
-    """Returns the counters that a node's store_went_backwards events have as ``seen``; 0 for an event without one."""
+    """Returns the counters that a node's store_went_backwards events have as ``seen``; 0 for an
+    event without one.
+    """
     values = []
     for line in node.log.read_text().splitlines():
         if '"store_went_backwards"' in line and (event := json.loads(line))["sequence"] == sequence:

@@ -18,7 +18,8 @@ STEADY_RATE = 200
 
 
 def start_callers(scenario: Scenario, nodes: list[Server], pause: float = 0.005) -> list[ClientProcess]:
-    """Starts clients that make calls of every kind: from leases, from the store, with request ids, streams, documents.
+    """Starts clients that make calls of every kind: from leases, from the store, with request ids,
+    streams, documents.
 
     Args:
         scenario: The scenario.
@@ -50,7 +51,9 @@ def start_steady_caller(scenario: Scenario, node: Server, number: int = 0) -> Cl
 
 
 def longest_stall(caller: ClientProcess, since: int) -> float:
-    """Returns the longest time between two answers to a client, in seconds, from record number ``since`` on."""
+    """Returns the longest time between two answers to a client, in seconds, from record number
+    ``since`` on.
+    """
     data = caller.log.read_bytes()
     rows = list(ROW.iter_unpack(data[: len(data) // ROW.size * ROW.size]))[since - 1 :]
     answered = [row[10] for row in rows if row[0] == RECORD]
@@ -59,7 +62,9 @@ def longest_stall(caller: ClientProcess, since: int) -> float:
 
 
 def wait_for_reserve(scenario: Scenario, node: Server, caller: ClientProcess, seconds: float, number: int = 0) -> None:
-    """Waits until the node's reserve serves a steady caller for ``seconds``; it grows with the observed rate."""
+    """Waits until the node's reserve serves a steady caller for ``seconds``; it grows with the
+    observed rate.
+    """
 
     def holds() -> int:
         return (client.sequences.get(f"{STEADY}-{number}").last_value or 0) - 10 * caller.records

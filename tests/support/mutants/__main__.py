@@ -1,7 +1,8 @@
 """Runs each mutant against each killer; ``make mutants`` does.
 
-The exit code is 1 if a mutant survives all killers, and 2 if there is no result: the place of an edit does not exist, a
-killer fails without a mutant, or a killer ends in another way than by finding a mutant or nothing.
+The exit code is 1 if a mutant survives all killers, and 2 if there is no result: the place of an
+edit does not exist, a killer fails without a mutant, or a killer ends in another way than by
+finding a mutant or nothing.
 """
 
 import argparse

@@ -1,4 +1,6 @@
-"""A mutant: a small edit of the parsed code of one module, which is imported in place of the module."""
+"""A mutant: a small edit of the parsed code of one module, which is imported in place of the
+module.
+"""
 
 import ast
 import sys
@@ -14,7 +16,8 @@ class PlaceError(Exception):
 
 
 class Edit(NamedTuple):
-    """A replacement of an expression, or of statements in a row. Comments and the layout of the code do not matter.
+    """A replacement of an expression, or of statements in a row. Comments and the layout of the
+    code do not matter.
 
     Attributes:
         function: The qualified name of the function or class; empty for the whole module.

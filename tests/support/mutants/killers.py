@@ -1,6 +1,7 @@
 """What may find a mutant: each killer is a command.
 
-It ends with 0 if it finds nothing. If it does, it ends with 1, and prints a line ``FAILED what - why`` as pytest does.
+It ends with 0 if it finds nothing. If it does, it ends with 1, and prints a line ``FAILED what -
+why`` as pytest does.
 """
 
 import re
@@ -44,8 +45,9 @@ class Killer(NamedTuple):
 
     Attributes:
         name: Its name, the title of a column.
-        command: Returns a module and its arguments, as for ``python -m``, to find a mutant, or without one to show that
-            the command passes; None if the killer does not apply to the mutant.
+        command: Returns a module and its arguments, as for ``python -m``, to find a mutant, or
+            without one to show that the command passes; None if the killer does not apply to the
+            mutant.
         seconds: How long it may run. A mutant that hangs counts as found.
     """
 

@@ -1,4 +1,6 @@
-"""Compares the answers of a stock client with those that the same client got from MySQL 8.0.31; data/x has a README."""
+"""Compares the answers of a stock client with those that the same client got from MySQL 8.0.31;
+data/x has a README.
+"""
 
 import json
 import re

@@ -127,8 +127,9 @@ class _Chance:
     def _delete(self, name: crud.Collection) -> crud.Delete:
         """Return a delete.
 
-        Its errors are those of the documents that MySQL reads, and depend on its optimizer. So it has no condition as
-        an operand of a comparison, no constant beside other conditions, and no ``_id`` there.
+        Its errors are those of the documents that MySQL reads, and depend on its optimizer. So it
+        has no condition as an operand of a comparison, no constant beside other conditions, and no
+        ``_id`` there.
         """
         self._has_key = self._is(0.6)
         self._operators = [name for name in OPERATORS if name not in ("&&", "||")]

@@ -1,6 +1,7 @@
 """What MySQL 8.0.31 and idalloc answer to the cases of ``criteria``.
 
-``python -m tests.support.mysql.criteria_answers`` starts a MySQL, and records its answers in ``data/criteria.json.xz``.
+``python -m tests.support.mysql.criteria_answers`` starts a MySQL, and records its answers in
+``data/criteria.json.xz``.
 """
 
 import asyncio
@@ -38,7 +39,8 @@ _COUNT = 5_500  # of a seed
 _NOT_SERVED = 1235
 _AT_ONCE = 200
 
-# The code of an error, the indexes of the found documents, the rows that were made of them, or how many were deleted.
+# The code of an error, the indexes of the found documents, the rows that were made of them, or how
+# many were deleted.
 Answer: TypeAlias = int | str | list[str]
 
 
@@ -51,7 +53,9 @@ class Record(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """A digest of the cases, what differs, and how many cases idalloc refused, by the refusal's text."""
+    """A digest of the cases, what differs, and how many cases idalloc refused, by the refusal's
+    text.
+    """
 
     digest: str
     differences: list[str]

@@ -1,6 +1,8 @@
-"""Run by the Python of MySQL's client: insert documents without ids, and print the ids that the server generated.
+"""Run by the Python of MySQL's client: insert documents without ids, and print the ids that the
+server generated.
 
-Each line of standard input, {"offset": …, "increment": …, "prefix": …, "count": …}, is answered by one line of JSON.
+Each line of standard input, {"offset": …, "increment": …, "prefix": …, "count": …}, is answered by
+one line of JSON.
 """
 
 import json

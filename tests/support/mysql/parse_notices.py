@@ -1,4 +1,6 @@
-"""Run by the Python of MySQL's client: parse frames from standard input, and print their content as JSON."""
+"""Run by the Python of MySQL's client: parse frames from standard input, and print their content as
+JSON.
+"""
 
 import json
 import sys

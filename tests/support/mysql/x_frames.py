@@ -1,4 +1,6 @@
-"""Recorded frames of statements on documents, with the answers of a real MySQL 8.0.31; data/x has a README."""
+"""Recorded frames of statements on documents, with the answers of a real MySQL 8.0.31; data/x has a
+README.
+"""
 
 import json
 from pathlib import Path

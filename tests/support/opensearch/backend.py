@@ -16,7 +16,8 @@ _FEWEST_FIELDS: dict[str, dict[str, Any]] = {
     "starts": {"prefix": _LONG},
     "allocations": {"written_at": _LONG},
 }
-# As the guides of Elasticsearch have it: the number is added in the script, and the row is made if it is missing.
+# As the guides of Elasticsearch have it: the number is added in the script, and the row is made if
+# it is missing.
 RECIPE = "ctx._source.last_value += params.n"
 
 

@@ -54,7 +54,9 @@ class OpenSearchCluster:
         return f"opensearch://{','.join(hosts[first:] + hosts[:first])}/?prefix={_PREFIX}"
 
     def primary(self) -> str:
-        """Returns the name of the node with the primary of the sequences; empty if no node knows it."""
+        """Returns the name of the node with the primary of the sequences; empty if no node knows
+        it.
+        """
         shards = self._shards()
         return next((shard["node"] for shard in shards if shard["prirep"] == "p" and shard["state"] == "STARTED"), "")
 

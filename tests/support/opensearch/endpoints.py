@@ -90,7 +90,8 @@ class Cluster:
         node_versions: The version of each of its nodes.
         extra_scripts: Scripts of a test, by their sources.
         auto_create: Whether a write makes a missing index.
-        policies: The lifecycle policies of indices; if there is one, the cluster has the plugin for them.
+        policies: The lifecycle policies of indices; if there is one, the cluster has the plugin for
+            them.
         is_recovered: Whether the cluster has loaded its state; before, no index is known.
         has_manager: Whether a cluster manager is elected.
     """
@@ -126,7 +127,9 @@ class Cluster:
             self.indices = known
 
     def _check_recovered(self, request: Request) -> None:
-        """Refuses what a node refuses until the state of its cluster is recovered; it knows no index for the rest."""
+        """Refuses what a node refuses until the state of its cluster is recovered; it knows no
+        index for the rest.
+        """
         block = "blocked by: [SERVICE_UNAVAILABLE/1/state not recovered / initialized];"
         if request.parts[-1] in ("_bulk", "_search"):
             raise Refusal(503, "cluster_block_exception", block)

@@ -1,4 +1,6 @@
-"""The indices of the stand-in: documents with versions, mappings, blocks, and searches of what was refreshed."""
+"""The indices of the stand-in: documents with versions, mappings, blocks, and searches of what was
+refreshed.
+"""
 
 import copy
 import itertools

@@ -1,6 +1,7 @@
 """The scripts of idalloc in Python, with the 64-bit arithmetic and the type errors of painless.
 
-A script is known by the SHA-256 of its source. A changed script needs a changed function here, and then its new hash.
+A script is known by the SHA-256 of its source. A changed script needs a changed function here, and
+then its new hash.
 """
 
 import hashlib
@@ -217,7 +218,9 @@ def mark(ctx: Context, p: dict[str, Any]) -> None:
 
 
 def recipe(ctx: Context, p: dict[str, Any]) -> None:
-    """Adds as ``+=`` does: a number that fits 32 bits is an Integer, and so is the sum of two of them."""
+    """Adds as ``+=`` does: a number that fits 32 bits is an Integer, and so is the sum of two of
+    them.
+    """
     value, count = long(ctx.source["last_value"]), long(p["n"])
     bits = 31 if all(-(2**31) <= each < 2**31 for each in (value, count)) else 63
     ctx.source["last_value"] = (value + count + 2**bits) % 2 ** (bits + 1) - 2**bits
@@ -234,7 +237,9 @@ def counted(script: Script) -> Script:
 
 
 def counted_change(script: Script, field: str) -> Script:
-    """Returns a script that counts its changes of an existing row besides; each of them changes this field."""
+    """Returns a script that counts its changes of an existing row besides; each of them changes
+    this field.
+    """
 
     def run(ctx: Context, p: dict[str, Any]) -> None:
         before = ctx.source.get(field)

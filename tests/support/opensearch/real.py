@@ -26,7 +26,9 @@ SECURITY_PLUGIN = "org.opensearch.security.OpenSearchSecurityPlugin"
 
 @dataclass(frozen=True)
 class Release:
-    """A version of OpenSearch, its log4j, the major versions of Java that run it, and its security plugin if any."""
+    """A version of OpenSearch, its log4j, the major versions of Java that run it, and its security
+    plugin if any.
+    """
 
     version: str
     log4j: str
@@ -52,7 +54,9 @@ def missing(release: Release) -> str:
 
 
 def prepared(release: Release) -> Path:
-    """Returns the folder with the jars, plugin and launcher of a release; fetches and compiles them the first time."""
+    """Returns the folder with the jars, plugin and launcher of a release; fetches and compiles them
+    the first time.
+    """
     inputs = [SOURCES / "pom.xml", SOURCES / "OsNode.java", _hashes(release)]
     key = hashlib.sha256(b"".join(each.read_bytes() for each in inputs)).hexdigest()[:12]
     folder = CACHE / f"{release.version}-{key}"
@@ -175,7 +179,9 @@ def _fetch(release: Release, folder: Path) -> None:
 
 
 def _check_jars(release: Release, folder: Path) -> None:
-    """Compares all jars with the committed list, which sha256sum wrote: Maven itself checks no more than SHA-1."""
+    """Compares all jars with the committed list, which sha256sum wrote: Maven itself checks no more
+    than SHA-1.
+    """
     expected = {name: known for known, name in map(str.split, _hashes(release).read_text().splitlines())}
     found = {jar.name: hashlib.sha256(jar.read_bytes()).hexdigest() for jar in folder.iterdir()}
     wrong = sorted(name for name in expected | found if expected.get(name) != found.get(name))
@@ -190,7 +196,9 @@ def _compile(release: Release, folder: Path) -> None:
 
 
 def _java_home(release: Release) -> Path | None:
-    """Returns the folder of a JDK that runs the release: of JAVA_HOME, of the PATH, or of the system."""
+    """Returns the folder of a JDK that runs the release: of JAVA_HOME, of the PATH, or of the
+    system.
+    """
     homes = [Path(os.environ["JAVA_HOME"])] if os.environ.get("JAVA_HOME") else []
     if on_path := shutil.which("javac"):
         homes.append(Path(on_path).resolve().parents[1])

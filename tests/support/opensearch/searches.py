@@ -191,7 +191,8 @@ def _matches(query: dict[str, Any], key: str, found: Document) -> bool:
 def _refuse_expensive(query: dict[str, Any], sort: list[dict[str, str]]) -> None:
     """Refuses what OpenSearch refuses with ``search.allow_expensive_queries: false``.
 
-    OpenSearch 3.8.0 makes a range of a sort by one keyword over all documents, and refuses that with 500.
+    OpenSearch 3.8.0 makes a range of a sort by one keyword over all documents, and refuses that
+    with 500.
     """
     ((kind, inner),) = query.items()
     if kind == "bool":

@@ -70,7 +70,9 @@ class SecuredNode(OpenSearchNode):
         self._config = config / "opensearch-security"
 
     def start(self) -> None:
-        """Starts the process, with the plugin's own configuration but for its users' roles and their credentials."""
+        """Starts the process, with the plugin's own configuration but for its users' roles and
+        their credentials.
+        """
         shutil.copytree(prepared(SECURED) / "plugin" / "config", self._config, dirs_exist_ok=True)
         for name, content in _CONFIG.items():
             kind = {"type": name.replace("_", ""), "config_version": 2}

@@ -38,15 +38,15 @@ class Fault:
     """A fault in the next requests.
 
     Attributes:
-        kind: ``drop``: the connection is closed without an answer; ``reset``: the same by RST; ``hang``: there is no
-            answer; ``delay``: the answer is late; ``duplicate``: the request is applied twice, and the second answer
-            is sent; ``error``: the answer is an error; ``garbage``: the answer is the HTML of a proxy; ``cut``: the
-            answer lacks a field.
+        kind: ``drop``: the connection is closed without an answer; ``reset``: the same by RST;
+            ``hang``: there is no answer; ``delay``: the answer is late; ``duplicate``: the request
+            is applied twice, and the second answer is sent; ``error``: the answer is an error;
+            ``garbage``: the answer is the HTML of a proxy; ``cut``: the answer lacks a field.
         times: The number of requests with the fault; -1 for all.
         match: Only requests whose ``Request.text`` contains this.
         port: Only requests on this port.
-        applied: Whether the request is applied, for all kinds but ``delay`` and ``duplicate``; by default not for
-            ``error``.
+        applied: Whether the request is applied, for all kinds but ``delay`` and ``duplicate``; by
+            default not for ``error``.
         seconds: The delay.
         status: The HTTP status of the error.
         type: The type of the error.

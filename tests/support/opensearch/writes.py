@@ -91,7 +91,9 @@ def _merge(fields: dict[str, Any]) -> Script:
 
 
 def _unchanged(index: Index, key: str, ctx: Context, wanted: Wanted) -> dict[str, Any]:
-    """Returns the answer of a script that wrote nothing: a filtered source shows what the script made of it."""
+    """Returns the answer of a script that wrote nothing: a filtered source shows what the script
+    made of it.
+    """
     found = index.documents.get(key)
     shards = {"total": 0, "successful": 0, "failed": 0}
     answer: dict[str, Any] = {"_index": index.name, "_id": key, "_version": found.version if found else -1}

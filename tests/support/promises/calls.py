@@ -124,7 +124,9 @@ class CheckedCalls:
                     self._promises.record_advance(name, counter.period, at, counter.last_value, step)
 
     async def retire(self, node: Node, names: Iterable[str]) -> None:
-        """Retires the store. When this has ended, no node issues ids of any sequence, such as these, any more."""
+        """Retires the store. When this has ended, no node issues ids of any sequence, such as
+        these, any more.
+        """
         await retire(node.connection, node.clock, "elsewhere", random=Random(0).randbytes)
         for name in names:
             self._promises.record_change(name, self._now(), NO_GENERATION)

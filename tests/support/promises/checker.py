@@ -53,7 +53,9 @@ class Request(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """A refusal because the store went backwards: the number of its event, and the newest generation of the node."""
+    """A refusal because the store went backwards: the number of its event, and the newest
+    generation of the node.
+    """
 
     number: int
     generation: int
@@ -70,8 +72,8 @@ class PromiseChecker:
     """Records all events, and asserts that no reply breaks a promise.
 
     Attributes:
-        restored: Whether the store was restored and not repaired yet. Until then ids may be repeated, but not by a
-            node that has seen them.
+        restored: Whether the store was restored and not repaired yet. Until then ids may be
+            repeated, but not by a node that has seen them.
         children: Nodes that became the child of a fork.
         issued: Replies, by sequence and period.
     """
@@ -180,7 +182,9 @@ class PromiseChecker:
         )
 
     def record_refusal(self, request: Request, refusal: Refusal) -> None:
-        """Checks that no call is refused because of a store that has not gone backwards (P3), or of no change (P7)."""
+        """Checks that no call is refused because of a store that has not gone backwards (P3), or of
+        no change (P7).
+        """
         if isinstance(refusal, StoreWentBackwards):
             node, name = request.node, request.sequence
             assert self._restored_at >= 0, f"{node.name}: {refusal} (P3, but the store was not restored)"
@@ -193,11 +197,15 @@ class PromiseChecker:
             assert newer or name in ledger.deleted, f"{before} is burned without a newer generation (P7)"
 
     def record_change_call(self, node: Node, name: str) -> None:
-        """Records that a node is asked to change a sequence: it may use the sequence again afterwards."""
+        """Records that a node is asked to change a sequence: it may use the sequence again
+        afterwards.
+        """
         self._asked_to_change.add((node, name))
 
     def record_change(self, name: str, at: float, generation: int, node: Node | None = None) -> None:
-        """Records a change, and the time at which it is effective; at once for later calls of its node."""
+        """Records a change, and the time at which it is effective; at once for later calls of its
+        node.
+        """
         if not self.restored:
             self._changes[name].append(EffectiveChange(max(at, self._leases_end), generation))
             if node is not None:
@@ -254,7 +262,9 @@ class PromiseChecker:
         self._claim(node, node.doc_ids.prefix, node.doc_ids.start_timestamp)
 
     def prefix(self, node: Node) -> tuple[int, int | None]:
-        """Returns the prefix of a node after its last change, and the number of that event; None if it is not known."""
+        """Returns the prefix of a node after its last change, and the number of that event; None if
+        it is not known.
+        """
         return self._prefixes.get(node, (-1, None))
 
     def record_prefix(self, node: Node, prefix: int | None) -> None:
@@ -262,7 +272,9 @@ class PromiseChecker:
         self._prefixes[node] = next(self._numbers), prefix
 
     def record_doc_ids(self, node: Node, runs: list[DocIdRun], id_count: int, prefix: tuple[int, int | None]) -> None:
-        """Records and checks the document ids of a reply to a call that began when the node had a prefix."""
+        """Records and checks the document ids of a reply to a call that began when the node had a
+        prefix.
+        """
         assert sum(run.id_count for run in runs) == id_count, f"{runs} are not {id_count} document ids"
         assert node not in self.children, f"{runs} are issued by a forked child (P8)"
         for run in runs:
@@ -274,7 +286,9 @@ class PromiseChecker:
             self._last_doc_id[node, run.prefix] = (run.timestamp, run.last)
 
     def state(self) -> tuple[Any, ...]:
-        """Returns all that later checks depend on: with equal states they end equally after equal events."""
+        """Returns all that later checks depend on: with equal states they end equally after equal
+        events.
+        """
         issued = [(key, sorted(_state_of(each) for each in replies)) for key, replies in sorted(self.issued.items())]
         effective = [sorted(each.items()) for each in (self._changes, self._advances, self._repaired, self._settings)]
         requests = (
@@ -293,7 +307,9 @@ class PromiseChecker:
         )
 
     def check_balance(self, node: Node) -> None:
-        """Checks P9 while no call is pending: every id granted to a node is issued, held, returned, or burned."""
+        """Checks P9 while no call is pending: every id granted to a node is issued, held, returned,
+        or burned.
+        """
         ledger = node.connection.ledger
         taken = ledger.granted + ledger.unknown
         burned = node.allocator.burned.by_cause
@@ -317,7 +333,8 @@ class PromiseChecker:
     def _check_lease(self, node: Node, name: str, period: str, taken: IdRange, now: float, *, foreign: bool) -> None:
         """Checks P4, by the node's expiry time, and by the time of its last write."""
         assert node.clock.boot() < taken.expires_at, f"ids of {name!r} are issued after their lease (P4)"
-        # A reply to a request id may be another node's; then only the sequence's own generation is proved.
+        # A reply to a request id may be another node's; then only the sequence's own generation is
+        # proved.
         counters = {name} if foreign else {name, row_name(name, period)}
         for counter in counters:
             sent = node.connection.ledger.proofs.get((counter, taken.generation))
@@ -342,7 +359,9 @@ class PromiseChecker:
             assert not advance.forbids(ids, now), f"{ids} of {name!r} {period} are issued after {advance}, {now} (P5)"
 
     def _check_stopped(self, request: Request, period: str, taken: IdRange) -> None:
-        """Checks that a node that has refused a call stays stopped until the sequence has a newer generation (P3)."""
+        """Checks that a node that has refused a call stays stopped until the sequence has a newer
+        generation (P3).
+        """
         key = request.node, request.sequence
         stop = self._stops.get(key)
         # A reply to a request id was recorded before; each period stops by itself.
@@ -390,7 +409,9 @@ def moved_back(before: Mapping[str, tuple[int, Sequence]], rows: Mapping[str, Ro
 
 
 def passed_bounds(before: Mapping[str, tuple[int, Sequence]], rows: Mapping[str, Row]) -> list[str]:
-    """Returns the sequences for which a call set a bound that the counter had passed (P5); see ``moved_back``."""
+    """Returns the sequences for which a call set a bound that the counter had passed (P5); see
+    ``moved_back``.
+    """
     return [
         f"{name!r} gets the bound {after.bound}, and its counter is at {value} (P5)"
         for name, (value, sequence) in before.items()

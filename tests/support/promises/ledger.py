@@ -1,4 +1,6 @@
-"""A node's connection to a store that records what the store answered, for the checks of the promises."""
+"""A node's connection to a store that records what the store answered, for the checks of the
+promises.
+"""
 
 import asyncio
 from collections import defaultdict
@@ -17,7 +19,8 @@ class Ledger:
     """The store's answers to one node.
 
     Attributes:
-        proofs: By counter and generation, the time at which the last write that returned this generation was sent.
+        proofs: By counter and generation, the time at which the last write that returned this
+            generation was sent.
         last: By counter, the last grant.
         ranges: By counter, all ids granted to the node (P1).
         behind: By counter, ids granted by a store that was behind what the node had seen (P3).
@@ -26,7 +29,8 @@ class Ledger:
         unknown: Number of ids requested by writes with an unknown outcome.
         returned: Number of ids returned, by the answers.
         deleted: Sequences that the store called deleted.
-        forgets_periods: Whether the node may have forgotten a current period, since its clock was set.
+        forgets_periods: Whether the node may have forgotten a current period, since its clock was
+            set.
     """
 
     proofs: dict[tuple[str, int], float] = field(default_factory=dict)

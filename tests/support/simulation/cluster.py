@@ -1,4 +1,6 @@
-"""The simulated cluster of ``test_state_machine``: calls, changes, backups, repairs and stops of its nodes."""
+"""The simulated cluster of ``test_state_machine``: calls, changes, backups, repairs and stops of
+its nodes.
+"""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -127,7 +129,8 @@ class SimulatedCluster(RuleBasedStateMachine):
         self.world.clear_faults()
         for name, (value, sequence) in self._rows().items():
             self._remember(name, value, sequence)
-        # Not only the counters: a tail of the lost store may have been returned to the restored one.
+        # Not only the counters: a tail of the lost store may have been returned to the restored
+        # one.
         for each in [*self.world.nodes, *self.world.gone]:
             for name, value, sequence in each.connection.ledger.all:
                 self._remember(name, value, sequence)
@@ -172,7 +175,8 @@ class SimulatedCluster(RuleBasedStateMachine):
                 await service.create(name, given, service.change_token("", b""))
                 row = await node.connection.get(name)
             assert row
-            # Align the value to the current settings: a counter right before it would look like a store that is behind.
+            # Align the value to the current settings: a counter right before it would look like a
+            # store that is behind.
             value = row.sequence.align(high if row.sequence.step > 0 else low)
             if not period and row.sequence.reset != Reset.NEVER:
                 value = row.sequence.before_start  # its periods have the counters; any change will do

@@ -134,7 +134,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
 
 class ImmediateJobs(JobThread):
-    """Runs the jobs of SQLite's thread at once, since threads would make the order of events random."""
+    """Runs the jobs of SQLite's thread at once, since threads would make the order of events
+    random.
+    """
 
     def run(self, job: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
         """See ``JobThread.run``."""

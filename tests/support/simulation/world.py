@@ -1,7 +1,8 @@
-"""Several nodes on one store in simulated time, with faults of their connections, for ``test_state_machine``.
+"""Several nodes on one store in simulated time, with faults of their connections, for
+``test_state_machine``.
 
-Each node has an event loop of its own, so that it can be paused while time passes. So has the store: it applies a call
-in time, also if the node has given up, is paused, or was killed.
+Each node has an event loop of its own, so that it can be paused while time passes. So has the
+store: it applies a call in time, also if the node has given up, is paused, or was killed.
 """
 
 import asyncio
@@ -117,7 +118,9 @@ class World:
         self.faults.clear()
 
     async def checked(self, method: str, apply: Callable[[], Awaitable[Any]]) -> Any:
-        """Applies a call to the store, and checks that counters move back only by a returned tail (P2)."""
+        """Applies a call to the store, and checks that counters move back only by a returned tail
+        (P2).
+        """
         if self.memory is None:
             return await apply()
         async with self._one_at_a_time:

@@ -14,10 +14,10 @@ from tests.support.fake_server import FakeServer, serving
 
 pytestmark = [pytest.mark.test_long, pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")]
 
-# fork() iterates over a function's values in the parent and in two children, and prints the values of each up to an
-# error, and the error, the parent's first.
-# PyDLL keeps the GIL, as uWSGI does. Otherwise another thread could hold it, and never release it in the child. For the
-# same reason no thread of gRPC may wait for it: Python resets the GIL in the child of os.fork() only.
+# fork() iterates over a function's values in the parent and in two children, and prints the values
+# of each up to an error, and the error, the parent's first. PyDLL keeps the GIL, as uWSGI does.
+# Otherwise another thread could hold it, and never release it in the child. For the same reason no
+# thread of gRPC may wait for it: Python resets the GIL in the child of os.fork() only.
 FORK = """
 import asyncio, ctypes, json, mmap, os, signal, sys, threading
 from itertools import chain, islice
@@ -131,7 +131,9 @@ def test_a_c_fork_returns_ids_of_its_own(server: FakeServer, script: str, way: s
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_c_fork_without_grpcs_support_raises(server: FakeServer, way: str) -> None:
-    """P8: if gRPC does not survive the fork, the child gets an error and none of the prefetched ids."""
+    """P8: if gRPC does not survive the fork, the child gets an error and none of the prefetched
+    ids.
+    """
     before, parent, *children = run(server, IDS, way, fork_support=False)
     assert all_different([before, parent])
     for [refusal] in children:

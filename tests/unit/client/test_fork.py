@@ -13,7 +13,8 @@ from tests.support.fake_server import FakeServer, serving
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
-# Runs parent() and, in the child of a fork, child(); prints their results. A child that hangs is killed.
+# Runs parent() and, in the child of a fork, child(); prints their results. A child that hangs is
+# killed.
 FORK = """
 import asyncio, json, os, signal, sys, warnings
 from itertools import islice

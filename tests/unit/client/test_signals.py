@@ -1,4 +1,6 @@
-"""An exception of a signal handler, anywhere in the client: no id twice, no lock that stays locked, no hang."""
+"""An exception of a signal handler, anywhere in the client: no id twice, no lock that stays locked,
+no hang.
+"""
 
 import asyncio
 import os
@@ -17,7 +19,8 @@ from tests.support import issued_log
 from tests.support.fake_server import FakeServer, serving
 from tests.support.signal_places import Conditions, Interrupt, Places
 
-# From coroutines that were never started, and generators that an exception hit while they were closed.
+# From coroutines that were never started, and generators that an exception hit while they were
+# closed.
 pytestmark = [
     pytest.mark.test_long,
     pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),

@@ -53,7 +53,9 @@ def test_unused_time_is_not_saved_up() -> None:
 
 
 async def test_latencies_count_from_when_a_call_was_due() -> None:
-    """A call that waits for the one before it is as late as its caller sees it; failures are counted by reason."""
+    """A call that waits for the one before it is as late as its caller sees it; failures are
+    counted by reason.
+    """
     turns, busy, later = 0, asyncio.Lock(), asyncio.Event()
 
     async def call(is_new: bool) -> None:

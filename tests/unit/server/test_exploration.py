@@ -1,6 +1,7 @@
 """Every order of events of small scenarios keeps the promises: no sample, but all of them.
 
-``make explore SECONDS=600`` goes deeper. A failure prints the shortest trace in words and a command that replays it.
+``make explore SECONDS=600`` goes deeper. A failure prints the shortest trace in words and a command
+that replays it.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,7 +37,9 @@ def quiet() -> Iterator[None]:
 
 @pytest.fixture
 def search(record_property: Callable[[str, object], None]) -> Callable[[Scenario, int], Exploration]:
-    """Explores a scenario completely, and records what was found for docs/operations/fault-tests.md."""
+    """Explores a scenario completely, and records what was found for
+    docs/operations/fault-tests.md.
+    """
 
     def run(scenario: Scenario, extra: int) -> Exploration:
         budget = Budget(scenario.needed, extra)

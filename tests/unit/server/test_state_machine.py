@@ -1,8 +1,10 @@
-"""A simulated cluster keeps P1 to P7 and P9 under calls, changes, clock steps and faults in any order.
+"""A simulated cluster keeps P1 to P7 and P9 under calls, changes, clock steps and faults in any
+order.
 
-``make test`` runs few examples, the same ones each time. ``IDALLOC_TEST_EXAMPLES=20000`` runs that many random ones,
-with more steps. A failure prints its steps and two ways to repeat it: ``IDALLOC_TEST_SEED`` repeats the run, with the
-same number of examples; ``IDALLOC_TEST_BLOB`` repeats the example.
+``make test`` runs few examples, the same ones each time. ``IDALLOC_TEST_EXAMPLES=20000`` runs that
+many random ones, with more steps. A failure prints its steps and two ways to repeat it:
+``IDALLOC_TEST_SEED`` repeats the run, with the same number of examples; ``IDALLOC_TEST_BLOB``
+repeats the example.
 """
 
 import os

@@ -73,7 +73,8 @@ class SequenceService:
         clock: The clock.
         allocator: The node's allocator; drops its lease of a sequence after a change.
         store_timeout: Timeout of a store call, in seconds.
-        max_clock_skew: How far a sequence of timestamps may be advanced ahead of the clock, in seconds.
+        max_clock_skew: How far a sequence of timestamps may be advanced ahead of the clock, in
+            seconds.
         random: Returns random bytes of a given number.
         rates: The rates of the server; by default those of the allocator.
     """
@@ -160,7 +161,8 @@ class SequenceService:
         """Parses a formatted id.
 
         Raises:
-            Refusal: InvalidRequest (sequence, text), SequenceNotFound, SequenceInvalid, StoreFailure.
+            Refusal: InvalidRequest (sequence, text), SequenceNotFound, SequenceInvalid,
+                StoreFailure.
         """
         check_name(name)
         row = await self._get_live_row(name)
@@ -175,8 +177,8 @@ class SequenceService:
             change_token: Identifies the request.
 
         Raises:
-            Refusal: InvalidRequest (name, settings), SequenceExists, RequestIdReused, StoreFailure; SequenceChanged
-                if concurrent changes interfere repeatedly.
+            Refusal: InvalidRequest (name, settings), SequenceExists, RequestIdReused, StoreFailure;
+                SequenceChanged if concurrent changes interfere repeatedly.
         """
         check_name(name, "name")
         check_texts({**given, "name": name})
@@ -194,8 +196,8 @@ class SequenceService:
             change_token: Identifies the request.
 
         Raises:
-            Refusal: InvalidRequest (name, settings), SequenceNotFound, SequenceInvalid, SequenceChanged,
-                RequestIdReused, StoreFailure.
+            Refusal: InvalidRequest (name, settings), SequenceNotFound, SequenceInvalid,
+                SequenceChanged, RequestIdReused, StoreFailure.
         """
 
         async def plan(row: Row) -> _Plan:
@@ -210,7 +212,10 @@ class SequenceService:
         return await self._result(row, ends_leases=ends_leases)
 
     async def delete(self, name: str, etag: str, change_token: ChangeToken) -> ChangeResult:
-        """Deletes a sequence; its tombstone keeps the counter. Arguments and errors are those of ``update``."""
+        """Deletes a sequence; its tombstone keeps the counter.
+
+        Arguments and errors are those of ``update``.
+        """
 
         async def plan(row: Row) -> _Plan:
             return _Plan(self._revision(row, row.sequence, change_token)._replace(deleted=True))
@@ -220,7 +225,9 @@ class SequenceService:
         return await self._result(row)
 
     async def advance(self, name: str, past: int, period: str, etag: str, change_token: ChangeToken) -> ChangeResult:
-        """Advances a sequence's counter past a value, and ends all leases. Creates the sequence of a reserved name.
+        """Advances a sequence's counter past a value, and ends all leases.
+
+        Creates the sequence of a reserved name.
 
         Args:
             name: The sequence's name.
@@ -230,8 +237,8 @@ class SequenceService:
             change_token: Identifies the request.
 
         Raises:
-            Refusal: InvalidRequest (name, past, period), SequenceNotFound, SequenceInvalid, SequenceChanged,
-                RequestIdReused, StoreFailure.
+            Refusal: InvalidRequest (name, past, period), SequenceNotFound, SequenceInvalid,
+                SequenceChanged, RequestIdReused, StoreFailure.
         """
 
         async def plan(row: Row) -> _Plan:

@@ -21,8 +21,8 @@ class SequenceSummary:
         remaining: Number of ids left.
         used_ratio: Share of the ids that is used, 0 to 1.
         ids_per_second: How fast the server issues ids; 0 for timestamps.
-        exhaust_time: Forecast of when no id is left, in seconds since 1970; the current time if that is now, None if
-            there is no forecast.
+        exhaust_time: Forecast of when no id is left, in seconds since 1970; the current time if
+            that is now, None if there is no forecast.
     """
 
     row: Row

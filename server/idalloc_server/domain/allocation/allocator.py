@@ -67,7 +67,8 @@ class Allocator:
         self.burned, self.store_health = self._shared.burned, self._shared.store_health
         self._sequence_allocators: dict[str, SequenceAllocator] = {}
         self._is_closed = False
-        # Counters of sequences that were removed from the dict above, but not closed yet, in the order of removal.
+        # Counters of sequences that were removed from the dict above, but not closed yet, in the
+        # order of removal.
         self._closing: dict[CounterAllocator, None] = {}
         self._current_pid = process.pid
         self._pid = process.pid()
@@ -144,15 +145,16 @@ class Allocator:
     async def allocate(self, sequence: str, count: int) -> IdRange:
         """Takes one contiguous range, waiting for the store if the lease has too few ids.
 
-        Waiting callers of a sequence share store calls and are served in FIFO order. A caller cancelled before its ids
-        were taken takes none; afterwards its ids are burned.
+        Waiting callers of a sequence share store calls and are served in FIFO order. A caller
+        cancelled before its ids were taken takes none; afterwards its ids are burned.
 
         Args:
             sequence: The sequence's name.
             count: The number of ids, at least 1.
 
         Raises:
-            InvalidRequest: The name is invalid, or ``count`` timestamps are never available at once.
+            InvalidRequest: The name is invalid, or ``count`` timestamps are never available at
+                once.
             TooManySequences: The process has used ``max_sequences`` others.
             SequenceNotFound: The sequence does not exist, and ``auto_create_sequences`` is off.
             SequenceDeleted: The sequence was deleted.
@@ -177,8 +179,8 @@ class Allocator:
     async def proof(self, sequence: str) -> IdRange:
         """Returns the lease proof of a sequence, from memory if its lease has not expired.
 
-        It is an empty range: the settings and the generation as the store returned them. Changes are not effective
-        before its ``expires_at``.
+        It is an empty range: the settings and the generation as the store returned them. Changes
+        are not effective before its ``expires_at``.
 
         Raises:
             Refusal: As ``allocate``.
@@ -213,7 +215,10 @@ class Allocator:
             await asyncio.sleep(0)
 
     async def return_leases(self) -> None:
-        """Closes all sequences, which gives their unused ids back. Later calls raise ServerDraining."""
+        """Closes all sequences, which gives their unused ids back.
+
+        Later calls raise ServerDraining.
+        """
         allocators = self._pop_all()
         try:
             await self._return_leases_of([*self._closing, *allocators])  # also idle ones in progress

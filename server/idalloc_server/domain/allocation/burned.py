@@ -44,7 +44,8 @@ class BurnedIds:
 
     Attributes:
         by_cause: The totals of this process.
-        by_sequence: The totals by cause of the ``MAX_BURNED_SEQUENCES`` sequences that burned ids last.
+        by_sequence: The totals by cause of the ``MAX_BURNED_SEQUENCES`` sequences that burned ids
+            last.
     """
 
     def __init__(self) -> None:

@@ -46,7 +46,8 @@ class SharedState:
         clock: The clock that leases expire by.
         allocation_config: The settings.
         high_water_marks: The last known state of each counter.
-        drop_unknown: Called with the name of an idle sequence that the store never returned a row for.
+        drop_unknown: Called with the name of an idle sequence that the store never returned a row
+            for.
         is_closed: Returns whether the allocator is closed, and starts no counter.
         random: Returns random bytes of a given number.
         burned: Counts burned ids.

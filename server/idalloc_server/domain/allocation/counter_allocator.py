@@ -31,11 +31,11 @@ _log = structlog.get_logger("idalloc.allocation")
 class CounterAllocator:
     """Issues the ids of one counter: of a sequence, or of one period of a sequence.
 
-    All methods must be called on one event loop. One refill at a time writes to the store, in its own task that no
-    caller's cancellation ends.
+    All methods must be called on one event loop. One refill at a time writes to the store, in its
+    own task that no caller's cancellation ends.
 
-    Ids that rise over all nodes (``Ordering.RISING``, and timestamps) go only to callers that waited when the write
-    began; the rest is given back. Later callers wait for a later write.
+    Ids that rise over all nodes (``Ordering.RISING``, and timestamps) go only to callers that
+    waited when the write began; the rest is given back. Later callers wait for a later write.
 
     Args:
         row: The counter's row in the store.
@@ -101,8 +101,8 @@ class CounterAllocator:
     def issue_from_lease(self, count: int) -> IdRange | None:
         """Issues ids from the lease; None if ``issue_after_refill`` must wait for the store.
 
-        A ``count`` of 0 returns lease metadata: an empty range. Starts a refill if few ids are left, or if the lease is
-        due for renewal.
+        A ``count`` of 0 returns lease metadata: an empty range. Starts a refill if few ids are
+        left, or if the lease is due for renewal.
         """
         now, held = self._clock.boot(), self._held
         lease, reserve = held.lease, held.reserve
@@ -157,7 +157,10 @@ class CounterAllocator:
         return self._held.reserve.demand(self._held.lease.left, self._clock.boot(), self._clock.wall())
 
     def expect(self, demand: Demand) -> None:
-        """Holds what ``demand`` needs before the first call. The caller repeats it, to retry a refill and to renew."""
+        """Holds what ``demand`` needs before the first call.
+
+        The caller repeats it, to retry a refill and to renew.
+        """
         if self._backwards and self.has_issued:
             return
         self._backwards = None  # its mark was removed
@@ -180,7 +183,10 @@ class CounterAllocator:
         self._backwards = None
 
     async def return_lease(self) -> None:
-        """Waits for the refill, then gives the unused tail back to the store. Nothing is issued afterwards."""
+        """Waits for the refill, then gives the unused tail back to the store.
+
+        Nothing is issued afterwards.
+        """
         try:
             while self._refill_task:
                 await self._refill_task
@@ -189,7 +195,10 @@ class CounterAllocator:
             self.abandon()
 
     def abandon(self) -> None:
-        """Burns all ids held or in flight without waiting. Nothing is issued or counted afterwards."""
+        """Burns all ids held or in flight without waiting.
+
+        Nothing is issued or counted afterwards.
+        """
         if self.row.abandoned:
             return
         self._held.drop(BurnCause.NOT_RETURNED)
@@ -217,13 +226,17 @@ class CounterAllocator:
 
     def _start_refill(self) -> None:
         if not self._refill_task:
-            # In a trace, the refill belongs to the call that waits for it; without one it belongs to no call.
+            # In a trace, the refill belongs to the call that waits for it; without one it belongs
+            # to no call.
             waiting = self._waiters.waiting
             context = waiting[0].context if waiting else Context()
             self._refill_task = asyncio.create_task(self._run_refill(), name="refill", context=context)
 
     async def _run_refill(self) -> None:
-        """Runs one refill; its error goes to the waiters. Callers that wait by then start the next one."""
+        """Runs one refill; its error goes to the waiters.
+
+        Callers that wait by then start the next one.
+        """
         began, outcome, self._expects_calls = self._clock.boot(), FAILED, False
         try:
             outcome = await self._refill()

@@ -1,4 +1,7 @@
-"""A counter's row in the store. Each call has a timeout, and burns its ids if its outcome is unknown."""
+"""A counter's row in the store.
+
+Each call has a timeout, and burns its ids if its outcome is unknown.
+"""
 
 import asyncio
 from collections.abc import Awaitable
@@ -46,7 +49,8 @@ class CounterRow:
         generation: The generation that the last grant returned; 0 before.
         outcome_unknown: Whether the last write may have been applied without an answer.
         requested: The number of ids requested by calls in flight.
-        abandoned: Whether the allocator was abandoned, which has burned the ids in flight: calls then fail.
+        abandoned: Whether the allocator was abandoned, which has burned the ids in flight: calls
+            then fail.
         created: Whether this node created the row.
     """
 
@@ -99,7 +103,8 @@ class CounterRow:
         ``demand`` replaces the row's, unless it is None.
 
         Raises:
-            StoreWentBackwards: The store is behind what this process saw; what it granted is burned.
+            StoreWentBackwards: The store is behind what this process saw; what it granted is
+                burned.
             SequenceReserved: The name is reserved.
             Refusal: As ``Store.grant``.
         """
@@ -133,9 +138,9 @@ class CounterRow:
     async def create(self, wanted: int) -> Grant:
         """Creates the row with default settings and ``wanted`` ids granted, unless it exists: then grants as ``grant``.
 
-        The row has a token that no other call has. If the stored row has it, the ids from the start belong to this
-        process, even if another node has advanced the counter since. The store may apply the write again, which changes
-        nothing.
+        The row has a token that no other call has. If the stored row has it, the ids from the start
+        belong to this process, even if another node has advanced the counter since. The store may
+        apply the write again, which changes nothing.
 
         Raises:
             SequenceNotFound: ``auto_create_sequences`` is off.
@@ -207,8 +212,8 @@ class CounterRow:
         """Awaits a call that requests ids.
 
         Raises:
-            StoreOutcomeUnknown: The call may have been applied, such as after ``store_timeout``. Its ids are burned, as
-                after a cancellation.
+            StoreOutcomeUnknown: The call may have been applied, such as after ``store_timeout``.
+                Its ids are burned, as after a cancellation.
             ServerDraining: The allocator was abandoned meanwhile.
         """
         self.requested += requested

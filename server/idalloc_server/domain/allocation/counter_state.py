@@ -14,12 +14,14 @@ class CounterState(NamedTuple):
         period: The period; empty if the sequence has no reset.
         settings: The settings of the sequence.
         ids_in_memory: How many ids could be issued from memory.
-        held_ids: The ids that were granted and neither issued, burned nor given back, also of an expired lease.
+        held_ids: The ids that were granted and neither issued, burned nor given back, also of an
+            expired lease.
         expires_at: When the lease expires.
         remaining: How many ids the store had left after the last write; None before the first one.
         refilled_at: When that write was sent.
         has_failed: Whether the last refill failed.
-        reserve_limit: Why the reserve is shorter than ``outage_reserve`` (``reserve.LIMITS``); empty if it is not.
+        reserve_limit: Why the reserve is shorter than ``outage_reserve`` (``reserve.LIMITS``);
+            empty if it is not.
         is_behind: Whether ids are refused because the store went backwards.
         ids_per_second: How fast this process issues ids, see ``RecentUse``.
     """

@@ -38,11 +38,12 @@ class _HighWaterMark(NamedTuple):
 class HighWaterMarks:
     """The generation, value and fixed settings of each counter, as the last write of this process returned them.
 
-    A mark outlives its lease: a known name is never created again. Only ``accept`` moves a mark by a read. The value of
-    a sequence with a reset is not checked, since its ids come from the rows of its periods.
+    A mark outlives its lease: a known name is never created again. Only ``accept`` moves a mark by
+    a read. The value of a sequence with a reset is not checked, since its ids come from the rows of
+    its periods.
 
-    No mark is evicted for another, so the number of sequences with a mark is limited. The periods of a sequence do not
-    count.
+    No mark is evicted for another, so the number of sequences with a mark is limited. The periods
+    of a sequence do not count.
 
     Args:
         max_sequences: The most sequences with a mark.
@@ -52,7 +53,8 @@ class HighWaterMarks:
         self._max_sequences = max_sequences
         self._warn_at = math.ceil(max_sequences * WARN_SHARE)
         self._marks: dict[str, _HighWaterMark] = {}
-        # The number of marks without periods; the end of each period by sequence, in ``Clock.boot`` seconds.
+        # The number of marks without periods; the end of each period by sequence, in ``Clock.boot``
+        # seconds.
         self._sequence_count = 0
         self._period_ends: dict[str, dict[str, float]] = {}
         # Sequences that have no mark yet and count towards the limit.
@@ -86,8 +88,8 @@ class HighWaterMarks:
         """Moves the mark to the result of a write.
 
         Raises:
-            StoreWentBackwards: Before the write the row was behind the mark, or it belongs to another sequence. The
-                mark stays.
+            StoreWentBackwards: Before the write the row was behind the mark, or it belongs to
+                another sequence. The mark stays.
         """
         mark = self._marks.get(name)
         fixed_settings = _fixed_settings_of(grant.sequence)
@@ -121,8 +123,9 @@ class HighWaterMarks:
     def accept(self, row: Row | None) -> bool:
         """Returns whether an operator has repaired a sequence that was behind its mark.
 
-        The row must have a newer generation, and its counter must have reached the mark. A row of another sequence
-        cannot be compared: it must have been changed since its creation, and then gets a new mark.
+        The row must have a newer generation, and its counter must have reached the mark. A row of
+        another sequence cannot be compared: it must have been changed since its creation, and then
+        gets a new mark.
         """
         if row is None or row.last_value is None:
             return False
@@ -147,11 +150,11 @@ class HighWaterMarks:
     def begin_period(self, sequence: str, period: str, now: float, ends_at: float, used: Container[str]) -> None:
         """Starts a period of a sequence, and removes the marks of earlier ones that have ended.
 
-        Ends are measured on ``Clock.boot``: after the wall clock was set forward and back again, the mark of the true
-        period still exists.
+        Ends are measured on ``Clock.boot``: after the wall clock was set forward and back again,
+        the mark of the true period still exists.
 
-        ``now`` and ``ends_at``, the end of the period, are in ``Clock.boot`` seconds; ``used`` are the periods that
-        have a sequence allocator.
+        ``now`` and ``ends_at``, the end of the period, are in ``Clock.boot`` seconds; ``used`` are
+        the periods that have a sequence allocator.
         """
         ends = self._period_ends.setdefault(sequence, {})
         ends[period] = max(ends_at, ends.get(period, ends_at))

@@ -1,8 +1,9 @@
 """A lease: ids that the store granted to this process, and the time when they expire (P4).
 
-A lease expires at ``Lease.expires_at``: ``lease_ttl`` seconds after the start of the last successful write that granted
-ids or renewed it (``CounterAllocator``), on ``Clock.boot``. ``Lease.issue`` issues nothing from then on.
-``CounterAllocator`` drops a lease earlier when the sequence has a new generation, and gives it back when idle.
+A lease expires at ``Lease.expires_at``: ``lease_ttl`` seconds after the start of the last
+successful write that granted ids or renewed it (``CounterAllocator``), on ``Clock.boot``.
+``Lease.issue`` issues nothing from then on. ``CounterAllocator`` drops a lease earlier when the
+sequence has a new generation, and gives it back when idle.
 """
 
 import math
@@ -21,7 +22,8 @@ _NO_LATER_RANGES: list[tuple[int, int]] = []
 class Lease:
     """Granted ids of one generation, as contiguous ranges in the order of the sequence; at first expired, without ids.
 
-    Usually there is one range. Grants of other nodes between two grants of this one separate further ranges.
+    Usually there is one range. Grants of other nodes between two grants of this one separate
+    further ranges.
 
     Attributes:
         period: The period of the counter; empty if the sequence has no reset.
@@ -93,7 +95,8 @@ class Lease:
     def usable(self, largest_call: int) -> int:
         """Returns how many ids calls of up to ``largest_call`` ids can get in any order.
 
-        A call gets contiguous ids, so up to ``largest_call - 1`` ids at the end of each range may be too few.
+        A call gets contiguous ids, so up to ``largest_call - 1`` ids at the end of each range may
+        be too few.
         """
         unusable = largest_call - 1
         if unusable <= 0:
@@ -136,9 +139,9 @@ class Lease:
     def tail(self) -> tuple[int, int, RowVersion]:
         """Returns the unused ids at the counter, which can be given back to the store.
 
-        There are none if another node has advanced the counter since, or if the row was created with these ids, since
-        ``Store.create`` returns no version. Ids below a counter value that another node may have read are excluded:
-        that node must not find the counter lower.
+        There are none if another node has advanced the counter since, or if the row was created
+        with these ids, since ``Store.create`` returns no version. Ids below a counter value that
+        another node may have read are excluded: that node must not find the counter lower.
 
         Returns:
             The value before the tail, its number of ids, and the row's version.

@@ -12,25 +12,27 @@ from idalloc_server.domain.store.records import Demand
 
 # The ids are fetched in parts that last at least this long.
 PART_SECONDS = 1.0
-# A rate is measured over at least this long, so that a few calls do not look like a huge rate. Before, the reserve is
-# at most so many times the ids issued.
+# A rate is measured over at least this long, so that a few calls do not look like a huge rate.
+# Before, the reserve is at most so many times the ids issued.
 MIN_RATE_SECONDS, MAX_PER_ISSUED = 2.0, 2
 # A measurement that is shorter than this counts one more call than it saw.
 YOUNG_SECONDS = 30.0
 # The ids left are compared with the rate at least this often.
 REVIEW_SECONDS = 2.5
-# A demand in the row counts as the rate for this long. A node writes what it measured for as long, in so many calls of
-# the largest size.
+# A demand in the row counts as the rate for this long. A node writes what it measured for as long,
+# in so many calls of the largest size.
 DEMAND_SECONDS, DEMAND_CALLS = 10.0, 5
 # No node prefetches more than one part in this many of the ids that a sequence has left.
 PREFETCH_SHARE = 100
-# A refill starts when the ids last this many times the duration of the reserve, and makes them last that many times.
+# A refill starts when the ids last this many times the duration of the reserve, and makes them last
+# that many times.
 REFILL_AT, REFILL_TO = 1.05, 1.3
 # A refill starts at this share of the ids that the last one left, at the latest.
 REFILL_SHARE = 0.8
 # The half-life of past use is the duration of the reserve, but at least this.
 HALF_LIFE_SECONDS = 10.0
-# Why a reserve is shorter than ``outage_reserve``: the ids that the sequence has left, or the name of a setting.
+# Why a reserve is shorter than ``outage_reserve``: the ids that the sequence has left, or the name
+# of a setting.
 LIMITS = REMAINING_IDS, MAX_RESERVED_IDS, MAX_LEASE_SIZE = "remaining_ids", "max_reserved_ids", "max_lease_size"
 
 
@@ -53,9 +55,9 @@ class _Measured(NamedTuple):
 class Reserve:
     """Measures how fast the ids of a sequence are used, and decides how many to hold.
 
-    They last ``outage_reserve`` at the measured rate, or twice the store's latency if that is longer. A rising rate
-    counts within ``REVIEW_SECONDS``. After the rate falls, the reserve halves in each half-life: its duration, but at
-    least ``HALF_LIFE_SECONDS``.
+    They last ``outage_reserve`` at the measured rate, or twice the store's latency if that is
+    longer. A rising rate counts within ``REVIEW_SECONDS``. After the rate falls, the reserve halves
+    in each half-life: its duration, but at least ``HALF_LIFE_SECONDS``.
 
     Only usable ids count as held (``Lease.usable``), because a call needs a contiguous range.
 
@@ -172,8 +174,9 @@ class Reserve:
     def demand_to_write(self, left: int, now: float, clock: Clock) -> Demand | None:
         """Returns the mean of this node's demand and the row's, for nodes that start.
 
-        None before it is measured, and in every second write, to read the row. The mean is geometric: one busy node
-        among quiet ones counts little, as each node that starts asks for it.
+        None before it is measured, and in every second write, to read the row. The mean is
+        geometric: one busy node among quiet ones counts little, as each node that starts asks for
+        it.
         """
         was_written, self._has_written = self._has_written, False
         if was_written or now - self._began_at < DEMAND_SECONDS:
@@ -201,7 +204,10 @@ class Reserve:
         return False
 
     def expect(self, demand: Demand, left: int, now: float) -> None:
-        """Starts the measurement again. For ``DEMAND_SECONDS`` the rate is at least that of the demand."""
+        """Starts the measurement again.
+
+        For ``DEMAND_SECONDS`` the rate is at least that of the demand.
+        """
         self._issued = self._seconds = 0.0
         self._rolled_at = self._began_at = now
         self._left = left
@@ -234,7 +240,8 @@ class Reserve:
         if now - self._began_at < MIN_RATE_SECONDS and now >= self._expected_until:
             target = min(target, int(MAX_PER_ISSUED * measured.issued))
         if target > usable:
-            # ``refill_below`` counts unusable ids, too, and the end of a further range may be unusable.
+            # ``refill_below`` counts unusable ids, too, and the end of a further range may be
+            # unusable.
             target += (lease.left - usable) // 4 + measured.largest_call - 1
         return target + lease.left - usable
 
@@ -245,10 +252,11 @@ class Reserve:
         self.review_at = now + min(max(now - self._began_at, PART_SECONDS), REVIEW_SECONDS)
 
     def _measure(self, left: int, now: float) -> _Measured:
-        """Returns the recent use. The rate is the recent one, the expected one, or the one since the last part began.
+        """Returns the recent use.
 
-        The last one leaves out the largest call: one call is no rate. While the measurement is young, the cautious rate
-        has one more call than was seen.
+        The rate is the recent one, the expected one, or the one since the last part began. The last
+        one leaves out the largest call: one call is no rate. While the measurement is young, the
+        cautious rate has one more call than was seen.
         """
         used, elapsed = self._left - left, now - self._rolled_at
         counted = max(elapsed, 1e-3)

@@ -17,7 +17,8 @@ from idalloc_server.domain.sequences.model import Reset
 from idalloc_server.domain.store.protocol import within_timeout
 from idalloc_server.domain.store.records import Revision
 
-# A node opens the next period's counter this many times outage_reserve before the period, at a moment of its own.
+# A node opens the next period's counter this many times outage_reserve before the period, at a
+# moment of its own.
 _LONGEST_LEAD, _SHORTEST_LEAD = 3, 1
 # How often the next period is looked after from then on.
 _LOOK_SECONDS = 1.0
@@ -29,9 +30,10 @@ _ATTEMPTS = 4
 class SequenceAllocator:
     """Issues the ids of a sequence; with a reset, from the counter of the current period by this node's wall clock.
 
-    With a reset the sequence's own row grants no ids: its lease proves the generation. Ids of a period are issued only
-    while that lease is valid and has the same generation. While calls come, the counter of the next period is opened
-    before the period begins, and gets the reserve of the present one (P10).
+    With a reset the sequence's own row grants no ids: its lease proves the generation. Ids of a
+    period are issued only while that lease is valid and has the same generation. While calls come,
+    the counter of the next period is opened before the period begins, and gets the reserve of the
+    present one (P10).
 
     Args:
         name: The sequence's name.
@@ -44,16 +46,19 @@ class SequenceAllocator:
     _own: CounterAllocator = field(init=False)
     # By period; empty without a reset.
     _periods: dict[str, CounterAllocator] = field(default_factory=dict)
-    # The current period and the kind of reset; the span of the wall clock in which the period is current.
+    # The current period and the kind of reset; the span of the wall clock in which the period is
+    # current.
     _reset: Reset = Reset.NEVER
     _period: str = ""
     _since: float = math.inf
     _until: float = -math.inf
-    # The next period once it is opened; when to open it, and when to look at the wall clock's period again.
+    # The next period once it is opened; when to open it, and when to look at the wall clock's
+    # period again.
     _next_period: str = ""
     _open_at: float = math.inf
     _look_at: float = -math.inf
-    # A generation that a period's counter has and the sequence does not have, and when this was first seen.
+    # A generation that a period's counter has and the sequence does not have, and when this was
+    # first seen.
     _pending_generation: tuple[int, float] = (0, math.inf)
 
     def __post_init__(self) -> None:
@@ -203,8 +208,9 @@ class SequenceAllocator:
     async def _renew_proof_of(self, generation: int) -> IdRange:
         """Renews the proof after a period's counter was seen in a newer generation.
 
-        An advance writes the period's counter before the sequence. Between these writes no id of either is issued. An
-        advance that was interrupted there is completed here, after ``store_timeout``.
+        An advance writes the period's counter before the sequence. Between these writes no id of
+        either is issued. An advance that was interrupted there is completed here, after
+        ``store_timeout``.
 
         Raises:
             StoreUnavailable: The sequence is not in that generation yet.
@@ -221,7 +227,10 @@ class SequenceAllocator:
         return proof
 
     async def _complete_advance(self, generation: int) -> None:
-        """Moves the sequence past its counter's generation. Any number of nodes may do this concurrently."""
+        """Moves the sequence past its counter's generation.
+
+        Any number of nodes may do this concurrently.
+        """
         store = self._shared.store
 
         async def revise() -> None:

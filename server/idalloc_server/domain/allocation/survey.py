@@ -8,7 +8,8 @@ from typing import NamedTuple
 from idalloc_server.domain.allocation.counter_state import CounterState
 from idalloc_server.domain.clock import Clock
 
-# How many sequences are visited at once, and the pause before the next ones: at most a fiftieth of the time is used.
+# How many sequences are visited at once, and the pause before the next ones: at most a fiftieth of
+# the time is used.
 BATCH = 250
 PAUSE_SECONDS = 0.02
 # How many of the sequences that are exhausted next are kept.

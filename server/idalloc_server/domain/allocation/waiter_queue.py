@@ -33,7 +33,8 @@ class Waiter:
         return answer.result().id_count if answer.done() and not answer.cancelled() and not answer.exception() else 0
 
 
-# Shared by all queues without waiters: a deque of its own would be most of the memory of an idle sequence.
+# Shared by all queues without waiters: a deque of its own would be most of the memory of an idle
+# sequence.
 _NO_WAITERS: deque[Waiter] = deque()
 _NONE_ACTIVE: set[Waiter] = set()
 
@@ -90,8 +91,8 @@ class WaiterQueue:
     def serve_at_bound(self, held: HeldIds, most: int, now: float) -> int:
         """Answers up to ``most`` waiters after a write that granted too few ids.
 
-        Near the bound of a counter nothing is granted. Waiters that want more than the store has left fail; the others
-        wait for a write that requests at most that.
+        Near the bound of a counter nothing is granted. Waiters that want more than the store has
+        left fail; the others wait for a write that requests at most that.
 
         Returns:
             The number of ids issued.

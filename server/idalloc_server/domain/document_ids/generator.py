@@ -1,10 +1,10 @@
 """Generates document ids in MySQL's format, with MySQL's arithmetic.
 
-A document id has 28 lower-case hexadecimal characters: 4 for the node prefix, 8 for a timestamp, 16 for a serial. The
-rules are those of ``Document_id_generator`` in MySQL's X Plugin, as observed in MySQL 8.0.31, even where its
-documentation differs. There is one difference: MySQL takes the timestamp from the clock, but idalloc claims it in the
-store. So neither a restart nor a wrong clock repeats an id. If the serial overflows, ``DocIdGenerator.generate`` claims
-the next start timestamp.
+A document id has 28 lower-case hexadecimal characters: 4 for the node prefix, 8 for a timestamp, 16
+for a serial. The rules are those of ``Document_id_generator`` in MySQL's X Plugin, as observed in
+MySQL 8.0.31, even where its documentation differs. There is one difference: MySQL takes the
+timestamp from the clock, but idalloc claims it in the store. So neither a restart nor a wrong clock
+repeats an id. If the serial overflows, ``DocIdGenerator.generate`` claims the next start timestamp.
 """
 
 import asyncio
@@ -24,7 +24,8 @@ MAX_STEP = 2**16 - 1
 # A batch of this size at MySQL's largest increment cannot exhaust the serials of a timestamp.
 MAX_COUNT = 2**40
 
-# All values of a serial's last three characters. A longer table does not fit in the processor's cache.
+# All values of a serial's last three characters. A longer table does not fit in the processor's
+# cache.
 _BLOCK = 16**3
 _TAILS = [f"{tail:03x}" for tail in range(_BLOCK)]
 
@@ -35,9 +36,10 @@ _MAX_TABLE_STEP = 128
 def next_serial(serial: int, offset: int, increment: int) -> int:
     """Returns the serial that MySQL issues after ``serial`` (in ``Document_id_generator::generate``).
 
-    The next serial is congruent to the offset modulo the increment, with two exceptions. At an increment of 1 MySQL
-    ignores the offset. While the offset is more than one increment ahead, an unsigned subtraction underflows. This
-    changes the congruence unless the increment is a power of two (offset 10, increment 3, from 0: 3, 6, 9, 10, 13).
+    The next serial is congruent to the offset modulo the increment, with two exceptions. At an
+    increment of 1 MySQL ignores the offset. While the offset is more than one increment ahead, an
+    unsigned subtraction underflows. This changes the congruence unless the increment is a power of
+    two (offset 10, increment 3, from 0: 3, 6, 9, 10, 13).
 
     Args:
         serial: The last serial issued, 0 to 2^64-1; 0 in a new process.
@@ -45,8 +47,8 @@ def next_serial(serial: int, offset: int, increment: int) -> int:
         increment: MySQL's auto_increment_increment, 0 to 65535.
 
     Returns:
-        The next serial, modulo 2^64. If it is not larger than ``serial``, it overflowed: MySQL then issues the next
-        timestamp, with the offset as its first serial.
+        The next serial, modulo 2^64. If it is not larger than ``serial``, it overflowed: MySQL then
+        issues the next timestamp, with the offset as its first serial.
     """
     if increment <= 1:
         return (serial + 1) & MAX_SERIAL
@@ -116,7 +118,8 @@ def _runs_before_overflow(
         first = next_serial(serial, offset, increment)
         if first <= serial:  # overflow
             break
-        # If the subtraction underflows, the congruence may change at the offset; otherwise it holds up to the overflow.
+        # If the subtraction underflows, the congruence may change at the offset; otherwise it holds
+        # up to the overflow.
         highest = offset - 1 if serial + step < offset else MAX_SERIAL
         run_count = min((highest - first) // step + 1, count)
         if runs and first == serial + step:  # same congruence
@@ -135,8 +138,8 @@ Save = Callable[[Mapping[str, int]], Awaitable[None]]
 class DocIdGenerator:
     """Generates the document ids of a process, with one serial for all callers, as in MySQL.
 
-    No id is ever issued twice, by any process. Ids rise until the prefix changes. The child of a fork issues none.
-    Not thread-safe: call all methods on one event loop.
+    No id is ever issued twice, by any process. Ids rise until the prefix changes. The child of a
+    fork issues none. Not thread-safe: call all methods on one event loop.
 
     Attributes:
         offset: Default of auto_increment_offset, 1 to 65535.
@@ -201,8 +204,8 @@ class DocIdGenerator:
             increment: auto_increment_increment of this call, 1 to 65535; 0 for the node's.
 
         Returns:
-            The ids, rising, in at most three runs. None, with nothing issued, if the serial overflows and the next
-            start timestamp is not yet claimed: ``generate`` claims it.
+            The ids, rising, in at most three runs. None, with nothing issued, if the serial
+            overflows and the next start timestamp is not yet claimed: ``generate`` claims it.
 
         Raises:
             InvalidRequest: An argument is out of range.
@@ -229,12 +232,14 @@ class DocIdGenerator:
     async def generate(self, count: int, offset: int = 0, increment: int = 0) -> list[DocIdRun]:
         """Issues ids as ``generate_from_memory`` does, and claims the next start timestamp if the serial overflows.
 
-        Concurrent callers share one claim. A cancelled caller gets no ids and does not cancel the claim.
+        Concurrent callers share one claim. A cancelled caller gets no ids and does not cancel the
+        claim.
 
         Raises:
             InvalidRequest: An argument is out of range.
             DocIdTimestampRefused: The next start timestamp does not fit in an id.
-            StoreUnavailable: The claim failed (the next call retries it), or this process is a fork.
+            StoreUnavailable: The claim failed (the next call retries it), or this process is a
+                fork.
             ServerDraining: ``cancel_claims`` was called.
         """
         while (runs := self.generate_from_memory(count, offset, increment)) is None:
@@ -244,8 +249,8 @@ class DocIdGenerator:
     async def change(self, *, save: Save | None = None, **given: int) -> None:
         """Changes the prefix, offset or increment for all callers atomically; the serial continues, as in MySQL.
 
-        A new prefix gets its own start timestamp. Concurrent changes are applied in order. A failed change has no
-        effect; one whose caller is cancelled completes.
+        A new prefix gets its own start timestamp. Concurrent changes are applied in order. A failed
+        change has no effect; one whose caller is cancelled completes.
 
         Args:
             save: Persists the change before it takes effect; None to change this process only.
@@ -253,7 +258,8 @@ class DocIdGenerator:
 
         Raises:
             InvalidRequest: A value is out of range, or ``save`` cannot persist it.
-            DocIdTimestampRefused: The clock is wrong, or the new prefix has no start timestamp left.
+            DocIdTimestampRefused: The clock is wrong, or the new prefix has no start timestamp
+                left.
             PrefixInUse: Another node uses the new prefix, and ``prefix_conflict`` is refuse.
             StoreUnavailable: No start timestamp could be claimed.
             ServerDraining: ``cancel_claims`` was called.
@@ -299,7 +305,10 @@ class DocIdGenerator:
             raise refusal.with_traceback(None)  # each raise by a waiting caller would extend it
 
     async def _claim_start(self) -> Refusal | None:
-        """Claims the next start timestamp. Returns an error rather than raise it: all callers may be cancelled."""
+        """Claims the next start timestamp.
+
+        Returns an error rather than raise it: all callers may be cancelled.
+        """
         try:
             start = await self._start_timestamps.claim_next(after=self._start.timestamp)
         except Refusal as refusal:
@@ -309,7 +318,10 @@ class DocIdGenerator:
         return None
 
     async def _change(self, given: Mapping[str, int], save: Save | None) -> Refusal | None:
-        """Applies one change. Returns an error rather than raise it: the caller may be cancelled."""
+        """Applies one change.
+
+        Returns an error rather than raise it: the caller may be cancelled.
+        """
         async with self._change_lock:
             old_prefix, start = self.prefix, None
             try:

@@ -1,7 +1,7 @@
 """Start timestamps of document ids, claimed in the store (P6), and the lock of a node's prefix.
 
-MySQL takes the start timestamp from the clock, so a restart within one second, or a clock that is set back, repeats
-ids. The store of idalloc issues each (prefix, timestamp) once.
+MySQL takes the start timestamp from the clock, so a restart within one second, or a clock that is
+set back, repeats ids. The store of idalloc issues each (prefix, timestamp) once.
 """
 
 import asyncio
@@ -19,7 +19,8 @@ from idalloc_server.domain.store.records import Claim
 # The first timestamp (in 2106) that does not fit in 8 hexadecimal characters.
 TIMESTAMP_END = 2**32
 
-# Interval of the heartbeats that keep the prefix, and the age at which its holder is stale; in seconds.
+# Interval of the heartbeats that keep the prefix, and the age at which its holder is stale; in
+# seconds.
 HEARTBEAT_SECONDS = 10.0
 STALE_AFTER = 30.0
 
@@ -66,9 +67,9 @@ class StartTimestamps:
         """Claims this process's first start timestamp: the clock's, or the next one if that is claimed.
 
         Raises:
-            StartRefused: The clock is wrong (one claim from the year 2500 would use up the prefix), or no timestamp
-                below 2^32 is left. Or another node holds the prefix and ``prefix_conflict`` is refuse, or the store is
-                retired.
+            StartRefused: The clock is wrong (one claim from the year 2500 would use up the prefix),
+                or no timestamp below 2^32 is left. Or another node holds the prefix and
+                ``prefix_conflict`` is refuse, or the store is retired.
             StoreUnavailable: The claim may or may not have been made; claiming again is safe.
         """
         try:
@@ -89,7 +90,8 @@ class StartTimestamps:
         The current prefix stays until ``switch_to``; ``release`` gives the new one up.
 
         Raises:
-            DocIdTimestampRefused: The clock is wrong, no timestamp below 2^32 is left, or the store is retired.
+            DocIdTimestampRefused: The clock is wrong, no timestamp below 2^32 is left, or the store
+                is retired.
             PrefixInUse: Another node holds the prefix, and ``prefix_conflict`` is refuse.
             StoreUnavailable: The claim may or may not have been made; claiming again is safe.
         """
@@ -127,7 +129,8 @@ class StartTimestamps:
         """Sends heartbeats for the prefix to the store until cancelled.
 
         Args:
-            record_success: Called after each success: a server without callers learns so that the store is back.
+            record_success: Called after each success: a server without callers learns so that the
+                store is back.
         """
         failing = False
         while True:
@@ -145,7 +148,10 @@ class StartTimestamps:
                 failing = False
 
     async def release(self, prefix: int | None = None) -> None:
-        """Releases a prefix (by default the current one) in the store. If that fails, it becomes stale later."""
+        """Releases a prefix (by default the current one) in the store.
+
+        If that fails, it becomes stale later.
+        """
         if self.is_shared and prefix is not None:
             return  # Others may use the old prefix until they have changed, too. It becomes stale.
         prefix = self.prefix if prefix is None else prefix

@@ -71,8 +71,8 @@ class _Call:
 class IdempotentAllocator:
     """Allocates ids for requests with a request id; records each answer in the store before it is returned.
 
-    The first recorded answer wins: if the store has an earlier one, its ids are returned and the new ones burned.
-    Not thread-safe: call all methods on one event loop.
+    The first recorded answer wins: if the store has an earlier one, its ids are returned and the
+    new ones burned. Not thread-safe: call all methods on one event loop.
 
     Args:
         allocator: Issues the ids.
@@ -104,8 +104,8 @@ class IdempotentAllocator:
     async def allocate_once(self, sequence: str, count: int, request_id: str, prefix: int) -> tuple[IdRange, int]:
         """Allocates ids, or returns those of an earlier call with the same request id.
 
-        A call that is cancelled before it has ids takes none. If it is cancelled after that, its answer is recorded for
-        a retry.
+        A call that is cancelled before it has ids takes none. If it is cancelled after that, its
+        answer is recorded for a retry.
 
         Args:
             sequence: The sequence's name.
@@ -160,7 +160,10 @@ class IdempotentAllocator:
             await asyncio.wait([call.task for call in self._calls.values()])
 
     def abandon(self) -> None:
-        """Burns the ids that no caller has received, for a stop that cannot wait. Nothing may be allocated later."""
+        """Burns the ids that no caller has received, for a stop that cannot wait.
+
+        Nothing may be allocated later.
+        """
         self._abandoned = True
         for call in list(self._undelivered):
             self._burn(call, BurnCause.CANCELLED if call.task.done() else BurnCause.UNKNOWN_OUTCOME)
@@ -231,7 +234,10 @@ class IdempotentAllocator:
             call.task.cancel()
 
     async def _answer(self, call: _Call) -> tuple[IdRange, int]:
-        """Allocates and records ids. Returns them or, if the request id has an answer already, that one."""
+        """Allocates and records ids.
+
+        Returns them or, if the request id has an answer already, that one.
+        """
         try:
             taken = await self._allocator.allocate(call.sequence, call.id_count)
         except (SequenceExhausted, SequenceAheadOfClock, SequenceDeleted) as refusal:
@@ -276,12 +282,14 @@ class IdempotentAllocator:
         """Returns the recorded ids again, if they are of the generation of ``proof``."""
         call.check_same(recorded)
         if recorded.generation > proof.generation:
-            # This node has not seen the change that began the generation, so its settings are outdated.
+            # This node has not seen the change that began the generation, so its settings are
+            # outdated.
             await self._allocator.drop_lease(recorded.sequence)
             proof = await self._prove_generation(recorded)
         if recorded.generation != proof.generation:
             raise _burned(recorded)
-        # They expire with the proof: a change that ends the proven generation is effective after that.
+        # They expire with the proof: a change that ends the proven generation is effective after
+        # that.
         first_id, id_count, step, period = recorded.first_id, recorded.id_count, recorded.step, recorded.period
         return proof._replace(first_id=first_id, id_count=id_count, step=step, period=period), recorded.prefix
 

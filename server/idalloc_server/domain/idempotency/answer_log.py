@@ -16,7 +16,10 @@ _log = structlog.get_logger("idalloc.request_ids")
 
 
 class AnswerLog:
-    """Records answers. One statement runs at a time; answers that arrive meanwhile share the next one."""
+    """Records answers.
+
+    One statement runs at a time; answers that arrive meanwhile share the next one.
+    """
 
     def __init__(self, store: Store, store_timeout: float) -> None:
         self._store = store

@@ -14,7 +14,8 @@ _ZONE_NAME = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*")
 _PERIOD_LENGTHS = {Reset.YEARLY: 4, Reset.MONTHLY: 7, Reset.DAILY: 10}
 _PERIOD_EXAMPLES = {Reset.YEARLY: "2026", Reset.MONTHLY: "2026-11", Reset.DAILY: "2026-11-21"}
 _HOUR = 3600
-# The largest offset change ever was one day (Samoa skipped a date), so each date change is this close to midnight UTC.
+# The largest offset change ever was one day (Samoa skipped a date), so each date change is this
+# close to midnight UTC.
 _SEARCH_HOURS = 26
 
 

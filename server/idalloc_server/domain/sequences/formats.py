@@ -2,11 +2,12 @@
 
 A template has literal text (``{{`` and ``}}`` for braces) and fields:
 
-* ``{value}`` (required) and ``{prefix}``, the node prefix, 0 to 65535. Their notation is decimal digits by default,
-  ``06d`` and ``08x`` as in Python, or ``decimal``, ``hex``, ``crockford`` or ``b36``, with or without an exact width,
-  as in ``crockford:8``.
+* ``{value}`` (required) and ``{prefix}``, the node prefix, 0 to 65535. Their notation is decimal
+  digits by default, ``06d`` and ``08x`` as in Python, or ``decimal``, ``hex``, ``crockford`` or
+  ``b36``, with or without an exact width, as in ``crockford:8``.
 * ``{year}``, ``{month}``, ``{day}``: 4, 2 and 2 digits, in the sequence's time zone.
-* ``{check}``: check characters over all other fields, in order, in upper case, without the literal text.
+* ``{check}``: check characters over all other fields, in order, in upper case, without the literal
+  text.
 """
 
 import re
@@ -38,7 +39,10 @@ _REQUIRED_FIELDS = {
 
 
 class ParsedId(NamedTuple):
-    """The fields of a formatted id. A field that the format lacks is None, or "" for check characters."""
+    """The fields of a formatted id.
+
+    A field that the format lacks is None, or "" for check characters.
+    """
 
     value: int
     year: int | None = None
@@ -64,7 +68,8 @@ class _Notation(NamedTuple):
             form = f"%0{width}{'d' if self.base == 10 else 'x'}" if width else "%d" if self.base == 10 else "%x"
             return [form % value for value in values]
         pairs, size, texts = self.pairs, len(self.pairs), []
-        # Consecutive values mostly differ only in the last two digits, so the leading digits are cached.
+        # Consecutive values mostly differ only in the last two digits, so the leading digits are
+        # cached.
         last_high, leading = 0, ""
         for value in values:
             high, low = divmod(value, size)
@@ -181,7 +186,8 @@ class Format:
 
         Args:
             values: The ids, within the bounds of a sequence that passed ``check_sequence``.
-            date: The date such as "2026-11-21", or the leading part that the date fields need; else "".
+            date: The date such as "2026-11-21", or the leading part that the date fields need; else
+                "".
             prefix: The node prefix, 0 to 65535; ignored if the format has none.
 
         Raises:
@@ -212,7 +218,8 @@ class Format:
         """Parses a formatted id. Crockford's letters and check characters may be in lower case.
 
         Raises:
-            InvalidRequest: The text does not match, or its check characters are wrong; the error names ``text``.
+            InvalidRequest: The text does not match, or its check characters are wrong; the error
+                names ``text``.
         """
         found = self._pattern.fullmatch(text)
         if not found:

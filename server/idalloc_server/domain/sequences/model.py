@@ -14,7 +14,8 @@ MAX_ID = 2**63 - 2
 MIN_ID = -(2**62)
 MAX_STEP = 2**61
 MAX_NAME_BYTES = 255
-# Separates the sequence's name from the period in the name of a period's row. Not allowed in sequence names.
+# Separates the sequence's name from the period in the name of a period's row. Not allowed in
+# sequence names.
 PERIOD_SEPARATOR = "\x1f"
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -61,7 +62,8 @@ class Sequence:
         kind: Counter or timestamps.
         ordering: Order in which ids are issued.
         min_lease_size: The fewest ids that a node takes from the store at a time.
-        max_lease_size: The most ids that a node takes beyond those requested; 0 for the allocator's own limit.
+        max_lease_size: The most ids that a node takes beyond those requested; 0 for the allocator's
+            own limit.
         format: Template of an id's text; empty for decimal digits.
         reset: When the sequence restarts.
         time_zone: IANA time zone of periods and of dates in formatted ids.

@@ -7,7 +7,9 @@ ANY = "*"
 
 
 class Patterns:
-    """Matches names of sequences. ``*`` matches any number of characters; no other character is special.
+    """Matches names of sequences.
+
+    ``*`` matches any number of characters; no other character is special.
 
     Args:
         patterns: A name matches if any of these does.

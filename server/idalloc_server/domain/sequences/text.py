@@ -4,7 +4,8 @@ import re
 
 from idalloc_server.domain.errors import InvalidRequest
 
-# C0, DEL and C1; line and paragraph separators; bidirectional marks, embeddings, overrides and isolates.
+# C0, DEL and C1; line and paragraph separators; bidirectional marks, embeddings, overrides and
+# isolates.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 REPLACEMENT = "\ufffd"
 

@@ -42,7 +42,8 @@ def resolve_settings(given: Mapping[str, Any], before: Sequence | None = None) -
 
     Args:
         given: Values by field of ``idalloc.v1.Sequence``; None resets a field to its default.
-        before: The current settings, which apply to fields that are not given; None for a new sequence.
+        before: The current settings, which apply to fields that are not given; None for a new
+            sequence.
 
     Raises:
         InvalidRequest: A setting is invalid; the error names the field and the rule.

@@ -18,8 +18,8 @@ class Batches(Generic[_Item, _Answer]):
 
     Args:
         name: The name of the task that makes the calls.
-        call: Takes a batch, and returns the answer, or the error, of each item in order. What it raises is the error of
-            each item.
+        call: Takes a batch, and returns the answer, or the error, of each item in order. What it
+            raises is the error of each item.
         most: The most items of a call.
     """
 

@@ -28,13 +28,19 @@ class StoreHealth:
         self._has_succeeded = True
 
     def record_failure(self, error: Exception) -> None:
-        """Records a failed call or refill. Only errors of the store count, and not those of a single sequence."""
+        """Records a failed call or refill.
+
+        Only errors of the store count, and not those of a single sequence.
+        """
         if isinstance(error, StoreFailure) and error.is_of_store:
             self._failures += 1
             self._last_error = str(error)
 
     def evaluate(self) -> None:
-        """Updates ``error`` from the results since the last call. Logs each failure, and the recovery."""
+        """Updates ``error`` from the results since the last call.
+
+        Logs each failure, and the recovery.
+        """
         if self._failures:
             self.error = self._last_error
             _log.error("store_fails", count=self._failures, error=self.error)

@@ -42,12 +42,12 @@ WRITES = (
 class Store(Protocol):
     """Durable counters, start timestamps and recorded allocations, shared by any number of processes.
 
-    Every write is sent once. A write without an answer may have been applied any number of times, or may be applied
-    later; every write is designed so that this only burns ids.
+    Every write is sent once. A write without an answer may have been applied any number of times,
+    or may be applied later; every write is designed so that this only burns ids.
 
-    Every method raises ``StoreFailure``: ``StoreUnreachable`` or ``StoreAnsweredError`` if nothing was applied,
-    ``StoreOutcomeUnknown`` if that is uncertain, ``StoreRefused`` if an operator must act. Calls may run concurrently
-    and do not block the event loop.
+    Every method raises ``StoreFailure``: ``StoreUnreachable`` or ``StoreAnsweredError`` if nothing
+    was applied, ``StoreOutcomeUnknown`` if that is uncertain, ``StoreRefused`` if an operator must
+    act. Calls may run concurrently and do not block the event loop.
     """
 
     @property
@@ -68,23 +68,27 @@ class Store(Protocol):
     ) -> Grant | None:
         """Advances a counter by ``wanted`` steps in one atomic write, or not at all if fewer ids are left.
 
-        ``wanted`` 0 renews a lease: the counter stays, the result has the generation. A timestamp sequence and one
-        with a reset are granted nothing here: see ``grant_timestamps`` and ``open_period``.
+        ``wanted`` 0 renews a lease: the counter stays, the result has the generation. A timestamp
+        sequence and one with a reset are granted nothing here: see ``grant_timestamps`` and
+        ``open_period``.
 
         Args:
             name: The name of the row.
             wanted: At least 0.
             lease_ms: The TTL of the lease, in milliseconds. The row keeps the longest one.
-            floor: If the counter is behind this, it stays and nothing is granted. Otherwise it could pass the value
-                that another node saw, which then could not detect that the store went backwards.
-            demand: Replaces the row's demand, also if nothing is granted; None keeps it. No other method changes it.
+            floor: If the counter is behind this, it stays and nothing is granted. Otherwise it
+                could pass the value that another node saw, which then could not detect that the
+                store went backwards.
+            demand: Replaces the row's demand, also if nothing is granted; None keeps it. No other
+                method changes it.
 
         Returns:
             The grant, or None if there is no such row.
 
         Raises:
             SequenceInvalid: The row has no last_value.
-            SequenceDeleted: The row is a tombstone; StoreRetired if the store is retired. Nothing was granted.
+            SequenceDeleted: The row is a tombstone; StoreRetired if the store is retired. Nothing
+                was granted.
             StoreWentBackwards: The store was replaced by another one since it was opened.
         """
         ...
@@ -94,12 +98,13 @@ class Store(Protocol):
     ) -> Grant | None:
         """Grants unused clock values in one atomic write.
 
-        The first one is ``now``, or the value after the counter if that is larger. The last one is at most ``now`` +
-        ``ahead`` and ``max_value``, so fewer than ``wanted`` may be granted. If ``now`` is more than ``ahead`` past the
-        store's own clock, the store uses its clock instead: a wrong clock must not use up the sequence.
+        The first one is ``now``, or the value after the counter if that is larger. The last one is
+        at most ``now`` + ``ahead`` and ``max_value``, so fewer than ``wanted`` may be granted. If
+        ``now`` is more than ``ahead`` past the store's own clock, the store uses its clock instead:
+        a wrong clock must not use up the sequence.
 
-        ``now`` is the node's clock, ``ahead`` how far the counter may be past it, both in the unit of the sequence's
-        kind. The other arguments are those of ``grant``.
+        ``now`` is the node's clock, ``ahead`` how far the counter may be past it, both in the unit
+        of the sequence's kind. The other arguments are those of ``grant``.
 
         Returns:
             As ``grant``; ``remaining`` is the number of values up to max_value.
@@ -112,22 +117,26 @@ class Store(Protocol):
     async def create(self, row: Row) -> Row:
         """Inserts a row unless one with its name exists.
 
-        A row whose ``last_value`` is past its start grants the ids up to there to the caller, if it is inserted.
+        A row whose ``last_value`` is past its start grants the ids up to there to the caller, if it
+        is inserted.
 
         Returns:
-            The stored row: the caller's own if it has the caller's ``revised_by``. Its counter may have advanced since.
+            The stored row: the caller's own if it has the caller's ``revised_by``. Its counter may
+            have advanced since.
 
         Raises:
             StoreRetired: The store is retired. No id is ever granted from the row.
-            StoreOutcomeUnknown: As every write, or the row was inserted with ids in a retired store, and then ended.
+            StoreOutcomeUnknown: As every write, or the row was inserted with ids in a retired
+                store, and then ended.
         """
         ...
 
     async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
         """Creates the counter of a period (``name_of_period``), or moves it to a newer generation of its sequence.
 
-        A new counter starts at the first lattice value at or past ``at_least``. A counter of an older generation gets
-        the settings and advances to ``at_least``, as in ``Revision``. One of this or a newer generation is unchanged.
+        A new counter starts at the first lattice value at or past ``at_least``. A counter of an
+        older generation gets the settings and advances to ``at_least``, as in ``Revision``. One of
+        this or a newer generation is unchanged.
         """
         ...
 
@@ -160,8 +169,8 @@ class Store(Protocol):
         Increments the revision: a replay of the write changes nothing.
 
         Returns:
-            The row after the write, or None if there is none. The change was applied if ``revised_by`` is
-            ``change.by``.
+            The row after the write, or None if there is none. The change was applied if
+            ``revised_by`` is ``change.by``.
 
         Raises:
             SequenceInvalid: The row has no last_value, or its settings are corrupt.
@@ -175,8 +184,8 @@ class Store(Protocol):
         ``allocations`` is not empty, and its request ids are distinct.
 
         Returns:
-            The stored allocations by request id: the caller's own or earlier ones. Whether a missing one was stored is
-            unknown.
+            The stored allocations by request id: the caller's own or earlier ones. Whether a
+            missing one was stored is unknown.
         """
         ...
 
@@ -198,7 +207,8 @@ class Store(Protocol):
     async def forget_recorded(self, retention: Retention, limit: int) -> int:
         """Deletes recorded allocations whose window has passed, among the ``limit`` oldest.
 
-        A store may keep the newest allocations, and an allocation that was recorded or read again, for longer.
+        A store may keep the newest allocations, and an allocation that was recorded or read again,
+        for longer.
 
         Returns:
             The number of deleted allocations; 0 if none can be deleted now.
@@ -216,8 +226,8 @@ class Store(Protocol):
     async def claim_start(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
         """Claims a start timestamp that is unique under this prefix (P6).
 
-        ``holder`` becomes the prefix's holder, unless another holder was seen within the last ``stale_after`` seconds
-        by the store's clock.
+        ``holder`` becomes the prefix's holder, unless another holder was seen within the last
+        ``stale_after`` seconds by the store's clock.
 
         Args:
             prefix: 0 to 65535.
@@ -259,7 +269,8 @@ async def within_timeout(timeout: float, call: Awaitable[_T], who: str = "the st
     """Awaits a store call for ``timeout`` seconds.
 
     Raises:
-        StoreOutcomeUnknown: The store did not answer in time. The call may have been applied, or may be later.
+        StoreOutcomeUnknown: The store did not answer in time. The call may have been applied, or
+            may be later.
     """
     try:
         async with asyncio.timeout(timeout):

@@ -6,14 +6,16 @@ from idalloc_server.domain.sequences.model import Sequence
 
 
 class Demand(NamedTuple):
-    """What the callers of one node need of a counter. The row carries it to nodes that start or take over (P10).
+    """What the callers of one node need of a counter.
 
-    A node that reads it uses it as a first estimate, never for safety.
+    The row carries it to nodes that start or take over (P10). A node that reads it uses it as a
+    first estimate, never for safety.
 
     Attributes:
         rate: Ids a second, above 0; a store keeps 6 significant digits.
         largest_call: The largest call, in ids; at least 1.
-        at: When it was measured, in seconds since 1970 by that node's clock; a store keeps whole seconds.
+        at: When it was measured, in seconds since 1970 by that node's clock; a store keeps whole
+            seconds.
     """
 
     rate: float
@@ -28,8 +30,9 @@ class Demand(NamedTuple):
         return abs(wall - self.at) < lifetime
 
 
-# The state of a row after a write, for ``Store.give_back``: two numbers and the generation. The first number increases
-# with every write of the row. A restored store may repeat the two numbers. A wrapper of a store may add numbers.
+# The state of a row after a write, for ``Store.give_back``: two numbers and the generation. The
+# first number increases with every write of the row. A restored store may repeat the two numbers. A
+# wrapper of a store may add numbers.
 RowVersion = tuple[int, ...]
 # The change token of a row that its first use created: this and random hexadecimal digits.
 FIRST_USE = "first use "
@@ -40,15 +43,16 @@ class Grant(NamedTuple):
 
     Attributes:
         last_value: The counter after the write.
-        granted: The number of ids granted: as requested or 0; for timestamps any number up to the request.
+        granted: The number of ids granted: as requested or 0; for timestamps any number up to the
+            request.
         sequence: The settings. Within a process equal settings are the same object.
         remaining: The number of ids that the sequence has left after the write.
         generation: The sequence's generation, which never decreases.
         version: The state of the row after the write.
-        writes: The number of writes to the row by idalloc, including this one. In CrateDB writes of other rows
-            increase ``version``, but not this.
-        demand: The demand in the row after the write. None if the row has none, or none that can be read; if the store
-            cannot keep it; and always of a grant of timestamps.
+        writes: The number of writes to the row by idalloc, including this one. In CrateDB writes of
+            other rows increase ``version``, but not this.
+        demand: The demand in the row after the write. None if the row has none, or none that can be
+            read; if the store cannot keep it; and always of a grant of timestamps.
     """
 
     last_value: int
@@ -125,8 +129,8 @@ class Revision(NamedTuple):
 
     Attributes:
         sequence: The new settings.
-        at_least: The counter advances to this value unless it is past it, then to the next value that the settings
-            allow (start + k * step). Never before ``sequence.before_start``.
+        at_least: The counter advances to this value unless it is past it, then to the next value
+            that the settings allow (start + k * step). Never before ``sequence.before_start``.
         by: The change token, unique for each change; a repeat of the change has the same one.
         at: The time of the change, in seconds since 1970.
         ends_leases: Whether the generation increases, which ends all leases.

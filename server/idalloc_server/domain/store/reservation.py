@@ -1,6 +1,7 @@
 """Reserved names: an import skipped their counters, so a sequence of that name must not start at 1.
 
-A reserved name is a tombstone: a server that does not know reservations rejects it as a deleted sequence.
+A reserved name is a tombstone: a server that does not know reservations rejects it as a deleted
+sequence.
 """
 
 from dataclasses import replace

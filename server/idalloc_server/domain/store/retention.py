@@ -17,7 +17,8 @@ class RecordPosition(NamedTuple):
     Attributes:
         number: Rises from one record to the next within a term.
         term: Never falls.
-        written_at: The latest ``written_at`` up to this position, in seconds; only narrows a search.
+        written_at: The latest ``written_at`` up to this position, in seconds; only narrows a
+            search.
     """
 
     number: float
@@ -30,7 +31,8 @@ class Retention(NamedTuple):
 
     Attributes:
         seen: Positions in order, each with the seconds since this process first saw it; not empty.
-        own_window: The window of this process, in seconds; rows without a window are kept at least this long.
+        own_window: The window of this process, in seconds; rows without a window are kept at least
+            this long.
     """
 
     seen: Many[tuple[RecordPosition, float]]

@@ -1,7 +1,7 @@
 """Retirement: a store whose sequences moved to another store refuses to create and claim.
 
-A row in the table of sequences, with a name that no sequence can have, marks a store as retired. Its tombstone means
-that the retirement was undone.
+A row in the table of sequences, with a name that no sequence can have, marks a store as retired.
+Its tombstone means that the retirement was undone.
 """
 
 from datetime import UTC, datetime
@@ -52,5 +52,8 @@ def retiring_revision(row: Row, retirement: Row) -> Revision:
 
 
 def retirement_blocks(name: str, change: Revision | None = None) -> bool:
-    """Whether a retired store rejects the creation or change of a row. It accepts tombstones of sequences."""
+    """Whether a retired store rejects the creation or change of a row.
+
+    It accepts tombstones of sequences.
+    """
     return name != RETIREMENT and not (change and change.deleted)

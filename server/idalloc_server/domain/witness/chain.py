@@ -13,7 +13,8 @@ _T = TypeVar("_T")
 
 # How often a mark is replaced again because another one came between.
 ATTEMPTS = 5
-# How often a grant is confirmed again because another one was confirmed between. One of the grants always succeeds.
+# How often a grant is confirmed again because another one was confirmed between. One of the grants
+# always succeeds.
 _CONFIRMATIONS = 100
 # The most marks that one call reads or replaces.
 _MAX_BATCH = 500
@@ -23,7 +24,8 @@ _TOKEN_BYTES = 12
 class WitnessOvertaken(StoreOutcomeUnknown):
     """Another node's mark is past these ids, so they are burned. The write may be repeated at once.
 
-    It needs a restore, a newer generation, or more than 32 grants that were confirmed before an earlier one.
+    It needs a restore, a newer generation, or more than 32 grants that were confirmed before an
+    earlier one.
     """
 
     is_of_store = False
@@ -133,7 +135,8 @@ class MarkChain:
         if seen is None:
             return self._new_mark(generation, ids.last, step)
         if seen.step * step > 0 and seen.generation <= generation and not seen.is_past(ids.before):
-            # A newer generation begins without gaps: ids of an older one are not confirmed beside it.
+            # A newer generation begins without gaps: ids of an older one are not confirmed beside
+            # it.
             gaps = add_gap(seen.gaps, Gap(seen.value, ids.before)) if seen.generation == generation else ""
             return self._new_mark(generation, ids.last, step, gaps)
         left = take_from_gap(seen.gaps, ids, step) if seen.generation == generation else None

@@ -1,7 +1,8 @@
 """The gaps of a mark: ids before its value that no grant has confirmed yet.
 
-Two nodes may confirm their grants in the other order than the store made them. The later grant then leaves a gap, out
-of which the earlier one is confirmed. An id leaves the gaps when it is confirmed, so no two grants confirm it.
+Two nodes may confirm their grants in the other order than the store made them. The later grant then
+leaves a gap, out of which the earlier one is confirmed. An id leaves the gaps when it is confirmed,
+so no two grants confirm it.
 """
 
 from typing import NamedTuple

@@ -18,8 +18,8 @@ _log = structlog.get_logger("idalloc.witness")
 async def check_identity(store: Store, witness: Witness, random: Callable[[int], bytes]) -> None:
     """Binds an unused witness to the store, and refuses the witness of another store.
 
-    Warns of a witness without marks beside a store that has sequences, and of a store without a name beside a used
-    witness: an older copy may have lost it.
+    Warns of a witness without marks beside a store that has sequences, and of a store without a
+    name beside a used witness: an older copy may have lost it.
 
     Raises:
         StartRefused: The witness belongs to another store.

@@ -17,7 +17,8 @@ class WitnessMark(NamedTuple):
 
     Attributes:
         generation: The generation of the counter's row; 0 of a start timestamp.
-        value: The last value that may be issued: of a counter, or the last start timestamp of a prefix.
+        value: The last value that may be issued: of a counter, or the last start timestamp of a
+            prefix.
         step: The distance from one id to the next, never 0; 1 of a start timestamp.
         token: A random text of the write that set the mark; not empty.
         gaps: Ids before ``value`` that no grant has confirmed yet, see ``gaps.py``; a short text.
@@ -64,8 +65,9 @@ class Replacement(NamedTuple):
 class Witness(Protocol):
     """Durable high-water marks, kept apart from the store, shared by any number of processes.
 
-    Every method raises ``StoreFailure``. A replacement without an answer may have been applied, or may be later: it
-    changes nothing once another one was applied. Calls may run concurrently and do not block the event loop.
+    Every method raises ``StoreFailure``. A replacement without an answer may have been applied, or
+    may be later: it changes nothing once another one was applied. Calls may run concurrently and do
+    not block the event loop.
     """
 
     @property
@@ -77,12 +79,16 @@ class Witness(Protocol):
         """Connects, and creates missing tables.
 
         Raises:
-            StartRefused: The place is unsuitable, has tables of another program, or lacks a privilege.
+            StartRefused: The place is unsuitable, has tables of another program, or lacks a
+                privilege.
         """
         ...
 
     async def read(self, names: Collection[str]) -> dict[str, WitnessMark]:
-        """Returns the marks of these names after the last acknowledged write. ``names`` is not empty."""
+        """Returns the marks of these names after the last acknowledged write.
+
+        ``names`` is not empty.
+        """
         ...
 
     async def replace(self, replacements: Many[Replacement]) -> set[str]:
@@ -91,7 +97,8 @@ class Witness(Protocol):
         ``replacements`` is not empty, and its names are distinct.
 
         Returns:
-            The names whose mark is the new one. Of the others, the mark is another one, or the outcome is unknown.
+            The names whose mark is the new one. Of the others, the mark is another one, or the
+            outcome is unknown.
         """
         ...
 

@@ -1,7 +1,8 @@
 """A store whose grants a witness confirms: fresh processes, too, refuse a restored store (P3).
 
-The marks of a counter form one chain. A grant joins it only by replacing the very mark that was read last, and only if
-it lies past that mark or in a gap before it. So no two grants of the chain share an id, whatever the store did.
+The marks of a counter form one chain. A grant joins it only by replacing the very mark that was
+read last, and only if it lies past that mark or in a gap before it. So no two grants of the chain
+share an id, whatever the store did.
 """
 
 import os
@@ -35,8 +36,8 @@ from idalloc_server.domain.witness.marks import START, Witness, WitnessMark
 class WitnessedStore:
     """A ``Store``, all ids of which a witness has confirmed before a caller gets them.
 
-    A call that grants ids reads the mark of its counter, and replaces it after the store's answer. If the counter is
-    behind the mark, and the mark has not changed since, the store went backwards.
+    A call that grants ids reads the mark of its counter, and replaces it after the store's answer.
+    If the counter is behind the mark, and the mark has not changed since, the store went backwards.
 
     Args:
         store: The store.
@@ -113,7 +114,10 @@ class WitnessedStore:
         return created
 
     async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
-        """See ``Store.open_period``. A newer generation continues past the mark; an advance moves the mark."""
+        """See ``Store.open_period``.
+
+        A newer generation continues past the mark; an advance moves the mark.
+        """
         mark = await self._chain.read(name)
         at_least = _at_least(sequence, at_least, generation, mark)
         await self._store.open_period(name, sequence, at_least, generation)
@@ -121,10 +125,11 @@ class WitnessedStore:
             await self._raise_mark(row, mark)
 
     async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
-        """See ``Store.revise``. A change that ends leases moves the counter past the mark, and moves the mark.
+        """See ``Store.revise``.
 
-        If the witness fails after the change of the store, a repeat of the change does not move the mark; the next
-        grant does.
+        A change that ends leases moves the counter past the mark, and moves the mark. If the
+        witness fails after the change of the store, a repeat of the change does not move the mark;
+        the next grant does.
         """
         if not change.ends_leases:
             return await self._store.revise(name, revision, change)
@@ -145,7 +150,10 @@ class WitnessedStore:
         return await self._store.give_back(name, count, tuple(numbers))
 
     async def claim_start(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
-        """See ``Store.claim_start``. The start timestamp is later than all that the witness has confirmed (P6)."""
+        """See ``Store.claim_start``.
+
+        The start timestamp is later than all that the witness has confirmed (P6).
+        """
         name = f"{START}{prefix}"
         for _ in range(ATTEMPTS):
             mark = await self._chain.read(name)
@@ -191,7 +199,10 @@ class WitnessedStore:
         raise StoreAnsweredError(f"the mark of {name!r} changed meanwhile; try again")
 
     async def _is_present(self, name: str, mark: WitnessMark) -> bool:
-        """Returns whether a mark has not changed since it was read. A read alone may be of an older copy."""
+        """Returns whether a mark has not changed since it was read.
+
+        A read alone may be of an older copy.
+        """
         try:
             return await self._chain.replace(name, mark, mark.value)
         except StoreOutcomeUnknown as error:  # no ids depend on it
@@ -212,7 +223,8 @@ class WitnessedStore:
             counts = counts_ids(row.name, row.sequence.reset)
             if await self._chain.raise_to(row.name, seen, *values, counts=counts):
                 return
-            # A grant was confirmed meanwhile: before the change, or from an older copy that was restored after it.
+            # A grant was confirmed meanwhile: before the change, or from an older copy that was
+            # restored after it.
             seen = await self._chain.read_after_write(row.name)
             found = await self._get_after_write(row.name)
             if found is None or found.generation < row.generation:

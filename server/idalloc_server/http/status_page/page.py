@@ -1,6 +1,7 @@
 """The status page and the two JSON documents that it reads; it changes nothing.
 
-The files of the page are open to all and have no data. The page requests the documents every two seconds.
+The files of the page are open to all and have no data. The page requests the documents every two
+seconds.
 """
 
 import json
@@ -31,7 +32,8 @@ LIMITS = {
     MAX_LEASE_SIZE: "max_lease_size",
 }
 
-# The page has no text of a caller in its files, loads nothing from elsewhere, and is shown in no frame.
+# The page has no text of a caller in its files, loads nothing from elsewhere, and is shown in no
+# frame.
 PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

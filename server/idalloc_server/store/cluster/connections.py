@@ -1,6 +1,7 @@
-"""The connections to the hosts of a cluster. Each is a session of its own, which is closed without the others.
+"""The connections to the hosts of a cluster.
 
-After an error, a server may leave a request queued on its connection and would run it before the next one there.
+Each is a session of its own, which is closed without the others. After an error, a server may leave
+a request queued on its connection and would run it before the next one there.
 """
 
 import asyncio
@@ -49,7 +50,8 @@ class Request(Generic[_T]):
         method: The HTTP method; POST for a write, which aiohttp never repeats.
         path: The path and query, percent-encoded.
         body: The body, if any.
-        read: Reads an answer from the host's name, the HTTP status and the content; raises ``StoreFailure``.
+        read: Reads an answer from the host's name, the HTTP status and the content; raises
+            ``StoreFailure``.
         subject: What the request is about, for the next step in an error.
     """
 
@@ -120,7 +122,8 @@ class Connections:
                 await connection.session.close()
 
     async def _send_over(self, connection: Connection, host: Host, request: Request[_T]) -> _T:
-        # Without ``encoded`` yarl would change the path: it resolves a sequence's name such as ``..``.
+        # Without ``encoded`` yarl would change the path: it resolves a sequence's name such as
+        # ``..``.
         url = yarl.URL(f"{'http' if self._tls is None else 'https'}://{host.name}{request.path}", encoded=True)
         body = io.BytesIO(request.body) if request.body and len(request.body) > _LARGE_BODY else request.body
         try:  # aiohttp never retries a POST, but would follow a redirect with one.

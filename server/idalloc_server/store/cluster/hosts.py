@@ -34,9 +34,10 @@ class Host:
 class Hosts:
     """The hosts in order of preference: the host that answered last comes first, the host that failed last comes last.
 
-    Only the preferred host gets writes, and only while it is ``ready``. A restarted host accepts connections seconds
-    before it serves, so every new preferred host must pass a probe before its first write. The first configured host
-    needs no probe: opening the store reads from it before anything is written.
+    Only the preferred host gets writes, and only while it is ``ready``. A restarted host accepts
+    connections seconds before it serves, so every new preferred host must pass a probe before its
+    first write. The first configured host needs no probe: opening the store reads from it before
+    anything is written.
 
     Args:
         names: ``host:port`` of each host, in the initial order of preference.
@@ -79,14 +80,16 @@ class Hosts:
     async def choose(self, probe: Callable[[Host], Coroutine[Any, Any, None]], pause: float) -> Host:
         """Returns the first host that passes a probe. It becomes the preferred host, and ready.
 
-        Probes start one by one: the next one when a probe fails, or after ``pause``. Slow probes may still win.
+        Probes start one by one: the next one when a probe fails, or after ``pause``. Slow probes
+        may still win.
 
         Args:
             probe: Raises ``StoreFailure`` if a host cannot serve.
             pause: How long a probe runs before the next one starts, in seconds.
 
         Raises:
-            StoreFailure: All probes failed; this is the failure of a host that answered, or else the last one.
+            StoreFailure: All probes failed; this is the failure of a host that answered, or else
+                the last one.
         """
         left = list(self._order)
         running: dict[asyncio.Task[None], Host] = {}

@@ -1,7 +1,8 @@
 """Checks of the retirement row for stores without transactions.
 
-The row is read before and after a row is created or revived, and after the first grant of each generation of a
-sequence. If there is none after a write, the write came before it, and is in the export.
+The row is read before and after a row is created or revived, and after the first grant of each
+generation of a sequence. If there is none after a write, the write came before it, and is in the
+export.
 """
 
 from typing import Protocol
@@ -18,7 +19,8 @@ from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR
 from idalloc_server.domain.store.records import Grant, Revision, Row, RowVersion
 from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retiring_revision
 
-# The most sequences of which a process remembers the generation that it checked for a retired store.
+# The most sequences of which a process remembers the generation that it checked for a retired
+# store.
 _MAX_CHECKED = 100_000
 
 
@@ -59,7 +61,10 @@ class RetirementChecks:
             raise _retirement_unknown(error) from error
 
     async def end_if_retired(self, row: Row) -> Row:
-        """Returns a row that was written. If the store was retired meanwhile, deletes the row again and refuses."""
+        """Returns a row that was written.
+
+        If the store was retired meanwhile, deletes the row again and refuses.
+        """
         if row.deleted or row.name == RETIREMENT:
             return row
         found = await self.after_write()
@@ -82,7 +87,10 @@ class RetirementChecks:
             raise _not_given_back(refusal) from refusal
 
     async def accept_grant(self, name: str, grant: Grant | None) -> Grant | None:
-        """Returns the grant of an answer. Gives it back if the store is retired, or its retirement is unknown."""
+        """Returns the grant of an answer.
+
+        Gives it back if the store is retired, or its retirement is unknown.
+        """
         # The counter of a period is used only under a proof of its sequence, which is checked.
         if grant is None or PERIOD_SEPARATOR in name or self._checked_generations.get(name) == grant.generation:
             return grant
@@ -105,7 +113,10 @@ class RetirementChecks:
 
 
 def _not_given_back(refusal: Refusal) -> StoreOutcomeUnknown:
-    """Returns the error by which the caller counts the ids as burned. Its next call gets the refusal itself."""
+    """Returns the error by which the caller counts the ids as burned.
+
+    Its next call gets the refusal itself.
+    """
     return StoreOutcomeUnknown(f"ids were granted and cannot be given back: {refusal}")
 
 

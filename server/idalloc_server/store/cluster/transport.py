@@ -28,9 +28,11 @@ class HostTimeouts(NamedTuple):
     """Timeouts of ``Transport`` for one of several hosts, in seconds.
 
     Attributes:
-        connect: For a connection. Less than ``silence``, since a write that was not sent goes to the next host.
+        connect: For a connection. Less than ``silence``, since a write that was not sent goes to
+            the next host.
         silence: How long a write waits for its answer before the host is checked for being alive.
-        probe: For the answer to that check; also how long a probe runs before the next host is probed too.
+        probe: For the answer to that check; also how long a probe runs before the next host is
+            probed too.
         read: For the answer to a read, before the next host is asked.
         start: How long a 401 may be the answer of a starting host; a later 401 is refused.
     """
@@ -48,11 +50,12 @@ _HOST_TIMEOUTS = HostTimeouts()
 class Transport(ABC):
     """Sends requests to one of several hosts; ``Hosts`` has the order of preference.
 
-    Safe for concurrent calls, of which ``max_connections`` run at once. Cancelling a call closes its connection; a
-    write that was sent may still be applied.
+    Safe for concurrent calls, of which ``max_connections`` run at once. Cancelling a call closes
+    its connection; a write that was sent may still be applied.
 
-    While a write waits, and in a probe, a host must answer ``ALIVE``. Neither may depend on another node. A read by key
-    would: it goes to a random copy of the table, and a live host seems dead while the node with that copy is paused.
+    While a write waits, and in a probe, a host must answer ``ALIVE``. Neither may depend on another
+    node. A read by key would: it goes to a random copy of the table, and a live host seems dead
+    while the node with that copy is paused.
 
     Attributes:
         PRODUCT: The name of the database, for errors.
@@ -126,8 +129,8 @@ class Transport(ABC):
     async def send_write(self, request: Request[_T], *, may_fail_over: bool = True) -> _T:
         """Sends a write to one host, and to the next one only if this host certainly did not apply it.
 
-        That is: no connection could be made, or the host may be starting. If the last host may be starting but passes a
-        probe, it gets the write once more.
+        That is: no connection could be made, or the host may be starting. If the last host may be
+        starting but passes a probe, it gets the write once more.
 
         Args:
             request: The write.
@@ -186,7 +189,8 @@ class Transport(ABC):
                     if isinstance(error, StoreAnsweredError | StoreRefused) and not self.may_be_starting(error):
                         raise
                     failed.append((host, error))
-            # The read itself may be slow: the most preferred silent host gets it again, without a time limit.
+            # The read itself may be slow: the most preferred silent host gets it again, without a
+            # time limit.
             try:
                 if silent:
                     return await self._read_from(silent[0], request)
@@ -211,8 +215,9 @@ class Transport(ABC):
     async def _retry_after_start(self, host: Host, request: Request[_T], error: StoreFailure) -> _T:
         """Handles a 401, or an unknown table: is the host starting, or must an operator act?
 
-        Only time distinguishes a wrong password from a user that the host has not loaded yet. For an unknown table, a
-        host that passes a probe gets the statement again, which it did not apply: its first answer may have been early.
+        Only time distinguishes a wrong password from a user that the host has not loaded yet. For
+        an unknown table, a host that passes a probe gets the statement again, which it did not
+        apply: its first answer may have been early.
         """
         if is_unauthorized(error):
             raise self._refused_if_lasting(error, request.subject) from error
@@ -301,8 +306,8 @@ class Transport(ABC):
     async def _send(self, host: Host, request: Request[_T], *, is_read: bool = False) -> _T:
         """Sends one request, and demotes the host if it failed.
 
-        A write that ends without an answer demotes its host. A read does not: its caller may have run out of time, or
-        another node with the copy that it went to may be silent.
+        A write that ends without an answer demotes its host. A read does not: its caller may have
+        run out of time, or another node with the copy that it went to may be silent.
         """
         serves = is_read
         try:
@@ -323,5 +328,8 @@ class Transport(ABC):
 
 
 def is_unauthorized(error: StoreFailure) -> bool:
-    """Whether the user, password or token is wrong. For a missing privilege CrateDB answers 401 with a code."""
+    """Whether the user, password or token is wrong.
+
+    For a missing privilege CrateDB answers 401 with a code.
+    """
     return error.http_status == _HTTP_UNAUTHORIZED and error.code is None

@@ -1,7 +1,9 @@
 """Decodes CrateDB's HTTP answers: was the statement applied, can a retry succeed, and what must an operator do.
 
-After an HTTP status of 400 to 499, except 408, the statement was not applied. After any other error it may have been.
-Codes: https://cratedb.com/docs/crate/reference/en/latest/interfaces/http.html#error-codes, docs/operations/runbook.md.
+After an HTTP status of 400 to 499, except 408, the statement was not applied. After any other error
+it may have been. Codes:
+https://cratedb.com/docs/crate/reference/en/latest/interfaces/http.html#error-codes,
+docs/operations/runbook.md.
 """
 
 import json
@@ -22,9 +24,11 @@ _HTTP_OK = 200
 _HTTP_REQUEST_TIMEOUT = 408
 _HTTP_TOO_MANY_REQUESTS = 429
 
-# HTTP 400 and 403: the table is closed, or has blocks.read, blocks.write or blocks.read_only. An operator set it.
+# HTTP 400 and 403: the table is closed, or has blocks.read, blocks.write or blocks.read_only. An
+# operator set it.
 _TABLE_BLOCKED = (4007, 4032, 4033, 4034, 4035, 4036)
-# HTTP 403: blocks.read_only_allow_delete. The cluster sets it when a disk is nearly full, and removes it later.
+# HTTP 403: blocks.read_only_allow_delete. The cluster sets it when a disk is nearly full, and
+# removes it later.
 _DISK_NEARLY_FULL = 4037
 # HTTP 404: RelationUnknown or SchemaUnknownException, also for a user without any privilege.
 _TABLE_UNKNOWN = (4041, 4045)
@@ -40,8 +44,9 @@ _STEPS = {
 }
 # HTTP 404 with code 4040: the shard is starting or moving.
 _SHARD_NOT_STARTED = "IllegalIndexShardStateException"
-# Codes with HTTP 409, a conflict with another client; a retry may succeed. 4091: a row with this primary key exists.
-# 4092: another write changed the row meanwhile (its _seq_no differs). 4093: the table exists.
+# Codes with HTTP 409, a conflict with another client; a retry may succeed. 4091: a row with this
+# primary key exists. 4092: another write changed the row meanwhile (its _seq_no differs). 4093: the
+# table exists.
 _CONFLICT = range(4090, 4100)
 
 TABLE = re.compile(r'"[\w-]+"\."\w+"')
@@ -78,8 +83,8 @@ def read_answer(host: str, status: int, content: bytes, parse: Callable[[Any], _
     except (ValueError, KeyError, TypeError):
         pass  # plain text: a failed authentication, or an answer of a proxy
     message = f"CrateDB at {host} answered {status}{f' ({code})' if code else ''}: {one_line(text)}"
-    # 408: a load balancer stopped waiting, after it forwarded the statement. 503: the node gave up after retries, and
-    # one of them may have reached the shard.
+    # 408: a load balancer stopped waiting, after it forwarded the statement. 503: the node gave up
+    # after retries, and one of them may have reached the shard.
     if not 400 <= status < 500 or status == _HTTP_REQUEST_TIMEOUT:
         raise StoreOutcomeUnknown(message, code=code, http_status=status)
     failure = StoreAnsweredError(message, code=code, http_status=status)
@@ -89,7 +94,8 @@ def read_answer(host: str, status: int, content: bytes, parse: Callable[[Any], _
 def may_be_starting(error: StoreFailure) -> bool:
     """Whether this may be the answer of a node that has not loaded the cluster's tables and users yet.
 
-    A restarted node was seen to answer 404 for an existing table, and 401 for a right password, for 8 s.
+    A restarted node was seen to answer 404 for an existing table, and 401 for a right password, for
+    8 s.
     """
     return error.code in _TABLE_UNKNOWN or is_unauthorized(error)
 

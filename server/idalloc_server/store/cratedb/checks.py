@@ -1,4 +1,7 @@
-"""Refuses a table in CrateDB on which idalloc's statements would fail or lose ids. Each error names the next step."""
+"""Refuses a table in CrateDB on which idalloc's statements would fail or lose ids.
+
+Each error names the next step.
+"""
 
 # ruff: noqa: S608 - only constants and the validated schema name are inserted into statements
 
@@ -43,7 +46,8 @@ class _Column(NamedTuple):
 async def check(http: CrateHttp, schema: str, table: Table, nodes: int | None) -> None:
     """Checks an existing table, before idalloc adds columns to it.
 
-    If ``nodes``, the number of nodes of the cluster, is known and above 1, a table without replicas logs a warning.
+    If ``nodes``, the number of nodes of the cluster, is known and above 1, a table without replicas
+    logs a warning.
 
     Raises:
         StartRefused: The table cannot be used.
@@ -71,7 +75,8 @@ async def check_privileges(http: CrateHttp, schema: str, table: Table) -> None:
     # A column of the key cannot be updated.
     write = f"DELETE FROM {reference}" if column == table.key else f"UPDATE {reference} SET {column} = {column}"
     try:
-        # The write first: it waits for the shard of a table that another process is creating; a read then fails.
+        # The write first: it waits for the shard of a table that another process is creating; a
+        # read then fails.
         await http.write(f"{write} WHERE {table.key} = ?", missing_key)
         await http.read(f"SELECT {column} FROM {reference} WHERE {table.key} = ?", missing_key)
     except StoreRefused as error:
@@ -138,7 +143,10 @@ def _check_columns(schema: str, table: Table, columns: Sequence[_Column]) -> Non
 
 
 async def _check_constraints(http: CrateHttp, schema: str, table: Table, columns: Sequence[_Column]) -> None:
-    """Refuses a CHECK on a column that idalloc writes. Its new rows have NULL elsewhere, which passes a CHECK."""
+    """Refuses a CHECK on a column that idalloc writes.
+
+    Its new rows have NULL elsewhere, which passes a CHECK.
+    """
     reference = table.reference(schema)
     expected = {column.position: column.name for column in columns if column.name in table.all_columns}
     for name, positions in await http.read(

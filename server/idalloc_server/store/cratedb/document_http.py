@@ -14,7 +14,8 @@ from idalloc_server.store.cratedb.http import CrateHttp
 
 _T = TypeVar("_T")
 
-# The pause before the next attempt: an election, or a copy that becomes the primary, takes about a second.
+# The pause before the next attempt: an election, or a copy that becomes the primary, takes about a
+# second.
 PAUSE_SECONDS = 0.2
 
 # When the calls of this task must have ended, by the loop's clock.

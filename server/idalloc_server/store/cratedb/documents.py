@@ -1,9 +1,9 @@
 """Documents in a CrateDB cluster: a table for each collection, since names of collections may be any texts.
 
-CrateDB has no transactions. An insert marks its rows with an id of its batch. If a key was there first, it deletes the
-rows of its batch; a process that ends before leaves them. Each acknowledged change of a document clears the mark, also
-one that leaves the text, so that the row is not deleted. A change of many documents is tried on all of them first, and
-then goes document by document.
+CrateDB has no transactions. An insert marks its rows with an id of its batch. If a key was there
+first, it deletes the rows of its batch; a process that ends before leaves them. Each acknowledged
+change of a document clears the mark, also one that leaves the text, so that the row is not deleted.
+A change of many documents is tried on all of them first, and then goes document by document.
 """
 
 # ruff: noqa: S608 - the names of the tables are digests, and the schema is checked
@@ -42,7 +42,8 @@ _P = ParamSpec("_P")
 _ROWS_AN_INSERT = 1000
 MAX_CHANGED_DOCUMENTS = 100_000  # a statement keeps their keys in memory
 _ATTEMPTS = 5
-# How long an insert may be sent again: a row that comes back within 60 s (index.gc_deletes) has a later _version.
+# How long an insert may be sent again: a row that comes back within 60 s (index.gc_deletes) has a
+# later _version.
 _REPEAT_SECONDS = 30.0
 
 _UNINDEXED = "TEXT INDEX OFF STORAGE WITH (columnstore = false)"  # indexed, a text has at most 32,766 bytes
@@ -80,7 +81,8 @@ class CrateDocuments:
     Args:
         http: The transport.
         schema: The schema of the tables; letters, digits, ``_`` and ``-``.
-        timeout: The timeout of a statement, and of each document that a statement changes, in seconds.
+        timeout: The timeout of a statement, and of each document that a statement changes, in
+            seconds.
     """
 
     def __init__(self, http: CrateHttp, schema: str, timeout: float) -> None:
@@ -130,8 +132,8 @@ class CrateDocuments:
         if not await self._has_schema(schema):
             raise UnknownSchema(schema)
         key = _key(schema, name)
-        # The row is first: a table without a row would never be found again. A repeated call creates a missing table,
-        # and a user without DDL may repeat it.
+        # The row is first: a table without a row would never be found again. A repeated call
+        # creates a missing table, and a user without DDL may repeat it.
         insert = (
             f"INSERT INTO {self._collections} (collection_key, schema_name, collection_name) VALUES (?, ?, ?)"
             " ON CONFLICT (collection_key) DO NOTHING RETURNING collection_key"
@@ -244,7 +246,8 @@ class CrateDocuments:
     async def _insert(self, table: str, documents: Sequence[Document], batch: str) -> list[tuple[str, int, int]]:
         """Inserts rows whose keys are free; returns the keys and versions of the rows of this batch.
 
-        A statement whose connection was lost is sent again: it finds the rows of the first one by their batch.
+        A statement whose connection was lost is sent again: it finds the rows of the first one by
+        their batch.
         """
         insert = (
             f"INSERT INTO {table} (doc_id, doc, batch) SELECT * FROM UNNEST(?, ?, ?)"
@@ -283,8 +286,8 @@ class CrateDocuments:
         for _ in range(_ATTEMPTS):
             if not left or await self._http.write_each(delete, left) == len(left):
                 return
-            # Another insert of the same key gave the row a new version, and left its batch. So does a replacement by
-            # an earlier idalloc or by hand, which is seen by its text.
+            # Another insert of the same key gave the row a new version, and left its batch. So does
+            # a replacement by an earlier idalloc or by hand, which is seen by its text.
             found = [row for part in _parts(left, PAGE) for row in await self._read(table, [key for key, *_ in part])]
             left = [
                 (row.document.key, row.seq_no, row.term) for row in found if row.batch == batch and row.document in ours

@@ -23,7 +23,8 @@ _T = TypeVar("_T")
 class CrateHttp(Transport):
     """Sends statements to one of several hosts; see ``Transport``.
 
-    A node without a master answers ``GET /`` with 503. A probe then sends the statement of ``set_probe``.
+    A node without a master answers ``GET /`` with 503. A probe then sends the statement of
+    ``set_probe``.
     """
 
     PRODUCT = "CrateDB"
@@ -40,13 +41,16 @@ class CrateHttp(Transport):
     async def open_table(self, reference: str) -> None:
         """Keeps the identity of a table. Later rows of another one under its name are refused.
 
-        CrateDB 6.3 and newer gives each new table an OID of its own; that of an older table depends on its name only.
+        CrateDB 6.3 and newer gives each new table an OID of its own; that of an older table depends
+        on its name only.
         """
         ((oid,),) = await self.read(f"SELECT {_oid_of(reference)}")
         self._oids = {**self._oids, reference: int(oid)}
 
     async def write(self, statement: str, *arguments: object, may_fail_over: bool = True) -> list[Row]:
-        """Sends a write; see ``Transport.send_write``. A host that knows no table or user yet did not apply it.
+        """Sends a write; see ``Transport.send_write``.
+
+        A host that knows no table or user yet did not apply it.
 
         Returns:
             The rows of the RETURNING clause.
@@ -102,7 +106,8 @@ class CrateHttp(Transport):
     def _sql(self, statement: str, arguments: Sequence[object]) -> Request[list[Row]]:
         """Returns the request of a statement, tied to its answer, which CrateDB lets return literals.
 
-        The answer repeats a text that no other request has, and the OID of the table. A statement without rows cannot.
+        The answer repeats a text that no other request has, and the OID of the table. A statement
+        without rows cannot.
         """
         nonce = f"'{secrets.token_hex(8)}'"
         found = answers.TABLE.search(statement)
@@ -137,7 +142,8 @@ def _tied_rows(answer: Any, nonce: str, reference: str, oid: int | None) -> list
         raise WrongAnswer("to another statement")
     if oid is None:
         return [row[1:] for row in rows]
-    # Without rows the name of the column has the OID, since CrateDB computes it before it executes the statement.
+    # Without rows the name of the column has the OID, since CrateDB computes it before it executes
+    # the statement.
     found = {str(row[1]) for row in rows} or {cols[1]}
     if any(each != str(oid) for each in found if each.lstrip("-").isdecimal()):
         raise StoreExchanged(f"the table {reference} with the OID {oid}", f"one with the OID {', '.join(found)}")

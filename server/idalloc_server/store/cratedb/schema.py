@@ -1,7 +1,8 @@
 """Creates idalloc's tables in CrateDB, adopts existing ones, and refuses an unsafe cluster or table.
 
-Every step reads first and creates only what is missing. Any number of processes may start at once, and a user without
-the privilege DDL can start if the tables are complete, or lack optional columns only.
+Every step reads first and creates only what is missing. Any number of processes may start at once,
+and a user without the privilege DDL can start if the tables are complete, or lack optional columns
+only.
 """
 
 import re
@@ -23,8 +24,8 @@ from idalloc_server.store.cratedb.tables import Table
 
 _log = structlog.get_logger(__name__)
 
-# The oldest that the contract tests ran on. Those before 5.10.12 may block an update, or retry it on a changed request;
-# 6.0.0 loses defaults.
+# The oldest that the contract tests ran on. Those before 5.10.12 may block an update, or retry it
+# on a changed request; 6.0.0 loses defaults.
 _MIN_VERSION = (5, 10, 16)
 _BROKEN_VERSION = (6, 0, 0)
 _SUPPORTED = "5.10.16 or newer, but not 6.0.0"
@@ -43,7 +44,8 @@ async def set_up(http: CrateHttp, schema: str, tables: Sequence[Table]) -> bool:
         Whether the tables have their optional columns: the user may have no privilege to add them.
 
     Raises:
-        StartRefused: The version, a table, a setting of a table or a privilege of the user is unsuitable.
+        StartRefused: The version, a table, a setting of a table or a privilege of the user is
+            unsuitable.
         StoreFailure: The cluster cannot be reached, or fails.
     """
     try:
@@ -95,8 +97,8 @@ async def _create_missing(http: CrateHttp, schema: str, table: Table) -> bool:
     found: dict[str, str] = {}
     missing: list[str] = []
     failure: StoreFailure | None = None
-    # Processes that start at the same time create the same table or columns. The later one is refused, and finds them
-    # in the next attempt.
+    # Processes that start at the same time create the same table or columns. The later one is
+    # refused, and finds them in the next attempt.
     for _ in range(_MAX_ATTEMPTS):
         found = await _column_types(http, schema, table)
         missing = _missing_statements(schema, table, found)

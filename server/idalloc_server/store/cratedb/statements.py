@@ -2,12 +2,13 @@
 
 They follow from what a live CrateDB 6.4.3 did:
 
-* The cluster may apply a write twice. So an increment is relative, and an absolute value is guarded by a revision or a
-  generation in the row.
-* ``WHERE`` of a write has only the primary key, and both version columns where needed: CrateDB evaluates any other
-  predicate on an old snapshot.
-* All right sides of ``SET`` see the old row. ``GREATEST`` and ``LEAST`` ignore NULL. ``/`` and ``MOD`` of integers are
-  exact and truncate towards 0; ``ABS`` is not exact. No statement relies on an overflow error.
+* The cluster may apply a write twice. So an increment is relative, and an absolute value is guarded
+  by a revision or a generation in the row.
+* ``WHERE`` of a write has only the primary key, and both version columns where needed: CrateDB
+  evaluates any other predicate on an old snapshot.
+* All right sides of ``SET`` see the old row. ``GREATEST`` and ``LEAST`` ignore NULL. ``/`` and
+  ``MOD`` of integers are exact and truncate towards 0; ``ABS`` is not exact. No statement relies on
+  an overflow error.
 """
 
 # ruff: noqa: S608 - only constants and the validated schema name are inserted into statements
@@ -39,7 +40,8 @@ RESULT = (*_RESULT.split(", "), "demand")
 # The number of idalloc's writes of this row. `_seq_no` counts the writes of all rows.
 _WRITES = "COALESCE(writes, 0) + 1"
 
-# The largest distance that a counter moves in one grant. It keeps the differences below from an overflow.
+# The largest distance that a counter moves in one grant. It keeps the differences below from an
+# overflow.
 _MAX_DISTANCE = 2**63 - 1
 _STEP = f"COALESCE(step, {DEFAULT_STEP})"
 _GENERATION = f"COALESCE(generation, {DEFAULT_GENERATION})"
@@ -49,8 +51,9 @@ _DOWN = (
     f"LEAST(GREATEST(COALESCE(min_value, {DEFAULT_MIN_VALUE}), GREATEST(last_value, 0) - {_MAX_DISTANCE}), last_value)"
     " - last_value"
 )
-# $1 ids; 0 if fewer are left, last_value is NULL, step is 0, the row is no counter, or it is behind the floor $4 to $6.
-# CrateDB 5.10 takes a parameter beside the literal 0 for an INTEGER without the cast, and refuses one over 2^31.
+# $1 ids; 0 if fewer are left, last_value is NULL, step is 0, the row is no counter, or it is behind
+# the floor $4 to $6. CrateDB 5.10 takes a parameter beside the literal 0 for an INTEGER without the
+# cast, and refuses one over 2^31.
 _GRANTED = (
     f"CASE WHEN {_GENERATION} >= $4 AND last_value >= $5 AND last_value <= $6"
     f" AND $1 <= CASE WHEN COALESCE(mode, '{PERIOD}') = '{PERIOD}' THEN COALESCE("
@@ -58,8 +61,9 @@ _GRANTED = (
     " ELSE 0 END THEN CAST($1 AS BIGINT) ELSE 0 END"
 )
 
-# $4 is the node's clock; $5 is how far a timestamp may be ahead of the clock. If $4 is further ahead of CrateDB's clock
-# than that, CrateDB's clock counts. The settings have the unit; no text in their JSON matches, its quotes are escaped.
+# $4 is the node's clock; $5 is how far a timestamp may be ahead of the clock. If $4 is further
+# ahead of CrateDB's clock than that, CrateDB's clock counts. The settings have the unit; no text in
+# their JSON matches, its quotes are escaped.
 _UNIT = f"CASE WHEN settings LIKE '%\"kind\": {Kind.TIMESTAMP_US:d}%' THEN 1000 ELSE 1 END"
 _STORE_CLOCK = f"CAST(CURRENT_TIMESTAMP AS BIGINT) * {_UNIT}"
 _CLOCK = f"CASE WHEN $4 <= {_STORE_CLOCK} + $5 THEN $4 ELSE {_STORE_CLOCK} END"
@@ -73,7 +77,8 @@ _TIMESTAMPS = (
 def _reaching(value: str, rising: bool, size: str, offset: str) -> str:
     """Returns SQL for the first point of the lattice at or past ``value``, or the end of BIGINT if that comes first.
 
-    ``size`` is at most 2^61, and ``offset`` is 1 to 2 times it; so each dividend is positive, and at most 3 times it.
+    ``size`` is at most 2^61, and ``offset`` is 1 to 2 times it; so each dividend is positive, and
+    at most 3 times it.
     """
     if rising:
         distance = f"MOD({offset} - MOD({value}, {size}), {size})"
@@ -143,8 +148,8 @@ class Statements:
     def _set_allocation_statements(self, allocations: str) -> None:
         self.recorded = f"SELECT {ALLOCATION} FROM {allocations} WHERE request_id = $1"
         self.refresh_allocations = f"REFRESH TABLE {allocations}"
-        # The table has one shard. Its _seq_no grows with every write within a _primary_term; a new primary has a higher
-        # term, and may repeat numbers.
+        # The table has one shard. Its _seq_no grows with every write within a _primary_term; a new
+        # primary has a higher term, and may repeat numbers.
         self.newest_allocation = f"SELECT MAX(_seq_no), MAX(_primary_term), MAX(written_at) FROM {allocations}"
         self.count_allocations = f"SELECT COUNT(*) FROM {allocations}"
         # written_at at most, limit; the caller then compares _seq_no, which no condition may do
@@ -213,8 +218,8 @@ class Statements:
     def _revise_statement(self, rising: bool) -> str:
         """$1 name, $2 revision, $3 limit, $4 at_least, $5 and $6 the lattice.
 
-        New values: $7 step, $8 and $9 bounds, $10 settings, $11 mode (empty for NULL), $12 increment of the generation,
-        $13 least generation, $14 by, $15 at.
+        New values: $7 step, $8 and $9 bounds, $10 settings, $11 mode (empty for NULL), $12
+        increment of the generation, $13 least generation, $14 by, $15 at.
         """
         choose, within = ("GREATEST", "<=") if rising else ("LEAST", ">=")
         sets = _sets(
@@ -264,13 +269,17 @@ class WitnessStatements:
         self.forget = f"DELETE FROM {self._marks} WHERE name = $1"
 
     def read(self, count: int) -> str:
-        """Returns the statement that reads this many marks by their names. ``IN`` would be a scan, which lags."""
+        """Returns the statement that reads this many marks by their names.
+
+        ``IN`` would be a scan, which lags.
+        """
         return f"SELECT {_MARK} FROM {self._marks} WHERE {' OR '.join(['name = ?'] * count)}"
 
     def replace(self, count: int) -> str:
         """Returns the statement that replaces this many marks; each has all columns of the table, in their order.
 
-        A mark whose token is not ``seen`` stays. So does the new mark if the cluster applies the statement twice.
+        A mark whose token is not ``seen`` stays. So does the new mark if the cluster applies the
+        statement twice.
         """
         columns = ", ".join(WITNESS_MARKS.columns)
         width = len(WITNESS_MARKS.columns)

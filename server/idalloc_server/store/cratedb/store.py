@@ -163,7 +163,8 @@ class CrateStore(ClusterStore):
         rows = await self._http.read(self._sql.oldest_allocations, milliseconds(retention.last.written_at), limit)
         expired = [row[:3] for row in rows if retention.is_over(*row[1:])]
         if expired:
-            # One request removes 4,300 rows a second on a busy machine; one request a row removes 53.
+            # One request removes 4,300 rows a second on a busy machine; one request a row removes
+            # 53.
             return await self._http.write_each(self._sql.forget_allocation, expired)
         return 0
 

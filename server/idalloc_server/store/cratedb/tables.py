@@ -107,7 +107,8 @@ ALLOCATIONS = Table(
 )
 # In the order of their creation. The first one shows whether a host knows the tables.
 STORE_TABLES = (SEQUENCES, START_TIMESTAMPS, ALLOCATIONS)
-# ``seen`` is the token that the last write replaced: a statement can refer to new values of columns only.
+# ``seen`` is the token that the last write replaced: a statement can refer to new values of columns
+# only.
 WITNESS_MARKS = Table(
     "witness_marks",
     "name",

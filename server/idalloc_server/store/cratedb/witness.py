@@ -16,8 +16,8 @@ _NAMES_A_READ = 200
 class CrateWitness:
     """A witness in a CrateDB cluster; see ``Witness``.
 
-    A read by key may go to any copy, also to one that was cut off and is behind. Then the tokens that it returns are
-    old, and a replacement that gives them is refused.
+    A read by key may go to any copy, also to one that was cut off and is behind. Then the tokens
+    that it returns are old, and a replacement that gives them is refused.
 
     Args:
         http: The transport.

@@ -1,7 +1,7 @@
 """Decodes OpenSearch's answers: was the write applied, can a retry succeed, and what must an operator do.
 
-A 409 is unknown: a node sends a write again when the primary's node goes away, and then refuses what it has applied.
-Types of errors differ between versions, so only the few in this module decide.
+A 409 is unknown: a node sends a write again when the primary's node goes away, and then refuses
+what it has applied. Types of errors differ between versions, so only the few in this module decide.
 """
 
 import json
@@ -19,10 +19,11 @@ INDEX_EXISTS = "resource_already_exists_exception"
 CONFLICT = "version_conflict_engine_exception"
 _BLOCKED = "cluster_block_exception"
 _SECURITY = "security_exception"
-# A block in the reason of its error, as in [FORBIDDEN/8/index write (api)]: no name of an index has a slash.
+# A block in the reason of its error, as in [FORBIDDEN/8/index write (api)]: no name of an index has
+# a slash.
 _BLOCK_NUMBER = re.compile(r"\[[A-Z_]+/(\d+)/")
-# The next steps, by the type of the error, or by the number of a block. OpenSearch removes the blocks read_only and
-# metadata only by a request that sets nothing else.
+# The next steps, by the type of the error, or by the number of a block. OpenSearch removes the
+# blocks read_only and metadata only by a request that sets nothing else.
 _STEPS = {
     INDEX_MISSING: "restore the alias {subject} from a snapshot, since idalloc creates it only at the first start",
     "index_closed_exception": "run POST /{subject}/_open",
@@ -37,13 +38,15 @@ _BLOCK_STEPS = {
     "8": 'run PUT /{subject}/_settings {{"index.blocks.write": null}}',
     "9": 'run PUT /{subject}/_settings {{"index.blocks.metadata": null}}',
 }
-# A missing privilege, as OpenSearch's security plugin names it. It checks these for the cluster, others for an index.
+# A missing privilege, as OpenSearch's security plugin names it. It checks these for the cluster,
+# others for an index.
 _MISSING_PRIVILEGE = re.compile(r"no permissions for \[(.+?)\] and ")
 _CLUSTER_PRIVILEGE = re.compile(r"cluster:.*|indices:data/(write/bulk|read/scroll)")
 _TOO_MANY_SCRIPTS = "circuit_breaking_exception"
 # The errors of a script that read a text, a double or null where the row must have a number.
 _WRONG_VALUE = ("class_cast_exception", "null_pointer_exception")
-# The write of a row whose value does not fit its field, by OpenSearch and by Elasticsearch (not tested).
+# The write of a row whose value does not fit its field, by OpenSearch and by Elasticsearch (not
+# tested).
 _WRONG_FIELD = ("mapper_parsing_exception", "document_parsing_exception")
 
 CHECK_PROXY = "check what answers between this server and OpenSearch, such as a proxy"
@@ -117,14 +120,16 @@ def failure(host: str, status: int, error: object, subject: str) -> StoreFailure
     Args:
         host: ``host:port`` of the sender.
         status: The HTTP status, or that of the item.
-        error: The field ``error`` of the answer; the content of one that is no JSON, such as a proxy's.
+        error: The field ``error`` of the answer; the content of one that is no JSON, such as a
+            proxy's.
         subject: The alias of the request, for the next step.
     """
     kind, causes = _kinds(error)
     reason = str(_reason(error) if isinstance(error, dict) else error)
     message = f"OpenSearch at {host} answered {status}{f' ({kind})' if kind else ''}: {one_line(reason)}"
     message = message.rstrip(";")
-    # A full queue refuses before it executes, but after a node has sent the request again it proves nothing.
+    # A full queue refuses before it executes, but after a node has sent the request again it proves
+    # nothing.
     is_queue_full = status == _TOO_MANY_REQUESTS and kind != _BLOCKED
     if not 400 <= status < 500 or status in _UNKNOWN_STATUS or is_queue_full:
         return StoreOutcomeUnknown(f"{message}; try again, and repair the cluster if it lasts", http_status=status)

@@ -1,4 +1,7 @@
-"""Refuses an index in OpenSearch on which idalloc's writes would fail or lose ids. Each error names the next step."""
+"""Refuses an index in OpenSearch on which idalloc's writes would fail or lose ids.
+
+Each error names the next step.
+"""
 
 import json
 import re
@@ -40,7 +43,9 @@ class StoredIndex:
 
 
 def check(alias: str, index: Index, found: StoredIndex, nodes: int | None) -> dict[str, Mapping[str, Any]]:
-    """Checks an existing index. If the cluster has several nodes, an index without replicas logs a warning.
+    """Checks an existing index.
+
+    If the cluster has several nodes, an index without replicas logs a warning.
 
     Returns:
         The mapping of the fields that it lacks.

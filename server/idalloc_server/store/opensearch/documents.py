@@ -52,7 +52,8 @@ async def read_documents(http: OpenSearchHttp, index: str, *, clients_stopped: b
     Args:
         http: The cluster.
         index: The index, or an alias.
-        clients_stopped: Whether the index may accept writes. One during the call is an error in any case.
+        clients_stopped: Whether the index may accept writes. One during the call is an error in any
+            case.
 
     Raises:
         StoreRefused: The index is missing, accepts writes, or was written meanwhile.
@@ -148,7 +149,10 @@ async def _search(http: OpenSearchHttp, index: str, options: str, body: object) 
 
 
 def _whole_page(index: str, answer: dict[str, Any]) -> _Page:
-    """Returns a page that is of all shards. A page of a scroll may lack some, and have no hits for that reason."""
+    """Returns a page that is of all shards.
+
+    A page of a scroll may lack some, and have no hits for that reason.
+    """
     try:
         hits, total = answer["hits"]["hits"], answer["hits"]["total"]
         if answer["_shards"]["failed"] == 0 and answer["timed_out"] is False and total["relation"] == "eq":

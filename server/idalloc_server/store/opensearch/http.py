@@ -9,7 +9,8 @@ from idalloc_server.store.opensearch import answers
 from idalloc_server.store.opensearch.answers import AliasUnknown
 
 _HTTP_UNAVAILABLE = 503
-# The number of the block that a cluster has until its state is recovered. Before, its nodes know no index.
+# The number of the block that a cluster has until its state is recovered. Before, its nodes know no
+# index.
 _NOT_RECOVERED = "1"
 
 
@@ -28,8 +29,9 @@ def _read_state(host: str, status: int, content: bytes) -> None:
 class OpenSearchHttp(Transport):
     """Sends requests to one of several hosts; see ``Transport``.
 
-    A node without a cluster manager answers ``GET /`` and reads as before. One whose cluster has not recovered its
-    state answers 404 for an index that exists. So a node that is alive has both, as it shows by its own state.
+    A node without a cluster manager answers ``GET /`` and reads as before. One whose cluster has
+    not recovered its state answers 404 for an index that exists. So a node that is alive has both,
+    as it shows by its own state.
     """
 
     PRODUCT = "OpenSearch"

@@ -1,7 +1,7 @@
 """Ties each answer to its request: by the index behind the alias, the key, and a nonce.
 
-A rollover, a person or a policy can exchange the index behind an alias, and a proxy can mix up answers. The values of
-such an answer are never used.
+A rollover, a person or a policy can exchange the index behind an alias, and a proxy can mix up
+answers. The values of such an answer are never used.
 """
 
 import secrets
@@ -96,8 +96,8 @@ class Places:
     def check_request(self) -> Request[None]:
         """Returns the request that reads and checks the indices behind all aliases.
 
-        Its reader raises ``StoreExchanged`` if one is another than the opened one. A missing one is left to the writes,
-        which name it.
+        Its reader raises ``StoreExchanged`` if one is another than the opened one. A missing one is
+        left to the writes, which name it.
         """
         aliases = ",".join(self._opened)
         read = partial(read_answer, parse=self._check_all, subject=aliases)

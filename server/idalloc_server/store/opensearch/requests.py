@@ -50,7 +50,9 @@ class _Item(NamedTuple):
 
 
 class Requests:
-    """The requests on the indices of one prefix. Every write is one request, and needs an alias: nothing is created.
+    """The requests on the indices of one prefix.
+
+    Every write is one request, and needs an alias: nothing is created.
 
     Args:
         prefix: The beginning of the aliases.
@@ -136,7 +138,8 @@ class Requests:
     def list_rows(self, prefix: str, after: str, limit: int, *, deleted: bool, periods: bool) -> Request[list[Hit]]:
         """Finds rows as of the last refresh, by name: those after a name, from the first one with a prefix on.
 
-        A cluster may refuse a range or a prefix of names (``search.allow_expensive_queries``), but no ``search_after``.
+        A cluster may refuse a range or a prefix of names (``search.allow_expensive_queries``), but
+        no ``search_after``.
         """
         start = [after, _LAST] if after and after.encode() >= prefix.encode() else [prefix, -1]
         excluded: list[object] = [] if deleted else [{"term": {"mode": "deleted"}}]
@@ -241,7 +244,10 @@ class Requests:
         return self._bulk(self._allocations, items)
 
     def read_marks(self, names: Collection[str]) -> Request[list[Source | None]]:
-        """Writes marks unchanged; None for a missing one. Another document is last: its write confirms them."""
+        """Writes marks unchanged; None for a missing one.
+
+        Another document is last: its write confirms them.
+        """
         touch = {"script": _script(scripts.MARK, row={}, seen="")}
         items = [_update_item(name, touch) for name in names]
         items.append(_update_item(_CONFIRMATION, {**touch, "upsert": {}}))

@@ -100,7 +100,8 @@ def read_bulk(
         alias: The alias of the request.
         ties: What each item must repeat.
         expected: The types of errors for which an item's result is None.
-        is_whole: Whether any other error of an item is one of the request; otherwise only if all items failed.
+        is_whole: Whether any other error of an item is one of the request; otherwise only if all
+            items failed.
 
     Returns:
         For each item the row, or an empty one without ``_source``; None for one that failed.

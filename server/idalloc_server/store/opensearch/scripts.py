@@ -2,11 +2,13 @@
 
 They follow from what a live OpenSearch 3.8.0 and 2.19.1 did:
 
-* The cluster may apply an update twice, and answer 409 for an applied one. So an increment is relative, and an absolute
-  value is guarded by a revision or a generation in the row.
-* A number in ``_source`` or ``params`` that fits in 32 bits is an Integer, whose arithmetic wraps. ``long v = …`` widens
-  it, and refuses texts, doubles and null. ``Math.max`` of longs is a double; ``Long.max`` is exact. Longs overflow silently.
-* Only a write is confirmed by the other copies, so no script makes a noop. A result is written into ``granted``.
+* The cluster may apply an update twice, and answer 409 for an applied one. So an increment is
+  relative, and an absolute value is guarded by a revision or a generation in the row.
+* A number in ``_source`` or ``params`` that fits in 32 bits is an Integer, whose arithmetic wraps.
+  ``long v = …`` widens it, and refuses texts, doubles and null. ``Math.max`` of longs is a double;
+  ``Long.max`` is exact. Longs overflow silently.
+* Only a write is confirmed by the other copies, so no script makes a noop. A result is written into
+  ``granted``.
 """
 
 # ruff: noqa: E501
@@ -19,15 +21,16 @@ s.writes = (s.writes == null ? 0L : (long)s.writes) + 1L;"""
 _NONCE = """
 if (params.nonce != null) { ctx._source.nonce = params.nonce; }"""
 
-# The first point of the lattice at or past `v`, or the end of BIGINT if that comes first; `p` is params.
+# The first point of the lattice at or past `v`, or the end of BIGINT if that comes first; `p` is
+# params.
 _REACH = """    long v = p.at_least; long size = p.size; long off = p.offset;
     if (up ? last > v : last < v) { v = last; }
     if (up) { long way = (off - v % size) % size; if (v > 9223372036854775806L - way) { v = 9223372036854775806L - way; } v += way; }
     else { long way = (off + v % size) % size; if (v < -9223372036854775807L + way) { v = -9223372036854775807L + way; } v -= way; }
 """
 
-# Params: wanted (at most 2^63-2; 0 renews), lease_ms, the floor (generation, least, most), and demand, which may be absent. A
-# distance over 2^63 is right as an unsigned number.
+# Params: wanted (at most 2^63-2; 0 renews), lease_ms, the floor (generation, least, most), and
+# demand, which may be absent. A distance over 2^63 is right as an unsigned number.
 GRANT = (
     """def s = ctx._source; def p = params; long g = 0L;
 if (s.last_value != null) {
@@ -52,7 +55,8 @@ if (p.demand != null) { s.demand = p.demand; }"""
     + _COUNT_WRITE
     + _NONCE
 )
-# Params: as GRANT without demand, and now and ahead in the unit of the kind. No text in the settings matches, its quotes are escaped.
+# Params: as GRANT without demand, and now and ahead in the unit of the kind. No text in the
+# settings matches, its quotes are escaped.
 STAMPS = (
     """def s = ctx._source; def p = params; long g = 0L;
 if (s.last_value != null && s.mode == 'timestamp') {
@@ -81,8 +85,8 @@ s.granted = 0L;"""
 )
 # A write that changes nothing; its answer has the row, confirmed.
 TOUCH = """ctx._source.granted = 0L;""" + _NONCE
-# Params: rev, limit, at_least, size and offset of the lattice, grows, generation, row. Without a match it still writes: a
-# repetition must not find its own unconfirmed change.
+# Params: rev, limit, at_least, size and offset of the lattice, grows, generation, row. Without a
+# match it still writes: a repetition must not find its own unconfirmed change.
 REVISE = (
     """def s = ctx._source; def p = params; long rev = s.rev == null ? 0L : (long)s.rev;
 if (rev == (long)p.rev && s.last_value != null) {

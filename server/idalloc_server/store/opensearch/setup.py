@@ -1,8 +1,8 @@
 """Creates idalloc's indices at the first start, and refuses an unsafe cluster or index.
 
-Every step reads first and creates only what is missing. Any number of processes may start at once, and a user without
-the privilege to create indices can start if they are complete. An alias that is missing later is refused: an empty
-index in its place would begin all sequences again.
+Every step reads first and creates only what is missing. Any number of processes may start at once,
+and a user without the privilege to create indices can start if they are complete. An alias that is
+missing later is refused: an empty index in its place would begin all sequences again.
 """
 
 import re
@@ -34,7 +34,8 @@ _UNDISGUISE = (
     "user the cluster permission cluster:monitor/nodes/info"
 )
 _MAX_ATTEMPTS = 3
-# The settings that name a lifecycle policy, of OpenSearch and Elasticsearch, and the request that removes it.
+# The settings that name a lifecycle policy, of OpenSearch and Elasticsearch, and the request that
+# removes it.
 _ISM_POLICY = "index.plugins.index_state_management.policy_id"
 _POLICY_SETTINGS = {
     _ISM_POLICY: "POST /_plugins/_ism/remove/{}",
@@ -99,7 +100,8 @@ async def set_up(http: OpenSearchHttp, requests: Requests, prefix: str, indices:
         http: The transport.
         requests: The requests, which get what is found.
         prefix: The beginning of the aliases.
-        indices: The indices, in the order of their creation: if the last one exists, all were made once.
+        indices: The indices, in the order of their creation: if the last one exists, all were made
+            once.
 
     Raises:
         StartRefused: The version, an index or a privilege of the user is unsuitable.
@@ -204,8 +206,8 @@ async def _check_clock(http: OpenSearchHttp) -> None:
 async def _create_missing(http: OpenSearchHttp, requests: Requests, prefix: str, indices: Sequence[Index]) -> None:
     """Creates the indices if none of them was in use.
 
-    While the last one is missing, a start may not have finished, and it may not be created if another index has
-    documents.
+    While the last one is missing, a start may not have finished, and it may not be created if
+    another index has documents.
     """
     last = indices[-1]
     for _ in range(_MAX_ATTEMPTS):

@@ -36,8 +36,8 @@ _T = TypeVar("_T")
 class OpenSearchStore(ClusterStore):
     """A store in a cluster of OpenSearch, or of Elasticsearch (not tested); see ``Store``.
 
-    A read by id is confirmed by no other copy: a node that was cut off answers it for as long as that lasts. So
-    ``get`` and ``recorded`` write the row unchanged.
+    A read by id is confirmed by no other copy: a node that was cut off answers it for as long as
+    that lasts. So ``get`` and ``recorded`` write the row unchanged.
 
     Args:
         http: The transport.
@@ -98,7 +98,10 @@ class OpenSearchStore(ClusterStore):
         return None if source is None else parse_row(name, source)
 
     async def list(self, prefix: str, after: str, limit: int, *, deleted: bool, periods: bool) -> list[Row]:
-        """See ``Store.list``. A row whose name is not its key would be left out of some lists: it fails all of them."""
+        """See ``Store.list``.
+
+        A row whose name is not its key would be left out of some lists: it fails all of them.
+        """
         await self._http.send_read(self._requests.refresh(SEQUENCES))
         unnamed = await self._http.send_read(self._requests.unnamed())
         self._check_names(unnamed)

@@ -26,8 +26,8 @@ _T = TypeVar("_T")
 class Database:
     """A SQLite file whose transactions run one after another on a thread.
 
-    An acknowledged write survives a power cut. A cancelled call is dropped if its transaction has not begun; otherwise
-    the transaction completes.
+    An acknowledged write survives a power cut. A cancelled call is dropped if its transaction has
+    not begun; otherwise the transaction completes.
 
     Args:
         path: The file; it and its folder are created if they are missing.
@@ -119,7 +119,8 @@ class Database:
         try:
             files.check()
         except (FilesChanged, OSError) as error:
-            # The process may have been paused after the first check, while others replaced the files.
+            # The process may have been paused after the first check, while others replaced the
+            # files.
             raise StoreOutcomeUnknown(f"SQLite at {self._path}, after the commit: {error}") from error
         return answer
 

@@ -1,4 +1,7 @@
-"""Documents in one SQLite file beside the counters. A statement is one transaction, so all of it is applied or none."""
+"""Documents in one SQLite file beside the counters.
+
+A statement is one transaction, so all of it is applied or none.
+"""
 
 import sqlite3
 from bisect import bisect_right
@@ -146,7 +149,8 @@ class SqliteDocuments:
         """See ``Documents.page``."""
         if keys is None:
             return await self._read(lambda db: _page(_from(db, _collection(db, schema, name), after)))
-        # Part by part, so that others have the thread of the file between them: most keys may be missing.
+        # Part by part, so that others have the thread of the file between them: most keys may be
+        # missing.
         start = 0 if after is None else bisect_right(keys, after)
         while True:
             part = keys[start : start + _KEYS_A_READ]
@@ -245,7 +249,10 @@ def _by_key(db: sqlite3.Connection, collection: int, keys: Sequence[str]) -> Ite
 
 
 def _chosen(db: sqlite3.Connection, collection: int, selection: Selection) -> Iterator[Document]:
-    """Yields the documents of a selection. Those of the next page are read after the yielded ones were changed."""
+    """Yields the documents of a selection.
+
+    Those of the next page are read after the yielded ones were changed.
+    """
     chooser, keys, after = Chooser(selection), selection.keys, None
     while not chooser.is_done:
         found = _from(db, collection, after) if keys is None else _by_key(db, collection, keys)

@@ -32,24 +32,26 @@ class FilesChanged(Exception):
 class DatabaseFiles:
     """A database, its write-ahead log (``-wal``) and its shared memory (``-shm``), as this process opened them.
 
-    SQLite keeps its write lock in ``-shm`` and new commits in ``-wal``, and finds both by the path of the database. Two
-    processes on one database that have other files beside it see neither each other's locks nor each other's commits,
-    and issue the same ids. Three measures prevent this:
+    SQLite keeps its write lock in ``-shm`` and new commits in ``-wal``, and finds both by the path
+    of the database. Two processes on one database that have other files beside it see neither each
+    other's locks nor each other's commits, and issue the same ids. Three measures prevent this:
 
-    * A start is refused if the database has another name (a hard link, a mount of only the file), since the other
-      name has other files beside it. Symbolic links are safe: SQLite resolves them, too.
-    * ``claim`` refuses a start while another process uses the database with other files. Each process locks one byte
-      of the database, at an offset that is a hash of the identities of its ``-wal`` and ``-shm``, and checks for locks
-      at other offsets. The lock belongs to the inode and lives as long as the process, also while it is paused in the
-      middle of a transaction.
+    * A start is refused if the database has another name (a hard link, a mount of only the file),
+      since the other name has other files beside it. Symbolic links are safe: SQLite resolves them,
+      too.
+    * ``claim`` refuses a start while another process uses the database with other files. Each
+      process locks one byte of the database, at an offset that is a hash of the identities of its
+      ``-wal`` and ``-shm``, and checks for locks at other offsets. The lock belongs to the inode
+      and lives as long as the process, also while it is paused in the middle of a transaction.
     * ``check`` compares identities and link counts before and after each transaction.
 
-    Not covered: a copy of the database; files that are removed between SQLite's opening of them and ``claim``. Only
-    ``check`` detects a new database in place of the old one, and programs other than idalloc that use another name.
-    Only Linux has locks that belong to a descriptor; elsewhere ``claim`` refuses nothing.
+    Not covered: a copy of the database; files that are removed between SQLite's opening of them and
+    ``claim``. Only ``check`` detects a new database in place of the old one, and programs other
+    than idalloc that use another name. Only Linux has locks that belong to a descriptor; elsewhere
+    ``claim`` refuses nothing.
 
-    One process must not have two of these for one database: SQLite's own locks on a file end when any descriptor of it
-    is closed.
+    One process must not have two of these for one database: SQLite's own locks on a file end when
+    any descriptor of it is closed.
 
     Args:
         path: The database; it is created if it is missing.
@@ -65,7 +67,8 @@ class DatabaseFiles:
         self._real_path = real_path
         # Each file's path, what it is, its device and inode.
         self._opened: list[tuple[str, str, int, int]] = []
-        # Opened for writing, since an overlay file system replaces a file when it is first opened so.
+        # Opened for writing, since an overlay file system replaces a file when it is first opened
+        # so.
         self._descriptor = _open_or_create(self._real_path)
         try:
             self._check_names()
@@ -76,10 +79,12 @@ class DatabaseFiles:
     def claim(self) -> None:
         """Keeps out processes that use the database with another ``-wal`` or ``-shm``.
 
-        Both must exist, and an open connection must use them. Waits for up to 2 s for another process to close.
+        Both must exist, and an open connection must use them. Waits for up to 2 s for another
+        process to close.
 
         Raises:
-            StartRefused: Another process uses the database with other files, or a file has another name.
+            StartRefused: Another process uses the database with other files, or a file has another
+                name.
             OSError: A file is missing.
         """
         self._check_names()
@@ -145,7 +150,10 @@ class DatabaseFiles:
 
 
 def _open_or_create(path: Path) -> int:
-    """Opens a file; a new one gets mode 600, for any umask. SQLite creates -wal and -shm with the same mode."""
+    """Opens a file; a new one gets mode 600, for any umask.
+
+    SQLite creates -wal and -shm with the same mode.
+    """
     flags = os.O_RDWR | os.O_NONBLOCK
     try:
         descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, FILE_MODE)
@@ -167,8 +175,8 @@ def _digest(identities: list[tuple[int, int]]) -> int:
 def _mount(path: Path) -> str:
     """Returns the id of the mount that a path is on; empty if the system does not expose it.
 
-    A file that is a mount point is on another mount than its folder. ``os.path.ismount`` misses that within one file
-    system, and /proc/self/mountinfo also lists hidden mounts.
+    A file that is a mount point is on another mount than its folder. ``os.path.ismount`` misses
+    that within one file system, and /proc/self/mountinfo also lists hidden mounts.
     """
     if sys.platform != "linux":
         return ""

@@ -14,8 +14,8 @@ _Job = tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[..., Any],
 class JobThread:
     """Runs jobs one after another on a thread of its own, which costs half as much as an executor of one thread.
 
-    A job whose future is cancelled before it begins is dropped; otherwise it completes. The process can exit while a
-    job runs, which then ends as in a crash.
+    A job whose future is cancelled before it begins is dropped; otherwise it completes. The process
+    can exit while a job runs, which then ends as in a crash.
 
     Args:
         name: The thread's name.
@@ -45,7 +45,10 @@ class JobThread:
         return future
 
     def close(self) -> None:
-        """Ends the thread after the queued jobs, without waiting for them. Later jobs are rejected."""
+        """Ends the thread after the queued jobs, without waiting for them.
+
+        Later jobs are rejected.
+        """
         self._is_closed = True
         self._jobs.put(None)
 

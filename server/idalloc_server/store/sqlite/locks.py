@@ -23,11 +23,13 @@ _FIRST_OFFSET = 2**62
 def check_locks(path: Path) -> None:
     """Checks that the file system of a database refuses a second lock on a file.
 
-    On Linux locks may belong to a descriptor (F_OFD_SETLK), so one process can test them without another, on a
-    temporary file in the folder of ``path``. On other systems, and if the test cannot run, SQLite reports the error.
+    On Linux locks may belong to a descriptor (F_OFD_SETLK), so one process can test them without
+    another, on a temporary file in the folder of ``path``. On other systems, and if the test cannot
+    run, SQLite reports the error.
 
     Raises:
-        StartRefused: The file system grants one lock twice, so two processes would issue the same ids.
+        StartRefused: The file system grants one lock twice, so two processes would issue the same
+            ids.
     """
     if sys.platform != "linux":
         return
@@ -50,10 +52,11 @@ def check_locks(path: Path) -> None:
 
 
 def lock_offset(descriptor: int, offset: int) -> bool:
-    """Takes a shared lock at one of a file's 2^61 offsets. Returns True if no other offset is locked.
+    """Takes a shared lock at one of a file's 2^61 offsets.
 
-    The lock belongs to the inode, not to the path, and ends when the descriptor is closed. Of two processes that lock
-    different offsets at the same time, at least one detects the other. Returns True if the system has no such locks.
+    Returns True if no other offset is locked. The lock belongs to the inode, not to the path, and
+    ends when the descriptor is closed. Of two processes that lock different offsets at the same
+    time, at least one detects the other. Returns True if the system has no such locks.
     """
     if sys.platform != "linux":
         return True

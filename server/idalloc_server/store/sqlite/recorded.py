@@ -8,7 +8,8 @@ from collections.abc import Sequence as Many
 from idalloc_server.domain.store.records import RecordedAllocation
 from idalloc_server.domain.store.retention import RecordPosition, Retention
 
-# The least distance between the times of two records, in seconds; a REAL distinguishes much smaller ones.
+# The least distance between the times of two records, in seconds; a REAL distinguishes much smaller
+# ones.
 _MIN_DISTANCE = 0.001
 _COLUMNS = ", ".join(RecordedAllocation._fields)
 _VALUES = ", ".join("?" for _ in RecordedAllocation._fields)
@@ -17,8 +18,8 @@ _VALUES = ", ".join("?" for _ in RecordedAllocation._fields)
 def record(db: sqlite3.Connection, allocations: Many[RecordedAllocation], now: float) -> dict[str, RecordedAllocation]:
     """See ``Store.record``.
 
-    ``written_at`` is the clock, but always later than in all other rows, even if the clock was set back: pruning relies
-    on this order.
+    ``written_at`` is the clock, but always later than in all other rows, even if the clock was set
+    back: pruning relies on this order.
     """
     [highest] = db.execute("SELECT max(written_at) FROM allocations").fetchone()
     at = now if highest is None else max(now, highest + _MIN_DISTANCE)
@@ -49,7 +50,10 @@ def count(db: sqlite3.Connection, limit: int) -> int:
 
 
 def forget(db: sqlite3.Connection, retention: Retention, limit: int) -> int:
-    """See ``Store.forget_recorded``. The rows with the newest time stay, since ``record`` continues from it."""
+    """See ``Store.forget_recorded``.
+
+    The rows with the newest time stay, since ``record`` continues from it.
+    """
     oldest = db.execute(
         "SELECT request_id, written_at, window_ms FROM allocations"
         " WHERE written_at <= ? AND written_at < (SELECT max(written_at) FROM allocations) ORDER BY written_at LIMIT ?",

@@ -215,7 +215,10 @@ def _write_grant(
     remaining: int,
     packed_demand: Any = None,
 ) -> Grant:
-    """Writes and returns a grant. Without a packed demand the row keeps its own one, which is not returned."""
+    """Writes and returns a grant.
+
+    Without a packed demand the row keeps its own one, which is not returned.
+    """
     row, writes = found.row, found.writes + 1
     db.execute(
         "UPDATE sequences SET last_value = ?, lease_ms = ?, writes = ?, demand = coalesce(?, demand) WHERE name = ?",

@@ -13,7 +13,8 @@ from idalloc_server.store.sqlite.errors import is_busy
 from idalloc_server.store.sqlite.files import DatabaseFiles
 from idalloc_server.store.sqlite.locks import check_locks
 
-# PRAGMA application_id of the store, of the documents and of the witness: "idlc", "idld" and "idlw".
+# PRAGMA application_id of the store, of the documents and of the witness: "idlc", "idld" and
+# "idlw".
 APPLICATION_ID = 0x69646C63
 DOCUMENTS_ID = 0x69646C64
 WITNESS_ID = 0x69646C77
@@ -26,8 +27,9 @@ _OWNERS = {
 # PRAGMA user_version; it increases with each change that older servers cannot read.
 _SCHEMA_VERSION = 0
 
-# `writes` counts idalloc's writes of a row. Only `writes` and last_value together show whether a row changed. The value
-# stays the same in a renewal, and returns to an earlier one when an unused tail is given back.
+# `writes` counts idalloc's writes of a row. Only `writes` and last_value together show whether a
+# row changed. The value stays the same in a renewal, and returns to an earlier one when an unused
+# tail is given back.
 _SEQUENCES = {
     "name": "TEXT PRIMARY KEY",
     "last_value": "INTEGER",
@@ -58,9 +60,9 @@ _ALLOCATIONS = (
 def connect(
     path: Path, busy_timeout: float, create_tables: Callable[[sqlite3.Connection, Path], None]
 ) -> tuple[sqlite3.Connection, DatabaseFiles]:
-    """Opens a database, and creates the file and its folder if they are missing. Every commit reaches the disk.
+    """Opens a database, and creates the file and its folder if they are missing.
 
-    Safe for concurrent calls of several processes.
+    Every commit reaches the disk. Safe for concurrent calls of several processes.
 
     Args:
         path: The file.
@@ -71,8 +73,8 @@ def connect(
         The connection, and its files, which must be closed after it.
 
     Raises:
-        StartRefused: The file is not idalloc's, is on a file system without locks, or has another name, or another
-            process uses it with other files beside it. The file was not changed.
+        StartRefused: The file is not idalloc's, is on a file system without locks, or has another
+            name, or another process uses it with other files beside it. The file was not changed.
         sqlite3.Error: SQLite cannot use the file.
         OSError: The folder cannot be created.
     """
@@ -109,7 +111,10 @@ def roll_back(db: sqlite3.Connection) -> None:
 
 
 def _journal_mode(db: sqlite3.Connection) -> str:
-    """Returns the journal mode. The read creates ``-wal`` and ``-shm``, which stay until the last process closes."""
+    """Returns the journal mode.
+
+    The read creates ``-wal`` and ``-shm``, which stay until the last process closes.
+    """
     db.execute("PRAGMA schema_version").fetchone()
     mode: str = db.execute("PRAGMA journal_mode").fetchone()[0]
     return mode
@@ -182,7 +187,10 @@ def create_tables(db: sqlite3.Connection, path: Path) -> None:
 
 
 def _check_database(db: sqlite3.Connection, path: Path) -> set[str]:
-    """Returns the columns of the table of sequences, if it exists. Refuses a database that is not idalloc's."""
+    """Returns the columns of the table of sequences, if it exists.
+
+    Refuses a database that is not idalloc's.
+    """
     application_id = db.execute("PRAGMA application_id").fetchone()[0]
     tables = {
         name

@@ -30,8 +30,9 @@ _BUSY_TIMEOUT = 5.0
 class SqliteStore:
     """A store in one file; see ``Store``.
 
-    An acknowledged write survives a power cut. All transactions run one after another on their own thread. A
-    cancelled call is dropped if its transaction has not begun; otherwise the transaction completes.
+    An acknowledged write survives a power cut. All transactions run one after another on their own
+    thread. A cancelled call is dropped if its transaction has not begun; otherwise the transaction
+    completes.
 
     Args:
         path: The file; it and its folder are created if they are missing.

@@ -29,7 +29,9 @@ _LIST = "SELECT name, generation, value, step, token, gaps FROM marks WHERE name
 
 
 class SqliteWitness:
-    """A witness in one file; see ``Witness``. Each call is one transaction, and a commit survives a power cut.
+    """A witness in one file; see ``Witness``.
+
+    Each call is one transaction, and a commit survives a power cut.
 
     Args:
         path: The file; it and its folder are created if they are missing.

@@ -1,4 +1,6 @@
-"""Faults of the tail that is given back, and of the marks that detect a store that went backwards (P2, P3)."""
+"""Faults of the tail that is given back, and of the marks that detect a store that went backwards
+(P2, P3).
+"""
 
 from tests.support.mutants.edit import Edit, Mutant
 

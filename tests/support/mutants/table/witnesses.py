@@ -1,4 +1,6 @@
-"""Faults of the witness's marks, which show fresh processes that the store was restored (P1, P3, P6)."""
+"""Faults of the witness's marks, which show fresh processes that the store was restored (P1, P3,
+P6).
+"""
 
 from tests.support.mutants.edit import Edit, Mutant
 

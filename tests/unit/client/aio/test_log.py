@@ -35,7 +35,9 @@ async def client(server: FakeServer, path: Path) -> AsyncIterator[idalloc.aio.Cl
 
 
 async def test_each_call_is_one_record(server: FakeServer, client: idalloc.aio.Client, path: Path) -> None:
-    """Each call is one record with its sequence, period, node and request id, including its retries."""
+    """Each call is one record with its sequence, period, node and request id, including its
+    retries.
+    """
     server.also = {"generation": 3, "ordering": pb.ORDERING_RISING}
     server.period = "2026"
     server.fail_next("AllocateRange", "STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE)

@@ -1,4 +1,6 @@
-"""Fixtures of the command's tests: a fake server in the environment, and the command in this process."""
+"""Fixtures of the command's tests: a fake server in the environment, and the command in this
+process.
+"""
 
 from collections.abc import Iterator
 

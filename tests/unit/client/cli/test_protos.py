@@ -14,7 +14,9 @@ from tests.support.paths import ROOT
 
 
 def test_protos_writes_the_files_of_the_repository(run: Command, tmp_path: Path) -> None:
-    """The .proto files and the retry policy are those of the repository; Google's files are among them."""
+    """The .proto files and the retry policy are those of the repository; Google's files are among
+    them.
+    """
     printed = run("protos", str(tmp_path / "new" / "folder")).splitlines()
     written = {Path(line).relative_to(tmp_path / "new" / "folder"): Path(line) for line in printed}
     kinds = ("*.proto", "service_config.json")

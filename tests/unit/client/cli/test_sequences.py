@@ -102,7 +102,9 @@ def test_list_shows_why_a_name_is_reserved(server: FakeServer, run: Command) -> 
 
 
 def test_list_prints_columns_separated_by_tabs(server: FakeServer, run: Command) -> None:
-    """A line has the counter, its use, rate and forecast, and settings that differ from the defaults."""
+    """A line has the counter, its use, rate and forecast, and settings that differ from the
+    defaults.
+    """
     sequence = pb.Sequence(name="x y", last_value=41, used_ratio=0.9999, ids_per_second=1234.5, step=-2, min_value=-9)
     sequence.max_value, sequence.format, sequence.reset, sequence.time_zone = 50, "{value}", pb.RESET_DAILY, "UTC"
     sequence.ordering, sequence.labels["k"] = ORDERING_RISING, "v"
@@ -165,7 +167,9 @@ def test_show_prints_fields(server: FakeServer, run: Command) -> None:
 
 
 def test_changes_wait_until_effective(server: FakeServer, run: Command) -> None:
-    """P5: update, advance and delete return when the change is effective, or at once with --no-wait."""
+    """P5: update, advance and delete return when the change is effective, or at once with
+    --no-wait.
+    """
     run("sequences", "create", "orders")
     server.effective_delay = 0.3
     for line in ("update orders --step 2", "advance orders --past -7", "delete orders"):

@@ -85,7 +85,9 @@ Capture = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(params=["terminal", "pipe"])
 def capture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Capture:
-    """Return a function that runs a command, on a terminal or in a pipe, and returns its exit code and output."""
+    """Return a function that runs a command, on a terminal or in a pipe, and returns its exit code
+    and output.
+    """
 
     def run(line: str, *more: str) -> tuple[int, str, str]:
         kind = Terminal if request.param == "terminal" else io.StringIO

@@ -1,4 +1,6 @@
-"""Replies that violate the contract: both clients and the command raise one error, and return none of the ids."""
+"""Replies that violate the contract: both clients and the command raise one error, and return none
+of the ids.
+"""
 
 import asyncio
 import json
@@ -32,7 +34,8 @@ from tests.support.wrong_replies import (
     serving_wrong,
 )
 
-# The limits of a call on a busy machine: seconds, and bytes of memory, the server of the test included.
+# The limits of a call on a busy machine: seconds, and bytes of memory, the server of the test
+# included.
 SECONDS = 30.0
 MEMORY = 100_000_000
 
@@ -186,7 +189,9 @@ def test_a_wrong_reply_is_one_error_and_returns_nothing(
 def test_the_command_reports_a_wrong_reply_in_one_line(
     wrong: WrongReply, args: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command prints one line with the reason, prints nothing of the wrong reply, and exits with 1."""
+    """The command prints one line with the reason, prints nothing of the wrong reply, and exits
+    with 1.
+    """
     codes: list[int] = []
     with serving_wrong(wrong) as target:
         error = bounded(lambda: codes.append(cli.main(["--server", target, "--timeout", "10s", *args])))
@@ -203,7 +208,9 @@ def test_the_command_reports_a_wrong_reply_in_one_line(
 def test_the_bench_counts_a_wrong_reply_as_failed(
     wrong: WrongReply, args: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The bench counts a wrong reply as a failed call, with its reason, and counts only ids of valid messages."""
+    """The bench counts a wrong reply as a failed call, with its reason, and counts only ids of
+    valid messages.
+    """
     once = ["--total", "1", "--concurrency", "1", "--warm-up", "0s", "--json"]
     codes: list[int] = []
     with serving_wrong(wrong) as target:

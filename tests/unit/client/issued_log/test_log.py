@@ -351,7 +351,9 @@ print(os.getpid(), written, any(codes), idle, *children)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.parametrize("taken", ["taken", "free"])
 def test_children_of_forks_write_separate_files(path: Path, taken: str) -> None:
-    """P8: each child of a fork writes a file of its own, even if a thread of the parent held the lock."""
+    """P8: each child of a fork writes a file of its own, even if a thread of the parent held the
+    lock.
+    """
     done = subprocess.run(
         [sys.executable, "-c", FORKS, path.name, taken],
         cwd=path.parent,

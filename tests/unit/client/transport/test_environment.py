@@ -71,7 +71,9 @@ async def test_from_environment_configures_tls_and_token(
     ],
 )
 def test_an_invalid_variable_is_named(environment: pytest.MonkeyPatch, variables: dict[str, str], message: str) -> None:
-    """An invalid environment variable raises ValueError, which names it and does not contain the token."""
+    """An invalid environment variable raises ValueError, which names it and does not contain the
+    token.
+    """
     for name, value in variables.items():
         environment.setenv(f"IDALLOC_{name}", value)
     with pytest.raises(ValueError, match=message) as caught:

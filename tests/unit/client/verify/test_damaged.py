@@ -1,4 +1,6 @@
-"""`idalloc verify` on damaged and hostile logs: it fails without a traceback, and proves nothing wrong."""
+"""`idalloc verify` on damaged and hostile logs: it fails without a traceback, and proves nothing
+wrong.
+"""
 
 import json
 from pathlib import Path

@@ -228,7 +228,9 @@ class TestChanges:
 
     @pytest.mark.parametrize("content", ["", " \n", "# nothing\n", "identity = []\n", None])
     def test_file_without_entries_gives_an_empty_policy(self, path: Path, content: str | None) -> None:
-        """An emptied or removed file gives an empty policy at the second check; at startup it is an error."""
+        """An emptied or removed file gives an empty policy at the second check; at startup it is an
+        error.
+        """
         file = AccessFile(str(path))
         file.read()
         path.unlink()

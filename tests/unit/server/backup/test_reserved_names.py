@@ -1,4 +1,6 @@
-"""Names that an import skipped: reserved until they are created with a start, advanced, or imported."""
+"""Names that an import skipped: reserved until they are created with a start, advanced, or
+imported.
+"""
 
 import json
 from typing import Any
@@ -63,7 +65,9 @@ async def refused(node: Node, name: str = "orders") -> str:
 
 class TestReservation:
     async def test_a_skipped_name_is_refused_with_its_reason(self, node: Node, store: MemoryStore) -> None:
-        """P1: a counter that was not imported does not start at 1, although its first use may create a sequence."""
+        """P1: a counter that was not imported does not start at 1, although its first use may
+        create a sequence.
+        """
         done = await run_import(store, NEGATIVE, b'{"_id":"boxes","_source":{"v":7}}')
         assert (done.created, done.reserved) == (1, 1)
         message = await refused(node)
@@ -73,7 +77,9 @@ class TestReservation:
         assert await node.take("boxes") == [8]
 
     async def test_reads_and_changes_are_refused_with_the_reason(self, node: Node, store: MemoryStore) -> None:
-        """Administration names the reason too, and a list of deleted sequences has it as the description."""
+        """Administration names the reason too, and a list of deleted sequences has it as the
+        description.
+        """
         await run_import(store, NEGATIVE)
         service = node.service
         for call in (
@@ -89,7 +95,9 @@ class TestReservation:
         assert listed.row.sequence.description.startswith("reserved: the import skipped it: is negative (-5)")
 
     async def test_a_call_with_a_request_id_is_refused(self, store: MemoryStore, clock: FakeClock) -> None:
-        """P7: a call with a request id is rejected as one without, and a retry of an earlier one is burned."""
+        """P7: a call with a request id is rejected as one without, and a retry of an earlier one is
+        burned.
+        """
         node = NodeWithRequestIds(store, clock)
         await node.take()
         del store.rows["orders"]  # as after a move to another store
@@ -119,7 +127,9 @@ class TestReservation:
         ],
     )
     async def test_each_line_with_a_name_reserves_it(self, node: Node, store: MemoryStore, lines: list[bytes]) -> None:
-        """P1: a name of which any line was skipped is reserved, also if another line of it is valid."""
+        """P1: a name of which any line was skipped is reserved, also if another line of it is
+        valid.
+        """
         assert (await run_import(store, *lines)).created == 0
         await refused(node)
 
@@ -203,7 +213,9 @@ class TestRelease:
             await node.service.advance("orders", 700, "", "", new_token())
 
     async def test_a_later_deletion_is_an_ordinary_one(self, node: Node, store: MemoryStore) -> None:
-        """A deleted sequence that was reserved once is created again behind its last id, without a start."""
+        """A deleted sequence that was reserved once is created again behind its last id, without a
+        start.
+        """
         await run_import(store, NEGATIVE)
         await node.service.create("orders", {"start": 701}, new_token())
         await node.take("orders")
@@ -212,7 +224,9 @@ class TestRelease:
         assert await node.take("orders") == [702]
 
     async def test_a_corrected_line_ends_it(self, node: Node, store: MemoryStore) -> None:
-        """P1: a repeated import with the line corrected creates the sequence; a third one changes nothing."""
+        """P1: a repeated import with the line corrected creates the sequence; a third one changes
+        nothing.
+        """
         await run_import(store, NEGATIVE)
         await refused(node)
         again = await run_import(store, NEGATIVE)
@@ -254,7 +268,9 @@ class TestExportFiles:
         assert name_of_period("bills", "2023") not in store.rows
 
     async def test_a_reservation_survives_a_transfer(self, node: Node, store: MemoryStore, clock: FakeClock) -> None:
-        """P1: an export has reservations, and an import into another store keeps them and their reasons."""
+        """P1: an export has reservations, and an import into another store keeps them and their
+        reasons.
+        """
         await run_import(store, NEGATIVE)
         message = await refused(node)
         lines = [each async for each in export_lines(store)]

@@ -69,7 +69,9 @@ def test_arguments_count_at_each_use() -> None:
 
 
 def test_literals_of_in_are_no_parts() -> None:
-    """The texts and numbers of an `in` are looked up; objects, arrays and patterns count with their size."""
+    """The texts and numbers of an `in` are looked up; objects, arrays and patterns count with their
+    size.
+    """
     assert parts(Call("in", (WHOLE, *(Value(number) for number in range(50_000))))) == 2
     assert parts(Call("like", (WHOLE, Value("x" * 6_400)))) > 100
     assert parts(ObjectOf((("a", WHOLE), ("b", WHOLE)))) == 3
@@ -81,7 +83,9 @@ def test_literals_of_in_are_no_parts() -> None:
 
 
 def test_values_of_in_that_are_compared_are_parts() -> None:
-    """NULL is looked up in no statement, and a number not in one that writes: its first error is MySQL's."""
+    """NULL is looked up in no statement, and a number not in one that writes: its first error is
+    MySQL's.
+    """
     many = cost.MAX_STEPS_A_DOCUMENT
     texts = Call("in", (WHOLE, *(Value(str(number)) for number in range(many))))
     numbers = Call("in", (WHOLE, *map(Value, range(many))))

@@ -74,7 +74,9 @@ class TestIn:
 
 
 def test_nested_comparisons_are_compiled_once() -> None:
-    """A condition that is nested as deep as a message can be is compiled in time that grows with its length alone."""
+    """A condition that is nested as deep as a message can be is compiled in time that grows with
+    its length alone.
+    """
     node: Node = Call("==", (V, Value("a")))
     for _ in range(100):
         node = Call("==", (node, Value(1)))

@@ -60,7 +60,9 @@ def test_pages_do_not_change_what_is_chosen(
     ("limit", "value"), [("MAX_SORTED_DOCUMENTS", 10), ("MAX_SORTED_TEXT", 10 * (7 + 65)), ("MAX_SORTED_KEYS", 10)]
 )
 def test_a_sort_ends_beyond_its_limits(monkeypatch: pytest.MonkeyPatch, limit: str, value: int) -> None:
-    """A statement that sorts too much is refused: documents, values to sort by, or text; without an order it is not."""
+    """A statement that sorts too much is refused: documents, values to sort by, or text; without an
+    order it is not.
+    """
     monkeypatch.setattr(cost, limit, value)
     documents = [Document(str(number), '{"n":1}') for number in range(11)]
     assert chosen(Selection(order=[(N, False)]), documents[:10], 4) == documents[:10]

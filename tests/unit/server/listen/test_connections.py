@@ -1,4 +1,6 @@
-"""Connections of the server's own ports are counted from accept, and limited: all, and those of an address."""
+"""Connections of the server's own ports are counted from accept, and limited: all, and those of an
+address.
+"""
 
 import asyncio
 import errno
@@ -68,7 +70,9 @@ class Client:
         return cls(*await asyncio.open_connection(host, int(port), local_addr=(source, 0)))
 
     async def ask(self, data: bytes) -> bytes:
-        """Send a byte after the greeting, and return the reply; empty if the server has ended the connection."""
+        """Send a byte after the greeting, and return the reply; empty if the server has ended the
+        connection.
+        """
         try:
             self.writer.write(data)
             return await asyncio.wait_for(self.reader.readexactly(1), 30)
@@ -106,7 +110,9 @@ async def connected(listener: Listener, *sources: str) -> list[Client]:
     ids=["all", "of an address"],
 )
 async def test_the_connection_that_waits_longest_makes_room(limits: Limits, sources: list[str]) -> None:
-    """At a limit a new client is served, and the one that has waited longest for its client is ended."""
+    """At a limit a new client is served, and the one that has waited longest for its client is
+    ended.
+    """
     async with listening(limits) as listener:
         first, second, third = await connected(listener, *sources)
         assert await first.reader.read() == b""
@@ -116,7 +122,9 @@ async def test_the_connection_that_waits_longest_makes_room(limits: Limits, sour
 
 @pytest.mark.parametrize("limits", [Limits(2, 2), Limits(9, 2)], ids=["all", "of an address"])
 async def test_a_silent_connection_makes_room_first(limits: Limits) -> None:
-    """A client that has sent something stays while others at its address, also later ones, send nothing."""
+    """A client that has sent something stays while others at its address, also later ones, send
+    nothing.
+    """
     async with listening(limits) as listener:
         first, silent = await connected(listener, "127.0.0.2", "127.0.0.2")
         assert await first.ask(b"a") == b"a"
@@ -128,7 +136,9 @@ async def test_a_silent_connection_makes_room_first(limits: Limits) -> None:
 
 
 async def test_at_the_limit_of_all_the_largest_address_makes_room() -> None:
-    """Strangers who connect again and again end their own connections, and none of an address with fewer."""
+    """Strangers who connect again and again end their own connections, and none of an address with
+    fewer.
+    """
     async with listening(Limits(5, 4)) as listener:
         [honest] = await connected(listener, "127.0.0.2")
         for _ in range(10):
@@ -138,7 +148,9 @@ async def test_at_the_limit_of_all_the_largest_address_makes_room() -> None:
 
 
 async def test_a_client_that_sends_keeps_its_place() -> None:
-    """A connection for whose client the server goes on to wait does not wait anew: it is ended before later ones."""
+    """A connection for whose client the server goes on to wait does not wait anew: it is ended
+    before later ones.
+    """
     async with listening(Limits(2, 2)) as listener:
         first, second = await connected(listener, "127.0.0.2", "127.0.0.3")
         assert [await each.ask(b"x") for each in (second, first)] == [b"x", b"x"]
@@ -168,7 +180,9 @@ async def test_an_address_at_its_limit_leaves_others_alone() -> None:
 
 
 async def test_a_trusted_connection_does_not_count_for_its_address() -> None:
-    """While clients are logged in they may share an address: the limit of an address is for those that are not."""
+    """While clients are logged in they may share an address: the limit of an address is for those
+    that are not.
+    """
     async with listening(Limits(9, 2), refusal=b"full!") as listener:
         await connected(listener, *["127.0.0.2"] * 2)
         for each in list(listener._tasks):
@@ -270,7 +284,9 @@ def exhausted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 async def test_at_the_limit_of_open_files_only_probes_are_served(
     exhausted: Callable[[], None], uses_reserve: bool, greeting: bytes
 ) -> None:
-    """With no descriptor left a probe gets one of the reserve, and any other connection is refused at once."""
+    """With no descriptor left a probe gets one of the reserve, and any other connection is refused
+    at once.
+    """
     async with listening(Limits(5, 5, uses_reserve), refusal=b"full!") as listener:
         exhausted()
         assert await (await Client.connect(listener)).greeting() == greeting
@@ -296,7 +312,9 @@ async def test_without_a_reserve_the_port_pauses_and_goes_on(monkeypatch: pytest
 
 
 def test_the_reserve_lends_and_fills_again() -> None:
-    """What is lent is free for the block, and held again after it; nothing is held before the first fill."""
+    """What is lent is free for the block, and held again after it; nothing is held before the first
+    fill.
+    """
     reserve = descriptors.Reserve(4)
     with reserve.lend():
         pass
@@ -312,7 +330,9 @@ def test_the_reserve_lends_and_fills_again() -> None:
 
 
 def test_grpc_leaves_descriptors_for_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """grpcio gets what the process, the reserve and the other ports leave; at least half of a low limit."""
+    """grpcio gets what the process, the reserve and the other ports leave; at least half of a low
+    limit.
+    """
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1000, 1000))
     plain = Settings()
     others = Settings(http_listen="127.0.0.1:0", xproto_listen="127.0.0.1:0", probe_listen="127.0.0.1:0")

@@ -51,7 +51,9 @@ def report_of(allocator: Allocator, witnessed: WitnessedStore | None = None) -> 
 async def test_a_limited_reserve_is_reported_with_its_reason(
     store: MemoryStore, clock: FakeClock, settings: Sequence, reason: str
 ) -> None:
-    """A sequence with an own series is limited while its settings keep the reserve short, and not afterwards."""
+    """A sequence with an own series is limited while its settings keep the reserve short, and not
+    afterwards.
+    """
     make(store, "s", settings)
     nodes = SteadyNodes(store, clock, 1, [100], rate=10)
     [allocator] = nodes.allocators

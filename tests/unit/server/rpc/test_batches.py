@@ -16,7 +16,8 @@ from tests.support.sequence_allocators import CONFIG, make
 from tests.support.virtual_time import VirtualTimeLoop
 
 NAMES = st.sampled_from("abc")
-# How a batch ends: by itself, at its deadline, or by a cancellation after some turns of the event loop.
+# How a batch ends: by itself, at its deadline, or by a cancellation after some turns of the event
+# loop.
 ENDS = st.sampled_from(["reply", "deadline", "cancel"])
 Ids = list[tuple[str, int]]
 
@@ -77,7 +78,9 @@ BATCHES = st.tuples(st.lists(st.tuples(NAMES, st.integers(1, 30)), min_size=1, m
 def test_no_id_is_issued_twice(
     batches: list[tuple[Ids, str, int]], single: list[tuple[str, int]], delays: list[float]
 ) -> None:
-    """P1: no id is issued twice by batches and single calls, also if batches are cancelled or end at their deadline."""
+    """P1: no id is issued twice by batches and single calls, also if batches are cancelled or end
+    at their deadline.
+    """
     callers = Callers(delays)
 
     async def run() -> None:

@@ -56,7 +56,9 @@ def test_a_sequence_named_other_is_not_the_sum_of_others() -> None:
 
 
 def test_workers_report_sequences_with_their_part() -> None:
-    """A sequence that issued 10,000 ids in all workers issued that many divided by their number in one of them."""
+    """A sequence that issued 10,000 ids in all workers issued that many divided by their number in
+    one of them.
+    """
     names, workers = SeriesNames(), [IssuedSeries(2), IssuedSeries(2)]
     for each in workers:
         each.add("orders", MIN_IDS // 2)
@@ -80,7 +82,9 @@ def test_counted_sequences_are_bounded() -> None:
 
 
 def test_reported_series_fit_into_a_message() -> None:
-    """The longest names in all series and candidates are far below the limit of a message to the supervisor."""
+    """The longest names in all series and candidates are far below the limit of a message to the
+    supervisor.
+    """
     series = IssuedSeries(2)
     for number in range(2 * MAX_SERIES):
         series.add(f"{number:03}" + "\N{GRINNING FACE}" * 63, MIN_IDS)

@@ -146,7 +146,9 @@ def test_traces_that_are_not_possible_are_off(environ: dict[str, str], error: st
 
 
 def test_traces_without_the_extra_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without its packages the server serves without traces, and names the command that installs them."""
+    """Without its packages the server serves without traces, and names the command that installs
+    them.
+    """
 
     def missing(name: str, *arguments: Any) -> Any:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)

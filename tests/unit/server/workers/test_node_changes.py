@@ -14,7 +14,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share a
 
 
 async def test_others_apply_what_one_worker_changed(workers: FakeWorkers) -> None:
-    """What one worker changed is sent to the others, and who has applied it to all but the one that did."""
+    """What one worker changed is sent to the others, and who has applied it to all but the one that
+    did.
+    """
     async with supervised(workers):
         one, other = await start_both(workers)
         await one.turn(prefix=9)
@@ -43,7 +45,9 @@ async def test_change_exchanges_six_messages(workers: FakeWorkers) -> None:
 async def test_worker_killed_in_its_turn(
     workers: FakeWorkers, monkeypatch: pytest.MonkeyPatch, persisted: bool
 ) -> None:
-    """The others follow a change whose worker was killed after it wrote the file; another change has no effect."""
+    """The others follow a change whose worker was killed after it wrote the file; another change
+    has no effect.
+    """
     monkeypatch.setattr(NodeSettingsFile, "read", lambda _: {"node_prefix": 9 if persisted else 4})
     async with supervised(workers):
         one, other = await start_both(workers)
@@ -92,7 +96,9 @@ async def test_change_reaches_a_worker_that_starts(workers: FakeWorkers) -> None
 
 
 async def test_lagging_worker_is_neither_ended_nor_waited_for(workers: FakeWorkers) -> None:
-    """A worker that has not applied a change goes on; the next change supersedes it for that worker."""
+    """A worker that has not applied a change goes on; the next change supersedes it for that
+    worker.
+    """
     async with supervised(workers):
         one, other = await start_both(workers)
         await one.turn(prefix=9)
@@ -120,7 +126,9 @@ async def test_turns_are_given_in_order(workers: FakeWorkers) -> None:
 
 @pytest.mark.parametrize("has_turn", [True, False])
 async def test_exit_of_a_worker_ends_its_turn(workers: FakeWorkers, has_turn: bool) -> None:
-    """A worker that exits in its turn, or while it waits for one, does not block the changes of others."""
+    """A worker that exits in its turn, or while it waits for one, does not block the changes of
+    others.
+    """
     async with supervised(workers):
         one, other = await start_both(workers)
         first, second = (one, other) if has_turn else (other, one)

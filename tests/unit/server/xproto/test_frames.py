@@ -66,7 +66,9 @@ def test_replies_equal_all_recorded_ones() -> None:
 
 
 def test_all_recorded_messages_of_clients_are_parsed() -> None:
-    """Every recorded frame of a client that MySQL could parse is parsed, and has the same bytes again."""
+    """Every recorded frame of a client that MySQL could parse is parsed, and has the same bytes
+    again.
+    """
     count = 0
     for conversation in recordings.conversations():
         for sent, replies in zip(conversation.sent, conversation.replies, strict=True):

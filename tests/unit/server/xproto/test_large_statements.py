@@ -125,7 +125,9 @@ async def write_beside(documents: Documents, statement: Awaitable[object]) -> bo
 async def test_others_write_while_documents_are_chosen(
     documents: Documents, monkeypatch: pytest.MonkeyPatch, matching: bool
 ) -> None:
-    """An insert does not wait until a modify has chosen its documents, also if none meets the condition."""
+    """An insert does not wait until a modify has chosen its documents, also if none meets the
+    condition.
+    """
     await documents.insert("s", "c", [Document(key, f'{{"_id": "{key}", "n": 1}}') for key in VALUES[:300]])
     loop, chooses, may_go_on, inner = asyncio.get_running_loop(), asyncio.Event(), Event(), json_text.load
 
@@ -167,7 +169,9 @@ def change_after_the_choice(documents: Documents, monkeypatch: pytest.MonkeyPatc
 async def test_a_modify_changes_what_meets_its_condition_at_the_end(
     documents: Documents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A document that another session changed after it was chosen is changed only if it still meets the condition."""
+    """A document that another session changed after it was chosen is changed only if it still meets
+    the condition.
+    """
     await documents.insert("s", "c", [Document(key, f'{{"_id": "{key}", "n": 1}}') for key in ("a", "b", "c")])
     wanted = Selection(Call("==", (Field(("n",)), Value(1))))
 
@@ -180,7 +184,9 @@ async def test_a_modify_changes_what_meets_its_condition_at_the_end(
 async def test_a_limited_modify_takes_others_in_place_of_those_gone(
     documents: Documents, monkeypatch: pytest.MonkeyPatch, order: Any
 ) -> None:
-    """As many documents are changed as the limit says while so many meet the condition: a queue is not empty."""
+    """As many documents are changed as the limit says while so many meet the condition: a queue is
+    not empty.
+    """
     await documents.insert("s", "c", [Document(key, f'{{"_id": "{key}", "n": 1}}') for key in "abcd"])
     wanted = Selection(Call("==", (Field(("n",)), Value(1))), order, limit=2)
 
@@ -190,7 +196,9 @@ async def test_a_limited_modify_takes_others_in_place_of_those_gone(
 
 
 async def test_an_argument_is_decoded_once(documents: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An argument that is the document of many rows is parsed once, and each row is a document of its own."""
+    """An argument that is the document of many rows is parsed once, and each row is a document of
+    its own.
+    """
     parsed: list[str] = []
 
     def parse(text: str) -> Json:

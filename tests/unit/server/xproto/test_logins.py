@@ -1,4 +1,6 @@
-"""Logins of the X Protocol's port: wrong ones are slowed, and connections without a login leave room for others."""
+"""Logins of the X Protocol's port: wrong ones are slowed, and connections without a login leave
+room for others.
+"""
 
 import asyncio
 import ssl
@@ -48,7 +50,9 @@ def mutual_tls(tls: Tls, tmp_path_factory: pytest.TempPathFactory) -> Tls:
 
 
 async def login(address: str, tls: Tls, user: str, token: str) -> tuple[int, str, bool]:
-    """Log in on a connection of its own; return the error's code and text, and whether the connection has ended."""
+    """Log in on a connection of its own; return the error's code and text, and whether the
+    connection has ended.
+    """
     async with connected(address, logs_in=False) as client:
         await client.start_tls(tls.client)
         reply = await client.log_in_plain(user, token)
@@ -74,7 +78,9 @@ async def test_wrong_logins_are_slowed(tls: Tls) -> None:
 
 
 async def test_connections_without_a_login_end_no_session() -> None:
-    """Of connections without a login the oldest is ended for a new one; sessions stay, and log in beside them."""
+    """Of connections without a login the oldest is ended for a new one; sessions stay, and log in
+    beside them.
+    """
     async with listening(max_connections=5, of_address=3) as listener, AsyncExitStack() as opened:
         sessions = [await opened.enter_async_context(connected(listener.address)) for _ in range(3)]
         waiting = [await opened.enter_async_context(connected(listener.address, logs_in=False)) for _ in range(6)]
@@ -84,7 +90,9 @@ async def test_connections_without_a_login_end_no_session() -> None:
 
 
 async def test_refused_connections_are_logged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log has a line with the number of the connections that got 1040, and of those ended for others."""
+    """The log has a line with the number of the connections that got 1040, and of those ended for
+    others.
+    """
     monkeypatch.setattr(connections, "_LOG_SECONDS", 0.05)
     with structlog.testing.capture_logs() as lines:
         async with listening(max_connections=1) as listener:
@@ -107,7 +115,9 @@ ENDS = [connection_pb2.SessionClose(), connection_pb2.SessionReset()]
 
 @pytest.mark.parametrize("end", ENDS, ids=["close", "reset"])
 async def test_the_time_of_a_login_begins_anew_after_a_session(end: Message) -> None:
-    """A client that ends its session has as long to log in again as at first, even if it goes on to send."""
+    """A client that ends its session has as long to log in again as at first, even if it goes on to
+    send.
+    """
     loop = asyncio.get_running_loop()
     async with listening() as listener, connected(listener.address) as client:
         for _ in range(2):
@@ -177,7 +187,9 @@ async def test_an_idle_session_ends_with_its_certificate(mutual_tls: Tls, policy
 
 
 async def test_an_expired_certificate_runs_nothing(mutual_tls: Tls) -> None:
-    """A login with an expired certificate, as of a resumed TLS session, and a statement get 1045 and the reason."""
+    """A login with an expired certificate, as of a resumed TLS session, and a statement get 1045
+    and the reason.
+    """
     clock = FakeClock(wall=time())
     async with (
         listening(access=secured(clock), tls=mutual_tls.server) as listener,
@@ -197,7 +209,9 @@ async def test_an_expired_certificate_runs_nothing(mutual_tls: Tls) -> None:
 
 
 async def test_a_long_reply_ends_with_its_certificate(mutual_tls: Tls) -> None:
-    """A reply that is being sent when the certificate expires ends with the reason, not with its last row."""
+    """A reply that is being sent when the certificate expires ends with the reason, not with its
+    last row.
+    """
     clock = FakeClock(wall=time())
 
     class Rows:
@@ -218,7 +232,9 @@ async def test_a_long_reply_ends_with_its_certificate(mutual_tls: Tls) -> None:
 
 
 async def test_a_session_ends_with_its_token(tls: Tls) -> None:
-    """A statement whose token is no longer in the access file gets the reason, and the connection ends."""
+    """A statement whose token is no longer in the access file gets the reason, and the connection
+    ends.
+    """
     access = AccessControl(FakeClock(), 1000, ACCESS)
     async with (
         listening(access=access, tls=tls.server) as listener,
@@ -234,7 +250,9 @@ async def test_a_session_ends_with_its_token(tls: Tls) -> None:
 
 
 async def test_a_session_ends_at_the_age_of_its_connection() -> None:
-    """A session that is older than max_connection_age ends when it waits, and a statement of it runs to its end."""
+    """A session that is older than max_connection_age ends when it waits, and a statement of it
+    runs to its end.
+    """
     loop = asyncio.get_running_loop()
 
     class Slow:
@@ -275,7 +293,9 @@ async def test_a_statement_ends_after_the_grace_of_its_connection() -> None:
 
 
 async def test_a_login_without_tls_gets_the_reason(tls: Tls) -> None:
-    """Where TLS is required, a proof gets 3159 as from MySQL, so that clients that try another mechanism show it."""
+    """Where TLS is required, a proof gets 3159 as from MySQL, so that clients that try another
+    mechanism show it.
+    """
     async with listening(tls=tls.server) as listener:
         async with connected(listener.address, logs_in=False) as client:
             for mechanism in ("MYSQL41", "SHA256_MEMORY", "MYSQL41"):

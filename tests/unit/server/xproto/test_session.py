@@ -27,7 +27,8 @@ from tests.support.mysql import recordings
 from tests.support.mysql.recordings import Conversation
 
 MAX_MESSAGE = 2**24
-# Fields of messages that MySQL serves and idalloc does not: prepared statements, cursors, views, compression.
+# Fields of messages that MySQL serves and idalloc does not: prepared statements, cursors, views,
+# compression.
 DEVIATIONS = {
     f"expect/field_exist_{field}" for field in ("30", "31", "32", "40", "40.1", "40.2.6", "42", "43", "44", "45", "46")
 }
@@ -84,7 +85,9 @@ def answer(session: Session, sent: bytes, statement_replies: list[bytes]) -> byt
 
 
 def test_recorded_conversations_are_answered_as_mysql_did() -> None:
-    """A session answers each recorded frame with MySQL's bytes, and closes the connection where MySQL did."""
+    """A session answers each recorded frame with MySQL's bytes, and closes the connection where
+    MySQL did.
+    """
     conversations = replayed()
     for conversation in conversations:
         check_conversation(conversation)
@@ -102,7 +105,8 @@ def check_conversation(conversation: Conversation) -> None:
         logged_in(session)
     for index, (sent, replies) in enumerate(zip(conversation.sent, conversation.replies, strict=True)):
         assert answer(session, sent, replies).hex() == b"".join(replies).hex(), (conversation.case, index)
-        # Where a conversation ends with a fatal error, not every recording has the end of the connection.
+        # Where a conversation ends with a fatal error, not every recording has the end of the
+        # connection.
         is_last = conversation.closed is None and index == len(conversation.sent) - 1
         assert is_last or session.is_closed == (index == conversation.closed), (conversation.case, index)
         if session.is_closed:
@@ -110,7 +114,9 @@ def check_conversation(conversation: Conversation) -> None:
 
 
 def test_tls_needs_a_certificate_and_is_offered_once() -> None:
-    """TLS starts on a server with a certificate, once, and bytes before the handshake close the connection."""
+    """TLS starts on a server with a certificate, once, and bytes before the handshake close the
+    connection.
+    """
     value = notice_pb2.Any(
         type=notice_pb2.ANY_TYPE_SCALAR, scalar=notice_pb2.Scalar(type=notice_pb2.SCALAR_TYPE_V_BOOL, v_bool=True)
     )
@@ -134,7 +140,9 @@ def test_tls_needs_a_certificate_and_is_offered_once() -> None:
 
 @pytest.mark.parametrize("kind", [2, 12, 24], ids=["capabilities", "SQL", "expectations"])
 def test_other_messages_than_statements_are_short(kind: int) -> None:
-    """A message that is no statement on a collection is refused before it is parsed; the session goes on."""
+    """A message that is no statement on a collection is refused before it is parsed; the session
+    goes on.
+    """
     session = logged_in(Session(1, "h", MAX_MESSAGE, has_tls=False))
     longest = MAX_CONTROL_MESSAGE
     too_long = frames.error(XError(1153, f"Got a packet bigger than {longest} bytes", "08S01"))
@@ -145,7 +153,9 @@ def test_other_messages_than_statements_are_short(kind: int) -> None:
 
 
 def test_many_messages_are_handled_in_turns() -> None:
-    """A session pauses after some messages that arrived together, so that its owner lets others run."""
+    """A session pauses after some messages that arrived together, so that its owner lets others
+    run.
+    """
     session = logged_in(Session(1, "h", MAX_MESSAGE, has_tls=False))
     reply = answer(session, frames.frame(25), [])  # the end of a block that is not open
     session.receive(frames.frame(25) * (2 * MESSAGES_A_TURN + 1))
@@ -246,7 +256,9 @@ def test_damaged_frames_end_in_an_error_or_a_closed_connection(valid: list[bytes
 
 
 def test_a_failed_block_keeps_no_message() -> None:
-    """The error of a failed block does not grow with what it refuses: its traceback would keep each message."""
+    """The error of a failed block does not grow with what it refuses: its traceback would keep each
+    message.
+    """
     session = Session(1, "h", MAX_MESSAGE, has_tls=False)
     logged_in(session)
     condition = expect_pb2.ExpectCondition(condition_key=2, condition_value=b"99.1")

@@ -138,7 +138,9 @@ async def test_counts_name_their_column_as_typed() -> None:
 
 
 async def test_session_variables_are_the_sessions_own() -> None:
-    """SET without a scope changes this session; SET GLOBAL changes the node, and SET PERSIST keeps the change."""
+    """SET without a scope changes this session; SET GLOBAL changes the node, and SET PERSIST keeps
+    the change.
+    """
     server = Server()
     await server.run("SET auto_increment_increment = 8, auto_increment_offset = 3")
     assert (server.variables.offset, server.variables.increment) == (3, 8)

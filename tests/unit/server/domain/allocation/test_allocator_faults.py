@@ -1,4 +1,6 @@
-"""Several nodes on one store, with random faults: ids are unique, rise per node, and stay behind the counter (P1)."""
+"""Several nodes on one store, with random faults: ids are unique, rise per node, and stay behind
+the counter (P1).
+"""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""The end of a lease: expiry, a newer generation, a stop, a store that went backwards, a fork (P3, P4, P8)."""
+"""The end of a lease: expiry, a newer generation, a stop, a store that went backwards, a fork (P3,
+P4, P8).
+"""
 
 import asyncio
 import os

@@ -107,7 +107,9 @@ class TestInFlight:
         assert allocator.burned.by_cause == {BurnCause.UNKNOWN_OUTCOME: wanted}
 
     async def test_a_refill_abandoned_before_it_began_fails_callers(self, store: MemoryStore, clock: FakeClock) -> None:
-        """A caller whose refill is abandoned before its first step is refused and does not wait for ever."""
+        """A caller whose refill is abandoned before its first step is refused and does not wait for
+        ever.
+        """
         allocator = Allocator(store, clock, CONFIG)
         caller = asyncio.create_task(allocator.allocate("orders", 3))
         await asyncio.sleep(0)
@@ -201,7 +203,9 @@ async def test_a_node_that_ends_delays_no_other(store: MemoryStore, clock: FakeC
 
 
 async def test_a_stopped_allocator_issues_nothing(store: MemoryStore, clock: FakeClock) -> None:
-    """P3: a call after the stop is refused, and cannot take the last refill of the stop for a restored store."""
+    """P3: a call after the stop is refused, and cannot take the last refill of the stop for a
+    restored store.
+    """
     allocator = Allocator(store, clock, CONFIG)
     await allocator.allocate("orders", 1)
     answered = asyncio.Event()

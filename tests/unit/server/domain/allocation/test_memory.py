@@ -11,13 +11,16 @@ from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.sequence_allocators import CONFIG, make
 
 NAMES = 1_500
-# Of the allocator's own memory; a process needs more for the objects' places. A million idle ones then take 400 MB.
+# Of the allocator's own memory; a process needs more for the objects' places. A million idle ones
+# then take 400 MB.
 MOST_IN_USE, MOST_IDLE = 1_600, 400
 
 
 @pytest.mark.timeout(120)
 async def test_sequences_take_little_memory(store: MemoryStore, clock: FakeClock) -> None:
-    """A sequence that was served once takes at most 1,500 bytes while it is in use, and 400 bytes once it is idle."""
+    """A sequence that was served once takes at most 1,500 bytes while it is in use, and 400 bytes
+    once it is idle.
+    """
     allocator = Allocator(store, clock, CONFIG)
     for number in range(NAMES):
         make(store, f"tenant-{number:08}", Sequence())
@@ -40,7 +43,9 @@ async def test_sequences_take_little_memory(store: MemoryStore, clock: FakeClock
 
 
 def held_by(store: MemoryStore, allocator: Allocator) -> int:
-    """Returns the traced memory in bytes, without the calls that the fake store keeps and counts that were sampled."""
+    """Returns the traced memory in bytes, without the calls that the fake store keeps and counts
+    that were sampled.
+    """
     store.calls.clear()
     for _ in allocator.pop_issued():
         pass

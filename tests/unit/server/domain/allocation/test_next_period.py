@@ -1,4 +1,6 @@
-"""The counter of the next period, which is opened before it begins, beside a restore, a replacement and a stop."""
+"""The counter of the next period, which is opened before it begins, beside a restore, a replacement
+and a stop.
+"""
 
 import asyncio
 from collections import Counter
@@ -55,7 +57,9 @@ def nodes(store: MemoryStore, clock: FakeClock) -> Nodes:
 
 
 async def test_an_advance_after_a_restore_is_enough(nodes: Nodes, store: MemoryStore) -> None:
-    """P3: a day that was opened early begins, although the store was restored to a copy of before its opening."""
+    """P3: a day that was opened early begins, although the store was restored to a copy of before
+    its opening.
+    """
     await nodes.run(100)
     backup = store.back_up()
     assert not await nodes.run(LEAD - 100 - 85)

@@ -22,7 +22,9 @@ SIZES = {"1": [1], "2": [2], "7": [7], "10": [10], "mixed": [1, 10, 2, 7, 1, 30,
 async def test_no_caller_notices_a_stalled_store(
     store: MemoryStore, clock: FakeClock, how_many: int, sizes: list[int]
 ) -> None:
-    """P10: callers of any size are served while the store stalls for ``outage_reserve``, on every node."""
+    """P10: callers of any size are served while the store stalls for ``outage_reserve``, on every
+    node.
+    """
     nodes = SteadyNodes(store, clock, how_many, sizes)
     await nodes.run(300)
     store.next("grant", *(Fault(before=asyncio.Event()) for _ in range(how_many)))

@@ -177,7 +177,9 @@ async def test_without_a_lease_proof_nothing_is_issued(
 
 
 async def test_a_period_ahead_of_its_sequence_issues_nothing(nodes: list[Allocator], store: MemoryStore) -> None:
-    """P5: a counter in a newer generation issues nothing until its sequence follows, and burns little."""
+    """P5: a counter in a newer generation issues nothing until its sequence follows, and burns
+    little.
+    """
     await issue(nodes[0], 1)
     await store.open_period(name_of_period("s", "2026-12-31"), DAILY, 1_000, 2)
     for _ in range(5):

@@ -1,4 +1,6 @@
-"""Ids that rise over all nodes: a call that starts after a reply gets larger ids; callers share writes."""
+"""Ids that rise over all nodes: a call that starts after a reply gets larger ids; callers share
+writes.
+"""
 
 import asyncio
 

@@ -20,7 +20,9 @@ class Clock:
 
 
 def state(**changed: object) -> CounterState:
-    """Return the state of a counter with a lease until 280 s, 600 ids left in the store, and a rate of 2."""
+    """Return the state of a counter with a lease until 280 s, 600 ids left in the store, and a rate
+    of 2.
+    """
     usual = CounterState("", Sequence(), 5, 5, 280.0, 600, 100.0, False, "", False, 2.0)
     return usual._replace(**changed)  # type: ignore[arg-type]
 
@@ -39,7 +41,9 @@ def test_forecast_counts_from_the_last_write() -> None:
 
 
 def test_counters_without_a_rate_have_no_forecast() -> None:
-    """Before the first write, without a rate, for timestamps, and for the row of a sequence with a reset."""
+    """Before the first write, without a rate, for timestamps, and for the row of a sequence with a
+    reset.
+    """
     assert exhausts_in(state(remaining=None)) is None
     assert exhausts_in(state(ids_per_second=0.0)) is None
     assert exhausts_in(state(settings=replace(Sequence(), kind=Kind.TIMESTAMP_MS))) is None

@@ -1,4 +1,6 @@
-"""Document ids: MySQL's arithmetic (compared with recordings), settings, and overflows of the serial."""
+"""Document ids: MySQL's arithmetic (compared with recordings), settings, and overflows of the
+serial.
+"""
 
 import asyncio
 

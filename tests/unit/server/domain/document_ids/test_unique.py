@@ -1,4 +1,6 @@
-"""Document ids are unique across forks (P8), restarts, clock changes and nodes with the same prefix (P6)."""
+"""Document ids are unique across forks (P8), restarts, clock changes and nodes with the same prefix
+(P6).
+"""
 
 import asyncio
 import subprocess

@@ -1,4 +1,6 @@
-"""Recorded answers are removed after their window, by the boot clock of the process that removes them (P7)."""
+"""Recorded answers are removed after their window, by the boot clock of the process that removes
+them (P7).
+"""
 
 import asyncio
 
@@ -79,7 +81,9 @@ class TestPruning:
     async def test_a_row_without_a_window_is_kept_for_the_default(
         self, node: Node, store: MemoryStore, clock: FakeClock
     ) -> None:
-        """P7: a row without a window is kept for the default window or the node's own, whichever is longer."""
+        """P7: a row without a window is kept for the default window or the node's own, whichever is
+        longer.
+        """
         node.request_ids._window = 1.0
         await store.record([RecordedAllocation(ONE, "orders", 1, 5, 1, 1, "", 7, "a")])
         await prune(node)

@@ -1,4 +1,6 @@
-"""A retry with the same request id gets the same ids, or an error if they may not be issued any more (P7)."""
+"""A retry with the same request id gets the same ids, or an error if they may not be issued any
+more (P7).
+"""
 
 import asyncio
 import contextlib

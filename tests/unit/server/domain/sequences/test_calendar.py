@@ -1,4 +1,6 @@
-"""Periods of sequences with a reset: the period of a time, and its end, also where clocks change around midnight."""
+"""Periods of sequences with a reset: the period of a time, and its end, also where clocks change
+around midnight.
+"""
 
 import math
 from datetime import date, datetime

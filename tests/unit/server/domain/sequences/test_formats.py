@@ -1,4 +1,6 @@
-"""Formats: texts of different ids differ, parsing reverses formatting, and check digits detect typing errors."""
+"""Formats: texts of different ids differ, parsing reverses formatting, and check digits detect
+typing errors.
+"""
 
 from itertools import product
 
@@ -33,7 +35,9 @@ def refusal(template: str, sequence: Sequence | None = None) -> str:
 
 @st.composite
 def templates(draw: st.DrawFn) -> str:
-    """Draws templates, most of them valid: any fields in any order, with and without literal text between."""
+    """Draws templates, most of them valid: any fields in any order, with and without literal text
+    between.
+    """
     fields = ["{value" + draw(st.sampled_from(SPECS)) + "}"]
     fields += draw(st.lists(st.sampled_from(["{year}", "{month}", "{day}"]), unique=True))
     if draw(st.booleans()):

@@ -1,4 +1,6 @@
-"""A retired store creates no sequence and claims no start timestamp: its sequences go on in another store."""
+"""A retired store creates no sequence and claims no start timestamp: its sequences go on in another
+store.
+"""
 
 import pytest
 
