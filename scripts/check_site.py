@@ -67,12 +67,12 @@ class _Page(HTMLParser):
 
 
 def css_references(text: str) -> list[Reference]:
-    """Returns what a style sheet loads."""
+    """Return what a style sheet loads."""
     return [Reference(next(filter(None, found), "").strip(), True) for found in _CSS_ADDRESS.findall(text)]
 
 
 def listed_pages(nav: Iterable[Any]) -> Iterator[str]:
-    """Yields the pages of a nav: texts, lists, and tables of titles."""
+    """Yield the pages of a nav: texts, lists, and tables of titles."""
     for entry in nav:
         if isinstance(entry, str):
             yield entry
@@ -82,7 +82,7 @@ def listed_pages(nav: Iterable[Any]) -> Iterator[str]:
 
 
 def nav_findings(config: dict[str, Any], root: Path) -> Iterator[str]:
-    """Yields the pages that only the nav or only the folder of documents has, and those that the
+    """Yield the pages that only the nav or only the folder of documents has, and those that the
     nav lists twice.
     """
     docs = root / config["docs_dir"]
@@ -97,7 +97,7 @@ def nav_findings(config: dict[str, Any], root: Path) -> Iterator[str]:
 
 
 def site_findings(site: Path) -> Iterator[str]:
-    """Yields the faults of a built site."""
+    """Yield the faults of a built site."""
 
     @cache
     def read(file: str) -> _Page:
@@ -138,7 +138,7 @@ def _target(file: str, path: str) -> str:
 
 
 def findings(root: Path) -> Iterator[str]:
-    """Yields what is wrong with the documentation of the repository at ``root`` and its built site."""
+    """Yield what is wrong with the documentation of the repository at ``root`` and its built site."""
     config = tomllib.loads((root / "zensical.toml").read_text())["project"]
     # A page that the nav lists in vain is a dead link of every page.
     yield from [*nav_findings(config, root)] or site_findings(root / config["site_dir"])

@@ -12,7 +12,7 @@ ASSETS = Path(__file__).parent.parent / "docs/assets"
 
 
 def concepts() -> str:
-    """Returns what stands where: clients, servers with leases in memory, one counter table."""
+    """Return what stands where: clients, servers with leases in memory, one counter table."""
     drawing = Drawing("Clients call servers, which issue ids from leases of one counter table", 800, 330)
     for x, text in ((105, "clients"), (400, "servers"), (685, "one store")):
         drawing.text(x, 32, text, colour=FAINT, size=13)
@@ -45,7 +45,7 @@ def concepts() -> str:
 
 
 def request_path() -> str:
-    """Returns the modules that a request passes."""
+    """Return the modules that a request passes."""
     layers = (
         ("client", "client", "AllocateRange(sequence, id_count), over HTTP/2"),
         ("server", "rpc/calls.py", "decodes the bytes; drain and deadline; maps errors; metrics and log"),
@@ -74,7 +74,7 @@ def request_path() -> str:
 
 
 def lease_life() -> str:
-    """Returns the ids of one lease over time: refills, a renewal, and its expiry when the store is
+    """Return the ids of one lease over time: refills, a renewal, and its expiry when the store is
     away.
     """
     drawing = Drawing("The ids that a lease holds over time: refills, a renewal, and the expiry of the lease", 800, 420)
@@ -126,7 +126,7 @@ def lease_life() -> str:
 
 
 def advance() -> str:
-    """Returns an advance while another node holds a lease: the generation ends it."""
+    """Return an advance while another node holds a lease: the generation ends it."""
     return sequence_diagram(
         "AdvanceSequence while node A holds a lease of the sequence",
         [("operator", "client"), ("node B", "server"), ("store", "store"), ("node A", "server")],
@@ -149,7 +149,7 @@ def advance() -> str:
 
 
 def fencing() -> str:
-    """Returns a paused node: its lease ends by its own clock, whatever it missed."""
+    """Return a paused node: its lease ends by its own clock, whatever it missed."""
     return sequence_diagram(
         "A node that was paused beyond the end of its lease issues nothing from it",
         [("caller", "client"), ("node A", "server"), ("store", "store"), ("node B", "server")],
@@ -174,7 +174,7 @@ def fencing() -> str:
 
 
 def update_node() -> str:
-    """Returns UpdateNode with a new prefix over two workers."""
+    """Return UpdateNode with a new prefix over two workers."""
     workers = [("worker 1", "server"), ("supervisor", "process"), ("worker 2", "server")]
     return sequence_diagram(
         "UpdateNode changes the prefix of all workers of a server",
@@ -198,7 +198,7 @@ def update_node() -> str:
 
 
 def document_id() -> str:
-    """Returns the layout of a document id."""
+    """Return the layout of a document id."""
     drawing = Drawing("A document id has 28 hexadecimal digits: 4 prefix, 8 start timestamp, 16 serial", 800, 190)
     prefix = ("of the node", "0 to 65535", "node_prefix")
     start = ("seconds since 1970", "claimed in the store,", "once by one process")

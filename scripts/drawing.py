@@ -25,7 +25,7 @@ Point = tuple[float, float]
 
 
 def number(value: float) -> str:
-    """Returns a coordinate with at most one decimal."""
+    """Return a coordinate with at most one decimal."""
     return f"{value:.1f}".removesuffix(".0")
 
 
@@ -55,7 +55,7 @@ class Drawing:
         bold: bool = False,
         halo: bool = False,
     ) -> None:
-        """Writes lines of text; ``y`` is the baseline of the first. A halo keeps lines off the
+        """Write lines of text; ``y`` is the baseline of the first. A halo keeps lines off the
         letters.
         """
         weight = ' font-weight="600"' if bold else ""
@@ -83,7 +83,7 @@ class Drawing:
             self.text(x + width / 2, first + _LINE_HEIGHT, *lines[1:], colour=FAINT, size=13)
 
     def band(self, x: float, y: float, width: float, height: float, colour: str) -> None:
-        """Fills a rectangle without an outline."""
+        """Fill a rectangle without an outline."""
         place = f'x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}"'
         self._parts.append(f'<rect {place} fill="{colour}"/>')
 
@@ -104,7 +104,7 @@ class Drawing:
             self._parts.append(f'<polygon points="{path}" fill="{colour}"/>')
 
     def svg(self) -> str:
-        """Returns the file."""
+        """Return the file."""
         width, height, title = number(self._width), number(self._height), escape(self._title)
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '

@@ -15,7 +15,7 @@ MAX_FUNCTION_LINES = 60
 
 
 def source_files(root: Path) -> list[Path]:
-    """Returns the files of server/ and client/, by their paths in the repository, without generated
+    """Return the files of server/ and client/, by their paths in the repository, without generated
     code.
     """
     files = (file.relative_to(root) for source in SOURCES for file in (root / source).rglob("*.py"))
@@ -23,12 +23,12 @@ def source_files(root: Path) -> list[Path]:
 
 
 def line_count(text: str) -> int:
-    """Returns the number of lines, as ``wc -l`` counts them."""
+    """Return the number of lines, as ``wc -l`` counts them."""
     return text.count("\n")
 
 
 def long_functions(file: Path, text: str) -> Iterator[str]:
-    """Yields a finding for each function that is too long; its docstring counts, its decorators do
+    """Yield a finding for each function that is too long; its docstring counts, its decorators do
     not.
     """
     for node in ast.walk(ast.parse(text)):
@@ -39,7 +39,7 @@ def long_functions(file: Path, text: str) -> Iterator[str]:
 
 
 def findings(root: Path) -> Iterator[str]:
-    """Yields what is too long in the repository at ``root``."""
+    """Yield what is too long in the repository at ``root``."""
     for file in source_files(root):
         yield from long_functions(file, (root / file).read_text())
 

@@ -20,7 +20,7 @@ INSTEAD = "wait for an event (wait_until, until, settle), or name the reason (ho
 
 
 def fixed_waits(file: Path, text: str) -> Iterator[str]:
-    """Yields a finding for each call of a function ``sleep``, except ``sleep(0)``, which only lets
+    """Yield a finding for each call of a function ``sleep``, except ``sleep(0)``, which only lets
     other tasks run.
     """
     for node in ast.walk(ast.parse(text)):
@@ -33,7 +33,7 @@ def fixed_waits(file: Path, text: str) -> Iterator[str]:
 
 
 def findings() -> Iterator[str]:
-    """Yields the fixed waits of all tests."""
+    """Yield the fixed waits of all tests."""
     for file in sorted(TESTS.rglob("*.py")):
         if not any(file.is_relative_to(each) for each in EXCEPTED):
             yield from fixed_waits(file, file.read_text())

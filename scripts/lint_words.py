@@ -25,7 +25,7 @@ LONGEST_TEST_NAME = 60
 
 
 def banned_words(file: Path, text: str) -> Iterator[str]:
-    """Yields a finding for each banned word."""
+    """Yield a finding for each banned word."""
     # A comment may break in the middle of a phrase.
     joined = re.sub(r"\n\s*(?:#|//)?\s?", lambda gap: "\n" + " " * (len(gap[0]) - 1), text)
     for found in BANNED.finditer(joined):
@@ -33,7 +33,7 @@ def banned_words(file: Path, text: str) -> Iterator[str]:
 
 
 def unclear_tests(file: Path, text: str) -> Iterator[str]:
-    """Yields a finding for each test whose name is too long, or that has no docstring."""
+    """Yield a finding for each test whose name is too long, or that has no docstring."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
             if len(node.name) > LONGEST_TEST_NAME:
@@ -43,7 +43,7 @@ def unclear_tests(file: Path, text: str) -> Iterator[str]:
 
 
 def findings() -> Iterator[str]:
-    """Yields what is wrong in the files that git knows or does not ignore."""
+    """Yield what is wrong in the files that git knows or does not ignore."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     for name in subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines():
         file = Path(name)

@@ -128,7 +128,7 @@ class Requests:
         self._node: Any = node_pb2_grpc.NodeServiceStub(channel)
 
     def of_everything(self) -> list[tuple[str, list[Request]]]:
-        """Returns each request's name, and the request after those that must precede it."""
+        """Return each request's name, and the request after those that must precede it."""
         update = node_pb2.UpdateNodeRequest(node=node_pb2.Node(auto_increment_offset=2))
         return [
             ("AllocateRange from a lease", self.from_a_lease()),
@@ -140,7 +140,7 @@ class Requests:
         ]
 
     def from_a_lease(self) -> list[Request]:
-        """Returns a request that a lease serves, after those that fill the lease."""
+        """Return a request that a lease serves, after those that fill the lease."""
         return [*[self._allocate("used", 100)] * 5, self._allocate("used")]
 
     def _allocate(self, sequence: str, count: int = 1) -> Request:

@@ -30,7 +30,7 @@ grpc.aio.init_grpc_aio()
 
 @pytest.fixture(scope="session")
 def opensearch_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
-    """Starts the real OpenSearch of a version once for all tests, and returns its HOST:PORT.
+    """Start the real OpenSearch of a version once for all tests, and return its HOST:PORT.
 
     ``IDALLOC_TEST_OPENSEARCH_HOST`` names a running server that is used in place of all of them.
     """

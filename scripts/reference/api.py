@@ -105,7 +105,7 @@ class Element(NamedTuple):
 
 
 def page() -> str:
-    """Returns the page."""
+    """Return the page."""
     files = read_protos()
     elements = [each for file in files.values() for each in file]
     anchors = {each.name: f"#{each.name.lower()}" for each in elements}
@@ -122,7 +122,7 @@ def page() -> str:
 
 @cache
 def read_protos() -> dict[str, list[Element]]:
-    """Returns the services, messages and enums of each file."""
+    """Return the services, messages and enums of each file."""
     buf = Path(sys.executable).parent / "buf"
     built = subprocess.run(
         [buf, "build", "protos", "--as-file-descriptor-set", "--output", "-"],
@@ -218,7 +218,7 @@ def _role(rule: Any) -> str:
 
 
 def _repeated(service: Element, rpc: Element, messages: dict[str, Element]) -> str:
-    """Returns what a call does that is sent twice."""
+    """Return what a call does that is sent twice."""
     rule = _rule(service, rpc)
     request = messages[rpc.proto.input_type.rpartition(".")[2]]
     if rule.role == READ:

@@ -44,7 +44,7 @@ _SHARED = ("server", "timeout", "output", "as_json")
 
 
 def page() -> str:
-    """Returns the page."""
+    """Return the page."""
     found = commands()
     for known, what in ((EXAMPLES, "an example"), (EXIT_CODES, "exit codes")):
         wrong = known.keys() ^ found.keys() if known is EXAMPLES else known.keys() - found.keys()
@@ -69,13 +69,13 @@ def page() -> str:
 
 
 def root_options() -> list[Any]:
-    """Returns the options of `idalloc` itself."""
+    """Return the options of `idalloc` itself."""
     return [*typer.main.get_command(app).params]
 
 
 @cache
 def commands() -> dict[str, Any]:
-    """Returns the parser of each command by its name, such as "sequences create"."""
+    """Return the parser of each command by its name, such as "sequences create"."""
     found: dict[str, Any] = {}
     root: Any = typer.main.get_command(app)
     context = root.make_context("idalloc", [], resilient_parsing=True)
@@ -107,7 +107,7 @@ def _section(name: str, command: Any) -> str:
 
 
 def _settings(options: list[Any]) -> str:
-    """Returns the options that are settings of the server, which another page describes."""
+    """Return the options that are settings of the server, which another page describes."""
     listed = ", ".join(f"[`{each.opts[0]}`]({links.SETTINGS[each.name]})" for each in options)
     return f"Settings of the server: {listed}." if options else ""
 
@@ -133,7 +133,7 @@ def _usage(argument: Any) -> str:
 
 
 def _default(option: Any) -> str:
-    """Returns the default, unless the help states it or it is empty."""
+    """Return the default, unless the help states it or it is empty."""
     shown = option.show_default if isinstance(option.show_default, str) else option.default
     if option.required:
         return " Required." if option.param_type_name == "option" else ""

@@ -11,7 +11,7 @@ SERVER = ROOT / "server/idalloc_server"
 
 
 def texts() -> dict[str, list[str]]:
-    """Returns the texts of each reason.
+    """Return the texts of each reason.
 
     A value is its name in braces. Texts that only pass another one on are left out.
     """
@@ -30,7 +30,7 @@ def texts() -> dict[str, list[str]]:
 
 
 def _reasons(classes: list[ast.ClassDef]) -> dict[str, str]:
-    """Returns the reason of each class of errors by the class's name."""
+    """Return the reason of each class of errors by the class's name."""
     reasons, is_new = {Refusal.__name__: ""}, True
     while is_new:
         before = len(reasons)
@@ -45,7 +45,7 @@ def _reasons(classes: list[ast.ClassDef]) -> dict[str, str]:
 
 
 def _constructions(tree: ast.Module, reasons: dict[str, str], with_values: set[str]) -> Iterator[tuple[str, ast.Call]]:
-    """Yields each call that makes an error with its text, with the error's class."""
+    """Yield each call that makes an error with its text, with the error's class."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and node.name in reasons:
             yield from ((node.name, call) for call in _calls(node) if ast.unparse(call.func).endswith(".__init__"))
@@ -58,7 +58,7 @@ def _calls(node: ast.AST) -> Iterator[ast.Call]:
 
 
 def _text(argument: ast.expr) -> str:
-    """Returns the text of an argument; empty if it is a variable, or a single word, such as the
+    """Return the text of an argument; empty if it is a variable, or a single word, such as the
     name of a field.
     """
     if isinstance(argument, ast.Constant):

@@ -104,7 +104,7 @@ class ProtoComment(NamedTuple):
 
 
 def read_proto() -> dict[str, ProtoComment]:
-    """Returns the comment of each reason."""
+    """Return the comment of each reason."""
     found = {}
     for comment, reason in _VALUE.findall(PROTO.read_text()):
         lines = [line.removeprefix("  //") for line in comment.splitlines()]
@@ -118,19 +118,19 @@ def read_proto() -> dict[str, ProtoComment]:
 
 
 def refusals() -> dict[str, type[Refusal]]:
-    """Returns the server's class of each reason, whose subclasses have the same status and next
+    """Return the server's class of each reason, whose subclasses have the same status and next
     step.
     """
     return {kind.reason: kind for kind in reversed([*_classes(server_errors, Refusal)]) if hasattr(kind, "reason")}
 
 
 def exceptions() -> dict[str, type[IdallocError]]:
-    """Returns the client's classes by reason."""
+    """Return the client's classes by reason."""
     return {kind.default_reason: kind for kind in _classes(client_errors, IdallocError)}
 
 
 def page() -> str:
-    """Returns the page."""
+    """Return the page."""
     comments, classes, by_reason = read_proto(), exceptions(), refusals()
     sections = [_section(by_reason[reason], comments[reason], classes[reason]) for reason in sorted(comments)]
     others = [
@@ -156,7 +156,7 @@ def page() -> str:
 
 
 def summary(kind: type[IdallocError]) -> str:
-    """Returns the first paragraph of a class's docstring."""
+    """Return the first paragraph of a class's docstring."""
     return prose(one_line((inspect.getdoc(kind) or "").partition("\n\n")[0]))
 
 

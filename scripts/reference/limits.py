@@ -67,12 +67,12 @@ class Limit(NamedTuple):
 
 
 def _setting(name: str, unit: str = "") -> str:
-    """Returns a setting and its default."""
+    """Return a setting and its default."""
     return f"{name}, {number(Settings.model_fields[name].default)}{unit}"
 
 
 def number(value: float) -> str:
-    """Returns a number with separators."""
+    """Return a number with separators."""
     return f"{value:,.0f}" if value == int(value) else f"{value:g}"
 
 
@@ -533,7 +533,7 @@ LIMITS = {
 
 
 def page() -> str:
-    """Returns the page."""
+    """Return the page."""
     parts = []
     for title, limits in LIMITS.items():
         rows = [tuple(prose(cell, links.ALL) for cell in limit) for limit in limits]

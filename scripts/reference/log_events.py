@@ -77,7 +77,7 @@ class Event(NamedTuple):
 
 
 def page() -> str:
-    """Returns the page."""
+    """Return the page."""
     found, meanings = events(), read_meanings()
     check(found, meanings)
     rows = [
@@ -94,12 +94,12 @@ def page() -> str:
 
 
 def read_meanings() -> dict[str, Any]:
-    """Returns the meaning, the next step and further keys of each event."""
+    """Return the meaning, the next step and further keys of each event."""
     return tomllib.loads(MEANINGS.read_text())
 
 
 def check(found: dict[str, Event], meanings: dict[str, Any]) -> None:
-    """Checks that each event has a meaning, and each warning and error a next step.
+    """Check that each event has a meaning, and each warning and error a next step.
 
     Raises:
         ValueError: It names the event and the file.
@@ -120,7 +120,7 @@ def check(found: dict[str, Event], meanings: dict[str, Any]) -> None:
 
 @cache
 def events() -> dict[str, Event]:
-    """Returns each event of the server's source, by name."""
+    """Return each event of the server's source, by name."""
     found: dict[str, list[Event]] = {}
     for path in sorted(SERVER.rglob("*.py")):
         for name, event in _events_of(ast.parse(path.read_text())):
@@ -146,7 +146,7 @@ def _events_of(tree: ast.Module) -> Iterator[tuple[str, Event]]:
 
 
 def _texts(node: ast.expr, tree: ast.Module) -> Iterator[str]:
-    """Yields the values of an expression: a text, or a variable to which texts are assigned."""
+    """Yield the values of an expression: a text, or a variable to which texts are assigned."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value
     elif isinstance(node, ast.Name):
@@ -192,7 +192,7 @@ def _section(name: str, event: Event, meaning: dict[str, Any]) -> str:
 
 
 def _causes() -> list[tuple[str, str]]:
-    """Returns the causes of burned ids, with the comments in the source."""
+    """Return the causes of burned ids, with the comments in the source."""
     lines = (SERVER / "domain/allocation/burned.py").read_text().splitlines()
     comments = {line.split(" = ")[0].strip(): line.partition("  # ")[2] for line in lines if " = " in line}
     return [(f"`{cause}`", prose(comments[cause.name])) for cause in BurnCause]

@@ -18,7 +18,7 @@ _NAME = re.compile(
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Returns a table. Its cells may not have the character |, which renderers escape in different
+    """Return a table. Its cells may not have the character |, which renderers escape in different
     ways.
     """
     lines = [columns, ["---"] * len(columns), *rows]
@@ -28,12 +28,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def block(language: str, content: str) -> str:
-    """Returns a block of code."""
+    """Return a block of code."""
     return f"```{language}\n{content.strip()}\n```"
 
 
 def prose(text: str, links: Mapping[str, str] | None = None) -> str:
-    """Returns a text of a comment or a docstring as Markdown.
+    """Return a text of a comment or a docstring as Markdown.
 
     Args:
         text: The text; names in it are plain, or in single or double backquotes.
@@ -58,16 +58,16 @@ def prose(text: str, links: Mapping[str, str] | None = None) -> str:
 
 
 def one_line(text: str) -> str:
-    """Returns a text without line breaks."""
+    """Return a text without line breaks."""
     return " ".join(text.split())
 
 
 def unwrapped(text: str) -> str:
-    """Returns a text whose paragraphs have a line each; tables stay as they are."""
+    """Return a text whose paragraphs have a line each; tables stay as they are."""
     parts = text.split("\n\n")
     return "\n\n".join(part if part.startswith("|") else one_line(part) for part in parts)
 
 
 def document(*parts: str) -> str:
-    """Returns a page of these parts, with one empty line between them."""
+    """Return a page of these parts, with one empty line between them."""
     return "\n\n".join(part.strip("\n") for part in parts if part.strip()) + "\n"

@@ -24,7 +24,7 @@ def _rows(families: dict[str, Family], suffix: str = "") -> list[tuple[str, ...]
 
 
 def page() -> str:
-    """Returns the page."""
+    """Return the page."""
     calls = {name: Family(text, CALL_LABELS) for name, text in CALL_COUNTERS.items()}
     calls["grpc_server_handled"] = calls["grpc_server_handled"]._replace(labels=(*CALL_LABELS, "grpc_code"))
     seconds = {CALL_SECONDS[0]: Family(CALL_SECONDS[1], CALL_LABELS)}

@@ -50,7 +50,7 @@ def _package() -> Any:
 
 
 def page() -> str:
-    """Returns the page."""
+    """Return the page."""
     package = _package()
     client, ids = package["_sync.client.Client"], package["_sync.ids.Ids"]
     example = package.docstring.value.partition("\n\n")[2].partition("\n\n``")[0]
@@ -79,7 +79,7 @@ def page() -> str:
 
 
 def public_names() -> list[str]:
-    """Returns the names that the page must have."""
+    """Return the names that the page must have."""
     package = _package()
     found = [f"Client.{each.name}" for each in methods(package["_sync.client.Client"])]
     found += [f"Client.sequences.{each.name}" for each in methods(package["_sync.sequences.Sequences"])]
@@ -87,7 +87,7 @@ def public_names() -> list[str]:
 
 
 def methods(cls: Any) -> Iterator[Any]:
-    """Yields the public methods of a class, its own first."""
+    """Yield the public methods of a class, its own first."""
     members = {**cls.members, **{name: each for name, each in cls.all_members.items() if name not in cls.members}}
     for name, member in members.items():
         if member.is_function and not name.startswith("_") and name != "clear_after_fork":
@@ -150,7 +150,7 @@ def _name(kind: str, element: Any) -> str:
 
 @cache
 def _known() -> dict[str, str]:
-    """Returns the targets of names in docstrings."""
+    """Return the targets of names in docstrings."""
     classes = {name: f"#{name.lower()}" for name in (*_DATACLASSES, "SequenceSettings")}
     raised = {kind.__name__: "#all-exceptions" for kind in exceptions().values()}
     return links.ALL | classes | raised | {"IdallocError": "#idallocerror"}
@@ -167,7 +167,7 @@ def _type(annotation: Any) -> str:
 
 
 def _differences(client: Any, other: Any) -> Iterator[str]:
-    """Yields the methods of the client for asyncio whose docstrings say more than those of the
+    """Yield the methods of the client for asyncio whose docstrings say more than those of the
     other client.
     """
     for each in methods(client):

@@ -25,7 +25,7 @@ from scripts.reference.markdown import table
 
 
 def reserve_factor() -> float:
-    """Returns for how many times outage_reserve a node's ids last at a steady rate."""
+    """Return for how many times outage_reserve a node's ids last at a steady rate."""
     config, rate = AllocationConfig(lease_ttl=200.0, store_timeout=1.0, auto_create_sequences=True), 1e4
     steady = Reserve(config, 0.0)
     steady.expect(Demand(rate, 1, 0.0), 0, 0.0)
@@ -33,7 +33,7 @@ def reserve_factor() -> float:
 
 
 def lease_factor() -> float:
-    """Returns how many times outage_reserve lease_ttl must be at least, besides store_timeout."""
+    """Return how many times outage_reserve lease_ttl must be at least, besides store_timeout."""
     try:
         Settings.model_validate({"lease_ttl": "1s", "outage_reserve": "100s", "store_timeout": "1s"})
     except ValidationError as refused:

@@ -136,7 +136,7 @@ _OTHERS = {
 
 
 def page() -> str:
-    """Returns the page."""
+    """Return the page."""
     if _ARGUMENTS.keys() != set(_environment.CLIENT):
         raise ValueError(f"describe these variables of the client here: {_ARGUMENTS.keys() ^ {*_environment.CLIENT}}")
     Settings(**tomllib.loads(_EXAMPLE))
@@ -187,14 +187,14 @@ def _change(name: str) -> str:
 
 
 def _toml(name: str, field: FieldInfo) -> str:
-    """Returns the default in TOML."""
+    """Return the default in TOML."""
     if name == "store":  # depends on the user
         return '"sqlite://…/idalloc/idalloc.db"'
     return dumps(_duration(field.default) if _is_duration(field) else field.default)
 
 
 def _value(field: FieldInfo) -> str:
-    """Returns the type and the bounds of a setting."""
+    """Return the type and the bounds of a setting."""
     if get_origin(field.annotation) is Literal:
         return ", ".join(f"`{each}`" for each in get_args(field.annotation))
     if field.annotation is bool:
@@ -216,7 +216,7 @@ def _duration(seconds: float) -> str:
 
 
 def shown_number(number: int) -> str:
-    """Returns a number as a person would write it: 65535, 1,000,000, 2^53-1."""
+    """Return a number as a person would write it: 65535, 1,000,000, 2^53-1."""
     for below in (0, -1, -2):
         exponent = (number - below).bit_length() - 1
         if exponent > 30 and number == 2**exponent + below:

@@ -27,7 +27,7 @@ ADMIN = ["--allocate", "*", "--read", "*", "--admin", "*"]
 
 
 def new_token(file: Path, name: str, *roles: str) -> str:
-    """Creates a token by the command line, and adds its entry to the access file."""
+    """Create a token by the command line, and add its entry to the access file."""
     made = subprocess.run([IDALLOC, "token", "new", name, *roles], capture_output=True, text=True, check=True)
     other = file.with_suffix(".new")
     other.write_text((file.read_text() if file.exists() else "") + made.stderr)
@@ -154,7 +154,7 @@ def test_a_client_certificate_authenticates_its_identity(tmp_path: Path) -> None
 
 
 def write_certificate(authority: trustme.CA, name: x509.GeneralName, cert: Path, key: Path) -> None:
-    """Writes a certificate with this name, and its key."""
+    """Write a certificate with this name, and its key."""
     issued = issue(authority, name)
     cert.write_bytes(issued.cert)
     key.write_bytes(issued.key)

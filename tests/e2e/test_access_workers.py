@@ -24,7 +24,7 @@ def replace(file: Path, content: str) -> None:
 
 
 def statuses(server: Server, token: str = "") -> set[grpc.StatusCode]:
-    """Returns the statuses of calls on enough connections to reach each worker."""
+    """Return the statuses of calls on enough connections to reach each worker."""
     return {allocate_status(server, token) for _ in range(16)}
 
 

@@ -55,7 +55,7 @@ def test_ids_of_a_cancelled_call_are_logged(tmp_path: Path) -> None:
     with running(tmp_path) as server, connect(server) as channel, connect(server) as other:
 
         def calls_in_flight() -> int:
-            """Returns the number of calls in flight, from the next line of the log; a call makes
+            """Return the number of calls in flight, from the next line of the log; a call makes
             one.
             """
             seen = len(log_events(server, "calls"))

@@ -43,7 +43,7 @@ class Secured(NamedTuple):
 
     @contextmanager
     def connected(self, shown: Issued, tickets: SSLSessionCache | None = None) -> Iterator[grpc.Channel]:
-        """Opens a new connection, which resumes a TLS session if there is one."""
+        """Open a new connection, which resumes a TLS session if there is one."""
         options: list[Any] = [("grpc.use_local_subchannel_pool", 1)]
         if tickets is not None:
             options.append(("grpc.ssl_session_cache", tickets))

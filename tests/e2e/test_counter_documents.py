@@ -32,7 +32,7 @@ class Imports:
         self.file = file
 
     async def run(self, *options: str) -> tuple[int, str, str]:
-        """Runs an import, and returns its exit code and output."""
+        """Run an import, and return its exit code and output."""
         url = f"opensearch://{self.pages.host}/counters"
         arguments = ["store", "import", "--from-elasticsearch", url, f"--store=sqlite://{self.file}", *options]
         process = await asyncio.create_subprocess_exec(
@@ -43,7 +43,7 @@ class Imports:
         return process.returncode, out.decode(), err.decode()
 
     async def refused(self, *options: str) -> str:
-        """Runs an import that must write nothing, and returns the line of its error."""
+        """Run an import that must write nothing, and return the line of its error."""
         code, out, err = await self.run(*options)
         assert (code, out, err.count("\n")) == (1, "", 1), err
         assert not self.file.exists()

@@ -55,7 +55,7 @@ class Crate:
         self.process.stdout.close()
 
     def restart(self) -> None:
-        """Starts the process again on the same port and file."""
+        """Start the process again on the same port and file."""
         self._start(self.port)
 
 

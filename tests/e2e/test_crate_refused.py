@@ -24,14 +24,14 @@ UNBLOCK = 'ALTER TABLE "{}"."sequences" SET ("blocks.write" = false)'
 
 @contextmanager
 def calling(address: str) -> Iterator[id_allocator_pb2_grpc.IdAllocatorServiceStub]:
-    """Opens a channel with the retry policy of the contract."""
+    """Open a channel with the retry policy of the contract."""
     config = (Path(idalloc.__file__).parent / "v1" / "service_config.json").read_text()
     with grpc.insecure_channel(address, [("grpc.service_config", config)]) as channel:
         yield id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
 
 
 def refusal_of(error: Any) -> tuple[status_pb2.Status, error_details_pb2.ErrorInfo, list[str]]:
-    """Returns the status, its ErrorInfo, and the names of all details."""
+    """Return the status, its ErrorInfo, and the names of all details."""
     trailers = dict(error.trailing_metadata())
     assert "grpc-retry-pushback-ms" not in trailers
     status = status_pb2.Status.FromString(trailers["grpc-status-details-bin"])

@@ -119,7 +119,7 @@ async def test_a_call_is_refused_before_its_deadline(tmp_path: Path) -> None:
 
 
 def replies(connection: socket.socket) -> Iterator[bytes]:
-    """Yields GOAWAY and DATA frames until the connection ends; answers pings late, after the last
+    """Yield GOAWAY and DATA frames until the connection ends; answers pings late, after the last
     reply.
     """
     pings, at_end = [], False
@@ -138,7 +138,7 @@ def replies(connection: socket.socket) -> Iterator[bytes]:
 
 
 def messages_in(data: bytes) -> int:
-    """Counts length-prefixed gRPC messages."""
+    """Count length-prefixed gRPC messages."""
     count = 0
     while data:
         data = data[5 + int.from_bytes(data[1:5], "big") :]

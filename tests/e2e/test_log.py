@@ -60,7 +60,7 @@ client = idalloc.Client(sys.argv[1], log=sys.argv[2] + sys.argv[3])
 
 
 def printed_before_the_kill(script: str, address: str, log: Path, lines: int) -> list[str]:
-    """Runs a client, kills it while it prints ids, and returns the complete lines."""
+    """Run a client, kills it while it prints ids, and return the complete lines."""
     command = [sys.executable, "-c", BEGIN + script, address, str(log.with_suffix("")), log.suffix]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment()) as process:
         assert process.stdout

@@ -20,7 +20,7 @@ MOST = 5
 
 
 def names(folder: Path) -> set[str]:
-    """Returns the names in the store."""
+    """Return the names in the store."""
     with closing(sqlite3.connect(folder / "ids.db")) as db:
         return {name for (name,) in db.execute("SELECT name FROM sequences")}
 

@@ -28,7 +28,7 @@ Insert = Callable[[int, int, int, int], list[str]]
 
 @pytest.fixture
 def insert() -> Iterator[Insert]:
-    """Returns a function that inserts documents into a new MySQL and returns their ids."""
+    """Return a function that inserts documents into a new MySQL and return their ids."""
     interpreter = environments.mysqlx_python()
     with server.running() as port:
         client = subprocess.Popen(
@@ -54,7 +54,7 @@ def insert() -> Iterator[Insert]:
 
 
 def settings(chance: random.Random) -> Iterator[tuple[int, int]]:
-    """Yields offsets and increments: edges, small ones whose offset often lies ahead, and random
+    """Yield offsets and increments: edges, small ones whose offset often lies ahead, and random
     ones.
     """
     edges = [1, 2, 3, 10, 16, 255, 256, 65_534, 65_535]

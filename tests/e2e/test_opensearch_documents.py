@@ -53,7 +53,7 @@ def by_the_runbook(ports: dict[int, int], tmp_path: Path) -> Iterator[Operator]:
 
 
 def send(node: OpenSearchNode, method: str, path: str, body: object = None) -> Any:
-    """Sends a request, and returns the answer."""
+    """Send a request, and return the answer."""
     content = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"http://{node.host}{path}", content, headers, method=method)
@@ -62,7 +62,7 @@ def send(node: OpenSearchNode, method: str, path: str, body: object = None) -> A
 
 
 def advance_counter(node: OpenSearchNode, count: int) -> int:
-    """Takes ids as the recipe's clients do, and returns the last one."""
+    """Take ids as the recipe's clients do, and return the last one."""
     script = {"source": "ctx._source.value += params.n", "params": {"n": count}}
     body = {"script": script, "upsert": {"value": count}}
     answer = send(node, "POST", "/counters/_update/orders?_source=value&retry_on_conflict=10", body)

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.test_long, pytest.mark.skipif(sys.platform == "win32",
 
 @contextmanager
 def umask(mask: int) -> Iterator[None]:
-    """Sets the umask of processes that start in the block."""
+    """Set the umask of processes that start in the block."""
     before = os.umask(mask)
     try:
         yield

@@ -47,7 +47,7 @@ def exhausted(server: Server, left: int = 0) -> Iterator[None]:
 
 
 def put(file: Path, content: str) -> None:
-    """Replaces a file atomically."""
+    """Replace a file atomically."""
     other = file.with_suffix(".new")
     other.write_text(content)
     other.replace(file)
@@ -139,7 +139,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 @contextmanager
 def in_terminal(folder: Path, action: str = "SIG_DFL", **settings: object) -> Iterator[tuple[Server, int]]:
-    """Starts a server in a terminal; yields it and the terminal's other end, whose closing sends
+    """Start a server in a terminal; yield it and the terminal's other end, whose closing sends
     SIGHUP.
 
     Args:

@@ -45,7 +45,7 @@ def is_refused(call: Callable[[], object]) -> bool:
 
 
 def start(store: str) -> subprocess.CompletedProcess[str]:
-    """Starts a server that must refuse to start."""
+    """Start a server that must refuse to start."""
     return subprocess.run(serve_command(store=store), env=environment(), capture_output=True, text=True, timeout=30)
 
 

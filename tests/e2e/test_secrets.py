@@ -68,7 +68,7 @@ class Observed:
         self._texts.append((where, text if isinstance(text, bytes) else text.encode()))
 
     def run(self, *command: str | Path, environ: dict[str, str] | None = None, code: int) -> str:
-        """Runs a command, and adds its outputs and its command line."""
+        """Run a command, and add its outputs and its command line."""
         done = subprocess.run(
             command, env=environ or environment(), capture_output=True, text=True, timeout=120, check=False
         )
@@ -77,7 +77,7 @@ class Observed:
         return done.stdout + done.stderr
 
     def processes(self, pid: int) -> int:
-        """Adds what a process list shows of a process and its children; returns their number."""
+        """Add what a process list shows of a process and its children; return their number."""
         for file in ("cmdline", "comm", "status"):
             self.add(f"{file} of {pid}", Path(f"/proc/{pid}/{file}").read_bytes())
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -96,7 +96,7 @@ class ObservedHere(Observed):
         self._capfd = capfd
 
     def run(self, *command: str | Path, environ: dict[str, str] | None = None, code: int) -> str:
-        """Runs the command `idalloc` with these arguments, and adds its outputs."""
+        """Run the command `idalloc` with these arguments, and add its outputs."""
         done = run_here(self._capfd, environ or environment(), *map(str, command))
         self.add(str(command), done.stdout + done.stderr)
         assert done.returncode == code, done.stderr
@@ -105,7 +105,7 @@ class ObservedHere(Observed):
 
 @contextmanager
 def calling(server: Server, authorization: str) -> Iterator[list[Any]]:
-    """Yields a call of every kind with this credential."""
+    """Yield a call of every kind with this credential."""
     metadata = (("authorization", authorization),)
     with grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         ids: Any = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
@@ -128,7 +128,7 @@ def calling(server: Server, authorization: str) -> Iterator[list[Any]]:
 
 
 def call_all(observed: Observed, server: Server, authorization: str) -> set[grpc.StatusCode]:
-    """Makes all calls, adds their replies and errors, and returns their statuses."""
+    """Make all calls, add their replies and errors, and return their statuses."""
     codes = set()
     with calling(server, authorization) as calls:
         for call in calls:
@@ -145,7 +145,7 @@ def call_all(observed: Observed, server: Server, authorization: str) -> set[grpc
 
 
 def new_token(observed: Observed, file: Path) -> str:
-    """Creates a token with all roles; only standard output has the token."""
+    """Create a token with all roles; only standard output has the token."""
     roles = [part for role in ("allocate", "read", "admin") for part in (f"--{role}", "*")]
     made = subprocess.run([IDALLOC, "token", "new", "boss", *roles], capture_output=True, text=True, check=True)
     file.write_text(made.stderr)

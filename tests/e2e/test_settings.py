@@ -28,12 +28,12 @@ class TestInvalidSettings:
         self.capfd = capfd
 
     def invalid(self, *, env: dict[str, str] | None = None, **settings: object) -> str:
-        """Starts a server that must refuse its settings; returns its error."""
+        """Start a server that must refuse its settings; return its error."""
         flags = serve_command(**settings)[3:]
         return self._error(run_here(self.capfd, env or environment(), "serve", *flags))
 
     def refused(self, **settings: object) -> str:
-        """Starts the process of a server that must refuse its address or its store; returns its
+        """Start the process of a server that must refuse its address or its store; return its
         error.
         """
         return self._error(

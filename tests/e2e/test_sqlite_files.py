@@ -32,14 +32,14 @@ def take(address: str) -> set[int]:
 
 
 def refusal_of(address: str) -> str:
-    """Returns the error of a server that must refuse to allocate."""
+    """Return the error of a server that must refuse to allocate."""
     with sdk.Client(address, timeout=3) as client, pytest.raises(sdk.IdallocError) as caught:
         client.allocate_range("orders", MANY)
     return str(caught.value)
 
 
 def second(store: Path, *wrapper: str) -> tuple[set[int], str]:
-    """Starts another server, allocates ids, and stops it.
+    """Start another server, allocates ids, and stop it.
 
     Args:
         store: Its database.
@@ -74,7 +74,7 @@ def assert_refused(stderr: str, *words: str) -> None:
 
 
 def mounting(source: Path, target: Path) -> list[str]:
-    """Returns a command that runs another one in a mount namespace where ``source`` is also mounted
+    """Return a command that runs another one in a mount namespace where ``source`` is also mounted
     at ``target``.
     """
     unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]

@@ -46,7 +46,7 @@ class Reader:
         self._thread.start()
 
     def lines(self) -> list[dict[str, Any]]:
-        """Returns the complete lines so far."""
+        """Return the complete lines so far."""
         found = self._content.split(b"\n")[:-1]
         return [json.loads(line) for line in found if line.startswith(b"{")]
 
@@ -54,7 +54,7 @@ class Reader:
         return [line for line in self.lines() if line["event"] == event]
 
     def close(self) -> None:
-        """Waits for the end of the pipe, if it is being read, and closes it."""
+        """Wait for the end of the pipe, if it is being read, and close it."""
         if self._end < 0:
             return
         if self._thread.ident is not None:
@@ -69,7 +69,7 @@ class Reader:
 
 @contextmanager
 def stalled(folder: Path, **settings: object) -> Iterator[tuple[Server, Reader]]:
-    """Runs a server whose standard error is a pipe that nobody reads yet."""
+    """Run a server whose standard error is a pipe that nobody reads yet."""
     ours, theirs = os.pipe()
     fcntl.fcntl(ours, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     reader = Reader(ours)
@@ -89,7 +89,7 @@ def stalled(folder: Path, **settings: object) -> Iterator[tuple[Server, Reader]]
 
 
 def call(server: Server, times: int) -> None:
-    """Makes calls in turn, all of which must succeed."""
+    """Make calls in turn, all of which must succeed."""
     with grpc.insecure_channel(server.address) as channel:
         stub: Any = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
         for _ in range(times):
@@ -97,7 +97,7 @@ def call(server: Server, times: int) -> None:
 
 
 def administrate(server: Server, name: str, times: int = 1) -> None:
-    """Makes calls that fail, and are audited."""
+    """Make calls that fail, and are audited."""
 
     async def work() -> None:
         async with grpc.aio.insecure_channel(server.address) as channel:
@@ -144,7 +144,7 @@ def test_lost_lines_are_counted_and_reported(tmp_path: Path, workers: int) -> No
 
 @contextmanager
 def full_pipe() -> Iterator[int]:
-    """Yields the writing end of a full pipe that nobody reads."""
+    """Yield the writing end of a full pipe that nobody reads."""
     ours, theirs = os.pipe()
     fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     os.write(theirs, b"x" * PIPE_BYTES)

@@ -42,7 +42,7 @@ class Files:
         return {"tls_cert": self.cert, "tls_key": self.key}
 
     def write(self) -> str:
-        """Writes a new certificate and its key, and returns its serial number."""
+        """Write a new certificate and its key, and return its serial number."""
         leaf = self.authority.issue_cert("127.0.0.1", "localhost")
         leaf.private_key_pem.write_to_path(str(self.key))
         self.cert.write_bytes(b"".join(blob.bytes() for blob in leaf.cert_chain_pems))
@@ -50,7 +50,7 @@ class Files:
         return found
 
     def trust(self, client: trustme.LeafCert | None = None) -> grpc.ChannelCredentials:
-        """Returns credentials of a client that trusts the CA, and presents a certificate if given."""
+        """Return credentials of a client that trusts the CA, and presents a certificate if given."""
         root = self.authority.cert_pem.bytes()
         if client is None:
             return grpc.ssl_channel_credentials(root)
@@ -58,7 +58,7 @@ class Files:
         return grpc.ssl_channel_credentials(root, client.private_key_pem.bytes(), chain)
 
     def shown(self, server: Server, oldest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2) -> tuple[str, str | None]:
-        """Returns the serial number of the server's certificate, and the TLS version of the
+        """Return the serial number of the server's certificate, and the TLS version of the
         connection.
         """
         context = ssl.create_default_context(cadata=self.authority.cert_pem.bytes().decode())
@@ -81,7 +81,7 @@ def files(tmp_path: Path) -> Files:
 
 
 def refused(**settings: object) -> str:
-    """Starts a server that must refuse to start, and returns its error."""
+    """Start a server that must refuse to start, and return its error."""
     done = subprocess.run(serve_command(**settings), capture_output=True, text=True, env=environment(), timeout=60)
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""

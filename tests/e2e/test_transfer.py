@@ -59,7 +59,7 @@ def exported(store: str) -> str:
 
 
 async def exported_at_once(path: Path) -> str:
-    """Exports a SQLite file in this process, which is faster than a node returns unused ids."""
+    """Export a SQLite file in this process, which is faster than a node returns unused ids."""
     store = SqliteStore(path, SystemClock())
     await store.open()
     lines = [line async for line in export_lines(store)]
@@ -167,7 +167,7 @@ def test_an_export_of_a_missing_file_creates_nothing(tmp_path: Path) -> None:
 
 
 def idalloc_while_in_use(client: Client, *arguments: str) -> tuple[int, str]:
-    """Runs a command while it allocates single ids; returns the last id, and the command's output."""
+    """Run a command while it allocates single ids; return the last id, and the command's output."""
     issued = 0
     with subprocess.Popen(
         [IDALLOC, *arguments], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -207,7 +207,7 @@ def test_export_retire_ends_all_leases_first(tmp_path: Path) -> None:
 
 
 def assert_recipe_continues(tmp_path: Path, store: str) -> None:
-    """Moves the guide's table to a new store, and asserts that ids continue there."""
+    """Move the guide's table to a new store, and asserts that ids continue there."""
     new = f"sqlite://{tmp_path}/new.db"
     done = idalloc("store", "import", "-", f"--store={new}", content=exported(store))
     assert (done.returncode, done.stderr) == (0, "")

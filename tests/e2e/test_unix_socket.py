@@ -36,7 +36,7 @@ def open_umask() -> Iterator[None]:
 
 
 def refusal(folder: Path, **settings: object) -> str:
-    """Starts a server that must refuse to start, and returns its error."""
+    """Start a server that must refuse to start, and return its error."""
     command = serve_command(store=f"sqlite://{folder}/other.db", **settings)
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr

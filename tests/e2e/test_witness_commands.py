@@ -62,13 +62,13 @@ class Place:
             asyncio.run(grant())
 
     def run(self, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
-        """Runs `idalloc witness`."""
+        """Run `idalloc witness`."""
         environ = environment(**{"store": self.store, "witness": self.witness} | settings)
         with capture_logs():
             return run_here(self._capfd, environ, "witness", *arguments, opens_store=True)
 
     def error_line(self, code: int, *arguments: str, **settings: str) -> str:
-        """Runs a command that prints nothing but an error."""
+        """Run a command that prints nothing but an error."""
         done = self.run(*arguments, **settings)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1), done
         return done.stderr.rstrip("\n")
@@ -180,7 +180,7 @@ class TestServers:
     SHORT: ClassVar = {"lease_ttl": "3s", "store_timeout": "1s", "outage_reserve": "1s"}
 
     def idalloc(self, server: Server, *command: str, **settings: str) -> subprocess.CompletedProcess[str]:
-        """Runs a command; it may fail."""
+        """Run a command; it may fail."""
         environ = environment(server=server.address, **settings)
         return subprocess.run([IDALLOC, *command], env=environ, capture_output=True, text=True, timeout=50)
 

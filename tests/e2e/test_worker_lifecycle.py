@@ -207,7 +207,7 @@ class TestStopping:
 
 @contextmanager
 def reading(stream: Any) -> Iterator[None]:
-    """Reads a stream in a thread, and cancels it at the end of the block."""
+    """Read a stream in a thread, and cancel it at the end of the block."""
 
     def read() -> None:
         with suppress(grpc.RpcError):

@@ -89,7 +89,7 @@ def opensearch_url(opensearch: OpenSearchNode) -> str:
 
 @pytest.fixture(params=["sqlite", "opensearch"])
 def on_each_store(request: pytest.FixtureRequest, scenario: Scenario) -> None:
-    """Runs the scenario on SQLite, and on a real OpenSearch."""
+    """Run the scenario on SQLite, and on a real OpenSearch."""
     if request.param == "opensearch":
         scenario.store = request.getfixturevalue("opensearch_url")
 

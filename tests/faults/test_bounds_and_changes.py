@@ -29,7 +29,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @contextmanager
 def connected(scenario: Scenario, nodes: list[Server]) -> Iterator[list[idalloc.Client]]:
-    """Yields a client of each node in this process; the logs are last-0.ids, …"""
+    """Yield a client of each node in this process; the logs are last-0.ids, …"""
     with ExitStack() as clients:
         yield [
             clients.enter_context(idalloc.Client(node.address, timeout=30, log=scenario.folder / f"last-{turn}.ids"))
@@ -124,11 +124,11 @@ class Changes:
         self._step = 1
 
     def issued(self) -> list[IssuedRange]:
-        """Returns all ranges issued so far."""
+        """Return all ranges issued so far."""
         return [each for caller in self._callers for each in read_ranges(caller.log)]
 
     def highest(self) -> int:
-        """Returns the highest id issued so far."""
+        """Return the highest id issued so far."""
         return max(each.highest for each in self.issued())
 
     def advance(self) -> None:
@@ -138,7 +138,7 @@ class Changes:
         self._assert_past(self._later(since), since, past)
 
     def step(self) -> None:
-        """Changes the step, which all later ranges have."""
+        """Change the step, which all later ranges have."""
         self._step = {1: 5, 5: 2, 2: 1}[self._step]
         since = self._wait_until_effective(self._next().update("orders", step=self._step))
         assert {each.step for each in self._later(since)} == {self._step}
@@ -154,18 +154,18 @@ class Changes:
         self._later(until)
 
     def ordering(self) -> None:
-        """Changes the ordering twice; ``verify`` checks it."""
+        """Change the ordering twice; ``verify`` checks it."""
         for ordering in ("rising", "rising-per-node"):
             since = self._wait_until_effective(self._next().update("orders", ordering=ordering))
             self._later(since)
 
     def format(self) -> None:
-        """Changes the format, which affects texts only."""
+        """Change the format, which affects texts only."""
         since = self._wait_until_effective(self._next().update("orders", format=f"N{self._made}-{{value}}"))
         self._later(since)
 
     def recreate(self) -> None:
-        """Deletes and re-creates: no ids in between, and higher ids afterwards."""
+        """Delete and re-creates: no ids in between, and higher ids afterwards."""
         since = self._wait_until_effective(self._next().delete("orders"))
         hold_for(0.2, "the sequence stays deleted")
         until = boot_time_ns()
@@ -189,7 +189,7 @@ class Changes:
         return boot_time_ns()
 
     def _later(self, since: int) -> list[IssuedRange]:
-        """Returns the ranges requested since then, after each client has received some."""
+        """Return the ranges requested since then, after each client has received some."""
         for caller in self._callers:
             self._scenario.wait_until(
                 lambda caller=caller: sum(each.asked >= since for each in read_ranges(caller.log)) > 5,  # type: ignore[misc]

@@ -257,7 +257,7 @@ class TestJumps:
 
 
 def _calls(client: idalloc.Client) -> list[Callable[[], object]]:
-    """Returns the calls of one node's clients, which assert that document ids and UUIDs rise."""
+    """Return the calls of one node's clients, which assert that document ids and UUIDs rise."""
     doc_ids, uuids = _RisingTexts(), _RisingTexts()
     return [
         lambda: client.allocate_range("orders", 10),

@@ -52,7 +52,7 @@ def small_disk(folder: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """Fills a disk with a file, and returns the file."""
+    """Fill a disk with a file, and return the file."""
     filler = disk / "filler"
     with filler.open("wb", buffering=0) as file, suppress(OSError):
         while file.write(bytes(4096)):
@@ -117,7 +117,7 @@ def run_out_of_room(
 
 
 def refusal_of(node: Server) -> str:
-    """Returns the error message of a single call without retries; "" if it succeeds."""
+    """Return the error message of a single call without retries; "" if it succeeds."""
     with grpc.insecure_channel(node.address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
         stub: Any = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
         try:
@@ -149,7 +149,7 @@ def test_an_unwritable_log_fails_no_call(scenario: Scenario) -> None:
 
 @contextmanager
 def small_server(store: str, stderr: int) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """Runs a server with the given standard error; yields its process and address."""
+    """Run a server with the given standard error; yield its process and address."""
     command = serve_command(store=store, **LEASES)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment())
     assert process.stdout
@@ -162,7 +162,7 @@ def small_server(store: str, stderr: int) -> Iterator[tuple["subprocess.Popen[st
 
 
 def overwrite(file: Path) -> None:
-    """Overwrites all but the first page of the database with random bytes."""
+    """Overwrite all but the first page of the database with random bytes."""
     with file.open("r+b") as database:
         database.seek(4096)
         database.write(os.urandom(file.stat().st_size - 4096))
@@ -174,12 +174,12 @@ def truncate(file: Path) -> None:
 
 
 def remove(file: Path) -> None:
-    """Removes the database file, but not the files beside it."""
+    """Remove the database file, but not the files beside it."""
     file.unlink()
 
 
 def remove_logs(file: Path) -> None:
-    """Removes -wal and -shm, with the transactions that are only in the write-ahead log."""
+    """Remove -wal and -shm, with the transactions that are only in the write-ahead log."""
     for beside in ("-wal", "-shm"):
         file.with_name(file.name + beside).unlink()
 
@@ -288,7 +288,7 @@ def start_and_stop(store: str) -> None:
 
 
 def refused_start(store: str, module: str, *arguments: str) -> str:
-    """Starts a server that must refuse to start, and returns its one-line error message."""
+    """Start a server that must refuse to start, and return its one-line error message."""
     command = serve_command(store=store)
     command[command.index("idalloc_server")] = module
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, env=environment(), timeout=60)

@@ -223,7 +223,7 @@ def master_and_primary(scenario: Scenario, cluster: CrateCluster) -> str:
 
 
 def wait_for_shared_reserve(scenario: Scenario, nodes: list[Server], callers: list[ClientProcess]) -> None:
-    """Waits until the nodes together hold the ids that their clients use in ``outage_reserve``."""
+    """Wait until the nodes together hold the ids that their clients use in ``outage_reserve``."""
 
     def issued() -> int:
         return sum(record.id_count for caller in callers for record in issued_log.read(caller.log).records)
@@ -245,13 +245,13 @@ def wait_for_shared_reserve(scenario: Scenario, nodes: list[Server], callers: li
 
 
 def start_nodes(scenario: Scenario, crate: CrateCluster, **settings: Any) -> list[Server]:
-    """Starts a node for each host, which prefers that host."""
+    """Start a node for each host, which prefers that host."""
     scenario.store = crate.store
     return [scenario.start_node(store=crate.url_preferring(first), **settings) for first in range(HOSTS)]
 
 
 def look_at_sequence(node: Server) -> None:
-    """Makes a node read from the store."""
+    """Make a node read from the store."""
     with idalloc.Client(node.address, timeout=0.5) as client, suppress(idalloc.Unavailable, idalloc.DeadlineExceeded):
         client.sequences.get("invoices")
 
@@ -266,6 +266,6 @@ def lose_primary(scenario: Scenario, cluster: CrateCluster, what: Literal["kill"
 
 
 def note(errors: Counter[str], stall: float | None = None) -> str:
-    """Returns a summary of the clients' errors, and of the longest stall of a steady caller."""
+    """Return a summary of the clients' errors, and of the longest stall of a steady caller."""
     waited = "" if stall is None else f"; the steady caller: {stall:.2f} s"
     return f"{errors.total():,} calls refused{waited}"

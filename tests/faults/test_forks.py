@@ -65,7 +65,7 @@ class Program:
         return len(self.sizes()) > children
 
     def sizes(self) -> dict[int, int]:
-        """Returns the size of each process's records, in bytes."""
+        """Return the size of each process's records, in bytes."""
         files = self._received.parent.glob(f"{self._received.name}.*")
         return {int(file.name.rpartition(".")[2]): file.stat().st_size for file in files}
 
@@ -75,13 +75,13 @@ class Program:
         return all(now[pid] >= sizes[pid] + 2000 for pid in pids)
 
     def ids(self, pid: int) -> set[Any]:
-        """Returns the ids that a process received, and asserts that none is repeated."""
+        """Return the ids that a process received, and asserts that none is repeated."""
         each = Counter(chain.from_iterable(line for line in self.received[pid] if isinstance(line, list)))
         assert not each or each.most_common(1)[0][1] == 1
         return set(each)
 
     def logged(self, pid: int) -> set[Any]:
-        """Returns the ids of sequences in a process's log."""
+        """Return the ids of sequences in a process's log."""
         names = self.log.name if pid == self.process.pid else f"{self.log.name}.{pid}*"
         lines = [line for log in self.log.parent.glob(names) for line in log.read_text().splitlines()[1:]]
         records = [json.loads(line) for line in lines]
@@ -91,7 +91,7 @@ class Program:
 
 @contextmanager
 def program(scenario: Scenario, node: Server, *, fork_support: bool = True, **options: Any) -> Iterator[Program]:
-    """Runs the program, which must have ended at the end of the block."""
+    """Run the program, which must have ended at the end of the block."""
     running = Program(scenario, node, fork_support, options)
     try:
         yield running
@@ -102,7 +102,7 @@ def program(scenario: Scenario, node: Server, *, fork_support: bool = True, **op
 
 
 def prove_distinct(scenario: Scenario, ran: Program, what: str, *, killed: bool = False) -> None:
-    """Asserts that no two processes received one id, and that each one's log has its ids."""
+    """Assert that no two processes received one id, and that each one's log has its ids."""
     pids = list(ran.received)
     ids = {pid: ran.ids(pid) for pid in pids}
     assert len(set().union(*ids.values())) == sum(map(len, ids.values()))

@@ -31,13 +31,13 @@ def ports() -> Iterator[list[ReservedPort]]:
 
 
 def make_rising(node: Server) -> None:
-    """Creates a sequence with the ordering rising."""
+    """Create a sequence with the ordering rising."""
     with idalloc.Client(node.address) as client:
         client.sequences.create("invoices", ordering="rising")
 
 
 def stop(scenario: Scenario, clients: list[ClientProcess]) -> None:
-    """Stops the clients, after each has received ids once more, and asserts that they got no
+    """Stop the clients, after each has received ids once more, and asserts that they got no
     unexpected error.
     """
     scenario.wait_for_records(clients, 30)
@@ -46,7 +46,7 @@ def stop(scenario: Scenario, clients: list[ClientProcess]) -> None:
 
 
 def worker_pids(server: Server) -> list[int]:
-    """Returns the process ids of all workers that were ever started."""
+    """Return the process ids of all workers that were ever started."""
     events = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
     return [event["pid"] for event in events if event["event"] == "worker_started"]
 

@@ -81,13 +81,13 @@ class TestRealOpenSearch:
 
 
 def start_nodes(scenario: Scenario, cluster: OpenSearchCluster) -> list[Server]:
-    """Starts two nodes, which prefer different hosts."""
+    """Start two nodes, which prefer different hosts."""
     scenario.store = cluster.url_preferring(0)
     return [scenario.start_node(store=cluster.url_preferring(first)) for first in range(NODES)]
 
 
 def wait_for_copies(scenario: Scenario, cluster: OpenSearchCluster) -> None:
-    """Waits until each node has a copy of the sequences."""
+    """Wait until each node has a copy of the sequences."""
     done = OPENSEARCH_NODES
     scenario.wait_until(lambda: cluster.started_copies() == done, "a copy on each node", within=RECOVERY_SECONDS)
 
@@ -95,7 +95,7 @@ def wait_for_copies(scenario: Scenario, cluster: OpenSearchCluster) -> None:
 def wait_for_reserves(
     scenario: Scenario, nodes: list[Server], steady: list[ClientProcess], seconds: float
 ) -> list[int]:
-    """Waits until each node's reserve lasts for ``seconds``; returns the number of each steady
+    """Wait until each node's reserve lasts for ``seconds``; return the number of each steady
     caller's records.
     """
     for number, (node, caller) in enumerate(zip(nodes, steady, strict=True)):
@@ -117,7 +117,7 @@ def prove(
     begun: list[int],
     what: str,
 ) -> None:
-    """Asserts that no steady caller got an error or waited, and that no id was repeated."""
+    """Assert that no steady caller got an error or waited, and that no id was repeated."""
     scenario.wait_for_records(steady, 50)
     stall = max(longest_stall(caller, since) for caller, since in zip(steady, begun, strict=True))
     for caller in steady:

@@ -58,11 +58,11 @@ class Attack:
         self.seen: Counter[str] = Counter()
 
     def wait(self) -> None:
-        """Waits until the attack is complete; its connections stay open."""
+        """Wait until the attack is complete; its connections stay open."""
         self.seen = Counter(json.loads(self._out.readline()))
 
     def end(self) -> int:
-        """Closes its connections, and returns how many the server had not closed."""
+        """Close its connections, and return how many the server had not closed."""
         assert self._process.stdin
         self._process.stdin.close()
         kept = int(self._out.readline())
@@ -90,7 +90,7 @@ class Overload:
 
     @contextmanager
     def attack(self, attack: str, number: int, **options: Any) -> Iterator[Attack]:
-        """Runs an attack; the block starts when it is complete, and its end closes the connections."""
+        """Run an attack; the block starts when it is complete, and its end closes the connections."""
         command = {"target": self.node.address, "attack": attack, "number": number} | options
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.faults.attacks", json.dumps(command)],
@@ -111,12 +111,12 @@ class Overload:
                 pass
 
     def assert_memory(self, megabytes: float = 0) -> None:
-        """Asserts that the node's memory never grew by more than this, and ``SLACK_MB``."""
+        """Assert that the node's memory never grew by more than this, and ``SLACK_MB``."""
         bound = self.watch.before.memory + SLACK_MB + megabytes
         assert self.watch.peak.memory <= bound, f"{self.watch.before} at first, {self.watch.peak} at most: > {bound} MB"
 
     def assert_resources_released(self) -> None:
-        """Asserts that descriptors and threads return to their numbers at the start."""
+        """Assert that descriptors and threads return to their numbers at the start."""
         before = self.watch.before
 
         def released() -> bool:
@@ -129,7 +129,7 @@ class Overload:
             raise AssertionError(f"{before} before, {self.watch.now()} after") from None
 
     def prove(self, what: str) -> None:
-        """Stops the bystander and the node, and verifies the logs."""
+        """Stop the bystander and the node, and verify the logs."""
         self.scenario.wait_for_records([self.bystander], 20)
         summary = self.bystander.stop()
         assert not summary.errors, summary.messages

@@ -37,7 +37,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def start_clients(scenario: Scenario, node: Server, name: str) -> list[ClientProcess]:
-    """Starts two clients of a node: one of orders, one of a sequence with the ordering rising."""
+    """Start two clients of a node: one of orders, one of a sequence with the ordering rising."""
     return [
         scenario.start_client(
             node,
@@ -52,12 +52,12 @@ def start_clients(scenario: Scenario, node: Server, name: str) -> list[ClientPro
 
 
 def issued(clients: Sequence[ClientProcess], sequence: str = "orders") -> list[IssuedRange]:
-    """Returns the ranges that these clients have received so far."""
+    """Return the ranges that these clients have received so far."""
     return [each for client in clients for each in read_ranges(client.log) if each.sequence == sequence]
 
 
 def highest_id(clients: Sequence[ClientProcess]) -> int:
-    """Returns the highest id of orders that these clients have received."""
+    """Return the highest id of orders that these clients have received."""
     return max(each.highest for each in issued(clients))
 
 
@@ -71,7 +71,7 @@ def advance_and_wait(client: idalloc.Client, past: int) -> int:
 
 
 def make_sequences(client: idalloc.Client) -> None:
-    """Creates orders with large leases, and invoices with the ordering rising."""
+    """Create orders with large leases, and invoices with the ordering rising."""
     client.sequences.create("orders", min_lease_size=AHEAD // 10)
     client.sequences.create("invoices", ordering="rising")
 
@@ -96,7 +96,7 @@ def resume(node: Server, client: idalloc.Client, past: int) -> None:
 
 
 def assert_fresh(clients: Sequence[ClientProcess], since: int, past: int) -> None:
-    """Asserts that calls sent after ``since`` got no id at or below ``past``, and that there are
+    """Assert that calls sent after ``since`` got no id at or below ``past``, and that there are
     such calls.
     """
     later = [each for each in issued(clients) if each.asked >= since]

@@ -55,7 +55,7 @@ class Node:
         )
 
     def wait_for_pruning(self, count: int = 4) -> None:
-        """Waits until the node has searched ``count`` more times."""
+        """Wait until the node has searched ``count`` more times."""
         before = injected_faults(self.server.log).total()
         self._scenario.wait_until(
             lambda: injected_faults(self.server.log).total() >= before + count, "searches for old answers"

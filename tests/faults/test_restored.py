@@ -57,7 +57,7 @@ def restore_until_refused(
 
 
 def wait_until_all_are_refused(scenario: Scenario, clients: list[ClientProcess], *reasons: str) -> None:
-    """Waits until each client has seen one of the reasons, and then until none has received ids for
+    """Wait until each client has seen one of the reasons, and then until none has received ids for
     a second.
     """
     expected = reasons or ("STORE_WENT_BACKWARDS",)
@@ -78,7 +78,7 @@ def wait_until_all_are_refused(scenario: Scenario, clients: list[ClientProcess],
 
 
 def wait_until_all_nodes_write(scenario: Scenario, clients: list[ClientProcess]) -> None:
-    """Waits until each node has seen a counter past the copy's: a node that has not cannot detect
+    """Wait until each node has seen a counter past the copy's: a node that has not cannot detect
     the restore.
 
     A node renews a lease in use after a third of its life.
@@ -89,7 +89,7 @@ def wait_until_all_nodes_write(scenario: Scenario, clients: list[ClientProcess])
 
 
 def export_at_rest(scenario: Scenario) -> Path:
-    """Exports the store when it no longer changes; a refill may follow the last call."""
+    """Export the store when it no longer changes; a refill may follow the last call."""
     while True:
         export = scenario.export()
         hold_for(LEASE_SECONDS, "a lease ends that a refill may still follow")
@@ -98,7 +98,7 @@ def export_at_rest(scenario: Scenario) -> Path:
 
 
 def last_record(client: ClientProcess) -> tuple[int, int]:
-    """Returns the generation and the last id of a client's last range."""
+    """Return the generation and the last id of a client's last range."""
     content = client.log.read_bytes()
     end = len(content) // ROW.size * ROW.size
     _, _, _, _, generation, _, first, step, count, *_ = ROW.unpack(content[end - ROW.size : end])

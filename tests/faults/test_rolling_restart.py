@@ -32,7 +32,7 @@ def ports() -> Iterator[list[ReservedPort]]:
 
 
 def start_clients(scenario: Scenario, nodes: list[Server], count: int) -> list[ClientProcess]:
-    """Starts clients that know all nodes, in different orders; every second one uses asyncio."""
+    """Start clients that know all nodes, in different orders; every second one uses asyncio."""
     return [
         scenario.start_client(
             *nodes[turn % len(nodes) :],
@@ -48,13 +48,13 @@ def start_clients(scenario: Scenario, nodes: list[Server], count: int) -> list[C
 
 
 def stop(scenario: Scenario, clients: list[ClientProcess]) -> list[Summary]:
-    """Stops the clients, after each has received ids once more."""
+    """Stop the clients, after each has received ids once more."""
     scenario.wait_for_records(clients, 50)
     return [client.stop() for client in clients]
 
 
 def worker_pids(server: Server) -> list[int]:
-    """Returns the process ids of all workers that were ever started."""
+    """Return the process ids of all workers that were ever started."""
     events = [json.loads(line) for line in server.log.read_text().splitlines()]
     return [event["pid"] for event in events if event["event"] == "worker_started"]
 

@@ -96,7 +96,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _growth(samples: list[Resources]) -> Resources:
-    """Returns the growth of the medians from the second to the last third; the first third is the
+    """Return the growth of the medians from the second to the last third; the first third is the
     warm-up.
     """
     third = len(samples) // 3
@@ -108,7 +108,7 @@ def _growth(samples: list[Resources]) -> Resources:
 
 
 def _table(times: list[float], samples: list[dict[str, Resources]]) -> str:
-    """Returns a table with MB, descriptors and threads of each process."""
+    """Return a table with MB, descriptors and threads of each process."""
     names = list(samples[0])
     lines = ["  seconds  " + "".join(f"{name:>18}" for name in names)]
     for at, sample in list(zip(times, samples, strict=True))[:: len(samples) // 18]:

@@ -50,7 +50,7 @@ class Node:
             self.issued[sequence] += len(self._client.allocate_range(sequence, 100))
 
     def stall(self, kind: FaultKind, method: str, calls: "list[Callable[[idalloc.Client], object]]") -> None:
-        """Starts calls that wait for a faulty method of the store."""
+        """Start calls that wait for a faulty method of the store."""
         self.control.inject(kind, method)
         for call in calls:
             self._threads.submit(self._try, call)
@@ -66,7 +66,7 @@ class Node:
             call(self._client)
 
     def burned(self) -> Counter[str]:
-        """Returns the burned ids in the log, by the name of the row."""
+        """Return the burned ids in the log, by the name of the row."""
         counts: Counter[str] = Counter()
         for text in self.server.log.read_text().splitlines():
             line = json.loads(text)
@@ -77,7 +77,7 @@ class Node:
         return counts
 
     def missing(self) -> Counter[str]:
-        """Returns the granted ids that were not issued, by the name of the row."""
+        """Return the granted ids that were not issued, by the name of the row."""
         with closing(sqlite3.connect(self.scenario.folder / "ids.db")) as db:
             rows = db.execute("SELECT name, last_value FROM sequences").fetchall()
         counts: Counter[str] = Counter()

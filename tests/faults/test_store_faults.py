@@ -37,7 +37,7 @@ LONG = pytest.mark.long
 
 
 def node_settings(scenario: Scenario) -> list[dict[str, Any]]:
-    """Returns the nodes' settings: short timeouts, and in the long form also the default ones."""
+    """Return the nodes' settings: short timeouts, and in the long form also the default ones."""
     return [SHORT_LEASES, *scenario.pick([SHORT_LEASES], [{}, {}])]
 
 
@@ -128,7 +128,7 @@ class TestUnderLoad:
 
 @contextmanager
 def hanging_cratedb(scenario: Scenario, settings: dict[str, Any]) -> Iterator[tuple[Server, Any, Any]]:
-    """Yields a node on CrateDB, a function that makes the store hang, and one that ends that and
+    """Yield a node on CrateDB, a function that makes the store hang, and one that ends that and
     counts statements.
     """
     with ProxiedCrate() as proxied:
@@ -138,7 +138,7 @@ def hanging_cratedb(scenario: Scenario, settings: dict[str, Any]) -> Iterator[tu
 
 @contextmanager
 def hanging_sqlite(scenario: Scenario, settings: dict[str, Any]) -> Iterator[tuple[Server, Any, Any]]:
-    """Yields a node on SQLite, and the same functions."""
+    """Yield a node on SQLite, and the same functions."""
     control = NodeControl(scenario.folder / "control")
     node = scenario.start_node(module="tests.support.faults.faulty_node", arguments=control.arguments, **settings)
     hang = scenario.pick(3, HANG_SECONDS)
@@ -152,7 +152,7 @@ def hanging_sqlite(scenario: Scenario, settings: dict[str, Any]) -> Iterator[tup
 
 @contextmanager
 def hanging_opensearch(scenario: Scenario, settings: dict[str, Any]) -> Iterator[tuple[Server, Any, Any]]:
-    """Yields a node on a real OpenSearch that is paused by SIGSTOP, and the same functions."""
+    """Yield a node on a real OpenSearch that is paused by SIGSTOP, and the same functions."""
     release = RELEASES["3.8.0"]
     if reason := missing(release):
         pytest.skip(reason)
@@ -172,7 +172,7 @@ def hanging_opensearch(scenario: Scenario, settings: dict[str, Any]) -> Iterator
 
 
 def unread_bytes(port: int) -> int:
-    """Returns the size of the requests that a process has received on a port and not read."""
+    """Return the size of the requests that a process has received on a port and not read."""
     unread = 0
     for table in ("tcp", "tcp6"):
         for line in Path("/proc/net", table).read_text().splitlines()[1:]:
@@ -286,7 +286,7 @@ def refuse(proxied: ProxiedCrate, goal: int) -> bool:
 
 
 def count_injected(nodes: list[Server]) -> Counter[str]:
-    """Returns the number of faults in the nodes' calls to the store, by kind."""
+    """Return the number of faults in the nodes' calls to the store, by kind."""
     counts = Counter[str]()
     for node in nodes:
         for (what, _), count in injected_faults(node.log).items():

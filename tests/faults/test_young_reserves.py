@@ -82,7 +82,7 @@ def outlast(
     seconds: float,
     kinds: Collection[str] = KINDS.keys(),
 ) -> str:
-    """Makes the store unavailable for a time, and asserts that no caller of these kinds notices;
+    """Make the store unavailable for a time, and asserts that no caller of these kinds notices;
     returns a note.
     """
     with store.outage():

@@ -4,7 +4,7 @@ from tests.fuzz.inputs import EXAMPLES, TRIED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Prints how many inputs were tried, and how long that took; nothing under pytest-xdist."""
+    """Print how many inputs were tried, and how long that took; nothing under pytest-xdist."""
     if EXAMPLES and TRIED:
         seconds: dict[str, float] = {}
         for reports in terminalreporter.stats.values():

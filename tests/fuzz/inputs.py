@@ -21,7 +21,7 @@ TRIED: Counter[str] = Counter()
 
 
 def tries(few: int, shares: int = 1) -> settings:
-    """Returns the settings of a test.
+    """Return the settings of a test.
 
     Args:
         few: Number of inputs in ``make test``.
@@ -76,7 +76,7 @@ def _scalars(field: FieldDescriptor) -> st.SearchStrategy[Any]:
 
 @st.composite
 def messages(draw: st.DrawFn, descriptor: Descriptor, depth: int = 0) -> Message:
-    """Returns a valid message with any values in about half of its fields."""
+    """Return a valid message with any values in about half of its fields."""
     message: Any = GetMessageClass(descriptor)()
     for field in descriptor.fields:
         if not draw(st.booleans()):
@@ -97,7 +97,7 @@ def messages(draw: st.DrawFn, descriptor: Descriptor, depth: int = 0) -> Message
 
 @st.composite
 def mutated(draw: st.DrawFn, contents: st.SearchStrategy[bytes]) -> bytes:
-    """Returns bytes of which some were changed, removed, doubled or inserted."""
+    """Return bytes of which some were changed, removed, doubled or inserted."""
     content = bytearray(draw(contents))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(content)))
@@ -121,7 +121,7 @@ _UNKNOWN = [b"\xf8\x3f\x01", b"\xfa\x3f\x03abc", b"\xfb\x3f\xfc\x3f", b"\xfd\x3f
 
 
 def requests(descriptor: Descriptor) -> st.SearchStrategy[bytes]:
-    """Returns requests: valid messages, damaged ones, and noise."""
+    """Return requests: valid messages, damaged ones, and noise."""
     valid = messages(descriptor).map(lambda message: message.SerializeToString())
     deep = st.sampled_from([b"\x0a\x7f" * 100, b"\x0b" * 10_000, b"\x0a" + b"\xff" * 9 + b"\x01", bytes(300_000)])
     unknown = st.tuples(valid, st.sampled_from(_UNKNOWN)).map(b"".join)

@@ -48,7 +48,7 @@ VALUES = st.sampled_from(LITERALS) | TOML_TEXTS | st.integers().map(str) | st.fl
 
 
 def toml(names: st.SearchStrategy[str]) -> st.SearchStrategy[bytes]:
-    """Returns files of valid TOML, damaged TOML, and noise."""
+    """Return files of valid TOML, damaged TOML, and noise."""
     keys = names | TEXTS.map(json.dumps) | st.just("a.b")
     lines = st.tuples(keys, VALUES).map(" = ".join)
     tables = st.sampled_from(["[identity]", "[[identity]]", "[[quota]]", "[[quota]]", "[a.b]", "[[", "# x", ""])
@@ -182,7 +182,7 @@ def test_any_import_file_is_read_or_its_problems_are_reported(tried: str) -> Non
 
 
 def readable() -> st.SearchStrategy[list[bytes]]:
-    """Returns readable import files of a few sequences."""
+    """Return readable import files of a few sequences."""
     yearly = Sequence(reset=Reset.YEARLY, format="{year}-{value:03d}", max_value=999)
     falling = Sequence(start=-1, step=-1, min_value=-99, max_value=-1)
 
@@ -300,7 +300,7 @@ def test_any_log_is_verified_or_refused(folder: Path, content: Callable[[], byte
 
 
 def planted(form: str) -> tuple[bytes, bytes, bytes]:
-    """Returns a log of several sequences in three parts: the bytes before a record, the record, and
+    """Return a log of several sequences in three parts: the bytes before a record, the record, and
     the bytes after.
     """
     names = ["orders", "b" * 100, "orders", "bills"]

@@ -84,7 +84,7 @@ class Live:
     def try_it(
         self, method: str, contents: list[bytes], metadata: Any = (), kind: str = "stream_stream"
     ) -> grpc.StatusCode:
-        """Makes a call, checks its status, and checks that an ordinary call is served."""
+        """Make a call, check its status, and checks that an ordinary call is served."""
         code, details = self._runner.run(self._call(method, contents, metadata, kind))
         too_large = self._transport == "native" and size_of(metadata) > ALWAYS_ACCEPTED
         if not (too_large and code in TOO_LARGE and TOO_LARGE[code] in str(details)):
@@ -93,7 +93,7 @@ class Live:
         return code
 
     def serves(self) -> None:
-        """Asserts that an ordinary call is served, and that no errors were logged."""
+        """Assert that an ordinary call is served, and that no errors were logged."""
         self._runner.run(self._allocate())
         assert not self._errors
 
@@ -132,7 +132,7 @@ class Live:
 
 
 def size_of(metadata: Any) -> int:
-    """Returns the size of metadata on the wire, with binary values in base64."""
+    """Return the size of metadata on the wire, with binary values in base64."""
     return sum(len(name) + (len(value) * 4 // 3 if name.endswith("-bin") else len(value)) for name, value in metadata)
 
 
@@ -147,7 +147,7 @@ class _Errors(logging.Handler):
 
 @contextmanager
 def live(transport: str, *, guarded: bool) -> Iterator[Live]:
-    """Runs a server, and asserts that it logs no errors."""
+    """Run a server, and asserts that it logs no errors."""
     errors: list[str] = []
     handler = _Errors(errors)
     logging.getLogger().addHandler(handler)

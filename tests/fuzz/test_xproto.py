@@ -17,7 +17,7 @@ IDS = RUNS.map(lambda run: run.texts()[-1])
 
 
 def unwrapped(frame: bytes) -> pb.SessionStateChanged:
-    """Returns the notice in a frame, and asserts the frame's length and type."""
+    """Return the notice in a frame, and assert the frame's length and type."""
     assert int.from_bytes(frame[:4], "little") == len(frame) - 4
     assert frame[4] == 11
     notice = pb.Frame.FromString(frame[5:])

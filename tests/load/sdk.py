@@ -40,7 +40,7 @@ def ranges(client: idalloc.Client, threads: int) -> Callable[[float], Turn]:
 
 
 def doc_ids(client: idalloc.Client) -> Callable[[float], Turn]:
-    """Take document ids with ``stream_doc_ids``, which requests runs and formats the texts itself."""
+    """Take document ids with ``stream_doc_ids``, which requests runs and format the texts itself."""
     return lambda seconds: loop(lambda: sum(map(len, client.stream_doc_ids(_DOC_IDS))), seconds, 0)
 
 

@@ -184,7 +184,7 @@ async def test_reflection_finds_services_methods_and_files(served: Served, versi
 
 
 def camel_case(name: str) -> str:
-    """Returns the JSON name that protoc gives a field."""
+    """Return the JSON name that protoc gives a field."""
     first, *rest = name.split("_")
     return first + "".join(each.capitalize() for each in rest)
 

@@ -152,7 +152,7 @@ class TestCallsOfAConnection:
 
 
 def read_until_ping_ack(connection: socket.socket) -> None:
-    """Read until the server acknowledges a ping or closes: it has then read all earlier frames."""
+    """Read until the server acknowledges a ping or close: it has then read all earlier frames."""
     try:
         while True:
             kind, flags, *_ = http2.read_frame(connection)

@@ -49,7 +49,7 @@ async def emulator(clock: FakeClock) -> AsyncIterator[CrateEmulator]:
 
 @pytest.fixture(params=BACKENDS)
 async def opener(request: pytest.FixtureRequest, clock: FakeClock, tmp_path: Path) -> AsyncIterator[Opener]:
-    """Opens stores on a backend of each kind."""
+    """Open stores on a backend of each kind."""
     if request.param == "sqlite":
         opener = Opener(SqliteBackend(tmp_path / "idalloc.db", clock), clock)
         yield opener
@@ -91,7 +91,7 @@ async def store(opener: Opener) -> Store:
 
 @pytest.fixture
 async def witnesses(opener: Opener) -> AsyncIterator[WitnessOpener]:
-    """Opens witnesses on a backend of each kind."""
+    """Open witnesses on a backend of each kind."""
     witnesses = WitnessOpener(opener)
     yield witnesses
     await witnesses.close()

@@ -53,7 +53,7 @@ class TestRecord:
 
 
 def retention_at(position: RecordPosition | None, window: float = 1.0) -> Retention:
-    """Returns a retention with one position, seen `window` seconds ago."""
+    """Return a retention with one position, seen `window` seconds ago."""
     assert position
     return Retention([(position, window)], window)
 

@@ -31,14 +31,14 @@ class Node:
         self._lease = Lease()
 
     async def grant(self, wanted: int) -> None:
-        """Adds ids to the lease; 0 renews it."""
+        """Add ids to the lease; 0 renews it."""
         granted = await grant(self.store, self._name, wanted, LEASE_MS)
         assert granted.value_before >= self.seen, "the store went backwards"
         self.seen = granted.last_value
         self._lease.add(granted, expires_at=1.0)
 
     def issue(self, count: int) -> None:
-        """Takes ids from the lease."""
+        """Take ids from the lease."""
         taken = self._lease.issue(count, now=0.0)
         assert taken is not None
         self.issued += range(taken.first_id, taken.last_id + 1)
@@ -48,7 +48,7 @@ class Node:
         return self._lease.left
 
     async def stop(self) -> int:
-        """Gives the tail back; returns the number of burned ids."""
+        """Give the tail back; return the number of burned ids."""
         lease, self._lease = self._lease, Lease()
         value, count, version = lease.tail()
         if not count or not await self.store.give_back(self._name, count, version):
@@ -192,7 +192,7 @@ async def test_a_replay_after_the_last_answer_burns_the_tail(opener: Opener) -> 
 
 
 async def replay(opener: Opener, wanted: int) -> None:
-    """Applies a grant without its answer."""
+    """Apply a grant without its answer."""
     backend = opener.backend
     assert isinstance(backend, CrateBackend)
     await backend.sql(Statements(backend.schema).grant, wanted, LEASE_MS, "s", 0, -(2**63) + 1, 2**63 - 2, None)

@@ -40,31 +40,31 @@ _KB = 1024
 
 
 def number(value: float) -> str:
-    """Returns a number with thousands separators."""
+    """Return a number with thousands separators."""
     return f"{value:,g}" if value < 1e6 else f"{value:,.0f}"
 
 
 def power(value: int) -> str:
-    """Returns a number as a power of two or right below one, such as -2^62 or 2^63-2."""
+    """Return a number as a power of two or right below one, such as -2^62 or 2^63-2."""
     below = -abs(value) % 2 ** (abs(value) - 1).bit_length()
     return f"{'-' if value < 0 else ''}2^{(abs(value) + below).bit_length() - 1}{-below or ''}"
 
 
 def default(setting: str) -> float:
-    """Returns the default of a numeric setting."""
+    """Return the default of a numeric setting."""
     value = Settings.model_fields[setting].default
     assert isinstance(value, int | float)
     return value
 
 
 def bounds(setting: str) -> str:
-    """Returns the range of a numeric setting, such as "0 to 65535"."""
+    """Return the range of a numeric setting, such as "0 to 65535"."""
     found = {type(each).__name__: each for each in Settings.model_fields[setting].metadata}
     return f"{found['Ge'].ge} to {found['Le'].le}"
 
 
 def of_protos() -> Claims:
-    """Returns the claims for comments of messages, fields, RPCs and enum values."""
+    """Return the claims for comments of messages, fields, RPCs and enum values."""
     plain = model.Sequence()
     name = f"1 to {model.MAX_NAME_BYTES} bytes of UTF-8"
     id_range = f"{power(model.MIN_ID)} to {power(model.MAX_ID)}"
@@ -156,12 +156,12 @@ def of_protos() -> Claims:
 
 
 def of_help() -> Claims:
-    """Returns the claims for the descriptions of settings."""
+    """Return the claims for the descriptions of settings."""
     return {"node_prefix": [bounds("node_prefix")]}
 
 
 def of_documents() -> Claims:
-    """Returns the claims for the rest of the documents."""
+    """Return the claims for the rest of the documents."""
     plain = model.Sequence()
     largest, times = power(model.MAX_ID), reserve_factor()
     assert worker.CHANGE_SECONDS == 60  # "after a minute"
@@ -317,7 +317,7 @@ def of_documents() -> Claims:
 
 
 def copies() -> list[tuple[float, float]]:
-    """Returns pairs of values that are one default or limit."""
+    """Return pairs of values that are one default or limit."""
     of_terms = [
         (each.default, default(each.name)) for each in fields(config.AllocationConfig) if each.default is not MISSING
     ]

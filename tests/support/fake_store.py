@@ -153,17 +153,17 @@ class MemoryStore(ForwardingStore):
     _faults: dict[str, deque[Fault]] = field(default_factory=lambda: defaultdict(deque))
 
     def next(self, method: str, *faults: Fault) -> None:
-        """Sets the faults of the next calls of a method, one for each call."""
+        """Set the faults of the next calls of a method, one for each call."""
         self._faults[method].extend(faults)
 
     def hold(self, method: str) -> asyncio.Event:
-        """Makes the next call of a method wait for the event before it is applied."""
+        """Make the next call of a method wait for the event before it is applied."""
         gate = asyncio.Event()
         self.next(method, Fault(before=gate))
         return gate
 
     def calls_of(self, method: str) -> list[Call]:
-        """Returns the calls of one method so far."""
+        """Return the calls of one method so far."""
         return [call for call in self.calls if call.method == method]
 
     @property
@@ -174,7 +174,7 @@ class MemoryStore(ForwardingStore):
         self.closed = True
 
     def apply(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        """Applies one call at once, and returns its answer; ``down`` and faults do not count.
+        """Apply one call at once, and return its answer; ``down`` and faults do not count.
 
         Raises:
             Refusal: As the method of ``Store``.
@@ -182,11 +182,11 @@ class MemoryStore(ForwardingStore):
         return getattr(self, f"_{method}")(*arguments)
 
     def back_up(self) -> Backup:
-        """Returns a copy of all rows."""
+        """Return a copy of all rows."""
         return _copied(self.rows), _copied(self.prefixes), dict(self.allocations)
 
     def restore(self, backup: Backup) -> None:
-        """Replaces all rows by those of a copy, in newer versions, as a restored table of CrateDB
+        """Replace all rows by those of a copy, in newer versions, as a restored table of CrateDB
         has.
         """
         rows, prefixes, allocations = backup
@@ -198,7 +198,7 @@ class MemoryStore(ForwardingStore):
         self.prefixes.update(_copied(prefixes))
 
     async def _call(self, method: str, *arguments: Any) -> Any:
-        """Runs one call, with the fault that is set for it."""
+        """Run one call, with the fault that is set for it."""
         self.calls.append(Call(method, arguments))
         if self.closed:
             raise StoreUnreachable("the store is closed")
@@ -226,7 +226,7 @@ class MemoryStore(ForwardingStore):
         return self.clock.wall() if self.has_clock else None
 
     def _write(self, row: Row) -> tuple[tuple[int, int, int], int]:
-        """Counts a write of a row. The version counts the writes of all rows, as in CrateDB."""
+        """Count a write of a row. The version counts the writes of all rows, as in CrateDB."""
         if self._counted is not self.rows:  # a restored backup has its own count
             self._counted = self.rows
             self._version = max(each.version for each in self.rows.values())
@@ -236,7 +236,7 @@ class MemoryStore(ForwardingStore):
         return (row.version, 1, row.generation), row.writes
 
     def _granting(self, name: str, lease_ms: int) -> Row | None:
-        """Returns the row of a grant, and sets its lease TTL."""
+        """Return the row of a grant, and set its lease TTL."""
         row = self.rows.get(name)
         if row is None:
             return None

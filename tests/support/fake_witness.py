@@ -39,17 +39,17 @@ class MemoryWitness:
     _faults: dict[str, deque[Fault]] = field(default_factory=lambda: defaultdict(deque))
 
     def next(self, method: str, *faults: Fault) -> None:
-        """Sets the faults of the next calls of a method, one for each call."""
+        """Set the faults of the next calls of a method, one for each call."""
         self._faults[method].extend(faults)
 
     def hold(self, method: str) -> asyncio.Event:
-        """Makes the next call of a method wait for the event before it is applied."""
+        """Make the next call of a method wait for the event before it is applied."""
         gate = asyncio.Event()
         self.next(method, Fault(before=gate))
         return gate
 
     def calls_of(self, method: str) -> list[Call]:
-        """Returns the calls of one method so far."""
+        """Return the calls of one method so far."""
         return [call for call in self.calls if call.method == method]
 
     @property
@@ -79,11 +79,11 @@ class MemoryWitness:
         self.closed = True
 
     def apply(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        """Applies one call at once, and returns its answer; ``down`` and faults do not count."""
+        """Apply one call at once, and return its answer; ``down`` and faults do not count."""
         return getattr(self, f"_{method}")(*arguments)
 
     async def _call(self, method: str, *arguments: Any) -> Any:
-        """Runs one call, with the fault that is set for it."""
+        """Run one call, with the fault that is set for it."""
         self.calls.append(Call(method, arguments))
         if self.closed or self.down:
             raise StoreUnreachable(f"the witness is {'closed' if self.closed else 'down'}")

@@ -110,7 +110,7 @@ class ForwardingStore(ABC):
 
 
 async def call_store(store: Store, method: str, arguments: tuple[Any, ...]) -> Any:
-    """Calls a store with the arguments of ``ForwardingStore._call``."""
+    """Call a store with the arguments of ``ForwardingStore._call``."""
     if method == "list":
         *rest, deleted, periods = arguments
         return await store.list(*rest, deleted=deleted, periods=periods)

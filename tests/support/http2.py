@@ -17,17 +17,17 @@ _INITIAL_WINDOW_SIZE = 4
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """Returns the bytes of a frame."""
+    """Return the bytes of a frame."""
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 
 def settings(window: int) -> bytes:
-    """Returns the client's SETTINGS frame, with the initial window of each stream in bytes."""
+    """Return the client's SETTINGS frame, with the initial window of each stream in bytes."""
     return frame(SETTINGS, 0, 0, struct.pack(">HI", _INITIAL_WINDOW_SIZE, window))
 
 
 def headers(stream: int, method: str, metadata: Iterable[tuple[str, str]] = (), service: str = SERVICE) -> bytes:
-    """Returns the frames that open a call, of IdAllocatorService by default."""
+    """Return the frames that open a call, of IdAllocatorService by default."""
     fields = [
         (":method", "POST"),
         (":scheme", "http"),
@@ -48,7 +48,7 @@ def headers(stream: int, method: str, metadata: Iterable[tuple[str, str]] = (), 
 
 
 def message(stream: int, request: bytes, *, is_packed: bool = False) -> bytes:
-    """Returns the frames with a call's only request, the last one with END_STREAM."""
+    """Return the frames with a call's only request, the last one with END_STREAM."""
     content = struct.pack(">BI", is_packed, len(request)) + request
     pieces = [content[start : start + MAX_FRAME] for start in range(0, len(content), MAX_FRAME)]
     last = frame(DATA, END_STREAM, stream, pieces.pop())
@@ -56,7 +56,7 @@ def message(stream: int, request: bytes, *, is_packed: bool = False) -> bytes:
 
 
 def client_context(folder: Path | str) -> ssl.SSLContext:
-    """Returns the context of a client with the files ca.pem, client.pem and client.key of a folder."""
+    """Return the context of a client with the files ca.pem, client.pem and client.key of a folder."""
     context = ssl.create_default_context(cafile=Path(folder, "ca.pem"))
     context.load_cert_chain(Path(folder, "client.pem"), Path(folder, "client.key"))
     context.set_alpn_protocols(["h2"])
@@ -64,7 +64,7 @@ def client_context(folder: Path | str) -> ssl.SSLContext:
 
 
 def connect(target: str, window: int = 65_535, tls: ssl.SSLContext | None = None) -> socket.socket:
-    """Opens a connection, by default without TLS, and reads up to the server's SETTINGS."""
+    """Open a connection, by default without TLS, and read up to the server's SETTINGS."""
     host, _, port = target.rpartition(":")
     connection = socket.create_connection((host, int(port)), timeout=30)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -80,7 +80,7 @@ def connect(target: str, window: int = 65_535, tls: ssl.SSLContext | None = None
 
 
 def read_frame(connection: socket.socket) -> tuple[int, int, int, bytes]:
-    """Returns kind, flags, stream and payload of the next frame.
+    """Return kind, flags, stream and payload of the next frame.
 
     Raises:
         ConnectionError: The server has closed the connection.

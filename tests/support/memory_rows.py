@@ -27,13 +27,13 @@ class Row:
     demand: Demand | None = None
 
     def counter(self, name: str) -> int:
-        """Returns the counter; a write fails without one."""
+        """Return the counter; a write fails without one."""
         if self.last_value is None:
             raise SequenceInvalid(name, NULL_LAST_VALUE)
         return self.last_value
 
     def stored(self, name: str) -> StoredRow:
-        """Returns the row as the store returns it."""
+        """Return the row as the store returns it."""
         columns: dict[str, Any] = {column: value for column, value in vars(self).items() if column in StoredRow._fields}
         return StoredRow(name, **columns)
 

@@ -34,7 +34,7 @@ class Mixer:
         return kept and web.Response(status=kept.status, body=kept.body, content_type=kept.content_type)
 
     def keep(self, answer: web.Response) -> web.Response:
-        """Keeps an answer, and returns it."""
+        """Keep an answer, and return it."""
         self._kept = answer
         return web.Response(status=answer.status, body=answer.body, content_type=answer.content_type)
 

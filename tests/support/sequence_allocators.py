@@ -16,29 +16,29 @@ CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=2.0, auto_create_sequen
 
 
 def make(store: MemoryStore, name: str, sequence: Sequence) -> Row:
-    """Adds a sequence without issued ids to the store."""
+    """Add a sequence without issued ids to the store."""
     store.rows[name] = row = Row(sequence, sequence.before_start)
     return row
 
 
 def ids(*ranges: IdRange) -> list[int]:
-    """Returns the ids of ranges, in order."""
+    """Return the ids of ranges, in order."""
     return [i for taken in ranges for i in range(taken.first_id, taken.last_id + taken.step, taken.step)]
 
 
 async def close_idle(allocator: Allocator) -> None:
-    """Closes all sequences, which must be idle; their tails are given back."""
+    """Close all sequences, which must be idle; their tails are given back."""
     for _ in range(2):
         await allocator.check_idle_sequences()
 
 
 def own_counter(allocator: Allocator, name: str) -> CounterAllocator:
-    """Returns the allocator of a sequence's own row."""
+    """Return the allocator of a sequence's own row."""
     return allocator._sequence_allocators[name].counters[-1]
 
 
 def right_after_serving(counter: CounterAllocator, act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls ``act`` after a refill has served its waiters, before they resume."""
+    """Call ``act`` after a refill has served its waiters, before they resume."""
     count_issued = CounterAllocator._count_issued
 
     def count_and_act(self: CounterAllocator, count: int) -> None:

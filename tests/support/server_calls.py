@@ -16,19 +16,19 @@ from tests.support.waiting import wait_until as wait_until
 
 
 def connect(server: Server) -> grpc.Channel:
-    """Returns a channel with a connection of its own; channels to one address share a connection by
+    """Return a channel with a connection of its own; channels to one address share a connection by
     default.
     """
     return grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)])
 
 
 def id_allocator(channel: grpc.Channel) -> Any:
-    """Returns a stub of IdAllocatorService."""
+    """Return a stub of IdAllocatorService."""
     return id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
 
 
 def status_of(server: Server, path: str, host: str) -> int:
-    """Returns the status with which the HTTP port answers a request under a name."""
+    """Return the status with which the HTTP port answers a request under a name."""
     address = json.loads(server.serving)["http"].removeprefix("http://").rstrip("/")
     with closing(HTTPConnection(address, timeout=30)) as connection:
         connection.request("GET", path, headers={"Host": host})
@@ -36,14 +36,14 @@ def status_of(server: Server, path: str, host: str) -> int:
 
 
 def get_node(channel: grpc.Channel) -> node_pb2.Node:
-    """Calls GetNode."""
+    """Call GetNode."""
     stub: Any = node_pb2_grpc.NodeServiceStub(channel)
     node: node_pb2.Node = stub.GetNode(node_pb2.GetNodeRequest(), timeout=10).node
     return node
 
 
 def update_node(channel: grpc.Channel, *, persist: bool = False, timeout: float = 10, **node: Any) -> node_pb2.Node:
-    """Calls UpdateNode with the given fields."""
+    """Call UpdateNode with the given fields."""
     stub: Any = node_pb2_grpc.NodeServiceStub(channel)
     request = node_pb2.UpdateNodeRequest(node=node_pb2.Node(**node), persist=persist)
     changed: node_pb2.Node = stub.UpdateNode(request, timeout=timeout).node
@@ -51,7 +51,7 @@ def update_node(channel: grpc.Channel, *, persist: bool = False, timeout: float 
 
 
 def refused_start(**settings: object) -> str:
-    """Starts a server that must refuse to start; returns its exit code and its error, which has one
+    """Start a server that must refuse to start; return its exit code and its error, which has one
     line.
     """
     done = subprocess.run(serve_command(**settings), env=environment(), capture_output=True, text=True, timeout=40)
@@ -65,7 +65,7 @@ def refused_start(**settings: object) -> str:
 
 @contextmanager
 def channel_per_worker(server: Server, workers: int = 2) -> Iterator[list[grpc.Channel]]:
-    """Opens a channel to each worker, which is identified by its start timestamp."""
+    """Open a channel to each worker, which is identified by its start timestamp."""
     with ExitStack() as channels:
         found: dict[int, grpc.Channel] = {}
         for _ in range(200):
@@ -78,19 +78,19 @@ def channel_per_worker(server: Server, workers: int = 2) -> Iterator[list[grpc.C
 
 
 def log_events(server: Server, event: str) -> list[dict[str, Any]]:
-    """Returns the log lines of an event; a line that is being written is left out."""
+    """Return the log lines of an event; a line that is being written is left out."""
     complete, _, _ = server.log.read_text().rpartition("\n")
     lines = [json.loads(line) for line in complete.splitlines()]
     return [line for line in lines if line["event"] == event]
 
 
 def lines_beside_audit(server: Server) -> list[str]:
-    """Returns the lines of the log that are not of the audit, of any form."""
+    """Return the lines of the log that are not of the audit, of any form."""
     return [line for line in server.log.read_text().splitlines() if '"logger": "idalloc.audit"' not in line]
 
 
 def worker_pids(server: Server) -> list[int]:
-    """Returns the process ids of all workers that were ever started."""
+    """Return the process ids of all workers that were ever started."""
     return [line["pid"] for line in log_events(server, "worker_started")]
 
 

@@ -36,7 +36,7 @@ class SteadyNodes:
         self._sizes = [cycle([*sizes[turn:], *sizes[:turn]]) for turn in range(how_many)]
 
     async def run(self, seconds: float) -> int:
-        """Makes ``rate`` calls a second on every node; returns how many of them waited for the
+        """Make ``rate`` calls a second on every node; return how many of them waited for the
         store.
         """
         waited = 0
@@ -54,7 +54,7 @@ class SteadyNodes:
         return waited
 
     async def run_without_store(self, seconds: float) -> int:
-        """Makes calls from memory only; returns how many of them could not be served."""
+        """Make calls from memory only; return how many of them could not be served."""
         refused = 0
         for _ in range(int(seconds * self.rate)):
             for node, allocator in enumerate(self.allocators):
@@ -83,7 +83,7 @@ class SteadyNodes:
         return sum(len(issued) for issued in self._issued.values())
 
     def check(self) -> None:
-        """Asserts that no id was issued twice, and that the ids of each node rise."""
+        """Assert that no id was issued twice, and that the ids of each node rise."""
         everything = [taken for issued in self._issued.values() for taken in issued]
         assert len(everything) == len(set(everything))
         for issued in self._issued.values():

@@ -41,19 +41,19 @@ class Backend(Protocol):
     url: str
 
     async def make_guide_table(self) -> None:
-        """Makes a table of sequences that has a name and a last_value only, as in CrateDB's guide."""
+        """Make a table of sequences that has a name and a last_value only, as in CrateDB's guide."""
         ...
 
     async def put(self, name: str, columns: Mapping[str, int | str | None]) -> None:
-        """Inserts a row with these columns only, in place of one with its name."""
+        """Insert a row with these columns only, in place of one with its name."""
         ...
 
     async def change_settings(self, name: str, packed: str) -> None:
-        """Changes the packed settings of a row by hand."""
+        """Change the packed settings of a row by hand."""
         ...
 
     async def row(self, name: str) -> Mapping[str, Any] | None:
-        """Reads the columns ``COLUMNS`` of a row."""
+        """Read the columns ``COLUMNS`` of a row."""
         ...
 
     async def advance(self, seconds: float) -> None:
@@ -61,23 +61,23 @@ class Backend(Protocol):
         ...
 
     async def set_back(self, seconds: float) -> None:
-        """Sets the store's clock back, if it can be set."""
+        """Set the store's clock back, if it can be set."""
         ...
 
     async def take_as_recipe_client(self, name: str) -> int:
-        """Takes one value as a client of CrateDB's guide, which knows only the two-column table."""
+        """Take one value as a client of CrateDB's guide, which knows only the two-column table."""
         ...
 
     async def exchange(self) -> None:
-        """Puts another, empty table of sequences under the name of this one."""
+        """Put another, empty table of sequences under the name of this one."""
         ...
 
     def beside(self) -> "Backend":
-        """Returns a backend of another name on the same server, or in the same folder."""
+        """Return a backend of another name on the same server, or in the same folder."""
         ...
 
     async def close(self) -> None:
-        """Removes the tables."""
+        """Remove the tables."""
         ...
 
 
@@ -96,27 +96,27 @@ class Opener:
         self._stores: list[Store] = []
 
     def new(self) -> Store:
-        """Returns one more store, as of another process; it is not open."""
+        """Return one more store, as of another process; it is not open."""
         self._stores.append(open_store(self.backend.url, self._clock))
         return self._stores[-1]
 
     async def open(self) -> Store:
-        """Returns one more open store."""
+        """Return one more open store."""
         store = self.new()
         await store.open()
         return store
 
     async def put(self, name: str, **columns: int | str | None) -> None:
-        """Inserts a row with these columns only, as in an adopted table."""
+        """Insert a row with these columns only, as in an adopted table."""
         await self.backend.put(name, columns)
 
     async def row(self, name: str) -> dict[str, int | None] | None:
-        """Reads the columns of a row; one that is missing in it is None."""
+        """Read the columns of a row; one that is missing in it is None."""
         found = await self.backend.row(name)
         return None if found is None else {column: found.get(column) for column in COLUMNS}
 
     async def close(self) -> None:
-        """Closes the stores and removes the tables."""
+        """Close the stores and remove the tables."""
         for store in self._stores:
             await store.close()
         await self.backend.close()
@@ -131,20 +131,20 @@ class WitnessOpener:
         self._witnesses: list[Witness] = []
 
     def new(self) -> Witness:
-        """Returns one more witness, as of another process; it is not open."""
+        """Return one more witness, as of another process; it is not open."""
         if self._url == MemoryBackend.url:
             return self._fake
         self._witnesses.append(open_witness(self._url, "sqlite:///elsewhere/ids.db"))
         return self._witnesses[-1]
 
     async def open(self) -> Witness:
-        """Returns one more open witness."""
+        """Return one more open witness."""
         witness = self.new()
         await witness.open()
         return witness
 
     async def close(self) -> None:
-        """Closes the witnesses."""
+        """Close the witnesses."""
         for witness in self._witnesses:
             await witness.close()
 
@@ -153,7 +153,7 @@ class SqlBackend:
     """The rows of a database that speaks SQL."""
 
     async def sql(self, statement: str, *args: object) -> list[Sequence[Any]]:
-        """Runs a statement without idalloc; ``{}`` is the prefix of the names of tables."""
+        """Run a statement without idalloc; ``{}`` is the prefix of the names of tables."""
         raise NotImplementedError
 
     async def make_guide_table(self) -> None:

@@ -29,19 +29,19 @@ ALL_SETTINGS = Sequence(
 
 
 def new_row(name: str, sequence: Sequence | None = None, **more: Any) -> Row:
-    """Returns the row of a sequence that has issued nothing, with the values in ``more``."""
+    """Return the row of a sequence that has issued nothing, with the values in ``more``."""
     sequence = sequence or Sequence()
     return Row(name, sequence.before_start, sequence)._replace(**more)
 
 
 def requested_row(name: str, sequence: Sequence | None = None, last_value: int | None = None) -> Row:
-    """Returns the row of a sequence as a create request makes it, with a change token."""
+    """Return the row of a sequence as a create request makes it, with a change token."""
     sequence = sequence or Sequence()
     return Row(name, sequence.before_start if last_value is None else last_value, sequence, revised_by=f"{name}:0")
 
 
 def ids_of(grant: Grant | None) -> range:
-    """Returns the ids of a grant."""
+    """Return the ids of a grant."""
     assert grant is not None
     return range(grant.value_before + grant.step, grant.last_value + grant.step, grant.step)
 
@@ -54,7 +54,7 @@ async def grant(store: Store, name: str, wanted: int, lease_ms: int = 1000) -> G
 
 
 async def read_row(store: Store, name: str) -> Row:
-    """Reads an existing row."""
+    """Read an existing row."""
     row = await store.get(name)
     assert row is not None
     return row

@@ -44,7 +44,7 @@ hold_for(0.1, "gRPC's own threads, which Python does not count, end")
 
 
 def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
-    """Handles a request."""
+    """Handle a request."""
     write(f"worker-{os.getpid()}")
     wait_until(lambda: len(list(FOLDER.glob("worker-*.json"))) == WORKERS)
     start_response("200 OK", [("Content-Type", "text/plain")])

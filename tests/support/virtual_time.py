@@ -32,7 +32,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self.watch(super().run_in_executor(executor, func, *args))
 
     def watch(self, job: asyncio.Future[Any]) -> asyncio.Future[Any]:
-        """Returns the future of a thread's job; time passes as usual until it is done."""
+        """Return the future of a thread's job; time passes as usual until it is done."""
         self.jobs += 1
         job.add_done_callback(self._end_job)
         return job

@@ -17,7 +17,7 @@ from idalloc_server.xproto.operations import Operation
 
 
 def numbered() -> Iterator[str]:
-    """Yields ids in MySQL's format that rise."""
+    """Yield ids in MySQL's format that rise."""
     yield from (f"00006b02428c{serial:016x}" for serial in range(1, 2**63))
 
 
@@ -59,7 +59,7 @@ class FakeCaller:
 
 
 async def reply_to(documents: Documents, message: Message, caller: FakeCaller | None = None) -> list[bytes]:
-    """Runs a statement; returns the frames of the reply, with the error's frame at the end if there
+    """Run a statement; return the frames of the reply, with the error's frame at the end if there
     is one.
     """
     reply: list[bytes] = []

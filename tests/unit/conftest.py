@@ -26,7 +26,7 @@ def allocator(store: MemoryStore, clock: FakeClock) -> Allocator:
 
 @pytest.fixture
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Removes idalloc's variables from the environment; a test may set some."""
+    """Remove idalloc's variables from the environment; a test may set some."""
     for name in [name for name in os.environ if name.startswith("IDALLOC_")]:
         monkeypatch.delenv(name)
     return monkeypatch

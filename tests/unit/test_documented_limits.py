@@ -97,12 +97,12 @@ STATES = re.compile(r"\b(defaults?|at most|up to|no more than|at least|the most|
 
 
 def plain(text: str) -> str:
-    """Returns text on one line, with plain minus signs."""
+    """Return text on one line, with plain minus signs."""
     return " ".join(text.replace("\N{MINUS SIGN}", "-").split())
 
 
 def comments(proto: str) -> dict[str, str]:
-    """Returns the comments of a proto by the name of the element, such as Message.field."""
+    """Return the comments of a proto by the name of the element, such as Message.field."""
     found: dict[str, str] = {}
     scope, lines = "", []
     for line in map(str.strip, proto.splitlines()):
@@ -123,7 +123,7 @@ def comments(proto: str) -> dict[str, str]:
 
 
 def problems(texts: dict[str, str], claims: Claims, *, all_numbers: bool = True) -> list[str]:
-    """Returns the missing claims, and sentences with unchecked numbers.
+    """Return the missing claims, and sentences with unchecked numbers.
 
     Args:
         texts: Texts to check, by place.

@@ -20,14 +20,14 @@ WRITTEN = {name: (FOLDER / name).read_text() for name in PAGES}
 
 
 def headings(page: Path) -> list[str]:
-    """Returns the headings of a page, without backquotes."""
+    """Return the headings of a page, without backquotes."""
     prose = re.sub(r"(?ms)^```.*?^```$", "", page.read_text())
     return [each.replace("`", "") for each in re.findall(r"^#+ (.*)$", prose, re.MULTILINE)]
 
 
 @cache
 def anchors(page: Path) -> list[str]:
-    """Returns the anchors of a page's headings, as GitHub and the site make them."""
+    """Return the anchors of a page's headings, as GitHub and the site make them."""
     return [re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings(page)]
 
 

@@ -60,14 +60,14 @@ class Mix:
     logs: list[Path] = field(default_factory=list)
 
     def create_store(self, version: str) -> None:
-        """Runs the server of a version with its default timeout: OpenSearch may need longer to
+        """Run the server of a version with its default timeout: OpenSearch may need longer to
         create an index.
         """
         self._start(version)
         self.stop(version)
 
     def start(self, version: str) -> None:
-        """Starts the server of a version."""
+        """Start the server of a version."""
         settings = dict(LEASES)
         if not self.scenario.store.startswith("opensearch"):
             settings["xproto_listen"] = "127.0.0.1:0"
@@ -82,7 +82,7 @@ class Mix:
         return self.servers[version]
 
     def stop(self, version: str) -> None:
-        """Stops the server of a version."""
+        """Stop the server of a version."""
         server = self.servers[version]
         assert server.stop() == 0, f"{self.described(version)}: {server.log.read_text()}"
 
@@ -95,7 +95,7 @@ class Mix:
             raise
 
     def described(self, version: str) -> str:
-        """Returns the name of a server and of its store, for failures."""
+        """Return the name of a server and of its store, for failures."""
         return f"the server of the version {version!r} on {self.scenario.store_name} ({self.scenario.store})"
 
     def load(self, version: str, sequence: str) -> list[tuple[str, str, int | str]]:
@@ -111,7 +111,7 @@ class Mix:
         return issued
 
     def check_logs(self) -> None:
-        """Asserts that no server logged an error, or found the store behind."""
+        """Assert that no server logged an error, or found the store behind."""
         for version, server in self.servers.items():
             for line in server.log.read_text().splitlines():
                 event = json.loads(line)
@@ -119,7 +119,7 @@ class Mix:
                 assert "STORE_WENT_BACKWARDS" not in line, f"{self.described(version)} logged: {line}"
 
     def prove(self) -> None:
-        """Asserts that no id was issued twice."""
+        """Assert that no id was issued twice."""
         verdict = self.scenario.verify(logs=self.logs)
         assert verdict.clean, f"{self.scenario.store_name}: {verdict.report}"
         assert verdict.ids

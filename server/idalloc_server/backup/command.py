@@ -213,7 +213,7 @@ def _read_lines(file: str) -> list[bytes]:
 
 
 def _read_documents(source: str, *, clients_stopped: bool) -> list[bytes]:
-    """Returns the lines of a file of counter documents, or those of the index that a URL names."""
+    """Return the lines of a file of counter documents, or those of the index that a URL names."""
     if "://" not in source:
         return _read_lines(source)
     if has_secret(source):

@@ -19,7 +19,7 @@ _ACTIONS = ("index", "create")
 
 
 def read_lines(lines: Iterable[bytes], field: str = "") -> ExportFile:
-    """Reads a file of ``_bulk`` actions and documents, or of search hits, one JSON object a line.
+    """Read a file of ``_bulk`` actions and documents, or of search hits, one JSON object a line.
 
     Args:
         lines: The lines.
@@ -62,7 +62,7 @@ class _Reader:
         self.source: object = None
 
     def read(self, line: bytes) -> bool:
-        """Reads a line, and returns whether it has a document.
+        """Read a line, and return whether it has a document.
 
         Raises:
             ValueError: The line is no JSON object, or none of these.
@@ -89,12 +89,12 @@ class _Reader:
 
 
 def hits_as_lines(hits: Iterable[dict[str, Any]]) -> Iterator[bytes]:
-    """Returns search hits as lines for ``read_lines``."""
+    """Return search hits as lines for ``read_lines``."""
     return (json.dumps(hit).encode() for hit in hits)
 
 
 def _name(name: object, names: set[str]) -> str:
-    """Returns the name of a sequence, and adds it to those of earlier lines."""
+    """Return the name of a sequence, and add it to those of earlier lines."""
     if not isinstance(name, str):
         raise InvalidRequest("_id", "must be a text, the name of the sequence")
     check_name(name, "_id")
@@ -105,7 +105,7 @@ def _name(name: object, names: set[str]) -> str:
 
 
 def _counter(name: object, source: object, field: str) -> int:
-    """Returns the counter of a document.
+    """Return the counter of a document.
 
     Raises:
         InvalidRequest: The counter is missing, negative, fractional or no number; the error has its

@@ -118,17 +118,17 @@ class ExportedClaim(_Line):
 
 
 def header_line() -> str:
-    """Returns the first line of a file."""
+    """Return the first line of a file."""
     return _format_line({"idalloc_export": FORMAT})
 
 
 def claim_line(prefix: int, last_start: int) -> str:
-    """Returns the line of a prefix's last start timestamp."""
+    """Return the line of a prefix's last start timestamp."""
     return _format_line({"prefix": prefix, "last_start": str(last_start)})
 
 
 def row_line(row: Row) -> str:
-    """Returns the line of a sequence, or of a period's counter."""
+    """Return the line of a sequence, or of a period's counter."""
     name, _, period = row.name.partition(PERIOD_SEPARATOR)
     content: dict[str, Any] = {"sequence": name}
     last_value = None if row.last_value is None else str(row.last_value)
@@ -189,7 +189,7 @@ class ExportFile:
     reserved: dict[str, str] = field(default_factory=dict)
 
     def skip(self, line: int, message: str, name: object = None, why: str = "") -> None:
-        """Adds an invalid line, and reserves its name.
+        """Add an invalid line, and reserves its name.
 
         Args:
             line: The line number, from 1.
@@ -205,7 +205,7 @@ class ExportFile:
 
 
 def read_export(lines: Iterable[bytes]) -> ExportFile:
-    """Parses an export file; aligns each counter to its lattice, in the direction of the step, as a store does."""
+    """Parse an export file; aligns each counter to its lattice, in the direction of the step, as a store does."""
     reader = _Reader()
     file = reader.file
     number = 0
@@ -237,7 +237,7 @@ class _Reader:
     counters: dict[int, ExportedPeriod] = field(default_factory=dict)  # by line
 
     def read(self, number: int, content: dict[str, Any]) -> None:
-        """Reads the content of a line.
+        """Read the content of a line.
 
         Raises:
             ValueError: The line is invalid; pydantic's ValidationError is one.
@@ -270,7 +270,7 @@ class _Reader:
 def _assign_periods(
     counters: Mapping[int, ExportedPeriod], by_name: Mapping[str, ExportedSequence]
 ) -> Iterator[Problem]:
-    """Adds the counters of periods to their sequences, and yields the invalid ones."""
+    """Add the counters of periods to their sequences, and yield the invalid ones."""
     lines: dict[tuple[str, str], int] = {}
     for line, counter in counters.items():
         parent = by_name.get(counter.sequence)
@@ -292,7 +292,7 @@ def _assign_periods(
 
 
 def _replace_unsafe(settings: _SettingsOfLine) -> list[str]:
-    """Replaces unsafe characters in the description and labels.
+    """Replace unsafe characters in the description and labels.
 
     The name and the format are kept: they determine the sequence and the texts of its ids.
 
@@ -329,7 +329,7 @@ def _check_last_value(last_value: int, sequence: Sequence) -> int:
 
 
 def _aligned(sequence: Sequence, value: int) -> int:
-    """Returns the counter that a store keeps: aligned to the lattice, in the direction of the step, within BIGINT."""
+    """Return the counter that a store keeps: aligned to the lattice, in the direction of the step, within BIGINT."""
     return max(_LOWEST, min(MAX_ID, sequence.align(value)))
 
 

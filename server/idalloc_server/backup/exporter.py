@@ -28,7 +28,7 @@ _ATTEMPTS = 10
 
 
 async def export_lines(store: Store) -> AsyncIterator[str]:
-    """Yields the lines of an export, without line ends.
+    """Yield the lines of an export, without line ends.
 
     Every id issued before the call, by any node, is at or before the exported counters, and so is
     every id of a live lease. Nodes may continue to issue ids.

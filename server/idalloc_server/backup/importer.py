@@ -63,7 +63,7 @@ class Importer:
     _reported: set[Problem] = field(default_factory=set)
 
     async def run(self, file: ExportFile) -> None:
-        """Imports all valid lines, and adds the rejected ones to ``problems``.
+        """Import all valid lines, and add the rejected ones to ``problems``.
 
         Reserves the names of ``file.reserved``, and of rejected lines, that the store does not
         have.
@@ -127,7 +127,7 @@ class Importer:
         raise StoreUnavailable(f"sequence {item.row.name!r} was changed during each of {_ATTEMPTS} attempts: try again")
 
     async def _end_leases(self, line: Row) -> None:
-        """Ends the leases of a sequence whose counter is past the counter of a line.
+        """End the leases of a sequence whose counter is past the counter of a line.
 
         Otherwise a node could return an unused tail, which moves the counter back before the
         line's.
@@ -144,7 +144,7 @@ class Importer:
         raise StoreUnavailable(f"sequence {line.name!r} was changed during each of {_ATTEMPTS} attempts: try again")
 
     def _note_effective_at(self, line: Row, found: Row) -> None:
-        """Updates ``effective_at`` for a row whose leases were just ended."""
+        """Update ``effective_at`` for a row whose leases were just ended."""
         effective_at = self.clock.wall() + max(found.lease_ms, line.lease_ms) / 1000 + MARGIN_SECONDS
         self.effective_at = max(self.effective_at or 0, effective_at)
 
@@ -173,7 +173,7 @@ class Importer:
         )
 
     async def _extend_lease_ms(self, line: Row, row: Row) -> None:
-        """Raises ``lease_ms`` of the row to the line's value, which a restored store may have lost.
+        """Raise ``lease_ms`` of the row to the line's value, which a restored store may have lost.
 
         Later changes of the sequence compute ``effective_at`` from it.
         """
@@ -212,7 +212,7 @@ class Importer:
         )
 
     async def _import_periods(self, item: ExportedSequence, row: Row | None) -> int:
-        """Imports the counters of periods, in a generation that is newer than their sequence's.
+        """Import the counters of periods, in a generation that is newer than their sequence's.
 
         They come before their sequence: otherwise a node could open a period in the new generation,
         and hold a lease that no later write ends.

@@ -37,7 +37,7 @@ class Rule:
 
 
 def rule_of(types: set[Type], is_strict: bool) -> Rule:
-    """Returns the rule for operands of these types, as in BETWEEN and IN.
+    """Return the rule for operands of these types, as in BETWEEN and IN.
 
     Args:
         types: The types.
@@ -58,7 +58,7 @@ def rule_of(types: set[Type], is_strict: bool) -> Rule:
 
 
 def compare_json(left: Any, right: Any, check: Check = no_check) -> int:
-    """Compares two values of JSON. Different types are ordered by type.
+    """Compare two values of JSON. Different types are ordered by type.
 
     Each array and object is checked before.
     """
@@ -118,7 +118,7 @@ def _compare(left: Any, right: Any) -> int:
 
 
 def exact(number: int | float | Decimal) -> int | Decimal:
-    """Returns a number as MySQL compares it with one that is no double: a double is its shortest text."""
+    """Return a number as MySQL compares it with one that is no double: a double is its shortest text."""
     return Decimal(repr(number)) if isinstance(number, float) else number
 
 
@@ -129,7 +129,7 @@ def _compare_numbers(left: int | float | Decimal, right: int | float | Decimal) 
 
 
 def _compare_padded(left: str, right: str) -> int:
-    """Compares texts; the shorter one continues with spaces."""
+    """Compare texts; the shorter one continues with spaces."""
     if left == right:
         return 0
     length = max(len(left), len(right))
@@ -137,7 +137,7 @@ def _compare_padded(left: str, right: str) -> int:
 
 
 def _compare_objects(left: dict[str, Any], right: dict[str, Any], check: Check) -> int:
-    """Compares objects: by length, then member by member."""
+    """Compare objects: by length, then member by member."""
     if difference := len(left) - len(right):
         return difference
     for (_, one), (_, other) in zip(sorted_keys(left), sorted_keys(right), strict=True):

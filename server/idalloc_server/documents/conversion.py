@@ -33,13 +33,13 @@ class Type(Enum):
 
 
 def number_of_text(text: str) -> float:
-    """Returns the number at the start of a text; 0 without one."""
+    """Return the number at the start of a text; 0 without one."""
     found = _NUMBER.match(text)
     return 0.0 if found is None else min(max(float(found[1]), -_LARGEST), _LARGEST)
 
 
 def number_of_whole_text(text: str) -> float:
-    """Returns the number that a text is.
+    """Return the number that a text is.
 
     Raises:
         NotANumber: It is none, or too large for a double.
@@ -52,7 +52,7 @@ def number_of_whole_text(text: str) -> float:
 
 
 def number_of_json_alone(value: Any) -> float:
-    """Returns a value of JSON, which must be a number, a truth value or the text of a number, as a double.
+    """Return a value of JSON, which must be a number, a truth value or the text of a number, as a double.
 
     Raises:
         NoNumberInJson: It is something else.
@@ -70,12 +70,12 @@ def number_of_json_alone(value: Any) -> float:
 
 
 def bytewise(text: str) -> str:
-    """Returns a text with a character for each byte of another one: as LIKE reads the key."""
+    """Return a text with a character for each byte of another one: as LIKE reads the key."""
     return text.encode().decode("latin-1")
 
 
 def number_of_json(value: Any) -> float:
-    """Returns a value of JSON as a double."""
+    """Return a value of JSON as a double."""
     if isinstance(value, str):
         return number_of_text(value)
     return float(value) if isinstance(value, int | float | Decimal) else 0.0

@@ -94,7 +94,7 @@ ID = Field(("_id",))
 
 
 def find(document: Json, path: Path) -> Json | Null:
-    """Returns the value at a path. The item 0 of a value that is no array is the value itself."""
+    """Return the value at a path. The item 0 of a value that is no array is the value itself."""
     found = document
     for step in path:
         if isinstance(step, str):
@@ -111,7 +111,7 @@ def find(document: Json, path: Path) -> Json | Null:
 
 
 def keys_of(node: Node) -> frozenset[str] | None:
-    """Returns the keys of all documents that may meet a condition; None if it does not name them."""
+    """Return the keys of all documents that may meet a condition; None if it does not name them."""
     if not isinstance(node, Call):
         return None
     if node.operator == "&&":

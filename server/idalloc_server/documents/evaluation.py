@@ -78,7 +78,7 @@ class Context(NamedTuple):
 
 
 def compiled(node: Node, context: Context) -> Expression:
-    """Returns an expression that can be run.
+    """Return an expression that can be run.
 
     Raises:
         NotServed: MySQL's rule for its types is not known.
@@ -99,7 +99,7 @@ def compiled(node: Node, context: Context) -> Expression:
 
 
 def condition_of(node: Node, *, is_strict: bool = False, check: Check = no_check) -> Run:
-    """Returns a function that returns whether a document meets a condition: True, False or NULL.
+    """Return a function that returns whether a document meets a condition: True, False or NULL.
 
     Raises:
         NotServed: MySQL's rule for its types is not known.
@@ -108,7 +108,7 @@ def condition_of(node: Node, *, is_strict: bool = False, check: Check = no_check
 
 
 def json_of(node: Node, context: Context) -> Run:
-    """Returns a function that returns an expression's value as JSON, whose null stands for NULL.
+    """Return a function that returns an expression's value as JSON, whose null stands for NULL.
 
     Raises:
         NotServed: MySQL's rule for its types is not known.
@@ -176,7 +176,7 @@ def _built(node: Node, run: Run) -> Expression:
 
 
 def _folded(kind: Type, run: Run) -> Expression:
-    """Returns a constant that is evaluated once. An error comes when it is evaluated."""
+    """Return a constant that is evaluated once. An error comes when it is evaluated."""
     try:
         return _constant(kind, run(None))
     except DocumentsError:
@@ -192,7 +192,7 @@ def _reader(field: Field) -> Run:
 
 
 def _unquoted(node: Node, context: Context) -> Expression:
-    """Returns an expression; a field is a text, as JSON_UNQUOTE makes it."""
+    """Return an expression; a field is a text, as JSON_UNQUOTE makes it."""
     if not isinstance(node, Field) or not node.path:
         return compiled(node, context)
     read, check = _reader(node), context.check
@@ -209,13 +209,13 @@ def _unquoted(node: Node, context: Context) -> Expression:
 
 
 def _by_key(node: Node, expression: Expression, others: Sequence[Expression], context: Context) -> Expression:
-    """Returns the column instead of ``_id``, if MySQL reads the index to compare it with constant texts."""
+    """Return the column instead of ``_id``, if MySQL reads the index to compare it with constant texts."""
     is_indexed = context.is_indexed and node == ID and all(each.is_constant and each.type in TEXTS for each in others)
     return compiled(Key(), context) if is_indexed else expression
 
 
 def _once(run: Run, convert: Callable[[Any], Any]) -> Run:
-    """Returns a function that returns a constant, converted.
+    """Return a function that returns a constant, converted.
 
     An error comes when it is evaluated.
     """
@@ -243,7 +243,7 @@ def _converted(expression: Expression, converters: Converters) -> Run:
 
 
 def _truth(node: Node, context: Context) -> Run:
-    """Returns a function that returns whether a value is true: it is not equal to the number 0."""
+    """Return a function that returns whether a value is true: it is not equal to the number 0."""
     expression = compiled(node, context)
     if expression.type in (Type.BOOLEAN, Type.FOLDED, Type.NULL):
         return expression.run
@@ -253,7 +253,7 @@ def _truth(node: Node, context: Context) -> Run:
 
 
 def _difference(left: Expression, right: Expression, holds: Callable[[int], bool], context: Context) -> Run:
-    """Returns a function that compares the values of two expressions."""
+    """Return a function that compares the values of two expressions."""
     types = {left.type, right.type} - {Type.NULL}
     if types == {Type.JSON, Type.FOLDED}:
         raise NotServed("comparison with a condition that has no field")
@@ -292,7 +292,7 @@ def _comparison(holds: Callable[[int], bool], *, may_be_indexed: bool = True) ->
 
 
 def _compare(left: Node, right: Node, holds: Callable[[int], bool], context: Context, *, unquote: bool = False) -> Run:
-    """Returns a function that compares two operands; unless ``unquote``, only the field ``_id`` is a text."""
+    """Return a function that compares two operands; unless ``unquote``, only the field ``_id`` is a text."""
     one, other = (
         _unquoted(node, context) if unquote or node == ID else compiled(node, context) for node in (left, right)
     )
@@ -320,7 +320,7 @@ _DECIDED = {False: _always(False), True: _always(True)}
 
 
 def _and_or(*, decisive: bool) -> _Compile:
-    """Returns AND for False, OR for True: the value that decides alone.
+    """Return AND for False, OR for True: the value that decides alone.
 
     Constant operands are evaluated first, so that an error of theirs is one of the whole statement.
     """
@@ -403,7 +403,7 @@ def _in(operands: Sequence[Node], context: Context) -> Run:
 
 
 def _in_sequence(tested: Expression, items: Sequence[Expression], rules: Mapping[Type, Rule]) -> Run:
-    """Returns ``in`` that evaluates one item after the other, so that the first error is MySQL's."""
+    """Return ``in`` that evaluates one item after the other, so that the first error is MySQL's."""
     tested_as = {rule: _converted(tested, rule.converters) for rule in rules.values()}
     each_one = [
         (tested_as[rule], _converted(item, rule.converters), rule.difference)
@@ -425,7 +425,7 @@ def _in_sequence(tested: Expression, items: Sequence[Expression], rules: Mapping
 
 
 def _rules_in(tested: Expression, items: Sequence[Expression], context: Context) -> dict[Type, Rule]:
-    """Returns the rule that compares a tested value with an item of each type.
+    """Return the rule that compares a tested value with an item of each type.
 
     Raises:
         NotServed: One of them is JSON, or they are numbers that MySQL compares now by bits, now by
@@ -458,7 +458,7 @@ def _not_in(operands: Sequence[Node], context: Context) -> Run:
 
 
 def _group(tested: Expression, rule: Rule, items: Sequence[Expression]) -> Run:
-    """Returns a function that returns whether a value equals one of some items.
+    """Return a function that returns whether a value equals one of some items.
 
     It takes no longer with many texts.
     """
@@ -485,7 +485,7 @@ def _group(tested: Expression, rule: Rule, items: Sequence[Expression]) -> Run:
 
 
 def _in_one(first: Node, other: Node, holds: Callable[[int], bool], context: Context) -> Run:
-    """Returns ``in`` with one other operand: an array contains the value; anything else is compared with it."""
+    """Return ``in`` with one other operand: an array contains the value; anything else is compared with it."""
     if not isinstance(other, ArrayOf):
         return _compare(first, other, holds, context, unquote=True)
     if isinstance(first, Key):
@@ -548,7 +548,7 @@ def _like(operands: Sequence[Node], context: Context) -> Run:
 
 
 def _escape(node: Node, context: Context) -> str:
-    """Returns the escape character of LIKE; empty for none.
+    """Return the escape character of LIKE; empty for none.
 
     Raises:
         InvalidEscape: It is no constant, or longer.

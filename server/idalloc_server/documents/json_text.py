@@ -48,7 +48,7 @@ class _NotANumber(Exception):
 
 
 def parse(text: str) -> Json:
-    """Returns the value of a JSON text; of equal keys of an object, the last one.
+    """Return the value of a JSON text; of equal keys of an object, the last one.
 
     Raises:
         InvalidJson: The text is not JSON, or has a number that does not fit in a double.
@@ -72,13 +72,13 @@ def parse(text: str) -> Json:
 
 
 def load(text: str) -> dict[str, Json]:
-    """Returns the value of a document's normalised text, which is not checked."""
+    """Return the value of a document's normalised text, which is not checked."""
     value: dict[str, Json] = json.loads(text)
     return value
 
 
 def dump(value: Json) -> str:
-    """Returns the normalised text: keys by length, then by bytes; numbers as MySQL writes them."""
+    """Return the normalised text: keys by length, then by bytes; numbers as MySQL writes them."""
     if isinstance(value, str):
         return encode_basestring(value)
     if isinstance(value, dict):
@@ -91,12 +91,12 @@ def dump(value: Json) -> str:
 
 
 def sorted_keys(value: dict[str, Any]) -> list[tuple[int, str]]:
-    """Returns the keys of an object in MySQL's order, each after its length in bytes."""
+    """Return the keys of an object in MySQL's order, each after its length in bytes."""
     return sorted((len(key) if key.isascii() else len(key.encode(errors="surrogatepass")), key) for key in value)
 
 
 def number_text(value: float) -> str:
-    """Returns a double as MySQL writes it."""
+    """Return a double as MySQL writes it."""
     whole = value == int(value)
     if whole and abs(value) < _WHOLE_BELOW:
         return repr(value)[:-2]
@@ -108,12 +108,12 @@ def number_text(value: float) -> str:
 
 
 def plain_text(value: Json) -> str:
-    """Returns the content of a string, and the JSON text of any other value (JSON_UNQUOTE)."""
+    """Return the content of a string, and the JSON text of any other value (JSON_UNQUOTE)."""
     return value if isinstance(value, str) else dump(value)
 
 
 def key_of(value: Json) -> str:
-    """Returns the key of a document, which is the plain text of its ``_id``.
+    """Return the key of a document, which is the plain text of its ``_id``.
 
     Raises:
         KeyTooLong: It has more than ``MAX_KEY_BYTES`` bytes.

@@ -41,7 +41,7 @@ class Documents(Protocol):
     """
 
     async def open(self) -> None:
-        """Connects, and creates what is missing.
+        """Connect, and create what is missing.
 
         Raises:
             StartRefused: The database cannot be used.
@@ -53,39 +53,39 @@ class Documents(Protocol):
         ...
 
     async def create_schema(self, name: str) -> bool:
-        """Creates a schema; returns whether it did not exist."""
+        """Create a schema; return whether it did not exist."""
         ...
 
     async def drop_schema(self, name: str) -> int | None:
-        """Drops a schema with its collections; returns their number, or None if the schema does not exist."""
+        """Drop a schema with its collections; return their number, or None if the schema does not exist."""
         ...
 
     async def list_schemas(self) -> list[str]:
-        """Returns the names of the schemas, sorted."""
+        """Return the names of the schemas, sorted."""
         ...
 
     async def create_collection(self, schema: str, name: str) -> bool:
-        """Creates a collection; returns whether it did not exist."""
+        """Create a collection; return whether it did not exist."""
         ...
 
     async def drop_collection(self, schema: str, name: str) -> bool:
-        """Drops a collection; returns whether it existed."""
+        """Drop a collection; return whether it existed."""
         ...
 
     async def list_collections(self, schema: str) -> list[str]:
-        """Returns the names of a schema's collections, sorted; none if the schema does not exist."""
+        """Return the names of a schema's collections, sorted; none if the schema does not exist."""
         ...
 
     async def check(self, schema: str, name: str) -> None:
-        """Checks that a collection exists."""
+        """Check that a collection exists."""
         ...
 
     async def count(self, schema: str, name: str) -> int:
-        """Returns the number of documents."""
+        """Return the number of documents."""
         ...
 
     async def insert(self, schema: str, name: str, documents: Sequence[Document], *, upsert: bool = False) -> Inserted:
-        """Adds all documents or none.
+        """Add all documents or none.
 
         Args:
             schema: The schema.
@@ -102,7 +102,7 @@ class Documents(Protocol):
     async def page(
         self, schema: str, name: str, after: str | None, keys: Sequence[str] | None = None
     ) -> list[Document]:
-        """Returns documents by key, up to ``PAGE`` of them or ``PAGE_TEXT``; none only at the end.
+        """Return documents by key, up to ``PAGE`` of them or ``PAGE_TEXT``; none only at the end.
 
         Args:
             schema: The schema.
@@ -113,7 +113,7 @@ class Documents(Protocol):
         ...
 
     async def rewrite(self, schema: str, name: str, selection: Selection, change: Change) -> Rewritten:
-        """Changes or deletes the chosen documents. If the change of one fails, nothing is changed.
+        """Change or delete the chosen documents. If the change of one fails, nothing is changed.
 
         They are chosen by pages, while others write; then those are changed that still meet the
         condition.

@@ -14,7 +14,7 @@ SortKey: TypeAlias = tuple[int, Any]
 
 
 def sort_key_of(node: Node, *, is_strict: bool = False, check: Check = no_check) -> Callable[[Json], SortKey]:
-    """Returns a function that returns what a document is sorted by.
+    """Return a function that returns what a document is sorted by.
 
     Raises:
         NotServed: MySQL's rule for the expression is not known.

@@ -19,7 +19,7 @@ _listener: ContextVar[ChangeListener | None] = ContextVar("change_listener", def
 
 @contextmanager
 def listening(listener: ChangeListener) -> Iterator[None]:
-    """Calls a listener for each change that this block makes, or a task that it starts."""
+    """Call a listener for each change that this block makes, or a task that it starts."""
     token = _listener.set(listener)
     try:
         yield
@@ -28,7 +28,7 @@ def listening(listener: ChangeListener) -> Iterator[None]:
 
 
 def publish_settings(before: ChangedSettings, after: ChangedSettings) -> None:
-    """Calls the listener, if there is one, with the settings whose values differ."""
+    """Call the listener, if there is one, with the settings whose values differ."""
     listener = _listener.get()
     if listener is not None:
         names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
@@ -39,7 +39,7 @@ def publish_settings(before: ChangedSettings, after: ChangedSettings) -> None:
 
 
 def publish_sequence(before: Row | None, after: Row) -> None:
-    """Calls the listener, if there is one, with the changes of a sequence; ``before`` is None for a new sequence."""
+    """Call the listener, if there is one, with the changes of a sequence; ``before`` is None for a new sequence."""
     if _listener.get() is not None:
         publish_settings({} if before is None else _values(before), _values(after))
 

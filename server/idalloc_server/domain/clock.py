@@ -13,11 +13,11 @@ class Clock(Protocol):
     """A clock for deadlines and a clock for dates."""
 
     def boot(self) -> float:
-        """Returns monotonic seconds, including the time that the machine was suspended."""
+        """Return monotonic seconds, including the time that the machine was suspended."""
         ...
 
     def wall(self) -> float:
-        """Returns seconds since 1970-01-01T00:00:00Z. May jump in either direction."""
+        """Return seconds since 1970-01-01T00:00:00Z. May jump in either direction."""
         ...
 
 

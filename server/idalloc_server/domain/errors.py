@@ -438,10 +438,10 @@ class FileUnreadable(StartRefused):
 
 
 def unreadable(setting: str, path: Path, error: OSError) -> FileUnreadable:
-    """Returns the error for a file that cannot be read."""
+    """Return the error for a file that cannot be read."""
     return FileUnreadable(setting, f"cannot read {shown_path(path)}: {error.strerror}")
 
 
 def shown_path(path: Path) -> str:
-    """Returns an absolute path; hides any other text, which may be a secret given in place of its file."""
+    """Return an absolute path; hides any other text, which may be a secret given in place of its file."""
     return str(path) if path.is_absolute() else "the file that it names"

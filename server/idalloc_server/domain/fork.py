@@ -20,11 +20,11 @@ class Process(Protocol):
     """The process that holds ids; tests replace it."""
 
     def pid(self) -> int:
-        """Returns the process id. It also changes in a fork that Python does not notice."""
+        """Return the process id. It also changes in a fork that Python does not notice."""
         ...
 
     def register(self, holder: ForkAware) -> None:
-        """Calls ``holder.forget_after_fork`` in each forked child. Keeps only a weak reference."""
+        """Call ``holder.forget_after_fork`` in each forked child. Keep only a weak reference."""
         ...
 
 

@@ -13,7 +13,7 @@ _PER_SECOND = 1000
 
 
 def generation_after(sequence: Sequence, generation: int, clock: Clock) -> int:
-    """Returns the generation of a new sequence, or of a changed one.
+    """Return the generation of a new sequence, or of a changed one.
 
     It is larger than ``generation`` and at least the milliseconds since 1970. A store restored from
     a backup therefore does not repeat the generations that it lost; otherwise a node could renew a

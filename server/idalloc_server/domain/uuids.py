@@ -49,7 +49,7 @@ class UuidGenerator:
         process.register(self)
 
     def v4(self, count: int) -> list[bytes]:
-        """Returns ``count`` random UUIDs of version 4."""
+        """Return ``count`` random UUIDs of version 4."""
         made = bytearray(self._random(count * UUID_BYTES))
         made[6::UUID_BYTES] = made[6::UUID_BYTES].translate(_VERSION_4)
         made[8::UUID_BYTES] = made[8::UUID_BYTES].translate(_VARIANT_OF)
@@ -57,7 +57,7 @@ class UuidGenerator:
         return [whole[start : start + UUID_BYTES] for start in range(0, len(whole), UUID_BYTES)]
 
     def v7(self, count: int) -> list[bytes]:
-        """Returns ``count`` UUIDs of version 7, in rising order and larger than those of earlier calls."""
+        """Return ``count`` UUIDs of version 7, in rising order and larger than those of earlier calls."""
         ms = min(int(self._clock.wall() * 1000), _MAX_MS)
         if ms > self._head >> _RAND_A_BITS:
             self._start_at(ms << _RAND_A_BITS | int.from_bytes(self._random(2), "big") & _RAND_A_MASK)
@@ -74,7 +74,7 @@ class UuidGenerator:
         return [first_half + (rand_b | _VARIANT).to_bytes(8, "big") for rand_b in values[1:]]
 
     def forget_after_fork(self) -> None:
-        """Makes a forked child start at its own random bits."""
+        """Make a forked child start at its own random bits."""
         self._pid = NO_PROCESS
 
     def _start_at(self, head: int) -> None:
@@ -86,6 +86,6 @@ class UuidGenerator:
         return int.from_bytes(self._random(8), "big") >> _NEW_RAND_B_SHIFT
 
     def _count_up(self, count: int) -> list[int]:
-        """Returns the current rand_b and the next ``count`` values, each 1 to 2^32 larger."""
+        """Return the current rand_b and the next ``count`` values, each 1 to 2^32 larger."""
         steps = array("I", self._random(count * array("I").itemsize))
         return list(accumulate((step + 1 for step in steps), initial=self._rand_b))

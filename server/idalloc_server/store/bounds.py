@@ -24,7 +24,7 @@ class TimestampGrant(NamedTuple):
 
 
 def ids_left(last_value: int, step: int, min_value: int | None, max_value: int | None) -> int:
-    """Returns the number of steps before the counter's bound; 0 at or past the bound.
+    """Return the number of steps before the counter's bound; 0 at or past the bound.
 
     A setting that is None (NULL in an adopted table) has its default. Only the bound in the
     direction of ``step`` matters. The result may exceed 2^63 if ``last_value`` and the bound differ
@@ -38,7 +38,7 @@ def ids_left(last_value: int, step: int, min_value: int | None, max_value: int |
 
 
 def advance_counter(last_value: int, at_least: int, sequence: Sequence) -> int:
-    """Returns the counter, advanced to ``at_least`` or past it, to the next point of the sequence's lattice.
+    """Return the counter, advanced to ``at_least`` or past it, to the next point of the sequence's lattice.
 
     The counter never moves back. If the next point exceeds the range of BIGINT, the counter goes to
     the end of that range, which is past its bound.
@@ -49,7 +49,7 @@ def advance_counter(last_value: int, at_least: int, sequence: Sequence) -> int:
 
 
 def timestamp_grant(last_value: int, max_value: int, wanted: int, now: int, ahead: int) -> TimestampGrant:
-    """Returns the timestamps that can be granted; see ``Store.grant_timestamps``.
+    """Return the timestamps that can be granted; see ``Store.grant_timestamps``.
 
     An empty grant keeps the counter.
     """
@@ -63,12 +63,12 @@ def timestamp_grant(last_value: int, max_value: int, wanted: int, now: int, ahea
 
 
 def clamp_to_bigint(value: int) -> int:
-    """Returns the nearest number that CrateDB stores in a BIGINT."""
+    """Return the nearest number that CrateDB stores in a BIGINT."""
     return max(MIN_BIGINT, min(value, MAX_ID))
 
 
 def lattice(sequence: Sequence) -> tuple[int, int]:
-    """Returns the lattice for the arithmetic of a database: the size of the step, and an offset.
+    """Return the lattice for the arithmetic of a database: the size of the step, and an offset.
 
     The first point at or past ``value`` is ``(offset - value % size) % size`` further, or ``(offset
     + value % size) % size`` if the sequence falls; ``%`` truncates towards 0. The offset is 1 to 2

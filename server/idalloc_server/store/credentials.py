@@ -40,7 +40,7 @@ def has_secret(url: str) -> bool:
 
 
 def authorization(user: str, password: str | None, parameters: dict[str, str], example: str) -> str | None:
-    """Returns the value of the HTTP Authorization header (RFC 7617, RFC 6750), or None for an anonymous client.
+    """Return the value of the HTTP Authorization header (RFC 7617, RFC 6750), or None for an anonymous client.
 
     Args:
         user: The user; empty if the URL has none.
@@ -73,7 +73,7 @@ def authorization(user: str, password: str | None, parameters: dict[str, str], e
 
 
 def tls_context(parameters: dict[str, str]) -> ssl.SSLContext | None:
-    """Returns the client's TLS context, or None for plain HTTP.
+    """Return the client's TLS context, or None for plain HTTP.
 
     Raises:
         StartRefused: The parameters contradict each other, or the file of CA certificates cannot be
@@ -92,7 +92,7 @@ def tls_context(parameters: dict[str, str]) -> ssl.SSLContext | None:
 
 
 def certificate_problem(error: Exception) -> str:
-    """Returns why a server's certificate was refused, with the next step; empty for any other error of a connection."""
+    """Return why a server's certificate was refused, with the next step; empty for any other error of a connection."""
     reason = getattr(error, "certificate_error", None)
     if not isinstance(reason, ssl.SSLCertVerificationError):
         return ""

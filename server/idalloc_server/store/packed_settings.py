@@ -41,7 +41,7 @@ _YEAR_10000 = 253_402_300_799
 
 
 def mode(name: str, sequence: Sequence, deleted: bool) -> str | None:
-    """Returns a row's mode, or None for an ordinary counter."""
+    """Return a row's mode, or None for an ordinary counter."""
     if deleted:
         return DELETED
     if PERIOD_SEPARATOR in name:
@@ -52,7 +52,7 @@ def mode(name: str, sequence: Sequence, deleted: bool) -> str | None:
 
 
 def pack(sequence: Sequence) -> str:
-    """Returns the settings without their own column as JSON, except those at their default."""
+    """Return the settings without their own column as JSON, except those at their default."""
     default = Sequence()
     settings: dict[str, object] = {"start": sequence.start}
     for name in _IN_JSON:
@@ -63,7 +63,7 @@ def pack(sequence: Sequence) -> str:
 
 
 def unpack(name: str, step: int | None, min_value: int | None, max_value: int | None, settings: str | None) -> Sequence:
-    """Returns the settings of a row.
+    """Return the settings of a row.
 
     Equal columns return the same object: unchanged rows are not parsed again. Every column may be
     None (NULL), as in an adopted row. ``settings`` is the JSON of ``pack``.
@@ -78,7 +78,7 @@ def unpack(name: str, step: int | None, min_value: int | None, max_value: int | 
 
 
 def stored_time(name: str, field: str, value: object, per_second: int = 1) -> float | None:
-    """Returns a time of a row in seconds since 1970, or None.
+    """Return a time of a row in seconds since 1970, or None.
 
     Args:
         name: The name of the row.
@@ -99,12 +99,12 @@ def stored_time(name: str, field: str, value: object, per_second: int = 1) -> fl
 
 
 def pack_demand(demand: Demand | None) -> str | None:
-    """Returns a demand as a row has it: ``RATE LARGEST_CALL AT``, with the digits that ``Demand`` documents."""
+    """Return a demand as a row has it: ``RATE LARGEST_CALL AT``, with the digits that ``Demand`` documents."""
     return None if demand is None else f"{demand.rate:.6g} {demand.largest_call} {demand.at:.0f}"
 
 
 def unpack_demand(packed: object) -> Demand | None:
-    """Returns the demand of a row.
+    """Return the demand of a row.
 
     It is a hint, and people can edit rows: None for anything that is no demand.
     """

@@ -10,7 +10,7 @@ FOLDER_MODE = 0o700
 
 
 def make_folder(folder: Path) -> None:
-    """Creates a folder and its missing parents with mode 700, independent of the umask.
+    """Create a folder and its missing parents with mode 700, independent of the umask.
 
     Existing folders keep their mode.
     Safe for concurrent calls of several processes.
@@ -26,7 +26,7 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the entries of a folder durable, if the system allows it."""
+    """Make the entries of a folder durable, if the system allows it."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

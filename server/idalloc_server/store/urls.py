@@ -37,7 +37,7 @@ _HOST = re.compile(r"(?P<name>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0
 
 
 def open_store(url: str, clock: Clock, timeout: float = 40.0) -> Store:
-    """Returns the store of a URL, not connected yet; ``Store.open`` connects.
+    """Return the store of a URL, not connected yet; ``Store.open`` connects.
 
     * ``sqlite:///absolute/path/of/the.db``
     * ``crate://[user[:password]@]host[:4200][,host2…]/`` with these parameters, all optional:
@@ -80,7 +80,7 @@ def open_store(url: str, clock: Clock, timeout: float = 40.0) -> Store:
 
 
 def open_witness(url: str, store_url: str, timeout: float = 40.0) -> Witness:
-    """Returns the witness of a URL, not connected yet; ``Witness.open`` connects.
+    """Return the witness of a URL, not connected yet; ``Witness.open`` connects.
 
     Args:
         url: The setting ``witness``; see ``open_store``.
@@ -154,12 +154,12 @@ def _sqlite_path(url: str) -> Path:
 
 
 def keeps_documents(url: str) -> bool:
-    """Returns whether documents of MySQL's clients can be kept beside the counters of a store."""
+    """Return whether documents of MySQL's clients can be kept beside the counters of a store."""
     return url.partition("://")[0] not in _OPENSEARCH_KINDS
 
 
 def open_documents(url: str, timeout: float = 40.0) -> "Documents":
-    """Returns the documents beside the counters of a store, not connected yet; ``Documents.open`` connects.
+    """Return the documents beside the counters of a store, not connected yet; ``Documents.open`` connects.
 
     Args:
         url: The setting ``store``; see ``open_store``.
@@ -182,7 +182,7 @@ def open_documents(url: str, timeout: float = 40.0) -> "Documents":
 
 
 def open_index(url: str, timeout: float = 40.0) -> "tuple[OpenSearchHttp, str]":
-    """Returns the transport to a cluster and the name of an index, of ``opensearch://user@host:9200/index``.
+    """Return the transport to a cluster and the name of an index, of ``opensearch://user@host:9200/index``.
 
     The parameters are those of ``open_store``, without ``prefix``; ``elasticsearch://`` is the
     same, not tested.
@@ -225,12 +225,12 @@ class _Cluster(NamedTuple):
     parameters: dict[str, str]
 
     def address(self, kind: str, parameter: str, value: str) -> str:
-        """Returns the address without secrets."""
+        """Return the address without secrets."""
         return f"{kind}://{self.authority}/?{parameter}={value}{'&tls=true' if self.tls else ''}"
 
 
 def _crate_http(url: str, timeout: float) -> "tuple[CrateHttp, str, str]":
-    """Returns the transport of a URL, its schema, and its address for people."""
+    """Return the transport of a URL, its schema, and its address for people."""
     cluster = _split_cluster(url, *_CLUSTERS["crate"], ("schema", "tls", "ca", *SECRETS))
     schema = cluster.parameters.get("schema", "doc")
     if not _SCHEMA.fullmatch(schema):
@@ -242,7 +242,7 @@ def _crate_http(url: str, timeout: float) -> "tuple[CrateHttp, str, str]":
 
 
 def _opensearch_http(url: str, kind: str, timeout: float) -> "tuple[OpenSearchHttp, str, str]":
-    """Returns the transport of a URL, its prefix, and its address for people."""
+    """Return the transport of a URL, its prefix, and its address for people."""
     cluster = _split_cluster(url, *_CLUSTERS[kind], ("prefix", "tls", "ca", *SECRETS, *API_KEYS))
     prefix = cluster.parameters.get("prefix", "idalloc")
     if not _PREFIX.fullmatch(prefix):
@@ -276,7 +276,7 @@ def _split_cluster(url: str, product: str, example: str, port: int, accepted: Se
 
 
 def _hosts(url: str) -> list[str]:
-    """Returns ``host:port`` of each host of a cluster."""
+    """Return ``host:port`` of each host of a cluster."""
     return _host_names(_split(url).netloc.rpartition("@")[2], *_CLUSTERS[_kind(url)])
 
 

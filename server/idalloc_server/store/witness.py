@@ -17,7 +17,7 @@ _WHY_APART = "a witness in the store would be restored with it"
 
 @contextmanager
 def refused_as_witness() -> Iterator[None]:
-    """Raises a ``StartRefused`` as one of the setting ``witness``."""
+    """Raise a ``StartRefused`` as one of the setting ``witness``."""
     try:
         yield
     except StartRefused as error:
@@ -68,7 +68,7 @@ def is_on_one_disk(first: Path, second: Path) -> bool:
 
 
 def parse_mark(name: str, fields: Many[object]) -> WitnessMark:
-    """Returns a mark from its fields as stored, in their order.
+    """Return a mark from its fields as stored, in their order.
 
     Raises:
         StoreRefused: The mark was edited.
@@ -91,12 +91,12 @@ def _is_same_file(first: Path, second: Path) -> bool:
 
 
 def _device(path: Path) -> int:
-    """Returns the device of the nearest folder that exists."""
+    """Return the device of the nearest folder that exists."""
     folders = Path(os.path.realpath(path)).parents
     return next(folder.stat().st_dev for folder in folders if folder.is_dir())
 
 
 def _machine(host: str) -> str:
-    """Returns ``host:port`` so that the usual names of one host are equal."""
+    """Return ``host:port`` so that the usual names of one host are equal."""
     name, _, port = host.lower().rpartition(":")
     return f"{'localhost' if name in _LOOPBACK else name}:{port}"

@@ -44,7 +44,7 @@ class WorkerProcess:
 
     @classmethod
     async def start(cls, number: int) -> "WorkerProcess":
-        """Start a process, which then waits for ``Start``."""
+        """Start a process, which then wait for ``Start``."""
         ours, theirs = socket.socketpair()
         with theirs:
             # -P: Python imports no module from the current directory.

@@ -23,7 +23,7 @@ async def crate(emulator: CrateEmulator) -> CrateEmulator:
 
 @pytest.fixture
 async def make_http() -> AsyncIterator[MakeHttp]:
-    """Makes transports with short timeouts, and closes them."""
+    """Make transports with short timeouts, and close them."""
     made: list[CrateHttp] = []
 
     def make(*hosts: str, **options: object) -> CrateHttp:
@@ -45,5 +45,5 @@ async def store(emulator: CrateEmulator, clock: FakeClock) -> AsyncIterator[Stor
 
 
 def last_value(crate: CrateEmulator) -> int:
-    """Returns the counter of the sequence s."""
+    """Return the counter of the sequence s."""
     return int(crate.statements.execute(READ, ["s"])["rows"][0][0])

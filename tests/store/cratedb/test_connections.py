@@ -42,7 +42,7 @@ class Connections:
 
 
 def row_of(body: bytes) -> bytes:
-    """Returns the answer with the row [1] to a statement, tied to it."""
+    """Return the answer with the row [1] to a statement, tied to it."""
     nonce = without_ties(json.loads(body)["stmt"])[1]
     return json.dumps({"cols": [f"'{nonce}'", "last_value"], "rows": [[nonce, 1]]}).encode()
 

@@ -28,7 +28,7 @@ async def crate() -> AsyncIterator[CrateEmulator]:
 
 @pytest.fixture
 async def open_with() -> AsyncIterator[Callable[[str, float], Awaitable[Documents]]]:
-    """Opens documents on hosts with a timeout, with the collection s.c."""
+    """Open documents on hosts with a timeout, with the collection s.c."""
     opened: list[Documents] = []
 
     async def run(hosts: str, timeout: float) -> Documents:

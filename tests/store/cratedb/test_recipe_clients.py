@@ -44,7 +44,7 @@ class RecipeClient:
         self._stop = stop
 
     def run(self) -> None:
-        """Takes ids one by one until the event is set, but at least ``IDS_A_THREAD``."""
+        """Take ids one by one until the event is set, but at least ``IDS_A_THREAD``."""
         connection = crate_client.connect(f"http://{self._host}", username=self._user)
         try:
             while len(self.ids) < IDS_A_THREAD or not self._stop.is_set():

@@ -58,11 +58,11 @@ class Cluster:
         self._backend = CrateBackend(f"crate://{superuser}@{host}/?schema={self.schema}")
 
     async def sql(self, statement: str, *args: object) -> list[Sequence[Any]]:
-        """Runs a statement as the superuser; ``{}`` is the prefix of the names of tables."""
+        """Run a statement as the superuser; ``{}`` is the prefix of the names of tables."""
         return await self._backend.sql(statement, *args)
 
     async def run(self, message: str) -> None:
-        """Runs the statements that a message names as the next step; the emulator has only the user
+        """Run the statements that a message names as the next step; the emulator has only the user
         someone.
         """
         for statement in message.rpartition("run ")[2].partition(", or ")[0].split("; "):

@@ -49,7 +49,7 @@ class TestRaces:
         call: Awaitable[object],
         error: type[Refusal] = StoreRetired,
     ) -> None:
-        """Makes a call, with the retirement row written just before one of its statements is
+        """Make a call, with the retirement row written just before one of its statements is
         applied.
         """
         await stores[1].create(RETIREMENT_ROW._replace(deleted=True))

@@ -254,7 +254,7 @@ async def test_a_start_without_an_answer_can_be_repeated() -> None:
 
 
 async def start(opensearch: OpenSearchStandIn, user: str = "") -> None:
-    """Opens a store, and closes it."""
+    """Open a store, and close it."""
     store = open_store(f"opensearch://{user}{opensearch.host}/", FakeClock())
     try:
         await store.open()

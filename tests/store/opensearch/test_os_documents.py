@@ -42,7 +42,7 @@ class Index(OpenSearchBackend):
         super().__init__(host, self.name)
 
     async def ask(self, method: str, path: str, body: object = None) -> dict[str, Any]:
-        """Sends a request that must succeed."""
+        """Send a request that must succeed."""
         status, answer = await self.send(method, path, body)
         assert status in (200, 201), answer
         return answer

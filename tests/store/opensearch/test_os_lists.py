@@ -108,7 +108,7 @@ class TestSettings:
 
 
 async def assert_complete(store: Store) -> None:
-    """Asserts that each search of a store finds all that it must."""
+    """Assert that each search of a store finds all that it must."""
     for name in NAMES:
         await store.create(requested_row(name))
     assert await names(store) == NAMES

@@ -36,7 +36,7 @@ def lines() -> Iterator[list[structlog.typing.EventDict]]:
 
 
 async def forget_connections(store: Store) -> None:
-    """Closes the idle connections, as a load balancer does."""
+    """Close the idle connections, as a load balancer does."""
     assert isinstance(store, OpenSearchStore)
     for host in store._http._hosts:
         while host.idle:

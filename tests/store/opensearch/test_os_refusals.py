@@ -30,14 +30,14 @@ def backend(opener: Opener) -> OpenSearchBackend:
 
 
 async def send(backend: OpenSearchBackend, method: str, path: str, body: object = None) -> dict[str, Any]:
-    """Sends a request of an operator, which must succeed; ``{}`` is the alias of the sequences."""
+    """Send a request of an operator, which must succeed; ``{}`` is the alias of the sequences."""
     status, answer = await backend.send(method, path.replace("{}", backend.alias), body)
     assert status == 200, answer
     return answer
 
 
 async def run(backend: OpenSearchBackend, message: str) -> None:
-    """Runs the request that a message names as the next step."""
+    """Run the request that a message names as the next step."""
     found = re.search(r"run (PUT|POST) (\S+)(?: (\{.*\}))?$", message)
     assert found, message
     method, path, body = found.groups()
@@ -278,7 +278,7 @@ class TestEditedRows:
 
 
 async def assert_invalid(store: Store, name: str) -> None:
-    """Asserts that grants and reads of a row are SEQUENCE_INVALID."""
+    """Assert that grants and reads of a row are SEQUENCE_INVALID."""
     calls: list[Callable[[], Awaitable[object]]] = [
         lambda: store.grant(name, 10, 1000),
         lambda: store.get(name),

@@ -19,7 +19,7 @@ ONE = RecordedAllocation("r", "s", 1, 10, 1, 1, "", 0, "node")
 
 
 async def start(opensearch: OpenSearchStandIn) -> None:
-    """Opens a store, and closes it."""
+    """Open a store, and close it."""
     store = open_store(f"opensearch://{opensearch.host}/", FakeClock())
     try:
         await store.open()

@@ -44,7 +44,7 @@ async def store(opensearch: OpenSearchStandIn) -> AsyncIterator[Store]:
 
 
 def calls(store: Store) -> dict[str, Callable[[], Awaitable[object]]]:
-    """Returns a call of each kind."""
+    """Return a call of each kind."""
 
     async def forget() -> int:
         newest = await store.newest_recorded()
@@ -82,7 +82,7 @@ CALLS = [
 
 
 async def error_of(call: Callable[[], Awaitable[object]]) -> Exception | None:
-    """Returns the typed error of a call, whose message ends with the next step; None if it
+    """Return the typed error of a call, whose message ends with the next step; None if it
     succeeds.
     """
     [error] = await asyncio.gather(call(), return_exceptions=True)
@@ -94,7 +94,7 @@ async def error_of(call: Callable[[], Awaitable[object]]) -> Exception | None:
 
 
 def paths(answer: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Yields the place of each field of an answer, but for those that idalloc only compares with
+    """Yield the place of each field of an answer, but for those that idalloc only compares with
     its own.
     """
     inner = answer.items() if isinstance(answer, dict) else enumerate(answer) if isinstance(answer, list) else ()

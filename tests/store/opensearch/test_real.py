@@ -56,7 +56,7 @@ async def test_a_real_one_gives_the_recorded_answers(version: str, opensearch_ho
 
 
 def near(rng: random.Random) -> int:
-    """Returns a value near an edge, of 64 bits."""
+    """Return a value near an edge, of 64 bits."""
     return max(-(2**63) + 1, min(rng.choice(EDGES) + rng.randint(-9, 9), 2**63 - 1))
 
 

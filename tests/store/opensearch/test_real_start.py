@@ -49,7 +49,7 @@ async def open_and_close(node: OpenSearchNode) -> None:
 
 
 async def assert_recorded(node: OpenSearchNode, state: str) -> None:
-    """Asserts that a node gives the recorded answers of one that is in this state."""
+    """Assert that a node gives the recorded answers of one that is in this state."""
     async with aiohttp.ClientSession() as session:
         for exchange in starting(state):
             status, answer = await send(session, node.host, exchange)

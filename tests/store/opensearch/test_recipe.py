@@ -21,7 +21,7 @@ def backend_of(opener: Opener) -> OpenSearchBackend:
 
 
 async def take(backend: OpenSearchBackend, count: int) -> int:
-    """Takes ids by the recipe, as many a request as its clients do, and returns the last one."""
+    """Take ids by the recipe, as many a request as its clients do, and return the last one."""
     script = {"source": RECIPE, "lang": "painless", "params": {"n": count}}
     body = {"script": script, "upsert": {"last_value": count}}
     path = f"/{backend.alias}-recipe/_update/orders?_source=last_value&retry_on_conflict=10"

@@ -68,7 +68,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredNode]:
 
 @pytest.fixture
 async def opened(node: SecuredNode) -> AsyncIterator[Open]:
-    """Opens stores, with the CA and the user by default."""
+    """Open stores, with the CA and the user by default."""
     stores: list[Store] = []
     own = f"idalloc-{uuid.uuid4().hex[:8]}"
     node.put_role(ROLE)
@@ -85,7 +85,7 @@ async def opened(node: SecuredNode) -> AsyncIterator[Open]:
 
 
 async def use(store: Store) -> None:
-    """Calls everything that a server does."""
+    """Call everything that a server does."""
     await store.create(requested_row("s"))
     assert (await grant(store, "s", 10)).last_value == 10
     assert [row.name for row in await store.list("", "", 9, deleted=True, periods=True)] == ["s"]
@@ -256,7 +256,7 @@ async def test_an_untrusted_certificate_gets_no_password(opened: Open, tmp_path:
 
 
 def token() -> str:
-    """Returns a token of a user with the role ``backend``."""
+    """Return a token of a user with the role ``backend``."""
     parts = [{"alg": "HS512", "typ": "JWT"}, {"sub": "someone", "roles": "backend"}]
     head = ".".join(encoded(json.dumps(part).encode()) for part in parts)
     return f"{head}.{encoded(hmac.digest(JWT_KEY, head.encode(), 'sha512'))}"

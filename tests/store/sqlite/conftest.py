@@ -26,7 +26,7 @@ async def store(path: Path, clock: FakeClock) -> AsyncIterator[SqliteStore]:
 
 
 def execute(path: Path, *statements: str) -> None:
-    """Runs statements without idalloc."""
+    """Run statements without idalloc."""
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         for statement in statements:
             db.execute(statement)
@@ -40,6 +40,6 @@ async def last_granted(store: SqliteStore, wanted: int = 1) -> int:
 
 
 def pragma(store: SqliteStore, name: str) -> object:
-    """Returns a PRAGMA of the store's connection; to be called on its thread."""
+    """Return a PRAGMA of the store's connection; to be called on its thread."""
     assert store._database._connection is not None
     return store._database._connection.execute(f"PRAGMA {name}").fetchone()[0]

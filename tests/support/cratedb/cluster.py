@@ -41,20 +41,20 @@ class CrateCluster:
 
     @classmethod
     def real(cls) -> Self:
-        """Returns the cluster of ``IDALLOC_TEST_CRATEDB_URL``."""
+        """Return the cluster of ``IDALLOC_TEST_CRATEDB_URL``."""
         user, _, hosts = urlsplit(URL).netloc.rpartition("@")
         return cls(hosts.split(","), user)
 
     def url(self, hosts: Sequence[str], user: str = "") -> str:
-        """Returns the store's URL for a subset of the hosts."""
+        """Return the store's URL for a subset of the hosts."""
         return f"crate://{f'{user}@' if user else ''}{','.join(hosts)}/?schema={self._schema}"
 
     def url_preferring(self, first: int) -> str:
-        """Returns the store's URL with another host first, which a server then prefers."""
+        """Return the store's URL with another host first, which a server then prefers."""
         return self.url(self.hosts[first:] + self.hosts[:first], self._user)
 
     def sql(self, statement: str, *args: object, timeout: float = 60) -> list[list[Any]]:
-        """Runs a statement on the first host that answers; ``{}`` stands for the schema.
+        """Run a statement on the first host that answers; ``{}`` stands for the schema.
 
         Raises:
             OSError: No host executed the statement.
@@ -78,7 +78,7 @@ class CrateCluster:
         raise failure
 
     def primary(self) -> str:
-        """Returns the name of the node with the primary shard of the table ``sequences``."""
+        """Return the name of the node with the primary shard of the table ``sequences``."""
         rows = self.sql(
             "SELECT n.name FROM sys.shards s JOIN sys.nodes n ON s.node['id'] = n.id"
             " WHERE s.schema_name = '{}' AND s.table_name = 'sequences' AND s.\"primary\""
@@ -86,12 +86,12 @@ class CrateCluster:
         return str(rows[0][0]) if rows else ""
 
     def master(self) -> str:
-        """Returns the name of the elected master."""
+        """Return the name of the elected master."""
         rows = self.sql("SELECT n.name FROM sys.cluster c JOIN sys.nodes n ON c.master_node = n.id")
         return str(rows[0][0]) if rows else ""
 
     def nodes(self) -> list[str]:
-        """Returns the names of all nodes."""
+        """Return the names of all nodes."""
         return [str(name) for (name,) in self.sql("SELECT name FROM sys.nodes ORDER BY name")]
 
     def is_writable(self, sequence: str) -> bool:
@@ -103,7 +103,7 @@ class CrateCluster:
         return True
 
     def started_copies(self) -> int:
-        """Returns the number of started shard copies of the table ``sequences``; 0 if the cluster
+        """Return the number of started shard copies of the table ``sequences``; 0 if the cluster
         does not answer.
         """
         found = "schema_name = '{}' AND table_name = 'sequences' AND state = 'STARTED'"
@@ -118,7 +118,7 @@ class CrateCluster:
         assert done.returncode == 0, f"{action} {node}: {done.stderr}"
 
     def remove(self) -> None:
-        """Drops the tables."""
+        """Drop the tables."""
         for table in TABLES:
             self.sql(f'DROP TABLE IF EXISTS "{{}}"."{table}"')
 
@@ -153,7 +153,7 @@ class FaultProxy:
         self._stack.close()
 
     def inject(self, *kinds: str, **options: Any) -> Counter[str]:
-        """Replaces the proxy's faults by these ``ProxyFaults``; without kinds, ends all faults.
+        """Replace the proxy's faults by these ``ProxyFaults``; without kinds, end all faults.
 
         Returns:
             The number of faults injected so far, by kind.

@@ -113,22 +113,22 @@ class CrateEmulator:
         self.statements.close()
 
     async def listen(self, port: int = 0) -> int:
-        """Opens one more port and returns it."""
+        """Open one more port and return it."""
         listening = socket.create_server(("127.0.0.1", port))
         await web.SockSite(self._runner, listening, ssl_context=self._tls).start()
         self._ports.append(int(listening.getsockname()[1]))
         return self._ports[-1]
 
     def inject(self, *faults: Fault) -> None:
-        """Adds faults, in this order."""
+        """Add faults, in this order."""
         self._faults.extend(faults)
 
     def require_password(self, user: str, password: str) -> None:
-        """Requires this user and password from now on."""
+        """Require this user and password from now on."""
         self.authorization = f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
 
     def writes(self) -> list[str]:
-        """Returns the received statements except SELECT."""
+        """Return the received statements except SELECT."""
         return [statement for _, statement in self.requests if not statement.startswith("SELECT")]
 
     async def _root(self, request: web.Request) -> web.StreamResponse:

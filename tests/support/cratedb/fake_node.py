@@ -47,7 +47,7 @@ class FakeNode:
         return self.requests.count("write")
 
     async def start(self) -> Self:
-        """Listens, after a stop on the same port."""
+        """Listen, after a stop on the same port."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
         self._port = self._server.sockets[0].getsockname()[1]
         return self
@@ -65,7 +65,7 @@ class FakeNode:
             await asyncio.sleep(0)
 
     async def wait_for(self, count: int, request: str) -> None:
-        """Waits until this many requests of a kind arrived."""
+        """Wait until this many requests of a kind arrived."""
         async with asyncio.timeout(30):
             while self.requests.count(request) < count:
                 await self.arrived.acquire()
@@ -112,5 +112,5 @@ def _kind(body: bytes) -> str:
 
 
 def _nonce(body: bytes) -> str:
-    """Returns the text that the answer repeats."""
+    """Return the text that the answer repeats."""
     return without_ties(json.loads(body)["stmt"])[1] if body else ""

@@ -86,7 +86,7 @@ class _Host:
         self._released = asyncio.Event()
 
     async def change(self, faults: ProxyFaults) -> None:
-        """Replaces the faults, and releases held statements."""
+        """Replace the faults, and releases held statements."""
         self._faults, released, self._released = faults, self._released, asyncio.Event()
         released.set()
         if "refused" in faults.kinds:
@@ -153,7 +153,7 @@ class _Host:
         raise AssertionError(kind)
 
     async def _forward(self, request: web.BaseRequest, body: bytes) -> web.Response:
-        """Forwards a statement once, also after its client has disconnected."""
+        """Forward a statement once, also after its client has disconnected."""
         headers = {name: value for name in ("Authorization", "Content-Type") if (value := request.headers.get(name))}
         try:
             async with self._proxy.session.request(
@@ -204,7 +204,7 @@ class _Proxy:
 
 
 async def _cut(request: web.BaseRequest, whole: web.Response) -> web.StreamResponse:
-    """Sends half of an answer, then resets the connection."""
+    """Send half of an answer, then reset the connection."""
     assert isinstance(whole.body, bytes)
     half = web.StreamResponse(status=whole.status, headers={"Content-Type": whole.content_type})
     half.content_length = len(whole.body)

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def add_functions(connection: sqlite3.Connection) -> None:
-    """Adds CrateDB's functions to a SQLite connection."""
+    """Add CrateDB's functions to a SQLite connection."""
     connection.create_function("greatest", -1, lambda *values: _extreme(max, values), deterministic=True)
     connection.create_function("least", -1, lambda *values: _extreme(min, values), deterministic=True)
     connection.create_function("mod", 2, _mod, deterministic=True)

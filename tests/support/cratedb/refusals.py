@@ -80,7 +80,7 @@ def check_arguments(text: str, args: Sequence[Any]) -> None:
 
 
 def error_of(error: sqlite3.Error) -> Exception:
-    """Returns CrateDB's error for an error of SQLite."""
+    """Return CrateDB's error for an error of SQLite."""
     text = str(error)
     if found := re.search(r"NOT NULL constraint failed: .*\.(\w+)", text):
         if found[1] in ("name", "prefix", "request_id"):

@@ -115,7 +115,7 @@ class Statements(Tables):
         ]
 
     def execute(self, statement: str, args: Sequence[Any]) -> Answer:
-        """Runs one statement.
+        """Run one statement.
 
         Raises:
             SqlError: CrateDB answers with this error.
@@ -134,7 +134,7 @@ class Statements(Tables):
         return answer
 
     def insert_each(self, statement: str, rows: Sequence[Sequence[Any]]) -> Answer:
-        """Runs an INSERT once for each row of ``bulk_args``. Existing keys and CHECKs refuse only
+        """Run an INSERT once for each row of ``bulk_args``. Existing keys and CHECKs refuse only
         their own row.
 
         Raises:
@@ -219,7 +219,7 @@ class Statements(Tables):
         return self._written(table, found, written)
 
     def _continue_versions(self, name: str, keys: Sequence[str], rows: Sequence[sqlite3.Row]) -> None:
-        """Gives rows that come back a later version than they had."""
+        """Give rows that come back a later version than they had."""
         for row in rows if len(keys) == 1 else ():
             key = row[keys[0]]
             if row["_version"] == 1 and (version := self._later_versions.pop((name, key), None)):
@@ -282,7 +282,7 @@ class Statements(Tables):
         return self._answer(table, found["columns"], self._db.execute(sql, args).fetchall())
 
     def _scan(self, found: re.Match[str], args: Sequence[Any]) -> Answer:
-        """Reads the rows as of the last refresh; CrateDB itself refreshes up to a second later."""
+        """Read the rows as of the last refresh; CrateDB itself refreshes up to a second later."""
         table = self._find(found, "DQL", "READ")
         count = _Placeholders()
         if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (refreshed(table)[1:-1],)).fetchone():
@@ -297,7 +297,7 @@ class Statements(Tables):
         return self._answer(table, found["columns"], self._db.execute(sql, args).fetchall())
 
     def _aggregate(self, found: re.Match[str], args: Sequence[Any]) -> Answer:
-        """Aggregates the rows as of the last refresh."""
+        """Aggregate the rows as of the last refresh."""
         table = self._find(found, "DQL", "READ")
         calls = found["calls"].replace('"', "").lower().split(", ")
         columns = [call[4:-1] for call in calls if call.startswith(("max(", "min("))]
@@ -343,7 +343,7 @@ class Statements(Tables):
             raise UnknownStatement(f"not by the primary key: {found[0]}")
 
     def _translate(self, expression: str, table: sqlite3.Row, count: "_Placeholders") -> str:
-        """Translates an expression of CrateDB to SQLite; refuses unknown functions and columns."""
+        """Translate an expression of CrateDB to SQLite; refuses unknown functions and columns."""
         out = []
         tokens = _TOKEN.findall(expression)
         for token, following in zip(tokens, [*tokens[1:], ""], strict=True):
@@ -364,7 +364,7 @@ class Statements(Tables):
 
 
 def without_ties(statement: str) -> tuple[str, str, str]:
-    """Returns a statement without the literals that its answer repeats first: a text, and the OID
+    """Return a statement without the literals that its answer repeats first: a text, and the OID
     of a table.
 
     Returns:
@@ -378,7 +378,7 @@ def without_ties(statement: str) -> tuple[str, str, str]:
 
 
 def _without_dialect(text: str) -> str:
-    """Returns a statement of SQLAlchemy's dialect in the form of the others: types, the key, names
+    """Return a statement of SQLAlchemy's dialect in the form of the others: types, the key, names
     of columns.
     """
     if made := re.fullmatch(r"CREATE TABLE (\w+) \( (.+), PRIMARY KEY \((\w+)\) \)", text):

@@ -45,7 +45,7 @@ class Tables:
         )
 
     def close(self) -> None:
-        """Closes the SQLite database."""
+        """Close the SQLite database."""
         self._db.close()
 
     @property
@@ -319,17 +319,17 @@ class Tables:
 
 
 def rows_of(columns: list[str], rows: list[list[Any]], types: list[Any]) -> Answer:
-    """Returns an answer with rows."""
+    """Return an answer with rows."""
     return {"cols": columns, "col_types": types, "rows": rows, "rowcount": len(rows)}
 
 
 def count_of(count: int) -> Answer:
-    """Returns an answer without rows."""
+    """Return an answer without rows."""
     return {"cols": [], "col_types": [], "rows": [[]], "rowcount": count}
 
 
 def refreshed(table: sqlite3.Row) -> str:
-    """Returns the name of the copy of a table as of the last refresh, for scans."""
+    """Return the name of the copy of a table as of the last refresh, for scans."""
     return f'"{table["schema"]}.{table["name"]}.refreshed"'
 
 

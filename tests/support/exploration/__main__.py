@@ -21,7 +21,7 @@ SHORTEN_SECONDS = 30.0
 
 
 def main() -> int:
-    """Runs the command, and returns its exit code: 1 if a promise was broken."""
+    """Run the command, and return its exit code: 1 if a promise was broken."""
     parser = argparse.ArgumentParser(
         "python -m tests.support.exploration", description="Explore every order of events of small scenarios."
     )
@@ -65,14 +65,14 @@ def _deepen(scenario: Scenario, arguments: argparse.Namespace, seconds: float) -
 
 
 def summary(scenario: Scenario, budget: Budget, found: Exploration) -> str:
-    """Returns what a search did, on one line."""
+    """Return what a search did, on one line."""
     end = "complete" if found.is_complete else "a promise is broken" if found.problem else "cut"
     did = f"{found.executions:,} executions, {found.states:,} states, {found.seconds:.1f} s"
     return f"{scenario.name}, {budget.jumps} jumps and {budget.extra} extra: {did}, {end}"
 
 
 def explanation(scenario: Scenario, budget: Budget, found: Exploration) -> str:
-    """Returns the shortest trace of a violation in words, and a command that replays it."""
+    """Return the shortest trace of a violation in words, and a command that replays it."""
     trace = shortest(scenario, budget, found.trace, SHORTEN_SECONDS)
     command = f"python -m tests.support.exploration {scenario.name} --extra {budget.extra} --replay {to_text(trace)}"
     return "\n".join([*replay(scenario, budget, trace), command])

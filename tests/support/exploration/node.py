@@ -35,7 +35,7 @@ class Network(Protocol):
     witness: MemoryWitness | None
 
     def send(self, node: "ExploredNode", method: str, arguments: tuple[Any, ...]) -> "Message":
-        """Adds a call to the store."""
+        """Add a call to the store."""
         ...
 
 
@@ -81,7 +81,7 @@ class Message:
         return 0
 
     def state(self) -> tuple[Any, ...]:
-        """Returns what later events depend on; the caller's history has the rest."""
+        """Return what later events depend on; the caller's history has the rest."""
         answer = repr(self.refusal or self.result) if self.is_awaited and self.applied else ""
         return self.node.number, self.index, self.applied, self.is_awaited, answer
 
@@ -105,7 +105,7 @@ class MessageConnection(RecordedConnection):
         return await call_store(self._store, method, arguments)
 
     async def send(self, method: str, *arguments: Any) -> Any:
-        """Sends a message, and returns its answer."""
+        """Send a message, and return its answer."""
         if self.cut:
             raise StoreUnreachable("the store cannot be reached")
         message = self._network.send(self.node, method, arguments)
@@ -169,5 +169,5 @@ class ExploredNode(Node):
         self.is_gone = False
 
     def see(self, *event: Any) -> None:
-        """Adds an event to the history."""
+        """Add an event to the history."""
         self.history = hash((self.history, event))

@@ -52,11 +52,11 @@ class Actor:
     at: int = 0
 
     def node(self, world: World) -> ExploredNode:
-        """Returns the node of the last call."""
+        """Return the node of the last call."""
         return world.nodes[self.at - 1]
 
     def next(self, world: World) -> bool | None:
-        """Returns whether the next step can begin; None if it can, and need not."""
+        """Return whether the next step can begin; None if it can, and need not."""
         while self.done < len(self.steps):
             step = self.steps[self.done]
             if self.task is not None and not self.task.done() and not self.node(world).is_gone:
@@ -69,7 +69,7 @@ class Actor:
         return False
 
     def concerns(self, world: World) -> ExploredNode | None:
-        """Returns the node that the next step concerns."""
+        """Return the node that the next step concerns."""
         step = self.steps[self.done]
         number = step.node or (world.actors[step.of].at if step.of >= 0 else 0)
         return world.nodes[number - 1] if 0 < number <= len(world.nodes) else None

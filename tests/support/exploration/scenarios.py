@@ -58,7 +58,7 @@ def _actors(world: World, *actors: tuple[Step, ...]) -> None:
 
 
 def _nodes(world: World, count: int = 2, **settings: Any) -> None:
-    """Adds a sequence, and nodes that have two of its ids in memory unless ``min_lease_size`` is 0."""
+    """Add a sequence, and nodes that have two of its ids in memory unless ``min_lease_size`` is 0."""
     world.add_sequence("a", **{"min_lease_size": 3, **settings})
     for _ in range(count):
         _use(world, world.add_node())
@@ -242,7 +242,7 @@ def _period_clock(world: World) -> None:
 
 
 def _early_period(world: World) -> ExploredNode:
-    """Returns a node whose next call opens the counter of the next period."""
+    """Return a node whose next call opens the counter of the next period."""
     world.outage_reserve = 20.0
     world.add_sequence("a", min_lease_size=20, **DAILY)
     for _ in range(2):
@@ -361,7 +361,7 @@ def _restore_empty(world: World) -> None:
 
 
 def _witnessed(world: World, count: int = 2, **settings: Any) -> ExploredNode:
-    """Adds nodes with a witness, and keeps a copy of the store; then the first node issues ids past
+    """Add nodes with a witness, and keep a copy of the store; then the first node issues ids past
     the copy.
     """
     world.witness = MemoryWitness()
@@ -572,7 +572,7 @@ def _doc_ids(world: World) -> None:
 
 
 async def _use_up_serials(node: ExploredNode, world: World) -> None:
-    """Takes all but few document ids of a timestamp."""
+    """Take all but few document ids of a timestamp."""
     for _ in range(256):
         await world.calls.make_doc_ids(node, 2**40 - 1, 0, 65_535)
 

@@ -9,7 +9,7 @@ from tests.support.exploration.world import Budget, Move, Violation, World
 
 
 def shortest(scenario: Scenario, budget: Budget, trace: tuple[Move, ...], seconds: float) -> tuple[Move, ...]:
-    """Returns the shortest trace that breaks a promise, as far as it can be found in time."""
+    """Return the shortest trace that breaks a promise, as far as it can be found in time."""
     while True:
         found = explore(scenario, budget, seconds=seconds, most_moves=len(trace) - 1)
         if not found.trace:
@@ -18,7 +18,7 @@ def shortest(scenario: Scenario, budget: Budget, trace: tuple[Move, ...], second
 
 
 def replay(scenario: Scenario, budget: Budget, trace: Iterable[Move]) -> Iterator[str]:
-    """Performs the moves of a trace, and yields each in words; the last line is the broken promise,
+    """Perform the moves of a trace, and yield each in words; the last line is the broken promise,
     if there is one.
 
     Raises:
@@ -41,7 +41,7 @@ def replay(scenario: Scenario, budget: Budget, trace: Iterable[Move]) -> Iterato
 
 
 def describe(world: World, move: Move) -> str:
-    """Returns a move in words, before it is performed."""
+    """Return a move in words, before it is performed."""
     kind, subject = move
     match kind:
         case "turn":
@@ -66,12 +66,12 @@ def describe(world: World, move: Move) -> str:
 
 
 def to_text(trace: Iterable[Move]) -> str:
-    """Returns a trace as one word."""
+    """Return a trace as one word."""
     return ",".join(f"{kind}:{subject:g}" for kind, subject in trace)
 
 
 def from_text(text: str) -> tuple[Move, ...]:
-    """Returns the trace of ``to_text``."""
+    """Return the trace of ``to_text``."""
     moves = (move.partition(":") for move in text.split(","))
     return tuple((kind, float(subject) if kind == "jump" else int(subject)) for kind, _, subject in moves)
 

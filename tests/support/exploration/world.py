@@ -99,18 +99,18 @@ class World:
     # Called by scenarios.
 
     def add_sequence(self, name: str, **settings: Any) -> None:
-        """Adds a sequence without issued ids."""
+        """Add a sequence without issued ids."""
         sequence = Sequence(**settings)
         self.store.rows[name] = Row(sequence, sequence.before_start)
 
     def add_node(self, prefix: int = 0, window: float = REQUEST_ID_WINDOW) -> ExploredNode:
-        """Starts a node."""
+        """Start a node."""
         node = ExploredNode(self, len(self.nodes) + 1, prefix, window, self.outage_reserve)
         self.nodes.append(node)
         return node
 
     def run(self, node: ExploredNode, work: Coroutine[Any, Any, Any]) -> None:
-        """Runs a call to its end, without any choice."""
+        """Run a call to its end, without any choice."""
         task = node.loop.create_task(work)
         self._complete(task)
         task.result()
@@ -126,14 +126,14 @@ class World:
             self._settle()
 
     def call(self, node: ExploredNode, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
-        """Starts a call."""
+        """Start a call."""
         task = node.loop.create_task(work)
         node.callers.append(task)
         task.add_done_callback(node.callers.remove)
         return task
 
     def send(self, node: ExploredNode, method: str, arguments: tuple[Any, ...]) -> Message:
-        """Adds a call to the store."""
+        """Add a call to the store."""
         self._numbers += 1
         node.sent += 1
         message = Message(self._numbers, node, node.sent, method, arguments, node.loop.create_future())
@@ -150,7 +150,7 @@ class World:
         node.connection.cut = True
 
     def fork(self, node: ExploredNode, *, repeats_pid: bool, is_noticed: bool) -> None:
-        """Turns a node into the child of a fork. The parent ends, and its calls in flight are lost."""
+        """Turn a node into the child of a fork. The parent ends, and its calls in flight are lost."""
         node.see("fork", self.now)
         self.messages = [message for message in self.messages if message.node is not node]
         self._parents.append(node.loop)
@@ -167,7 +167,7 @@ class World:
     # Called by the search.
 
     def moves(self) -> list[Move]:
-        """Returns the moves that are possible now; none if the execution is over."""
+        """Return the moves that are possible now; none if the execution is over."""
         extra = self.budget.extra
         busy = next((node for node in self.nodes if node.loop.is_busy and not node.is_gone), None)
         if busy is not None and not extra:
@@ -184,7 +184,7 @@ class World:
         return [("turn", busy.number), *(move for move in moves + optional if self._touches(move, busy))]
 
     def perform(self, move: Move) -> None:
-        """Performs a move. Replies are checked as they come; ``check`` checks the rest."""
+        """Perform a move. Replies are checked as they come; ``check`` checks the rest."""
         kind = move[0]
         preempts = kind not in ("turn", "apply") and any(node.loop.is_busy and not node.is_gone for node in self.nodes)
         if kind == "jump" and self.budget.jumps:
@@ -200,7 +200,7 @@ class World:
             self._settle()
 
     def check(self) -> None:
-        """Checks what holds between any two events."""
+        """Check what holds between any two events."""
         self.problems += [_text(error.get("promise", error)) for node in self.nodes for error in node.loop.errors]
         if self.problems:
             raise Violation(self.problems[0])
@@ -243,7 +243,7 @@ class World:
             self._check_service()
 
     def _check_unattributed(self) -> None:
-        """Checks that no ids are missing but those of faults; ``check_balance`` checks each node."""
+        """Check that no ids are missing but those of faults; ``check_balance`` checks each node."""
         ledgers = [node.connection.ledger for node in self.nodes]
         missing = self.moved - sum(ledger.granted - ledger.returned + ledger.unknown for ledger in ledgers)
         if not -self.excess - sum(ledger.unknown for ledger in ledgers) <= missing <= self.slack:
@@ -262,7 +262,7 @@ class World:
         self.check()
 
     def state(self) -> int:
-        """Returns a hash of all that the rest of the execution depends on."""
+        """Return a hash of all that the rest of the execution depends on."""
         nodes = tuple((node.history, node.is_gone) for node in self.nodes)
         rows = tuple((name, *vars(row).values()) for name, row in self.store.rows.items())
         prefixes = tuple((prefix, *vars(row).values()) for prefix, row in self.store.prefixes.items())
@@ -274,7 +274,7 @@ class World:
         return hash((nodes, rows, prefixes, records, marks, actors, messages, budget, self.promises.state()))
 
     def end(self) -> None:
-        """Ends all tasks."""
+        """End all tasks."""
         for node in self.nodes:
             node.connection.cut = True
         for loop in [*(node.loop for node in self.nodes), *self._parents]:
@@ -335,7 +335,7 @@ class World:
         self._pass(self.now + seconds)
 
     def _free_moves(self) -> tuple[list[Move], list[Move]]:
-        """Returns the moves that cost nothing: those that must happen at some time, and those that
+        """Return the moves that cost nothing: those that must happen at some time, and those that
         may.
         """
         moves: list[Move] = []
@@ -386,14 +386,14 @@ class World:
         return next(message for message in self.messages if message.number == number)
 
     def _forget(self, message: Message) -> None:
-        """Removes a message that cannot matter any more."""
+        """Remove a message that cannot matter any more."""
         if message.is_awaited:
             return
         if message.method in READS or message.applied > 1 or (message.applied and not self.budget.extra):
             self.messages.remove(message)
 
     def _apply(self, message: Message) -> tuple[Any, Refusal | None]:
-        """Applies a call once more, and returns its answer."""
+        """Apply a call once more, and return its answer."""
         before = counters(self.store.rows)
         node, name = message.node, message.arguments[0] if message.arguments else ""
         result: Any = None
@@ -449,7 +449,7 @@ class World:
         self.messages.clear()
 
     def _settle(self) -> None:
-        """Runs all nodes until they wait."""
+        """Run all nodes until they wait."""
         for node in self.nodes:
             while not node.is_gone and node.loop.run_ready():
                 pass

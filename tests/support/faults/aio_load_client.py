@@ -20,7 +20,7 @@ from tests.support.waiting import hold_for_async
 
 
 def callers(client: idalloc.aio.Client, options: dict[str, Any]) -> list[Callable[[], Awaitable[int]]]:
-    """Returns a function for each mode; it makes a call and returns the number of ids."""
+    """Return a function for each mode; it makes a call and returns the number of ids."""
     sequence, size = options["sequence"], options["id_count"]
     ids = client.ids(sequence)
 
@@ -52,7 +52,7 @@ def callers(client: idalloc.aio.Client, options: dict[str, Any]) -> list[Callabl
 
 
 async def main(options: dict[str, Any]) -> None:
-    """Makes calls until SIGTERM or a limit, then prints the report."""
+    """Make calls until SIGTERM or a limit, then print the report."""
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     done, errors, messages = Counter[str](), Counter[str](), dict[str, str]()

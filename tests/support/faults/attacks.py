@@ -51,7 +51,7 @@ Outcomes = Counter[str]
 
 
 def slow_readers(target: str, number: int, tls: ssl.SSLContext | None = None, **_others: Any) -> Outcomes:
-    """Opens streams that it never reads, each on a connection of its own."""
+    """Open streams that it never reads, each on a connection of its own."""
     seen = Outcomes()
     for turn in range(number):
         method = list(ENDLESS)[turn % 2]
@@ -63,7 +63,7 @@ def slow_readers(target: str, number: int, tls: ssl.SSLContext | None = None, **
 
 
 def unread_calls(target: str, number: int, concurrency: int, seconds: float, **_others: Any) -> Outcomes:
-    """Sends calls as fast as the connections accept them, and reads no answer."""
+    """Send calls as fast as the connections accept them, and read no answer."""
     deadline = time.monotonic() + seconds
 
     def flood(_: int) -> Outcomes:
@@ -88,7 +88,7 @@ def unread_calls(target: str, number: int, concurrency: int, seconds: float, **_
 
 
 def tiny_calls(target: str, number: int, seconds: float, **_others: Any) -> Outcomes:
-    """Sends batches of calls as fast as they are answered."""
+    """Send batches of calls as fast as they are answered."""
     seen = Outcomes()
     connection = http2.connect(target, 2**31 - 1)
     connection.sendall(http2.frame(http2.WINDOW_UPDATE, 0, 0, struct.pack(">I", 2**31 - 1 - 65_535)))
@@ -111,7 +111,7 @@ def tiny_calls(target: str, number: int, seconds: float, **_others: Any) -> Outc
 
 
 def connections(target: str, number: int, concurrency: int, **_others: Any) -> Outcomes:
-    """Opens connections and drops them in different states."""
+    """Open connections and drop them in different states."""
     host, _, port = target.rpartition(":")
     greeted = http2.PREFACE + http2.settings(65_535)
     called = greeted + http2.headers(1, "StreamDocIds")
@@ -143,7 +143,7 @@ def connections(target: str, number: int, concurrency: int, **_others: Any) -> O
 
 
 def large_messages(target: str, number: int, concurrency: int, size: int, **_others: Any) -> Outcomes:
-    """Sends messages larger than the limit."""
+    """Send messages larger than the limit."""
     request = pb.AllocateRangeRequest(sequence="x" * size).SerializeToString()
     return _codes(target, number, concurrency, lambda _: ("AllocateRange", request))
 
@@ -151,7 +151,7 @@ def large_messages(target: str, number: int, concurrency: int, size: int, **_oth
 def gzip_bombs(
     target: str, number: int, concurrency: int, size: int, tls: ssl.SSLContext | None = None, **_others: Any
 ) -> Outcomes:
-    """Sends such messages compressed by gzip, each on a connection of its own."""
+    """Send such messages compressed by gzip, each on a connection of its own."""
     packed = gzip.compress(pb.AllocateRangeRequest(sequence="x" * size).SerializeToString())
     head = http2.headers(1, "AllocateRange", [("grpc-encoding", "gzip")])
     bomb = head + http2.message(1, packed, is_packed=True)
@@ -172,7 +172,7 @@ def gzip_bombs(
 
 
 def unknown_bodies(target: str, number: int, concurrency: int, size: int, **_others: Any) -> Outcomes:
-    """Sends such messages to methods that do not exist."""
+    """Send such messages to methods that do not exist."""
     return _codes(target, number, concurrency, lambda turn: (f"NoSuchMethod{turn}", bytes(size)))
 
 
@@ -189,7 +189,7 @@ def half_messages(target: str, number: int, **_others: Any) -> Outcomes:
 
 
 def metadata(target: str, number: int, **_others: Any) -> Outcomes:
-    """Sends a megabyte of metadata, ten thousand keys, or metadata without an end."""
+    """Send a megabyte of metadata, ten thousand keys, or metadata without an end."""
     seen = Outcomes()
     long = [("x-long", "x" * 1_000_000)]
     many = [(f"x-{key}", "v") for key in range(10_000)]
@@ -222,7 +222,7 @@ def _send_endless_metadata(connection: socket.socket) -> None:
 
 
 def wrong_requests(target: str, number: int, concurrency: int, **_others: Any) -> Outcomes:
-    """Sends names of 64 kB, and counts of 2^63-1 ids."""
+    """Send names of 64 kB, and counts of 2^63-1 ids."""
     bombs: list[tuple[str, Any]] = [
         ("AllocateRange", pb.AllocateRangeRequest(sequence=LONG_NAME)),
         ("AllocateRange", pb.AllocateRangeRequest(sequence="orders", id_count=MAX_INT64)),
@@ -255,7 +255,7 @@ def _codes(target: str, number: int, concurrency: int, call: Callable[[int], tup
 
 
 def x_sessions(target: str, number: int, *, until: str, **_others: Any) -> Outcomes:
-    """Opens connections to the port of the X Protocol: up to the server's hello, half a login, or a
+    """Open connections to the port of the X Protocol: up to the server's hello, half a login, or a
     whole one.
     """
     host, _, port = target.rpartition(":")
@@ -277,7 +277,7 @@ def x_sessions(target: str, number: int, *, until: str, **_others: Any) -> Outco
 
 
 def _x_frame(connection: socket.socket) -> int:
-    """Reads a frame, and returns its type."""
+    """Read a frame, and return its type."""
     with connection.makefile("rb", buffering=0) as file:
         length = struct.unpack("<I", _exactly(file, 4))[0]
         return _exactly(file, length)[0]
@@ -304,7 +304,7 @@ def _is_open(connection: socket.socket) -> bool:
 
 
 def _tiny_calls(number: int) -> Iterator[list[bytes]]:
-    """Yields batches of calls for one connection."""
+    """Yield batches of calls for one connection."""
     head = http2.headers(0, "AllocateRange")
     body = http2.message(0, ORDERS)
     streams = count(1, 2)

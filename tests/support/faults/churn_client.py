@@ -22,7 +22,7 @@ NAMES = 20
 
 
 def main(target: str, pause: float, timeout: float) -> None:
-    """Makes calls until SIGTERM, then prints the report."""
+    """Make calls until SIGTERM, then print the report."""
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     done, errors, messages = Counter[str](), Counter[str](), dict[str, str]()

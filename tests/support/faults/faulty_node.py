@@ -73,7 +73,7 @@ class ControlFile:
         return self._state
 
     def next_fault(self, method: str, name: object) -> StoreFault | None:
-        """Returns the fault of the next call, counted and logged with its first argument, or None."""
+        """Return the fault of the next call, counted and logged with its first argument, or None."""
         for fault in self.state.faults:
             if fault.methods and method not in fault.methods:
                 continue
@@ -184,7 +184,7 @@ class ForkedChild:
         self._refusals: Counter[str] = Counter()
 
     def run(self) -> ForkResult:
-        """Calls the handlers as the parent's transport would."""
+        """Call the handlers as the parent's transport would."""
         for _ in range(ATTEMPTS):
             for sequence in self._sequences:
                 self._try(self._range, sequence)
@@ -236,7 +236,7 @@ async def _first(replies: AsyncGenerator[Any, None]) -> Any:
 
 
 def _run_without_waiting(answer: Coroutine[Any, Any, Any]) -> Any:
-    """Runs a handler that never waits, since no event loop runs in the child.
+    """Run a handler that never waits, since no event loop runs in the child.
 
     Raises:
         TimeoutError: The handler waits.
@@ -302,7 +302,7 @@ class FaultyWorker(WorkerProcess):
 
 
 def install(file: Path) -> None:
-    """Replaces the server's clock, store, servicer and worker class by the controlled ones."""
+    """Replace the server's clock, store, servicer and worker class by the controlled ones."""
     control = ControlFile(file)
     clock = ControlledClock(control)
     servicers: list[IdAllocatorServicer] = []
@@ -335,7 +335,7 @@ def install(file: Path) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Runs the server, or one of its workers."""
+    """Run the server, or one of its workers."""
     at = arguments.index("--control")
     install(Path(arguments[at + 1]))
     arguments = arguments[:at] + arguments[at + 2 :]

@@ -151,7 +151,7 @@ def _send(connection: socket.socket, batches: Iterable[bytes], deadline: float) 
 
 
 def _drain(connection: socket.socket) -> int:
-    """Reads what has arrived; returns the number of bytes."""
+    """Read what has arrived; return the number of bytes."""
     size = 0
     try:
         while data := connection.recv(1 << 20):

@@ -74,7 +74,7 @@ class IdTaker:
             self._take(method)
 
     def end(self) -> None:
-        """Records a regular end."""
+        """Record a regular end."""
         self._write("end")
 
     def _take(self, method: Callable[[], list[int] | list[str]]) -> None:
@@ -96,19 +96,19 @@ class IdTaker:
 
 
 def work(taker: IdTaker, turns: int) -> None:
-    """Runs a child with the inherited client."""
+    """Run a child with the inherited client."""
     signal.alarm(CHILD_SECONDS)
     taker.take(turns)
     taker.end()
 
 
 def work_with_new_client(target: str, log: str, received: str, turns: int) -> None:
-    """Runs a child that inherits no client."""
+    """Run a child that inherits no client."""
     work(IdTaker(target, f"{log}.{os.getpid()}.jsonl", received), turns)
 
 
 def fork(job: Callable[[], None]) -> int:
-    """Runs a job in a forked child, and returns the child's process id."""
+    """Run a job in a forked child, and return the child's process id."""
     if pid := os.fork():
         return pid
     try:
@@ -118,7 +118,7 @@ def fork(job: Callable[[], None]) -> int:
 
 
 def serve_before_and_after_fork(taker: IdTaker, options: dict[str, Any]) -> None:
-    """Runs a prefork server: forks workers after loading the application, and replaces those that
+    """Run a prefork server: fork workers after loading the application, and replace those that
     die.
 
     Ends after SIGTERM, which it sends to its children, too.
@@ -148,7 +148,7 @@ def serve_before_and_after_fork(taker: IdTaker, options: dict[str, Any]) -> None
 
 
 def end_all(pids: list[int], patience: float) -> None:
-    """Waits for children, and kills those that run longer than ``patience`` seconds."""
+    """Wait for children, and kills those that run longer than ``patience`` seconds."""
     deadline = time.monotonic() + patience
     for pid in pids:
         gone = 0
@@ -201,7 +201,7 @@ def main(options: dict[str, Any]) -> None:
 
 
 def read_received(received: Path) -> dict[int, list[Any]]:
-    """Returns the records of each process, by process id: lists of ids, and messages.
+    """Return the records of each process, by process id: lists of ids, and messages.
 
     Args:
         received: The option of this name.

@@ -93,7 +93,7 @@ Methods = list[Callable[[], None]]
 
 
 def methods_of(client: idalloc.Client, taken: list[int], *, has_server: bool) -> tuple[Methods, Methods]:
-    """Returns functions that add ids to ``taken``: those to interrupt, and those to call after an
+    """Return functions that add ids to ``taken``: those to interrupt, and those to call after an
     exception.
     """
     ids = client.ids("orders")

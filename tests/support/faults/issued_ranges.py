@@ -41,12 +41,12 @@ class IssuedRange(NamedTuple):
 
 
 def boot_time_ns() -> int:
-    """Returns the time of the boot clock, in nanoseconds."""
+    """Return the time of the boot clock, in nanoseconds."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def read_ranges(log: Path) -> Iterator[IssuedRange]:
-    """Yields the ranges in a log of JSON lines without document ids, also while a client writes it."""
+    """Yield the ranges in a log of JSON lines without document ids, also while a client writes it."""
     with log.open() as lines:
         header = json.loads(next(lines))
         for line in lines:

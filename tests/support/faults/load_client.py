@@ -38,7 +38,7 @@ DEFAULT_OPTIONS: dict[str, Any] = {
 
 
 def calls(client: idalloc.Client, options: dict[str, Any]) -> Iterator[Callable[[], int]]:
-    """Yields functions without end; each makes the next call and returns the number of ids."""
+    """Yield functions without end; each makes the next call and return the number of ids."""
     sequence = options["sequence"]
     sizes = options["id_count"] if isinstance(options["id_count"], list) else [options["id_count"]]
     size, next_size = sizes[0], cycle(sizes)
@@ -60,13 +60,13 @@ def calls(client: idalloc.Client, options: dict[str, Any]) -> Iterator[Callable[
 
 
 def report_reason(log: str, reason: str) -> None:
-    """Appends the reason of a failed call to the file that ``ClientProcess.reasons`` reads."""
+    """Append the reason of a failed call to the file that ``ClientProcess.reasons`` reads."""
     with (Path(log).parent / f"reasons-{Path(log).name}").open("a") as file:
         file.write(f"{reason}\n")
 
 
 def main(options: dict[str, Any]) -> None:
-    """Makes calls until SIGTERM or a limit, then prints the report."""
+    """Make calls until SIGTERM or a limit, then print the report."""
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     done, errors, messages = Counter[str](), Counter[str](), dict[str, str]()

@@ -29,13 +29,13 @@ class LoggedClients:
 
     @contextmanager
     def clients(self, nodes: Sequence[Server], timeout: float = 60) -> Iterator[list[idalloc.Client]]:
-        """Opens a client for each node, until the end of the block."""
+        """Open a client for each node, until the end of the block."""
         with ExitStack() as stack:
             yield [stack.enter_context(self._client(node.address, timeout)) for node in nodes]
 
     @contextmanager
     def client(self, node: Server, timeout: float = 60) -> Iterator[idalloc.Client]:
-        """Opens a client of a node, until the end of the block."""
+        """Open a client of a node, until the end of the block."""
         with self._client(node.address, timeout) as client:
             yield client
 
@@ -80,7 +80,7 @@ class CallLoop(threading.Thread):
                 self.answers += 1
 
     def stop(self) -> None:
-        """Ends the loop after its current call."""
+        """End the loop after its current call."""
         self._stop_requested.set()
         self.join()
         if self._fault:
@@ -88,7 +88,7 @@ class CallLoop(threading.Thread):
 
 
 def wait_for_answers(scenario: Scenario, callers: Sequence[CallLoop], more: int = 3) -> None:
-    """Waits until each loop has ``more`` further answers; raises the exception of a loop that has
+    """Wait until each loop has ``more`` further answers; raise the exception of a loop that has
     ended.
     """
     goals = [caller.answers + more for caller in callers]

@@ -95,31 +95,31 @@ class NodeControl:
         return ["--control", str(self.file)]
 
     def set_wall_clock(self, at: float | None = None, *, offset: float | None = None) -> None:
-        """Stops the wall clock ``at`` a time, or runs it ``offset`` seconds ahead of the machine's."""
+        """Stop the wall clock ``at`` a time, or run it ``offset`` seconds ahead of the machine's."""
         self._state.wall = at
         self._state.wall_offset = offset or 0.0
         self._write()
 
     def advance_boot_clock(self, seconds: float) -> None:
-        """Moves the boot clock forward, as after a suspend."""
+        """Move the boot clock forward, as after a suspend."""
         assert seconds >= 0
         self._state.boot_offset += seconds
         self._write()
 
     def inject(self, kind: FaultKind, *methods: str, times: int | None = None, seconds: float = 0.0) -> int:
-        """Adds a ``StoreFault`` for calls that begin from now on, and returns its number."""
+        """Add a ``StoreFault`` for calls that begin from now on, and return its number."""
         fault = StoreFault(next(self._numbers), kind, list(methods), times, seconds)
         self._state.faults.append(fault)
         self._write()
         return fault.number
 
     def clear_faults(self) -> None:
-        """Removes all faults for calls that begin from now on."""
+        """Remove all faults for calls that begin from now on."""
         self._state.faults.clear()
         self._write()
 
     def fork(self, log: Path, *sequences: str) -> None:
-        """Makes each process of the node fork soon; the child tries to issue ids, reports a
+        """Make each process of the node fork soon; the child tries to issue ids, reports a
         ``ForkResult`` and exits.
 
         Args:
@@ -159,24 +159,24 @@ class ForkResult:
 
 
 def fork_results(log: Path) -> list[ForkResult]:
-    """Returns the reports of the children that have not crashed; see ``NodeControl.fork``."""
+    """Return the reports of the children that have not crashed; see ``NodeControl.fork``."""
     return [ForkResult(**json.loads(file.read_text())) for file in sorted(log.parent.glob(f"fork-{log.name}-*.json"))]
 
 
 def fork_exit_codes(log: Path) -> list[int]:
-    """Returns the exit codes of ended children from a node's log; gRPC crashes in some of them."""
+    """Return the exit codes of ended children from a node's log; gRPC crashes in some of them."""
     lines = [line for line in log.read_text().splitlines() if '"forked"' in line]
     return [json.loads(line)["exit_code"] for line in lines]
 
 
 def read_state(file: Path) -> ControlState:
-    """Reads a file that a ``NodeControl`` wrote."""
+    """Read a file that a ``NodeControl`` wrote."""
     state: dict[str, Any] = json.loads(file.read_text())
     return ControlState(**state | {"faults": [StoreFault(**each) for each in state["faults"]]})
 
 
 def injected_faults(log: Path, name: str = "") -> Counter[tuple[str, str]]:
-    """Counts the faults of calls to the store in a node's log, by (kind, method); of one row if it
+    """Count the faults of calls to the store in a node's log, by (kind, method); of one row if it
     is named.
     """
     counts: Counter[tuple[str, str]] = Counter()
@@ -188,7 +188,7 @@ def injected_faults(log: Path, name: str = "") -> Counter[tuple[str, str]]:
 
 
 def issued_after(log: Path, name: str, since: int) -> list[int]:
-    """Returns the first ids of the ranges of a sequence that a node issued after a boot time in
+    """Return the first ids of the ranges of a sequence that a node issued after a boot time in
     nanoseconds.
 
     The time at which the node last read its clock for the range counts, not the reply's arrival.

@@ -28,7 +28,7 @@ class Resources(NamedTuple):
 
 
 def read_resources(pid: int) -> Resources:
-    """Returns the current resources of a process; skips the test where there is no /proc."""
+    """Return the current resources of a process; skip the test where there is no /proc."""
     process = Path(f"/proc/{pid}")
     if not process.exists():
         pytest.skip("there is no /proc here")
@@ -61,12 +61,12 @@ class ResourceMonitor:
         self.stop()
 
     def stop(self) -> None:
-        """Stops sampling."""
+        """Stop sampling."""
         self._stopped.set()
         self._thread.join()
 
     def now(self) -> Resources:
-        """Returns the current resources."""
+        """Return the current resources."""
         return read_resources(self._pid)
 
     def _sample(self) -> None:

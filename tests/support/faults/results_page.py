@@ -77,7 +77,7 @@ cancelled caller. `make test` runs each scenario with 0 more, `make test-long` w
 
 
 def write(file: Path, name: str, reports: list[Any]) -> None:
-    """Updates the page with the results of one test; the JSON file beside it keeps the latest
+    """Update the page with the results of one test; the JSON file beside it keeps the latest
     results of all tests.
 
     Args:
@@ -106,7 +106,7 @@ def write(file: Path, name: str, reports: list[Any]) -> None:
 
 
 def page(results: dict[str, Any]) -> str:
-    """Returns the page as Markdown."""
+    """Return the page as Markdown."""
     lines = [[*line, each["date"]] for each in results.values() for line in each["evidence"]]
     parts = [
         _HEAD.format(
@@ -133,7 +133,7 @@ def _properties(report: pytest.TestReport, name: str) -> list[Any]:
 
 
 def _explored(results: dict[str, Any]) -> str:
-    """Returns the section of the explorations; empty without one."""
+    """Return the section of the explorations; empty without one."""
     found = [(each, result["date"]) for result in results.values() for each in result.get("explored", [])]
     if not found:
         return ""

@@ -66,7 +66,7 @@ class ClientProcess:
         self.process.communicate()
 
     def stop(self, timeout: float = 60) -> Summary:
-        """Ends the process after its current call, and returns its report."""
+        """End the process after its current call, and return its report."""
         if self.process.poll() is None:
             self.process.terminate()
         out, err = self.process.communicate(timeout=timeout)
@@ -156,11 +156,11 @@ class Scenario:
         return {"sqlite": "SQLite", "crate": "CrateDB", "opensearch": "OpenSearch"}[self.store.partition(":")[0]]
 
     def pick(self, short: Any, full: Any) -> Any:
-        """Returns ``short`` or ``full``, by the form of the scenario."""
+        """Return ``short`` or ``full``, by the form of the scenario."""
         return full if self.full else short
 
     def start_nodes(self, count: int, **settings: Any) -> list[Server]:
-        """Starts ``count`` servers at once, and waits until they serve; see ``launch_nodes``."""
+        """Start ``count`` servers at once, and wait until they serve; see ``launch_nodes``."""
         started = self.launch_nodes(count, **settings)
         for server in started:
             assert wait_until_serving(server), f"the node did not start: {server.log.read_text()}"
@@ -176,7 +176,7 @@ class Scenario:
         addresses: Sequence[str] = (),
         **settings: object,
     ) -> list[Server]:
-        """Starts ``count`` server processes without waiting; ``wait_until_serving`` waits for one
+        """Start ``count`` server processes without waiting; ``wait_until_serving`` waits for one
         of them.
 
         Args:
@@ -200,13 +200,13 @@ class Scenario:
         return self._nodes[len(self._nodes) - count :]
 
     def start_node(self, **settings: Any) -> Server:
-        """Starts one server; see ``start_nodes``."""
+        """Start one server; see ``start_nodes``."""
         return self.start_nodes(1, **settings)[0]
 
     def start_client(
         self, *nodes: Server | str, log: str = "", module: str = "tests.support.faults.load_client", **options: object
     ) -> ClientProcess:
-        """Starts a load client, which calls until it is stopped or its limit is reached.
+        """Start a load client, which calls until it is stopped or its limit is reached.
 
         Args:
             nodes: Servers or addresses; with several, gRPC uses the next one when one is
@@ -230,15 +230,15 @@ class Scenario:
         return client
 
     def count_faults(self, count: int = 1) -> None:
-        """Adds to the number of injected faults."""
+        """Add to the number of injected faults."""
         self._faults += count
 
     def wait_until(self, condition: Callable[[], bool], what: str, within: float = 60) -> None:
-        """Polls a condition until it holds, and fails after ``within`` seconds."""
+        """Poll a condition until it holds, and fails after ``within`` seconds."""
         wait_until(condition, what, within)
 
     def wait_for_records(self, clients: list[ClientProcess], more: int = 50, within: float = 60) -> None:
-        """Waits until each client has received ``more`` further ranges."""
+        """Wait until each client has received ``more`` further ranges."""
         goals = [client.records + more for client in clients]
 
         def reached() -> bool:
@@ -249,7 +249,7 @@ class Scenario:
         self.wait_until(reached, f"{more} more ranges for each client", within)
 
     def export(self, store: str = "") -> Path:
-        """Exports the store, and returns the file."""
+        """Export the store, and return the file."""
         file = self.folder / f"export-{self._exports}.jsonl"
         self._exports += 1
         with file.open("w") as out:
@@ -265,7 +265,7 @@ class Scenario:
         return file
 
     def verify(self, *, exported: bool = True, logs: list[Path] | None = None) -> Verdict:
-        """Runs ``idalloc verify`` on the logs of all clients and nodes.
+        """Run ``idalloc verify`` on the logs of all clients and nodes.
 
         Args:
             exported: Whether to check the logs against an export of the store.
@@ -313,7 +313,7 @@ class Scenario:
         exported: bool = True,
         logs: list[Path] | None = None,
     ) -> Verdict:
-        """Verifies the logs, asserts that nothing is wrong, and records a row for
+        """Verify the logs, assert that nothing is wrong, and record a row for
         docs/operations/fault-tests.md.
 
         Args:
@@ -353,7 +353,7 @@ class Scenario:
 
 
 def wait_until_serving(server: Server) -> bool:
-    """Waits until a launched server serves or exits, and returns whether it serves."""
+    """Wait until a launched server serves or exits, and return whether it serves."""
     assert server.process.stdout
     server.serving = server.process.stdout.readline().strip()
     if not server.serving:

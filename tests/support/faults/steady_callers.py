@@ -47,14 +47,14 @@ class Call(NamedTuple):
 
 
 def create_sequences(node: Server, **settings: Any) -> None:
-    """Creates the sequences of all kinds, with these settings."""
+    """Create the sequences of all kinds, with these settings."""
     with idalloc.Client(node.address, timeout=30) as client:
         for name in KINDS.values():
             client.sequences.create(name, **{"format": "A-{value}"} | settings)
 
 
 def start(scenario: Scenario, nodes: Iterable[Server]) -> list[ClientProcess]:
-    """Starts a client with a caller of each kind on each node, and waits until each caller had an
+    """Start a client with a caller of each kind on each node, and wait until each caller had an
     answer.
     """
     module = "tests.support.faults.steady_client"
@@ -64,7 +64,7 @@ def start(scenario: Scenario, nodes: Iterable[Server]) -> list[ClientProcess]:
 
 
 def wait_for_answers(scenario: Scenario, callers: Sequence[ClientProcess], more: int = 3) -> None:
-    """Waits until each caller of each client has ``more`` further answers."""
+    """Wait until each caller of each client has ``more`` further answers."""
     before = [answers(caller) for caller in callers]
 
     def reached() -> bool:
@@ -80,7 +80,7 @@ def wait_for_answers(scenario: Scenario, callers: Sequence[ClientProcess], more:
 
 
 def answers(caller: ClientProcess) -> dict[str, int]:
-    """Returns the number of successful calls of a client, by kind."""
+    """Return the number of successful calls of a client, by kind."""
     counts = dict.fromkeys(KINDS, 0)
     for call in read_calls(caller):
         counts[call.kind] += not call.error
@@ -88,7 +88,7 @@ def answers(caller: ClientProcess) -> dict[str, int]:
 
 
 def read_calls(caller: ClientProcess) -> Iterator[Call]:
-    """Yields the calls of a client that have ended."""
+    """Yield the calls of a client that have ended."""
     file = caller.log.with_name(f"calls-{caller.log.name}")
     for line in file.read_text().splitlines(keepends=True) if file.exists() else ():
         if line.endswith("\n"):
@@ -96,7 +96,7 @@ def read_calls(caller: ClientProcess) -> Iterator[Call]:
 
 
 def calls_between(callers: Iterable[ClientProcess], began: int, ended: int) -> dict[str, list[Call]]:
-    """Returns the calls that were sent in a time, by kind."""
+    """Return the calls that were sent in a time, by kind."""
     found: dict[str, list[Call]] = {kind: [] for kind in KINDS}
     for caller in callers:
         for call in read_calls(caller):

@@ -31,17 +31,17 @@ class CopiedStore:
     file: Path
 
     def copy(self, name: str = "copy") -> Path:
-        """Copies the store, and returns the copy's file."""
+        """Copy the store, and return the copy's file."""
         copy = self.file.with_name(f"{name}.db")
         _copy(self.file, copy)
         return copy
 
     def restore(self, copy: Path) -> None:
-        """Writes a copy into the live file, which keeps its inode."""
+        """Write a copy into the live file, which keeps its inode."""
         _copy(copy, self.file)
 
     def replace_file(self, copy: Path) -> None:
-        """Replaces the live file by a copy, which has another inode."""
+        """Replace the live file by a copy, which has another inode."""
         copy.replace(self.file)
 
 
@@ -58,13 +58,13 @@ class CopiedOpenSearch:
     folder: Path
 
     def copy(self, name: str = "copy") -> Path:
-        """Copies the store, and returns the copy's file."""
+        """Copy the store, and return the copy's file."""
         copy = self.folder / f"{name}.json"
         copy.write_text(json.dumps({alias: self._documents(alias) for alias in self._aliases}))
         return copy
 
     def restore(self, copy: Path) -> None:
-        """Writes a copy into the live indices, and deletes what it does not have."""
+        """Write a copy into the live indices, and delete what it does not have."""
         for alias, documents in json.loads(copy.read_text()).items():
             lines: list[object] = [{"delete": {"_id": key}} for key in self._documents(alias).keys() - documents.keys()]
             for key, source in documents.items():
@@ -109,19 +109,19 @@ class CopiedCrateDB:
         return self.cluster.store
 
     def copy(self, name: str = "copy") -> Path:
-        """Makes a snapshot of the tables, and returns its name, as a file of the repository."""
+        """Make a snapshot of the tables, and return its name, as a file of the repository."""
         location = f"{self.folder}/{self._repository}"
         self.cluster.sql(f"CREATE REPOSITORY {self._repository} TYPE fs WITH (location = '{location}')")
         self.cluster.sql(f"CREATE SNAPSHOT {self._repository}.{name} {_TABLES}")
         return Path(location, name)
 
     def restore(self, copy: Path) -> None:
-        """Drops the tables, and restores the snapshot."""
+        """Drop the tables, and restore the snapshot."""
         self.cluster.remove()
         self.cluster.sql(f"RESTORE SNAPSHOT {self._repository}.{copy.name} {_TABLES}")
 
     def drop(self) -> None:
-        """Drops the tables and the repository."""
+        """Drop the tables and the repository."""
         self.cluster.remove()
         self.cluster.sql(f"DROP REPOSITORY {self._repository}")
 
@@ -139,7 +139,7 @@ def _copy(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def copied_store(kind: str, folder: Path) -> Iterator[CopiedStore]:
-    """Yields a store: ``sqlite``, or ``cratedb``, the emulator in a process of its own."""
+    """Yield a store: ``sqlite``, or ``cratedb``, the emulator in a process of its own."""
     if kind == "sqlite":
         yield CopiedStore(f"sqlite://{folder}/ids.db", folder / "ids.db")
         return
@@ -158,7 +158,7 @@ def copied_store(kind: str, folder: Path) -> Iterator[CopiedStore]:
 
 
 def run_cli(*arguments: object, exit_code: int = 0) -> str:
-    """Runs the command line; returns its standard output, or its standard error if a failure is
+    """Run the command line; return its standard output, or its standard error if a failure is
     expected.
     """
     command = [IDALLOC, *map(str, arguments)]
@@ -168,7 +168,7 @@ def run_cli(*arguments: object, exit_code: int = 0) -> str:
 
 
 def values_before_restore(node: Server, sequence: str) -> list[int]:
-    """Returns the counters that a node's store_went_backwards events have as ``seen``; 0 for an
+    """Return the counters that a node's store_went_backwards events have as ``seen``; 0 for an
     event without one.
     """
     values = []

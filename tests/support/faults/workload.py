@@ -18,7 +18,7 @@ STEADY_RATE = 200
 
 
 def start_callers(scenario: Scenario, nodes: list[Server], pause: float = 0.005) -> list[ClientProcess]:
-    """Starts clients that make calls of every kind: from leases, from the store, with request ids,
+    """Start clients that make calls of every kind: from leases, from the store, with request ids,
     streams, documents.
 
     Args:
@@ -44,14 +44,14 @@ def start_callers(scenario: Scenario, nodes: list[Server], pause: float = 0.005)
 
 
 def start_steady_caller(scenario: Scenario, node: Server, number: int = 0) -> ClientProcess:
-    """Starts a client with a steady rate and a sequence of its own."""
+    """Start a client with a steady rate and a sequence of its own."""
     pause = 10 / STEADY_RATE
     # Its timeout outlasts every fault, so that a fault shows as a stall and not as an error.
     return scenario.start_client(node, sequence=f"{STEADY}-{number}", id_count=10, pause=pause, timeout=120)
 
 
 def longest_stall(caller: ClientProcess, since: int) -> float:
-    """Returns the longest time between two answers to a client, in seconds, from record number
+    """Return the longest time between two answers to a client, in seconds, from record number
     ``since`` on.
     """
     data = caller.log.read_bytes()
@@ -62,7 +62,7 @@ def longest_stall(caller: ClientProcess, since: int) -> float:
 
 
 def wait_for_reserve(scenario: Scenario, node: Server, caller: ClientProcess, seconds: float, number: int = 0) -> None:
-    """Waits until the node's reserve serves a steady caller for ``seconds``; it grows with the
+    """Wait until the node's reserve serves a steady caller for ``seconds``; it grows with the
     observed rate.
     """
 
@@ -75,7 +75,7 @@ def wait_for_reserve(scenario: Scenario, node: Server, caller: ClientProcess, se
 
 
 def stop_all(scenario: Scenario, callers: list[ClientProcess], nodes: list[Server]) -> Counter[str]:
-    """Stops the clients, after each has received ids once more, and then the nodes.
+    """Stop the clients, after each has received ids once more, and then the nodes.
 
     Returns:
         The clients' errors, by reason.

@@ -28,7 +28,7 @@ class NoResultError(Exception):
 
 
 def main() -> int:
-    """Runs the command, and returns its exit code."""
+    """Run the command, and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.support.mutants")
     parser.add_argument("names", nargs="*", metavar="MUTANT", help="run only these, and write no page")
     parser.add_argument("--document", type=Path, metavar="FILE", help="write the results as Markdown")
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def _run_all(mutants: list[Mutant]) -> Results:
-    """Returns the verdicts by mutant and killer.
+    """Return the verdicts by mutant and killer.
 
     Raises:
         NoResultError: There is no result.

@@ -53,7 +53,7 @@ class Mutant(NamedTuple):
 
 
 def edited(mutant: Mutant, source: str) -> ast.Module:
-    """Returns the syntax tree of the mutant's module with the edits.
+    """Return the syntax tree of the mutant's module with the edits.
 
     Args:
         mutant: The mutant.
@@ -72,7 +72,7 @@ def edited(mutant: Mutant, source: str) -> ast.Module:
 
 
 def install(mutant: Mutant) -> None:
-    """Makes this process import the edited module. The module must not have been imported before.
+    """Make this process import the edited module. The module must not have been imported before.
 
     Raises:
         PlaceError: A place does not exist exactly once.
@@ -129,7 +129,7 @@ class _Loader(SourceFileLoader):
 
 
 def _definition(tree: ast.Module, function: str) -> ast.AST:
-    """Returns the definition with a qualified name."""
+    """Return the definition with a qualified name."""
     found: ast.AST = tree
     for name in filter(None, function.split(".")):
         inside = getattr(found, "body", [])
@@ -166,7 +166,7 @@ def _replace(definition: ast.AST, edit: Edit) -> None:
 
 
 def _parsed(before: str, after: str) -> tuple[list[ast.AST], list[ast.AST]]:
-    """Returns both as expressions if both are, else as statements."""
+    """Return both as expressions if both are, else as statements."""
     bodies: list[list[ast.stmt]] = [ast.parse(text).body for text in (before, after)]
     alone = [body[0].value for body in bodies if len(body) == 1 and isinstance(body[0], ast.Expr)]
     if len(alone) == 2:

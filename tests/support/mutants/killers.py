@@ -85,7 +85,7 @@ def _state_machine(mutant: Mutant | None) -> tuple[str, ...]:
 
 
 def _exploration(mutant: Mutant | None) -> tuple[str, ...] | None:
-    """Returns the exploration of the mutant's scenarios, as far as it goes in a few seconds."""
+    """Return the exploration of the mutant's scenarios, as far as it goes in a few seconds."""
     scenarios = mutant.scenarios if mutant else ("idle-close",)
     return ("tests.support.exploration", "--brief", "--seconds", "6", *scenarios) if scenarios else None
 
@@ -98,7 +98,7 @@ KILLERS = (
 
 
 def run(killer: Killer, mutant: Mutant | None) -> Verdict:
-    """Runs a killer in a process of its own, under a mutant or without one."""
+    """Run a killer in a process of its own, under a mutant or without one."""
     command = killer.command(mutant)
     if command is None:
         return Verdict(None)

@@ -42,7 +42,7 @@ _WHAT = {
 
 
 def page(results: Mapping[str, Mapping[str, Verdict]], seconds: float) -> str:
-    """Returns the page as Markdown.
+    """Return the page as Markdown.
 
     Args:
         results: The verdicts by mutant and killer.

@@ -11,7 +11,7 @@ from tests.support.mutants.edit import install
 
 
 def run(name: str, module: str, arguments: list[str]) -> None:
-    """Runs a module under a mutant; the process is not usable for anything else afterwards."""
+    """Run a module under a mutant; the process is not usable for anything else afterwards."""
     install(MUTANTS[name])
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

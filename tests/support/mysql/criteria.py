@@ -60,7 +60,7 @@ def collections(seed: int) -> list[list[dict[str, Json]]]:
 
 
 def cases(seed: int, count: int) -> Iterator[Case]:
-    """Yield finds, and deletes."""
+    """Yield finds, and delete."""
     chance = _Chance(seed)
     for _ in range(count):
         yield chance.case()

@@ -35,7 +35,7 @@ class Case(NamedTuple):
 
 
 def cases() -> list[Case]:
-    """Returns all cases whose messages are statements on documents."""
+    """Return all cases whose messages are statements on documents."""
     found = []
     for name in ("frames-crud.jsonl", "frames-values.jsonl"):
         for line in (_DATA / name).read_text().splitlines():

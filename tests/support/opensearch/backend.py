@@ -42,14 +42,14 @@ class OpenSearchBackend:
         self._advance = advance
 
     async def send(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
-        """Sends a request, and returns the status and the answer."""
+        """Send a request, and return the status and the answer."""
         async with aiohttp.ClientSession() as session:
             url = URL(f"http://{self._host}{path}", encoded=True)
             async with session.request(method, url, json=body) as response:
                 return response.status, await response.json(content_type=None)
 
     async def make_guide_table(self) -> None:
-        """Makes the indices with the fewest fields: a store adds the others."""
+        """Make the indices with the fewest fields: a store adds the others."""
         settings = {"auto_expand_replicas": "0-2", "refresh_interval": "-1"}
         for index, properties in _FEWEST_FIELDS.items():
             alias = f"{self._prefix}-{index}"
@@ -58,7 +58,7 @@ class OpenSearchBackend:
             await self._write("PUT", f"/{alias}-data", {**body, "aliases": {alias: {"is_write_index": True}}})
 
     async def make_older_indices(self) -> None:
-        """Makes the indices as servers before the nonce did: each could be rolled over."""
+        """Make the indices as servers before the nonce did: each could be rolled over."""
         for index in INDICES:
             definition = index.definition(self._prefix)
             for field in index.optional:
@@ -70,7 +70,7 @@ class OpenSearchBackend:
         await self.put_document(name, {"name": name, **columns})
 
     async def put_document(self, name: str, document: Mapping[str, Any]) -> None:
-        """Writes a whole row."""
+        """Write a whole row."""
         await self._write("PUT", f"/{self.alias}/_doc/{quote(name, safe='')}?require_alias=true", document)
 
     async def change_settings(self, name: str, packed: str) -> None:

@@ -49,19 +49,19 @@ class OpenSearchCluster:
         self._stack.close()
 
     def url_preferring(self, first: int) -> str:
-        """Returns the store's URL with a node's host first, which a server then prefers."""
+        """Return the store's URL with a node's host first, which a server then prefers."""
         hosts = [node.host for node in self._nodes.values()]
         return f"opensearch://{','.join(hosts[first:] + hosts[:first])}/?prefix={_PREFIX}"
 
     def primary(self) -> str:
-        """Returns the name of the node with the primary of the sequences; empty if no node knows
+        """Return the name of the node with the primary of the sequences; empty if no node knows
         it.
         """
         shards = self._shards()
         return next((shard["node"] for shard in shards if shard["prirep"] == "p" and shard["state"] == "STARTED"), "")
 
     def started_copies(self) -> int:
-        """Returns the number of started copies of the sequences."""
+        """Return the number of started copies of the sequences."""
         return sum(shard["state"] == "STARTED" for shard in self._shards())
 
     def kill(self, name: str) -> None:
@@ -70,7 +70,7 @@ class OpenSearchCluster:
         self._nodes[name].stop()
 
     def start(self, name: str) -> None:
-        """Starts a killed node again, and waits until it serves."""
+        """Start a killed node again, and wait until it serves."""
         self._nodes[name].start()
         self._nodes[name].wait_for_ports()
 

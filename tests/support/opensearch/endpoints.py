@@ -72,7 +72,7 @@ class Request:
         return self.options.get(option, "false") in ("true", "")
 
     def wanted(self, text: str | None, default: bool) -> bool | list[str]:
-        """Returns the wanted fields of the source."""
+        """Return the wanted fields of the source."""
         return default if text is None else text == "true" if text in ("true", "false") else text.split(",")
 
     def _scripts(self) -> list[str]:
@@ -111,7 +111,7 @@ class Cluster:
         self._scrolls: dict[str, Scroll] = {}
 
     def execute(self, request: Request) -> Answer:
-        """Returns the status and the body of the answer.
+        """Return the status and the body of the answer.
 
         Raises:
             Refusal: The request is refused.
@@ -358,7 +358,7 @@ class Cluster:
         raise UnknownRequest("no such endpoint")
 
     def _roll_over(self, alias: str, request: Request) -> Answer:
-        """Writes of the alias go to a new, empty index from now on."""
+        """Write of the alias go to a new, empty index from now on."""
         request.expect()
         if request.lines or (old := self._aliased(alias)) is None:
             raise UnknownRequest("a rollover with conditions, or of no alias")
@@ -479,7 +479,7 @@ class Cluster:
             raise Refusal(503, "unavailable_shards_exception", reason)
 
     def _aliased(self, alias: str) -> Index | None:
-        """Returns the only index of an alias, or the one that it writes to."""
+        """Return the only index of an alias, or the one that it writes to."""
         found = [index for index in self.indices.values() if alias in index.aliases]
         if len(found) > 1:
             found = [index for index in found if index.aliases[alias].get("is_write_index")]
@@ -503,7 +503,7 @@ class Cluster:
         return index
 
     def _writable(self, name: str, require_alias: bool) -> Index:
-        """Returns the index of a write, which OpenSearch makes if it is missing."""
+        """Return the index of a write, which OpenSearch makes if it is missing."""
         if self.settings.get("cluster.blocks.read_only") == "true":
             block = "blocked by: [FORBIDDEN/6/cluster read-only (api)];"
             raise Refusal(403, "cluster_block_exception", block)
@@ -531,7 +531,7 @@ def _status(answer: dict[str, Any]) -> int:
 
 
 def _on_paths(answer: Any, request: Request) -> Any:
-    """Returns the parts of an answer that ``filter_path`` names."""
+    """Return the parts of an answer that ``filter_path`` names."""
     if (paths := request.options.get("filter_path")) is None:
         return answer
     return _kept(answer, [path.split(".") for path in paths.split(",")])

@@ -63,7 +63,7 @@ class Index:
         self._next = itertools.count()
 
     def where(self) -> dict[str, Any]:
-        """Returns how an error of a document names its index."""
+        """Return how an error of a document names its index."""
         return {"index": self.name, "shard": "0", "index_uuid": self.uuid}
 
     def check_writable(self) -> None:
@@ -93,7 +93,7 @@ class Index:
             raise Refusal(409, "version_conflict_engine_exception", reason, **self.where())
 
     def put(self, key: str, source: dict[str, Any]) -> dict[str, Any]:
-        """Writes a document, and returns the answer."""
+        """Write a document, and return the answer."""
         self._check_mapping(key, source)
         found = self.documents.get(key)
         version = (found.version if found else self._deleted.pop(key, 0)) + 1
@@ -102,7 +102,7 @@ class Index:
         return self._answer(key, "updated" if found else "created", self.documents[key])
 
     def delete(self, key: str) -> dict[str, Any]:
-        """Deletes a document, and returns the answer."""
+        """Delete a document, and return the answer."""
         found = self.documents.pop(key, None)
         version = (found.version if found else self._deleted.get(key, 0)) + 1
         self._deleted[key] = version
@@ -115,11 +115,11 @@ class Index:
         return {**named, "_shards": shards, "_seq_no": found.seq_no, "_primary_term": found.term}
 
     def refresh(self) -> None:
-        """Shows all writes to searches."""
+        """Show all writes to searches."""
         self._searchable = dict(self.documents)
 
     def describe(self, *, is_flat: bool, defaults: bool) -> dict[str, Any]:
-        """Returns the answer to ``GET /index``."""
+        """Return the answer to ``GET /index``."""
         settings: dict[str, Any] = dict(self.settings)
         described = {"aliases": self.aliases, "mappings": self.mappings}
         if not is_flat:
@@ -132,7 +132,7 @@ class Index:
         return described
 
     def add_fields(self, fields: dict[str, dict[str, Any]]) -> None:
-        """Adds fields to the mapping."""
+        """Add fields to the mapping."""
         properties = self.mappings.setdefault("properties", {})
         for name, mapped in fields.items():
             old = properties.get(name, mapped)["type"]
@@ -166,12 +166,12 @@ class Index:
             raise Refusal(400, "mapper_parsing_exception", reason, cause)
 
     def searchable(self) -> Iterator[tuple[str, Document]]:
-        """Yields what a search finds."""
+        """Yield what a search finds."""
         yield from self._searchable.items()
 
 
 def nested(flat: dict[str, str]) -> dict[str, Any]:
-    """Returns settings as nested objects."""
+    """Return settings as nested objects."""
     result: dict[str, Any] = {}
     for name, value in flat.items():
         *folders, last = name.split(".")
@@ -183,7 +183,7 @@ def nested(flat: dict[str, str]) -> dict[str, Any]:
 
 
 def flattened(settings: dict[str, Any], prefix: str = "") -> dict[str, str | None]:
-    """Returns nested settings with dotted names, and their values as texts."""
+    """Return nested settings with dotted names, and their values as texts."""
     result: dict[str, str | None] = {}
     for name, value in settings.items():
         if isinstance(value, dict):

@@ -12,7 +12,7 @@ WRITABLE = {"counters": {"settings": {"index": {"number_of_shards": "1"}}}}
 
 
 def page(*names: str, total: int = 3, failed: int = 0, **more: Any) -> dict[str, Any]:
-    """Returns a page of counters, and the changes of ``more``; None leaves a field out."""
+    """Return a page of counters, and the changes of ``more``; None leaves a field out."""
     answer: dict[str, Any]
     hits = [{"_id": name, "_source": {"last_value": 7}} for name in names]
     found = {"total": {"value": total, "relation": "eq"}, "hits": hits}
@@ -65,7 +65,7 @@ class Pages:
 
 @asynccontextmanager
 async def serve_pages() -> AsyncIterator[Pages]:
-    """Serves an index whose answers are given."""
+    """Serve an index whose answers are given."""
     pages = Pages()
     runner = web.ServerRunner(web.Server(pages.answer), shutdown_timeout=0.1)
     await runner.setup()

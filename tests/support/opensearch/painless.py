@@ -34,7 +34,7 @@ Script = Callable[[Context, dict[str, Any]], None]
 
 
 def long(value: object) -> int:
-    """Converts as ``long x = value``.
+    """Convert as ``long x = value``.
 
     Raises:
         Refusal: The value is no integer of 64 bits.
@@ -43,7 +43,7 @@ def long(value: object) -> int:
 
 
 def cast(value: object) -> int:
-    """Converts as ``(long)value``, which cuts off fractions.
+    """Convert as ``(long)value``, which cuts off fractions.
 
     Raises:
         Refusal: The value is no number of 64 bits.
@@ -61,12 +61,12 @@ def _long(value: object, how: str) -> int:
 
 
 def wrapped(value: int) -> int:
-    """Returns the 64 bits that Java keeps of a result."""
+    """Return the 64 bits that Java keeps of a result."""
     return (value + 2**63) % 2**64 - 2**63
 
 
 def _remainder(value: int, size: int) -> int:
-    """Returns Java's ``value % size``, which has the sign of ``value``."""
+    """Return Java's ``value % size``, which has the sign of ``value``."""
     return value % size if value >= 0 else -(-value % size)
 
 
@@ -141,7 +141,7 @@ def touch(ctx: Context, p: dict[str, Any]) -> None:
 
 
 def _reached(s: dict[str, Any], p: dict[str, Any]) -> int:
-    """Returns the first lattice value at or past ``at_least`` and the counter."""
+    """Return the first lattice value at or past ``at_least`` and the counter."""
     last, up = long(s.get("last_value")), cast(p["row"]["step"]) > 0
     value, size, offset = long(p["at_least"]), long(p["size"]), long(p["offset"])
     if last > value if up else last < value:
@@ -218,7 +218,7 @@ def mark(ctx: Context, p: dict[str, Any]) -> None:
 
 
 def recipe(ctx: Context, p: dict[str, Any]) -> None:
-    """Adds as ``+=`` does: a number that fits 32 bits is an Integer, and so is the sum of two of
+    """Add as ``+=`` does: a number that fits 32 bits is an Integer, and so is the sum of two of
     them.
     """
     value, count = long(ctx.source["last_value"]), long(p["n"])
@@ -227,7 +227,7 @@ def recipe(ctx: Context, p: dict[str, Any]) -> None:
 
 
 def counted(script: Script) -> Script:
-    """Returns a script that counts the writes of its row besides."""
+    """Return a script that counts the writes of its row besides."""
 
     def run(ctx: Context, p: dict[str, Any]) -> None:
         script(ctx, p)
@@ -237,7 +237,7 @@ def counted(script: Script) -> Script:
 
 
 def counted_change(script: Script, field: str) -> Script:
-    """Returns a script that counts its changes of an existing row besides; each of them changes
+    """Return a script that counts its changes of an existing row besides; each of them changes
     this field.
     """
 
@@ -251,7 +251,7 @@ def counted_change(script: Script, field: str) -> Script:
 
 
 def tied(script: Script) -> Script:
-    """Returns a script that writes the nonce of its request besides, if it has one."""
+    """Return a script that writes the nonce of its request besides, if it has one."""
 
     def run(ctx: Context, p: dict[str, Any]) -> None:
         script(ctx, p)
@@ -266,7 +266,7 @@ def _count_write(s: dict[str, Any]) -> None:
 
 
 def digest(source: str) -> str:
-    """Returns how ``KNOWN`` names a script."""
+    """Return how ``KNOWN`` names a script."""
     return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
@@ -309,7 +309,7 @@ KNOWN: dict[str, tuple[str, Script]] = {
 
 
 def known(source: str) -> tuple[str, Script]:
-    """Returns the name and the function of a script.
+    """Return the name and the function of a script.
 
     Raises:
         UnknownRequest: There is none.

@@ -43,7 +43,7 @@ RELEASES = {each.version: each for each in (Release("3.8.0", "2.25.4", 21, 99), 
 
 
 def missing(release: Release) -> str:
-    """Returns why a release cannot be started here, or an empty text."""
+    """Return why a release cannot be started here, or an empty text."""
     if _java_home(release) is None:
         return (
             f"no JDK {release.min_java} to {release.max_java} is installed: OpenSearch {release.version} is not tested"
@@ -54,7 +54,7 @@ def missing(release: Release) -> str:
 
 
 def prepared(release: Release) -> Path:
-    """Returns the folder with the jars, plugin and launcher of a release; fetches and compiles them
+    """Return the folder with the jars, plugin and launcher of a release; fetch and compile them
     the first time.
     """
     inputs = [SOURCES / "pom.xml", SOURCES / "OsNode.java", _hashes(release)]
@@ -114,7 +114,7 @@ class OpenSearchNode:
         self.stop()
 
     def start(self) -> None:
-        """Starts the process."""
+        """Start the process."""
         folder, java = prepared(self._release), _java_home(self._release)
         self._home.mkdir(parents=True, exist_ok=True)
         settings = [f"{name}={value}" for name, value in self.settings.items()]
@@ -126,7 +126,7 @@ class OpenSearchNode:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
 
     def wait_for_ports(self) -> None:
-        """Waits until the node serves; its ports stay the same when it is started again."""
+        """Wait until the node serves; its ports stay the same when it is started again."""
         ports: list[tuple[str, str]] = []
 
         def is_serving() -> bool:
@@ -141,12 +141,12 @@ class OpenSearchNode:
         self.host, self.transport = f"127.0.0.1:{http}", f"127.0.0.1:{transport}"
 
     def send(self, number: signal.Signals) -> None:
-        """Sends the process a signal."""
+        """Send the process a signal."""
         assert self._process
         self._process.send_signal(number)
 
     def stop(self) -> None:
-        """Stops the process; kills it if that takes too long."""
+        """Stop the process; kills it if that takes too long."""
         if self._process is None:
             return
         assert self._process.stdin
@@ -179,7 +179,7 @@ def _fetch(release: Release, folder: Path) -> None:
 
 
 def _check_jars(release: Release, folder: Path) -> None:
-    """Compares all jars with the committed list, which sha256sum wrote: Maven itself checks no more
+    """Compare all jars with the committed list, which sha256sum wrote: Maven itself checks no more
     than SHA-1.
     """
     expected = {name: known for known, name in map(str.split, _hashes(release).read_text().splitlines())}
@@ -196,7 +196,7 @@ def _compile(release: Release, folder: Path) -> None:
 
 
 def _java_home(release: Release) -> Path | None:
-    """Returns the folder of a JDK that runs the release: of JAVA_HOME, of the PATH, or of the
+    """Return the folder of a JDK that runs the release: of JAVA_HOME, of the PATH, or of the
     system.
     """
     homes = [Path(os.environ["JAVA_HOME"])] if os.environ.get("JAVA_HOME") else []

@@ -34,7 +34,7 @@ class Exchange:
     response: Any
 
     def content(self) -> bytes | None:
-        """Returns the body as it was sent: a list is one JSON a line."""
+        """Return the body as it was sent: a list is one JSON a line."""
         if self.body is None or isinstance(self.body, str):
             return None if self.body is None else self.body.encode()
         lines = self.body if isinstance(self.body, list) else [self.body]
@@ -46,7 +46,7 @@ class Exchange:
 
 
 def one_node() -> list[Exchange]:
-    """Returns the exchanges with one node, which begin on an empty server."""
+    """Return the exchanges with one node, which begin on an empty server."""
     entries = [json.loads(line) for line in RECORDED.read_text().splitlines()]
     return [
         Exchange(each["what"], each["method"], each["path"], each.get("body"), each["status"], each["response"])
@@ -56,7 +56,7 @@ def one_node() -> list[Exchange]:
 
 
 def starting(state: str) -> list[Exchange]:
-    """Returns the exchanges with a node that is ``not recovered``, or has ``no manager``."""
+    """Return the exchanges with a node that is ``not recovered``, or has ``no manager``."""
     entries = [json.loads(line) for line in RECORDED_STARTING.read_text().splitlines()]
     return [
         Exchange(state, each["method"], each["path"], each.get("body"), each["status"], each["response"])
@@ -66,7 +66,7 @@ def starting(state: str) -> list[Exchange]:
 
 
 async def send(session: aiohttp.ClientSession, host: str, exchange: Exchange) -> tuple[int, Any]:
-    """Sends a request and returns the status and the JSON of the answer."""
+    """Send a request and return the status and the JSON of the answer."""
     is_bulk = "_bulk" in exchange.path
     headers = {"Content-Type": "application/x-ndjson" if is_bulk else "application/json"}
     # Unquoted dots of a path would be removed otherwise.
@@ -77,7 +77,7 @@ async def send(session: aiohttp.ClientSession, host: str, exchange: Exchange) ->
 
 
 def comparable(answer: Any, *, about_nodes: bool = False) -> Any:
-    """Returns the part of an answer that is the same in every cluster."""
+    """Return the part of an answer that is the same in every cluster."""
     if isinstance(answer, list):
         return [comparable(each, about_nodes=about_nodes) for each in answer]
     if not isinstance(answer, dict):

@@ -27,18 +27,18 @@ class Refusal(Exception):
         self.error = self.root | ({"caused_by": caused_by} if caused_by else {})
 
     def body(self) -> dict[str, Any]:
-        """Returns the answer's body."""
+        """Return the answer's body."""
         return {"error": {"root_cause": [self.root], **self.error}, "status": self.status}
 
 
 def missing_index(name: str, **fields: Any) -> Refusal:
-    """Returns the refusal of a read of a missing index."""
+    """Return the refusal of a read of a missing index."""
     more = {"resource.id": name, **fields} if fields else {}
     return Refusal(404, "index_not_found_exception", f"no such index [{name}]", index=name, index_uuid="_na_", **more)
 
 
 def missing_scroll(scroll: str) -> Refusal:
-    """Returns the refusal of a page of a scroll that ended."""
+    """Return the refusal of a page of a scroll that ended."""
     cause = {"type": "search_context_missing_exception", "reason": f"No search context found for id [{scroll}]"}
     refusal = Refusal(404, "search_phase_execution_exception", "all shards failed", cause, phase="query", grouped=True)
     refusal.root = cause
@@ -46,17 +46,17 @@ def missing_scroll(scroll: str) -> Refusal:
 
 
 def not_an_alias(name: str) -> Refusal:
-    """Returns the refusal of a write that requires an alias."""
+    """Return the refusal of a write that requires an alias."""
     reason = f"no such index [{name}] and [require_alias] request flag is [true] and [{name}] is not an alias"
     return Refusal(404, "index_not_found_exception", reason, index=name, index_uuid="_na_")
 
 
 def invalid(reason: str) -> Refusal:
-    """Returns the refusal of parameters that contradict each other."""
+    """Return the refusal of parameters that contradict each other."""
     return Refusal(400, "action_request_validation_exception", f"Validation Failed: 1: {reason};")
 
 
 def failed_script(kind: str, reason: str | None) -> Refusal:
-    """Returns the refusal of a write whose script failed."""
+    """Return the refusal of a write whose script failed."""
     cause = {"type": "script_exception", "reason": "runtime error", "caused_by": {"type": kind, "reason": reason}}
     return Refusal(400, "illegal_argument_exception", "failed to execute script", cause)

@@ -17,7 +17,7 @@ _MAX_WINDOW = 10_000
 
 
 def search(index: Index, body: dict[str, Any], *, is_frugal: bool = False) -> dict[str, Any]:
-    """Returns the answer to ``_search``; ``is_frugal`` if the cluster allows no expensive queries.
+    """Return the answer to ``_search``; ``is_frugal`` if the cluster allows no expensive queries.
 
     Raises:
         UnknownRequest: The stand-in does not know this form.
@@ -79,7 +79,7 @@ class Scroll:
         self._left = self._answer["hits"]["hits"]
 
     def next_page(self) -> dict[str, Any]:
-        """Returns the answer with the next hits; only the first one has aggregations."""
+        """Return the answer with the next hits; only the first one has aggregations."""
         page, self._left = self._left[: self._size], self._left[self._size :]
         answer = {**self._answer, "hits": {**self._answer["hits"], "hits": page}}
         self._answer.pop("aggregations", None)
@@ -137,7 +137,7 @@ def _hit(index: Index, key: str, found: Document, body: dict[str, Any], score: f
 
 
 def filtered(source: dict[str, Any], wanted: bool | list[str]) -> dict[str, Any]:
-    """Returns the fields of a source that a request wants; True for all."""
+    """Return the fields of a source that a request wants; True for all."""
     if wanted is True:
         return source
     if wanted is False or any("*" in name or "." in name for name in wanted):

@@ -70,7 +70,7 @@ class SecuredNode(OpenSearchNode):
         self._config = config / "opensearch-security"
 
     def start(self) -> None:
-        """Starts the process, with the plugin's own configuration but for its users' roles and
+        """Start the process, with the plugin's own configuration but for its users' roles and
         their credentials.
         """
         shutil.copytree(prepared(SECURED) / "plugin" / "config", self._config, dirs_exist_ok=True)
@@ -80,26 +80,26 @@ class SecuredNode(OpenSearchNode):
         super().start()
 
     def wait_for_ports(self) -> None:
-        """Waits until the node serves and has loaded its users."""
+        """Wait until the node serves and has loaded its users."""
         super().wait_for_ports()
         wait_until(self._has_users, "the security plugin starts", START_SECONDS)
 
     def grant(self, cluster: Collection[str], index: Collection[str], patterns: Collection[str] = ("*",)) -> None:
-        """Gives the user exactly these permissions, in place of the earlier ones."""
+        """Give the user exactly these permissions, in place of the earlier ones."""
         permissions = {"index_patterns": [*patterns], "allowed_actions": [*index]}
         self.put_role({"cluster_permissions": [*cluster], "index_permissions": [permissions]})
 
     def put_role(self, role: dict[str, Any], password: str = PASSWORD) -> None:
-        """Gives the user exactly this role."""
+        """Give the user exactly this role."""
         self._put(f"roles/{USER}", role)
         self._put(f"internalusers/{USER}", {"password": password, "opendistro_security_roles": [USER]})
 
     def map_role(self, backend_role: str) -> None:
-        """Gives the user's role to all who have a role of a token."""
+        """Give the user's role to all who have a role of a token."""
         self._put(f"rolesmapping/{USER}", {"backend_roles": [backend_role]})
 
     def request(self, method: str, path: str, body: object = None) -> Any:
-        """Sends a request as the administrator, and returns the answer."""
+        """Send a request as the administrator, and return the answer."""
         content = None if body is None else json.dumps(body).encode()
         header = f"Basic {base64.b64encode(_ADMIN.encode()).decode()}"
         headers = {"Authorization": header, "Content-Type": "application/json"}

@@ -104,26 +104,26 @@ class OpenSearchStandIn:
         await self._runner.cleanup()
 
     async def listen(self, port: int = 0) -> int:
-        """Opens one more port and returns it."""
+        """Open one more port and return it."""
         listening = socket.create_server(("127.0.0.1", port))
         await web.SockSite(self._runner, listening, ssl_context=self._tls).start()
         self._ports.append(int(listening.getsockname()[1]))
         return self._ports[-1]
 
     def inject(self, *faults: Fault) -> None:
-        """Adds faults, in this order."""
+        """Add faults, in this order."""
         self._faults.extend(faults)
 
     def clear_faults(self) -> None:
-        """Removes all faults."""
+        """Remove all faults."""
         self._faults.clear()
 
     def require_password(self, user: str, password: str) -> None:
-        """Requires this user and password from now on."""
+        """Require this user and password from now on."""
         self.authorization = f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
 
     def texts(self) -> list[str]:
-        """Returns the text of every request."""
+        """Return the text of every request."""
         return [text for _, text in self.requests]
 
     async def _answer(self, received: web.BaseRequest) -> web.StreamResponse:

@@ -55,7 +55,7 @@ def check_update(key: str, options: dict[str, Any], body: dict[str, Any]) -> Ver
 def update(
     index: Index, key: str, versions: Versions, body: dict[str, Any], wanted: Wanted, scripts: Scripts, now_ms: int
 ) -> dict[str, Any]:
-    """Runs a script on a document, and returns the answer."""
+    """Run a script on a document, and return the answer."""
     given = body.get("script", {})
     script, params = scripts(given["source"]) if given else _merge(body["doc"]), given.get("params", {})
     found = index.documents.get(key)
@@ -91,7 +91,7 @@ def _merge(fields: dict[str, Any]) -> Script:
 
 
 def _unchanged(index: Index, key: str, ctx: Context, wanted: Wanted) -> dict[str, Any]:
-    """Returns the answer of a script that wrote nothing: a filtered source shows what the script
+    """Return the answer of a script that wrote nothing: a filtered source shows what the script
     made of it.
     """
     found = index.documents.get(key)
@@ -107,7 +107,7 @@ def _unchanged(index: Index, key: str, ctx: Context, wanted: Wanted) -> dict[str
 
 
 def put(index: Index, key: str, versions: Versions, source: dict[str, Any], *, is_new: bool) -> dict[str, Any]:
-    """Writes a whole document, and returns the answer."""
+    """Write a whole document, and return the answer."""
     found = index.documents.get(key)
     if is_new and found:
         reason = f"[{key}]: version conflict, document already exists (current version [{found.version}])"
@@ -117,7 +117,7 @@ def put(index: Index, key: str, versions: Versions, source: dict[str, Any], *, i
 
 
 def bulk_items(lines: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Returns the action, its options and its body of each item."""
+    """Return the action, its options and its body of each item."""
     items, rest = [], iter(lines)
     for number, line in enumerate(rest, 1):
         ((action, options),) = line.items()

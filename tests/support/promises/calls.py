@@ -55,7 +55,7 @@ class CheckedCalls:
         self._promises.record_reply(request, taken, self._now())
 
     async def make_doc_ids(self, node: Node, id_count: int, offset: int = 0, increment: int = 0) -> None:
-        """Generates document ids."""
+        """Generate document ids."""
         assert node.doc_ids
         prefix = self._promises.prefix(node)
         runs = node.doc_ids.generate_from_memory(id_count, offset, increment)
@@ -64,7 +64,7 @@ class CheckedCalls:
         self._promises.record_doc_ids(node, runs, id_count, prefix)
 
     async def set_prefix(self, node: Node, prefix: int) -> None:
-        """Changes the prefix of a node; one change at a time."""
+        """Change the prefix of a node; one change at a time."""
         assert node.doc_ids
         self._promises.record_prefix(node, None)
         await node.doc_ids.change(prefix=prefix)
@@ -72,7 +72,7 @@ class CheckedCalls:
         self._promises.record_start(node)
 
     async def change(self, node: Node, name: str, kind: str, given: Any, change_token: ChangeToken) -> None:
-        """Creates, updates, deletes or advances a sequence.
+        """Create, update, delete or advance a sequence.
 
         Args:
             node: The node.
@@ -102,12 +102,12 @@ class CheckedCalls:
         self._promises.record_change(name, self._now() + changed.effective_delay, row.generation + row.deleted, node)
 
     def _record_row(self, row: Row, change_token: ChangeToken) -> None:
-        """Checks that the row of a reply is of this change, and records its settings."""
+        """Check that the row of a reply is of this change, and record its settings."""
         assert change_token.value == row.revised_by, f"a change of {row.name!r} is answered by another one's row (P5)"
         self._promises.record_settings(row.name, row.generation, row.sequence)
 
     async def bring_in(self, store: Store, clock: MachineClock, lines: list[bytes]) -> None:
-        """Imports lines of an export."""
+        """Import lines of an export."""
         file = read_export(lines)
         importer = Importer(store, clock, by="import:1")
         await importer.run(file)
@@ -133,6 +133,6 @@ class CheckedCalls:
 
 
 async def unless_refused(call: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
-    """Makes a call, which may be refused."""
+    """Make a call, which may be refused."""
     with suppress(Refusal, StartRefused):
         await call(*arguments)

@@ -110,7 +110,7 @@ class PromiseChecker:
         self._own_changes: dict[tuple[Node, str], tuple[int, int]] = {}
 
     def record_request(self, node: Node, sequence: str, id_count: int, now: float, request_id: str = "") -> Request:
-        """Records a call."""
+        """Record a call."""
         if node not in self._nodes:
             self._nodes.append(node)
         if request_id:
@@ -119,7 +119,7 @@ class PromiseChecker:
         return Request(next(self._numbers), now, node, sequence, id_count, request_id)
 
     def record_reply(self, request: Request, taken: IdRange, now: float, *, waited: bool = False) -> None:
-        """Records and checks the reply to a call, when the caller gets it."""
+        """Record and check the reply to a call, when the caller gets it."""
         node, name = request.node, request.sequence
         assert taken.id_count == request.id_count, f"{request} got {taken}"
         ids = range(taken.first_id, taken.last_id + taken.step, taken.step)
@@ -182,7 +182,7 @@ class PromiseChecker:
         )
 
     def record_refusal(self, request: Request, refusal: Refusal) -> None:
-        """Checks that no call is refused because of a store that has not gone backwards (P3), or of
+        """Check that no call is refused because of a store that has not gone backwards (P3), or of
         no change (P7).
         """
         if isinstance(refusal, StoreWentBackwards):
@@ -197,13 +197,13 @@ class PromiseChecker:
             assert newer or name in ledger.deleted, f"{before} is burned without a newer generation (P7)"
 
     def record_change_call(self, node: Node, name: str) -> None:
-        """Records that a node is asked to change a sequence: it may use the sequence again
+        """Record that a node is asked to change a sequence: it may use the sequence again
         afterwards.
         """
         self._asked_to_change.add((node, name))
 
     def record_change(self, name: str, at: float, generation: int, node: Node | None = None) -> None:
-        """Records a change, and the time at which it is effective; at once for later calls of its
+        """Record a change, and the time at which it is effective; at once for later calls of its
         node.
         """
         if not self.restored:
@@ -212,7 +212,7 @@ class PromiseChecker:
                 self._own_changes[node, name] = next(self._numbers), generation
 
     def record_settings(self, name: str, generation: int, sequence: Sequence) -> None:
-        """Checks that all ids of a generation have the same settings (P5)."""
+        """Check that all ids of a generation have the same settings (P5)."""
         if self._restored_at < 0:
             settings = (sequence.step, sequence.min_value, sequence.max_value, int(sequence.ordering), sequence.format)
             known = self._settings.setdefault((name, generation), settings)
@@ -221,12 +221,12 @@ class PromiseChecker:
             )
 
     def record_advance(self, name: str, period: str, at: float, past: int, step: int) -> None:
-        """Records an advance, and the time at which it is effective."""
+        """Record an advance, and the time at which it is effective."""
         if not self.restored:
             self._advances[name, period].append(EffectiveAdvance(max(at, self._leases_end), past, step))
 
     def record_restore(self, *, is_noticed: bool = False) -> None:
-        """Records a restore of an older copy, which loses later changes and recorded replies.
+        """Record a restore of an older copy, which loses later changes and recorded replies.
 
         ``is_noticed``: whether every node must notice it, so that no id is repeated all the same.
         """
@@ -243,7 +243,7 @@ class PromiseChecker:
         self._identities.clear()
 
     def record_repair(self, values: dict[tuple[str, str], tuple[int, int]], now: float) -> None:
-        """Records that all sequences were advanced past these values.
+        """Record that all sequences were advanced past these values.
 
         Args:
             values: The value and the step of each sequence and period.
@@ -257,22 +257,22 @@ class PromiseChecker:
             self._repaired[key].append(EffectiveAdvance(self._leases_end, value, step))
 
     def record_start(self, node: Node) -> None:
-        """Records and checks the start timestamp of a node."""
+        """Record and check the start timestamp of a node."""
         assert node.doc_ids
         self._claim(node, node.doc_ids.prefix, node.doc_ids.start_timestamp)
 
     def prefix(self, node: Node) -> tuple[int, int | None]:
-        """Returns the prefix of a node after its last change, and the number of that event; None if
+        """Return the prefix of a node after its last change, and the number of that event; None if
         it is not known.
         """
         return self._prefixes.get(node, (-1, None))
 
     def record_prefix(self, node: Node, prefix: int | None) -> None:
-        """Records the prefix after a change, and None when one begins."""
+        """Record the prefix after a change, and None when one begins."""
         self._prefixes[node] = next(self._numbers), prefix
 
     def record_doc_ids(self, node: Node, runs: list[DocIdRun], id_count: int, prefix: tuple[int, int | None]) -> None:
-        """Records and checks the document ids of a reply to a call that began when the node had a
+        """Record and check the document ids of a reply to a call that began when the node had a
         prefix.
         """
         assert sum(run.id_count for run in runs) == id_count, f"{runs} are not {id_count} document ids"
@@ -286,7 +286,7 @@ class PromiseChecker:
             self._last_doc_id[node, run.prefix] = (run.timestamp, run.last)
 
     def state(self) -> tuple[Any, ...]:
-        """Returns all that later checks depend on: with equal states they end equally after equal
+        """Return all that later checks depend on: with equal states they end equally after equal
         events.
         """
         issued = [(key, sorted(_state_of(each) for each in replies)) for key, replies in sorted(self.issued.items())]
@@ -307,7 +307,7 @@ class PromiseChecker:
         )
 
     def check_balance(self, node: Node) -> None:
-        """Checks P9 while no call is pending: every id granted to a node is issued, held, returned,
+        """Check P9 while no call is pending: every id granted to a node is issued, held, returned,
         or burned.
         """
         ledger = node.connection.ledger
@@ -319,7 +319,7 @@ class PromiseChecker:
         assert balanced, f"{node.name} took {taken} ids and accounts for {known}: {burned} (P9)"
 
     def check_last_ids(self, node: Node) -> None:
-        """Checks that no ids are skipped for a larger call if the store has none left."""
+        """Check that no ids are skipped for a larger call if the store has none left."""
         skipped = node.allocator.burned.by_cause[BurnCause.LEFTOVER]
         if skipped > self._skipped[node]:
             self._skipped[node] = skipped
@@ -331,7 +331,7 @@ class PromiseChecker:
         assert other is node or self.restored, f"{node.name} and {other.name} share a prefix and a timestamp (P6)"
 
     def _check_lease(self, node: Node, name: str, period: str, taken: IdRange, now: float, *, foreign: bool) -> None:
-        """Checks P4, by the node's expiry time, and by the time of its last write."""
+        """Check P4, by the node's expiry time, and by the time of its last write."""
         assert node.clock.boot() < taken.expires_at, f"ids of {name!r} are issued after their lease (P4)"
         # A reply to a request id may be another node's; then only the sequence's own generation is
         # proved.
@@ -344,7 +344,7 @@ class PromiseChecker:
             assert now + left < sent + CONFIG.lease_ttl + _EPSILON, f"ids of {counter!r} live too long (P4)"
 
     def _check_changes(self, request: Request, period: str, ids: range, taken: IdRange, now: float) -> None:
-        """Checks P5."""
+        """Check P5."""
         name = request.sequence
         answered, generation = self._own_changes.get((request.node, name), (0, 0))
         # A reply to a request id may be that of an earlier call.
@@ -359,7 +359,7 @@ class PromiseChecker:
             assert not advance.forbids(ids, now), f"{ids} of {name!r} {period} are issued after {advance}, {now} (P5)"
 
     def _check_stopped(self, request: Request, period: str, taken: IdRange) -> None:
-        """Checks that a node that has refused a call stays stopped until the sequence has a newer
+        """Check that a node that has refused a call stays stopped until the sequence has a newer
         generation (P3).
         """
         key = request.node, request.sequence
@@ -370,7 +370,7 @@ class PromiseChecker:
             assert taken.generation > stop.generation, again
 
     def _check_request(self, request: Request, taken: IdRange, now: float) -> bool:
-        """Checks P7, and returns whether the reply repeats an earlier one."""
+        """Check P7, and return whether the reply repeats an earlier one."""
         identity = (request.sequence, taken.generation, taken.period, taken.first_id, taken.id_count)
         before = self._requests.get(request.request_id)
         if identity in self._identities[request.request_id]:
@@ -387,12 +387,12 @@ class PromiseChecker:
 
 
 def counters(rows: Mapping[str, Row]) -> dict[str, tuple[int, Sequence]]:
-    """Returns the counters of a store, and their settings."""
+    """Return the counters of a store, and their settings."""
     return {name: (row.last_value or 0, row.sequence) for name, row in rows.items()}
 
 
 def moved_back(before: Mapping[str, tuple[int, Sequence]], rows: Mapping[str, Row], method: str) -> list[str]:
-    """Returns the counters that a call moved back although it returned no tail (P2).
+    """Return the counters that a call moved back although it returned no tail (P2).
 
     Args:
         before: ``counters`` before the call.
@@ -409,7 +409,7 @@ def moved_back(before: Mapping[str, tuple[int, Sequence]], rows: Mapping[str, Ro
 
 
 def passed_bounds(before: Mapping[str, tuple[int, Sequence]], rows: Mapping[str, Row]) -> list[str]:
-    """Returns the sequences for which a call set a bound that the counter had passed (P5); see
+    """Return the sequences for which a call set a bound that the counter had passed (P5); see
     ``moved_back``.
     """
     return [
@@ -427,12 +427,12 @@ def _state_of(reply: Issued) -> tuple[Any, ...]:
 
 
 def row_name(sequence: str, period: str) -> str:
-    """Returns the name of the row that has the counter of a sequence, or of its period."""
+    """Return the name of the row that has the counter of a sequence, or of its period."""
     return name_of_period(sequence, period) if period else sequence
 
 
 def _check_settings(ids: range, sequence: Sequence) -> None:
-    """Checks bounds and alignment."""
+    """Check bounds and alignment."""
     lowest, highest = sorted((ids[0], ids[-1]))
     in_bounds = sequence.min_value <= lowest and highest <= sequence.max_value
     assert in_bounds, f"{ids} are out of bounds of {sequence}"
@@ -442,7 +442,7 @@ def _check_settings(ids: range, sequence: Sequence) -> None:
 
 
 def _check_timestamps(ids: range, sequence: Sequence, wall: float) -> None:
-    """Checks that timestamps are at most ``max_clock_skew`` ahead of the clock."""
+    """Check that timestamps are at most ``max_clock_skew`` ahead of the clock."""
     if sequence.kind != Kind.COUNTER:
         latest = (EPOCH_WALL + wall + CONFIG.max_clock_skew) * sequence.kind.per_second
         assert ids[-1] <= latest + _EPSILON, f"{ids} are too far ahead of the clock: {latest}"

@@ -45,7 +45,7 @@ class Ledger:
     forgets_periods: bool = False
 
     def note(self, name: str, grant: Grant, sent: float) -> None:
-        """Records the answer of a grant."""
+        """Record the answer of a grant."""
         self.granted += grant.granted
         self.all.append((name, grant.last_value, grant.sequence))
         if grant.granted:
@@ -58,7 +58,7 @@ class Ledger:
         self.last[name] = grant
 
     def newest_generation(self, name: str) -> int:
-        """Returns the newest generation of a counter that a write has returned; 0 without one."""
+        """Return the newest generation of a counter that a write has returned; 0 without one."""
         return max((generation for counter, generation in self.proofs if counter == name), default=0)
 
     def is_behind(self, name: str, grant: Grant) -> bool:
@@ -71,14 +71,14 @@ class Ledger:
         return back or grant.generation < seen.generation
 
     def note_tail(self, name: str, count: int, version: RowVersion) -> None:
-        """Records that a tail is returned: from now on the counter may be at the tail's start."""
+        """Record that a tail is returned: from now on the counter may be at the tail's start."""
         seen = self.last.get(name)
         if seen is not None and seen.version == version:
             self.last[name] = seen._replace(last_value=seen.last_value - count * seen.step, granted=0)
 
 
 def granted_ids(grant: Grant) -> range:
-    """Returns the ids of a grant."""
+    """Return the ids of a grant."""
     return range(grant.value_before + grant.step, grant.last_value + grant.step, grant.step)
 
 

@@ -37,7 +37,7 @@ class SimulatedCluster(RuleBasedStateMachine):
         self.changes: dict[str, tuple[ChangeToken, str, Any]] = {}
 
     def _end(self) -> None:
-        """Asserts that all nodes serve after the faults, and stops them."""
+        """Assert that all nodes serve after the faults, and stop them."""
         self.world.clear_faults()
         for node in self.world.nodes:
             node.loop.paused = False
@@ -53,7 +53,7 @@ class SimulatedCluster(RuleBasedStateMachine):
             self._close(node)
 
     def _node(self, which: int) -> Node | None:
-        """Returns a node that is not paused, or None."""
+        """Return a node that is not paused, or None."""
         running = [node for node in self.world.nodes if not node.loop.paused]
         return running[which % len(running)] if running else None
 
@@ -104,7 +104,7 @@ class SimulatedCluster(RuleBasedStateMachine):
         self.backup, self.exported = self.world.copy_store(), self._export()
 
     def _import(self, lines: list[bytes]) -> None:
-        """Imports as ``idalloc store import`` does, under the running nodes."""
+        """Import as ``idalloc store import`` does, under the running nodes."""
         error = self.world.finish(self.world.store_loop, self.calls.bring_in(self._store, self.world.clock, lines))
         assert error is None, error
 

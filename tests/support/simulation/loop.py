@@ -44,7 +44,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return bool(self._ready) or (next_timer is not None and next_timer <= self._time())
 
     def run_ready(self) -> bool:
-        """Runs ready callbacks, and then due timers; returns whether there were any."""
+        """Run ready callbacks, and then due timers; return whether there were any."""
         if self.paused:
             return False
         while self._timers and self._timers[0][0] <= self._time():
@@ -109,7 +109,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
-        """Runs the function at once, since threads would make the order of events random."""
+        """Run the function at once, since threads would make the order of events random."""
         done = self.create_future()
         try:
             done.set_result(func(*args))
@@ -130,7 +130,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return False
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Does nothing: cancelled timers are skipped when they are due."""
+        """Do nothing: cancelled timers are skipped when they are due."""
 
 
 class ImmediateJobs(JobThread):
@@ -147,5 +147,5 @@ class ImmediateJobs(JobThread):
 
 
 def simulated_loop(time: Callable[[], float]) -> SimulatedLoop:
-    """Returns a new loop."""
+    """Return a new loop."""
     return SimulatedLoop(time)  # type: ignore[abstract]

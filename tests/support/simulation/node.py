@@ -126,13 +126,13 @@ class Node:
             self._jobs.append(self.loop.create_task(job))
 
     def drop_idle_sequences(self) -> None:
-        """Starts a task that drops idle sequences, as the background task does periodically."""
+        """Start a task that drops idle sequences, as the background task does periodically."""
         job = self.loop.create_task(self.allocator.check_idle_sequences())
         self._idle_checks.append(job)
         job.add_done_callback(self._idle_checks.remove)
 
     async def close(self) -> None:
-        """Stops as the server does: cancels calls, then returns tails."""
+        """Stop as the server does: cancel calls, then return tails."""
         assert self.doc_ids
         self.closing = True
         for task in (*self.callers, *self._jobs, *self._idle_checks):

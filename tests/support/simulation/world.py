@@ -58,7 +58,7 @@ class World:
         return [self.store_loop, *(node.loop for node in self.nodes)]
 
     def connect(self) -> Store:
-        """Returns the store, or an open connection to it."""
+        """Return the store, or an open connection to it."""
         if self.memory is not None:
             return self.memory
         assert self._path
@@ -69,7 +69,7 @@ class World:
         return store
 
     def start_node(self, prefix: int) -> Node | None:
-        """Starts a node; returns None if it refuses to start."""
+        """Start a node; return None if it refuses to start."""
         self._started += 1
         loop = simulated_loop(lambda: self.now)
         node = Node(self._started, prefix, loop, StoreConnection(self, self.connect(), loop), CONFIG)
@@ -87,7 +87,7 @@ class World:
         self.gone.append(node)
 
     def settle(self) -> None:
-        """Runs all callbacks that are ready, and asserts that no promise was broken."""
+        """Run all callbacks that are ready, and asserts that no promise was broken."""
         while sum(loop.run_ready() for loop in self.loops):
             pass
         self.problems += [str(error) for loop in self.loops for error in loop.errors]
@@ -113,12 +113,12 @@ class World:
         return task.exception()
 
     def clear_faults(self) -> None:
-        """Removes all pending faults."""
+        """Remove all pending faults."""
         self.down = False
         self.faults.clear()
 
     async def checked(self, method: str, apply: Callable[[], Awaitable[Any]]) -> Any:
-        """Applies a call to the store, and checks that counters move back only by a returned tail
+        """Apply a call to the store, and checks that counters move back only by a returned tail
         (P2).
         """
         if self.memory is None:
@@ -135,7 +135,7 @@ class World:
                 self.problems += moved_back(before, rows, method)
 
     def copy_store(self) -> Any:
-        """Returns a backup of the store."""
+        """Return a backup of the store."""
         if self.memory is not None:
             return self.memory.back_up()
         assert self._path
@@ -156,7 +156,7 @@ class World:
         live.close()
 
     def end(self) -> None:
-        """Ends the loops of all nodes, also of killed ones."""
+        """End the loops of all nodes, also of killed ones."""
         for node in [*self.nodes, *self.gone]:
             node.connection.cut = True
             node.loop.paused = False

@@ -55,7 +55,7 @@ class Service(SimulatedCluster):
 
     @rule(name=NAMES, counts=st.lists(st.integers(2, 10), min_size=4, max_size=12), unknown=st.booleans())
     def two_nodes_share_a_sequence(self, name: str, counts: list[int], unknown: bool) -> None:
-        """Gives the leases several pieces; a grant with an unknown outcome may lie in between."""
+        """Give the leases several pieces; a grant with an unknown outcome may lie in between."""
         for turn, id_count in enumerate(counts):
             if unknown and turn == len(counts) // 2:
                 self.world.faults["grant"].append(StoreFault(error=StoreOutcomeUnknown))
@@ -151,7 +151,7 @@ class Service(SimulatedCluster):
 
     @rule(which=NODES, name=NAMES, id_count=COUNTS, turns=st.integers(0, 5), seconds=st.sampled_from([0.0, 0.0, 182.0]))
     def stop_a_node_during_an_answer(self, which: int, name: str, id_count: int, turns: int, seconds: float) -> None:
-        """Cancels calls, or pauses the node, a few turns of its loop after the store has answered."""
+        """Cancel calls, or pauses the node, a few turns of its loop after the store has answered."""
         node = self._node(which)
         if node:
             self._call_node(node, self.calls.allocate, name, id_count)

@@ -29,7 +29,7 @@ class ChangeToken(NamedTuple):
         return f"{self.request_id}:{self.digest}"
 
     def wrote(self, row: Row) -> bool:
-        """Returns whether this request made the last change of a row.
+        """Return whether this request made the last change of a row.
 
         Raises:
             RequestIdReused: A different request with the same request id did.
@@ -40,7 +40,7 @@ class ChangeToken(NamedTuple):
 
 
 def make_change_token(request_id: str, content: bytes, random: Callable[[int], bytes]) -> ChangeToken:
-    """Returns the token of a request.
+    """Return the token of a request.
 
     Args:
         request_id: The caller's request id, a UUID; empty for a random one.

@@ -91,7 +91,7 @@ class SequenceIndex:
             self._requested.clear()
 
     def find(self, search: str, sort: SortKey, *, descending: bool, offset: int, limit: int) -> Found:
-        """Returns a part of the list of sequences whose names contain a text, in any case of its letters.
+        """Return a part of the list of sequences whose names contain a text, in any case of its letters.
 
         Args:
             search: The text; empty for all sequences.

@@ -21,7 +21,7 @@ Read = Callable[[str, str, int], Awaitable[list[Row]]]
 
 
 async def read_page(read: Read, prefix: str, after: str, limit: int, visible: Patterns | None) -> tuple[list[Row], str]:
-    """Returns the rows of a page, and the name after which the next page starts; empty at the end of the list.
+    """Return the rows of a page, and the name after which the next page starts; empty at the end of the list.
 
     Scans only names that the caller's patterns can match, and at most ``MAX_SCANNED_ROWS`` rows, so
     a page may be short before the end of the list. Only the last page may be empty: the token of an
@@ -56,7 +56,7 @@ async def read_page(read: Read, prefix: str, after: str, limit: int, visible: Pa
 
 
 async def map_in_batches(function: Callable[[Row], Awaitable[_T]], rows: list[Row]) -> list[_T]:
-    """Returns the function's result for each row, in order; runs ``MAP_CONCURRENCY`` at a time."""
+    """Return the function's result for each row, in order; run ``MAP_CONCURRENCY`` at a time."""
     results: list[_T] = []
     for start in range(0, len(rows), MAP_CONCURRENCY):
         results += await asyncio.gather(*(function(row) for row in rows[start : start + MAP_CONCURRENCY]))

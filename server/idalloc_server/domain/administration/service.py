@@ -101,11 +101,11 @@ class SequenceService:
         self.generations_ended = 0
 
     def change_token(self, request_id: str, content: bytes) -> ChangeToken:
-        """Returns the token of a change request, see ``make_change_token``."""
+        """Return the token of a change request, see ``make_change_token``."""
         return make_change_token(request_id, content, self._random)
 
     async def get(self, name: str, period: str = "") -> SequenceSummary:
-        """Returns a sequence.
+        """Return a sequence.
 
         Args:
             name: The sequence's name.
@@ -122,27 +122,27 @@ class SequenceService:
         return await self.summary_of(row, period)
 
     async def read_rows(self, prefix: str, after: str, limit: int, *, deleted: bool = False) -> list[Row]:
-        """Returns the rows of sequences in the byte order of their names; see ``Store.list``."""
+        """Return the rows of sequences in the byte order of their names; see ``Store.list``."""
         return await self._call_store(self._store.list(prefix, after, limit, deleted=deleted, periods=False))
 
     async def summary_of(self, row: Row, period: str = "") -> SequenceSummary:
-        """Returns the summary of a row in a period; empty for the current one."""
+        """Return the summary of a row in a period; empty for the current one."""
         [summary] = await self.at_present_rates([await self._summary_of(row, period)])
         return summary
 
     async def summaries_of(self, rows: list[Row]) -> list[SequenceSummary]:
-        """Returns the summaries of rows in their current periods."""
+        """Return the summaries of rows in their current periods."""
         return await self.at_present_rates(await map_in_batches(self._summary_of, rows))
 
     async def at_present_rates(self, summaries: list[SequenceSummary]) -> list[SequenceSummary]:
-        """Returns summaries with the present rates of the server."""
+        """Return summaries with the present rates of the server."""
         rates, now = await self._rates([each.counter for each in summaries]), self._clock.wall()
         return [each.at_rate(rates.get(each.counter, 0.0), now) for each in summaries]
 
     async def list(
         self, prefix: str, after: str, limit: int, *, deleted: bool, visible: Patterns | None = None
     ) -> tuple[list[SequenceSummary], str]:
-        """Returns a page of sequences in the byte order of their names, and the name after which the next page starts.
+        """Return a page of sequences in the byte order of their names, and the name after which the next page starts.
 
         A page may be short before the end of the list if few names are visible, see ``read_page``.
 
@@ -158,7 +158,7 @@ class SequenceService:
         return await self.summaries_of(rows), next_after
 
     async def parse(self, name: str, text: str) -> ParsedId:
-        """Parses a formatted id.
+        """Parse a formatted id.
 
         Raises:
             Refusal: InvalidRequest (sequence, text), SequenceNotFound, SequenceInvalid,
@@ -169,7 +169,7 @@ class SequenceService:
         return compile_format(row.sequence.format).parse(text)
 
     async def create(self, name: str, given: Mapping[str, Any], change_token: ChangeToken) -> SequenceSummary:
-        """Creates a sequence; a deleted one continues after its last value, and a reserved name needs a start.
+        """Create a sequence; a deleted one continues after its last value, and a reserved name needs a start.
 
         Args:
             name: The sequence's name.
@@ -187,7 +187,7 @@ class SequenceService:
         return await self.summary_of(await self._run_to_completion(name, create))
 
     async def update(self, name: str, given: Mapping[str, Any], etag: str, change_token: ChangeToken) -> ChangeResult:
-        """Updates settings of a sequence.
+        """Update settings of a sequence.
 
         Args:
             name: The sequence's name.
@@ -212,7 +212,7 @@ class SequenceService:
         return await self._result(row, ends_leases=ends_leases)
 
     async def delete(self, name: str, etag: str, change_token: ChangeToken) -> ChangeResult:
-        """Deletes a sequence; its tombstone keeps the counter.
+        """Delete a sequence; its tombstone keeps the counter.
 
         Arguments and errors are those of ``update``.
         """
@@ -268,7 +268,7 @@ class SequenceService:
         return await self._result(row, which)
 
     async def finish_changes(self) -> None:
-        """Waits for changes that outlived their callers."""
+        """Wait for changes that outlived their callers."""
         if self._changes:
             await asyncio.wait(self._changes)
 
@@ -309,7 +309,7 @@ class SequenceService:
     async def _change(
         self, name: str, etag: str, change_token: ChangeToken, plan: "_Planner", *, revives: bool = False
     ) -> tuple[Row, bool]:
-        """Applies ``plan``, with retries on concurrent changes; returns the row, and whether leases have to end."""
+        """Apply ``plan``, with retries on concurrent changes; return the row, and whether leases have to end."""
         row = await self._call_store(self._store.get(name))
         for _ in range(ATTEMPTS):
             if row is None:
@@ -331,7 +331,7 @@ class SequenceService:
         raise SequenceChanged(name, etag_of(row) if row else "")
 
     async def _check_changeable(self, row: Row, etag: str, *, revives: bool) -> None:
-        """Checks that a row may be changed: not deleted, with the expected etag if there is one, and with a counter."""
+        """Check that a row may be changed: not deleted, with the expected etag if there is one, and with a counter."""
         if row.deleted and not (revives and is_reserved(row)):
             await self._raise_deleted(row)
         if etag and etag != etag_of(row):
@@ -364,7 +364,7 @@ class SequenceService:
         raise SequenceDeleted(row.name)
 
     async def _counter(self, row: Row, period: str = "") -> tuple[str, int]:
-        """Returns the period (by default the current one) and its counter; without a reset, "" and the sequence's."""
+        """Return the period (by default the current one) and its counter; without a reset, "" and the sequence's."""
         if row.last_value is None:
             raise SequenceInvalid(row.name, NULL_LAST_VALUE)
         period = period or period_at(row.sequence, self._clock.wall())
@@ -389,7 +389,7 @@ class SequenceService:
         return ChangeResult(summary, self._clock.wall() + delay, delay)
 
     async def _run_to_completion(self, name: str, change: Coroutine[Any, Any, _T]) -> _T:
-        """Runs a change even if the caller is cancelled, then drops this node's lease."""
+        """Run a change even if the caller is cancelled, then drop this node's lease."""
         task = asyncio.get_running_loop().create_task(self._run(name, change))
         self._changes.add(task)
         task.add_done_callback(self._on_done)

@@ -44,7 +44,7 @@ class SequenceSummary:
         return name_of_period(self.row.name, self.period) if self.period else self.row.name
 
     def at_rate(self, rate: float, now: float) -> "SequenceSummary":
-        """Returns the summary with a rate, and the forecast at it.
+        """Return the summary with a rate, and the forecast at it.
 
         Args:
             rate: How fast the server issues ids, in ids a second.
@@ -69,12 +69,12 @@ class SequenceSummary:
 
 
 def etag_of(row: Row) -> str:
-    """Returns the etag of a row, which changes with its settings."""
+    """Return the etag of a row, which changes with its settings."""
     return f'"{row.revision}"'
 
 
 def summarize(row: Row, period: str, last_value: int) -> SequenceSummary:
-    """Returns the summary of a sequence, without rate and forecast.
+    """Return the summary of a sequence, without rate and forecast.
 
     Args:
         row: The sequence's row.

@@ -85,17 +85,17 @@ class Allocator:
         return len(self._sequence_allocators)
 
     def reserve_seconds(self, sequence: str) -> float | None:
-        """Returns how long the ids of a sequence in memory last at its present rate; None if it is not in use."""
+        """Return how long the ids of a sequence in memory last at its present rate; None if it is not in use."""
         allocator = self._sequence_allocators.get(sequence)
         return allocator.reserve_seconds if allocator else None
 
     def reserve_limit(self, sequence: str) -> str:
-        """Returns why the reserve is shorter than ``outage_reserve`` (``reserve.LIMITS``); empty if it is not."""
+        """Return why the reserve is shorter than ``outage_reserve`` (``reserve.LIMITS``); empty if it is not."""
         allocator = self._sequence_allocators.get(sequence)
         return allocator.reserve_limit if allocator else ""
 
     def rates(self, counters: Iterable[str]) -> dict[str, float]:
-        """Returns how fast this process issues ids, in ids a second, by the names of counters; none that is 0.
+        """Return how fast this process issues ids, in ids a second, by the names of counters; none that is 0.
 
         The name of a counter is that of its row, see ``name_of_period``.
         """
@@ -108,11 +108,11 @@ class Allocator:
         return sum(counter.ids_per_second for counter in counters if counter.row.period == period)
 
     def pop_issued(self) -> Iterator[tuple[str, int]]:
-        """Yields each sequence that issued ids since the last call, and how many; see ``IssuedIds.pop_new``."""
+        """Yield each sequence that issued ids since the last call, and how many; see ``IssuedIds.pop_new``."""
         return self._shared.issued.pop_new(self._shared.clock.boot())
 
     def ids_in_memory(self, sequence: str) -> int:
-        """Returns how many ids of a sequence could be issued from memory, of all its periods."""
+        """Return how many ids of a sequence could be issued from memory, of all its periods."""
         allocator = self._sequence_allocators.get(sequence)
         return sum(each.state.ids_in_memory for each in allocator.counters) if allocator else 0
 
@@ -126,7 +126,7 @@ class Allocator:
         )
 
     async def survey(self) -> Survey:
-        """Returns a survey of all sequences in use; the more there are, the longer it takes."""
+        """Return a survey of all sequences in use; the more there are, the longer it takes."""
 
         def states_of(name: str) -> list[CounterState]:
             allocator = self._sequence_allocators.get(name)
@@ -136,14 +136,14 @@ class Allocator:
         return await survey(names, states_of, self._shared.clock, self._allocation_config.lease_ttl)
 
     def allocate_from_lease(self, sequence: str, count: int) -> IdRange | None:
-        """Takes ``count`` ids, at least 1, from memory; None if ``allocate_after_refill`` must wait for the store."""
+        """Take ``count`` ids, at least 1, from memory; None if ``allocate_after_refill`` must wait for the store."""
         sequence_allocator = self._sequence_allocators.get(sequence)
         if sequence_allocator is None or self._current_pid() != self._pid:
             return None
         return sequence_allocator.issue_from_lease(count)
 
     async def allocate(self, sequence: str, count: int) -> IdRange:
-        """Takes one contiguous range, waiting for the store if the lease has too few ids.
+        """Take one contiguous range, waiting for the store if the lease has too few ids.
 
         Waiting callers of a sequence share store calls and are served in FIFO order. A caller
         cancelled before its ids were taken takes none; afterwards its ids are burned.
@@ -172,12 +172,12 @@ class Allocator:
         return await self._get_or_add(sequence).issue_after_refill(count)
 
     def pop_created(self, sequence: str) -> bool:
-        """Returns, once after ``allocate``, whether the first use on this node created the sequence."""
+        """Return, once after ``allocate``, whether the first use on this node created the sequence."""
         sequence_allocator = self._sequence_allocators.get(sequence)
         return sequence_allocator is not None and sequence_allocator.pop_created()
 
     async def proof(self, sequence: str) -> IdRange:
-        """Returns the lease proof of a sequence, from memory if its lease has not expired.
+        """Return the lease proof of a sequence, from memory if its lease has not expired.
 
         It is an empty range: the settings and the generation as the store returned them. Changes
         are not effective before its ``expires_at``.
@@ -189,7 +189,7 @@ class Allocator:
         return sequence_allocator.proof() or await sequence_allocator.renew_proof()
 
     async def drop_lease(self, sequence: str) -> None:
-        """Drops this node's lease after a change of the sequence: later calls wait for the store.
+        """Drop this node's lease after a change of the sequence: later calls wait for the store.
 
         Waits for a refill in progress. Also retries a sequence whose store went backwards.
         """
@@ -198,24 +198,24 @@ class Allocator:
             await sequence_allocator.drop_after_change()
 
     def generation_seen(self, sequence: str) -> int:
-        """Returns the newest generation that a write of this node returned for a sequence, or 0."""
+        """Return the newest generation that a write of this node returned for a sequence, or 0."""
         return self._high_water_marks.generation(sequence)
 
     async def close_idle_sequences(self) -> None:
-        """Closes idle sequences, which gives their unused ids back. Runs until cancelled."""
+        """Close idle sequences, which gives their unused ids back. Run until cancelled."""
         while True:
             await asyncio.sleep(self._allocation_config.lease_ttl / IDLE_CHECKS_PER_LEASE_TTL)
             await self.check_idle_sequences()
 
     async def check_idle_sequences(self) -> None:
-        """Closes the sequences that issued nothing since the last call."""
+        """Close the sequences that issued nothing since the last call."""
         names = list(self._sequence_allocators)
         for start in range(0, len(names), IDLE_CHECK_BATCH):
             await self._return_leases_of(self._pop_idle(names[start : start + IDLE_CHECK_BATCH]))
             await asyncio.sleep(0)
 
     async def return_leases(self) -> None:
-        """Closes all sequences, which gives their unused ids back.
+        """Close all sequences, which gives their unused ids back.
 
         Later calls raise ServerDraining.
         """
@@ -252,7 +252,7 @@ class Allocator:
         return sequence_allocator
 
     def _drop_unknown(self, name: str) -> None:
-        """Drops the allocator of a name without a mark: rejected names use no memory."""
+        """Drop the allocator of a name without a mark: rejected names use no memory."""
         self._high_water_marks.cancel_admission(name)
         self._sequence_allocators.pop(name, None)
 

@@ -39,7 +39,7 @@ class Backwards:
         _log.error("store_went_backwards", **{"sequence": row.sequence, **error.metadata})
 
     async def recheck(self) -> None:
-        """Reads the row at most every ``RECHECK_SECONDS``; raises the error until the sequence was advanced."""
+        """Read the row at most every ``RECHECK_SECONDS``; raise the error until the sequence was advanced."""
         now = self._clock.boot()
         if now >= self._recheck_at:
             self._recheck_at = now + RECHECK_SECONDS

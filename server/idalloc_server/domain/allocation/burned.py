@@ -54,7 +54,7 @@ class BurnedIds:
         self._new: Counter[tuple[str, str, BurnCause]] = Counter()
 
     def add(self, sequence: str, period: str, cause: BurnCause, count: int) -> None:
-        """Counts burned ids."""
+        """Count burned ids."""
         if count:
             self.by_cause[cause] += count
             self._new[sequence, period, cause] += count
@@ -65,7 +65,7 @@ class BurnedIds:
                 self.by_sequence.popitem(last=False)
 
     def pop_new(self) -> Iterator[Burn]:
-        """Yields and removes the counts since the last call, one by one: a break of the loop loses none."""
+        """Yield and remove the counts since the last call, one by one: a break of the loop loses none."""
         while self._new:
             key, count = self._new.popitem()
             yield Burn(*key, count)

@@ -157,7 +157,7 @@ class CounterAllocator:
         return self._held.reserve.demand(self._held.lease.left, self._clock.boot(), self._clock.wall())
 
     def expect(self, demand: Demand) -> None:
-        """Holds what ``demand`` needs before the first call.
+        """Hold what ``demand`` needs before the first call.
 
         The caller repeats it, to retry a refill and to renew.
         """
@@ -169,21 +169,21 @@ class CounterAllocator:
         self._review(now)
 
     def is_idle(self) -> bool:
-        """Returns whether nothing is in progress, and nothing was issued since the last call."""
+        """Return whether nothing is in progress, and nothing was issued since the last call."""
         last, self._last_activity = self._last_activity, (self._held.writes, self._held.lease.left)
         return (
             not self._refill_task and not self._waiters.waiting and not self._backwards and last == self._last_activity
         )
 
     async def drop_after_change(self) -> None:
-        """Drops the lease after a change of the sequence, and the result of a refill in progress."""
+        """Drop the lease after a change of the sequence, and the result of a refill in progress."""
         if self._refill_task:
             await asyncio.wait([self._refill_task])
         self._held.drop(BurnCause.GENERATION)
         self._backwards = None
 
     async def return_lease(self) -> None:
-        """Waits for the refill, then gives the unused tail back to the store.
+        """Wait for the refill, then give the unused tail back to the store.
 
         Nothing is issued afterwards.
         """
@@ -215,7 +215,7 @@ class CounterAllocator:
         self._held.drop(cause)
 
     def _review(self, now: float) -> None:
-        """Starts a refill if none runs, and the lease is due for renewal, or more ids are needed."""
+        """Start a refill if none runs, and the lease is due for renewal, or more ids are needed."""
         if self._refill_task:
             return
         held = self._held
@@ -233,7 +233,7 @@ class CounterAllocator:
             self._refill_task = asyncio.create_task(self._run_refill(), name="refill", context=context)
 
     async def _run_refill(self) -> None:
-        """Runs one refill; its error goes to the waiters.
+        """Run one refill; its error goes to the waiters.
 
         Callers that wait by then start the next one.
         """
@@ -254,7 +254,7 @@ class CounterAllocator:
             self._continue_after_refill()
 
     async def _refill(self) -> str:
-        """Fetches ids, answers the waiters, and returns the outcome."""
+        """Fetch ids, answer the waiters, and return the outcome."""
         waiting, was_counter = len(self._waiters.waiting), self.row.settings.kind == Kind.COUNTER
         wanted, grant = await self._fetch()
         is_counter, is_rising = grant.sequence.kind == Kind.COUNTER, grant.sequence.is_rising
@@ -268,7 +268,7 @@ class CounterAllocator:
         return EXHAUSTED if grant.granted < wanted and not grant.remaining and is_counter else OK
 
     async def _fetch(self) -> tuple[int, Grant]:
-        """Requests what waiters and reserve need, and adds it to the lease.
+        """Request what waiters and reserve need, and add it to the lease.
 
         Returns:
             The number of ids requested, and what the store granted.
@@ -291,7 +291,7 @@ class CounterAllocator:
         return wanted, grant
 
     def _wanted(self, now: float) -> int:
-        """Returns how many ids to request in the next write."""
+        """Return how many ids to request in the next write."""
         settings = self.row.settings
         if self.row.has_reset:
             return 0
@@ -336,7 +336,7 @@ class CounterAllocator:
             self._shared.drop_unknown(self.row.name)
 
     async def _return_tail(self) -> None:
-        """Gives the unused tail back to the store, and burns the rest of the lease."""
+        """Give the unused tail back to the store, and burn the rest of the lease."""
         lease, row, returned = self._held.detach(), self.row, 0
         value, count, version = lease.tail()
         self._returning = lease.left

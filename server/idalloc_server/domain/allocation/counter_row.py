@@ -74,11 +74,11 @@ class CounterRow:
         return self.settings.reset != Reset.NEVER and not self.period
 
     def burn(self, cause: BurnCause, count: int) -> None:
-        """Counts burned ids of the counter."""
+        """Count burned ids of the counter."""
         self._shared.burned.add(self.sequence, self.period, cause, count)
 
     def insufficient_ids_error(self, count: int, left: int, largest: int) -> Refusal:
-        """Returns SequenceExhausted, or SequenceAheadOfClock if the timestamps will be available later.
+        """Return SequenceExhausted, or SequenceAheadOfClock if the timestamps will be available later.
 
         Args:
             count: The number of ids requested.
@@ -126,7 +126,7 @@ class CounterRow:
                 return self._accept(grant)
 
     def _granting(self, wanted: int, demand: Demand | None) -> Awaitable[Grant | None]:
-        """Returns the store's call for a grant."""
+        """Return the store's call for a grant."""
         shared, kind = self._shared, self.settings.kind
         floor = shared.high_water_marks.floor(self.name)
         if kind == Kind.COUNTER or not wanted:
@@ -136,7 +136,7 @@ class CounterRow:
         return shared.store.grant_timestamps(self.name, wanted, self._lease_ms, now, ahead, floor)
 
     async def create(self, wanted: int) -> Grant:
-        """Creates the row with default settings and ``wanted`` ids granted, unless it exists: then grants as ``grant``.
+        """Create the row with default settings and ``wanted`` ids granted, unless it exists: then grants as ``grant``.
 
         The row has a token that no other call has. If the stored row has it, the ids from the start
         belong to this process, even if another node has advanced the counter since. The store may
@@ -169,11 +169,11 @@ class CounterRow:
         return grant
 
     async def read(self) -> Row | None:
-        """Returns the row; see ``Store.get``."""
+        """Return the row; see ``Store.get``."""
         return await self._within_timeout(self._shared.store.get(self.name))
 
     async def give_back(self, count: int, version: RowVersion) -> bool:
-        """Gives an unused tail back; see ``Store.give_back``."""
+        """Give an unused tail back; see ``Store.give_back``."""
         return await self._within_timeout(self._shared.store.give_back(self.name, count, version))
 
     @property
@@ -187,7 +187,7 @@ class CounterRow:
         return grant
 
     def _accept(self, grant: Grant | None) -> Grant | None:
-        """Returns the result of a write, after it moved the high-water mark; None if there is no row yet."""
+        """Return the result of a write, after it moved the high-water mark; None if there is no row yet."""
         shared = self._shared
         self.outcome_unknown = False
         shared.store_health.record_success()
@@ -204,7 +204,7 @@ class CounterRow:
         return grant
 
     async def _check_reserved(self, refusal: SequenceDeleted) -> None:
-        """Raises SequenceReserved if the tombstone of the sequence reserves its name."""
+        """Raise SequenceReserved if the tombstone of the sequence reserves its name."""
         if not isinstance(refusal, StoreRetired):
             raise_if_reserved(await self._within_timeout(self._shared.store.get(self.sequence)))
 
@@ -263,7 +263,7 @@ class PeriodRow(CounterRow):
         return await super().read()
 
     async def _open(self) -> None:
-        """Creates the row or moves it to the sequence's generation, unless this process has seen it there."""
+        """Create the row or move it to the sequence's generation, unless this process has seen it there."""
         generation, settings = self._sequence_row.generation, self._sequence_row.settings
         if max(self._opened_generation, self._shared.high_water_marks.generation(self.name)) < generation:
             call = self._shared.store.open_period(self.name, settings, settings.before_start, generation)

@@ -44,11 +44,11 @@ class CounterState(NamedTuple):
         return self.ids_in_memory > 0
 
     def is_renewal_late(self, now: float, lease_ttl: float) -> bool:
-        """Returns whether the lease is in its last third because its renewal failed."""
+        """Return whether the lease is in its last third because its renewal failed."""
         return self.has_failed and self.has_lease and self.expires_at - now < lease_ttl / 3
 
     def exhausts_in(self, clock: Clock) -> float | None:
-        """Returns the seconds until the store has no ids left, if only this process uses them; None if it uses none."""
+        """Return the seconds until the store has no ids left, if only this process uses them; None if it uses none."""
         settings = self.settings
         if self.remaining is None or settings.kind != Kind.COUNTER:
             return None

@@ -55,7 +55,7 @@ class HeldIds:
         return self.skip_to(count).issue(count, now)
 
     def skip_to(self, count: int) -> Lease:
-        """Returns the lease; burns its ranges before the first one that has ``count`` ids, if there is one."""
+        """Return the lease; burn its ranges before the first one that has ``count`` ids, if there is one."""
         if self.lease.later_ranges and (skipped := self.lease.skip_to(count)):
             self.row.burn(BurnCause.LEFTOVER, skipped)
             self.reserve.record_skipped(skipped)
@@ -66,13 +66,13 @@ class HeldIds:
         self.row.burn(cause, self.detach().left)
 
     def detach(self) -> Lease:
-        """Removes and returns the lease."""
+        """Remove and return the lease."""
         lease, self.lease = self.lease, Lease(self.row.period)
         self.reserve.record_drop()
         return lease
 
     def add(self, grant: Grant, sent_at: float, now: float) -> None:
-        """Adds the ids of a grant, and renews the lease.
+        """Add the ids of a grant, and renews the lease.
 
         Args:
             grant: What the store granted.
@@ -98,6 +98,6 @@ class HeldIds:
         self.refill_at = min(self.renew_at, self.reserve.review_at)
 
     def record_failure(self, now: float) -> None:
-        """Records a failed refill: from now on only time starts the next one."""
+        """Record a failed refill: from now on only time starts the next one."""
         self.refill_at = self.renew_at = now + RENEW_RETRY_SECONDS
         self.reserve.record_failure()

@@ -31,7 +31,7 @@ class _HighWaterMark(NamedTuple):
     fixed_settings: _FixedSettings
 
     def is_past(self, value: int) -> bool:
-        """Returns whether the mark is past ``value`` in the direction of the sequence."""
+        """Return whether the mark is past ``value`` in the direction of the sequence."""
         return self.value > value if self.fixed_settings.rises else self.value < value
 
 
@@ -61,15 +61,15 @@ class HighWaterMarks:
         self._admitted: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
-        """Returns whether the counter has a mark: a write of this process returned its row."""
+        """Return whether the counter has a mark: a write of this process returned its row."""
         return name in self._marks
 
     def __iter__(self) -> Iterator[str]:
-        """Yields the names with a mark."""
+        """Yield the names with a mark."""
         return iter(self._marks)
 
     def admit(self, sequence: str) -> None:
-        """Counts a sequence without a mark towards the limit, until it gets a mark or ``cancel_admission``.
+        """Count a sequence without a mark towards the limit, until it gets a mark or ``cancel_admission``.
 
         Raises:
             TooManySequences: The limit is reached.
@@ -85,7 +85,7 @@ class HighWaterMarks:
         self._admitted.discard(sequence)
 
     def update(self, name: str, grant: Grant) -> None:
-        """Moves the mark to the result of a write.
+        """Move the mark to the result of a write.
 
         Raises:
             StoreWentBackwards: Before the write the row was behind the mark, or it belongs to
@@ -106,7 +106,7 @@ class HighWaterMarks:
         self._marks[name] = _HighWaterMark(grant.generation, grant.last_value, fixed_settings)
 
     def floor(self, name: str) -> GrantFloor:
-        """Returns the state that the store must have reached."""
+        """Return the state that the store must have reached."""
         mark = self._marks.get(name)
         if mark is None:
             return NO_FLOOR
@@ -117,11 +117,11 @@ class HighWaterMarks:
         return GrantFloor(mark.generation, most=mark.value)
 
     def missing_row_error(self, name: str) -> StoreWentBackwards:
-        """Returns the error for a counter with a mark and without a row."""
+        """Return the error for a counter with a mark and without a row."""
         return self._backwards_error(name, "no such row")
 
     def accept(self, row: Row | None) -> bool:
-        """Returns whether an operator has repaired a sequence that was behind its mark.
+        """Return whether an operator has repaired a sequence that was behind its mark.
 
         The row must have a newer generation, and its counter must have reached the mark. A row of
         another sequence cannot be compared: it must have been changed since its creation, and then
@@ -143,12 +143,12 @@ class HighWaterMarks:
         return accepted
 
     def generation(self, name: str) -> int:
-        """Returns the last known generation, or 0."""
+        """Return the last known generation, or 0."""
         mark = self._marks.get(name)
         return mark.generation if mark else 0
 
     def begin_period(self, sequence: str, period: str, now: float, ends_at: float, used: Container[str]) -> None:
-        """Starts a period of a sequence, and removes the marks of earlier ones that have ended.
+        """Start a period of a sequence, and remove the marks of earlier ones that have ended.
 
         Ends are measured on ``Clock.boot``: after the wall clock was set forward and back again,
         the mark of the true period still exists.
@@ -165,11 +165,11 @@ class HighWaterMarks:
                 self._marks.pop(name_of_period(sequence, other), None)
 
     def forget_unused_period(self, name: str) -> None:
-        """Removes the mark of a period's counter that this process opened early and issued no id of."""
+        """Remove the mark of a period's counter that this process opened early and issued no id of."""
         self._marks.pop(name, None)
 
     def move_back(self, name: str, generation: int, end: int, value: int) -> None:
-        """Moves a mark back from ``end`` to ``value``, where a tail that is about to be given back starts.
+        """Move a mark back from ``end`` to ``value``, where a tail that is about to be given back starts.
 
         Does nothing if the mark has changed: a newer sequence allocator has used the counter.
         """
@@ -194,7 +194,7 @@ class HighWaterMarks:
 
 
 def _is_newer_period(name: str, generation: int, mark: _HighWaterMark) -> bool:
-    """Returns whether a period's row belongs to a newer generation of its sequence, made by an operator."""
+    """Return whether a period's row belongs to a newer generation of its sequence, made by an operator."""
     return PERIOD_SEPARATOR in name and generation > mark.generation
 
 
@@ -204,12 +204,12 @@ def _fixed_settings_of(sequence: Sequence) -> _FixedSettings:
 
 @cache
 def _shared_fixed_settings(rises: bool, kind: Kind, reset: Reset) -> _FixedSettings:
-    """Returns one object for all high-water marks with the same settings, to save memory."""
+    """Return one object for all high-water marks with the same settings, to save memory."""
     return _FixedSettings(rises, kind, reset)
 
 
 def _differences(before: _FixedSettings, after: _FixedSettings) -> str:
-    """Returns the addition to the error message for a row of another sequence."""
+    """Return the addition to the error message for a row of another sequence."""
     words = []
     if before.rises != after.rises:
         words.append(f"counts {'up' if after.rises else 'down'}")

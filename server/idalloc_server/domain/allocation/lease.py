@@ -59,11 +59,11 @@ class Lease:
         return self._count
 
     def is_expired(self, now: float) -> bool:
-        """Returns whether the lease has expired at ``now``, in ``Clock.boot`` seconds."""
+        """Return whether the lease has expired at ``now``, in ``Clock.boot`` seconds."""
         return now >= self.expires_at
 
     def issue(self, count: int, now: float) -> IdRange | None:
-        """Takes ids from the first range; None if it has fewer than ``count``, or the lease has expired.
+        """Take ids from the first range; None if it has fewer than ``count``, or the lease has expired.
 
         A ``count`` of 0 returns lease metadata: an empty range.
         """
@@ -78,7 +78,7 @@ class Lease:
         return IdRange(first, count, self.step, self.generation, self.expires_at, self.sequence, self.period)
 
     def skip_to(self, count: int) -> int:
-        """Drops the ranges before the first one that has ``count`` ids; none if no range has.
+        """Drop the ranges before the first one that has ``count`` ids; none if no range has.
 
         Returns:
             The number of ids dropped. They are burned, since the ids of a node rise.
@@ -93,7 +93,7 @@ class Lease:
         return skipped
 
     def usable(self, largest_call: int) -> int:
-        """Returns how many ids calls of up to ``largest_call`` ids can get in any order.
+        """Return how many ids calls of up to ``largest_call`` ids can get in any order.
 
         A call gets contiguous ids, so up to ``largest_call - 1`` ids at the end of each range may
         be too few.
@@ -105,7 +105,7 @@ class Lease:
         return max(0, self._count - unusable) + later
 
     def add(self, grant: Grant, expires_at: float) -> None:
-        """Adds the ids of a grant, which may be none, and renews the whole lease until ``expires_at``.
+        """Add the ids of a grant, which may be none, and renews the whole lease until ``expires_at``.
 
         Unless the lease is empty, ``grant.generation`` must be its generation.
         """
@@ -137,7 +137,7 @@ class Lease:
         self.later_ranges = ranges
 
     def tail(self) -> tuple[int, int, RowVersion]:
-        """Returns the unused ids at the counter, which can be given back to the store.
+        """Return the unused ids at the counter, which can be given back to the store.
 
         There are none if another node has advanced the counter since, or if the row was created
         with these ids, since ``Store.create`` returns no version. Ids below a counter value that

@@ -108,7 +108,7 @@ class Reserve:
         return max(self.largest_call, self._largest_call_before)
 
     def prefetch(self, lease: Lease, settings: Sequence, requested: int, remaining: int, now: float) -> int:
-        """Returns how many ids to request beyond the ``requested`` ones of the callers.
+        """Return how many ids to request beyond the ``requested`` ones of the callers.
 
         Args:
             lease: The ids held.
@@ -129,7 +129,7 @@ class Reserve:
         return max(0, min(prefetch, most - left, remaining - requested))
 
     def record_refill(self, lease: Lease, before: int, sent_at: float, now: float) -> None:
-        """Records a successful write.
+        """Record a successful write.
 
         Args:
             lease: The ids held, with those granted.
@@ -148,12 +148,12 @@ class Reserve:
             self._largest_call_before, self.largest_call, self._measured_since = self.largest_call, 1, now
 
     def seconds_left(self, left: int, now: float) -> float | None:
-        """Returns how long the ids left last at the present rate; None without a rate."""
+        """Return how long the ids left last at the present rate; None without a rate."""
         rate = self._measure(left, now).rate
         return left / rate if rate > 0 else None
 
     def is_short(self, lease: Lease, now: float) -> bool:
-        """Returns whether a refill is due: the ids left do not last, or the row lacks this node's demand."""
+        """Return whether a refill is due: the ids left do not last, or the row lacks this node's demand."""
         if lease.left < self.refill_below:
             return True
         measured = self._measure(lease.left, now)
@@ -162,7 +162,7 @@ class Reserve:
         return lease.usable(measured.largest_call) < measured.cautious_rate * self._duration * REFILL_AT
 
     def demand(self, left: int, now: float, wall: float) -> Demand | None:
-        """Returns what the callers need, or None until it is measured well; what is only expected does not count.
+        """Return what the callers need, or None until it is measured well; what is only expected does not count.
 
         ``wall`` is ``Clock.wall`` in seconds.
         """
@@ -172,7 +172,7 @@ class Reserve:
         return Demand(measured.issued / measured.seconds, measured.largest_call, wall)
 
     def demand_to_write(self, left: int, now: float, clock: Clock) -> Demand | None:
-        """Returns the mean of this node's demand and the row's, for nodes that start.
+        """Return the mean of this node's demand and the row's, for nodes that start.
 
         None before it is measured, and in every second write, to read the row. The mean is
         geometric: one busy node among quiet ones counts little, as each node that starts asks for
@@ -190,7 +190,7 @@ class Reserve:
         return own._replace(rate=math.sqrt(stored.rate * own.rate))
 
     def adopt_demand(self, left: int, now: float, wall: float) -> bool:
-        """Expects the row's demand after the first write, unless something else is expected, or it is too old.
+        """Expect the row's demand after the first write, unless something else is expected, or it is too old.
 
         Returns:
             Whether calls are expected.
@@ -204,7 +204,7 @@ class Reserve:
         return False
 
     def expect(self, demand: Demand, left: int, now: float) -> None:
-        """Starts the measurement again.
+        """Start the measurement again.
 
         For ``DEMAND_SECONDS`` the rate is at least that of the demand.
         """
@@ -215,25 +215,25 @@ class Reserve:
         self.largest_call = max(self.largest_call, demand.largest_call)
 
     def skip_refill(self, left: int, now: float) -> None:
-        """Records a review after which no ids were requested."""
+        """Record a review after which no ids were requested."""
         self._begin_part(self._measure(left, now), left, now)
         if left < self.refill_below:
             self.refill_below = int(left * REFILL_SHARE)
 
     def record_skipped(self, count: int) -> None:
-        """Records burned ids, which do not count as issued."""
+        """Record burned ids, which do not count as issued."""
         self._left -= count
 
     def record_failure(self) -> None:
-        """Records a failed write: from now on only time starts the next refill."""
+        """Record a failed write: from now on only time starts the next refill."""
         self.refill_below = 0
 
     def record_drop(self) -> None:
-        """Records that no ids are held any more."""
+        """Record that no ids are held any more."""
         self.refill_below = self._left = 0
 
     def _target(self, lease: Lease, now: float) -> int:
-        """Returns how many ids to hold after the next write."""
+        """Return how many ids to hold after the next write."""
         measured, duration = self._measure(lease.left, now), self._duration
         usable = lease.usable(measured.largest_call)
         target = int(measured.cautious_rate * max(duration * REFILL_TO, duration + PART_SECONDS))
@@ -246,13 +246,13 @@ class Reserve:
         return target + lease.left - usable
 
     def _begin_part(self, measured: _Measured, left: int, now: float) -> None:
-        """Ends one part of the measurement, and begins the next one with ``left`` ids."""
+        """End one part of the measurement, and begins the next one with ``left`` ids."""
         self._issued, self._seconds = measured.issued, measured.seconds
         self._rolled_at, self._left = now, left
         self.review_at = now + min(max(now - self._began_at, PART_SECONDS), REVIEW_SECONDS)
 
     def _measure(self, left: int, now: float) -> _Measured:
-        """Returns the recent use.
+        """Return the recent use.
 
         The rate is the recent one, the expected one, or the one since the last part began. The last
         one leaves out the largest call: one call is no rate. While the measurement is young, the

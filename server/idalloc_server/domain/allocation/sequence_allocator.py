@@ -112,11 +112,11 @@ class SequenceAllocator:
         raise StoreUnavailable(f"sequence {self._name!r} was changed during each of {_ATTEMPTS} attempts: try again")
 
     def proof(self) -> IdRange | None:
-        """Returns lease metadata, as an empty range, or None if the lease has expired."""
+        """Return lease metadata, as an empty range, or None if the lease has expired."""
         return self._own.issue_from_lease(0)
 
     async def renew_proof(self) -> IdRange:
-        """Returns lease metadata after a renewal in the store."""
+        """Return lease metadata after a renewal in the store."""
         return await self._own.issue_after_refill(0)
 
     @property
@@ -133,16 +133,16 @@ class SequenceAllocator:
         return self._counter_in_use.state.reserve_limit
 
     def pop_created(self) -> bool:
-        """Returns, once, whether this node created the sequence."""
+        """Return, once, whether this node created the sequence."""
         created, self._own.row.created = self._own.row.created, False
         return created
 
     async def drop_after_change(self) -> None:
-        """Drops the leases after a change of the sequence, and the results of refills in progress."""
+        """Drop the leases after a change of the sequence, and the results of refills in progress."""
         await asyncio.gather(*(counter.drop_after_change() for counter in self.counters))
 
     def pop_idle_periods(self) -> list[CounterAllocator]:
-        """Removes and returns the periods that issued nothing since the last call; the caller returns their leases."""
+        """Remove and return the periods that issued nothing since the last call; the caller returns their leases."""
         idle = [period for period, counter in self._periods.items() if counter.is_idle()]
         is_used = self._period in self._periods and self._period not in idle
         if is_used and self._next_period in idle and self._next_period > self._period:
@@ -150,7 +150,7 @@ class SequenceAllocator:
         return [self._periods.pop(period) for period in idle]
 
     def is_idle(self) -> bool:
-        """Returns whether there are no periods left and the own row's allocator is idle."""
+        """Return whether there are no periods left and the own row's allocator is idle."""
         return self._own.is_idle() and not self._periods
 
     @property
@@ -165,7 +165,7 @@ class SequenceAllocator:
         return self._period
 
     def _look(self, proof: IdRange, wall: float) -> None:
-        """Finds the current period, and opens the next one in time."""
+        """Find the current period, and open the next one in time."""
         if not self._since <= wall < self._until:
             self._period = period_at(proof.sequence, wall)
             self._since, self._until = wall, period_end(proof.sequence, wall)
@@ -182,13 +182,13 @@ class SequenceAllocator:
             self._counter_of(self._next_period, self._until, proof).expect(demand)
 
     def _current_counter(self, proof: IdRange) -> CounterAllocator:
-        """Returns the current period's counter, without ids of an older generation than the proof's."""
+        """Return the current period's counter, without ids of an older generation than the proof's."""
         if proof.sequence.reset != self._reset:  # at first, and after another sequence replaced this one
             self._reset, self._until, self._look_at = proof.sequence.reset, -math.inf, -math.inf
         return self._counter_of(self._current_period(proof), self._since, proof)
 
     def _counter_of(self, period: str, wall: float, proof: IdRange) -> CounterAllocator:
-        """Returns a period's counter, without ids of an older generation; ``wall`` is a moment in the period."""
+        """Return a period's counter, without ids of an older generation; ``wall`` is a moment in the period."""
         counter = self._periods.get(period)
         if counter is None:
             if self._shared.is_closed():
@@ -227,7 +227,7 @@ class SequenceAllocator:
         return proof
 
     async def _complete_advance(self, generation: int) -> None:
-        """Moves the sequence past its counter's generation.
+        """Move the sequence past its counter's generation.
 
         Any number of nodes may do this concurrently.
         """
@@ -246,7 +246,7 @@ class SequenceAllocator:
         await asyncio.shield(asyncio.create_task(timely, name="complete advance"))
 
     async def _validate(self, issued: IdRange) -> IdRange | None:
-        """Returns ids that a period issued, or burns them and returns None if the sequence has another generation."""
+        """Return ids that a period issued, or burn them and return None if the sequence has another generation."""
         cause: BurnCause | None = BurnCause.GENERATION
         try:
             proof = self.proof()
@@ -269,5 +269,5 @@ class SequenceAllocator:
 
 
 def _limit_expiry(issued: IdRange, proof: IdRange) -> IdRange:
-    """Returns the range with the earlier one of the two expiry times."""
+    """Return the range with the earlier one of the two expiry times."""
     return issued if issued.expires_at <= proof.expires_at else issued._replace(expires_at=proof.expires_at)

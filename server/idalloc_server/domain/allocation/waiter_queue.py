@@ -60,7 +60,7 @@ class WaiterQueue:
         return sum(waiter.served_ids for waiter in self._active)
 
     def add(self, count: int) -> Waiter:
-        """Appends a waiter. Its caller calls ``mark_resumed`` when it resumes."""
+        """Append a waiter. Its caller calls ``mark_resumed`` when it resumes."""
         waiter = Waiter(count, asyncio.get_running_loop().create_future(), copy_context())
         if self._active is _NONE_ACTIVE:
             self.waiting, self._active = deque(), set()
@@ -122,13 +122,13 @@ class WaiterQueue:
         return issued_ids
 
     def mark_resumed(self, waiter: Waiter) -> None:
-        """Records that a waiter has resumed: its ids no longer count as served."""
+        """Record that a waiter has resumed: its ids no longer count as served."""
         self._active.discard(waiter)
         if not self._active and not self.waiting:
             self.waiting, self._active = _NO_WAITERS, _NONE_ACTIVE
 
     def requested_ids(self) -> int:
-        """Returns the number of ids that the next write is for, and ends a deferral."""
+        """Return the number of ids that the next write is for, and end a deferral."""
         requested = 0
         for waiter in islice(self.waiting, self._next_write):
             if not waiter.answer.done():
@@ -144,7 +144,7 @@ class WaiterQueue:
                 waiter.answer.set_exception(InvalidRequest("id_count", rule))
 
     def fail_all(self, error: Exception) -> bool:
-        """Removes all waiters and fails them; returns whether any still waited."""
+        """Remove all waiters and fail them; return whether any still waited."""
         has_failed = False
         while self.waiting:
             answer = self.waiting.popleft().answer

@@ -34,7 +34,7 @@ _MAX_TABLE_STEP = 128
 
 
 def next_serial(serial: int, offset: int, increment: int) -> int:
-    """Returns the serial that MySQL issues after ``serial`` (in ``Document_id_generator::generate``).
+    """Return the serial that MySQL issues after ``serial`` (in ``Document_id_generator::generate``).
 
     The next serial is congruent to the offset modulo the increment, with two exceptions. At an
     increment of 1 MySQL ignores the offset. While the offset is more than one increment ahead, an
@@ -84,7 +84,7 @@ class DocIdRun(NamedTuple):
         return f"{self.prefix:04x}{self.timestamp:08x}{self.first:016x}"
 
     def texts(self) -> list[str]:
-        """Returns the text of each id, in order."""
+        """Return the text of each id, in order."""
         if self.id_count == 1:
             return [self.first_doc_id]
         head = f"{self.prefix:04x}{self.timestamp:08x}"
@@ -107,7 +107,7 @@ class DocIdRun(NamedTuple):
 def _runs_before_overflow(
     start: StartTimestamp, serial: int, offset: int, increment: int, count: int
 ) -> tuple[list[DocIdRun], int]:
-    """Applies ``next_serial`` up to ``count`` times, until the serial overflows, in closed form.
+    """Apply ``next_serial`` up to ``count`` times, until the serial overflows, in closed form.
 
     Returns:
         The runs, and the number of ids that are missing because of the overflow.
@@ -247,7 +247,7 @@ class DocIdGenerator:
         return runs
 
     async def change(self, *, save: Save | None = None, **given: int) -> None:
-        """Changes the prefix, offset or increment for all callers atomically; the serial continues, as in MySQL.
+        """Change the prefix, offset or increment for all callers atomically; the serial continues, as in MySQL.
 
         A new prefix gets its own start timestamp. Concurrent changes are applied in order. A failed
         change has no effect; one whose caller is cancelled completes.
@@ -280,11 +280,11 @@ class DocIdGenerator:
             raise refusal
 
     def forget_after_fork(self) -> None:
-        """Stops issuing in the child of a fork, since the parent uses the start timestamp."""
+        """Stop issuing in the child of a fork, since the parent uses the start timestamp."""
         self._pid = NO_PROCESS
 
     async def cancel_claims(self) -> None:
-        """Cancels a claim or change in progress, and refuses new ones."""
+        """Cancel a claim or change in progress, and refuses new ones."""
         self._closed = True
         if tasks := {*self._changes, *([self._claim] if self._claim else [])}:
             for task in tasks:
@@ -292,7 +292,7 @@ class DocIdGenerator:
             await asyncio.wait(tasks)
 
     async def _wait_for_claim(self) -> None:
-        """Waits for the claim in progress, or starts one."""
+        """Wait for the claim in progress, or start one."""
         claim = self._claim
         if claim is None or claim.done():
             if self._closed:
@@ -318,7 +318,7 @@ class DocIdGenerator:
         return None
 
     async def _change(self, given: Mapping[str, int], save: Save | None) -> Refusal | None:
-        """Applies one change.
+        """Apply one change.
 
         Returns an error rather than raise it: the caller may be cancelled.
         """

@@ -126,7 +126,7 @@ class StartTimestamps:
         return start
 
     async def keep_prefix(self, record_success: Callable[[], None] = lambda: None) -> None:
-        """Sends heartbeats for the prefix to the store until cancelled.
+        """Send heartbeats for the prefix to the store until cancelled.
 
         Args:
             record_success: Called after each success: a server without callers learns so that the

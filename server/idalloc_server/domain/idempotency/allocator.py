@@ -40,7 +40,7 @@ _log = structlog.get_logger("idalloc.request_ids")
 
 
 def with_date(taken: IdRange, wall: float) -> IdRange:
-    """Returns the range with its date as period, if its format has a date and the sequence has no reset."""
+    """Return the range with its date as period, if its format has a date and the sequence has no reset."""
     if taken.period or not taken.sequence.format or not compile_format(taken.sequence.format).has_date:
         return taken
     return taken._replace(period=date_at(taken.sequence, wall))
@@ -60,7 +60,7 @@ class _Call:
     task: asyncio.Task[tuple[IdRange, int]] = field(init=False)
 
     def check_same(self, recorded: RecordedAllocation) -> None:
-        """Raises RequestIdReused if the recorded answer of the request id belongs to another call."""
+        """Raise RequestIdReused if the recorded answer of the request id belongs to another call."""
         if (recorded.sequence, recorded.id_count) != (self.sequence, self.id_count):
             # The caller may have no access to the other sequence, so the error does not name it.
             ids = "1 id" if recorded.id_count == 1 else f"{recorded.id_count} ids"
@@ -144,7 +144,7 @@ class IdempotentAllocator:
         return taken, recorded_prefix
 
     async def _wait_as_caller(self, call: _Call) -> None:
-        """Waits for the end of a call. The last caller that is cancelled abandons the call."""
+        """Wait for the end of a call. The last caller that is cancelled abandons the call."""
         call.callers += 1
         try:
             await asyncio.wait({call.task})
@@ -155,7 +155,7 @@ class IdempotentAllocator:
             raise
 
     async def finish_recording(self) -> None:
-        """Waits for answers that are still being recorded for cancelled callers."""
+        """Wait for answers that are still being recorded for cancelled callers."""
         if self._calls:
             await asyncio.wait([call.task for call in self._calls.values()])
 
@@ -169,7 +169,7 @@ class IdempotentAllocator:
             self._burn(call, BurnCause.CANCELLED if call.task.done() else BurnCause.UNKNOWN_OUTCOME)
 
     async def prune_answers(self) -> None:
-        """Removes answers whose window has passed, in batches, until cancelled."""
+        """Remove answers whose window has passed, in batches, until cancelled."""
         while True:
             try:
                 await self.prune()
@@ -179,7 +179,7 @@ class IdempotentAllocator:
             await asyncio.sleep(min(self._window / PRUNES_PER_WINDOW, MAX_PRUNE_INTERVAL))
 
     async def prune(self) -> None:
-        """Removes answers that this process saw for at least their window, by its boot clock.
+        """Remove answers that this process saw for at least their window, by its boot clock.
 
         Raises:
             StoreFailure: The store did not answer.
@@ -194,7 +194,7 @@ class IdempotentAllocator:
             pass  # remove the next batch
 
     async def _warn_if_many(self) -> None:
-        """Logs one warning if the store keeps very many answers."""
+        """Log one warning if the store keeps very many answers."""
         now = self._clock.boot()
         if now < self._next_count_at:
             return
@@ -226,7 +226,7 @@ class IdempotentAllocator:
             del self._calls[call.request_id]
 
     def _abandon_call(self, call: _Call) -> None:
-        """Cancels a call without callers, unless it has ids: their answer is recorded for a retry."""
+        """Cancel a call without callers, unless it has ids: their answer is recorded for a retry."""
         if call.task.done():
             self._burn(call, BurnCause.CANCELLED)
         elif call.taken is None:
@@ -269,7 +269,7 @@ class IdempotentAllocator:
         return taken, call.prefix
 
     async def _replay_or_raise(self, call: _Call, refusal: Refusal) -> tuple[IdRange, int]:
-        """Returns the ids of an earlier call with the same request id, such as the last ids, or raises ``refusal``."""
+        """Return the ids of an earlier call with the same request id, such as the last ids, or raise ``refusal``."""
         recorded = await within_timeout(self._store_timeout, self._store.recorded(call.request_id))
         if recorded is None:
             raise refusal
@@ -279,7 +279,7 @@ class IdempotentAllocator:
         return await self._replay(call, recorded, await self._prove_generation(recorded))
 
     async def _replay(self, call: _Call, recorded: RecordedAllocation, proof: IdRange) -> tuple[IdRange, int]:
-        """Returns the recorded ids again, if they are of the generation of ``proof``."""
+        """Return the recorded ids again, if they are of the generation of ``proof``."""
         call.check_same(recorded)
         if recorded.generation > proof.generation:
             # This node has not seen the change that began the generation, so its settings are
@@ -300,7 +300,7 @@ class IdempotentAllocator:
             raise _burned(recorded) from None
 
     def _burn(self, call: _Call, cause: BurnCause) -> None:
-        """Counts the ids of a call as burned, unless they are counted already or a caller has received them."""
+        """Count the ids of a call as burned, unless they are counted already or a caller has received them."""
         taken = call.taken
         if taken is not None and call in self._undelivered:
             period = taken.period if taken.sequence.reset != Reset.NEVER else ""  # else it is the date of the texts
@@ -309,7 +309,7 @@ class IdempotentAllocator:
 
 
 def _identity(allocation: RecordedAllocation) -> tuple[str, int, str, int]:
-    """Returns the key of the ids: numbers repeat in each period."""
+    """Return the key of the ids: numbers repeat in each period."""
     return (allocation.sequence, allocation.generation, allocation.period, allocation.first_id)
 
 

@@ -27,7 +27,7 @@ class AnswerLog:
         self._batches = Batches("record answers", self._write, MAX_BATCH_ROWS)
 
     async def write(self, allocation: RecordedAllocation) -> RecordedAllocation:
-        """Records an answer, unless its request id has one, and returns the recorded answer."""
+        """Record an answer, unless its request id has one, and return the recorded answer."""
         return await self._batches.add(allocation)
 
     async def _write(self, batch: list[RecordedAllocation]) -> Iterable[RecordedAllocation | Exception]:

@@ -21,7 +21,7 @@ _SEARCH_HOURS = 26
 
 @lru_cache(maxsize=1024)
 def load_zone(name: str) -> ZoneInfo:
-    """Returns a time zone of the IANA database.
+    """Return a time zone of the IANA database.
 
     Raises:
         InvalidRequest: The zone is unknown; the error names ``time_zone``.
@@ -36,7 +36,7 @@ def load_zone(name: str) -> ZoneInfo:
 
 
 def date_at(sequence: Sequence, wall: float) -> str:
-    """Returns the date in the sequence's time zone, such as "2026-11-21".
+    """Return the date in the sequence's time zone, such as "2026-11-21".
 
     Args:
         sequence: The sequence.
@@ -46,7 +46,7 @@ def date_at(sequence: Sequence, wall: float) -> str:
 
 
 def period_at(sequence: Sequence, wall: float) -> str:
-    """Returns the period: "2026", "2026-11" or "2026-11-21"; empty if the sequence has no reset.
+    """Return the period: "2026", "2026-11" or "2026-11-21"; empty if the sequence has no reset.
 
     Args:
         sequence: The sequence.
@@ -56,7 +56,7 @@ def period_at(sequence: Sequence, wall: float) -> str:
 
 
 def period_end(sequence: Sequence, wall: float) -> float:
-    """Returns the first second of the next period, in seconds since 1970; infinity if there is none.
+    """Return the first second of the next period, in seconds since 1970; infinity if there is none.
 
     The next period is the previous one for a while if clocks are set back over midnight.
 
@@ -81,7 +81,7 @@ def period_end(sequence: Sequence, wall: float) -> float:
 
 
 def check_period(sequence: Sequence, text: str) -> None:
-    """Validates the name of a period. Empty means the current period.
+    """Validate the name of a period. Empty means the current period.
 
     Raises:
         InvalidRequest: The sequence has no such period; the error names ``period``.
@@ -113,7 +113,7 @@ def _next_start(first: date, reset: Reset) -> date:
 
 
 def _possible_date_changes(time_zone: ZoneInfo, day: date) -> set[int]:
-    """Returns the seconds near the start of a day at which the local date may change."""
+    """Return the seconds near the start of a day at which the local date may change."""
     midnight = int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp())
     hours = [midnight + hour * _HOUR for hour in range(-_SEARCH_HOURS, _SEARCH_HOURS + 1)]
     offsets = [_offset(time_zone, hour) for hour in hours]

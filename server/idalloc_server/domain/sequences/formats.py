@@ -157,7 +157,7 @@ class Format:
         self._pattern = re.compile(pattern if template else "(?P<value>-?[0-9]{1,19})")
 
     def check_sequence(self, sequence: Sequence) -> None:
-        """Validates that the format gives different texts for different ids of a sequence, over all its periods.
+        """Validate that the format gives different texts for different ids of a sequence, over all its periods.
 
         Raises:
             InvalidRequest: It does not; the error names ``format`` and the next step.
@@ -182,7 +182,7 @@ class Format:
         self._check_adjacent_fields()
 
     def format_ids(self, values: range, date: str, prefix: int) -> list[str]:
-        """Formats ids.
+        """Format ids.
 
         Args:
             values: The ids, within the bounds of a sequence that passed ``check_sequence``.
@@ -215,7 +215,7 @@ class Format:
         return [printf % pair for pair in zip(first, second, strict=True)]
 
     def parse(self, text: str) -> ParsedId:
-        """Parses a formatted id. Crockford's letters and check characters may be in lower case.
+        """Parse a formatted id. Crockford's letters and check characters may be in lower case.
 
         Raises:
             InvalidRequest: The text does not match, or its check characters are wrong; the error
@@ -252,7 +252,7 @@ class Format:
         return MAX_ID if self.largest_value is None else self.largest_value
 
     def _format_constant_fields(self, date: str, prefix: int) -> dict[str, str]:
-        """Returns the text of each field that is the same in all ids: dates and the prefix."""
+        """Return the text of each field that is the same in all ids: dates and the prefix."""
         constant = {}
         for name, start in (("year", 0), ("month", 5), ("day", 8)):
             if name in self._fields:
@@ -266,7 +266,7 @@ class Format:
         return constant
 
     def _check_adjacent_fields(self) -> None:
-        """Validates that fields without a fixed width are separated by literal text that is not one of their digits.
+        """Validate that fields without a fixed width are separated by literal text that is not one of their digits.
 
         One such field is always unambiguous: the length of the text determines its width.
         """
@@ -287,7 +287,7 @@ class Format:
 
 @lru_cache(maxsize=1024)
 def compile_format(template: str) -> Format:
-    """Returns the format of a template; "" is plain decimal digits.
+    """Return the format of a template; "" is plain decimal digits.
 
     Raises:
         InvalidRequest: The template is invalid; the error names ``format`` and the next step.

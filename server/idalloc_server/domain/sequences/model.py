@@ -105,18 +105,18 @@ class Sequence:
         return value > other if self.step > 0 else value < other
 
     def align(self, value: int) -> int:
-        """Rounds in the direction of the step: returns the first start + k * step, k >= -1, not before ``value``."""
+        """Round in the direction of the step: returns the first start + k * step, k >= -1, not before ``value``."""
         steps = max(0, -((value - self.before_start) // -self.step))
         return self.before_start + steps * self.step
 
     def align_before(self, value: int) -> int:
-        """Rounds against the direction of the step: returns the last such value at or before ``value``, or k = -1."""
+        """Round against the direction of the step: returns the last such value at or before ``value``, or k = -1."""
         point = self.align(value)
         return point - self.step if self.is_past(point, value) and point != self.before_start else point
 
 
 def check_name(name: str, field: str = "sequence") -> None:
-    """Validates a sequence's name: 1 to 255 bytes of UTF-8 without control characters.
+    """Validate a sequence's name: 1 to 255 bytes of UTF-8 without control characters.
 
     Raises:
         InvalidRequest: The name is invalid; the error names ``field``.
@@ -131,10 +131,10 @@ def check_name(name: str, field: str = "sequence") -> None:
 
 
 def name_of_period(name: str, period: str) -> str:
-    """Returns the name of the store's row that holds the counter of a period."""
+    """Return the name of the store's row that holds the counter of a period."""
     return f"{name}{PERIOD_SEPARATOR}{period}"
 
 
 def counts_ids(name: str, reset: Reset) -> bool:
-    """Returns whether a row's counter is the last issued id; a sequence with a reset counts in its periods' rows."""
+    """Return whether a row's counter is the last issued id; a sequence with a reset counts in its periods' rows."""
     return reset == Reset.NEVER or PERIOD_SEPARATOR in name

@@ -30,7 +30,7 @@ class Patterns:
         return bool(self.patterns)
 
     def match(self, name: str) -> bool:
-        """Returns whether a pattern matches the whole name."""
+        """Return whether a pattern matches the whole name."""
         return (
             name.startswith(self._prefixes) or name in self._exact or any(_fits(parts, name) for parts in self._split)
         )
@@ -41,7 +41,7 @@ class Patterns:
         return ANY in self.patterns
 
     def ranges(self, prefix: str) -> Iterator["NameRange"]:
-        """Yields disjoint ranges, in order, that cover all matching names with a prefix."""
+        """Yield disjoint ranges, in order, that cover all matching names with a prefix."""
         found: dict[str, NameRange] = {}
         for pattern in self.patterns:
             literal, star, _ = pattern.partition(ANY)
@@ -73,7 +73,7 @@ class NameRange(NamedTuple):
 
 
 def _fits(parts: list[str], name: str) -> bool:
-    """Returns whether a name consists of the parts with any text between them, in linear time."""
+    """Return whether a name consists of the parts with any text between them, in linear time."""
     first, *between, last = parts
     if len(name) < len(first) + len(last) or not name.startswith(first) or not name.endswith(last):
         return False

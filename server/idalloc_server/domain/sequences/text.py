@@ -23,15 +23,15 @@ def check_text(field: str, text: str) -> None:
 
 
 def is_safe(text: str) -> bool:
-    """Returns whether ``check_text`` accepts a text."""
+    """Return whether ``check_text`` accepts a text."""
     return _UNSAFE.search(text) is None
 
 
 def replaced(text: str) -> str:
-    """Returns the text with U+FFFD for each unsafe character."""
+    """Return the text with U+FFFD for each unsafe character."""
     return _UNSAFE.sub(REPLACEMENT, text)
 
 
 def escaped(text: str) -> str:
-    r"""Returns the text with each unsafe character escaped as in JSON and Python, such as ``\u202e``."""
+    r"""Return the text with each unsafe character escaped as in JSON and Python, such as ``\u202e``."""
     return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

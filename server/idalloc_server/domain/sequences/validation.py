@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 
 
 def resolve_settings(given: Mapping[str, Any], before: Sequence | None = None) -> Sequence:
-    """Returns validated settings of a new or updated sequence.
+    """Return validated settings of a new or updated sequence.
 
     Args:
         given: Values by field of ``idalloc.v1.Sequence``; None resets a field to its default.
@@ -128,7 +128,7 @@ def check_change(before: Sequence, after: Sequence, last_value: int) -> None:
 
 
 def changed_bound(before: Sequence, after: Sequence) -> int | None:
-    """Returns the new bound that the sequence's counter must not have passed, or None if there is none.
+    """Return the new bound that the sequence's counter must not have passed, or None if there is none.
 
     A sequence with a reset has none: its periods have their own counters.
     """
@@ -163,7 +163,7 @@ def _choice(name: str, value: Any) -> IntEnum:
 
 
 def _step(typed: Mapping[str, Any], default: int) -> int:
-    """Returns the step: ``increment`` if it is set, else ``default``."""
+    """Return the step: ``increment`` if it is set, else ``default``."""
     offset, increment = typed.get("offset"), typed.get("increment")
     if increment is None:
         if offset is not None:

@@ -33,7 +33,7 @@ class Batches(Generic[_Item, _Answer]):
         self._task: asyncio.Task[None] | None = None
 
     async def add(self, item: _Item) -> _Answer:
-        """Returns the answer to an item; raises its error, or ServerDraining if the calls were cancelled."""
+        """Return the answer to an item; raise its error, or ServerDraining if the calls were cancelled."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[_Answer] = loop.create_future()
         self._waiting.append((item, answer))

@@ -24,11 +24,11 @@ class StoreHealth:
         self._has_succeeded = False
 
     def record_success(self) -> None:
-        """Records a write that the store applied."""
+        """Record a write that the store applied."""
         self._has_succeeded = True
 
     def record_failure(self, error: Exception) -> None:
-        """Records a failed call or refill.
+        """Record a failed call or refill.
 
         Only errors of the store count, and not those of a single sequence.
         """
@@ -37,7 +37,7 @@ class StoreHealth:
             self._last_error = str(error)
 
     def evaluate(self) -> None:
-        """Updates ``error`` from the results since the last call.
+        """Update ``error`` from the results since the last call.
 
         Logs each failure, and the recovery.
         """
@@ -50,7 +50,7 @@ class StoreHealth:
         self._failures, self._has_succeeded = 0, False
 
     async def evaluate_every_second(self, report: Callable[[str], None]) -> None:
-        """Evaluates once a second until cancelled, and passes ``error`` to ``report`` each time."""
+        """Evaluate once a second until cancelled, and passes ``error`` to ``report`` each time."""
         while True:
             await asyncio.sleep(1)
             self.evaluate()

@@ -56,7 +56,7 @@ class Store(Protocol):
         ...
 
     async def open(self) -> None:
-        """Connects, and creates missing tables. Adopts the two-column table of CrateDB's guide.
+        """Connect, and create missing tables. Adopts the two-column table of CrateDB's guide.
 
         Raises:
             StartRefused: The store is too old, has tables of another program, or lacks a privilege.
@@ -115,7 +115,7 @@ class Store(Protocol):
         ...
 
     async def create(self, row: Row) -> Row:
-        """Inserts a row unless one with its name exists.
+        """Insert a row unless one with its name exists.
 
         A row whose ``last_value`` is past its start grants the ids up to there to the caller, if it
         is inserted.
@@ -132,7 +132,7 @@ class Store(Protocol):
         ...
 
     async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
-        """Creates the counter of a period (``name_of_period``), or moves it to a newer generation of its sequence.
+        """Create the counter of a period (``name_of_period``), or move it to a newer generation of its sequence.
 
         A new counter starts at the first lattice value at or past ``at_least``. A counter of an
         older generation gets the settings and advances to ``at_least``, as in ``Revision``. One of
@@ -141,7 +141,7 @@ class Store(Protocol):
         ...
 
     async def get(self, name: str) -> Row | None:
-        """Returns a row after the last acknowledged write, or None. The row may be a tombstone.
+        """Return a row after the last acknowledged write, or None. The row may be a tombstone.
 
         Raises:
             SequenceInvalid: The stored settings are corrupt.
@@ -149,7 +149,7 @@ class Store(Protocol):
         ...
 
     async def list(self, prefix: str, after: str, limit: int, *, deleted: bool, periods: bool) -> list[Row]:
-        """Returns rows in byte order of their names, including every write acknowledged before the call.
+        """Return rows in byte order of their names, including every write acknowledged before the call.
 
         Args:
             prefix: Only names with this prefix.
@@ -164,7 +164,7 @@ class Store(Protocol):
         ...
 
     async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
-        """Changes a row in one atomic write if its revision matches and its counter is not past ``change.limit``.
+        """Change a row in one atomic write if its revision matches and its counter is not past ``change.limit``.
 
         Increments the revision: a replay of the write changes nothing.
 
@@ -179,7 +179,7 @@ class Store(Protocol):
         ...
 
     async def record(self, allocations: Many[RecordedAllocation]) -> dict[str, RecordedAllocation]:
-        """Inserts allocations whose request ids have no record yet, in one statement.
+        """Insert allocations whose request ids have no record yet, in one statement.
 
         ``allocations`` is not empty, and its request ids are distinct.
 
@@ -190,22 +190,22 @@ class Store(Protocol):
         ...
 
     async def recorded(self, request_id: str) -> RecordedAllocation | None:
-        """Returns the allocation of a request id after the last acknowledged write, or None."""
+        """Return the allocation of a request id after the last acknowledged write, or None."""
         ...
 
     async def newest_recorded(self) -> RecordPosition | None:
-        """Returns the position of the newest recorded allocation, or None.
+        """Return the position of the newest recorded allocation, or None.
 
         Every allocation recorded after this call has a later position, regardless of clocks.
         """
         ...
 
     async def count_recorded(self, limit: int) -> int:
-        """Returns the number of recorded allocations; a store that scans them stops at ``limit``."""
+        """Return the number of recorded allocations; a store that scans them stops at ``limit``."""
         ...
 
     async def forget_recorded(self, retention: Retention, limit: int) -> int:
-        """Deletes recorded allocations whose window has passed, among the ``limit`` oldest.
+        """Delete recorded allocations whose window has passed, among the ``limit`` oldest.
 
         A store may keep the newest allocations, and an allocation that was recorded or read again,
         for longer.
@@ -216,7 +216,7 @@ class Store(Protocol):
         ...
 
     async def give_back(self, name: str, count: int, version: RowVersion) -> bool:
-        """Moves a counter back by an unused tail of ``count`` ids, if the row was not written since ``version``.
+        """Move a counter back by an unused tail of ``count`` ids, if the row was not written since ``version``.
 
         Returns:
             Whether the counter moved back. Otherwise the tail is burned.
@@ -241,15 +241,15 @@ class Store(Protocol):
         ...
 
     async def keep_prefix(self, prefix: int, holder: str, stale_after: float) -> None:
-        """Refreshes when ``holder`` was seen, by the same rule as ``claim_start``; claims nothing."""
+        """Refresh when ``holder`` was seen, by the same rule as ``claim_start``; claims nothing."""
         ...
 
     async def release_prefix(self, prefix: int, holder: str) -> None:
-        """Removes ``holder`` from the prefix, if it holds it."""
+        """Remove ``holder`` from the prefix, if it holds it."""
         ...
 
     async def claimed_starts(self) -> dict[int, int]:
-        """Returns the last claimed start timestamp of each prefix, including every acknowledged claim."""
+        """Return the last claimed start timestamp of each prefix, including every acknowledged claim."""
         ...
 
     async def raise_start(self, prefix: int, last_start: int) -> None:
@@ -257,11 +257,11 @@ class Store(Protocol):
         ...
 
     async def now(self) -> float | None:
-        """Returns the store's clock in seconds since 1970, or None if it has no own clock."""
+        """Return the store's clock in seconds since 1970, or None if it has no own clock."""
         ...
 
     async def close(self) -> None:
-        """Closes all connections. Further calls fail."""
+        """Close all connections. Further calls fail."""
         ...
 
 

@@ -23,7 +23,7 @@ class Demand(NamedTuple):
     at: float
 
     def is_current(self, wall: float, lifetime: float) -> bool:
-        """Returns whether it was measured within ``lifetime`` seconds of ``wall``, in seconds since 1970.
+        """Return whether it was measured within ``lifetime`` seconds of ``wall``, in seconds since 1970.
 
         One from the future, which a wrong clock wrote, is not current either.
         """

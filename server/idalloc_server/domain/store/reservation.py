@@ -31,7 +31,7 @@ class SequenceReserved(SequenceDeleted):
 
 
 def reserved_row(name: str, why: str, by: str, generation: int, at: float) -> Row:
-    """Returns the row of a reserved name.
+    """Return the row of a reserved name.
 
     Args:
         name: The name.
@@ -53,13 +53,13 @@ def is_reserved(row: Row) -> bool:
 
 
 def raise_if_reserved(row: Row | None) -> None:
-    """Raises ``SequenceReserved`` if a row reserves its name."""
+    """Raise ``SequenceReserved`` if a row reserves its name."""
     if row is not None and is_reserved(row):
         raise SequenceReserved(row.name, row.sequence.description)
 
 
 def settings_before(row: Row, after: Sequence) -> Sequence:
-    """Returns the settings that a change of a row must be compatible with: a reserved name has no kind or periods."""
+    """Return the settings that a change of a row must be compatible with: a reserved name has no kind or periods."""
     if not is_reserved(row):
         return row.sequence
     return replace(row.sequence, kind=after.kind, reset=after.reset, time_zone=after.time_zone)

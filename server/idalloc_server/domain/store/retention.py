@@ -60,7 +60,7 @@ class SeenRecords:
         self._seen: list[tuple[RecordPosition, float]] = []
 
     def note(self, newest: RecordPosition | None, now: float) -> None:
-        """Adds the newest position.
+        """Add the newest position.
 
         Args:
             newest: The position that the store returned; None if it has no records.
@@ -80,6 +80,6 @@ class SeenRecords:
         self._seen = kept if len(seen) == 1 else [*kept, seen[-1]]
 
     def retention(self, now: float, own_window: float) -> Retention | None:
-        """Returns what may be removed, or None if nothing may be."""
+        """Return what may be removed, or None if nothing may be."""
         old = [(position, now - at) for position, at in self._seen if now - at >= own_window]
         return Retention(old, own_window) if old else None

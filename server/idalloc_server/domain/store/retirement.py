@@ -17,7 +17,7 @@ RETIRED_BY = "retire:"
 
 
 def retirement_row(moved_to: str, by: str, at: float) -> Row:
-    """Returns the row that marks a store as retired.
+    """Return the row that marks a store as retired.
 
     Args:
         moved_to: The new place of the sequences, for people.
@@ -28,7 +28,7 @@ def retirement_row(moved_to: str, by: str, at: float) -> Row:
 
 
 def raise_if_retired(retirement: Row | None, sequence: str = "") -> None:
-    """Raises an error if the store is retired.
+    """Raise an error if the store is retired.
 
     Args:
         retirement: The row named RETIREMENT.
@@ -43,7 +43,7 @@ def raise_if_retired(retirement: Row | None, sequence: str = "") -> None:
 
 
 def retiring_revision(row: Row, retirement: Row) -> Revision:
-    """Returns the revision that ends a row which was created during the retirement."""
+    """Return the revision that ends a row which was created during the retirement."""
     at = retirement.changed_at or 0.0
     newer = row.generation + 1
     generation = newer if row.sequence.reset == Reset.NEVER else newer | 1  # as in ``generation_after``

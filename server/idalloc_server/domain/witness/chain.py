@@ -52,7 +52,7 @@ class MarkChain:
         self._replacements = Batches("replace marks", self._replace, _MAX_BATCH)
 
     async def read(self, name: str) -> WitnessMark | None:
-        """Returns a mark, or None if there is none.
+        """Return a mark, or None if there is none.
 
         Raises:
             StoreRefused, StoreUnreachable: The witness failed. Nothing was applied.
@@ -62,7 +62,7 @@ class MarkChain:
     async def append(
         self, name: str, seen: WitnessMark | None, before: int, generation: int, value: int, step: int
     ) -> None:
-        """Confirms the ids after ``before`` up to ``value``, which a write of the store returned.
+        """Confirm the ids after ``before`` up to ``value``, which a write of the store returned.
 
         Args:
             name: The name of the counter's row.
@@ -85,7 +85,7 @@ class MarkChain:
         raise WitnessOvertaken(f"the mark of {name!r} changed in each of {_CONFIRMATIONS} attempts; try again")
 
     async def replace(self, name: str, seen: WitnessMark, value: int) -> bool:
-        """Replaces a mark by the same with another value; returns whether it was still the present mark.
+        """Replace a mark by the same with another value; return whether it was still the present mark.
 
         Raises:
             StoreOutcomeUnknown: It may have been replaced.
@@ -97,7 +97,7 @@ class MarkChain:
     async def raise_to(
         self, name: str, seen: WitnessMark | None, generation: int, value: int, step: int, *, counts: bool
     ) -> bool:
-        """Moves the mark to a row of a newer generation, unless the mark is past it, or of another direction.
+        """Move the mark to a row of a newer generation, unless the mark is past it, or of another direction.
 
         Args:
             name: The name of the row.
@@ -120,7 +120,7 @@ class MarkChain:
         return await self._replacements.add(_replacement(name, self._new_mark(generation, value, step), seen))
 
     async def read_after_write(self, name: str) -> WitnessMark | None:
-        """Returns a mark as ``read`` does, after a write of the store.
+        """Return a mark as ``read`` does, after a write of the store.
 
         Raises:
             StoreOutcomeUnknown: The witness failed.
@@ -131,7 +131,7 @@ class MarkChain:
             raise StoreOutcomeUnknown(str(error)) from error
 
     def _confirm(self, name: str, seen: WitnessMark | None, ids: Gap, generation: int, step: int) -> WitnessMark:
-        """Returns the mark that confirms ids after another mark; raises WitnessOvertaken if there is none."""
+        """Return the mark that confirms ids after another mark; raise WitnessOvertaken if there is none."""
         if seen is None:
             return self._new_mark(generation, ids.last, step)
         if seen.step * step > 0 and seen.generation <= generation and not seen.is_past(ids.before):
@@ -179,7 +179,7 @@ def _replacement(name: str, mark: WitnessMark, seen: WitnessMark | None) -> Repl
 
 
 def _may_move(mark: WitnessMark, generation: int, value: int, step: int, *, counts: bool) -> bool:
-    """Returns whether a mark may move to a row of this generation."""
+    """Return whether a mark may move to a row of this generation."""
     if mark.generation >= generation:
         return False
     return not counts or (mark.step * step > 0 and not mark.is_past(value))

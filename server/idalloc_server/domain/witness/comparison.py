@@ -50,7 +50,7 @@ class Comparison(NamedTuple):
 
 
 async def compare(store: Store, witness: Witness, sequence: str | None = None) -> list[Comparison]:
-    """Compares the marks of a sequence and its periods, or all marks if it is None, with the store.
+    """Compare the marks of a sequence and its periods, or all marks if it is None, with the store.
 
     Servers may run.
 
@@ -75,7 +75,7 @@ async def compare(store: Store, witness: Witness, sequence: str | None = None) -
 
 
 async def forget_marks(witness: Witness, sequence: str | None) -> int:
-    """Deletes the marks of a sequence and its periods, or all marks if it is None, and returns how many there were.
+    """Delete the marks of a sequence and its periods, or all marks if it is None, and return how many there were.
 
     All marks include the name of the store.
     """
@@ -85,7 +85,7 @@ async def forget_marks(witness: Witness, sequence: str | None) -> int:
 
 
 async def _marks(witness: Witness, sequence: str | None) -> AsyncIterator[tuple[str, WitnessMark]]:
-    """Yields the marks of a sequence and its periods, or all marks if it is None."""
+    """Yield the marks of a sequence and its periods, or all marks if it is None."""
     prefix = "" if sequence is None else f"{sequence}{PERIOD_SEPARATOR}"
     if sequence is not None:
         for own in (await witness.read({sequence})).items():
@@ -103,7 +103,7 @@ async def _marks(witness: Witness, sequence: str | None) -> AsyncIterator[tuple[
 
 
 async def _rows(store: Store, names: Collection[str], sequence: str | None) -> dict[str, Row]:
-    """Returns the rows with these names; ``sequence`` is the only one that they belong to, if it is not None."""
+    """Return the rows with these names; ``sequence`` is the only one that they belong to, if it is not None."""
     if sequence is not None:
         return {name: row for name in names if (row := await store.get(name)) is not None}
     rows, after = dict[str, Row](), ""
@@ -118,7 +118,7 @@ async def _rows(store: Store, names: Collection[str], sequence: str | None) -> d
 async def _compare_present(
     store: Store, witness: Witness, name: str, mark: WitnessMark, rows: Mapping[str, Row]
 ) -> Comparison:
-    """Compares a mark with its row, again if the mark changed meanwhile: a server lowers a mark before its row."""
+    """Compare a mark with its row, again if the mark changed meanwhile: a server lowers a mark before its row."""
     found = _compare(name, mark, rows.get(name), rows.get(_sequence_of(name)))
     for _ in range(ATTEMPTS):
         present = found.mark if found.state == State.OK else (await witness.read({name})).get(name)
@@ -129,7 +129,7 @@ async def _compare_present(
 
 
 def _compare(name: str, mark: WitnessMark, row: Row | None, own: Row | None) -> Comparison:
-    """Compares a mark with its row.
+    """Compare a mark with its row.
 
     Args:
         name: The name of the row.
@@ -156,7 +156,7 @@ def _is_behind(mark: WitnessMark, row: Row) -> bool:
 
 
 def _reopens(mark: WitnessMark, generation: int, own: Row) -> bool:
-    """Returns whether the next use of a period moves it to the generation of its sequence, past the mark."""
+    """Return whether the next use of a period moves it to the generation of its sequence, past the mark."""
     return own.generation > max(generation, mark.generation) and mark.step * own.sequence.step > 0
 
 

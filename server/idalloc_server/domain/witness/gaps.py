@@ -18,19 +18,19 @@ class Gap(NamedTuple):
     last: int
 
     def has(self, other: "Gap", step: int) -> bool:
-        """Returns whether the ids of another gap are all in this one."""
+        """Return whether the ids of another gap are all in this one."""
         if step > 0:
             return self.before <= other.before and other.last <= self.last
         return self.before >= other.before and other.last >= self.last
 
 
 def add_gap(gaps: str, gap: Gap) -> str:
-    """Returns the gaps with another one, unless it is empty."""
+    """Return the gaps with another one, unless it is empty."""
     return _text([*_parse(gaps), gap])
 
 
 def take_from_gap(gaps: str, ids: Gap, step: int) -> str | None:
-    """Returns the gaps without these ids, or None if no gap has all of them."""
+    """Return the gaps without these ids, or None if no gap has all of them."""
     parsed = _parse(gaps)
     found = next((gap for gap in parsed if gap.has(ids, step)), None)
     if found is None:
@@ -40,7 +40,7 @@ def take_from_gap(gaps: str, ids: Gap, step: int) -> str | None:
 
 
 def gaps_up_to(gaps: str, value: int, step: int) -> str:
-    """Returns the gaps that end at or before a value."""
+    """Return the gaps that end at or before a value."""
     return _text([gap for gap in _parse(gaps) if (value - gap.last) * step >= 0])
 
 

@@ -31,11 +31,11 @@ class WitnessMark(NamedTuple):
     gaps: str = ""
 
     def is_past(self, value: int) -> bool:
-        """Returns whether the mark is past ``value`` in the direction of the counter."""
+        """Return whether the mark is past ``value`` in the direction of the counter."""
         return self.value > value if self.step > 0 else self.value < value
 
     def is_ahead_of(self, generation: int, value: int, step: int, *, counts: bool) -> bool:
-        """Returns whether a counter is behind this mark, or is another one, which counts in the other direction.
+        """Return whether a counter is behind this mark, or is another one, which counts in the other direction.
 
         Args:
             generation: The generation of the counter's row.
@@ -76,7 +76,7 @@ class Witness(Protocol):
         ...
 
     async def open(self) -> None:
-        """Connects, and creates missing tables.
+        """Connect, and create missing tables.
 
         Raises:
             StartRefused: The place is unsuitable, has tables of another program, or lacks a
@@ -85,14 +85,14 @@ class Witness(Protocol):
         ...
 
     async def read(self, names: Collection[str]) -> dict[str, WitnessMark]:
-        """Returns the marks of these names after the last acknowledged write.
+        """Return the marks of these names after the last acknowledged write.
 
         ``names`` is not empty.
         """
         ...
 
     async def replace(self, replacements: Many[Replacement]) -> set[str]:
-        """Replaces marks, each in one atomic write, if the present mark has the token ``seen``, or none exists.
+        """Replace marks, each in one atomic write, if the present mark has the token ``seen``, or none exists.
 
         ``replacements`` is not empty, and its names are distinct.
 
@@ -103,13 +103,13 @@ class Witness(Protocol):
         ...
 
     async def list(self, after: str, limit: int) -> list[tuple[str, WitnessMark]]:
-        """Returns at most ``limit`` marks after a name (empty for all), in byte order of their names."""
+        """Return at most ``limit`` marks after a name (empty for all), in byte order of their names."""
         ...
 
     async def forget(self, names: Collection[str]) -> int:
-        """Deletes marks, and returns how many there were. ``names`` is not empty."""
+        """Delete marks, and return how many there were. ``names`` is not empty."""
         ...
 
     async def close(self) -> None:
-        """Closes all connections. Further calls fail."""
+        """Close all connections. Further calls fail."""
         ...

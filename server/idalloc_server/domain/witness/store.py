@@ -199,7 +199,7 @@ class WitnessedStore:
         raise StoreAnsweredError(f"the mark of {name!r} changed meanwhile; try again")
 
     async def _is_present(self, name: str, mark: WitnessMark) -> bool:
-        """Returns whether a mark has not changed since it was read.
+        """Return whether a mark has not changed since it was read.
 
         A read alone may be of an older copy.
         """
@@ -215,7 +215,7 @@ class WitnessedStore:
             raise StoreOutcomeUnknown(str(error)) from error
 
     async def _raise_mark(self, row: Row, seen: WitnessMark | None) -> None:
-        """Moves the mark to a row that this process has changed; ``seen`` was read before the change."""
+        """Move the mark to a row that this process has changed; ``seen`` was read before the change."""
         for _ in range(ATTEMPTS):
             if row.last_value is None:
                 return
@@ -234,7 +234,7 @@ class WitnessedStore:
 
 
 def _past_mark(name: str, change: Revision, mark: WitnessMark | None) -> Revision:
-    """Returns a change that moves the row past its mark, and into a newer generation than the mark's."""
+    """Return a change that moves the row past its mark, and into a newer generation than the mark's."""
     if mark is None:
         return change
     sequence, generation = change.sequence, max(change.generation, mark.generation + 1)
@@ -247,14 +247,14 @@ def _past_mark(name: str, change: Revision, mark: WitnessMark | None) -> Revisio
 
 
 def _at_least(sequence: Sequence, at_least: int, generation: int, mark: WitnessMark | None) -> int:
-    """Returns the value that a counter must reach in a newer generation."""
+    """Return the value that a counter must reach in a newer generation."""
     if mark is None or mark.generation >= generation or mark.step * sequence.step < 0:
         return at_least
     return mark.value if mark.is_past(at_least) and not sequence.is_past(mark.value, sequence.bound) else at_least
 
 
 def _further(floor: GrantFloor, mark: WitnessMark | None) -> GrantFloor:
-    """Returns the floor that is reached where both the floor and the mark are."""
+    """Return the floor that is reached where both the floor and the mark are."""
     if mark is None:
         return floor
     generation = max(floor.generation, mark.generation)
@@ -264,7 +264,7 @@ def _further(floor: GrantFloor, mark: WitnessMark | None) -> GrantFloor:
 
 
 def _behind(name: str, mark: WitnessMark, grant: Grant | None) -> str:
-    """Returns what is behind the mark in the answer of a grant; empty if nothing is."""
+    """Return what is behind the mark in the answer of a grant; empty if nothing is."""
     if grant is None:
         return "no such row"
     step, value = grant.step, grant.value_before

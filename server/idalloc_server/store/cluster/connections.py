@@ -94,15 +94,15 @@ class Connections:
         self._closed = False
 
     def set_place_check(self, request: Request[None]) -> None:
-        """Sets the read that each later connection begins with; it raises ``StoreExchanged`` for another store."""
+        """Set the read that each later connection begins with; it raises ``StoreExchanged`` for another store."""
         self._place_check = request
 
     def close(self) -> None:
-        """Keeps no connection after its call from now on."""
+        """Keep no connection after its call from now on."""
         self._closed = True
 
     async def exchange(self, host: Host, request: Request[_T], *, is_fresh: bool = False) -> _T:
-        """Sends one request over one connection, and keeps the connection only after a successful answer."""
+        """Send one request over one connection, and keep the connection only after a successful answer."""
         connection = Connection(self._new_session()) if is_fresh or not host.idle else host.idle.pop()
         keep = False
         try:
@@ -186,13 +186,13 @@ def _new_socket(address: aiohttp.AddrInfoType) -> socket.socket:
 
 
 async def close_idle(host: Host) -> None:
-    """Closes the idle connections of a host."""
+    """Close the idle connections of a host."""
     while host.idle:
         await host.idle.pop().session.close()
 
 
 def read_failure(failure: StoreFailure) -> StoreFailure:
-    """Returns the failure of a read. A read changes nothing, so its outcome is never unknown."""
+    """Return the failure of a read. A read changes nothing, so its outcome is never unknown."""
     if not isinstance(failure, StoreOutcomeUnknown):
         return failure
     kind = StoreUnreachable if failure.http_status is None else StoreAnsweredError
@@ -200,6 +200,6 @@ def read_failure(failure: StoreFailure) -> StoreFailure:
 
 
 def one_line(what: object) -> str:
-    """Returns the beginning of a text, without line breaks."""
+    """Return the beginning of a text, without line breaks."""
     text = " ".join(str(what).split()) or type(what).__name__
     return text if len(text) <= _MAX_MESSAGE_LENGTH else text[:_MAX_MESSAGE_LENGTH] + "…"

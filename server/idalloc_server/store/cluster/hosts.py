@@ -54,7 +54,7 @@ class Hosts:
         return len(self._order)
 
     def __iter__(self) -> Iterator[Host]:
-        """Iterates over a snapshot of the order."""
+        """Iterate over a snapshot of the order."""
         return iter(tuple(self._order))
 
     @property
@@ -63,7 +63,7 @@ class Hosts:
         return self._order[0]
 
     def prefer(self, host: Host, *, ready: bool) -> None:
-        """Moves a host that answered to the front; ``ready`` if its answer shows that it serves writes."""
+        """Move a host that answered to the front; ``ready`` if its answer shows that it serves writes."""
         if host is not self._order[0]:
             self._order.remove(host)
             self._order.insert(0, host)
@@ -71,14 +71,14 @@ class Hosts:
         self.ready |= ready
 
     def demote(self, host: Host) -> None:
-        """Moves a host that failed to the end; if it was the preferred host, the next one needs a probe."""
+        """Move a host that failed to the end; if it was the preferred host, the next one needs a probe."""
         if host is self._order[0]:
             self.ready = False
         self._order.remove(host)
         self._order.append(host)
 
     async def choose(self, probe: Callable[[Host], Coroutine[Any, Any, None]], pause: float) -> Host:
-        """Returns the first host that passes a probe. It becomes the preferred host, and ready.
+        """Return the first host that passes a probe. It becomes the preferred host, and ready.
 
         Probes start one by one: the next one when a probe fails, or after ``pause``. Slow probes
         may still win.

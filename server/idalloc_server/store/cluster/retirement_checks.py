@@ -46,11 +46,11 @@ class RetirementChecks:
         self._checked_generations: dict[str, int] = {}
 
     async def before_write(self, name: str = "") -> None:
-        """Raises ``StoreRetired`` if the store is retired; ``name`` is the sequence of the call."""
+        """Raise ``StoreRetired`` if the store is retired; ``name`` is the sequence of the call."""
         raise_if_retired(await self._store.get(RETIREMENT), name)
 
     async def after_write(self) -> Row | None:
-        """Returns the retirement row, after a write.
+        """Return the retirement row, after a write.
 
         Raises:
             StoreOutcomeUnknown: The row could not be read; it may precede the write.
@@ -61,7 +61,7 @@ class RetirementChecks:
             raise _retirement_unknown(error) from error
 
     async def end_if_retired(self, row: Row) -> Row:
-        """Returns a row that was written.
+        """Return a row that was written.
 
         If the store was retired meanwhile, deletes the row again and refuses.
         """
@@ -74,7 +74,7 @@ class RetirementChecks:
         return row
 
     async def end_created_if_retired(self, row: Row, stored: Row) -> Row:
-        """Returns the stored row of a create, as ``end_if_retired``.
+        """Return the stored row of a create, as ``end_if_retired``.
 
         Raises:
             StoreOutcomeUnknown: The store is retired, and the row was created with ids.
@@ -87,7 +87,7 @@ class RetirementChecks:
             raise _not_given_back(refusal) from refusal
 
     async def accept_grant(self, name: str, grant: Grant | None) -> Grant | None:
-        """Returns the grant of an answer.
+        """Return the grant of an answer.
 
         Gives it back if the store is retired, or its retirement is unknown.
         """
@@ -113,7 +113,7 @@ class RetirementChecks:
 
 
 def _not_given_back(refusal: Refusal) -> StoreOutcomeUnknown:
-    """Returns the error by which the caller counts the ids as burned.
+    """Return the error by which the caller counts the ids as burned.
 
     Its next call gets the refusal itself.
     """

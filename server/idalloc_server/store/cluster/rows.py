@@ -15,7 +15,7 @@ Source = Mapping[str, Any]
 
 
 def parse_row(name: str, source: Source) -> Row:
-    """Returns the row of a sequence.
+    """Return the row of a sequence.
 
     Raises:
         SequenceInvalid: The settings cannot be decoded.
@@ -41,7 +41,7 @@ def parse_grant(
     modes: Collection[str | None],
     written: Callable[[Source, str], int] = getitem,
 ) -> Grant:
-    """Returns the grant of an answer. A row of another mode has nothing left to grant.
+    """Return the grant of an answer. A row of another mode has nothing left to grant.
 
     Args:
         name: The name of the sequence.
@@ -75,13 +75,13 @@ def parse_grant(
 
 
 def generation_of(source: Source) -> int:
-    """Returns the generation of a row; an adopted row has none yet."""
+    """Return the generation of a row; an adopted row has none yet."""
     found = source.get("generation")
     return DEFAULT_GENERATION if found is None else int(found)
 
 
 def milliseconds(seconds: float | None) -> int | None:
-    """Returns a time as it is stored."""
+    """Return a time as it is stored."""
     return None if seconds is None else round(seconds * 1000)
 
 

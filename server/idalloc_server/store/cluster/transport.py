@@ -106,17 +106,17 @@ class Transport(ABC):
 
     @abstractmethod
     def refused(self, error: StoreFailure, subject: str) -> StoreRefused:
-        """Returns the error as one that needs an operator, with the next step."""
+        """Return the error as one that needs an operator, with the next step."""
 
     async def check_serves(self, host: Host) -> None:  # noqa: B027 - optional
-        """Raises ``StoreFailure`` if a host that is alive cannot serve; part of a probe."""
+        """Raise ``StoreFailure`` if a host that is alive cannot serve; part of a probe."""
 
     def set_place_check(self, request: Request[None]) -> None:
         """See ``Connections.set_place_check``."""
         self._connections.set_place_check(request)
 
     async def close(self) -> None:
-        """Closes the idle connections; a connection in use is closed when its call ends."""
+        """Close the idle connections; a connection in use is closed when its call ends."""
         self._closed = True
         self._connections.close()
         for host in self._hosts:
@@ -127,7 +127,7 @@ class Transport(ABC):
             raise StoreUnreachable("the store is closed, since this server stops; use another server")
 
     async def send_write(self, request: Request[_T], *, may_fail_over: bool = True) -> _T:
-        """Sends a write to one host, and to the next one only if this host certainly did not apply it.
+        """Send a write to one host, and to the next one only if this host certainly did not apply it.
 
         That is: no connection could be made, or the host may be starting. If the last host may be
         starting but passes a probe, it gets the write once more.
@@ -165,7 +165,7 @@ class Transport(ABC):
         raise AssertionError("the last host returns or raises")
 
     async def send_read(self, request: Request[_T]) -> _T:
-        """Sends a request that changes nothing; if a host fails, to the next one.
+        """Send a request that changes nothing; if a host fails, to the next one.
 
         Raises:
             StoreUnreachable: No host answered.
@@ -206,14 +206,14 @@ class Transport(ABC):
         return answer
 
     async def _read_after_failures(self, failed: Sequence[tuple[Host, StoreFailure]], request: Request[_T]) -> _T:
-        """Handles the errors of all hosts: that of a live one counts, and of several the last one."""
+        """Handle the errors of all hosts: that of a live one counts, and of several the last one."""
         host, failure = max(reversed(failed), key=lambda each: each[1].http_status is not None)
         if self.may_be_starting(failure):
             return await self._retry_after_start(host, request, failure)
         raise failure
 
     async def _retry_after_start(self, host: Host, request: Request[_T], error: StoreFailure) -> _T:
-        """Handles a 401, or an unknown table: is the host starting, or must an operator act?
+        """Handle a 401, or an unknown table: is the host starting, or must an operator act?
 
         Only time distinguishes a wrong password from a user that the host has not loaded yet. For
         an unknown table, a host that passes a probe gets the statement again, which it did not
@@ -246,7 +246,7 @@ class Transport(ABC):
         self._hosts.prefer(host, ready=ready)
 
     async def _choose(self) -> Host:
-        """Returns a host that passed a probe, within half of the timeout of a write."""
+        """Return a host that passed a probe, within half of the timeout of a write."""
         try:
             async with asyncio.timeout(self._timeout / 2):
                 return await self._hosts.choose(self._probe, self._host_timeouts.probe)
@@ -257,7 +257,7 @@ class Transport(ABC):
             ) from None
 
     async def _probe(self, host: Host) -> None:
-        """Raises ``StoreFailure`` if a host cannot serve. Uses a new connection, and keeps it."""
+        """Raise ``StoreFailure`` if a host cannot serve. Use a new connection, and keep it."""
         try:
             await self._check_alive(host)
             await self.check_serves(host)
@@ -266,11 +266,11 @@ class Transport(ABC):
             raise (self._refused_if_lasting(error, "") if is_unauthorized(error) else read_failure(error)) from error
 
     async def _check_alive(self, host: Host) -> None:
-        """Raises ``StoreFailure`` if a node does not answer, or has no master."""
+        """Raise ``StoreFailure`` if a node does not answer, or has no master."""
         await self._connections.exchange(host, self.ALIVE, is_fresh=True)
 
     async def _send_watched(self, host: Host, request: Request[_T]) -> _T:
-        """Sends a write. If there are other hosts, ends it when its host is no longer alive."""
+        """Send a write. If there are other hosts, end it when its host is no longer alive."""
         if len(self._hosts) == 1:
             return await self._send(host, request)
         loop = asyncio.get_running_loop()
@@ -294,7 +294,7 @@ class Transport(ABC):
             await asyncio.gather(*watches, return_exceptions=True)
 
     async def _end_if_silent(self, host: Host, end: asyncio.Timeout) -> None:
-        """Checks a host repeatedly; ends the write on it when the host is not alive."""
+        """Check a host repeatedly; end the write on it when the host is not alive."""
         try:
             while True:
                 async with asyncio.timeout(self._host_timeouts.probe):
@@ -304,7 +304,7 @@ class Transport(ABC):
             end.reschedule(asyncio.get_running_loop().time())
 
     async def _send(self, host: Host, request: Request[_T], *, is_read: bool = False) -> _T:
-        """Sends one request, and demotes the host if it failed.
+        """Send one request, and demotes the host if it failed.
 
         A write that ends without an answer demotes its host. A read does not: its caller may have
         run out of time, or another node with the copy that it went to may be silent.

@@ -59,7 +59,7 @@ _T = TypeVar("_T")
 
 
 def read_answer(host: str, status: int, content: bytes, parse: Callable[[Any], _T], statement: str) -> _T:
-    """Returns the parsed content of a successful answer.
+    """Return the parsed content of a successful answer.
 
     Args:
         host: ``host:port`` of the sender, for the error.
@@ -106,14 +106,14 @@ def may_answer_soon(error: StoreAnsweredError) -> bool:
 
 
 def refused(failure: StoreFailure, statement: str) -> StoreRefused:
-    """Returns the error as one that needs an operator, with the next step."""
+    """Return the error as one that needs an operator, with the next step."""
     found = TABLE.search(statement)
     message = f"{failure}; {_next_step(failure, found[0] if found else 'the table')}"
     return StoreRefused(message, code=failure.code, http_status=failure.http_status)
 
 
 def rows(answer: Any) -> list[Row]:
-    """Returns the rows of an answer."""
+    """Return the rows of an answer."""
     found = answer["rows"]
     if not isinstance(found, list):
         raise TypeError("rows")
@@ -121,7 +121,7 @@ def rows(answer: Any) -> list[Row]:
 
 
 def version(answer: Any) -> str:
-    """Returns the version in the answer to ``GET /``."""
+    """Return the version in the answer to ``GET /``."""
     return str(answer["version"]["number"])
 
 
@@ -154,6 +154,6 @@ def _next_step(failure: StoreFailure, table: str) -> str:
 
 
 def quoted(column: str) -> str:
-    """Returns a column's name quoted for SQL, such as ``"meta"['owner']`` for ``meta['owner']``."""
+    """Return a column's name quoted for SQL, such as ``"meta"['owner']`` for ``meta['owner']``."""
     name, bracket, rest = column.partition("[")
     return f'"{name}"{bracket}{rest}'

@@ -44,7 +44,7 @@ class _Column(NamedTuple):
 
 
 async def check(http: CrateHttp, schema: str, table: Table, nodes: int | None) -> None:
-    """Checks an existing table, before idalloc adds columns to it.
+    """Check an existing table, before idalloc adds columns to it.
 
     If ``nodes``, the number of nodes of the cluster, is known and above 1, a table without replicas
     logs a warning.
@@ -64,7 +64,7 @@ async def check(http: CrateHttp, schema: str, table: Table, nodes: int | None) -
 
 
 async def check_privileges(http: CrateHttp, schema: str, table: Table) -> None:
-    """Checks the privileges DQL and DML by a write and a read of a row that does not exist.
+    """Check the privileges DQL and DML by a write and a read of a row that does not exist.
 
     Raises:
         StartRefused: The user lacks a privilege, or the table is blocked or closed.

@@ -56,7 +56,7 @@ class DocumentHttp:
         return await self._send(partial(self._http.write_each, statement, arguments), StoreOutcomeUnknown)
 
     async def _send(self, call: Callable[[], Awaitable[_T]], late: type[StoreFailure]) -> _T:
-        """Calls until a host answers; raises ``late`` if none has at the deadline."""
+        """Call until a host answers; raise ``late`` if none has at the deadline."""
         loop = asyncio.get_running_loop()
         deadline = _deadline.get() or loop.time() + self._timeout
         message = f"CrateDB did not answer within {self._timeout:g} s; repair the cluster"

@@ -56,7 +56,7 @@ _WITH = (
 def _within_timeout(
     method: Callable[Concatenate["CrateDocuments", _P], Awaitable[_T]],
 ) -> Callable[Concatenate["CrateDocuments", _P], Coroutine[Any, Any, _T]]:
-    """Gives all calls of a method together the timeout of one."""
+    """Give all calls of a method together the timeout of one."""
 
     @wraps(method)
     async def run(self: "CrateDocuments", /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -244,7 +244,7 @@ class CrateDocuments:
         return [row.document for row in await self._page(table, after, keys)]
 
     async def _insert(self, table: str, documents: Sequence[Document], batch: str) -> list[tuple[str, int, int]]:
-        """Inserts rows whose keys are free; returns the keys and versions of the rows of this batch.
+        """Insert rows whose keys are free; return the keys and versions of the rows of this batch.
 
         A statement whose connection was lost is sent again: it finds the rows of the first one by
         their batch.
@@ -271,7 +271,7 @@ class CrateDocuments:
         return ours
 
     async def _check_untouched(self, table: str, keys: Sequence[str], sent: int) -> None:
-        """Checks rows after an insert that was sent several times: one that others removed must not come back."""
+        """Check rows after an insert that was sent several times: one that others removed must not come back."""
         for part in _parts(keys, PAGE):
             versions = await self._http.read(f"SELECT doc_id, _version FROM {table} WHERE {_any_key(part)}", *part)
             if any(int(str(version)) > sent for _, version in versions):
@@ -280,7 +280,7 @@ class CrateDocuments:
     async def _undo(
         self, table: str, documents: Sequence[Document], rows: Sequence[tuple[str, int, int]], batch: str
     ) -> None:
-        """Deletes rows of a refused batch, unless others changed them."""
+        """Delete rows of a refused batch, unless others changed them."""
         delete = f"DELETE FROM {table} WHERE doc_id = ? AND _seq_no = ? AND _primary_term = ?"
         ours, left = set(documents), list(rows)
         for _ in range(_ATTEMPTS):
@@ -297,7 +297,7 @@ class CrateDocuments:
 
     @_within_timeout
     async def _upsert(self, table: str, document: Document) -> bool | None:
-        """Writes a document; returns None if it is new, else whether the old one had another text."""
+        """Write a document; return None if it is new, else whether the old one had another text."""
         for _ in range(_ATTEMPTS):
             if await self._insert(table, [document], str(uuid.uuid4())):
                 return None
@@ -308,7 +308,7 @@ class CrateDocuments:
 
     @_within_timeout
     async def _rewrite(self, table: str, row: _Row, selection: Selection, change: Change) -> bool | None:
-        """Changes a document; returns whether it is another now, or None if it does not meet the condition any more."""
+        """Change a document; return whether it is another now, or None if it does not meet the condition any more."""
         for attempt in count(1):
             if not await self._thread.run(LEAST_STEPS, selection.matches, row.document):
                 return None
@@ -324,7 +324,7 @@ class CrateDocuments:
         raise WriteConflict(row.document.key)
 
     async def _replace(self, table: str, row: _Row, text: str | None) -> bool:
-        """Replaces or deletes a row that has not changed since it was read, and keeps it from an undo."""
+        """Replace or delete a row that has not changed since it was read, and keep it from an undo."""
         if text == row.document.text and row.batch is None:
             return True
         where = "WHERE doc_id = ? AND _seq_no = ? AND _primary_term = ?"
@@ -335,7 +335,7 @@ class CrateDocuments:
         return bool(await self._http.write(update, text, *version))
 
     async def _page(self, table: str, after: str | None, keys: Sequence[str] | None = None) -> list[_Row]:
-        """Reads the rows of a page, by their keys, which reads the newest versions; see ``Documents.page``."""
+        """Read the rows of a page, by their keys, which reads the newest versions; see ``Documents.page``."""
         if keys is not None and len(keys) == 1:
             return await self._read(table, keys) if after is None else []
         while found := await self._lengths(table, after, keys):
@@ -347,7 +347,7 @@ class CrateDocuments:
         return []
 
     async def _lengths(self, table: str, after: str | None, keys: Sequence[str] | None) -> list[tuple[str, int]]:
-        """Returns keys that exist, sorted, with the lengths of their documents: up to ``PAGE``, and none at the end."""
+        """Return keys that exist, sorted, with the lengths of their documents: up to ``PAGE``, and none at the end."""
         read = f"SELECT doc_id, LENGTH(doc) FROM {table}"
         if keys is None:
             where, arguments = ("", []) if after is None else (" WHERE doc_id > ?", [after])
@@ -370,7 +370,7 @@ class CrateDocuments:
         return f'"{self._schema}"."documents_{key}"'
 
     async def _find(self, schema: str, name: str) -> str:
-        """Returns the table of a collection."""
+        """Return the table of a collection."""
         key = _key(schema, name)
         if not await self._has_collection(key):
             raise UnknownCollection(schema, name) if await self._has_schema(schema) else UnknownSchema(schema)
@@ -386,7 +386,7 @@ class CrateDocuments:
 
 @contextmanager
 def _unknown_after(applied: Callable[[], object]) -> Iterator[None]:
-    """Raises a failure as one with an unknown outcome if a part of the statement was applied before."""
+    """Raise a failure as one with an unknown outcome if a part of the statement was applied before."""
     try:
         yield
     except StoreFailure as error:
@@ -396,7 +396,7 @@ def _unknown_after(applied: Callable[[], object]) -> Iterator[None]:
 
 
 def _key(schema: str, name: str) -> str:
-    """Returns the key of a collection, which a table's name can hold."""
+    """Return the key of a collection, which a table's name can hold."""
     return hashlib.sha256(f"{len(schema)}:{schema}{name}".encode()).hexdigest()[:16]
 
 

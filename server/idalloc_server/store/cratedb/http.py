@@ -35,11 +35,11 @@ class CrateHttp(Transport):
     _oids: Mapping[str, int] = MappingProxyType({})
 
     def set_probe(self, statement: str, *arguments: object) -> None:
-        """Sets the statement of later probes: a host that returns no rows for it does not serve."""
+        """Set the statement of later probes: a host that returns no rows for it does not serve."""
         self._serving = (statement, arguments)
 
     async def open_table(self, reference: str) -> None:
-        """Keeps the identity of a table. Later rows of another one under its name are refused.
+        """Keep the identity of a table. Later rows of another one under its name are refused.
 
         CrateDB 6.3 and newer gives each new table an OID of its own; that of an older table depends
         on its name only.
@@ -48,7 +48,7 @@ class CrateHttp(Transport):
         self._oids = {**self._oids, reference: int(oid)}
 
     async def write(self, statement: str, *arguments: object, may_fail_over: bool = True) -> list[Row]:
-        """Sends a write; see ``Transport.send_write``.
+        """Send a write; see ``Transport.send_write``.
 
         A host that knows no table or user yet did not apply it.
 
@@ -61,7 +61,7 @@ class CrateHttp(Transport):
         return await self.send_write(self._sql(statement, arguments), may_fail_over=may_fail_over)
 
     async def write_each(self, statement: str, arguments: Sequence[Sequence[object]]) -> int:
-        """Sends a write without RETURNING, to be run with each list of arguments, once and to one host only.
+        """Send a write without RETURNING, to be run with each list of arguments, once and to one host only.
 
         Returns:
             How many of the runs changed a row; the others failed, or found no row.
@@ -75,11 +75,11 @@ class CrateHttp(Transport):
         return sum(result["rowcount"] == 1 for result in results)
 
     async def read(self, statement: str, *arguments: object) -> list[Row]:
-        """Sends a statement that changes nothing; see ``Transport.send_read``."""
+        """Send a statement that changes nothing; see ``Transport.send_read``."""
         return await self.send_read(self._sql(statement, arguments))
 
     async def version(self) -> str:
-        """Returns the CrateDB version of the first host that answers; the user needs no privilege.
+        """Return the CrateDB version of the first host that answers; the user needs no privilege.
 
         Raises:
             StoreUnreachable: No host answered.
@@ -104,7 +104,7 @@ class CrateHttp(Transport):
             )
 
     def _sql(self, statement: str, arguments: Sequence[object]) -> Request[list[Row]]:
-        """Returns the request of a statement, tied to its answer, which CrateDB lets return literals.
+        """Return the request of a statement, tied to its answer, which CrateDB lets return literals.
 
         The answer repeats a text that no other request has, and the OID of the table. A statement
         without rows cannot.
@@ -136,7 +136,7 @@ def _oid_of(reference: str) -> str:
 
 
 def _tied_rows(answer: Any, nonce: str, reference: str, oid: int | None) -> list[Row]:
-    """Returns the rows of a tied answer, without what ties them."""
+    """Return the rows of a tied answer, without what ties them."""
     rows, cols = answers.rows(answer), answer["cols"]
     if cols[:1] != [nonce]:
         raise WrongAnswer("to another statement")

@@ -33,7 +33,7 @@ _MAX_ATTEMPTS = 3
 
 
 async def set_up(http: CrateHttp, schema: str, tables: Sequence[Table]) -> bool:
-    """Checks the cluster and creates the tables and columns that are missing.
+    """Check the cluster and create the tables and columns that are missing.
 
     Args:
         http: The transport.
@@ -80,7 +80,7 @@ def check_version(version: str) -> None:
 
 
 async def _count_nodes(http: CrateHttp) -> int | None:
-    """Checks every node's version; returns the number of nodes, or None if the user may not see them."""
+    """Check every node's version; return the number of nodes, or None if the user may not see them."""
     try:
         rows = await http.read("SELECT version['number'] FROM sys.nodes")
     except (StoreAnsweredError, StoreRefused) as error:
@@ -93,7 +93,7 @@ async def _count_nodes(http: CrateHttp) -> int | None:
 
 
 async def _create_missing(http: CrateHttp, schema: str, table: Table) -> bool:
-    """Creates a table, or the columns that it lacks; returns whether it has the optional ones, too."""
+    """Create a table, or the columns that it lacks; return whether it has the optional ones, too."""
     found: dict[str, str] = {}
     missing: list[str] = []
     failure: StoreFailure | None = None
@@ -128,7 +128,7 @@ async def _create_missing(http: CrateHttp, schema: str, table: Table) -> bool:
 
 
 def _missing_statements(schema: str, table: Table, found: Mapping[str, str]) -> list[str]:
-    """Returns the statements that create the table, or its missing columns."""
+    """Return the statements that create the table, or its missing columns."""
     if not found:
         return [table.definition(schema)]
     essential = list(table.columns)[:2]

@@ -75,7 +75,7 @@ _TIMESTAMPS = (
 
 
 def _reaching(value: str, rising: bool, size: str, offset: str) -> str:
-    """Returns SQL for the first point of the lattice at or past ``value``, or the end of BIGINT if that comes first.
+    """Return SQL for the first point of the lattice at or past ``value``, or the end of BIGINT if that comes first.
 
     ``size`` is at most 2^61, and ``offset`` is 1 to 2 times it; so each dividend is positive, and
     at most 3 times it.
@@ -88,7 +88,7 @@ def _reaching(value: str, rising: bool, size: str, offset: str) -> str:
 
 
 def _may_hold(holder: str, stale_ms: str, now: str) -> str:
-    """Returns the SQL condition under which ``holder`` gets the prefix."""
+    """Return the SQL condition under which ``holder`` gets the prefix."""
     return (
         f"holder IS NULL OR holder = {holder} OR seen_at IS NULL"
         f" OR CAST(seen_at AS BIGINT) + {stale_ms} <= CAST({now} AS BIGINT)"
@@ -96,7 +96,7 @@ def _may_hold(holder: str, stale_ms: str, now: str) -> str:
 
 
 def _sets(condition: str, **columns: str) -> str:
-    """Returns a SET clause that changes all columns if the condition holds, and otherwise none."""
+    """Return a SET clause that changes all columns if the condition holds, and otherwise none."""
     return ", ".join(f"{name} = CASE WHEN {condition} THEN {value} ELSE {name} END" for name, value in columns.items())
 
 
@@ -187,7 +187,7 @@ class Statements:
         )
 
     def list(self, *, deleted: bool, periods: bool) -> str:
-        """Returns the statement that lists rows as of the last refresh: after a name, like a pattern, limit.
+        """Return the statement that lists rows as of the last refresh: after a name, like a pattern, limit.
 
         Without periods ``$4`` is the pattern of their names.
         """
@@ -199,15 +199,15 @@ class Statements:
         return f"SELECT {ROW} FROM {self._sequences} WHERE {where} ORDER BY name LIMIT $3"
 
     def revise(self, sequence: Sequence) -> str:
-        """Returns the statement that changes a row to these settings; see ``_revise_statement``."""
+        """Return the statement that changes a row to these settings; see ``_revise_statement``."""
         return self._revise[sequence.step > 0]
 
     def open_period(self, sequence: Sequence) -> str:
-        """Returns the statement that creates or renews the counter of a period; see ``_open_period_statement``."""
+        """Return the statement that creates or renews the counter of a period; see ``_open_period_statement``."""
         return self._open_period[sequence.step > 0]
 
     def record(self, count: int) -> str:
-        """Returns the statement that records this many allocations: the columns of ALLOCATION of each."""
+        """Return the statement that records this many allocations: the columns of ALLOCATION of each."""
         width = ALLOCATION.count(",") + 1
         rows = ", ".join(f"({_numbers(1 + width * row, width)}, CURRENT_TIMESTAMP)" for row in range(count))
         return (
@@ -269,14 +269,14 @@ class WitnessStatements:
         self.forget = f"DELETE FROM {self._marks} WHERE name = $1"
 
     def read(self, count: int) -> str:
-        """Returns the statement that reads this many marks by their names.
+        """Return the statement that reads this many marks by their names.
 
         ``IN`` would be a scan, which lags.
         """
         return f"SELECT {_MARK} FROM {self._marks} WHERE {' OR '.join(['name = ?'] * count)}"
 
     def replace(self, count: int) -> str:
-        """Returns the statement that replaces this many marks; each has all columns of the table, in their order.
+        """Return the statement that replaces this many marks; each has all columns of the table, in their order.
 
         A mark whose token is not ``seen`` stays. So does the new mark if the cluster applies the
         statement twice.
@@ -292,7 +292,7 @@ class WitnessStatements:
 
 
 def like(beginning: str) -> str:
-    """Returns the LIKE pattern of all texts that begin with this one."""
+    """Return the LIKE pattern of all texts that begin with this one."""
     escaped = beginning.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
     return f"{escaped}%"
 

@@ -28,11 +28,11 @@ class Table:
         return {**self.columns, **self.optional}
 
     def reference(self, schema: str) -> str:
-        """Returns the quoted, qualified name."""
+        """Return the quoted, qualified name."""
         return f'"{schema}"."{self.name}"'
 
     def definition(self, schema: str) -> str:
-        """Returns the CREATE TABLE statement."""
+        """Return the CREATE TABLE statement."""
         columns = ", ".join(
             f"{name} {kind}{' PRIMARY KEY' if name == self.key else ''}" for name, kind in self.all_columns.items()
         )

@@ -79,7 +79,7 @@ def read_answer(
     subject: str = "",
     none_for: Collection[str] = (),
 ) -> _T | None:
-    """Returns the parsed content of a successful answer, or None.
+    """Return the parsed content of a successful answer, or None.
 
     Args:
         host: ``host:port`` of the sender, for the error.
@@ -115,7 +115,7 @@ def read_answer(
 
 
 def failure(host: str, status: int, error: object, subject: str) -> StoreFailure:
-    """Returns the failure of a request, or of one item of ``_bulk``.
+    """Return the failure of a request, or of one item of ``_bulk``.
 
     Args:
         host: ``host:port`` of the sender.
@@ -150,7 +150,7 @@ def failure(host: str, status: int, error: object, subject: str) -> StoreFailure
 
 
 def refused(error: StoreFailure, subject: str) -> StoreRefused:
-    """Returns a 401, or an unknown alias, as an error that needs an operator, with the next step."""
+    """Return a 401, or an unknown alias, as an error that needs an operator, with the next step."""
     message = str(error).rpartition("; ")[0]  # without the step of the error that may end by itself
     if isinstance(error, AliasUnknown):
         return AliasMissing(f"{message}; {_next_step(INDEX_MISSING, '', subject)}", http_status=error.http_status)
@@ -158,7 +158,7 @@ def refused(error: StoreFailure, subject: str) -> StoreRefused:
 
 
 def _kinds(error: object) -> tuple[str | None, list[str]]:
-    """Returns the type of an error, and the types of its causes."""
+    """Return the type of an error, and the types of its causes."""
     kind = error.get("type") if isinstance(error, dict) else None
     causes: list[str] = []
     while isinstance(error, dict):
@@ -169,7 +169,7 @@ def _kinds(error: object) -> tuple[str | None, list[str]]:
 
 
 def _reason(error: dict[str, Any]) -> str:
-    """Returns the reason of an error and of its innermost cause, which says what a script did."""
+    """Return the reason of an error and of its innermost cause, which says what a script did."""
     reason = str(error.get("reason"))
     cause: Any = error
     while isinstance(cause.get("caused_by"), dict):
@@ -178,7 +178,7 @@ def _reason(error: dict[str, Any]) -> str:
 
 
 def _next_step(kind: str | None, reason: str, subject: str) -> str:
-    """Returns what an operator does, by the type of an error; a name in its reason decides nothing."""
+    """Return what an operator does, by the type of an error; a name in its reason decides nothing."""
     if kind == _SECURITY:
         return _missing_privilege(reason, subject)
     number = next(iter(_BLOCK_NUMBER.findall(reason) if kind == _BLOCKED else ()), "")

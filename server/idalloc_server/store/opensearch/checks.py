@@ -38,12 +38,12 @@ class StoredIndex:
     meta_fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def setting(self, name: str, default: str = "") -> str:
-        """Returns a setting in lower case, by its name without ``index.``."""
+        """Return a setting in lower case, by its name without ``index.``."""
         return str(self.settings.get(f"index.{name}", default)).lower()
 
 
 def check(alias: str, index: Index, found: StoredIndex, nodes: int | None) -> dict[str, Mapping[str, Any]]:
-    """Checks an existing index.
+    """Check an existing index.
 
     If the cluster has several nodes, an index without replicas logs a warning.
 

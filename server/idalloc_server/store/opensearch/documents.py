@@ -47,7 +47,7 @@ class _Page(NamedTuple):
 
 
 async def read_documents(http: OpenSearchHttp, index: str, *, clients_stopped: bool = False) -> list[dict[str, Any]]:
-    """Returns all hits of an index, as of now. Works from Elasticsearch 7 on.
+    """Return all hits of an index, as of now. Works from Elasticsearch 7 on.
 
     Args:
         http: The cluster.
@@ -85,7 +85,7 @@ async def read_documents(http: OpenSearchHttp, index: str, *, clients_stopped: b
 
 
 async def _read_settings(http: OpenSearchHttp, index: str) -> _Settings:
-    """Returns the settings of the index, or those of all indices of an alias."""
+    """Return the settings of the index, or those of all indices of an alias."""
     answer = await _send(http, index, "GET", f"/{index}/_settings")
     page_size, writable = _PAGE, []
     try:
@@ -103,7 +103,7 @@ async def _read_settings(http: OpenSearchHttp, index: str) -> _Settings:
 
 
 def _check_blocked(index: str, writable: list[str]) -> None:
-    """Raises ``StoreRefused`` if an index accepts writes: its clients would take ids that are imported already."""
+    """Raise ``StoreRefused`` if an index accepts writes: its clients would take ids that are imported already."""
     if writable:
         raise StoreRefused(
             f"index {', '.join(writable)} accepts writes, so nothing was imported: a client of {index} that still runs "
@@ -114,7 +114,7 @@ def _check_blocked(index: str, writable: list[str]) -> None:
 
 
 async def _refresh(http: OpenSearchHttp, index: str) -> None:
-    """Makes all writes visible to searches, on each shard."""
+    """Make all writes visible to searches, on each shard."""
     answer = await _send(http, index, "POST", f"/{index}/_refresh")
     shards = answer.get("_shards")
     # A refresh that finds no shard answers with none that failed.
@@ -123,7 +123,7 @@ async def _refresh(http: OpenSearchHttp, index: str) -> None:
 
 
 async def _read_pages(http: OpenSearchHttp, index: str, size: int) -> tuple[list[dict[str, Any]], _Page]:
-    """Returns all hits, and the first page."""
+    """Return all hits, and the first page."""
     page = first = await _search(http, index, f"&scroll={_SCROLL}", {"size": size, **_WRITES})
     hits = list(page.hits)
     try:
@@ -140,7 +140,7 @@ async def _read_pages(http: OpenSearchHttp, index: str, size: int) -> tuple[list
 
 
 async def _search(http: OpenSearchHttp, index: str, options: str, body: object) -> _Page:
-    """Returns the first page of a search for ``_WRITES``."""
+    """Return the first page of a search for ``_WRITES``."""
     path = f"/{index}/_search?allow_partial_search_results=false{options}"
     page = _whole_page(index, await _send(http, index, "POST", path, body))
     if page.writes is None:
@@ -149,7 +149,7 @@ async def _search(http: OpenSearchHttp, index: str, options: str, body: object) 
 
 
 def _whole_page(index: str, answer: dict[str, Any]) -> _Page:
-    """Returns a page that is of all shards.
+    """Return a page that is of all shards.
 
     A page of a scroll may lack some, and have no hits for that reason.
     """

@@ -15,7 +15,7 @@ _NOT_RECOVERED = "1"
 
 
 def _read_state(host: str, status: int, content: bytes) -> None:
-    """Raises ``StoreFailure`` unless a node has an elected cluster manager, and the state of the cluster."""
+    """Raise ``StoreFailure`` unless a node has an elected cluster manager, and the state of the cluster."""
     state: Any = answers.read_answer(host, status, content, parse=dict)
     problem = None
     if state.get("master_node") is None:

@@ -44,15 +44,15 @@ class Index:
     optional: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: _NONCE)
 
     def alias(self, prefix: str) -> str:
-        """Returns the name of the alias."""
+        """Return the name of the alias."""
         return f"{prefix}-{self.suffix}"
 
     def new_name(self, prefix: str) -> str:
-        """Returns the name of a new index, which no policy rolls over: that needs a number at the end."""
+        """Return the name of a new index, which no policy rolls over: that needs a number at the end."""
         return f"{self.alias(prefix)}-data"
 
     def definition(self, prefix: str) -> dict[str, Any]:
-        """Returns the body of the request that creates the index and its alias."""
+        """Return the body of the request that creates the index and its alias."""
         return {
             "settings": {"index": _SETTINGS},
             "aliases": {self.alias(prefix): {}},

@@ -40,7 +40,7 @@ class Tie(NamedTuple):
     nonce: str
 
     def added_to(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Returns the body of an update whose row gets the nonce: by its script, or as a new row."""
+        """Return the body of an update whose row gets the nonce: by its script, or as a new row."""
         if not self.nonce:
             return body
         script = {**body["script"], "params": {**body["script"]["params"], "nonce": self.nonce}}
@@ -50,7 +50,7 @@ class Tie(NamedTuple):
         return tied
 
     def check(self, answer: Mapping[str, Any]) -> None:
-        """Checks the answer to a write, or to an item of ``_bulk``, before its values are used.
+        """Check the answer to a write, or to an item of ``_bulk``, before its values are used.
 
         Raises:
             WrongAnswer: The answer is that of another request.
@@ -76,25 +76,25 @@ class Places:
         self._without_nonce: set[str] = set()
 
     def open(self, alias: str, place: Place, *, has_nonce: bool) -> None:
-        """Keeps the index behind an alias. Later answers of another one are refused."""
+        """Keep the index behind an alias. Later answers of another one are refused."""
         self._opened[alias] = place
         if not has_nonce:
             self._without_nonce.add(alias)
 
     def tie(self, alias: str, key: str, *, has_script: bool = True) -> Tie:
-        """Returns what the answer to a write of this row must repeat; only a script can write a nonce."""
+        """Return what the answer to a write of this row must repeat; only a script can write a nonce."""
         place = self._opened.get(alias)
         has_nonce = has_script and place is not None and alias not in self._without_nonce
         return Tie(alias, place, key, secrets.token_hex(8) if has_nonce else "")
 
     def check_hits(self, alias: str, answer: Mapping[str, Any]) -> None:
-        """Raises ``StoreExchanged`` if a search found rows in another index than the opened one."""
+        """Raise ``StoreExchanged`` if a search found rows in another index than the opened one."""
         if place := self._opened.get(alias):
             for found in {str(hit["_index"]) for hit in answer["hits"]["hits"]} - {place.name}:
                 raise StoreExchanged(f"{place} behind the alias {alias}", f"the index {found}")
 
     def check_request(self) -> Request[None]:
-        """Returns the request that reads and checks the indices behind all aliases.
+        """Return the request that reads and checks the indices behind all aliases.
 
         Its reader raises ``StoreExchanged`` if one is another than the opened one. A missing one is
         left to the writes, which name it.

@@ -75,11 +75,11 @@ class Requests:
         self._write = f"require_alias=true&timeout={int(timeout * 1000 * _SHARE_OF_TIMEOUT)}ms"
 
     def set_window(self, index: Index, hits: int) -> None:
-        """Sets the most hits that one search of an index may have: its ``index.max_result_window``."""
+        """Set the most hits that one search of an index may have: its ``index.max_result_window``."""
         self._windows[index.suffix] = hits
 
     def page(self, index: Index) -> int:
-        """Returns the most hits of one search of an index."""
+        """Return the most hits of one search of an index."""
         return min(MAX_HITS, self._windows.get(index.suffix, MAX_HITS))
 
     def grant(
@@ -98,7 +98,7 @@ class Requests:
         return self._update(self._sequences, name, {"script": script}, _GRANT_FIELDS)
 
     def give_back(self, name: str, count: int, version: RowVersion) -> Request[Written | None]:
-        """Moves a counter back; None if the row was written since."""
+        """Move a counter back; None if the row was written since."""
         seq_no, term, generation = version
         script = _script(scripts.BACK, count=count, generation=generation)
         return self._update(
@@ -111,32 +111,32 @@ class Requests:
         )
 
     def create(self, row: Source) -> Request[Written | None]:
-        """Inserts a row, or writes the existing one unchanged."""
+        """Insert a row, or write the existing one unchanged."""
         body = {"script": _script(scripts.TOUCH), "upsert": row}
         return self._update(self._sequences, row["name"], body, "true")
 
     def get(self, name: str) -> Request[Written | None]:
-        """Writes a row unchanged: only a write is confirmed by the other copies."""
+        """Write a row unchanged: only a write is confirmed by the other copies."""
         return self._update(self._sequences, name, {"script": _script(scripts.TOUCH)}, "true")
 
     def retirement(self) -> Request[list[Source | None]]:
-        """Writes the retirement row unchanged, if there is one, and another document: its write confirms the first."""
+        """Write the retirement row unchanged, if there is one, and another document: its write confirms the first."""
         touch = {"script": _script(scripts.TOUCH)}
         items = [_update_item(RETIREMENT, touch), _update_item(_CONFIRMATION, {**touch, "upsert": {}})]
         return self._bulk(self._sequences, items, expected=(ROW_MISSING,), is_whole=True)
 
     def revise(self, name: str, **parameters: object) -> Request[Written | None]:
-        """Changes a row, with the parameters of ``scripts.REVISE``."""
+        """Change a row, with the parameters of ``scripts.REVISE``."""
         script = _script(scripts.REVISE, **parameters)
         return self._update(self._sequences, name, {"script": script}, "true")
 
     def open_period(self, name: str, **parameters: object) -> Request[Written | None]:
-        """Creates the counter of a period, or moves it, with the parameters of ``scripts.PERIOD``."""
+        """Create the counter of a period, or move it, with the parameters of ``scripts.PERIOD``."""
         body = _upsert(scripts.PERIOD, **parameters)
         return self._update(self._sequences, name, body, "generation,last_value")
 
     def list_rows(self, prefix: str, after: str, limit: int, *, deleted: bool, periods: bool) -> Request[list[Hit]]:
-        """Finds rows as of the last refresh, by name: those after a name, from the first one with a prefix on.
+        """Find rows as of the last refresh, by name: those after a name, from the first one with a prefix on.
 
         A cluster may refuse a range or a prefix of names (``search.allow_expensive_queries``), but
         no ``search_after``.
@@ -156,13 +156,13 @@ class Requests:
         return self._search(self._sequences, body, hits_of)
 
     def unnamed(self) -> Request[list[Hit]]:
-        """Finds one row without a name as of the last refresh; the confirmation is none."""
+        """Find one row without a name as of the last refresh; the confirmation is none."""
         excluded = [{"exists": {"field": "name"}}, {"ids": {"values": [_CONFIRMATION]}}]
         body = {"size": 1, "query": {"bool": {"must_not": excluded}}, "track_total_hits": False, "_source": ["name"]}
         return self._search(self._sequences, body, hits_of)
 
     def naming(self, key: str, index: Index = SEQUENCES) -> str:
-        """Returns the request by which an operator gives a row the name, or the prefix, that its key is."""
+        """Return the request by which an operator gives a row the name, or the prefix, that its key is."""
         body = json.dumps({"doc": {"name": key} if index is SEQUENCES else {"prefix": int(key)}})
         return f"POST /{index.alias(self._prefix)}/_update/{quote(key, safe='')} {body}"
 
@@ -172,22 +172,22 @@ class Requests:
         return self._update(self._starts, str(prefix), body, "true")
 
     def keep(self, prefix: int, holder: str, stale_ms: int) -> Request[Written | None]:
-        """Refreshes a holder."""
+        """Refresh a holder."""
         body = {"script": _script(scripts.KEEP, holder=holder, stale_ms=stale_ms)}
         return self._update(self._starts, str(prefix), body, "prefix")
 
     def release(self, prefix: int, holder: str) -> Request[Written | None]:
-        """Removes a holder."""
+        """Remove a holder."""
         body = {"script": _script(scripts.RELEASE, holder=holder)}
         return self._update(self._starts, str(prefix), body, "prefix")
 
     def raise_start(self, prefix: int, to: int) -> Request[Written | None]:
-        """Raises the last start timestamp of a prefix."""
+        """Raise the last start timestamp of a prefix."""
         body = _upsert(scripts.RAISE, prefix=prefix, to=to)
         return self._update(self._starts, str(prefix), body, "last_start")
 
     def starts(self, after: int | None) -> Request[list[Hit]]:
-        """Finds start timestamps as of the last refresh, by prefix."""
+        """Find start timestamps as of the last refresh, by prefix."""
         body: dict[str, object] = {
             "size": self.page(START_TIMESTAMPS),
             "sort": [{"prefix": "asc"}],
@@ -200,17 +200,17 @@ class Requests:
         return self._search(self._starts, body, hits_of)
 
     def record(self, rows: Sequence[Source]) -> Request[list[Source | None]]:
-        """Records allocations, or writes the earlier ones unchanged; None for one whose outcome is unknown."""
+        """Record allocations, or write the earlier ones unchanged; None for one whose outcome is unknown."""
         items = [_update_item(row["request_id"], _upsert(scripts.RECORD, row=row)) for row in rows]
         return self._bulk(self._allocations, items)
 
     def recorded(self, request_id: str) -> Request[Written | None]:
-        """Writes a recorded allocation unchanged; None if there is none."""
+        """Write a recorded allocation unchanged; None if there is none."""
         body = {"script": _script(scripts.RECORD, row={})}
         return self._update(self._allocations, request_id, body, "true")
 
     def newest(self) -> Request[tuple[Hit, int] | None]:
-        """Finds the newest record as of the last refresh, and the latest ``written_at`` of all."""
+        """Find the newest record as of the last refresh, and the latest ``written_at`` of all."""
         body = {
             "size": 1,
             "sort": [{"_seq_no": "desc"}],
@@ -222,12 +222,12 @@ class Requests:
         return self._search(self._allocations, body, newest_of)
 
     def count(self, index: Index) -> Request[int]:
-        """Counts the documents as of the last refresh."""
+        """Count the documents as of the last refresh."""
         body = {"size": 0, "track_total_hits": True}
         return self._search(index.alias(self._prefix), body, lambda answer: int(answer["hits"]["total"]["value"]))
 
     def oldest(self, written_at_ms: int, limit: int) -> Request[list[Hit]]:
-        """Finds the oldest records as of the last refresh."""
+        """Find the oldest records as of the last refresh."""
         body = {
             "size": min(limit, self.page(ALLOCATIONS)),
             "query": {"range": {"written_at": {"lte": written_at_ms}}},
@@ -239,12 +239,12 @@ class Requests:
         return self._search(self._allocations, body, hits_of)
 
     def forget(self, hits: Sequence[Hit]) -> Request[list[Source | None]]:
-        """Deletes records that were not written since; None for one that was, or is gone."""
+        """Delete records that were not written since; None for one that was, or is gone."""
         items = [_Item("delete", hit.id, {"if_seq_no": hit.seq_no, "if_primary_term": hit.term}) for hit in hits]
         return self._bulk(self._allocations, items)
 
     def read_marks(self, names: Collection[str]) -> Request[list[Source | None]]:
-        """Writes marks unchanged; None for a missing one.
+        """Write marks unchanged; None for a missing one.
 
         Another document is last: its write confirms them.
         """
@@ -254,12 +254,12 @@ class Requests:
         return self._bulk(self._marks, items, expected=(ROW_MISSING,), is_whole=True)
 
     def replace_marks(self, marks: Sequence[tuple[Source, str]]) -> Request[list[Source | None]]:
-        """Replaces marks that have a token, or writes the present ones unchanged; None if the outcome is unknown."""
+        """Replace marks that have a token, or write the present ones unchanged; None if the outcome is unknown."""
         items = [_update_item(row["name"], _upsert(scripts.MARK, row=row, seen=seen)) for row, seen in marks]
         return self._bulk(self._marks, items)
 
     def list_marks(self, after: str, limit: int) -> Request[list[Hit]]:
-        """Finds marks as of the last refresh, by name."""
+        """Find marks as of the last refresh, by name."""
         body: dict[str, object] = {
             "size": limit,
             "query": {"bool": {"filter": [{"exists": {"field": "name"}}]}},
@@ -272,17 +272,17 @@ class Requests:
         return self._search(self._marks, body, hits_of)
 
     def forget_marks(self, names: Collection[str]) -> Request[list[Source | None]]:
-        """Deletes marks; None for a missing one."""
+        """Delete marks; None for a missing one."""
         return self._bulk(self._marks, [_Item("delete", name, {}) for name in names])
 
     def touch_missing(self, index: Index) -> Request[Written | None]:
-        """Writes a row that does not exist, which changes nothing."""
+        """Write a row that does not exist, which changes nothing."""
         return self._update(
             index.alias(self._prefix), _CONFIRMATION + "ed", {"script": _script(scripts.TOUCH)}, "false"
         )
 
     def change_missing(self, index: Index) -> Request[list[Source | None]]:
-        """Updates, replaces and deletes a row that does not exist by ``_bulk``, which changes nothing.
+        """Update, replace and delete a row that does not exist by ``_bulk``, which changes nothing.
 
         OpenSearch has a privilege for each of the four.
         """
@@ -295,7 +295,7 @@ class Requests:
         return self._bulk(index.alias(self._prefix), items, is_whole=True)
 
     def refresh(self, index: Index) -> Request[None]:
-        """Makes all acknowledged writes of an index visible to searches."""
+        """Make all acknowledged writes of an index visible to searches."""
         alias = index.alias(self._prefix)
         return Request("POST", f"/{alias}/_refresh", None, reader(check_refreshed, alias), alias)
 
@@ -362,5 +362,5 @@ def _floor(floor: GrantFloor) -> dict[str, int]:
 
 
 def json_body(body: object) -> bytes:
-    """Returns a body, or a line of one."""
+    """Return a body, or a line of one."""
     return json.dumps(body).encode()

@@ -38,12 +38,12 @@ class Hit(NamedTuple):
 
 
 def reader(parse: Callable[[Any], _T], alias: str) -> Callable[[str, int, bytes], _T]:
-    """Returns the reader of a request on an alias, which parses the JSON of its answer."""
+    """Return the reader of a request on an alias, which parses the JSON of its answer."""
     return cast(Callable[[str, int, bytes], _T], partial(read_answer, parse=parse, subject=alias))
 
 
 def read_update(host: str, status: int, content: bytes, *, tie: Tie, none_for: Collection[str]) -> Written | None:
-    """Returns the row of an answer to ``_update``; None for an error of a type in ``none_for``."""
+    """Return the row of an answer to ``_update``; None for an error of a type in ``none_for``."""
     parse = partial(_written, tie=tie)
     written = read_answer(host, status, content, parse=parse, subject=tie.alias, none_for=none_for)
     if written is None:
@@ -59,7 +59,7 @@ def _written(answer: Any, tie: Tie) -> Written:
 
 
 def hits_of(answer: Any) -> list[Hit]:
-    """Returns the hits of a search of all shards."""
+    """Return the hits of a search of all shards."""
     if answer["timed_out"] or answer["_shards"]["failed"]:
         raise ValueError("the search is incomplete")
     return [
@@ -69,13 +69,13 @@ def hits_of(answer: Any) -> list[Hit]:
 
 
 def newest_of(answer: Any) -> tuple[Hit, int] | None:
-    """Returns the first hit, and the latest ``written_at``; None without a hit."""
+    """Return the first hit, and the latest ``written_at``; None without a hit."""
     hits = hits_of(answer)
     return (hits[0], int(answer["aggregations"]["written_at"]["value"])) if hits else None
 
 
 def check_refreshed(answer: Any) -> None:
-    """Raises ``ValueError`` unless a shard was refreshed, and none failed."""
+    """Raise ``ValueError`` unless a shard was refreshed, and none failed."""
     shards = answer["_shards"]
     if shards["successful"] < 1 or shards["failed"]:
         raise ValueError("no shard was refreshed")
@@ -91,7 +91,7 @@ def read_bulk(
     expected: Collection[str],
     is_whole: bool,
 ) -> list[Source | None]:
-    """Reads the answer to ``_bulk``, which is 200 whatever its items did.
+    """Read the answer to ``_bulk``, which is 200 whatever its items did.
 
     Args:
         host: ``host:port`` of the sender.

@@ -17,7 +17,7 @@ _TIMES = ("created_at", "changed_at")
 
 
 def settings_fields(name: str, sequence: Sequence, deleted: bool) -> Source:
-    """Returns the fields of a sequence's settings. ``mode`` is None for an ordinary counter."""
+    """Return the fields of a sequence's settings. ``mode`` is None for an ordinary counter."""
     return {
         "step": sequence.step,
         "min_value": sequence.min_value,
@@ -28,7 +28,7 @@ def settings_fields(name: str, sequence: Sequence, deleted: bool) -> Source:
 
 
 def row_fields(row: Row) -> Source:
-    """Returns the document of a new row."""
+    """Return the document of a new row."""
     fields = {
         "name": row.name,
         "last_value": row.last_value,
@@ -45,7 +45,7 @@ def row_fields(row: Row) -> Source:
 
 
 def parse_row(name: str, source: Mapping[str, Any]) -> Row:
-    """Returns the row of a document.
+    """Return the row of a document.
 
     Raises:
         SequenceInvalid: A field has another type, or the settings cannot be decoded.
@@ -55,7 +55,7 @@ def parse_row(name: str, source: Mapping[str, Any]) -> Row:
 
 
 def parse_grant(name: str, written: Written | None, modes: Collection[str | None]) -> Grant | None:
-    """Returns the grant of an answer. A row of another mode has nothing left to grant.
+    """Return the grant of an answer. A row of another mode has nothing left to grant.
 
     Raises:
         SequenceDeleted: The row is a tombstone.
@@ -68,7 +68,7 @@ def parse_grant(name: str, written: Written | None, modes: Collection[str | None
 
 
 def written_number(source: Mapping[str, Any], field: str) -> int:
-    """Returns a number that a script has just written into the row.
+    """Return a number that a script has just written into the row.
 
     Raises:
         StoreOutcomeUnknown: The answer has no such number.

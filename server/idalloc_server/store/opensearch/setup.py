@@ -94,7 +94,7 @@ CLOCK: Request[float] = _request(
 
 
 async def set_up(http: OpenSearchHttp, requests: Requests, prefix: str, indices: Sequence[Index]) -> None:
-    """Checks the cluster and creates the indices and fields that are missing.
+    """Check the cluster and create the indices and fields that are missing.
 
     Args:
         http: The transport.
@@ -141,7 +141,7 @@ def check_version(distribution: str, number: str) -> None:
 
 
 async def _check_versions(http: OpenSearchHttp) -> int | None:
-    """Checks every node's version; returns the number of nodes, or None if the user may not see them."""
+    """Check every node's version; return the number of nodes, or None if the user may not see them."""
     release = await _read_release(http)
     if not release.is_disguised:
         check_version(release.distribution, release.number)
@@ -169,7 +169,7 @@ async def _read_release(http: OpenSearchHttp) -> _Release:
 
 
 async def _read_node_versions(http: OpenSearchHttp, release: _Release) -> list[str] | None:
-    """Returns every node's version, or None if the user may not see them.
+    """Return every node's version, or None if the user may not see them.
 
     Raises:
         StartRefused: They are unknown, and the cluster's release is a disguise.
@@ -189,7 +189,7 @@ async def _read_node_versions(http: OpenSearchHttp, release: _Release) -> list[s
 
 
 async def _check_state(http: OpenSearchHttp) -> None:
-    """Raises ``StoreFailure`` until the cluster has a manager and its state: it knows no index before."""
+    """Raise ``StoreFailure`` until the cluster has a manager and its state: it knows no index before."""
     try:
         await http.send_read(http.ALIVE)
     except StoreRefused as error:
@@ -204,7 +204,7 @@ async def _check_clock(http: OpenSearchHttp) -> None:
 
 
 async def _create_missing(http: OpenSearchHttp, requests: Requests, prefix: str, indices: Sequence[Index]) -> None:
-    """Creates the indices if none of them was in use.
+    """Create the indices if none of them was in use.
 
     While the last one is missing, a start may not have finished, and it may not be created if
     another index has documents.
@@ -234,7 +234,7 @@ async def _create_missing(http: OpenSearchHttp, requests: Requests, prefix: str,
 
 
 async def _read_index(http: OpenSearchHttp, alias: str) -> StoredIndex | None:
-    """Returns what an alias refers to, or None if there is none.
+    """Return what an alias refers to, or None if there is none.
 
     Raises:
         StartRefused: It is an index, or refers to several, or cannot be read.
@@ -284,7 +284,7 @@ async def _check_policy(http: OpenSearchHttp, found: StoredIndex) -> None:
 
 
 async def _add_optional(http: OpenSearchHttp, alias: str, index: Index, field: str, found: StoredIndex) -> bool:
-    """Adds an optional field; without the privilege for that returns False, and logs it."""
+    """Add an optional field; without the privilege for that returns False, and log it."""
     mapping = index.optional[field]
     if found.fields.get(field, {}).get("type") == mapping["type"]:
         return True
@@ -319,7 +319,7 @@ async def _has_documents(http: OpenSearchHttp, requests: Requests, index: Index)
 
 
 async def _check_privileges(http: OpenSearchHttp, requests: Requests, index: Index, alias: str) -> None:
-    """Checks the privileges by writes of a row that does not exist, and a search.
+    """Check the privileges by writes of a row that does not exist, and a search.
 
     Raises:
         StartRefused: The user lacks a privilege, or the index is blocked or closed.
@@ -334,7 +334,7 @@ async def _check_privileges(http: OpenSearchHttp, requests: Requests, index: Ind
 
 
 async def _admit(http: OpenSearchHttp, request: Request[Any], alias: str) -> None:
-    """Sends a request that creates something; a refusal is one of the start."""
+    """Send a request that creates something; a refusal is one of the start."""
     try:
         await http.send_write(request)
     except StoreRefused as error:

@@ -49,7 +49,7 @@ class Database:
         self._files: DatabaseFiles | None = None
 
     async def open(self) -> None:
-        """Opens the file.
+        """Open the file.
 
         Raises:
             StartRefused: It cannot be used.
@@ -57,17 +57,17 @@ class Database:
         await self._run(self._open)
 
     async def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         with suppress(StoreUnreachable):  # already closed
             await self._run(self._close)
         self._thread.close()
 
     async def read(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        """Runs a transaction that changes nothing; see ``write``."""
+        """Run a transaction that changes nothing; see ``write``."""
         return await self.write(work, "BEGIN")
 
     async def write(self, work: Callable[[sqlite3.Connection], _T], begin: str = "BEGIN IMMEDIATE") -> _T:
-        """Runs a transaction. An exception of ``work`` rolls it back.
+        """Run a transaction. An exception of ``work`` rolls it back.
 
         Raises:
             StoreFailure: SQLite failed, or the files were replaced.

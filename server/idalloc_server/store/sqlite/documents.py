@@ -35,7 +35,7 @@ _TABLES = (
 
 
 def documents_path(store: Path) -> Path:
-    """Returns the file of the documents beside the file of the counters, such as ``idalloc-documents.db``."""
+    """Return the file of the documents beside the file of the counters, such as ``idalloc-documents.db``."""
     return store.with_stem(f"{store.stem}-documents")
 
 
@@ -229,7 +229,7 @@ def _page_by_key(schema: str, name: str, keys: Sequence[str], db: sqlite3.Connec
 
 
 def _from(db: sqlite3.Connection, collection: int, after: str | None) -> Iterator[Document]:
-    """Yields the documents after a key; SQLite reads a row when it is asked for."""
+    """Yield the documents after a key; SQLite reads a row when it is asked for."""
     select = "SELECT key, text FROM documents WHERE collection = ?"
     arguments: list[object] = [collection]
     if after is not None:
@@ -240,7 +240,7 @@ def _from(db: sqlite3.Connection, collection: int, after: str | None) -> Iterato
 
 
 def _by_key(db: sqlite3.Connection, collection: int, keys: Sequence[str]) -> Iterator[Document]:
-    """Yields the documents with these keys that exist, each as it is when it is asked for."""
+    """Yield the documents with these keys that exist, each as it is when it is asked for."""
     for key in keys:
         select = "SELECT text FROM documents WHERE collection = ? AND key = ?"
         found = db.execute(select, (collection, key.encode(errors="surrogatepass"))).fetchone()
@@ -249,7 +249,7 @@ def _by_key(db: sqlite3.Connection, collection: int, keys: Sequence[str]) -> Ite
 
 
 def _chosen(db: sqlite3.Connection, collection: int, selection: Selection) -> Iterator[Document]:
-    """Yields the documents of a selection.
+    """Yield the documents of a selection.
 
     Those of the next page are read after the yielded ones were changed.
     """
@@ -266,7 +266,7 @@ def _chosen(db: sqlite3.Connection, collection: int, selection: Selection) -> It
 
 
 def _rewrite(db: sqlite3.Connection, collection: int, key: str, text: str | None) -> bool:
-    """Changes or deletes a document; returns whether it is another now."""
+    """Change or delete a document; return whether it is another now."""
     row = (collection, key.encode())
     if text is None:
         return db.execute("DELETE FROM documents WHERE collection = ? AND key = ?", row).rowcount == 1

@@ -23,7 +23,7 @@ _NEXT_STEPS = {
 
 
 def failure_of(path: Path, error: sqlite3.Error | OverflowError) -> StoreFailure:
-    """Returns the failure of a transaction that was not applied."""
+    """Return the failure of a transaction that was not applied."""
     message = f"SQLite at {path}: {error}"
     next_step = _NEXT_STEPS.get(code(error) & 0xFF)
     if next_step is None:
@@ -37,5 +37,5 @@ def is_busy(error: Exception) -> bool:
 
 
 def code(error: Exception) -> int:
-    """Returns SQLite's extended result code (https://www.sqlite.org/rescode.html), or 0 for an error of Python."""
+    """Return SQLite's extended result code (https://www.sqlite.org/rescode.html), or 0 for an error of Python."""
     return getattr(error, "sqlite_errorcode", None) or 0

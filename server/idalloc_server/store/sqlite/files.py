@@ -77,7 +77,7 @@ class DatabaseFiles:
             raise
 
     def claim(self) -> None:
-        """Keeps out processes that use the database with another ``-wal`` or ``-shm``.
+        """Keep out processes that use the database with another ``-wal`` or ``-shm``.
 
         Both must exist, and an open connection must use them. Waits for up to 2 s for another
         process to close.
@@ -105,7 +105,7 @@ class DatabaseFiles:
         self._opened = [(str(path), what, *identities[path]) for path, what in zip(paths, whats, strict=True)]
 
     def check(self) -> None:
-        """Checks that the files are the opened ones, and have no second link.
+        """Check that the files are the opened ones, and have no second link.
 
         Raises:
             FilesChanged: A file was replaced, removed or linked.
@@ -150,7 +150,7 @@ class DatabaseFiles:
 
 
 def _open_or_create(path: Path) -> int:
-    """Opens a file; a new one gets mode 600, for any umask.
+    """Open a file; a new one gets mode 600, for any umask.
 
     SQLite creates -wal and -shm with the same mode.
     """
@@ -173,7 +173,7 @@ def _digest(identities: list[tuple[int, int]]) -> int:
 
 
 def _mount(path: Path) -> str:
-    """Returns the id of the mount that a path is on; empty if the system does not expose it.
+    """Return the id of the mount that a path is on; empty if the system does not expose it.
 
     A file that is a mount point is on another mount than its folder. ``os.path.ismount`` misses
     that within one file system, and /proc/self/mountinfo also lists hidden mounts.

@@ -45,7 +45,7 @@ class JobThread:
         return future
 
     def close(self) -> None:
-        """Ends the thread after the queued jobs, without waiting for them.
+        """End the thread after the queued jobs, without waiting for them.
 
         Later jobs are rejected.
         """

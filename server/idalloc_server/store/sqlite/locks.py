@@ -21,7 +21,7 @@ _FIRST_OFFSET = 2**62
 
 
 def check_locks(path: Path) -> None:
-    """Checks that the file system of a database refuses a second lock on a file.
+    """Check that the file system of a database refuses a second lock on a file.
 
     On Linux locks may belong to a descriptor (F_OFD_SETLK), so one process can test them without
     another, on a temporary file in the folder of ``path``. On other systems, and if the test cannot
@@ -52,7 +52,7 @@ def check_locks(path: Path) -> None:
 
 
 def lock_offset(descriptor: int, offset: int) -> bool:
-    """Takes a shared lock at one of a file's 2^61 offsets.
+    """Take a shared lock at one of a file's 2^61 offsets.
 
     Returns True if no other offset is locked. The lock belongs to the inode, not to the path, and
     ends when the descriptor is closed. Of two processes that lock different offsets at the same

@@ -117,7 +117,7 @@ def open_period(db: sqlite3.Connection, name: str, sequence: Sequence, at_least:
 
 
 def check_retired(db: sqlite3.Connection, name: str = "") -> None:
-    """Raises ``StoreRetired`` if the store is retired."""
+    """Raise ``StoreRetired`` if the store is retired."""
     raise_if_retired(get(db, RETIREMENT), name)
 
 
@@ -171,7 +171,7 @@ def _read(db: sqlite3.Connection, name: str) -> _StoredRow | None:
 
 
 def _with_times(row: Row) -> Row:
-    """Returns the row if its times can be shown; grants do without."""
+    """Return the row if its times can be shown; grants do without."""
     for field in ("created_at", "changed_at"):
         packed_settings.stored_time(row.name, field, getattr(row, field))
     return row
@@ -215,7 +215,7 @@ def _write_grant(
     remaining: int,
     packed_demand: Any = None,
 ) -> Grant:
-    """Writes and returns a grant.
+    """Write and return a grant.
 
     Without a packed demand the row keeps its own one, which is not returned.
     """

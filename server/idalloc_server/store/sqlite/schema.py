@@ -60,7 +60,7 @@ _ALLOCATIONS = (
 def connect(
     path: Path, busy_timeout: float, create_tables: Callable[[sqlite3.Connection, Path], None]
 ) -> tuple[sqlite3.Connection, DatabaseFiles]:
-    """Opens a database, and creates the file and its folder if they are missing.
+    """Open a database, and create the file and its folder if they are missing.
 
     Every commit reaches the disk. Safe for concurrent calls of several processes.
 
@@ -104,14 +104,14 @@ def connect(
 
 
 def roll_back(db: sqlite3.Connection) -> None:
-    """Ends a transaction, if one is open."""
+    """End a transaction, if one is open."""
     with suppress(sqlite3.Error):
         if db.in_transaction:
             db.execute("ROLLBACK")
 
 
 def _journal_mode(db: sqlite3.Connection) -> str:
-    """Returns the journal mode.
+    """Return the journal mode.
 
     The read creates ``-wal`` and ``-shm``, which stay until the last process closes.
     """
@@ -121,7 +121,7 @@ def _journal_mode(db: sqlite3.Connection) -> str:
 
 
 def _make_folder(folder: Path) -> list[Path]:
-    """Creates a folder if it is missing.
+    """Create a folder if it is missing.
 
     Returns:
         The folders whose entries must reach the disk before the file in it is durable.
@@ -135,7 +135,7 @@ def _make_folder(folder: Path) -> list[Path]:
 def create_own_tables(
     db: sqlite3.Connection, path: Path, application_id: int, tables: Collection[str], next_step: str
 ) -> None:
-    """Creates the tables of a database that has no counters.
+    """Create the tables of a database that has no counters.
 
     Args:
         db: The database.
@@ -162,7 +162,7 @@ def create_own_tables(
 
 
 def create_tables(db: sqlite3.Connection, path: Path) -> None:
-    """Creates the tables of the counters, or adopts the guide's.
+    """Create the tables of the counters, or adopts the guide's.
 
     Raises:
         StartRefused: The database is not idalloc's.
@@ -187,7 +187,7 @@ def create_tables(db: sqlite3.Connection, path: Path) -> None:
 
 
 def _check_database(db: sqlite3.Connection, path: Path) -> set[str]:
-    """Returns the columns of the table of sequences, if it exists.
+    """Return the columns of the table of sequences, if it exists.
 
     Refuses a database that is not idalloc's.
     """

@@ -69,7 +69,7 @@ def lines_with_faults(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 def problem_of(*contents: object) -> str:
-    """Reads lines of which only the last is invalid, and returns its message."""
+    """Read lines of which only the last is invalid, and return its message."""
     (problem,) = read_export([HEAD, *(json.dumps(content).encode() for content in contents)]).problems
     assert problem.line == 1 + len(contents)
     return problem.message

@@ -57,7 +57,7 @@ def line(name: str, last_value: str | None, **settings: object) -> dict[str, Any
 
 
 async def refused(node: Node, name: str = "orders") -> str:
-    """Returns the message with which an allocation is rejected."""
+    """Return the message with which an allocation is rejected."""
     with pytest.raises(SequenceReserved) as error:
         await node.take(name)
     return str(error.value)

@@ -28,7 +28,7 @@ PAST = 89
 
 
 async def take(node: Allocator, count: int) -> int:
-    """Returns the first id of a range."""
+    """Return the first id of a range."""
     return (node.allocate_from_lease("t", count) or await node.allocate("t", count)).first_id
 
 

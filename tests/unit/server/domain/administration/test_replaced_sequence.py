@@ -21,7 +21,7 @@ TIMESTAMPS = {"kind": Kind.TIMESTAMP_MS}
 async def replace(
     store: MemoryStore, clock: FakeClock, before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> tuple[Node, Node]:
-    """Returns a node that used the lost sequence, and one that created its replacement."""
+    """Return a node that used the lost sequence, and one that created its replacement."""
     old, fresh = Node(store, clock), Node(store, clock)
     await old.service.create("s", before, new_token())
     await old.take("s", 50)

@@ -26,7 +26,7 @@ async def test_a_row_without_last_value_is_invalid_but_listed(node: Node, store:
 
 
 async def use(node: Node, clock: FakeClock, name: str, count: int, seconds: int) -> None:
-    """Takes ids once a second, with a sample after each, as a server does."""
+    """Take ids once a second, with a sample after each, as a server does."""
     for _ in range(seconds):
         await node.take(name, count)
         clock.advance(1.0)

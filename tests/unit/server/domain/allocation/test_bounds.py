@@ -13,7 +13,7 @@ from tests.support.sequence_allocators import CONFIG, ids, make
 
 
 async def take_all(node: Allocator) -> list[int]:
-    """Takes ids one by one until the sequence is exhausted."""
+    """Take ids one by one until the sequence is exhausted."""
     taken = []
     try:
         while True:

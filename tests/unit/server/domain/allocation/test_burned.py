@@ -26,7 +26,7 @@ def new(burned: BurnedIds) -> list[Burn]:
 
 
 async def use_until_prefetched(allocator: Allocator, store: MemoryStore, name: str) -> int:
-    """Uses a sequence; returns how many ids the lease then has."""
+    """Use a sequence; return how many ids the lease then has."""
     last_ids = [(await allocator.allocate(name, 100)).last_id for _ in range(5)]
     await settle()
     last_value = store.rows[name].last_value
@@ -117,7 +117,7 @@ class TestBurning:
 class TestLogging:
     @pytest.fixture(autouse=True)
     def at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Makes sleeps yield to other tasks without taking time."""
+        """Make sleeps yield to other tasks without taking time."""
         sleep = asyncio.sleep
         monkeypatch.setattr(asyncio, "sleep", lambda _: sleep(0))
 

@@ -22,7 +22,7 @@ CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequen
 
 
 async def cancel(task: "asyncio.Task[object]", store: MemoryStore, held: str) -> None:
-    """Cancels a caller during its store call, which is held."""
+    """Cancel a caller during its store call, which is held."""
     await until(lambda: store.calls_of(held))
     task.cancel()
     with suppress(asyncio.CancelledError):

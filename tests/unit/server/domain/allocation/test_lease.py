@@ -13,7 +13,7 @@ def ids_of(grant: Grant) -> list[int]:
 
 
 def range_sizes(held: list[int], step: int) -> list[int]:
-    """Returns the sizes of the contiguous ranges of ids."""
+    """Return the sizes of the contiguous ranges of ids."""
     lengths: list[int] = []
     for before, value in zip([None, *held], held, strict=False):
         if before is not None and value == before + step:

@@ -43,7 +43,7 @@ async def test_sequences_take_little_memory(store: MemoryStore, clock: FakeClock
 
 
 def held_by(store: MemoryStore, allocator: Allocator) -> int:
-    """Returns the traced memory in bytes, without the calls that the fake store keeps and counts
+    """Return the traced memory in bytes, without the calls that the fake store keeps and counts
     that were sampled.
     """
     store.calls.clear()

@@ -33,7 +33,7 @@ class Nodes:
         self.issued: Counter[tuple[str, int, int]] = Counter()
 
     async def run(self, seconds: float) -> int:
-        """Makes five calls a second on each node; returns how many were refused."""
+        """Make five calls a second on each node; return how many were refused."""
         refused = 0
         for _ in range(int(seconds * 5)):
             for allocator in self.allocators:

@@ -29,7 +29,7 @@ class Load:
         self._answered = 0
 
     async def run(self, seconds: float, rate: int, count: int = 1) -> int:
-        """Makes ``rate`` calls a second; returns how many of them waited for the store."""
+        """Make ``rate`` calls a second; return how many of them waited for the store."""
         waited = 0
         for _ in range(int(seconds * rate)):
             taken = self.allocator.allocate_from_lease("s", count)
@@ -44,7 +44,7 @@ class Load:
         return waited
 
     def slow_down(self, latency: float, calls: int) -> None:
-        """Sets the latency of the next ``calls`` grants, in seconds."""
+        """Set the latency of the next ``calls`` grants, in seconds."""
         self._latency = latency
         self._gates += [self.store.hold("grant") for _ in range(calls)]
 

@@ -48,13 +48,13 @@ def start_timestamps_of(store: MemoryStore) -> StartTimestamps:
 
 
 async def started(store: MemoryStore) -> DocIdGenerator:
-    """Returns the generator of a process that has just started."""
+    """Return the generator of a process that has just started."""
     start_timestamps = start_timestamps_of(store)
     return DocIdGenerator(start_timestamps, await start_timestamps.start())
 
 
 def running(store: MemoryStore, serial: int, timestamp: int = NOW) -> DocIdGenerator:
-    """Returns a generator that has issued ``serial``, set directly as for the recordings."""
+    """Return a generator that has issued ``serial``, set directly as for the recordings."""
     doc_ids = DocIdGenerator(start_timestamps_of(store), StartTimestamp(0, timestamp))
     doc_ids._serial = serial
     return doc_ids
@@ -70,7 +70,7 @@ def serials(runs: list[DocIdRun] | None) -> list[int]:
 
 
 def generate_one_by_one(timestamp: int, serial: int, offset: int, increment: int, count: int) -> list[tuple[int, int]]:
-    """Returns what MySQL's generator does, one id at a time."""
+    """Return what MySQL's generator does, one id at a time."""
     ids = []
     for _ in range(count):
         following = next_serial(serial, offset, increment)

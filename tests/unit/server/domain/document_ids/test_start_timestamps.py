@@ -55,7 +55,7 @@ def start_timestamps_of(
 async def heartbeats(
     start_timestamps: StartTimestamps, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[asyncio.Task[None]]:
-    """Sends heartbeats without a pause between them."""
+    """Send heartbeats without a pause between them."""
     monkeypatch.setattr(start_timestamps_module, "HEARTBEAT_SECONDS", 0)
     task = asyncio.create_task(start_timestamps.keep_prefix())
     yield task
@@ -65,7 +65,7 @@ async def heartbeats(
 
 
 async def wait_for_heartbeats(store: MemoryStore, times: int = 1) -> None:
-    """Waits until the store has answered so many further heartbeats."""
+    """Wait until the store has answered so many further heartbeats."""
     wanted = len(store.calls_of("keep_prefix")) + times + 1
     async with asyncio.timeout(5):
         while len(store.calls_of("keep_prefix")) < wanted:  # noqa: ASYNC110

@@ -23,7 +23,7 @@ NOW = 1_700_000_000
 
 
 async def started(store: Store, clock: float = NOW, prefix: int = 0, holder: str = "me") -> DocIdGenerator:
-    """Returns the generator of a process that has just started."""
+    """Return the generator of a process that has just started."""
     start_timestamps = StartTimestamps(store, FakeClock(wall=clock), prefix=prefix, holder=holder, max_clock_skew=1e12)
     return DocIdGenerator(start_timestamps, await start_timestamps.start())
 

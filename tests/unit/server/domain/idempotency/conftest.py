@@ -52,7 +52,7 @@ def other_node(store: MemoryStore, clock: FakeClock) -> Node:
 
 
 def settings_changed(store: MemoryStore, sequence: Sequence | None = None) -> None:
-    """Changes the row as an update of the sequence does."""
+    """Change the row as an update of the sequence does."""
     row = store.rows["orders"]
     row.generation += 1
     row.sequence = sequence or row.sequence

@@ -53,7 +53,7 @@ IDS = st.tuples(VALUES, st.sampled_from(DATES), st.sampled_from([0, 1, 11, 255, 
 
 
 def valid_sequence(template: str, reset: Reset = Reset.NEVER) -> Sequence | None:
-    """Returns a sequence for which the format is valid, or None."""
+    """Return a sequence for which the format is valid, or None."""
     try:
         room = compile_format(template).largest_value
         sequence = Sequence(min_value=0, max_value=MAX_ID if room is None else room, format=template, reset=reset)
