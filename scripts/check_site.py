@@ -25,15 +25,10 @@ _CSS_ADDRESS = re.compile(r"""url\(\s*(?:"([^"]*)"|'([^']*)'|([^)]*))\s*\)|@impo
 
 
 class Reference(NamedTuple):
-    """An address in a page.
+    """An address in a page."""
 
-    Attributes:
-        address: The address as written.
-        is_loaded: Whether a browser loads it with the page; otherwise a reader follows it.
-    """
-
-    address: str
-    is_loaded: bool
+    address: str  # the address as written
+    is_loaded: bool  # whether a browser loads it with the page; otherwise a reader follows it
 
 
 class _Page(HTMLParser):

@@ -89,19 +89,12 @@ The role is required only with the setting [`access`](settings.md#access).
 
 
 class Element(NamedTuple):
-    """A message, enum, service, or a member of one.
-
-    Attributes:
-        name: Its name.
-        comment: Its comment, in paragraphs.
-        proto: Its descriptor.
-        members: Its fields, values or methods.
-    """
+    """A message, enum, service, or a member of one."""
 
     name: str
-    comment: str
-    proto: Any
-    members: "list[Element]"
+    comment: str  # its comment, in paragraphs
+    proto: Any  # its descriptor
+    members: "list[Element]"  # its fields, values or methods
 
 
 def page() -> str:

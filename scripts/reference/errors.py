@@ -86,21 +86,13 @@ These exceptions do not come from the service. Their reasons are not in `error_r
 
 
 class ProtoComment(NamedTuple):
-    """The comment of a reason in error_reason.proto.
+    """The comment of a reason in error_reason.proto."""
 
-    Attributes:
-        meaning: What the reason means.
-        status: The name of the gRPC status code.
-        details: The details besides ErrorInfo; empty for none.
-        metadata: The keys of the metadata, with explanations; empty for none.
-        example: The ErrorInfo of an error.
-    """
-
-    meaning: str
-    status: str
-    details: str
-    metadata: str
-    example: dict[str, Any]
+    meaning: str  # what the reason means
+    status: str  # the name of the gRPC status code
+    details: str  # the details besides ErrorInfo; empty for none
+    metadata: str  # the keys of the metadata, with explanations; empty for none
+    example: dict[str, Any]  # the ErrorInfo of an error
 
 
 def read_proto() -> dict[str, ProtoComment]:

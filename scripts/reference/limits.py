@@ -51,19 +51,12 @@ is fixed.
 
 
 class Limit(NamedTuple):
-    """A row of the page.
+    """A row of the page."""
 
-    Attributes:
-        what: What is limited.
-        limit: The limit, with its unit.
-        beyond: What happens beyond it: the error's reason, or else what the server does.
-        why: Why it is so high or low, or what it is for; empty if that is obvious.
-    """
-
-    what: str
-    limit: str
-    beyond: str
-    why: str = ""
+    what: str  # what is limited
+    limit: str  # the limit, with its unit
+    beyond: str  # what happens beyond it: the error's reason, or else what the server does
+    why: str = ""  # why it is so high or low, or what it is for; empty if that is obvious
 
 
 def _setting(name: str, unit: str = "") -> str:

@@ -61,19 +61,12 @@ a [format of its own](../guides/verify.md).
 
 
 class Event(NamedTuple):
-    """An event, as the source logs it.
+    """An event, as the source logs it."""
 
-    Attributes:
-        levels: Its levels, in the order of the source.
-        keys: Its keys; those of a mapping are not among them.
-        always: Whether the setting log_level does not apply.
-        has_mapping: Whether a call passes a mapping.
-    """
-
-    levels: tuple[str, ...]
-    keys: tuple[str, ...]
-    always: bool
-    has_mapping: bool
+    levels: tuple[str, ...]  # its levels, in the order of the source
+    keys: tuple[str, ...]  # its keys; those of a mapping are not among them
+    always: bool  # whether the setting log_level does not apply
+    has_mapping: bool  # whether a call passes a mapping
 
 
 def page() -> str:

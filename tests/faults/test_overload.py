@@ -72,21 +72,13 @@ class Attack:
 
 @dataclass
 class Overload:
-    """A node under attack, and a well-behaved client that must be served meanwhile.
-
-    Attributes:
-        scenario: The scenario.
-        node: The node.
-        transport: The node's transport.
-        watch: The node's resources.
-        bystander: The well-behaved client.
-    """
+    """A node under attack, and a well-behaved client that must be served meanwhile."""
 
     scenario: Scenario
     node: Server
-    transport: str
-    watch: ResourceMonitor
-    bystander: ClientProcess
+    transport: str  # the node's transport
+    watch: ResourceMonitor  # the node's resources
+    bystander: ClientProcess  # the well-behaved client
 
     @contextmanager
     def attack(self, attack: str, number: int, **options: Any) -> Iterator[Attack]:

@@ -33,14 +33,10 @@ DAY = 86_400.0
 
 
 class Outages(NamedTuple):
-    """The stores of a scenario.
+    """The stores of a scenario."""
 
-    Attributes:
-        nodes: The number of nodes.
-        outage: Makes the store unavailable within its block.
-    """
-
-    nodes: int
+    nodes: int  # the number of nodes
+    # Makes the store unavailable within its block.
     outage: Callable[[], AbstractContextManager[None]]
 
 

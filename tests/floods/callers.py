@@ -43,15 +43,11 @@ Call = Callable[[bool], Awaitable[None]]
 
 @dataclass
 class Observed:
-    """What a caller saw.
+    """What a caller saw."""
 
-    Attributes:
-        latencies: The seconds of each call from when it was due, also of failed ones.
-        errors: The failed calls by reason.
-    """
-
+    # The seconds of each call from when it was due, also of failed ones.
     latencies: list[float] = field(default_factory=list)
-    errors: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)  # the failed calls by reason
 
     @property
     def p99_ms(self) -> float:

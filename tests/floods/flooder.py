@@ -330,17 +330,11 @@ async def x_logins(flooder: Flooder) -> None:
 
 
 class Flood(NamedTuple):
-    """A flood.
+    """A flood."""
 
-    Attributes:
-        turn: What it repeats.
-        concurrency: On how many tasks.
-        needs_tls: Whether it is for ports with TLS only.
-    """
-
-    turn: Turn
-    concurrency: int
-    needs_tls: bool = False
+    turn: Turn  # what it repeats
+    concurrency: int  # on how many tasks
+    needs_tls: bool = False  # whether it is for ports with TLS only
 
 
 # By protocol and name.

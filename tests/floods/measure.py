@@ -26,30 +26,18 @@ _SAMPLE_SECONDS, _END_SECONDS = 0.1, 30.0
 
 
 class Result(NamedTuple):
-    """What a flood cost.
+    """What a flood cost."""
 
-    Attributes:
-        flood: Its name; empty without a flood.
-        callers: What each caller saw, by name.
-        probes: What the probes saw.
-        descriptors: The most open descriptors of the server.
-        memory_mb: The most resident memory of the server, in MB.
-        cpu: The share of one core that the server used.
-        waited: The seconds in which a thread of the server could have run, and other work had the
-            cores.
-        sent: The counts of the flooder.
-        has_ended: Whether a process of the server ended.
-    """
-
-    flood: str
-    callers: dict[str, Observed]
-    probes: Observed
-    descriptors: int
-    memory_mb: float
-    cpu: float
+    flood: str  # its name; empty without a flood
+    callers: dict[str, Observed]  # what each caller saw, by name
+    probes: Observed  # what the probes saw
+    descriptors: int  # the most open descriptors of the server
+    memory_mb: float  # the most resident memory of the server, in MB
+    cpu: float  # the share of one core that the server used
+    # The seconds in which a thread of the server could have run, and other work had the cores.
     waited: float
-    sent: Counter[str]
-    has_ended: bool = False
+    sent: Counter[str]  # the counts of the flooder
+    has_ended: bool = False  # whether a process of the server ended
 
     @property
     def p99_ms(self) -> float:
@@ -132,21 +120,13 @@ def _output(process: "subprocess.Popen[str]", seconds: float) -> str:
 
 @dataclass
 class _Used:
-    """What processes used together; complete at the end of the block.
+    """What processes used together; complete at the end of the block."""
 
-    Attributes:
-        descriptors: The most open descriptors.
-        memory_mb: The sum of the peaks of their memory, in MB.
-        cpu: The share of one core that they used.
-        waited: The seconds that their threads waited for a core, at most.
-        has_ended: Whether one of them ended.
-    """
-
-    descriptors: int = 0
-    memory_mb: float = 0.0
-    cpu: float = 0.0
-    waited: float = 0.0
-    has_ended: bool = False
+    descriptors: int = 0  # the most open descriptors
+    memory_mb: float = 0.0  # the sum of the peaks of their memory, in MB
+    cpu: float = 0.0  # the share of one core that they used
+    waited: float = 0.0  # the seconds that their threads waited for a core, at most
+    has_ended: bool = False  # whether one of them ended
 
 
 @contextmanager

@@ -19,35 +19,22 @@ NO_CLIENT_CERTIFICATES = {"require_client_certificate: true": "require_client_ce
 
 
 class Target(NamedTuple):
-    """A running server, one port of which is flooded.
+    """A running server, one port of which is flooded."""
 
-    Attributes:
-        address: The flooded address.
-        callers: The options of ``tests/floods/callers.py``.
-        pids: The processes whose descriptors and memory count.
-        tls: The file with the authority of the flooded port's certificate; None if it has none.
-    """
-
-    address: str
-    callers: dict[str, Any]
-    pids: list[int]
+    address: str  # the flooded address
+    callers: dict[str, Any]  # the options of ``tests/floods/callers.py``
+    pids: list[int]  # the processes whose descriptors and memory count
+    # The file with the authority of the flooded port's certificate; None if it has none.
     tls: Path | None
 
 
 class Kind(NamedTuple):
-    """A port of a server.
+    """A port of a server."""
 
-    Attributes:
-        title: Its name in the document.
-        protocol: A key of ``FLOODS``.
-        has_goal: Whether strangers must not be noticed there.
-        about: What it is and who calls.
-    """
-
-    title: str
-    protocol: str
-    has_goal: bool
-    about: str
+    title: str  # its name in the document
+    protocol: str  # a key of ``FLOODS``
+    has_goal: bool  # whether strangers must not be noticed there
+    about: str  # what it is and who calls
 
 
 KINDS = {

@@ -30,18 +30,13 @@ def minimum(file: str, pattern: str) -> str:
 
 @dataclass(frozen=True)
 class Language:
-    """A language and its example.
+    """A language and its example."""
 
-    Attributes:
-        name: The folder in examples/.
-        program: The command of the program.
-        steps: The commands that build the example and run its own tests, in its folder.
-        tools: The commands that must be installed, with the version that the example needs.
-    """
-
-    name: str
-    program: tuple[str, ...]
+    name: str  # the folder in examples/
+    program: tuple[str, ...]  # the command of the program
+    # The commands that build the example and run its own tests, in its folder.
     steps: Callable[[], list[list[str]]] = list
+    # The commands that must be installed, with the version that the example needs.
     tools: dict[str, str] = field(default_factory=dict)
 
     @property

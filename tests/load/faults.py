@@ -51,16 +51,11 @@ Window = tuple[int, int]
 
 @dataclass
 class Fault:
-    """A fault of the store.
+    """A fault of the store."""
 
-    Attributes:
-        name: The name in the document.
-        during: Causes the fault for the time of its block.
-        recovered: Waits until the store is whole again; this time is a window of its own.
-    """
-
-    name: str
-    during: Callable[[], Any]
+    name: str  # the name in the document
+    during: Callable[[], Any]  # causes the fault for the time of its block
+    # Waits until the store is whole again; this time is a window of its own.
     recovered: Callable[[], None] | None = None
 
 

@@ -38,16 +38,11 @@ _NAMES = {SQLITE: "SQLite", STAND_IN: "CrateDB, stand-in", CRATEDB: "CrateDB"}
 
 
 class Nodes(NamedTuple):
-    """Running nodes.
+    """Running nodes."""
 
-    Attributes:
-        servers: The nodes.
-        restart: Kills a node, and starts it again at the same address.
-        outage: Makes the store unavailable within its block.
-    """
-
-    servers: list[Server]
-    restart: Callable[[int], None]
+    servers: list[Server]  # the nodes
+    restart: Callable[[int], None]  # kills a node, and starts it again at the same address
+    # Makes the store unavailable within its block.
     outage: Callable[[], AbstractContextManager[None]]
 
 

@@ -29,19 +29,12 @@ P99_TARGET = 250
 
 
 class Contender(NamedTuple):
-    """A server with TLS.
-
-    Attributes:
-        name: Its name.
-        address: Its address.
-        tls: The folder with the files of its certificate, and with a client's.
-        pids: The processes whose memory counts.
-    """
+    """A server with TLS."""
 
     name: str
     address: str
-    tls: Path
-    pids: list[int]
+    tls: Path  # the folder with the files of its certificate, and with a client's
+    pids: list[int]  # the processes whose memory counts
 
 
 def unary(contender: Contender, calls: int) -> float:

@@ -10,21 +10,13 @@ from tests.load.hangs import HANG_SECONDS
 
 
 class Question(NamedTuple):
-    """A question, and who answers it.
+    """A question, and who answers it."""
 
-    Attributes:
-        file: The chart's file name.
-        title: The title in the document.
-        axis: What the bars are.
-        about: How to read the chart.
-        keys: The keys of the contenders; None for those whose store hung.
-    """
-
-    file: str
-    title: str
-    axis: str
-    about: str
-    keys: tuple[str, ...] | None
+    file: str  # the chart's file name
+    title: str  # the title in the document
+    axis: str  # what the bars are
+    about: str  # how to read the chart
+    keys: tuple[str, ...] | None  # the keys of the contenders; None for those whose store hung
 
 
 QUESTIONS = (

@@ -38,15 +38,10 @@ LATENCY_TARGET = 1.15
 
 
 class Unary(NamedTuple):
-    """The result of unary calls.
+    """The result of unary calls."""
 
-    Attributes:
-        rate: Calls a second.
-        median: Median latency, in seconds.
-    """
-
-    rate: float
-    median: float
+    rate: float  # calls a second
+    median: float  # median latency, in seconds
 
 
 def unary_with_ghz(address: str, calls: int, concurrency: int) -> Unary:

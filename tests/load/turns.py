@@ -11,27 +11,16 @@ _MAX_FAILURES = 2
 
 
 class Turn(NamedTuple):
-    """The result of one turn.
+    """The result of one turn."""
 
-    Attributes:
-        calls: Answered calls; 0 for a client that prefetches ids.
-        ids: Received ids.
-        seconds: The duration.
-        p50: Median latency in seconds; None without single calls.
-        p99: 99th percentile of the latency.
-        client_cpu: CPU seconds of the driver.
-        server_cpu: CPU seconds of the server; None if it cannot be measured.
-        longest: The longest call in seconds, if it was measured.
-    """
-
-    calls: int
-    ids: int
-    seconds: float
-    p50: float | None
-    p99: float | None
-    client_cpu: float
-    server_cpu: float | None = None
-    longest: float | None = None
+    calls: int  # answered calls; 0 for a client that prefetches ids
+    ids: int  # received ids
+    seconds: float  # the duration
+    p50: float | None  # median latency in seconds; None without single calls
+    p99: float | None  # 99th percentile of the latency
+    client_cpu: float  # CPU seconds of the driver
+    server_cpu: float | None = None  # CPU seconds of the server; None if it cannot be measured
+    longest: float | None = None  # the longest call in seconds, if it was measured
 
     @property
     def rate(self) -> float:
@@ -56,25 +45,16 @@ class Turn(NamedTuple):
 
 @dataclass
 class Contender:
-    """One way to get ids.
+    """One way to get ids."""
 
-    Attributes:
-        name: The name in the document.
-        drive: Takes ids for a number of seconds.
-        in_flight: The number of concurrent calls.
-        driver: The program that makes the calls.
-        cpu_seconds: Returns the server's total CPU time, if it can be measured.
-        turns: The result of each round.
-        failures: The errors of failed turns.
-    """
-
-    name: str
-    drive: Callable[[float], Turn]
-    in_flight: int
-    driver: str
+    name: str  # the name in the document
+    drive: Callable[[float], Turn]  # takes ids for a number of seconds
+    in_flight: int  # the number of concurrent calls
+    driver: str  # the program that makes the calls
+    # Returns the server's total CPU time, if it can be measured.
     cpu_seconds: Callable[[], float] | None = None
-    turns: dict[int, Turn] = field(default_factory=dict)
-    failures: list[str] = field(default_factory=list)
+    turns: dict[int, Turn] = field(default_factory=dict)  # the result of each round
+    failures: list[str] = field(default_factory=list)  # the errors of failed turns
 
     def take_turn(self, number: int, seconds: float) -> None:
         """Take the turn of a round; a contender that failed twice is skipped."""

@@ -22,19 +22,12 @@ _COUNTER = ("_total", "_bucket", "_count", "_sum")
 
 @dataclass
 class Recording:
-    """What one server answered to two scrapes.
+    """What one server answered to two scrapes."""
 
-    Attributes:
-        first: The text of the first one; empty for a server that had just started.
-        last: The text of the last one.
-        seconds: The time between them.
-        at: The Unix time of the last one.
-    """
-
-    first: str
-    last: str
-    seconds: float
-    at: float = field(default_factory=time.time)
+    first: str  # the text of the first one; empty for a server that had just started
+    last: str  # the text of the last one
+    seconds: float  # the time between them
+    at: float = field(default_factory=time.time)  # the Unix time of the last one
 
     def series(self) -> list[dict[str, str]]:
         """Return promtool's input: gauges stay as they are, counters go on at the recorded rate."""

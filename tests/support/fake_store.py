@@ -70,21 +70,14 @@ class FakeClock:
 
 @dataclass(eq=False)
 class Fault:
-    """The fault of one store call.
+    """The fault of one store call."""
 
-    Attributes:
-        applied: How often the call is applied; the answer is the last one.
-        error: Raised in place of the answer.
-        before: Awaited before the call is applied. The call hangs if it is never set.
-        after: Awaited after the call was applied, before the answer.
-        delay: Seconds to sleep before the call is applied.
-    """
-
-    applied: int = 1
-    error: Refusal | None = None
+    applied: int = 1  # how often the call is applied; the answer is the last one
+    error: Refusal | None = None  # raised in place of the answer
+    # Awaited before the call is applied. The call hangs if it is never set.
     before: asyncio.Event | None = None
-    after: asyncio.Event | None = None
-    delay: float = 0.0
+    after: asyncio.Event | None = None  # awaited after the call was applied, before the answer
+    delay: float = 0.0  # seconds to sleep before the call is applied
 
 
 def unreachable() -> Fault:
@@ -122,30 +115,21 @@ class Call(NamedTuple):
 
 @dataclass
 class MemoryStore(ForwardingStore):
-    """A ``Store`` in memory, which several nodes may share.
+    """A ``Store`` in memory, which several nodes may share."""
 
-    Attributes:
-        clock: The store's clock.
-        has_clock: Whether ``now`` returns the clock.
-        down: While true every call raises ``StoreUnreachable``.
-        gate: Every call waits for it before it is applied; None for no wait.
-        latency: How long each call takes, in seconds.
-        rows: The sequences; tests may change them.
-        prefixes: The claims; tests may change them.
-        allocations: The recorded allocations by request id; tests may change them.
-        calls: All calls, including failed ones.
-    """
-
-    clock: Clock = field(default_factory=FakeClock)
-    has_clock: bool = True
-    down: bool = False
+    clock: Clock = field(default_factory=FakeClock)  # the store's clock
+    has_clock: bool = True  # whether ``now`` returns the clock
+    down: bool = False  # while true every call raises ``StoreUnreachable``
+    # Every call waits for it before it is applied; None for no wait.
     gate: asyncio.Event | None = None
-    latency: float = 0.0
+    latency: float = 0.0  # how long each call takes, in seconds
     closed: bool = False
-    rows: dict[str, Row] = field(default_factory=dict)
+    rows: dict[str, Row] = field(default_factory=dict)  # the sequences; tests may change them
+    # The claims; tests may change them.
     prefixes: dict[int, PrefixRow] = field(default_factory=lambda: defaultdict(PrefixRow))
+    # The recorded allocations by request id; tests may change them.
     allocations: dict[str, RecordedRow] = field(default_factory=dict)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)  # all calls, including failed ones
     _counted: dict[str, Row] | None = None
     _version: int = 0
     _records: int = 0

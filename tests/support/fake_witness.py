@@ -24,18 +24,13 @@ Marks = list[tuple[str, WitnessMark]]
 
 @dataclass
 class MemoryWitness:
-    """A ``Witness`` in memory, which several nodes may share.
+    """A ``Witness`` in memory, which several nodes may share."""
 
-    Attributes:
-        down: While true every call raises ``StoreUnreachable``.
-        marks: The marks by name; tests may change them.
-        calls: All calls, including failed ones.
-    """
-
-    down: bool = False
+    down: bool = False  # while true every call raises ``StoreUnreachable``
     closed: bool = False
+    # The marks by name; tests may change them.
     marks: dict[str, WitnessMark] = field(default_factory=dict)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)  # all calls, including failed ones
     _faults: dict[str, deque[Fault]] = field(default_factory=lambda: defaultdict(deque))
 
     def next(self, method: str, *faults: Fault) -> None:

@@ -25,14 +25,10 @@ M = TypeVar("M", bound=Message)
 
 
 class FakeWorker:
-    """The worker's end of a pipe, and its process.
-
-    Attributes:
-        start: What the supervisor sent to start it.
-    """
+    """The worker's end of a pipe, and its process."""
 
     pid = 1
-    start: messages.Start
+    start: messages.Start  # what the supervisor sent to start it
 
     def __init__(self, pipe: Pipe) -> None:
         self.pipe = pipe

@@ -15,26 +15,20 @@ CONTENT = 84  # of a row; the checksum follows
 
 
 class Record(NamedTuple):
-    """A record.
+    """A record."""
 
-    Attributes:
-        name: The sequence, or the 12 characters that a run of document ids shares.
-        first: The first id or serial.
-        request: The request id as a number; 0 for none.
-    """
-
-    name: str
+    name: str  # the sequence, or the 12 characters that a run of document ids shares
     period: str
     generation: int
     node: int
-    first: int
+    first: int  # the first id or serial
     step: int
     id_count: int
     asked: int
     answered: int
     rising: bool
     doc_ids: bool
-    request: int
+    request: int  # the request id as a number; 0 for none
 
     @property
     def ids(self) -> range:
@@ -49,15 +43,11 @@ class Record(NamedTuple):
 
 
 class Log(NamedTuple):
-    """The contents of a log.
-
-    Attributes:
-        cut: The number of bytes of an incomplete record at the end.
-    """
+    """The contents of a log."""
 
     header: dict[str, Any]
     records: list[Record]
-    cut: int
+    cut: int  # the number of bytes of an incomplete record at the end
 
     @property
     def ids(self) -> list[int]:

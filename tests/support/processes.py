@@ -21,19 +21,12 @@ IDALLOC = str(Path(sys.executable).with_name("idalloc"))
 
 @dataclass
 class Server:
-    """A running `idalloc serve`.
-
-    Attributes:
-        process: The process.
-        address: The address that it serves on, host:port.
-        serving: The line of the event ``serving`` that it printed.
-        log: The file with its log.
-    """
+    """A running `idalloc serve`."""
 
     process: subprocess.Popen[str]
-    address: str
-    serving: str
-    log: Path
+    address: str  # the address that it serves on, host:port
+    serving: str  # the line of the event ``serving`` that it printed
+    log: Path  # the file with its log
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal."""

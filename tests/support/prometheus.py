@@ -18,13 +18,9 @@ from tests.support.waiting import wait_until
 
 @dataclass
 class Prometheus:
-    """A running Prometheus.
+    """A running Prometheus."""
 
-    Attributes:
-        address: Where it serves, host:port.
-    """
-
-    address: str
+    address: str  # where it serves, host:port
 
     def ask(self, path: str, **parameters: object) -> Any:
         """Return the data of an answer of its HTTP API; None if it does not answer."""

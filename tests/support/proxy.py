@@ -30,17 +30,11 @@ FREE_PORT = {"address: 0.0.0.0, port_value: 50051": "address: 127.0.0.1, port_va
 
 @dataclass
 class Proxy:
-    """A running Envoy.
-
-    Attributes:
-        process: The process.
-        folder: The folder of its files and sockets.
-        authority: The authority of its certificate, and of clients.
-    """
+    """A running Envoy."""
 
     process: subprocess.Popen[bytes]
-    folder: Path
-    authority: trustme.CA
+    folder: Path  # the folder of its files and sockets
+    authority: trustme.CA  # the authority of its certificate, and of clients
     address: str = ""
 
     @property

@@ -32,13 +32,9 @@ COLUMNS = ("last_value", "step", "min_value", "max_value", "generation", "lease_
 
 
 class Backend(Protocol):
-    """A database that stores are opened on.
+    """A database that stores are opened on."""
 
-    Attributes:
-        url: The URL for ``open_store``.
-    """
-
-    url: str
+    url: str  # the URL for ``open_store``
 
     async def make_guide_table(self) -> None:
         """Make a table of sequences that has a name and a last_value only, as in CrateDB's guide."""
@@ -82,12 +78,9 @@ class Backend(Protocol):
 
 
 class Opener:
-    """Opens stores on a backend, and closes them.
+    """Opens stores on a backend, and closes them."""
 
-    Attributes:
-        stand_in: The stand-in for the database behind it, if a test may change or break it.
-    """
-
+    # The stand-in for the database behind it, if a test may change or break it.
     stand_in: object = None
 
     def __init__(self, backend: Backend, clock: FakeClock) -> None:

@@ -41,17 +41,11 @@ PAUSE_SECONDS, MIN_CALLS = 0.02, 250
 
 
 class Measured(NamedTuple):
-    """What an attack cost.
+    """What an attack cost."""
 
-    Attributes:
-        p99: The steady caller's p99, in milliseconds.
-        memory: The most memory of the processes together, in MB.
-        seen: The outcomes that the attack counted.
-    """
-
-    p99: float
-    memory: float
-    seen: Counter[str]
+    p99: float  # the steady caller's p99, in milliseconds
+    memory: float  # the most memory of the processes together, in MB
+    seen: Counter[str]  # the outcomes that the attack counted
 
 
 def write_access(folder: Path) -> Path:

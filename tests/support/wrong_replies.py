@@ -30,24 +30,15 @@ SERVICES = {
 
 
 class WrongReply(NamedTuple):
-    """A reply, or the messages of a stream, that violates the contract.
+    """A reply, or the messages of a stream, that violates the contract."""
 
-    Attributes:
-        name: What is wrong.
-        rpc: The method that sends it.
-        answer: Returns the reply to a request, or the messages of a stream; bytes are sent as they
-            are.
-        error: A regular expression for the error's message.
-        valid_ids: How many ids, or names, arrive before the error.
-        caller: The caller of the method that receives it; empty for all.
-    """
-
-    name: str
-    rpc: str
+    name: str  # what is wrong
+    rpc: str  # the method that sends it
+    # Returns the reply to a request, or the messages of a stream; bytes are sent as they are.
     answer: Callable[[Any], Any]
-    error: str
-    valid_ids: int = 0
-    caller: str = ""
+    error: str  # a regular expression for the error's message
+    valid_ids: int = 0  # how many ids, or names, arrive before the error
+    caller: str = ""  # the caller of the method that receives it; empty for all
 
 
 class ErrorReply(Exception):

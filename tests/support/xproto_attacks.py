@@ -19,17 +19,11 @@ DOCUMENTS = 20_000
 
 
 class Attack(NamedTuple):
-    """A statement, and how it must end.
+    """A statement, and how it must end."""
 
-    Attributes:
-        message: Returns its frame.
-        code: The error's code; 0 for none.
-        is_slow: Whether it takes more than a quarter of a second.
-    """
-
-    message: Callable[[], bytes]
-    code: int
-    is_slow: bool = False
+    message: Callable[[], bytes]  # returns its frame
+    code: int  # the error's code; 0 for none
+    is_slow: bool = False  # whether it takes more than a quarter of a second
 
 
 def member(*names: str) -> expr.Expr:

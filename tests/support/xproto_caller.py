@@ -37,17 +37,12 @@ class AllRights:
 
 @dataclass
 class FakeCaller:
-    """A session that may do everything.
-
-    Attributes:
-        doc_ids: Where its ids come from.
-        burned: How many ids it counted as burned.
-    """
+    """A session that may do everything."""
 
     schema: str = ""
     connection_id: int = 1
-    doc_ids: Iterator[str] = field(default_factory=numbered)
-    burned: int = 0
+    doc_ids: Iterator[str] = field(default_factory=numbered)  # where its ids come from
+    burned: int = 0  # how many ids it counted as burned
     rights: AllRights = field(default_factory=AllRights)
     has_left: bool = False
 

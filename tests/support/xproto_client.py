@@ -18,23 +18,15 @@ _TYPES = {cls: kind for kind, cls in frames.CLIENT_MESSAGES.items()}
 
 @dataclass
 class Reply:
-    """What a server sent up to the last frame of a reply.
+    """What a server sent up to the last frame of a reply."""
 
-    Attributes:
-        code: The code of its error, or 0.
-        text: The text of its error.
-        ids: The ids of the notice GENERATED_DOCUMENT_IDS.
-        affected: The number of ROWS_AFFECTED.
-        rows: The first field of each row, without the NUL of a text.
-        frames: All frames, as kind and payload.
-    """
-
-    code: int = 0
-    text: str = ""
-    ids: list[str] = field(default_factory=list)
-    affected: int | None = None
+    code: int = 0  # the code of its error, or 0
+    text: str = ""  # the text of its error
+    ids: list[str] = field(default_factory=list)  # the ids of the notice GENERATED_DOCUMENT_IDS
+    affected: int | None = None  # the number of ROWS_AFFECTED
+    # The first field of each row, without the NUL of a text.
     rows: list[bytes] = field(default_factory=list)
-    frames: list[tuple[int, bytes]] = field(default_factory=list)
+    frames: list[tuple[int, bytes]] = field(default_factory=list)  # all frames, as kind and payload
 
     def add(self, kind: int, payload: bytes) -> None:
         """Add a frame."""

@@ -43,19 +43,13 @@ DEMAND = Demand(12.5, 1_000, 1_700_000_000)
 
 @dataclass
 class Mix:
-    """A server of each version on one store.
+    """A server of each version on one store."""
 
-    Attributes:
-        scenario: Their processes.
-        python_before: The Python of the version before.
-        servers: The servers by version, ``before`` and ``this``.
-        clients: A client of each server, with a log of issued ids.
-        logs: The logs.
-    """
-
-    scenario: Scenario
-    python_before: Path
+    scenario: Scenario  # their processes
+    python_before: Path  # the Python of the version before
+    # The servers by version, ``before`` and ``this``.
     servers: dict[str, Server] = field(default_factory=dict)
+    # A client of each server, with a log of issued ids.
     clients: dict[str, idalloc.Client] = field(default_factory=dict)
     logs: list[Path] = field(default_factory=list)
 

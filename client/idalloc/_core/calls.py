@@ -26,15 +26,10 @@ MAX_UUIDS_PER_CALL = 10_000
 
 
 class Call(NamedTuple, Generic[T]):
-    """A unary call.
-
-    Attributes:
-        request: The request.
-        convert: Returns what the caller gets for a checked reply.
-    """
+    """A unary call."""
 
     request: Message
-    convert: Callable[[Any], T]
+    convert: Callable[[Any], T]  # returns what the caller gets for a checked reply
 
 
 def allocate_range(

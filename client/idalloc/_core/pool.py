@@ -53,19 +53,15 @@ class PoolRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RangePart:
-    """A part of a range.
+    """A part of a range."""
 
-    Attributes:
-        ids: Yields the ids until they expire. For each id it compares the clock with ``deadline``,
-            in C, and discards an id that has expired, or that belongs to the parent of a forked
-            process. Threads may share it.
-        unchecked: The iterator that ``ids`` takes from.
-        deadline: Yields the time when the ids expire; 0.0 in the child of a fork. All parts of a
-            range share it.
-    """
-
+    # Yields the ids until they expire. For each id it compares the clock with ``deadline``, in C,
+    # and discards an id that has expired, or that belongs to the parent of a forked process.
+    # Threads may share it.
     ids: Iterator[int]
-    unchecked: Iterator[int]
+    unchecked: Iterator[int]  # the iterator that ``ids`` takes from
+    # Yields the time when the ids expire; 0.0 in the child of a fork. All parts of a range share
+    # it.
     deadline: Iterator[float]
 
 

@@ -5,15 +5,10 @@ from typing import NamedTuple
 
 
 class TlsFailure(NamedTuple):
-    """The cause of a TLS failure.
+    """The cause of a TLS failure."""
 
-    Attributes:
-        kind: The cause as one word; ``ServerUnreachable`` lists them.
-        description: The cause as a clause.
-    """
-
-    kind: str
-    description: str
+    kind: str  # the cause as one word; ``ServerUnreachable`` lists them
+    description: str  # the cause as a clause
 
 
 _CAUSES = (

@@ -19,56 +19,33 @@ _MIX = {"AllocateRange": 70, "GenerateDocId": 20, "StreamRanges": 6, "StreamDocI
 
 @dataclass(frozen=True)
 class Plan:
-    """The options of a bench.
+    """The options of a bench."""
 
-    Attributes:
-        target: The server's address.
-        scenario: One of `SCENARIOS`.
-        sequence: The sequence to allocate from.
-        id_count: The ids of a unary call.
-        total_ids: The ids of a stream; None for `TOTAL_IDS`, or for unary calls in the scenario
-            `docids`.
-        chunk: The ids of a stream's message.
-        concurrency: The number of callers, each with one call at a time.
-        connections: The number of connections that they share.
-        duration: For how many seconds to start and count calls.
-        total: How many calls to count, instead of a duration.
-        warm_up: For how many seconds to call before counting.
-        timeout: The limit in seconds of a unary call, and of each message of a stream.
-    """
-
-    target: str
-    scenario: str = "unary"
-    sequence: str = "bench"
-    id_count: int = 1
+    target: str  # the server's address
+    scenario: str = "unary"  # one of `SCENARIOS`
+    sequence: str = "bench"  # the sequence to allocate from
+    id_count: int = 1  # the ids of a unary call
+    # The ids of a stream; None for `TOTAL_IDS`, or for unary calls in the scenario `docids`.
     total_ids: int | None = None
-    chunk: int = 10_000
-    concurrency: int = 64
-    connections: int = 4
-    duration: float = 10.0
-    total: int | None = None
-    warm_up: float = 2.0
-    timeout: float = 5.0
+    chunk: int = 10_000  # the ids of a stream's message
+    concurrency: int = 64  # the number of callers, each with one call at a time
+    connections: int = 4  # the number of connections that they share
+    duration: float = 10.0  # for how many seconds to start and count calls
+    total: int | None = None  # how many calls to count, instead of a duration
+    warm_up: float = 2.0  # for how many seconds to call before counting
+    timeout: float = 5.0  # the limit in seconds of a unary call, and of each message of a stream
 
 
 @dataclass(frozen=True)
 class Call:
-    """An RPC with a fixed request.
+    """An RPC with a fixed request."""
 
-    Attributes:
-        rpc: The RPC's name.
-        message: The request.
-        response: The reply's class.
-        ids: The ids that it requests.
-        chunk: The ids of its stream's messages; 0 for a unary call.
-        decode: Decodes a reply as the SDK does, and returns the number of its ids.
-    """
-
-    rpc: str
-    message: Any
-    response: Any
-    ids: int
-    chunk: int
+    rpc: str  # the RPC's name
+    message: Any  # the request
+    response: Any  # the reply's class
+    ids: int  # the ids that it requests
+    chunk: int  # the ids of its stream's messages; 0 for a unary call
+    # Decodes a reply as the SDK does, and returns the number of its ids.
     decode: Callable[[Any], int]
 
     @cached_property

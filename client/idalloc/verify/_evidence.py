@@ -16,33 +16,19 @@ _MAX_RECORDS = 16
 
 
 class Record(NamedTuple):
-    """A record of a log.
+    """A record of a log."""
 
-    Attributes:
-        log: The number of its log.
-        name: The number of its name.
-        generation: The sequence's generation.
-        node: The id of the server process; 0 if unknown.
-        first: The first id.
-        step: The difference of consecutive ids.
-        id_count: The number of ids.
-        asked: When the call began, in nanoseconds since the Unix epoch.
-        answered: When the reply arrived, in nanoseconds since the Unix epoch.
-        request: The request id as two integers; zeros without one.
-        half: Whether the log has only half of the request id.
-    """
-
-    log: int
-    name: int
-    generation: int
-    node: int
-    first: int
-    step: int
-    id_count: int
-    asked: int
-    answered: int
-    request: tuple[int, int]
-    half: bool
+    log: int  # the number of its log
+    name: int  # the number of its name
+    generation: int  # the sequence's generation
+    node: int  # the id of the server process; 0 if unknown
+    first: int  # the first id
+    step: int  # the difference of consecutive ids
+    id_count: int  # the number of ids
+    asked: int  # when the call began, in nanoseconds since the Unix epoch
+    answered: int  # when the reply arrived, in nanoseconds since the Unix epoch
+    request: tuple[int, int]  # the request id as two integers; zeros without one
+    half: bool  # whether the log has only half of the request id
 
     @classmethod
     def of(cls, log: int, row: np.void, boot_time: int = 0) -> "Record":
@@ -69,17 +55,11 @@ class Record(NamedTuple):
 
 
 class Query(NamedTuple):
-    """A query for the records that have an id.
+    """A query for the records that have an id."""
 
-    Attributes:
-        name: The number of the id's name.
-        number: The id.
-        matches: Selects rows of a log; None selects all.
-    """
-
-    name: int
-    number: int
-    matches: Callable[[Log, Rows], Bits] | None = None
+    name: int  # the number of the id's name
+    number: int  # the id
+    matches: Callable[[Log, Rows], Bits] | None = None  # selects rows of a log; None selects all
 
 
 def look_up(logs: Iterable[Log], queries: list[Query], max_records: int) -> list[list[Record]]:

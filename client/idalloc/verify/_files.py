@@ -33,39 +33,26 @@ _MAX_PREFIX = 65_535
 
 @dataclass
 class Exported:
-    """The content of all exports.
+    """The content of all exports."""
 
-    Attributes:
-        last_values: The last values of each name's counter, one for each export; empty for an
-            unused counter.
-        timestamps: The sequences whose ids are timestamps.
-        claims: The latest start timestamp of each prefix of document ids.
-    """
-
+    # The last values of each name's counter, one for each export; empty for an unused counter.
     last_values: dict[str, list[int]] = field(default_factory=dict)
-    timestamps: set[str] = field(default_factory=set)
+    timestamps: set[str] = field(default_factory=set)  # the sequences whose ids are timestamps
+    # The latest start timestamp of each prefix of document ids.
     claims: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass
 class Files:
-    """The input files.
+    """The input files."""
 
-    Attributes:
-        names: The names in the logs.
-        logs: The logs of issued ids.
-        exported: The content of the exports; None without any.
-        burned: The burned ids in logs of nodes, by name and cause.
-        malformed: The number of malformed places in files that are not in `logs`.
-        examples: The messages of the first of them.
-    """
-
-    names: Names
-    logs: list[Log] = field(default_factory=list)
-    exported: Exported | None = None
+    names: Names  # the names in the logs
+    logs: list[Log] = field(default_factory=list)  # the logs of issued ids
+    exported: Exported | None = None  # the content of the exports; None without any
+    # The burned ids in logs of nodes, by name and cause.
     burned: dict[str, Counter[str]] = field(default_factory=dict)
-    malformed: int = 0
-    examples: list[str] = field(default_factory=list)
+    malformed: int = 0  # the number of malformed places in files that are not in `logs`
+    examples: list[str] = field(default_factory=list)  # the messages of the first of them
 
     def add_malformed(self, message: str) -> None:
         """Count a malformed place."""

@@ -8,21 +8,13 @@ from idalloc.verify._columns import Bits, Ints, argsort, factorize_rows, pack, r
 
 
 class Calls(NamedTuple):
-    """Columns of calls.
+    """Columns of calls."""
 
-    Attributes:
-        group: The number of the group in which calls have an order.
-        asked: When the call began, in nanoseconds.
-        answered: When the reply arrived, in nanoseconds.
-        back: The call's first id along the order.
-        front: The call's last id along the order.
-    """
-
-    group: Ints
-    asked: Ints
-    answered: Ints
-    back: Ints
-    front: Ints
+    group: Ints  # the number of the group in which calls have an order
+    asked: Ints  # when the call began, in nanoseconds
+    answered: Ints  # when the reply arrived, in nanoseconds
+    back: Ints  # the call's first id along the order
+    front: Ints  # the call's last id along the order
 
 
 class OrderChecker:

@@ -27,17 +27,11 @@ _MIN_INT64, _MAX_INT64 = -(2**63), 2**63 - 1
 
 @dataclass
 class Extent:
-    """The extent of the ids of one step and remainder, in one generation of a sequence.
+    """The extent of the ids of one step and remainder, in one generation of a sequence."""
 
-    Attributes:
-        low: The lowest id.
-        high: The highest id.
-        records: The number of their records.
-    """
-
-    low: int
-    high: int
-    records: int
+    low: int  # the lowest id
+    high: int  # the highest id
+    records: int  # the number of their records
 
 
 class ExtentKey(NamedTuple):
@@ -51,21 +45,15 @@ class ExtentKey(NamedTuple):
 
 @dataclass
 class Findings:
-    """Violations.
+    """Violations."""
 
-    Attributes:
-        twice: Ids that are in two records.
-        disordered: Records that do not follow one that was answered before they were asked for, and
-            generations that do not follow an older one.
-        beyond: Records with ids past the exported counter.
-        malformed: Invalid records and lines.
-        messages: The messages of the first violations of each kind.
-    """
-
-    twice: int = 0
+    twice: int = 0  # ids that are in two records
+    # Records that do not follow one that was answered before they were asked for, and generations
+    # that do not follow an older one.
     disordered: int = 0
-    beyond: int = 0
-    malformed: int = 0
+    beyond: int = 0  # records with ids past the exported counter
+    malformed: int = 0  # invalid records and lines
+    # The messages of the first violations of each kind.
     messages: list[str] = field(default_factory=list)
 
     @property

@@ -15,17 +15,11 @@ _NAME_AND_LOW = np.dtype([("name", "<i8"), ("low", "<i8")])
 
 
 class MemoryLimits(NamedTuple):
-    """How much is held in memory at a time.
+    """How much is held in memory at a time."""
 
-    Attributes:
-        records: The records of all logs together.
-        spans: The spans.
-        piece: About how many spans are merged at a time.
-    """
-
-    records: int = 2**17
+    records: int = 2**17  # the records of all logs together
     spans: int = 2_000_000
-    piece: int = 1_000_000
+    piece: int = 1_000_000  # about how many spans are merged at a time
 
 
 class _Run(NamedTuple):

@@ -16,20 +16,13 @@ SPAN = np.dtype([("name", "<i8"), ("low", "<i8"), ("high", "<i8"), ("step", "<i8
 
 
 class Spans(NamedTuple):
-    """Columns of spans.
+    """Columns of spans."""
 
-    Attributes:
-        name: The number of the ids' name.
-        low: The lowest id.
-        high: The highest id.
-        step: The difference of consecutive ids, above 0.
-        tag: Equal and not 0 for replies to retries of one request with the same range; else 0.
-    """
-
-    name: Ints
-    low: Ints
-    high: Ints
-    step: Ints
+    name: Ints  # the number of the ids' name
+    low: Ints  # the lowest id
+    high: Ints  # the highest id
+    step: Ints  # the difference of consecutive ids, above 0
+    # Equal and not 0 for replies to retries of one request with the same range; else 0.
     tag: npt.NDArray[np.uint64]
 
     @property

@@ -17,30 +17,19 @@ from idalloc.verify._runs import MemoryLimits
 
 @dataclass
 class SequenceStats:
-    """Counts of the ids of a sequence, or of one of its periods.
+    """Counts of the ids of a sequence, or of one of its periods."""
 
-    Attributes:
-        sequence: The sequence's name.
-        period: The period; empty without one.
-        ids: The number of distinct ids in the logs.
-        ranges: The number of records.
-        first: The first id.
-        last: The last id.
-        last_value: The exported counter, if any.
-        missing: The number of ids in no log, from the first id to `last_value`, or to the last id
-            without an export.
-        burned: The number of ids that nodes reported as burned, by cause.
-    """
-
-    sequence: str
-    period: str
-    ids: int
-    ranges: int
-    first: int
-    last: int
-    last_value: int | None
+    sequence: str  # the sequence's name
+    period: str  # the period; empty without one
+    ids: int  # the number of distinct ids in the logs
+    ranges: int  # the number of records
+    first: int  # the first id
+    last: int  # the last id
+    last_value: int | None  # the exported counter, if any
+    # The number of ids in no log, from the first id to `last_value`, or to the last id without an
+    # export.
     missing: int
-    burned: dict[str, int]
+    burned: dict[str, int]  # the number of ids that nodes reported as burned, by cause
 
     @property
     def unattributed(self) -> int:
@@ -50,31 +39,18 @@ class SequenceStats:
 
 @dataclass
 class Verdict:
-    """The result of a verification.
+    """The result of a verification."""
 
-    Attributes:
-        logs: The number of logs.
-        records: The number of records.
-        ids: The number of distinct ids.
-        findings: The violations.
-        sequences: Counts by sequence and period.
-        document_ids: The number of distinct document ids.
-        stall: The longest time between two consecutive replies of one log, in seconds.
-        seconds: The duration of the verification.
-        cut: The logs that end in the middle of a record.
-        exported: Whether there was an export to compare with.
-    """
-
-    logs: int
-    records: int
-    ids: int
-    findings: Findings
-    sequences: list[SequenceStats]
-    document_ids: int
-    stall: float
-    seconds: float
-    cut: list[Path]
-    exported: bool
+    logs: int  # the number of logs
+    records: int  # the number of records
+    ids: int  # the number of distinct ids
+    findings: Findings  # the violations
+    sequences: list[SequenceStats]  # counts by sequence and period
+    document_ids: int  # the number of distinct document ids
+    stall: float  # the longest time between two consecutive replies of one log, in seconds
+    seconds: float  # the duration of the verification
+    cut: list[Path]  # the logs that end in the middle of a record
+    exported: bool  # whether there was an export to compare with
 
 
 def verify(paths: Iterable[Path], limits: MemoryLimits | None = None) -> Verdict:

@@ -8,22 +8,14 @@ from idalloc_server.domain.sequences.patterns import Patterns
 
 
 class Rule(NamedTuple):
-    """What a method requires of its caller.
+    """What a method requires of its caller."""
 
-    Attributes:
-        role: The required role. Methods that require ``ALLOCATE`` issue ids.
-        sequence_field: The path of the request's field that names the sequence; empty if there is
-            none.
-        all_sequences: Whether the role is required on every sequence.
-        audited_fields: Further fields of the request in the audit log.
-        is_batch: Whether the role is also required on the sequence of each of the request's
-            requests.
-    """
-
-    role: Role
+    role: Role  # the required role. Methods that require ``ALLOCATE`` issue ids.
+    # The path of the request's field that names the sequence; empty if there is none.
     sequence_field: str = ""
-    all_sequences: bool = False
-    audited_fields: tuple[str, ...] = ()
+    all_sequences: bool = False  # whether the role is required on every sequence
+    audited_fields: tuple[str, ...] = ()  # further fields of the request in the audit log
+    # Whether the role is also required on the sequence of each of the request's requests.
     is_batch: bool = False
 
 

@@ -13,15 +13,10 @@ from idalloc_server.domain.errors import PermissionDenied, Unauthenticated
 
 
 class Peer(NamedTuple):
-    """The other end of a connection, as access control reads it of a gRPC call's context.
+    """The other end of a connection, as access control reads it of a gRPC call's context."""
 
-    Attributes:
-        address: The address, such as ``ipv4:10.0.0.7:51234``.
-        certificate: See ``auth_context_of``.
-    """
-
-    address: str
-    certificate: Mapping[str, Iterable[bytes]] = {}
+    address: str  # the address, such as ``ipv4:10.0.0.7:51234``
+    certificate: Mapping[str, Iterable[bytes]] = {}  # see ``auth_context_of``
 
     def peer(self) -> str:
         """Return the address."""
@@ -33,17 +28,11 @@ class Peer(NamedTuple):
 
 
 class Credential(NamedTuple):
-    """What a session logged in with.
+    """What a session logged in with."""
 
-    Attributes:
-        name: The name of the identity.
-        digest: The SHA-256 of its token; empty without authentication.
-        expires_at: When its client certificate expires, in seconds since 1970; None if clients
-            present none.
-    """
-
-    name: str
-    digest: bytes
+    name: str  # the name of the identity
+    digest: bytes  # the SHA-256 of its token; empty without authentication
+    # When its client certificate expires, in seconds since 1970; None if clients present none.
     expires_at: float | None = None
 
 

@@ -149,15 +149,10 @@ def row_line(row: Row) -> str:
 
 
 class Problem(NamedTuple):
-    """A line that was not imported, or was imported with changes.
+    """A line that was not imported, or was imported with changes."""
 
-    Attributes:
-        line: The line number, from 1.
-        message: What is wrong.
-    """
-
-    line: int
-    message: str
+    line: int  # the line number, from 1
+    message: str  # what is wrong
 
 
 @dataclass
@@ -171,21 +166,14 @@ class ExportedSequence:
 
 @dataclass
 class ExportFile:
-    """The contents of an export file.
+    """The contents of an export file."""
 
-    Attributes:
-        problems: The invalid lines.
-        notes: The lines whose texts were changed.
-        items: The sequences.
-        claims: The start timestamps.
-        reserved: Why a name must be reserved unless the store has it: its line is invalid, or
-            exports a reservation.
-    """
-
-    problems: list[Problem] = field(default_factory=list)
-    notes: list[Problem] = field(default_factory=list)
-    items: list[ExportedSequence] = field(default_factory=list)
-    claims: list[ExportedClaim] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)  # the invalid lines
+    notes: list[Problem] = field(default_factory=list)  # the lines whose texts were changed
+    items: list[ExportedSequence] = field(default_factory=list)  # the sequences
+    claims: list[ExportedClaim] = field(default_factory=list)  # the start timestamps
+    # Why a name must be reserved unless the store has it: its line is invalid, or exports a
+    # reservation.
     reserved: dict[str, str] = field(default_factory=dict)
 
     def skip(self, line: int, message: str, name: object = None, why: str = "") -> None:

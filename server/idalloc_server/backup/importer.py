@@ -33,17 +33,6 @@ class Importer:
     Ends the leases of each sequence that exists in the store, also if the counters are equal,
     unless no node ever had a lease of it.
 
-    Attributes:
-        problems: The rejected lines.
-        created: Number of sequences created.
-        raised: Number of existing sequences that were advanced or changed, or whose leases were
-            ended.
-        unchanged: Number of existing sequences that were equal and never leased.
-        claims: Number of prefixes imported.
-        reserved: Number of names reserved.
-        effective_at: When no node issues an id at or before the imported counters any more, in
-            seconds since 1970; None if no lease had to end.
-
     Args:
         store: The target store.
         clock: The clock.
@@ -51,12 +40,15 @@ class Importer:
 
     store: Store
     clock: Clock
-    problems: list[Problem] = field(default_factory=list)
-    created: int = 0
+    problems: list[Problem] = field(default_factory=list)  # the rejected lines
+    created: int = 0  # number of sequences created
+    # Number of existing sequences that were advanced or changed, or whose leases were ended.
     raised: int = 0
-    unchanged: int = 0
-    claims: int = 0
-    reserved: int = 0
+    unchanged: int = 0  # number of existing sequences that were equal and never leased
+    claims: int = 0  # number of prefixes imported
+    reserved: int = 0  # number of names reserved
+    # When no node issues an id at or before the imported counters any more, in seconds since 1970;
+    # None if no lease had to end.
     effective_at: float | None = None
     by: str = field(default_factory=lambda: f"import:{uuid4()}")
     # The problems of periods, which a repeated attempt finds again.

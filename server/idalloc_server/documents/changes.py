@@ -30,17 +30,11 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Change:
-    """One change.
+    """One change."""
 
-    Attributes:
-        kind: What it does.
-        path: The field; empty for the whole document.
-        value: Returns the new value for a document; None for REMOVE.
-    """
-
-    kind: Kind
-    path: Path
-    value: Run | None = None
+    kind: Kind  # what it does
+    path: Path  # the field; empty for the whole document
+    value: Run | None = None  # returns the new value for a document; None for REMOVE
 
 
 def changed(text: str, changes: Sequence[Change], budget: Budget) -> str:

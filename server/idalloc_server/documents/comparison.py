@@ -22,17 +22,12 @@ def no_check() -> None:
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """A rule of comparison.
+    """A rule of comparison."""
 
-    Attributes:
-        converters: What each operand's value becomes first, by its type.
-        difference: Compares two such values: a negative number, 0 or a positive number.
-        key: Returns what is equal for equal values, and can be hashed; None if there is no such
-            function.
-    """
-
-    converters: Converters
+    converters: Converters  # what each operand's value becomes first, by its type
+    # Compares two such values: a negative number, 0 or a positive number.
     difference: Callable[[Any, Any], int]
+    # Returns what is equal for equal values, and can be hashed; None if there is no such function.
     key: Callable[[Any], Any] | None = None
 
 

@@ -24,26 +24,18 @@ Path: TypeAlias = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Value:
-    """A literal, or the value that is bound to a placeholder.
+    """A literal, or the value that is bound to a placeholder."""
 
-    Attributes:
-        value: A text, a number, a truth value or NULL of SQL, unless ``is_json``.
-        is_json: Whether it is a value of JSON.
-    """
-
+    # A text, a number, a truth value or NULL of SQL, unless ``is_json``.
     value: Json | Decimal | Null
-    is_json: bool = False
+    is_json: bool = False  # whether it is a value of JSON
 
 
 @dataclass(frozen=True)
 class NotJson:
-    """A text that must be JSON and is not. It is an error when it is evaluated.
+    """A text that must be JSON and is not. It is an error when it is evaluated."""
 
-    Attributes:
-        error: What is wrong.
-    """
-
-    error: InvalidJson
+    error: InvalidJson  # what is wrong
 
     def fail(self, _: Json) -> NoReturn:
         """Fail as the evaluation does.

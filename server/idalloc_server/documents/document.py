@@ -4,12 +4,7 @@ from typing import NamedTuple
 
 
 class Document(NamedTuple):
-    """A stored document.
+    """A stored document."""
 
-    Attributes:
-        key: The text of its ``_id``, which is unique in its collection and ordered by its bytes.
-        text: Its normalised JSON text.
-    """
-
-    key: str
-    text: str
+    key: str  # the text of its ``_id``, which is unique in its collection and ordered by its bytes
+    text: str  # its normalised JSON text

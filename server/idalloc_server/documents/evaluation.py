@@ -35,35 +35,26 @@ Run: TypeAlias = Callable[[Json], Any]
 
 
 class Expression(NamedTuple):
-    """A compiled expression.
+    """A compiled expression."""
 
-    Attributes:
-        type: The type of its values.
-        run: Returns its value for a document, or NULL.
-        is_constant: Whether that is the same for all documents.
-    """
-
-    type: Type
-    run: Run
-    is_constant: bool = False
+    type: Type  # the type of its values
+    run: Run  # returns its value for a document, or NULL
+    is_constant: bool = False  # whether that is the same for all documents
 
 
 class Context(NamedTuple):
-    """What an expression is part of.
+    """What an expression is part of."""
 
-    Attributes:
-        is_strict: Whether it is part of a statement that writes. Then a value that is converted to
-            a number and is none is an error.
-        is_indexed: Whether MySQL may read the key's index for it. Then it compares ``_id`` with
-            constant texts as bytes.
-        is_condition: Whether it is the condition of the statement, or one of those that AND and OR
-            join to it. Then NULL is as false.
-        check: Is called before what may take long: between large values, not for each document.
-    """
-
+    # Whether it is part of a statement that writes. Then a value that is converted to a number and
+    # is none is an error.
     is_strict: bool = False
+    # Whether MySQL may read the key's index for it. Then it compares ``_id`` with constant texts as
+    # bytes.
     is_indexed: bool = False
+    # Whether it is the condition of the statement, or one of those that AND and OR join to it. Then
+    # NULL is as false.
     is_condition: bool = False
+    # Is called before what may take long: between large values, not for each document.
     check: Check = no_check
 
     @property

@@ -16,23 +16,15 @@ from idalloc_server.documents.sorting import SortKey, sort_key_of
 
 @dataclass(frozen=True)
 class Selection:
-    """Which documents a statement is about, and in which order.
+    """Which documents a statement is about, and in which order."""
 
-    Attributes:
-        criteria: The condition; None for all.
-        order: The expressions to sort by, and whether descending; empty for the order of the keys.
-        limit: The most documents; None for all.
-        offset: How many to skip first.
-        budget: What the statement may still spend.
-        is_strict: Whether the statement writes. Then a value that it compares as a number must be
-            one.
-    """
-
-    criteria: Node | None = None
+    criteria: Node | None = None  # the condition; None for all
+    # The expressions to sort by, and whether descending; empty for the order of the keys.
     order: Sequence[tuple[Node, bool]] = ()
-    limit: int | None = None
-    offset: int = 0
-    budget: Budget = field(default_factory=Budget)
+    limit: int | None = None  # the most documents; None for all
+    offset: int = 0  # how many to skip first
+    budget: Budget = field(default_factory=Budget)  # what the statement may still spend
+    # Whether the statement writes. Then a value that it compares as a number must be one.
     is_strict: bool = False
 
     @cached_property

@@ -38,19 +38,12 @@ _log = structlog.get_logger("idalloc.listen")
 
 
 class Limits(NamedTuple):
-    """The limits of a port.
+    """The limits of a port."""
 
-    Attributes:
-        connections: The most connections.
-        of_address: The most connections of one address; of IPv6, a /64 is one.
-        uses_reserve: Whether connections may have the reserve of descriptors.
-        age: When a connection must end, in seconds after it began; 0 for never.
-    """
-
-    connections: int
-    of_address: int
-    uses_reserve: bool = False
-    age: float = 0.0
+    connections: int  # the most connections
+    of_address: int  # the most connections of one address; of IPv6, a /64 is one
+    uses_reserve: bool = False  # whether connections may have the reserve of descriptors
+    age: float = 0.0  # when a connection must end, in seconds after it began; 0 for never
 
 
 class Accepted:

@@ -43,20 +43,13 @@ class ProcessControl:
 
 
 class ProcessMode(Protocol):
-    """What a process asks of its server, and reports to it.
+    """What a process asks of its server, and reports to it."""
 
-    Attributes:
-        control: Stops the process, and makes it reload its files.
-        node_settings: Persists settings over restarts.
-        workers: All workers; None for a single process, which is the only user of its address and
-            prefix.
-        requires_authentication: Whether callers must authenticate even if the access file has no
-            identities.
-    """
-
-    control: ProcessControl
-    node_settings: NodeSettingsFile
+    control: ProcessControl  # stops the process, and makes it reload its files
+    node_settings: NodeSettingsFile  # persists settings over restarts
+    # All workers; None for a single process, which is the only user of its address and prefix.
     workers: Workers | None
+    # Whether callers must authenticate even if the access file has no identities.
     requires_authentication: bool
 
     async def wait_all_ready(self, doc_ids: DocIdGenerator, access_control: AccessControl) -> None:

@@ -47,39 +47,26 @@ def undecodable_request() -> InvalidRequest:
 
 
 class Servicer(Protocol):
-    """Has a method for each method of a service, with the same name.
+    """Has a method for each method of a service, with the same name."""
 
-    Attributes:
-        descriptor: The service.
-    """
-
-    descriptor: ServiceDescriptor
+    descriptor: ServiceDescriptor  # the service
 
 
 class Service(NamedTuple):
-    """A service for a port.
+    """A service for a port."""
 
-    Attributes:
-        descriptor: The service.
-        name: The full name under which it is served.
-        handlers: By the name of a method. Each is a coroutine function or an async generator
-            function, since transports run other functions in a thread, and rejects ``UNDECODABLE``.
-    """
-
-    descriptor: ServiceDescriptor
-    name: str
+    descriptor: ServiceDescriptor  # the service
+    name: str  # the full name under which it is served
+    # By the name of a method. Each is a coroutine function or an async generator function, since
+    # transports run other functions in a thread, and rejects ``UNDECODABLE``.
     handlers: Mapping[str, Any]
 
 
 class TransportTraits(NamedTuple):
-    """What the layer must know of a transport.
+    """What the layer must know of a transport."""
 
-    Attributes:
-        can_push_back: Whether it can send ``grpc-retry-pushback-ms``.
-        left_errors: What it raises when a stream is written whose client has left.
-    """
-
-    can_push_back: bool
+    can_push_back: bool  # whether it can send ``grpc-retry-pushback-ms``
+    # What it raises when a stream is written whose client has left.
     left_errors: tuple[type[Exception], ...]
 
 

@@ -16,16 +16,12 @@ LONGEST_RETRY_SECONDS = 365 * 86_400.0
 
 
 class Status(NamedTuple):
-    """The status and trailers of a failed call.
-
-    Attributes:
-        details: The status with its details, which the trailers have, too.
-    """
+    """The status and trailers of a failed call."""
 
     code: grpc.StatusCode
     message: str
     trailers: tuple[tuple[str, str | bytes], ...]
-    details: status_pb2.Status
+    details: status_pb2.Status  # the status with its details, which the trailers have, too
 
 
 def from_refusal(refusal: Refusal) -> Status:

@@ -26,17 +26,11 @@ _SECRET = frozenset({"store", "witness", "tls_cert", "tls_key", "tls_client_ca",
 
 
 class Loaded(NamedTuple):
-    """Settings and their origins.
+    """Settings and their origins."""
 
-    Attributes:
-        settings: All settings.
-        origins: The origin of each setting that is not its default.
-        node_settings: The persisted settings of the node with this listen address.
-    """
-
-    settings: Settings
-    origins: dict[str, str]
-    node_settings: NodeSettingsFile
+    settings: Settings  # all settings
+    origins: dict[str, str]  # the origin of each setting that is not its default
+    node_settings: NodeSettingsFile  # the persisted settings of the node with this listen address
 
 
 def load(flags: Mapping[str, Any], config: str | None, environ: Mapping[str, str]) -> Loaded:

@@ -10,17 +10,11 @@ MIN_BIGINT = -(2**63) + 1
 
 
 class TimestampGrant(NamedTuple):
-    """The result of a grant of timestamps.
+    """The result of a grant of timestamps."""
 
-    Attributes:
-        last_value: The counter after the grant.
-        granted: The number of granted timestamps.
-        remaining: The number of timestamps left before max_value.
-    """
-
-    last_value: int
-    granted: int
-    remaining: int
+    last_value: int  # the counter after the grant
+    granted: int  # the number of granted timestamps
+    remaining: int  # the number of timestamps left before max_value
 
 
 def ids_left(last_value: int, step: int, min_value: int | None, max_value: int | None) -> int:

@@ -208,21 +208,13 @@ def open_index(url: str, timeout: float = 40.0) -> "tuple[OpenSearchHttp, str]":
 
 
 class _Cluster(NamedTuple):
-    """The parts of the URL of a cluster.
+    """The parts of the URL of a cluster."""
 
-    Attributes:
-        hosts: ``host:port`` of each host.
-        authority: The user and the hosts, for people.
-        authorization: The value of the Authorization header, if any.
-        tls: The TLS context; None for plain HTTP.
-        parameters: All parameters.
-    """
-
-    hosts: list[str]
-    authority: str
-    authorization: str | None
-    tls: ssl.SSLContext | None
-    parameters: dict[str, str]
+    hosts: list[str]  # ``host:port`` of each host
+    authority: str  # the user and the hosts, for people
+    authorization: str | None  # the value of the Authorization header, if any
+    tls: ssl.SSLContext | None  # the TLS context; None for plain HTTP
+    parameters: dict[str, str]  # all parameters
 
     def address(self, kind: str, parameter: str, value: str) -> str:
         """Return the address without secrets."""

@@ -47,19 +47,13 @@ def at_sum_of_rates(seconds: Iterable[float]) -> float:
 
 
 class Family(NamedTuple):
-    """A metric with all its labels.
+    """A metric with all its labels."""
 
-    Attributes:
-        help: What it counts, with its unit.
-        labels: The names of the labels.
-        merge: For a gauge, makes one value of those of several processes; counters are summed.
-        is_optional: Whether a metric without labels has no series, in place of 0, while no process
-            reports it.
-    """
-
-    help: str
-    labels: tuple[str, ...] = ()
+    help: str  # what it counts, with its unit
+    labels: tuple[str, ...] = ()  # the names of the labels
+    # For a gauge, makes one value of those of several processes; counters are summed.
     merge: Callable[[Iterable[float]], float] = sum
+    # Whether a metric without labels has no series, in place of 0, while no process reports it.
     is_optional: bool = False
 
 

@@ -151,18 +151,14 @@ class FailedCalls:
 
 @dataclass
 class Counts:
-    """All metrics of a server or process, without those that describe the server; ``families`` names them.
-
-    Attributes:
-        calls: The calls.
-        counters: The counters, by family and labels.
-        timings: The histograms, by family and labels.
-        gauges: The gauges, by family and labels.
-    """
+    """All metrics of a server or process, without those that describe the server; ``families`` names them."""
 
     calls: CallMetrics = field(default_factory=CallMetrics)
+    # The counters, by family and labels.
     counters: dict[str, Counter[str]] = field(default_factory=lambda: {name: Counter() for name in COUNTERS})
+    # The histograms, by family and labels.
     timings: dict[str, dict[str, Timings]] = field(default_factory=lambda: {name: {} for name in HISTOGRAMS})
+    # The gauges, by family and labels.
     gauges: dict[str, dict[str, float]] = field(default_factory=lambda: {name: {} for name in GAUGES})
 
     @property

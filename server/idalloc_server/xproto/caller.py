@@ -42,15 +42,10 @@ class Rights(Protocol):
 
 
 class Caller(Protocol):
-    """The session that a statement runs in.
+    """The session that a statement runs in."""
 
-    Attributes:
-        schema: The default schema; empty if none was chosen.
-        connection_id: The number of the connection.
-    """
-
-    schema: str
-    connection_id: int
+    schema: str  # the default schema; empty if none was chosen
+    connection_id: int  # the number of the connection
 
     @property
     def rights(self) -> Rights:

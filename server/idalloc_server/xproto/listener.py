@@ -50,27 +50,16 @@ _LOGIN, _STATEMENT, _SET = "xproto/login", "xproto/statement", "xproto/set"
 
 
 class Services(NamedTuple):
-    """What sessions use.
+    """What sessions use."""
 
-    Attributes:
-        statements: Runs Mysqlx.Crud.
-        documents: Schemas and collections.
-        thread: Where large messages are read.
-        doc_ids: Makes document ids.
-        change_node: Changes the node's settings, in all workers.
-        logins: Authenticates sessions.
-        audit: Records changes of the node.
-        burn: Counts ids that no stored document has.
-    """
-
-    statements: Statements
-    documents: Schemas
-    thread: SideThread
-    doc_ids: DocIdGenerator
-    change_node: ChangeNode
-    logins: Logins
-    audit: Audit
-    burn: Callable[[int], None]
+    statements: Statements  # runs Mysqlx.Crud
+    documents: Schemas  # schemas and collections
+    thread: SideThread  # where large messages are read
+    doc_ids: DocIdGenerator  # makes document ids
+    change_node: ChangeNode  # changes the node's settings, in all workers
+    logins: Logins  # authenticates sessions
+    audit: Audit  # records changes of the node
+    burn: Callable[[int], None]  # counts ids that no stored document has
 
 
 class XListener:

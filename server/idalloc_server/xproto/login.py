@@ -34,19 +34,12 @@ def shown(name: str) -> str:
 
 
 class Credentials(NamedTuple):
-    """What a client logs in with.
+    """What a client logs in with."""
 
-    Attributes:
-        schema: The default schema; empty for none.
-        user: The user's name.
-        token: The password of PLAIN; None of a proof, from which it cannot be recovered.
-        has_password: Whether the client sent a password or a proof.
-    """
-
-    schema: str
-    user: str
-    token: str | None
-    has_password: bool
+    schema: str  # the default schema; empty for none
+    user: str  # the user's name
+    token: str | None  # the password of PLAIN; None of a proof, from which it cannot be recovered
+    has_password: bool  # whether the client sent a password or a proof
 
 
 class Login:

@@ -6,17 +6,11 @@ from idalloc_server.auth.access import ADMIN, ALLOCATE, READ, Role
 
 
 class Operation(NamedTuple):
-    """An operation on a collection, or on a schema.
+    """An operation on a collection, or on a schema."""
 
-    Attributes:
-        name: The name in the audit.
-        role: The role that it needs.
-        command: The command that MySQL's error 1142 names.
-    """
-
-    name: str
-    role: Role
-    command: str
+    name: str  # the name in the audit
+    role: Role  # the role that it needs
+    command: str  # the command that MySQL's error 1142 names
 
     @property
     def method(self) -> str:

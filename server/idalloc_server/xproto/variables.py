@@ -24,17 +24,11 @@ _IGNORED = ("mysqlx_wait_timeout", "character_set_", "time_zone", "collation_con
 
 
 class Assignment(NamedTuple):
-    """One assignment of SET.
+    """One assignment of SET."""
 
-    Attributes:
-        scope: ``SESSION``, ``GLOBAL`` or ``PERSIST``.
-        name: The variable, in lower case.
-        value: The number, or the text; None for DEFAULT.
-    """
-
-    scope: str
-    name: str
-    value: int | str | None
+    scope: str  # ``SESSION``, ``GLOBAL`` or ``PERSIST``
+    name: str  # the variable, in lower case
+    value: int | str | None  # the number, or the text; None for DEFAULT
 
 
 class Node(Protocol):

@@ -129,12 +129,9 @@ class FaultProxy:
     Args:
         behind: HOST:PORT of each node behind it.
         hosts: Number of addresses of the proxy, which servers see as nodes of a cluster.
-
-    Attributes:
-        hosts: HOST:PORT of each address.
     """
 
-    hosts: list[str]
+    hosts: list[str]  # HOST:PORT of each address
 
     def __init__(self, behind: Sequence[str], hosts: int = 1) -> None:
         self._arguments = [f"--to={','.join(behind)}", f"--hosts={hosts}"]

@@ -36,33 +36,22 @@ _RST = struct.pack("ii", 1, 0)
 
 @dataclass
 class Fault:
-    """A fault in the next statements.
+    """A fault in the next statements."""
 
-    Attributes:
-        kind: ``drop``: the connection is closed without an answer; ``reset``: the same by RST;
-            ``hang``: there is no answer; ``delay``: the answer is late; ``duplicate``: the
-            statement is applied twice, and the second answer is sent; ``partial``: a bulk INSERT
-            writes each second row only; ``error``: the answer is an error; ``garbage``: the answer
-            is not JSON.
-        times: The number of statements with the fault; -1 for all.
-        match: Only statements that contain this text.
-        port: Only statements on this port.
-        applied: Whether the statement is applied, for ``drop``, ``reset``, ``hang`` and
-            ``garbage``.
-        seconds: The delay.
-        status: The HTTP status of the error.
-        code: CrateDB's code of the error; 0 for an answer in plain text.
-        message: The message of the error.
-    """
-
+    # ``drop``: the connection is closed without an answer; ``reset``: the same by RST; ``hang``:
+    # there is no answer; ``delay``: the answer is late; ``duplicate``: the statement is applied
+    # twice, and the second answer is sent; ``partial``: a bulk INSERT writes each second row only;
+    # ``error``: the answer is an error; ``garbage``: the answer is not JSON.
     kind: Literal["drop", "reset", "hang", "delay", "duplicate", "partial", "error", "garbage"]
-    times: int = 1
-    match: str = ""
-    port: int | None = None
+    times: int = 1  # the number of statements with the fault; -1 for all
+    match: str = ""  # only statements that contain this text
+    port: int | None = None  # only statements on this port
+    # Whether the statement is applied, for ``drop``, ``reset``, ``hang`` and ``garbage``.
     applied: bool = True
-    seconds: float = 0.0
-    status: int = 503
-    code: int = 5031
+    seconds: float = 0.0  # the delay
+    status: int = 503  # the HTTP status of the error
+    code: int = 5031  # CrateDB's code of the error; 0 for an answer in plain text
+    # The message of the error.
     message: str = "ClusterBlockException[blocked by: [MASTER_NOT_DISCOVERED/2/no master];]"
 
 

@@ -50,22 +50,16 @@ FAULT_KINDS = {
 
 @dataclass
 class ProxyFaults:
-    """The faults that the proxy injects from now on.
+    """The faults that the proxy injects from now on."""
 
-    Attributes:
-        kinds: Keys of ``FAULT_KINDS``, of which each faulty statement gets a random one; empty for
-            no faults.
-        share: Share of the statements that are faulty, 0 to 1.
-        late: Longest delay of an answer, in seconds.
-        twice: Share of the held statements that are forwarded twice when they are released, 0 to 1.
-        host: Index of the affected host; None for all.
-    """
-
+    # Keys of ``FAULT_KINDS``, of which each faulty statement gets a random one; empty for no
+    # faults.
     kinds: list[str] = field(default_factory=list)
-    share: float = 1.0
-    late: float = 0.0
+    share: float = 1.0  # share of the statements that are faulty, 0 to 1
+    late: float = 0.0  # longest delay of an answer, in seconds
+    # Share of the held statements that are forwarded twice when they are released, 0 to 1.
     twice: float = 0.0
-    host: int | None = None
+    host: int | None = None  # index of the affected host; None for all
 
 
 class _Host:

@@ -22,17 +22,11 @@ READS = frozenset(
 
 
 class Network(Protocol):
-    """Takes the calls of nodes, and has the time.
+    """Takes the calls of nodes, and has the time."""
 
-    Attributes:
-        now: The simulated time, in seconds.
-        problems: Broken promises that were found in requests.
-        witness: The witness, if there is one.
-    """
-
-    now: float
-    problems: list[str]
-    witness: MemoryWitness | None
+    now: float  # the simulated time, in seconds
+    problems: list[str]  # broken promises that were found in requests
+    witness: MemoryWitness | None  # the witness, if there is one
 
     def send(self, node: "ExploredNode", method: str, arguments: tuple[Any, ...]) -> "Message":
         """Add a call to the store."""
@@ -41,29 +35,17 @@ class Network(Protocol):
 
 @dataclass(eq=False)
 class Message:
-    """A call of a node to the store, or to its witness: then the method begins with ``witness_``.
+    """A call of a node to the store, or to its witness: then the method begins with ``witness_``."""
 
-    Attributes:
-        number: Its number among all calls.
-        node: The calling node.
-        index: Its number among the calls of this node.
-        method: The method of ``Store``.
-        arguments: See ``ForwardingStore``.
-        answer: What the caller waits for.
-        applied: How many times the store has applied it.
-        result: The first answer of the store.
-        refusal: The first answer, if it is an error.
-    """
-
-    number: int
-    node: "ExploredNode"
-    index: int
-    method: str
-    arguments: tuple[Any, ...]
-    answer: "asyncio.Future[Any]"
-    applied: int = 0
-    result: Any = None
-    refusal: Refusal | None = None
+    number: int  # its number among all calls
+    node: "ExploredNode"  # the calling node
+    index: int  # its number among the calls of this node
+    method: str  # the method of ``Store``
+    arguments: tuple[Any, ...]  # see ``ForwardingStore``
+    answer: "asyncio.Future[Any]"  # what the caller waits for
+    applied: int = 0  # how many times the store has applied it
+    result: Any = None  # the first answer of the store
+    refusal: Refusal | None = None  # the first answer, if it is an error
 
     @property
     def is_awaited(self) -> bool:

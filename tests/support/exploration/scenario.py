@@ -12,44 +12,27 @@ from tests.support.promises.calls import unless_refused
 
 @dataclass(frozen=True)
 class Step:
-    """A step of an actor.
+    """A step of an actor."""
 
-    Attributes:
-        words: What happens, for people.
-        node: The number of the node that it needs; 0 for none.
-        call: Returns the call; None for an event.
-        event: The event.
-        of: The number of the actor whose call it concerns; -1 for none.
-        when: Whether it can begin now; None for always.
-        must: Whether it happens at some time, if it can.
-    """
-
-    words: str
-    node: int = 0
+    words: str  # what happens, for people
+    node: int = 0  # the number of the node that it needs; 0 for none
+    # Returns the call; None for an event.
     call: Callable[[World, ExploredNode], Coroutine[Any, Any, Any]] | None = None
     event: Callable[[World], None] | None = None
-    of: int = -1
-    when: Callable[[World], bool] | None = None
-    must: bool = True
+    of: int = -1  # the number of the actor whose call it concerns; -1 for none
+    when: Callable[[World], bool] | None = None  # whether it can begin now; None for always
+    must: bool = True  # whether it happens at some time, if it can
 
 
 @dataclass
 class Actor:
-    """Somebody who does one thing after another.
+    """Somebody who does one thing after another."""
 
-    Attributes:
-        name: Its name, for people.
-        steps: What it does.
-        done: How many steps it has begun.
-        task: Its last call.
-        at: The number of the node of that call.
-    """
-
-    name: str
-    steps: tuple[Step, ...]
-    done: int = 0
-    task: "asyncio.Task[Any] | None" = None
-    at: int = 0
+    name: str  # its name, for people
+    steps: tuple[Step, ...]  # what it does
+    done: int = 0  # how many steps it has begun
+    task: "asyncio.Task[Any] | None" = None  # its last call
+    at: int = 0  # the number of the node of that call
 
     def node(self, world: World) -> ExploredNode:
         """Return the node of the last call."""
@@ -90,28 +73,16 @@ class Actor:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A small situation whose every order of events is explored.
-
-    Attributes:
-        name: Its name.
-        about: What it is about, for people.
-        set_up: Adds sequences, nodes and actors to a world.
-        promises: The numbers of the promises that it is for; all are checked.
-        jumps: The jumps of time that may happen, in seconds.
-        needed: How many of them the scenario needs.
-        preempts: Whether an event may happen between two turns of a node's event loop.
-        has_more: Whether something else may go wrong in ``make test-long``, see ``Budget.extra``.
-        serves_after: Whether each node must issue an id in the end.
-        is_long: Whether it is explored in ``make test-long`` only.
-    """
+    """A small situation whose every order of events is explored."""
 
     name: str
-    about: str
-    set_up: Callable[[World], None]
-    promises: tuple[int, ...]
-    jumps: tuple[float, ...] = ()
-    needed: int = 0
-    preempts: bool = True
+    about: str  # what it is about, for people
+    set_up: Callable[[World], None]  # adds sequences, nodes and actors to a world
+    promises: tuple[int, ...]  # the numbers of the promises that it is for; all are checked
+    jumps: tuple[float, ...] = ()  # the jumps of time that may happen, in seconds
+    needed: int = 0  # how many of them the scenario needs
+    preempts: bool = True  # whether an event may happen between two turns of a node's event loop
+    # Whether something else may go wrong in ``make test-long``, see ``Budget.extra``.
     has_more: bool = True
-    serves_after: bool = False
-    is_long: bool = False
+    serves_after: bool = False  # whether each node must issue an id in the end
+    is_long: bool = False  # whether it is explored in ``make test-long`` only

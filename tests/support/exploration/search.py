@@ -9,25 +9,16 @@ from tests.support.exploration.world import Budget, Move, Violation, World
 
 @dataclass
 class Exploration:
-    """What a search found.
+    """What a search found."""
 
-    Attributes:
-        executions: The number of executions.
-        states: The number of distinct states with a choice.
-        outcomes: The final states.
-        is_complete: Whether no choice is left.
-        trace: The first sequence of moves that breaks a promise; empty without one.
-        problem: The broken promise.
-        seconds: How long the search took.
-    """
-
-    executions: int = 0
-    states: int = 0
-    outcomes: frozenset[int] = frozenset()
-    is_complete: bool = False
+    executions: int = 0  # the number of executions
+    states: int = 0  # the number of distinct states with a choice
+    outcomes: frozenset[int] = frozenset()  # the final states
+    is_complete: bool = False  # whether no choice is left
+    # The first sequence of moves that breaks a promise; empty without one.
     trace: tuple[Move, ...] = ()
-    problem: str = ""
-    seconds: float = 0.0
+    problem: str = ""  # the broken promise
+    seconds: float = 0.0  # how long the search took
 
 
 def explore(

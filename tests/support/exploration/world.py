@@ -34,15 +34,11 @@ class Violation(AssertionError):
 
 @dataclass
 class Budget:
-    """How much a scenario may go wrong.
+    """How much a scenario may go wrong."""
 
-    Attributes:
-        jumps: Jumps of time.
-        extra: Faults, further jumps and preemptions together. A preemption is an event between two
-            turns of the event loop of a node that is not idle.
-    """
-
-    jumps: int = 0
+    jumps: int = 0  # jumps of time
+    # Faults, further jumps and preemptions together. A preemption is an event between two turns of
+    # the event loop of a node that is not idle.
     extra: int = 0
 
 
@@ -53,38 +49,26 @@ class World:
     Args:
         scenario: Sets up nodes, sequences and actors.
         budget: What may go wrong.
-
-    Attributes:
-        now: The simulated time, in seconds.
-        nodes: The nodes, also killed ones.
-        messages: The calls to the store that may still matter.
-        actors: What the callers do.
-        problems: Broken promises that were found outside of a call.
-        moved: The number of ids by which grants moved the counters, less those given back.
-        slack: By how many ids the nodes may miss ids that the counters moved past, because of
-            faults.
-        excess: How many ids the nodes may count as burned that no counter moved past.
-        backup: The older copy of the store for ``restore``; None without one.
-        outage_reserve: The setting of nodes that start, in seconds; with 0 leases are small, so
-            that they end soon.
-        witness: The witness of nodes that start; None without one.
-        loses_marks: Whether the witness was restored or emptied: then a restored store is not
-            noticed.
     """
 
     scenario: "Scenario"
     budget: Budget
-    now: float = 0.0
-    nodes: list[ExploredNode] = field(default_factory=list)
+    now: float = 0.0  # the simulated time, in seconds
+    nodes: list[ExploredNode] = field(default_factory=list)  # the nodes, also killed ones
+    # The calls to the store that may still matter.
     messages: list[Message] = field(default_factory=list)
-    actors: "list[Actor]" = field(default_factory=list)
+    actors: "list[Actor]" = field(default_factory=list)  # what the callers do
+    # Broken promises that were found outside of a call.
     problems: list[str] = field(default_factory=list)
-    moved: int = 0
+    moved: int = 0  # the number of ids by which grants moved the counters, less those given back
+    # By how many ids the nodes may miss ids that the counters moved past, because of faults.
     slack: int = 0
-    excess: int = 0
-    backup: Backup | None = None
+    excess: int = 0  # how many ids the nodes may count as burned that no counter moved past
+    backup: Backup | None = None  # the older copy of the store for ``restore``; None without one
+    # The setting of nodes that start, in seconds; with 0 leases are small, so that they end soon.
     outage_reserve: float = 0.0
-    witness: MemoryWitness | None = None
+    witness: MemoryWitness | None = None  # the witness of nodes that start; None without one
+    # Whether the witness was restored or emptied: then a restored store is not noticed.
     loses_marks: bool = False
     _numbers: int = 0
     _parents: list[SimulatedLoop] = field(default_factory=list)  # loops that were left by a fork

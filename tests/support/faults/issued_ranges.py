@@ -11,27 +11,16 @@ from typing import Any, NamedTuple
 
 
 class IssuedRange(NamedTuple):
-    """An issued range; times are in nanoseconds of this machine's boot clock.
+    """An issued range; times are in nanoseconds of this machine's boot clock."""
 
-    Attributes:
-        sequence: The sequence's name.
-        node: The node id of the process that issued the range.
-        lowest: The lowest id.
-        highest: The highest id.
-        step: The difference between successive ids.
-        generation: The sequence's generation.
-        asked: When the call was sent.
-        answered: When the reply arrived.
-    """
-
-    sequence: str
-    node: int
-    lowest: int
-    highest: int
-    step: int
-    generation: int
-    asked: int
-    answered: int
+    sequence: str  # the sequence's name
+    node: int  # the node id of the process that issued the range
+    lowest: int  # the lowest id
+    highest: int  # the highest id
+    step: int  # the difference between successive ids
+    generation: int  # the sequence's generation
+    asked: int  # when the call was sent
+    answered: int  # when the reply arrived
 
     @property
     def ids(self) -> range:

@@ -34,44 +34,29 @@ WRITES = (
 
 @dataclass
 class StoreFault:
-    """A fault of calls to the store.
+    """A fault of calls to the store."""
 
-    Attributes:
-        number: Identifies the fault.
-        kind: What happens to the call.
-        methods: Names of the methods of ``Store`` that fail; empty for all.
-        times: How many calls fail in each process; None for all.
-        seconds: The delay, for kinds that have one.
-    """
-
-    number: int
-    kind: FaultKind
-    methods: list[str]
-    times: int | None
-    seconds: float
+    number: int  # identifies the fault
+    kind: FaultKind  # what happens to the call
+    methods: list[str]  # names of the methods of ``Store`` that fail; empty for all
+    times: int | None  # how many calls fail in each process; None for all
+    seconds: float  # the delay, for kinds that have one
 
 
 @dataclass
 class ControlState:
-    """The content of the control file.
+    """The content of the control file."""
 
-    Attributes:
-        wall: The time at which the wall clock is stopped, in seconds since 1970; None while it
-            runs.
-        wall_offset: Seconds by which the wall clock is ahead of the machine's.
-        boot_offset: Seconds by which the boot clock is ahead of the machine's; never decreases.
-        faults: Active faults; the first one that matches a call applies.
-        fork_count: How many forks were requested in total.
-        fork_log: The log of the latest fork, see ``NodeControl.fork``.
-        fork_sequences: The sequences that a forked child allocates from.
-    """
-
+    # The time at which the wall clock is stopped, in seconds since 1970; None while it runs.
     wall: float | None = None
-    wall_offset: float = 0.0
+    wall_offset: float = 0.0  # seconds by which the wall clock is ahead of the machine's
+    # Seconds by which the boot clock is ahead of the machine's; never decreases.
     boot_offset: float = 0.0
+    # Active faults; the first one that matches a call applies.
     faults: list[StoreFault] = field(default_factory=list)
-    fork_count: int = 0
-    fork_log: str = ""
+    fork_count: int = 0  # how many forks were requested in total
+    fork_log: str = ""  # the log of the latest fork, see ``NodeControl.fork``
+    # The sequences that a forked child allocates from.
     fork_sequences: list[str] = field(default_factory=list)
 
 
@@ -143,19 +128,12 @@ class NodeControl:
 
 @dataclass
 class ForkResult:
-    """What a forked child was able to issue.
+    """What a forked child was able to issue."""
 
-    Attributes:
-        pid: Its process id.
-        ids: How many sequence ids and document ids it issued; its log has them.
-        uuids: The UUIDs of version 7 that it issued.
-        refusals: Counts of errors, by message.
-    """
-
-    pid: int
-    ids: int
-    uuids: list[str]
-    refusals: dict[str, int]
+    pid: int  # its process id
+    ids: int  # how many sequence ids and document ids it issued; its log has them
+    uuids: list[str]  # the UUIDs of version 7 that it issued
+    refusals: dict[str, int]  # counts of errors, by message
 
 
 def fork_results(log: Path) -> list[ForkResult]:

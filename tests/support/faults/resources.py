@@ -11,16 +11,10 @@ INTERVAL = 0.1
 
 
 class Resources(NamedTuple):
-    """Resources of a process.
+    """Resources of a process."""
 
-    Attributes:
-        memory: Resident memory, in MB.
-        descriptors: Open file descriptors.
-        threads: Threads.
-    """
-
-    memory: float
-    descriptors: int
+    memory: float  # resident memory, in MB
+    descriptors: int  # open file descriptors
     threads: int
 
     def __str__(self) -> str:

@@ -22,19 +22,12 @@ SHORT_LEASES = {"lease_ttl": "3s", "store_timeout": "1s", "outage_reserve": "1s"
 
 @dataclass
 class Summary:
-    """The report that a client process prints when it ends.
+    """The report that a client process prints when it ends."""
 
-    Attributes:
-        calls: Successful calls.
-        ids: Ids received.
-        errors: Failed calls, by reason.
-        messages: The first error message of each reason.
-    """
-
-    calls: int
-    ids: int
-    errors: dict[str, int]
-    messages: dict[str, str]
+    calls: int  # successful calls
+    ids: int  # ids received
+    errors: dict[str, int]  # failed calls, by reason
+    messages: dict[str, str]  # the first error message of each reason
 
 
 class ClientProcess:
@@ -76,25 +69,15 @@ class ClientProcess:
 
 @dataclass
 class Verdict:
-    """The result of ``idalloc verify``.
+    """The result of ``idalloc verify``."""
 
-    Attributes:
-        findings: Number of findings, by kind.
-        ids: Ids in the logs, including document ids.
-        missing: Granted ids of sequences that no client received.
-        burned: Missing ids that a node counted as burned, by cause.
-        unattributed: Missing ids that no node counted.
-        stall: The longest time between two answers to one client, in seconds.
-        report: The verifier's whole output.
-    """
-
-    findings: dict[str, int]
-    ids: int
-    missing: int
-    burned: dict[str, int]
-    unattributed: int
-    stall: float
-    report: dict[str, Any]
+    findings: dict[str, int]  # number of findings, by kind
+    ids: int  # ids in the logs, including document ids
+    missing: int  # granted ids of sequences that no client received
+    burned: dict[str, int]  # missing ids that a node counted as burned, by cause
+    unattributed: int  # missing ids that no node counted
+    stall: float  # the longest time between two answers to one client, in seconds
+    report: dict[str, Any]  # the verifier's whole output
 
     @property
     def clean(self) -> bool:
@@ -104,43 +87,26 @@ class Verdict:
 
 @dataclass
 class Evidence:
-    """A row of docs/operations/fault-tests.md.
+    """A row of docs/operations/fault-tests.md."""
 
-    Attributes:
-        what: What was done, if the scenario's title does not say it.
-        ids: Ids issued.
-        faults: Faults injected.
-        duplicates: Ids in two records.
-        burned: Granted ids that no client received.
-        unattributed: Burned ids that no node counted.
-        stall: The longest time between two answers to one client, in seconds.
-        note: Other observations.
-    """
-
-    what: str
-    ids: int
-    faults: int
-    duplicates: int
-    burned: int
-    unattributed: int
-    stall: float
-    note: str = ""
+    what: str  # what was done, if the scenario's title does not say it
+    ids: int  # ids issued
+    faults: int  # faults injected
+    duplicates: int  # ids in two records
+    burned: int  # granted ids that no client received
+    unattributed: int  # burned ids that no node counted
+    stall: float  # the longest time between two answers to one client, in seconds
+    note: str = ""  # other observations
 
 
 @dataclass
 class Scenario:
-    """Starts nodes and clients, counts faults, and verifies the logs. ``close`` ends all processes.
+    """Starts nodes and clients, counts faults, and verifies the logs. ``close`` ends all processes."""
 
-    Attributes:
-        folder: The folder of logs, exports and the SQLite file.
-        full: Whether this is the long form (``--full``).
-        store: URL of the store of nodes that are not given another one.
-        evidence: Rows for docs/operations/fault-tests.md.
-    """
-
-    folder: Path
-    full: bool
-    store: str = ""
+    folder: Path  # the folder of logs, exports and the SQLite file
+    full: bool  # whether this is the long form (``--full``)
+    store: str = ""  # URL of the store of nodes that are not given another one
+    # Rows for docs/operations/fault-tests.md.
     evidence: list[Evidence] = field(default_factory=list)
     _nodes: list[Server] = field(default_factory=list)
     _clients: list[ClientProcess] = field(default_factory=list)

@@ -26,19 +26,12 @@ TIMEOUT = 120.0
 
 
 class Call(NamedTuple):
-    """A call; times are in nanoseconds of this machine's boot clock.
+    """A call; times are in nanoseconds of this machine's boot clock."""
 
-    Attributes:
-        kind: A key of ``KINDS``.
-        asked: When it was sent.
-        answered: When it ended.
-        error: The reason of its error; empty if it had none.
-    """
-
-    kind: str
-    asked: int
-    answered: int
-    error: str
+    kind: str  # a key of ``KINDS``
+    asked: int  # when it was sent
+    answered: int  # when it ended
+    error: str  # the reason of its error; empty if it had none
 
     @property
     def seconds(self) -> float:

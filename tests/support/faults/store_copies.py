@@ -20,15 +20,10 @@ from tests.support.processes import IDALLOC, Server, environment
 
 @dataclass
 class CopiedStore:
-    """A store and its SQLite file, which is idalloc's own or the CrateDB emulator's.
+    """A store and its SQLite file, which is idalloc's own or the CrateDB emulator's."""
 
-    Attributes:
-        url: The setting ``store``.
-        file: The SQLite file.
-    """
-
-    url: str
-    file: Path
+    url: str  # the setting ``store``
+    file: Path  # the SQLite file
 
     def copy(self, name: str = "copy") -> Path:
         """Copy the store, and return the copy's file."""
@@ -47,15 +42,10 @@ class CopiedStore:
 
 @dataclass
 class CopiedOpenSearch:
-    """A store in OpenSearch, whose documents are copied to a file and back, as by a snapshot.
+    """A store in OpenSearch, whose documents are copied to a file and back, as by a snapshot."""
 
-    Attributes:
-        url: The setting ``store``.
-        folder: The folder of the copies.
-    """
-
-    url: str
-    folder: Path
+    url: str  # the setting ``store``
+    folder: Path  # the folder of the copies
 
     def copy(self, name: str = "copy") -> Path:
         """Copy the store, and return the copy's file."""
@@ -92,15 +82,10 @@ class CopiedOpenSearch:
 
 @dataclass
 class CopiedCrateDB:
-    """A store in a real CrateDB, which is copied and restored by snapshots of its tables.
-
-    Attributes:
-        cluster: The cluster.
-        folder: A folder in ``path.repo`` of all nodes.
-    """
+    """A store in a real CrateDB, which is copied and restored by snapshots of its tables."""
 
     cluster: CrateCluster
-    folder: str
+    folder: str  # a folder in ``path.repo`` of all nodes
     _repository: str = field(default_factory=lambda: f"idalloc_{uuid.uuid4().hex[:12]}")
 
     @property

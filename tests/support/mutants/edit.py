@@ -18,38 +18,23 @@ class PlaceError(Exception):
 class Edit(NamedTuple):
     """A replacement of an expression, or of statements in a row. Comments and the layout of the
     code do not matter.
-
-    Attributes:
-        function: The qualified name of the function or class; empty for the whole module.
-        before: The source text of what is replaced. It must occur exactly once.
-        after: The source text in its place.
     """
 
-    function: str
-    before: str
-    after: str
+    function: str  # the qualified name of the function or class; empty for the whole module
+    before: str  # the source text of what is replaced. It must occur exactly once.
+    after: str  # the source text in its place
 
 
 class Mutant(NamedTuple):
-    """A seeded fault.
-
-    Attributes:
-        name: Its name.
-        attacks: The promise that it breaks, or the mechanism.
-        module: The full name of the module.
-        what: The fault in words.
-        edits: The edits, which are made together.
-        scenarios: The scenarios of the exploration that should find it.
-        unexplored: Why no scenario of the exploration can find it; empty if one does.
-    """
+    """A seeded fault."""
 
     name: str
-    attacks: str
-    module: str
-    what: str
-    edits: tuple[Edit, ...]
-    scenarios: tuple[str, ...] = ()
-    unexplored: str = ""
+    attacks: str  # the promise that it breaks, or the mechanism
+    module: str  # the full name of the module
+    what: str  # the fault in words
+    edits: tuple[Edit, ...]  # the edits, which are made together
+    scenarios: tuple[str, ...] = ()  # the scenarios of the exploration that should find it
+    unexplored: str = ""  # why no scenario of the exploration can find it; empty if one does
 
 
 def edited(mutant: Mutant, source: str) -> ast.Module:

@@ -41,35 +41,22 @@ _FAILURE = re.compile(r"^(?:FAILED|ERROR) (?:\S*::)?(\S+)", re.MULTILINE)
 
 
 class Killer(NamedTuple):
-    """A command that tests the promises.
+    """A command that tests the promises."""
 
-    Attributes:
-        name: Its name, the title of a column.
-        command: Returns a module and its arguments, as for ``python -m``, to find a mutant, or
-            without one to show that the command passes; None if the killer does not apply to the
-            mutant.
-        seconds: How long it may run. A mutant that hangs counts as found.
-    """
-
-    name: str
+    name: str  # its name, the title of a column
+    # Returns a module and its arguments, as for ``python -m``, to find a mutant, or without one to
+    # show that the command passes; None if the killer does not apply to the mutant.
     command: Callable[[Mutant | None], tuple[str, ...] | None]
-    seconds: float
+    seconds: float  # how long it may run. A mutant that hangs counts as found.
 
 
 class Verdict(NamedTuple):
-    """The result of a killer.
+    """The result of a killer."""
 
-    Attributes:
-        killed: Whether it found the mutant; None if the killer does not apply.
-        note: What failed first, or ``TIMEOUT``; the end of the output if there is no result.
-        is_broken: Whether there is no result, since the command ended in another way.
-        seconds: How long it ran.
-    """
-
-    killed: bool | None
-    note: str = ""
-    is_broken: bool = False
-    seconds: float = 0.0
+    killed: bool | None  # whether it found the mutant; None if the killer does not apply
+    note: str = ""  # what failed first, or ``TIMEOUT``; the end of the output if there is no result
+    is_broken: bool = False  # whether there is no result, since the command ended in another way
+    seconds: float = 0.0  # how long it ran
 
 
 def _unit(mutant: Mutant | None) -> tuple[str, ...]:

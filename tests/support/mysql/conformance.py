@@ -18,16 +18,12 @@ _ID = re.compile(r"[0-9a-f]{28}")
 
 @dataclass
 class Comparison:
-    """How many steps of a client are equal, differ as accepted, or are out of scope.
-
-    Attributes:
-        different: The other ones, for people.
-    """
+    """How many steps of a client are equal, differ as accepted, or are out of scope."""
 
     equal: int = 0
     deviating: int = 0
     out_of_scope: int = 0
-    different: list[str] = field(default_factory=list)
+    different: list[str] = field(default_factory=list)  # the other ones, for people
 
     def __str__(self) -> str:
         """The line of the table."""

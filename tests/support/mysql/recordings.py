@@ -35,24 +35,15 @@ class Restart(NamedTuple):
 
 
 class Conversation(NamedTuple):
-    """Frames that a client sent to MySQL, and MySQL's replies.
+    """Frames that a client sent to MySQL, and MySQL's replies."""
 
-    Attributes:
-        case: The name of the case.
-        setup: What was done before.
-        sent: The frames of the client.
-        replies: The frames that MySQL sent, for each one sent.
-        unasked: The frames that MySQL sent before it received one.
-        closed: The index of the frame that made MySQL close the connection, or None.
-        stored: The documents in the collection afterwards: the key and the JSON text.
-    """
-
-    case: str
-    setup: list[dict[str, Any]]
-    sent: list[bytes]
-    replies: list[list[bytes]]
-    unasked: list[bytes]
-    closed: int | None
+    case: str  # the name of the case
+    setup: list[dict[str, Any]]  # what was done before
+    sent: list[bytes]  # the frames of the client
+    replies: list[list[bytes]]  # the frames that MySQL sent, for each one sent
+    unasked: list[bytes]  # the frames that MySQL sent before it received one
+    closed: int | None  # the index of the frame that made MySQL close the connection, or None
+    # The documents in the collection afterwards: the key and the JSON text.
     stored: list[dict[str, Any]]
 
 

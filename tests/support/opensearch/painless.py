@@ -17,17 +17,11 @@ _TYPES = {bool: "java.lang.Boolean", float: "double", str: "java.lang.String", i
 
 @dataclass
 class Context:
-    """What a script sees: ``ctx``, and the clock.
+    """What a script sees: ``ctx``, and the clock."""
 
-    Attributes:
-        source: The document; the script changes it.
-        op: ``index``, or ``create`` for a missing document; a script sets ``none`` or ``delete``.
-        now_ms: ``System.currentTimeMillis()``.
-    """
-
-    source: dict[str, Any]
-    op: str
-    now_ms: int
+    source: dict[str, Any]  # the document; the script changes it
+    op: str  # ``index``, or ``create`` for a missing document; a script sets ``none`` or ``delete``
+    now_ms: int  # ``System.currentTimeMillis()``
 
 
 Script = Callable[[Context, dict[str, Any]], None]

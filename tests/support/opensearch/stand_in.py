@@ -35,33 +35,23 @@ _RST = struct.pack("ii", 1, 0)
 
 @dataclass
 class Fault:
-    """A fault in the next requests.
+    """A fault in the next requests."""
 
-    Attributes:
-        kind: ``drop``: the connection is closed without an answer; ``reset``: the same by RST;
-            ``hang``: there is no answer; ``delay``: the answer is late; ``duplicate``: the request
-            is applied twice, and the second answer is sent; ``error``: the answer is an error;
-            ``garbage``: the answer is the HTML of a proxy; ``cut``: the answer lacks a field.
-        times: The number of requests with the fault; -1 for all.
-        match: Only requests whose ``Request.text`` contains this.
-        port: Only requests on this port.
-        applied: Whether the request is applied, for all kinds but ``delay`` and ``duplicate``; by
-            default not for ``error``.
-        seconds: The delay.
-        status: The HTTP status of the error.
-        type: The type of the error.
-        path: The keys and places of the field that is cut.
-    """
-
+    # ``drop``: the connection is closed without an answer; ``reset``: the same by RST; ``hang``:
+    # there is no answer; ``delay``: the answer is late; ``duplicate``: the request is applied
+    # twice, and the second answer is sent; ``error``: the answer is an error; ``garbage``: the
+    # answer is the HTML of a proxy; ``cut``: the answer lacks a field.
     kind: Literal["drop", "reset", "hang", "delay", "duplicate", "error", "garbage", "cut"]
-    times: int = 1
-    match: str = ""
-    port: int | None = None
+    times: int = 1  # the number of requests with the fault; -1 for all
+    match: str = ""  # only requests whose ``Request.text`` contains this
+    port: int | None = None  # only requests on this port
+    # Whether the request is applied, for all kinds but ``delay`` and ``duplicate``; by default not
+    # for ``error``.
     applied: bool | None = None
-    seconds: float = 0.0
-    status: int = 503
-    type: str = "unavailable_shards_exception"
-    path: tuple[str | int, ...] = ()
+    seconds: float = 0.0  # the delay
+    status: int = 503  # the HTTP status of the error
+    type: str = "unavailable_shards_exception"  # the type of the error
+    path: tuple[str | int, ...] = ()  # the keys and places of the field that is cut
 
 
 class OpenSearchStandIn:

@@ -18,27 +18,16 @@ _EPSILON = 1e-6
 
 
 class Issued(NamedTuple):
-    """Ids of a reply.
+    """Ids of a reply."""
 
-    Attributes:
-        node: The node that replied.
-        ids: The ids, in the order of the sequence.
-        generation: The generation in the reply.
-        answered: The number of the event.
-        era: The number of restores and repairs before the reply.
-        requested: Whether the call had a request id: another node may have taken the ids.
-        began: The number of the call.
-        waited: Whether the call waited for the store.
-    """
-
-    node: Node
-    ids: range
-    generation: int
-    answered: int
-    era: int
-    requested: bool
-    began: int
-    waited: bool
+    node: Node  # the node that replied
+    ids: range  # the ids, in the order of the sequence
+    generation: int  # the generation in the reply
+    answered: int  # the number of the event
+    era: int  # the number of restores and repairs before the reply
+    requested: bool  # whether the call had a request id: another node may have taken the ids
+    began: int  # the number of the call
+    waited: bool  # whether the call waited for the store
 
 
 class Request(NamedTuple):

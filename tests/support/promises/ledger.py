@@ -16,32 +16,23 @@ from tests.support.forwarding_store import ForwardingStore
 
 @dataclass
 class Ledger:
-    """The store's answers to one node.
+    """The store's answers to one node."""
 
-    Attributes:
-        proofs: By counter and generation, the time at which the last write that returned this
-            generation was sent.
-        last: By counter, the last grant.
-        ranges: By counter, all ids granted to the node (P1).
-        behind: By counter, ids granted by a store that was behind what the node had seen (P3).
-        all: Name, counter and settings after each grant.
-        granted: Number of ids granted.
-        unknown: Number of ids requested by writes with an unknown outcome.
-        returned: Number of ids returned, by the answers.
-        deleted: Sequences that the store called deleted.
-        forgets_periods: Whether the node may have forgotten a current period, since its clock was
-            set.
-    """
-
+    # By counter and generation, the time at which the last write that returned this generation was
+    # sent.
     proofs: dict[tuple[str, int], float] = field(default_factory=dict)
-    last: dict[str, Grant] = field(default_factory=dict)
+    last: dict[str, Grant] = field(default_factory=dict)  # by counter, the last grant
+    # By counter, all ids granted to the node (P1).
     ranges: dict[str, list[range]] = field(default_factory=lambda: defaultdict(list))
+    # By counter, ids granted by a store that was behind what the node had seen (P3).
     behind: dict[str, list[range]] = field(default_factory=lambda: defaultdict(list))
+    # Name, counter and settings after each grant.
     all: list[tuple[str, int, Sequence]] = field(default_factory=list)
-    granted: int = 0
-    unknown: int = 0
-    returned: int = 0
-    deleted: set[str] = field(default_factory=set)
+    granted: int = 0  # number of ids granted
+    unknown: int = 0  # number of ids requested by writes with an unknown outcome
+    returned: int = 0  # number of ids returned, by the answers
+    deleted: set[str] = field(default_factory=set)  # sequences that the store called deleted
+    # Whether the node may have forgotten a current period, since its clock was set.
     forgets_periods: bool = False
 
     def note(self, name: str, grant: Grant, sent: float) -> None:

@@ -19,21 +19,13 @@ LATENCY = 0.001
 
 
 class StoreFault(NamedTuple):
-    """A fault of one call to the store.
+    """A fault of one call to the store."""
 
-    Attributes:
-        applied: How many times the call is applied in a row; the last result is the answer.
-        error: The error that replaces the answer.
-        before: Seconds until the call is applied.
-        after: Seconds from then on until it is answered.
-        again: Seconds after which the call is applied once more; 0 for never.
-    """
-
-    applied: int = 1
-    error: type[Refusal] | None = None
-    before: float = 0.0
-    after: float = 0.0
-    again: float = 0.0
+    applied: int = 1  # how many times the call is applied in a row; the last result is the answer
+    error: type[Refusal] | None = None  # the error that replaces the answer
+    before: float = 0.0  # seconds until the call is applied
+    after: float = 0.0  # seconds from then on until it is answered
+    again: float = 0.0  # seconds after which the call is applied once more; 0 for never
 
 
 class StoreConnection(RecordedConnection):

@@ -13,15 +13,10 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class ChangeToken(NamedTuple):
-    """Identifies one change request, also when it is sent again.
+    """Identifies one change request, also when it is sent again."""
 
-    Attributes:
-        request_id: The caller's request id, or a random one.
-        digest: Digest of the request's method and content.
-    """
-
-    request_id: str
-    digest: str
+    request_id: str  # the caller's request id, or a random one
+    digest: str  # digest of the request's method and content
 
     @property
     def value(self) -> str:

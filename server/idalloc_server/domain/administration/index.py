@@ -40,18 +40,12 @@ _KEYS: dict[SortKey, Callable[[SequenceSummary], float]] = {
 
 
 class Found(NamedTuple):
-    """A part of a list.
+    """A part of a list."""
 
-    Attributes:
-        sequences: The part.
-        total: The number of sequences in the whole list.
-        is_complete: Whether the index has all sequences of the store.
-        as_of: When the scan began, in seconds since 1970; None before the end of the first scan.
-    """
-
-    sequences: list[SequenceSummary]
-    total: int
-    is_complete: bool
+    sequences: list[SequenceSummary]  # the part
+    total: int  # the number of sequences in the whole list
+    is_complete: bool  # whether the index has all sequences of the store
+    # When the scan began, in seconds since 1970; None before the end of the first scan.
     as_of: float | None
 
 

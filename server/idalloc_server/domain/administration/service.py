@@ -47,17 +47,11 @@ Rates: TypeAlias = Callable[[list[str]], Awaitable[Mapping[str, float]]]
 
 
 class ChangeResult(NamedTuple):
-    """Result of a change.
+    """Result of a change."""
 
-    Attributes:
-        summary: The sequence after the change.
-        effective_at: When all leases of the old generation have expired, in seconds since 1970.
-        effective_delay: Seconds until then.
-    """
-
-    summary: SequenceSummary
-    effective_at: float
-    effective_delay: float
+    summary: SequenceSummary  # the sequence after the change
+    effective_at: float  # when all leases of the old generation have expired, in seconds since 1970
+    effective_delay: float  # seconds until then
 
 
 class SequenceService:

@@ -12,25 +12,16 @@ _YEAR_10000 = datetime(9999, 12, 31, tzinfo=UTC).timestamp() + 86_400
 
 @dataclass(frozen=True, slots=True)
 class SequenceSummary:
-    """A sequence with its usage, in the current period if it has a reset.
+    """A sequence with its usage, in the current period if it has a reset."""
 
-    Attributes:
-        row: The sequence's row in the store.
-        period: The period; empty without a reset.
-        last_value: The last value allocated by the store; None if there is none.
-        remaining: Number of ids left.
-        used_ratio: Share of the ids that is used, 0 to 1.
-        ids_per_second: How fast the server issues ids; 0 for timestamps.
-        exhaust_time: Forecast of when no id is left, in seconds since 1970; the current time if
-            that is now, None if there is no forecast.
-    """
-
-    row: Row
-    period: str = ""
-    last_value: int | None = None
-    remaining: int = 0
-    used_ratio: float = 0.0
-    ids_per_second: float = 0.0
+    row: Row  # the sequence's row in the store
+    period: str = ""  # the period; empty without a reset
+    last_value: int | None = None  # the last value allocated by the store; None if there is none
+    remaining: int = 0  # number of ids left
+    used_ratio: float = 0.0  # share of the ids that is used, 0 to 1
+    ids_per_second: float = 0.0  # how fast the server issues ids; 0 for timestamps
+    # Forecast of when no id is left, in seconds since 1970; the current time if that is now, None
+    # if there is no forecast.
     exhaust_time: float | None = None
 
     @property

@@ -24,19 +24,12 @@ class BurnCause(StrEnum):
 
 
 class Burn(NamedTuple):
-    """Ids of one counter that were burned for one cause.
+    """Ids of one counter that were burned for one cause."""
 
-    Attributes:
-        sequence: The sequence's name.
-        period: The period of the counter; empty if the sequence has no reset.
-        cause: The cause.
-        id_count: The number of ids.
-    """
-
-    sequence: str
-    period: str
+    sequence: str  # the sequence's name
+    period: str  # the period of the counter; empty if the sequence has no reset
     cause: BurnCause
-    id_count: int
+    id_count: int  # the number of ids
 
 
 class BurnedIds:

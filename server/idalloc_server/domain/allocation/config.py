@@ -16,54 +16,34 @@ REFILL_OUTCOMES = OK, FAILED, EXHAUSTED = "ok", "failed", "exhausted"
 
 @dataclass(frozen=True, slots=True)
 class AllocationConfig:
-    """The settings of all sequence allocators of a process.
+    """The settings of all sequence allocators of a process."""
 
-    Attributes:
-        lease_ttl: The TTL of a lease, in seconds.
-        store_timeout: The timeout of a store call, in seconds.
-        auto_create_sequences: Whether the first use of a sequence creates it.
-        max_clock_skew: How far timestamps may be ahead of the clock, in seconds.
-        outage_reserve: How long the ids in memory last while the store is unavailable, in seconds.
-        max_reserved_ids: The most ids that a sequence holds in memory beyond what callers wait for.
-        max_sequences: The most sequences with a high-water mark.
-    """
-
-    lease_ttl: float
-    store_timeout: float
-    auto_create_sequences: bool
-    max_clock_skew: float = 60.0
+    lease_ttl: float  # the TTL of a lease, in seconds
+    store_timeout: float  # the timeout of a store call, in seconds
+    auto_create_sequences: bool  # whether the first use of a sequence creates it
+    max_clock_skew: float = 60.0  # how far timestamps may be ahead of the clock, in seconds
+    # How long the ids in memory last while the store is unavailable, in seconds.
     outage_reserve: float = 90.0
+    # The most ids that a sequence holds in memory beyond what callers wait for.
     max_reserved_ids: int = 100_000_000
-    max_sequences: int = 1_000_000
+    max_sequences: int = 1_000_000  # the most sequences with a high-water mark
 
 
 @dataclass(frozen=True, slots=True)
 class SharedState:
-    """The state that all sequence allocators of a process share.
+    """The state that all sequence allocators of a process share."""
 
-    Attributes:
-        store: The store of the counters.
-        clock: The clock that leases expire by.
-        allocation_config: The settings.
-        high_water_marks: The last known state of each counter.
-        drop_unknown: Called with the name of an idle sequence that the store never returned a row
-            for.
-        is_closed: Returns whether the allocator is closed, and starts no counter.
-        random: Returns random bytes of a given number.
-        burned: Counts burned ids.
-        issued: Counts issued ids.
-        refills: The duration of refills by outcome: ok, failed or exhausted.
-        store_health: Whether the store works, by refills and failed calls.
-    """
-
-    store: Store
-    clock: Clock
-    allocation_config: AllocationConfig
-    high_water_marks: HighWaterMarks
+    store: Store  # the store of the counters
+    clock: Clock  # the clock that leases expire by
+    allocation_config: AllocationConfig  # the settings
+    high_water_marks: HighWaterMarks  # the last known state of each counter
+    # Called with the name of an idle sequence that the store never returned a row for.
     drop_unknown: Callable[[str], None]
-    is_closed: Callable[[], bool]
-    random: Callable[[int], bytes]
-    burned: BurnedIds = field(default_factory=BurnedIds)
-    issued: IssuedIds = field(default_factory=IssuedIds)
+    is_closed: Callable[[], bool]  # returns whether the allocator is closed, and starts no counter
+    random: Callable[[int], bytes]  # returns random bytes of a given number
+    burned: BurnedIds = field(default_factory=BurnedIds)  # counts burned ids
+    issued: IssuedIds = field(default_factory=IssuedIds)  # counts issued ids
+    # The duration of refills by outcome: ok, failed or exhausted.
     refills: dict[str, Timings] = field(default_factory=lambda: {name: Timings() for name in REFILL_OUTCOMES})
+    # Whether the store works, by refills and failed calls.
     store_health: StoreHealth = field(default_factory=StoreHealth)

@@ -39,31 +39,19 @@ _OVERTAKEN_ATTEMPTS = 4
 
 @dataclass(slots=True, eq=False)
 class CounterRow:
-    """The row of a counter, as one process uses it.
+    """The row of a counter, as one process uses it."""
 
-    Attributes:
-        name: The name of the row: the sequence's, or ``name_of_period``.
-        sequence: The sequence's name.
-        period: The period of the counter; empty in the sequence's own row.
-        settings: The settings that the last grant returned.
-        generation: The generation that the last grant returned; 0 before.
-        outcome_unknown: Whether the last write may have been applied without an answer.
-        requested: The number of ids requested by calls in flight.
-        abandoned: Whether the allocator was abandoned, which has burned the ids in flight: calls
-            then fail.
-        created: Whether this node created the row.
-    """
-
-    name: str
+    name: str  # the name of the row: the sequence's, or ``name_of_period``
     _shared: SharedState
-    sequence: str = field(init=False)
-    period: str = field(init=False)
-    settings: Sequence = _DEFAULTS
-    generation: int = 0
-    outcome_unknown: bool = False
-    requested: int = 0
+    sequence: str = field(init=False)  # the sequence's name
+    period: str = field(init=False)  # the period of the counter; empty in the sequence's own row
+    settings: Sequence = _DEFAULTS  # the settings that the last grant returned
+    generation: int = 0  # the generation that the last grant returned; 0 before
+    outcome_unknown: bool = False  # whether the last write may have been applied without an answer
+    requested: int = 0  # the number of ids requested by calls in flight
+    # Whether the allocator was abandoned, which has burned the ids in flight: calls then fail.
     abandoned: bool = False
-    created: bool = False
+    created: bool = False  # whether this node created the row
 
     def __post_init__(self) -> None:
         self.sequence, _, self.period = self.name.partition(PERIOD_SEPARATOR)

@@ -8,35 +8,22 @@ from idalloc_server.domain.sequences.model import Kind, Reset, Sequence
 
 
 class CounterState(NamedTuple):
-    """The state of a counter at one moment; times are in ``Clock.boot`` seconds.
+    """The state of a counter at one moment; times are in ``Clock.boot`` seconds."""
 
-    Attributes:
-        period: The period; empty if the sequence has no reset.
-        settings: The settings of the sequence.
-        ids_in_memory: How many ids could be issued from memory.
-        held_ids: The ids that were granted and neither issued, burned nor given back, also of an
-            expired lease.
-        expires_at: When the lease expires.
-        remaining: How many ids the store had left after the last write; None before the first one.
-        refilled_at: When that write was sent.
-        has_failed: Whether the last refill failed.
-        reserve_limit: Why the reserve is shorter than ``outage_reserve`` (``reserve.LIMITS``);
-            empty if it is not.
-        is_behind: Whether ids are refused because the store went backwards.
-        ids_per_second: How fast this process issues ids, see ``RecentUse``.
-    """
-
-    period: str
-    settings: Sequence
-    ids_in_memory: int
+    period: str  # the period; empty if the sequence has no reset
+    settings: Sequence  # the settings of the sequence
+    ids_in_memory: int  # how many ids could be issued from memory
+    # The ids that were granted and neither issued, burned nor given back, also of an expired lease.
     held_ids: int
-    expires_at: float
+    expires_at: float  # when the lease expires
+    # How many ids the store had left after the last write; None before the first one.
     remaining: int | None
-    refilled_at: float
-    has_failed: bool
+    refilled_at: float  # when that write was sent
+    has_failed: bool  # whether the last refill failed
+    # Why the reserve is shorter than ``outage_reserve`` (``reserve.LIMITS``); empty if it is not.
     reserve_limit: str
-    is_behind: bool
-    ids_per_second: float
+    is_behind: bool  # whether ids are refused because the store went backwards
+    ids_per_second: float  # how fast this process issues ids, see ``RecentUse``
 
     @property
     def has_lease(self) -> bool:

@@ -19,27 +19,18 @@ class HeldIds:
     """The lease of a counter, and the reserve that decides how many ids it should have.
 
     All times are in ``Clock.boot`` seconds.
-
-    Attributes:
-        row: The counter's row in the store.
-        lease: The ids.
-        reserve: How many ids are needed.
-        refill_at: When the next call starts a refill or a review, even if enough ids are left.
-        renew_at: When the next call renews the lease.
-        refilled_at: When the last write was sent.
-        remaining: The number of ids that the sequence had left after the last write.
-        writes: The number of writes.
     """
 
-    row: CounterRow
+    row: CounterRow  # the counter's row in the store
     _shared: SharedState
-    lease: Lease = field(init=False)
-    reserve: Reserve = field(init=False)
+    lease: Lease = field(init=False)  # the ids
+    reserve: Reserve = field(init=False)  # how many ids are needed
+    # When the next call starts a refill or a review, even if enough ids are left.
     refill_at: float = 0.0
-    renew_at: float = 0.0
-    refilled_at: float = 0.0
-    remaining: int = 0
-    writes: int = 0
+    renew_at: float = 0.0  # when the next call renews the lease
+    refilled_at: float = 0.0  # when the last write was sent
+    remaining: int = 0  # the number of ids that the sequence had left after the last write
+    writes: int = 0  # the number of writes
 
     def __post_init__(self) -> None:
         self.lease = Lease(self.row.period)

@@ -11,17 +11,11 @@ class _Row(Protocol):
 
 
 class Issuer(Protocol):
-    """Issues ids of a sequence.
+    """Issues ids of a sequence."""
 
-    Attributes:
-        new_ids: The ids issued since the last sample.
-        new_since: When the first of them was issued, in ``Clock.boot`` seconds.
-        use: The ids of all samples.
-    """
-
-    new_ids: int
-    new_since: float
-    use: RecentUse
+    new_ids: int  # the ids issued since the last sample
+    new_since: float  # when the first of them was issued, in ``Clock.boot`` seconds
+    use: RecentUse  # the ids of all samples
 
     @property
     def row(self) -> _Row:

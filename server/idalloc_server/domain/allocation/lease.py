@@ -24,30 +24,21 @@ class Lease:
 
     Usually there is one range. Grants of other nodes between two grants of this one separate
     further ranges.
-
-    Attributes:
-        period: The period of the counter; empty if the sequence has no reset.
-        generation: The sequence's generation.
-        sequence: The settings of the sequence.
-        step: The distance from one id to the next.
-        left: The number of ids left.
-        expires_at: When the lease expires, in ``Clock.boot`` seconds.
-        last_value: The counter after the last write.
-        later_ranges: The ranges after the first one, as (first_id, id_count).
     """
 
-    period: str = ""
-    generation: int = 0
-    sequence: Sequence = _DEFAULTS
-    step: int = 1
-    left: int = 0
-    expires_at: float = -math.inf
+    period: str = ""  # the period of the counter; empty if the sequence has no reset
+    generation: int = 0  # the sequence's generation
+    sequence: Sequence = _DEFAULTS  # the settings of the sequence
+    step: int = 1  # the distance from one id to the next
+    left: int = 0  # the number of ids left
+    expires_at: float = -math.inf  # when the lease expires, in ``Clock.boot`` seconds
     # The first range.
     _first: int = 0
     _count: int = 0
+    # The ranges after the first one, as (first_id, id_count).
     later_ranges: list[tuple[int, int]] = field(default_factory=lambda: _NO_LATER_RANGES)
     # The row after the last write.
-    last_value: int = 0
+    last_value: int = 0  # the counter after the last write
     _version: RowVersion = (0, 0, 0)
     _writes: int = -2  # the creation of a row is number 0, so no write follows this one
     # The last value of the counter that another node may have read.

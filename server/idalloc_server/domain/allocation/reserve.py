@@ -64,24 +64,17 @@ class Reserve:
     Args:
         config: The settings.
         now: ``Clock.boot`` in seconds, as in all methods.
-
-    Attributes:
-        refill_below: With fewer ids left than this, a refill is due.
-        largest_call: The largest call in the current measurement, in ids.
-        review_at: When to compare the ids left with the rate again.
-        demand_in_row: What the row had after the last write.
-        limited_by: One of ``LIMITS`` if the last prefetch was limited, else empty.
     """
 
     _config: AllocationConfig
     # The start of the current measurement, and the largest call of the previous one.
     _measured_since: float
     _largest_call_before: int = 1
-    refill_below: int = 0
-    largest_call: int = 1
-    review_at: float = math.inf
-    demand_in_row: Demand | None = None
-    limited_by: str = ""
+    refill_below: int = 0  # with fewer ids left than this, a refill is due
+    largest_call: int = 1  # the largest call in the current measurement, in ids
+    review_at: float = math.inf  # when to compare the ids left with the rate again
+    demand_in_row: Demand | None = None  # what the row had after the last write
+    limited_by: str = ""  # one of ``LIMITS`` if the last prefetch was limited, else empty
     # The last write or review: when it was, and the ids left after it; the latency of writes.
     _rolled_at: float = field(init=False)
     _left: int = 0

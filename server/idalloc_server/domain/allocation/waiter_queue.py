@@ -14,17 +14,11 @@ from idalloc_server.domain.sequences.model import Kind
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """A caller that waits for ids.
+    """A caller that waits for ids."""
 
-    Attributes:
-        id_count: The number of ids requested.
-        answer: Receives the range or the error.
-        context: The context of its call.
-    """
-
-    id_count: int
-    answer: asyncio.Future[IdRange]
-    context: Context
+    id_count: int  # the number of ids requested
+    answer: asyncio.Future[IdRange]  # receives the range or the error
+    context: Context  # the context of its call
 
     @property
     def served_ids(self) -> int:

@@ -57,21 +57,13 @@ def next_serial(serial: int, offset: int, increment: int) -> int:
 
 
 class DocIdRun(NamedTuple):
-    """Document ids with the same prefix and timestamp, whose serials rise by a constant step.
+    """Document ids with the same prefix and timestamp, whose serials rise by a constant step."""
 
-    Attributes:
-        prefix: The node prefix, 0 to 65535.
-        timestamp: Seconds since 1970, below 2^32.
-        first: The first serial.
-        step: The difference between consecutive serials, at least 1.
-        id_count: Number of ids, at least 1.
-    """
-
-    prefix: int
-    timestamp: int
-    first: int
-    step: int
-    id_count: int
+    prefix: int  # the node prefix, 0 to 65535
+    timestamp: int  # seconds since 1970, below 2^32
+    first: int  # the first serial
+    step: int  # the difference between consecutive serials, at least 1
+    id_count: int  # number of ids, at least 1
 
     @property
     def last(self) -> int:

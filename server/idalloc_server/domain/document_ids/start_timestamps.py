@@ -28,15 +28,10 @@ _log = structlog.get_logger("idalloc.start_timestamps")
 
 
 class StartTimestamp(NamedTuple):
-    """A prefix and start timestamp; no two processes ever share both.
+    """A prefix and start timestamp; no two processes ever share both."""
 
-    Attributes:
-        prefix: 0 to 65535.
-        timestamp: Seconds since 1970, below 2^32.
-    """
-
-    prefix: int
-    timestamp: int
+    prefix: int  # 0 to 65535
+    timestamp: int  # seconds since 1970, below 2^32
 
     @property
     def node(self) -> int:

@@ -8,17 +8,11 @@ from stdnum.iso7064 import mod_11_2, mod_11_10, mod_37_2, mod_37_36, mod_97_10
 
 
 class CheckAlgorithm(NamedTuple):
-    """A check digit algorithm.
+    """A check digit algorithm."""
 
-    Attributes:
-        compute: Returns the check characters of a text.
-        decimal_only: Whether the text must have digits only; otherwise also upper-case letters.
-        width: Number of check characters.
-    """
-
-    compute: Callable[[str], str]
-    decimal_only: bool
-    width: int = 1
+    compute: Callable[[str], str]  # returns the check characters of a text
+    decimal_only: bool  # whether the text must have digits only; otherwise also upper-case letters
+    width: int = 1  # number of check characters
 
     def compute_many(self, before: str, texts: Iterable[str], after: str) -> list[str]:
         """Return the check characters of ``before + text + after`` for each text, as ``compute`` does, but faster.

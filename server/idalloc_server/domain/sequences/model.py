@@ -52,38 +52,23 @@ class Reset(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """The settings of a sequence.
+    """The settings of a sequence."""
 
-    Attributes:
-        start: The first id.
-        step: The difference between consecutive ids, not 0.
-        min_value: The smallest possible id.
-        max_value: The largest possible id.
-        kind: Counter or timestamps.
-        ordering: Order in which ids are issued.
-        min_lease_size: The fewest ids that a node takes from the store at a time.
-        max_lease_size: The most ids that a node takes beyond those requested; 0 for the allocator's
-            own limit.
-        format: Template of an id's text; empty for decimal digits.
-        reset: When the sequence restarts.
-        time_zone: IANA time zone of periods and of dates in formatted ids.
-        labels: Labels set by the user.
-        description: Description set by the user.
-    """
-
-    start: int = 1
-    step: int = 1
-    min_value: int = 1
-    max_value: int = MAX_ID
-    kind: Kind = Kind.COUNTER
-    ordering: Ordering = Ordering.RISING_PER_NODE
-    min_lease_size: int = 0
+    start: int = 1  # the first id
+    step: int = 1  # the difference between consecutive ids, not 0
+    min_value: int = 1  # the smallest possible id
+    max_value: int = MAX_ID  # the largest possible id
+    kind: Kind = Kind.COUNTER  # counter or timestamps
+    ordering: Ordering = Ordering.RISING_PER_NODE  # order in which ids are issued
+    min_lease_size: int = 0  # the fewest ids that a node takes from the store at a time
+    # The most ids that a node takes beyond those requested; 0 for the allocator's own limit.
     max_lease_size: int = 0
-    format: str = ""
-    reset: Reset = Reset.NEVER
-    time_zone: str = "UTC"
+    format: str = ""  # template of an id's text; empty for decimal digits
+    reset: Reset = Reset.NEVER  # when the sequence restarts
+    time_zone: str = "UTC"  # IANA time zone of periods and of dates in formatted ids
+    # Labels set by the user.
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), hash=False)
-    description: str = ""
+    description: str = ""  # description set by the user
 
     @property
     def before_start(self) -> int:

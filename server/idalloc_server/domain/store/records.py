@@ -10,16 +10,11 @@ class Demand(NamedTuple):
 
     The row carries it to nodes that start or take over (P10). A node that reads it uses it as a
     first estimate, never for safety.
-
-    Attributes:
-        rate: Ids a second, above 0; a store keeps 6 significant digits.
-        largest_call: The largest call, in ids; at least 1.
-        at: When it was measured, in seconds since 1970 by that node's clock; a store keeps whole
-            seconds.
     """
 
-    rate: float
-    largest_call: int
+    rate: float  # ids a second, above 0; a store keeps 6 significant digits
+    largest_call: int  # the largest call, in ids; at least 1
+    # When it was measured, in seconds since 1970 by that node's clock; a store keeps whole seconds.
     at: float
 
     def is_current(self, wall: float, lifetime: float) -> bool:
@@ -39,29 +34,20 @@ FIRST_USE = "first use "
 
 
 class Grant(NamedTuple):
-    """The result of one write: the ids in (last_value - granted * step, last_value] belong to this process.
+    """The result of one write: the ids in (last_value - granted * step, last_value] belong to this process."""
 
-    Attributes:
-        last_value: The counter after the write.
-        granted: The number of ids granted: as requested or 0; for timestamps any number up to the
-            request.
-        sequence: The settings. Within a process equal settings are the same object.
-        remaining: The number of ids that the sequence has left after the write.
-        generation: The sequence's generation, which never decreases.
-        version: The state of the row after the write.
-        writes: The number of writes to the row by idalloc, including this one. In CrateDB writes of
-            other rows increase ``version``, but not this.
-        demand: The demand in the row after the write. None if the row has none, or none that can be
-            read; if the store cannot keep it; and always of a grant of timestamps.
-    """
-
-    last_value: int
+    last_value: int  # the counter after the write
+    # The number of ids granted: as requested or 0; for timestamps any number up to the request.
     granted: int
-    sequence: Sequence
-    remaining: int
-    generation: int
-    version: RowVersion
+    sequence: Sequence  # the settings. Within a process equal settings are the same object.
+    remaining: int  # the number of ids that the sequence has left after the write
+    generation: int  # the sequence's generation, which never decreases
+    version: RowVersion  # the state of the row after the write
+    # The number of writes to the row by idalloc, including this one. In CrateDB writes of other
+    # rows increase ``version``, but not this.
     writes: int
+    # The demand in the row after the write. None if the row has none, or none that can be read; if
+    # the store cannot keep it; and always of a grant of timestamps.
     demand: Demand | None = None
 
     @property
@@ -76,17 +62,11 @@ class Grant(NamedTuple):
 
 
 class GrantFloor(NamedTuple):
-    """The state that a counter must have reached; a counter behind it is granted nothing.
+    """The state that a counter must have reached; a counter behind it is granted nothing."""
 
-    Attributes:
-        generation: The least generation.
-        least: The least value, for a counter that rises.
-        most: The largest value, for a counter that falls.
-    """
-
-    generation: int = 0
-    least: int = -(2**63)
-    most: int = 2**63 - 1
+    generation: int = 0  # the least generation
+    least: int = -(2**63)  # the least value, for a counter that rises
+    most: int = 2**63 - 1  # the largest value, for a counter that falls
 
     def is_ahead_of(self, last_value: int, generation: int) -> bool:
         """Whether a counter is behind this state."""
@@ -97,95 +77,55 @@ NO_FLOOR = GrantFloor()
 
 
 class Row(NamedTuple):
-    """A stored sequence, or the stored counter of one of its periods.
+    """A stored sequence, or the stored counter of one of its periods."""
 
-    Attributes:
-        name: The sequence's name, or ``name_of_period`` for a period's counter.
-        last_value: The counter: the last granted value. May be None in an adopted row.
-        sequence: The settings.
-        generation: The generation of the valid leases.
-        lease_ms: The longest TTL of any lease granted so far, in milliseconds; 0 without one.
-        revision: The number of changes of the settings; grants do not count.
-        revised_by: The change token of the last change (``Revision.by``); empty without one.
-        created_at: Seconds since 1970; None if unknown.
-        changed_at: When the settings were last changed, in seconds since 1970; None if unknown.
-        deleted: Whether the row is a tombstone.
-    """
-
-    name: str
-    last_value: int | None
-    sequence: Sequence
-    generation: int = 1
-    lease_ms: int = 0
-    revision: int = 0
-    revised_by: str = ""
-    created_at: float | None = None
+    name: str  # the sequence's name, or ``name_of_period`` for a period's counter
+    last_value: int | None  # the counter: the last granted value. May be None in an adopted row.
+    sequence: Sequence  # the settings
+    generation: int = 1  # the generation of the valid leases
+    lease_ms: int = 0  # the longest TTL of any lease granted so far, in milliseconds; 0 without one
+    revision: int = 0  # the number of changes of the settings; grants do not count
+    revised_by: str = ""  # the change token of the last change (``Revision.by``); empty without one
+    created_at: float | None = None  # seconds since 1970; None if unknown
+    # When the settings were last changed, in seconds since 1970; None if unknown.
     changed_at: float | None = None
-    deleted: bool = False
+    deleted: bool = False  # whether the row is a tombstone
 
 
 class Revision(NamedTuple):
-    """A change of a sequence.
+    """A change of a sequence."""
 
-    Attributes:
-        sequence: The new settings.
-        at_least: The counter advances to this value unless it is past it, then to the next value
-            that the settings allow (start + k * step). Never before ``sequence.before_start``.
-        by: The change token, unique for each change; a repeat of the change has the same one.
-        at: The time of the change, in seconds since 1970.
-        ends_leases: Whether the generation increases, which ends all leases.
-        generation: The least new generation.
-        limit: The change is rejected if the counter is past this value.
-        deleted: Whether the row becomes a tombstone.
-    """
-
-    sequence: Sequence
+    sequence: Sequence  # the new settings
+    # The counter advances to this value unless it is past it, then to the next value that the
+    # settings allow (start + k * step). Never before ``sequence.before_start``.
     at_least: int
-    by: str
-    at: float
-    ends_leases: bool = True
-    generation: int = 1
-    limit: int | None = None
-    deleted: bool = False
+    by: str  # the change token, unique for each change; a repeat of the change has the same one
+    at: float  # the time of the change, in seconds since 1970
+    ends_leases: bool = True  # whether the generation increases, which ends all leases
+    generation: int = 1  # the least new generation
+    limit: int | None = None  # the change is rejected if the counter is past this value
+    deleted: bool = False  # whether the row becomes a tombstone
 
 
 class RecordedAllocation(NamedTuple):
-    """The allocation for a request id, which retries get again (P7).
-
-    Attributes:
-        request_id: The request id.
-        sequence: The sequence's name.
-        first_id: The first id.
-        id_count: The number of ids.
-        step: The distance from one id to the next.
-        generation: The sequence's generation at the time of the allocation.
-        period: The period or date in the ids' texts; empty without one.
-        prefix: The node's prefix in the ids' texts.
-        node: The node that allocated them, for people.
-        window_ms: How long the record is kept, in milliseconds; None in rows of older versions.
-    """
+    """The allocation for a request id, which retries get again (P7)."""
 
     request_id: str
-    sequence: str
+    sequence: str  # the sequence's name
     first_id: int
-    id_count: int
-    step: int
-    generation: int
-    period: str
-    prefix: int
-    node: str
+    id_count: int  # the number of ids
+    step: int  # the distance from one id to the next
+    generation: int  # the sequence's generation at the time of the allocation
+    period: str  # the period or date in the ids' texts; empty without one
+    prefix: int  # the node's prefix in the ids' texts
+    node: str  # the node that allocated them, for people
+    # How long the record is kept, in milliseconds; None in rows of older versions.
     window_ms: int | None = None
 
 
 class Claim(NamedTuple):
-    """The result of a claim of a start timestamp (P6).
+    """The result of a claim of a start timestamp (P6)."""
 
-    Attributes:
-        start_timestamp: Seconds since 1970; unique under its prefix.
-        holder: The holder of the prefix: the caller, or another node seen within ``stale_after``.
-        seen_at: When the holder was last seen, in seconds since 1970 by the store's clock.
-    """
-
-    start_timestamp: int
-    holder: str
-    seen_at: float
+    start_timestamp: int  # seconds since 1970; unique under its prefix
+    holder: str  # the holder of the prefix: the caller, or another node seen within ``stale_after``
+    seen_at: float  # when the holder was last seen, in seconds since 1970 by the store's clock

@@ -12,30 +12,20 @@ SPACING = 10
 
 
 class RecordPosition(NamedTuple):
-    """A position in the order in which a store recorded allocations; independent of wall clocks.
+    """A position in the order in which a store recorded allocations; independent of wall clocks."""
 
-    Attributes:
-        number: Rises from one record to the next within a term.
-        term: Never falls.
-        written_at: The latest ``written_at`` up to this position, in seconds; only narrows a
-            search.
-    """
-
-    number: float
-    term: int = 0
+    number: float  # rises from one record to the next within a term
+    term: int = 0  # never falls
+    # The latest ``written_at`` up to this position, in seconds; only narrows a search.
     written_at: float = 0.0
 
 
 class Retention(NamedTuple):
-    """What a process may remove now.
+    """What a process may remove now."""
 
-    Attributes:
-        seen: Positions in order, each with the seconds since this process first saw it; not empty.
-        own_window: The window of this process, in seconds; rows without a window are kept at least
-            this long.
-    """
-
+    # Positions in order, each with the seconds since this process first saw it; not empty.
     seen: Many[tuple[RecordPosition, float]]
+    # The window of this process, in seconds; rows without a window are kept at least this long.
     own_window: float
 
     @property

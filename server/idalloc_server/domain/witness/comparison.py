@@ -30,23 +30,16 @@ class Repair(StrEnum):
 
 
 class Comparison(NamedTuple):
-    """A mark beside what the store has.
+    """A mark beside what the store has."""
 
-    Attributes:
-        name: The name of the row; of a start timestamp, ``START`` and its prefix.
-        mark: The mark.
-        generation: The generation of the row; None without a row, and of a start timestamp.
-        value: The counter of the row, or the last claimed start timestamp; None without one.
-        state: Whether the store has reached the mark.
-        repair: The next step; None if servers continue by themselves.
-    """
-
-    name: str
+    name: str  # the name of the row; of a start timestamp, ``START`` and its prefix
     mark: WitnessMark
+    # The generation of the row; None without a row, and of a start timestamp.
     generation: int | None
+    # The counter of the row, or the last claimed start timestamp; None without one.
     value: int | None
-    state: State
-    repair: Repair | None
+    state: State  # whether the store has reached the mark
+    repair: Repair | None  # the next step; None if servers continue by themselves
 
 
 async def compare(store: Store, witness: Witness, sequence: str | None = None) -> list[Comparison]:

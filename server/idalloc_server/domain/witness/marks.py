@@ -13,21 +13,14 @@ START = f"{PERIOD_SEPARATOR}start "
 
 
 class WitnessMark(NamedTuple):
-    """The high-water mark of a counter: no id past it was issued with this witness.
+    """The high-water mark of a counter: no id past it was issued with this witness."""
 
-    Attributes:
-        generation: The generation of the counter's row; 0 of a start timestamp.
-        value: The last value that may be issued: of a counter, or the last start timestamp of a
-            prefix.
-        step: The distance from one id to the next, never 0; 1 of a start timestamp.
-        token: A random text of the write that set the mark; not empty.
-        gaps: Ids before ``value`` that no grant has confirmed yet, see ``gaps.py``; a short text.
-    """
-
-    generation: int
+    generation: int  # the generation of the counter's row; 0 of a start timestamp
+    # The last value that may be issued: of a counter, or the last start timestamp of a prefix.
     value: int
-    step: int
-    token: str
+    step: int  # the distance from one id to the next, never 0; 1 of a start timestamp
+    token: str  # a random text of the write that set the mark; not empty
+    # Ids before ``value`` that no grant has confirmed yet, see ``gaps.py``; a short text.
     gaps: str = ""
 
     def is_past(self, value: int) -> bool:
@@ -49,17 +42,11 @@ class WitnessMark(NamedTuple):
 
 
 class Replacement(NamedTuple):
-    """A new mark in place of one that was read.
+    """A new mark in place of one that was read."""
 
-    Attributes:
-        name: The name of the row in the store, or of the mark.
-        mark: The new mark.
-        seen: The token of the mark that was read; empty if there was none.
-    """
-
-    name: str
-    mark: WitnessMark
-    seen: str
+    name: str  # the name of the row in the store, or of the mark
+    mark: WitnessMark  # the new mark
+    seen: str  # the token of the mark that was read; empty if there was none
 
 
 class Witness(Protocol):

@@ -44,22 +44,15 @@ class WrongAnswer(Exception):
 
 @dataclass(frozen=True)
 class Request(Generic[_T]):
-    """A request, and the reader of its answer.
+    """A request, and the reader of its answer."""
 
-    Attributes:
-        method: The HTTP method; POST for a write, which aiohttp never repeats.
-        path: The path and query, percent-encoded.
-        body: The body, if any.
-        read: Reads an answer from the host's name, the HTTP status and the content; raises
-            ``StoreFailure``.
-        subject: What the request is about, for the next step in an error.
-    """
-
-    method: str
-    path: str
-    body: bytes | None
+    method: str  # the HTTP method; POST for a write, which aiohttp never repeats
+    path: str  # the path and query, percent-encoded
+    body: bytes | None  # the body, if any
+    # Reads an answer from the host's name, the HTTP status and the content; raises
+    # ``StoreFailure``.
     read: Callable[[str, int, bytes], _T]
-    subject: str = ""
+    subject: str = ""  # what the request is about, for the next step in an error
 
 
 class Connections:

@@ -20,15 +20,10 @@ class Connection:
 
 @dataclass(eq=False)
 class Host:
-    """A node of the cluster, or a load balancer in front of the nodes.
+    """A node of the cluster, or a load balancer in front of the nodes."""
 
-    Attributes:
-        name: ``host:port``.
-        idle: Connections, free for use.
-    """
-
-    name: str
-    idle: list[Connection] = field(default_factory=list)
+    name: str  # ``host:port``
+    idle: list[Connection] = field(default_factory=list)  # connections, free for use
 
 
 class Hosts:

@@ -25,22 +25,17 @@ _T = TypeVar("_T")
 
 
 class HostTimeouts(NamedTuple):
-    """Timeouts of ``Transport`` for one of several hosts, in seconds.
+    """Timeouts of ``Transport`` for one of several hosts, in seconds."""
 
-    Attributes:
-        connect: For a connection. Less than ``silence``, since a write that was not sent goes to
-            the next host.
-        silence: How long a write waits for its answer before the host is checked for being alive.
-        probe: For the answer to that check; also how long a probe runs before the next host is
-            probed too.
-        read: For the answer to a read, before the next host is asked.
-        start: How long a 401 may be the answer of a starting host; a later 401 is refused.
-    """
-
+    # For a connection. Less than ``silence``, since a write that was not sent goes to the next
+    # host.
     connect: float = 1.5
+    # How long a write waits for its answer before the host is checked for being alive.
     silence: float = 2.0
+    # For the answer to that check; also how long a probe runs before the next host is probed too.
     probe: float = 1.0
-    read: float = 3.0
+    read: float = 3.0  # for the answer to a read, before the next host is asked
+    # How long a 401 may be the answer of a starting host; a later 401 is refused.
     start: float = 60.0
 
 
@@ -57,11 +52,6 @@ class Transport(ABC):
     node. A read by key would: it goes to a random copy of the table, and a live host seems dead
     while the node with that copy is paused.
 
-    Attributes:
-        PRODUCT: The name of the database, for errors.
-        PORT: Its usual HTTP port.
-        ALIVE: The request that shows that a host is alive and can reach the cluster's master.
-
     Args:
         hosts: ``host:port`` of each host, in the order of preference.
         authorization: The value of the Authorization header, if any.
@@ -72,8 +62,9 @@ class Transport(ABC):
         max_connections: The most requests at once.
     """
 
-    PRODUCT: ClassVar[str]
-    PORT: ClassVar[int]
+    PRODUCT: ClassVar[str]  # the name of the database, for errors
+    PORT: ClassVar[int]  # its usual HTTP port
+    # The request that shows that a host is alive and can reach the cluster's master.
     ALIVE: ClassVar[Request[Any]]
 
     def __init__(

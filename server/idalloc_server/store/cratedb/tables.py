@@ -6,20 +6,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Table:
-    """The definition of a table.
+    """The definition of a table."""
 
-    Attributes:
-        name: Its name, without the schema.
-        key: Its primary key.
-        columns: The type of each column. An adopted table may lack all but the first two.
-        written: The columns that are never NULL in a row that idalloc creates.
-        optional: The type of each column that a server can do without, if its user may not add it.
-    """
-
-    name: str
-    key: str
+    name: str  # its name, without the schema
+    key: str  # its primary key
+    # The type of each column. An adopted table may lack all but the first two.
     columns: Mapping[str, str]
-    written: Collection[str]
+    written: Collection[str]  # the columns that are never NULL in a row that idalloc creates
+    # The type of each column that a server can do without, if its user may not add it.
     optional: Mapping[str, str] = field(default_factory=dict)
 
     @property

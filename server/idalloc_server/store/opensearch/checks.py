@@ -21,20 +21,13 @@ _BLOCKS = ("read", "write", "read_only", "read_only_allow_delete", "metadata")
 
 @dataclass(frozen=True)
 class StoredIndex:
-    """An index of the cluster.
-
-    Attributes:
-        name: Its name.
-        uuid: Its UUID, which no other index has.
-        fields: The mapping of each field.
-        settings: Its settings, with defaults, by their full names.
-        meta_fields: What its mapping says of ``_source`` and ``_routing``; empty for the default.
-    """
+    """An index of the cluster."""
 
     name: str
-    uuid: str
-    fields: Mapping[str, Mapping[str, Any]]
-    settings: Mapping[str, Any]
+    uuid: str  # its UUID, which no other index has
+    fields: Mapping[str, Mapping[str, Any]]  # the mapping of each field
+    settings: Mapping[str, Any]  # its settings, with defaults, by their full names
+    # What its mapping says of ``_source`` and ``_routing``; empty for the default.
     meta_fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def setting(self, name: str, default: str = "") -> str:

@@ -19,31 +19,19 @@ _UNAUTHORIZED, _NOT_FOUND = 401, 404
 
 
 class _Settings(NamedTuple):
-    """The settings of the index, or of all indices of an alias.
+    """The settings of the index, or of all indices of an alias."""
 
-    Attributes:
-        page_size: The most hits of a page, which ``index.max_result_window`` limits.
-        writable: The names of the indices that accept writes.
-    """
-
-    page_size: int
-    writable: list[str]
+    page_size: int  # the most hits of a page, which ``index.max_result_window`` limits
+    writable: list[str]  # the names of the indices that accept writes
 
 
 class _Page(NamedTuple):
-    """A page of a search, of all shards.
-
-    Attributes:
-        hits: The hits.
-        total: The number of documents of the index.
-        writes: The aggregation of ``_WRITES``; None in later pages of a scroll.
-        scroll_id: The id of the next page; only in a scroll.
-    """
+    """A page of a search, of all shards."""
 
     hits: list[dict[str, Any]]
-    total: int
-    writes: object
-    scroll_id: str
+    total: int  # the number of documents of the index
+    writes: object  # the aggregation of ``_WRITES``; None in later pages of a scroll
+    scroll_id: str  # the id of the next page; only in a scroll
 
 
 async def read_documents(http: OpenSearchHttp, index: str, *, clients_stopped: bool = False) -> list[dict[str, Any]]:

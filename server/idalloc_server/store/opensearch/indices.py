@@ -30,17 +30,11 @@ _NONCE = {"nonce": _TEXT}
 
 @dataclass(frozen=True)
 class Index:
-    """The definition of an index. idalloc uses it by its alias only.
+    """The definition of an index. idalloc uses it by its alias only."""
 
-    Attributes:
-        suffix: The end of the alias, after the prefix of the URL.
-        fields: The mapping of each field.
-        optional: The mapping of each field that a server can do without, if its user may not add
-            it.
-    """
-
-    suffix: str
-    fields: Mapping[str, Mapping[str, Any]]
+    suffix: str  # the end of the alias, after the prefix of the URL
+    fields: Mapping[str, Mapping[str, Any]]  # the mapping of each field
+    # The mapping of each field that a server can do without, if its user may not add it.
     optional: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: _NONCE)
 
     def alias(self, prefix: str) -> str:

@@ -25,19 +25,12 @@ class Place(NamedTuple):
 
 
 class Tie(NamedTuple):
-    """What an answer must repeat.
+    """What an answer must repeat."""
 
-    Attributes:
-        alias: The alias of the request.
-        place: The index behind it; None before the store is open.
-        key: The key of the row.
-        nonce: A text that no other request has; empty if the index has no field for it.
-    """
-
-    alias: str
-    place: Place | None
-    key: str
-    nonce: str
+    alias: str  # the alias of the request
+    place: Place | None  # the index behind it; None before the store is open
+    key: str  # the key of the row
+    nonce: str  # a text that no other request has; empty if the index has no field for it
 
     def added_to(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return the body of an update whose row gets the nonce: by its script, or as a new row."""

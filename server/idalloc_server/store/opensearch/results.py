@@ -15,17 +15,11 @@ Source = dict[str, Any]
 
 
 class Written(NamedTuple):
-    """A row after a write.
+    """A row after a write."""
 
-    Attributes:
-        source: The requested fields.
-        seq_no: The number of the write in the index.
-        term: The term of the primary.
-    """
-
-    source: Source
-    seq_no: int
-    term: int
+    source: Source  # the requested fields
+    seq_no: int  # the number of the write in the index
+    term: int  # the term of the primary
 
 
 class Hit(NamedTuple):

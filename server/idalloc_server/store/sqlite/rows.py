@@ -30,19 +30,12 @@ _WRITE = (
 
 
 class _StoredRow(NamedTuple):
-    """A row and its internal columns.
+    """A row and its internal columns."""
 
-    Attributes:
-        row: The row that the store returns.
-        mode: Its mode; see ``packed_settings.mode``.
-        writes: The number of idalloc's writes of it.
-        demand: Its packed demand; any value that SQLite can hold.
-    """
-
-    row: Row
-    mode: str | None
-    writes: int
-    demand: Any
+    row: Row  # the row that the store returns
+    mode: str | None  # its mode; see ``packed_settings.mode``
+    writes: int  # the number of idalloc's writes of it
+    demand: Any  # its packed demand; any value that SQLite can hold
 
     @property
     def counter(self) -> int:
