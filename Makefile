@@ -20,8 +20,8 @@ unexport PYTHONDONTWRITEBYTECODE
 bin := .venv/bin
 protos := $(shell find protos -name '*.proto')
 services := $(shell grep -l '^service ' $(protos))
-go_users = examples/go tests/load/noop_go
-go_examples = $(wildcard tests/load/noop_go/*.go examples/go/*.go examples/go/*/*.go examples/go/README.md)
+go_users = examples/go bench/noop_go
+go_examples = $(wildcard bench/noop_go/*.go examples/go/*.go examples/go/*/*.go examples/go/README.md)
 generated := idalloc/v1 idalloc/xprotocol/v1 idalloc/protos
 go_tools := helm.sh/helm/v3/cmd/helm@v3.19.0 github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 protoc = PATH="$(CURDIR)/.venv-gen/bin:$$PATH" .venv-gen/bin/python -m grpc_tools.protoc \
@@ -100,29 +100,29 @@ trace: .venv/ready ## print how much code each request runs, and the size of the
 	@$(bin)/python scripts/trace_calls.py $(ARGS)
 
 load: .venv/ready ## measure speed and memory
-	$(bin)/python -m tests.load.run $(ARGS)
+	$(bin)/python -m bench.run $(ARGS)
 
 profile: .venv/ready ## sample a server and the no-op server under load (needs ghz and py-spy); writes flame graphs to docs/operations
-	$(bin)/python -m tests.load.profile $(ARGS)
+	$(bin)/python -m bench.profile $(ARGS)
 
 bench-peers: .venv/ready ## measure idalloc beside Redis, PostgreSQL, etcd and recipes; writes docs/operations/benchmarks.md
-	$(bin)/python -m tests.load.peers $(ARGS)
+	$(bin)/python -m bench.peers $(ARGS)
 
 bench-opensearch: .venv/ready ## measure idalloc beside the counter document of OpenSearch; writes docs/operations/benchmarks.md
-	$(bin)/python -m tests.load.counter_document $(ARGS)
+	$(bin)/python -m bench.counter_document $(ARGS)
 
 bench-faults: .venv/ready ## measure calls while SQLite and CrateDB fail; writes docs/operations/benchmarks.md
-	$(bin)/python -m tests.load.faults $(ARGS)
-	$(bin)/python -m tests.load.first_seconds $(FIRST_SECONDS_ARGS)
+	$(bin)/python -m bench.faults $(ARGS)
+	$(bin)/python -m bench.first_seconds $(FIRST_SECONDS_ARGS)
 
 bench-xproto: .venv/ready ## measure adds of documents beside a live MySQL 8.0.31; writes docs/operations/benchmarks.md
-	$(bin)/python -m tests.load.xproto $(ARGS)
+	$(bin)/python -m bench.xproto $(ARGS)
 
 bench-growth: .venv/ready ## measure what grows with sequences, nodes, connections; writes docs/operations/benchmarks.md
-	$(bin)/python -m tests.load.growth $(ARGS)
+	$(bin)/python -m bench.growth $(ARGS)
 
 bench-envoy: .venv/ready ## measure native behind Envoy beside grpcio, both with TLS (needs ghz); prints the figures
-	$(bin)/python -m tests.load.proxy $(ARGS)
+	$(bin)/python -m bench.proxy $(ARGS)
 
 gen: generated ## write the code of the protos: Python, and Go if Go is installed
 	@rm -rf $(generated:%=client/%/*_pb2*) client/idalloc/protos
@@ -196,7 +196,7 @@ clean: ## remove everything that make makes
 	rm -rf .venv .venv-deploy .venv-envoy .venv-gen .venv-mysqlx .venv-upgrade .venv-uwsgi .build .cache dist .hypothesis .ruff_cache
 	rm -rf examples/java/target examples/mysql/java/target examples/mysql/node/node_modules examples/node/dist examples/node/gen examples/node/node_modules
 	-git worktree prune
-	find client server tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find bench client server tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call venv,FOLDER,REQUIREMENTS): a fresh virtual environment with exactly the locked versions.
 define venv

@@ -13,7 +13,7 @@ from pathlib import Path
 
 TESTS = Path("tests")
 # The waits themselves; simulated time; measurements, which pace their load.
-EXCEPTED = (TESTS / "support" / "waiting.py", TESTS / "support" / "simulation", TESTS / "load", TESTS / "floods")
+EXCEPTED = (TESTS / "support" / "waiting.py", TESTS / "support" / "simulation", TESTS / "floods")
 # In a program for another process.
 SLEEP = re.compile(r"\bsleep\((?!0\))")
 INSTEAD = "wait for an event (wait_until, until, settle), or name the reason (hold_for) of tests/support/waiting.py"

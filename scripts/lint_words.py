@@ -51,7 +51,7 @@ def findings() -> Iterator[str]:
             continue
         text = file.read_text()
         yield from banned_words(file, text)
-        if file.suffix == ".py" and file.parts[0] == "tests":
+        if file.suffix == ".py" and file.parts[0] in ("bench", "tests"):
             yield from unclear_tests(file, text)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import idalloc
-from tests.load.hangs import locked
+from bench.hangs import locked
 from tests.support.cratedb.cluster import ProxiedCrate
 from tests.support.faults import steady_callers
 from tests.support.faults.issued_ranges import ReservedPort, boot_time_ns

@@ -28,7 +28,7 @@ import grpc.aio
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
-from tests.load.turns import percentile
+from bench.turns import percentile
 from tests.support.xproto_client import XClient
 
 RATE = 20

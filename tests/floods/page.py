@@ -8,8 +8,8 @@ from tests.floods.callers import NEW_EVERY, RATE
 from tests.floods.flooder import CPU_SHARE
 from tests.floods.measure import P99_GOAL_MS, Result
 from tests.floods.targets import KINDS
-from tests.load.machine import describe
-from tests.load.markdown import number, table
+from bench.machine import describe
+from bench.markdown import number, table
 
 _HEAD = """\
 # Floods

@@ -24,7 +24,7 @@ OTHERS = {
     "16,700": "the same",
     "3,240": "the same",
     "10,000,000": "sequences of 1,000 nodes",
-    "118,000": "`python -m tests.load.batches`",
+    "118,000": "`python -m bench.batches`",
     "2,280": "the same with a call each",
     "593": "a million idle sequences, by hand",
 }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 
-from tests.load.markdown import table
+from bench.markdown import table
 from tests.support.mutants.catalog import MUTANTS
 from tests.support.mutants.killers import KILLERS, TIMEOUT, Verdict
 

@@ -1,0 +1,253 @@
+"""The page of benchmarks: its tables, targets and chart."""
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from bench import added_documents, chart, document, targets
+from bench.counter_document import refused
+from bench.drivers import read_ghz
+from bench.questions import QUESTIONS
+from bench.turns import Contender, Turn
+from tests.support.paths import ROOT
+
+MACHINE = {
+    "date": "2026-11-21 12:00 UTC",
+    "cpu": "Some CPU",
+    "cores": 2,
+    "own_cores": False,
+    "memory_gb": 8,
+    "kernel": "Linux 6",
+    "python": "3.11.2",
+    "packages": {"grpcio": "1.80"},
+    "programs": {},
+    "load_before": 0.1,
+    "fsync_ms": 1.5,
+    "file_system": "ext4",
+}
+
+
+def contender(rate: int, p50: float = 0.001, server_cpu: float = 1.0) -> Contender:
+    one = Turn(rate, rate, 1.0, p50, p50, 0.5, server_cpu)
+    return Contender("one", lambda _: one, 64, "ghz", turns={1: one})
+
+
+def peers_result(**changes: Any) -> dict[str, Any]:
+    one = {
+        "key": "ours grpcio 1 at 64",
+        "name": "idalloc",
+        "in_flight": 64,
+        "driver": "ghz",
+        "failures": [],
+        "rounds": 1,
+        "sees_calls": True,
+    }
+    one |= {"rate": 1234.0, "ids_rate": 1234.0, "p50": 0.0123, "p99": 0.02, "server_cost": 2e-4, "client_cost": None}
+    result = {
+        "machine": MACHINE,
+        "rounds": 5,
+        "seconds": 1.0,
+        "contenders": [one],
+        "skipped": [],
+        "refills": [],
+        "hangs": [],
+    }
+    return result | {"idle_stream_kb": {}, "targets": []} | changes
+
+
+def verdicts(rows: list[dict[str, Any]]) -> dict[str, bool | None]:
+    return {row["what"]: row["met"] for row in rows}
+
+
+def test_targets_are_met_missed_or_not_measured() -> None:
+    """A target is met, missed, or not measured if a contender is missing."""
+    contenders = {
+        "ours grpcio 1 at 64": contender(91, server_cpu=0.91),
+        "noop grpcio at 64": contender(100),
+        "ours native 1 at 64": contender(363),
+    }
+    met = verdicts(targets.of(contenders, False, [], {"grpcio": 39.9, "native": "RuntimeError: none"}))
+
+    assert met["unary calls/s, idalloc / no-op, grpcio, 64 in flight"] is True
+    assert met["unary calls/s, idalloc / no-op, native, 64 in flight"] is None
+    assert met["unary calls/s, native / grpcio, 64 in flight"] is False
+    assert met["kB for each idle open stream, grpcio"] is True
+    assert met["kB for each idle open stream, native"] is None
+
+
+@pytest.mark.parametrize(
+    ("own_cores", "what"), [(True, "calls/s, 2 workers / twice 1"), (False, "CPU a call, 1 worker")]
+)
+def test_workers_are_compared_by_calls_with_own_cores_only(own_cores: bool, what: str) -> None:
+    """Two workers are compared by calls on their own cores, otherwise by CPU."""
+    contenders = {
+        "ours grpcio 1 at 64": contender(100, server_cpu=1.0),
+        "ours grpcio 2 at 64": contender(160, server_cpu=1.6),
+    }
+    row = next(each for each in targets.of(contenders, own_cores, [], {}) if each["what"].startswith(what))
+
+    assert row["value"] == pytest.approx(0.8 if own_cores else 1.0)
+    assert row["met"] is not own_cores
+
+
+def test_target_names_sqlite_without_cratedb() -> None:
+    """Without CrateDB the target compares with the recipe on SQLite, and names it."""
+    contenders = {"writers grpcio": contender(5_000), "recipe sqlite": contender(4)}
+    [row] = [each for each in targets.of(contenders, False, [], {}) if "16 writers" in each["what"]]
+
+    assert (row["what"].endswith("the recipe on SQLite"), row["value"], row["met"]) == (True, 1_250.0, True)
+
+
+def test_table_shows_rates_milliseconds_and_unknowns() -> None:
+    """The table shows rates and milliseconds, and a dash for an unknown figure."""
+    text = document.peers(peers_result())
+
+    assert "| idalloc | 64 | 1,234 | 1,234 | 12.3 | 20 | 200 µs | - | ghz |" in text
+
+
+def test_prefetching_contender_has_no_calls() -> None:
+    """A contender that prefetches ids has no calls or latencies in the table."""
+    one = peers_result()["contenders"][0] | {"sees_calls": False, "p50": None, "p99": None, "server_cost": 2e-8}
+
+    assert "| idalloc | 64 | - | 1,234 | - | - | 20 ns | - | ghz |" in document.peers(peers_result(contenders=[one]))
+
+
+def test_failed_contender_is_listed_without_a_row() -> None:
+    """A failed or skipped contender is listed with its error, without a row."""
+    one = peers_result()["contenders"][0] | {"failures": ["Timeout", "RuntimeError: gone"], "rounds": 0}
+    text = document.peers(peers_result(contenders=[one], skipped=["Redis: redis-server is not installed"]))
+
+    assert "- Redis: redis-server is not installed\n- idalloc, 64 in flight, in 2 turns: RuntimeError: gone" in text
+    assert "| idalloc |" not in text
+
+
+def test_page_notes_too_few_refills() -> None:
+    """The page notes that a run had fewer refills than wanted."""
+    one = {"store": "SQLite", "rate": 1_000, "refills": 99, "writes_without": 0, "wanted": 100, "failure": ""}
+    one |= {"p99_with": 0.004, "p99_without": 0.002, "ratio": 2.0}
+
+    assert "fewer refills than the 100 wanted" in document.peers(peers_result(refills=[one]))
+    assert "fewer refills" not in document.peers(peers_result(refills=[one | {"refills": 100}]))
+
+
+def test_page_compares_added_documents_with_mysql() -> None:
+    """Ratios are medians of the rounds; each has its target and whether it was met."""
+    adds = {
+        "idalloc": [{"p50": 0.003, "documents_per_s": 500.0}, {"p50": 0.003, "documents_per_s": 900.0}],
+        "MySQL": [{"p50": 0.001, "documents_per_s": 1000.0}, {"p50": 0.001, "documents_per_s": 1000.0}],
+    }
+    callers = {"nothing": [{"p50": 0.001, "p99": 0.004, "calls": 900}, {"p50": 0.001, "p99": 0.006, "calls": 900}]}
+    text = added_documents.section({"rounds": 2, "seconds": 2.0, "adds": adds, "callers": callers})
+
+    assert "| one document: p50, ms | 3 | 1 | 3 | <= 2 | **missed** |" in text
+    assert "| 1,000 in one message: documents/s | 700 | 1,000 | 0.7 | >= 0.3 | met |" in text
+    assert "| nothing | 1 | 5 | 1,800 |" in text
+
+
+def test_page_notes_parts_that_did_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page notes a part that did not run, and describes the machine."""
+    for name in ("PEERS", "GROWTH", "OPENSEARCH", "FAULTS", "XPROTO", "DOCUMENT"):
+        monkeypatch.setattr(document, name, tmp_path / name)
+    document.PEERS.write_text(json.dumps(peers_result()))
+    document.write()
+    text = document.DOCUMENT.read_text()
+
+    assert "## Cost as work grows\n\nThis part did not run yet." in text
+    assert "Some CPU, 2 cores, 8 GB, Linux 6, ext4; Python 3.11.2, grpcio 1.80" in text
+    assert "An fsync took 1.5 ms on this disk (median, 4 kB, ext4)" in text
+    assert "{" not in text
+
+
+def test_a_part_without_results_stays_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of one command keeps the sections that the others wrote, with their machine."""
+    for name in ("PEERS", "GROWTH", "OPENSEARCH", "FAULTS", "XPROTO", "DOCUMENT"):
+        monkeypatch.setattr(document, name, tmp_path / name)
+    document.PEERS.write_text(json.dumps(peers_result()))
+    document.write()
+    first = document.DOCUMENT.read_text()
+    document.PEERS.unlink()
+    document.GROWTH.write_text(json.dumps({"machine": MACHINE | {"cpu": "Other CPU"}, "parts": []}))
+    document.write()
+    text = document.DOCUMENT.read_text()
+
+    assert text.count("| idalloc | 64 | 1,234 |") == first.count("| idalloc | 64 | 1,234 |") == 1
+    assert "idalloc beside the alternatives, 2026-11-21 12:00 UTC: Some CPU" in text
+    assert "Cost as work grows, 2026-11-21 12:00 UTC: Other CPU" in text
+    document.GROWTH.unlink()
+    document.write()
+    assert document.DOCUMENT.read_text() == text
+
+
+def test_each_question_has_its_chart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page has a chart for each question that a contender answers, with the figure of that
+    question.
+    """
+    monkeypatch.setattr(document, "DOCUMENT", tmp_path / "page.md")
+    shown = peers_result()["contenders"][0]
+    bulk = shown | {"key": "etcd 1000 at 1", "name": "etcd", "in_flight": 1, "rate": 5.0, "ids_rate": 5_000.0}
+    hung = {"name": "Redis INCRBY", "in_flight": 1, "longest": 3.01, "failure": ""}
+    refused = shown | {"key": "opensearch 1", "name": "OpenSearch", "rate": 900.0, "ids_rate": 321.0}
+    text = document.charts(peers_result(contenders=[shown, bulk, refused], hangs=[hung]))
+
+    drawn = {path.name: path.read_text() for path in tmp_path.glob("*.svg")}
+    assert sorted(drawn) == [f"benchmarks-{each}.svg" for each in ("bulk", "fsync", "hang", "one-id")]
+    assert ">321</text>" in drawn["benchmarks-one-id.svg"]
+    assert all(f"]({name})" in text for name in drawn)
+    assert ">etcd, 1 in flight</text>" in drawn["benchmarks-bulk.svg"]
+    assert ">5 k</text>" in drawn["benchmarks-bulk.svg"]
+    assert ">3.01 k</text>" in drawn["benchmarks-hang.svg"]
+
+
+def test_the_keys_of_the_questions_are_contenders() -> None:
+    """Each key of a question is one that `make bench-peers` gives a contender."""
+    source = (ROOT / "bench/peers.py").read_text()
+    first = {key.partition(" ")[0] for question in QUESTIONS for key in question.keys or ()}
+    assert sorted(each for each in first if f'"{each}' not in source) == []
+
+
+@pytest.mark.parametrize(("value", "verdict"), [(1_500.0, "met"), (999.0, "**missed**"), (None, "did not run")])
+def test_the_counter_document_shows_refused_calls(value: float | None, verdict: str) -> None:
+    """The comparison with the counter document has the refused share of each contender, and the
+    target.
+    """
+    shown = peers_result()["contenders"][0]
+    contenders = [shown | {"name": name, "refused": share} for name, share in (("recipe", 0.412), ("ours", None))]
+    result = {"rounds": 5, "seconds": 2.0, "contenders": contenders, "target": 1_000}
+    text = document.counter_document(result | {"ratios": [{"what": "ours / recipe", "value": value}]})
+    assert "| recipe | 64 | 1,234 | 1,234 | 12.3 | 20 | 41.2% |" in text
+    assert "| 20 | - |" in text
+    assert f"The target of the first is >= 1,000: {verdict}." in text
+
+
+def test_the_refused_share_counts_calls_without_ids() -> None:
+    """A call without an id was refused, whatever a call's number of ids."""
+    turn = Turn(100, 6_000, 1.0, None, None, 1.0)
+    assert refused(Contender("bulk", lambda _: turn, 64, "threads", turns={1: turn}), 100) == pytest.approx(0.4)
+    assert refused(Contender("none", lambda _: turn, 64, "threads"), 100) is None
+
+
+def test_bars_are_sorted_on_a_logarithmic_scale() -> None:
+    """The chart has the longest bar first, on a logarithmic scale."""
+    root = ElementTree.fromstring(chart.bars("Ids", [("Redis <1>", 10.0), ("idalloc", 1_000.0), ("other", 100.0)]))
+    space = "{http://www.w3.org/2000/svg}"
+    widths = [float(each.attrib["width"]) for each in root.iter(f"{space}rect")][1:]
+
+    assert [each.text for each in root.iter(f"{space}text") if each.get("text-anchor") == "end"] == [
+        "idalloc",
+        "other",
+        "Redis <1>",
+    ]
+    assert widths[0] == pytest.approx(2 * widths[1])
+
+
+def test_report_with_failed_calls_is_an_error() -> None:
+    """A ghz report with a failed call is an error, not a figure."""
+    latencies = '[{"percentage": 50, "latency": 2000000}, {"percentage": 99, "latency": 5000000}]'
+    report = '{"statusCodeDistribution": {"OK": 10%s}, "latencyDistribution": %s, "count": 10, "total": 2000000000}'
+
+    assert read_ghz(report % ("", latencies), 0.5) == Turn(10, 10, 2.0, 0.002, 0.005, 0.5)
+    with pytest.raises(RuntimeError, match="Unavailable"):
+        read_ghz(report % (', "Unavailable": 1', latencies), 0.5)

@@ -1,0 +1,103 @@
+"""Measure adds of documents beside a live MySQL 8.0.31: `make bench-xproto`.
+
+MySQL's Python client drives both in turns, on one machine and disk: idalloc on SQLite with
+synchronous FULL, MySQL with InnoDB's defaults. The goals: one add takes at most twice as long, adds
+of 1,000 have 0.3 of the documents a second.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import idalloc
+from bench import added_documents, document, machine
+from tests.support import environments
+from tests.support.mysql import server as mysql
+from tests.support.processes import running
+
+_DRIVER = Path(__file__).with_name("xproto_driver.py")
+
+
+def _drive(interpreter: Path, port: int, seconds: float) -> dict[str, float]:
+    done = subprocess.run(
+        [interpreter, _DRIVER, str(port), str(seconds)], check=True, stdout=subprocess.PIPE, text=True
+    )
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+class _Callers(threading.Thread):
+    """Calls AllocateRange again and again, until ``stop``."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__()
+        self._address = address
+        self._stopped = threading.Event()
+        self._taken: list[float] = []
+
+    def run(self) -> None:
+        """Call and measure."""
+        with idalloc.Client(self._address) as client:
+            while not self._stopped.wait(0.002):
+                started = time.perf_counter()
+                client.allocate_range("orders", 1)
+                self._taken.append(time.perf_counter() - started)
+
+    def stop(self) -> dict[str, float]:
+        """End, and return the percentiles."""
+        self._stopped.set()
+        self.join()
+        cuts = statistics.quantiles(self._taken, n=100)
+        return {"p50": cuts[49], "p99": cuts[98], "calls": len(self._taken)}
+
+
+def _measure(rounds: int, seconds: float) -> dict[str, Any]:
+    """Return the figures of each round: adds at both servers, and gRPC callers of idalloc beside
+    adds.
+    """
+    interpreter = environments.mysqlx_python()
+    adds: dict[str, list[dict[str, float]]] = {"idalloc": [], "MySQL": []}
+    callers: dict[str, list[dict[str, float]]] = {"nothing": [], "adds to MySQL": [], "adds to idalloc": []}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        server = stack.enter_context(running(folder, xproto_listen="127.0.0.1:0", log_level="warning"))
+        ports = {"idalloc": int(json.loads(server.serving)["xproto"].rpartition(":")[2])}
+        ports["MySQL"] = stack.enter_context(mysql.running())
+        for number in range(rounds):
+            for name, port in ports.items():
+                adds[name].append(_drive(interpreter, port, seconds))
+            for beside, seen in callers.items():
+                calling = _Callers(server.address)
+                calling.start()
+                if beside == "nothing":
+                    time.sleep(2 * seconds)
+                else:
+                    _drive(interpreter, ports[beside.removeprefix("adds to ")], seconds)
+                seen.append(calling.stop())
+            print(f"round {number + 1}:", {name: each[-1] for name, each in (adds | callers).items()}, flush=True)
+    return {"adds": adds, "callers": callers}
+
+
+def main() -> None:
+    """Measure, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0, help="how long each kind of add lasts in a round")
+    args = parser.parse_args()
+    found = {"machine": machine.describe(), "rounds": args.rounds, "seconds": args.seconds}
+    found |= _measure(args.rounds, args.seconds)
+    document.XPROTO.parent.mkdir(parents=True, exist_ok=True)
+    document.XPROTO.write_text(json.dumps(found, indent=2))
+    print(added_documents.section(found))
+    document.write()
+
+
+if __name__ == "__main__":
+    main()
