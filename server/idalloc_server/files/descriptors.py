@@ -1,4 +1,4 @@
-"""A reserve of descriptors, for what must go on at the limit of open files."""
+"""A reserve of file descriptors, for what must work at the limit of open files."""
 
 import asyncio
 import os
@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Descriptors that are kept for the store, the access file, probes, and to refuse connections.
+# For the store, the access file, probes, and to refuse connections.
 RESERVED = 32
 _REFILL_SECONDS = 1.0
 
@@ -16,10 +16,7 @@ class Reserve:
 
     ``lend`` closes some, for files or sockets that are opened at once. Another thread may take one
     in between, such as gRPC's for a new connection: then opening fails as it would have without the
-    reserve.
-
-    Args:
-        size: How many are held; none before ``fill``.
+    reserve. Before ``fill`` the reserve is empty.
     """
 
     def __init__(self, size: int = RESERVED) -> None:
@@ -30,7 +27,7 @@ class Reserve:
         self._lock = threading.Lock()
 
     def fill(self) -> None:
-        """Hold as many as the limit allows, up to the size; after this ``lend`` fills the reserve again."""
+        """Hold as many as the limit allows, up to the size; from now on ``lend`` refills, too."""
         with self._lock:
             self._fills = True
             self._fill()
@@ -55,7 +52,7 @@ class Reserve:
             self._close(len(self._held))
 
     async def refill(self) -> None:
-        """Fill the reserve every second, until cancelled: what was lent may be in use for long."""
+        """Fill the reserve every second, until cancelled: a lent descriptor may stay in use."""
         while True:
             await asyncio.sleep(_REFILL_SECONDS)
             self.fill()

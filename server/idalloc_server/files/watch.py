@@ -23,9 +23,6 @@ class FileWatch:
 
     Files with invalid content are read again after a change, unreadable ones at each check: a
     permission or a disk that returns changes no time in a file's state.
-
-    Args:
-        paths: The files.
     """
 
     def __init__(self, paths: Iterable[Path]) -> None:
@@ -39,11 +36,11 @@ class FileWatch:
         return self._states is not None
 
     def has_changed(self) -> bool:
-        """Return whether the files must be read: they have changed, or are not read."""
+        """Return whether the files must be read: they have changed, or were not read."""
         return self._states is None or self._states != self._look()
 
     def read(self, load: Callable[[], T]) -> T:
-        """Return what ``load`` makes of the files.
+        """Return what ``load`` returns, which reads the files.
 
         Raises:
             StartRefused: See ``load``.
@@ -62,7 +59,7 @@ class FileWatch:
         return loaded
 
     def forget(self) -> None:
-        """Let the next check read the files, changed or not."""
+        """Make the next check read the files, changed or not."""
         self._states = None
 
     def request(self) -> None:

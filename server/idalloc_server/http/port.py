@@ -15,7 +15,7 @@ from idalloc_server.http.readiness import Readiness, livez
 from idalloc_server.http.server import Handler, HttpServer
 from idalloc_server.http.status_page.page import Source, StatusPage
 from idalloc_server.listen.connections import MAX_HTTP_CONNECTIONS, MAX_PROBE_CONNECTIONS, Limits
-from idalloc_server.listen.https import HttpsFiles
+from idalloc_server.listen.tls import ReloadingTlsContext
 from idalloc_server.settings.model import Settings
 from idalloc_server.telemetry.exposition import CONTENT_TYPE, Exposition
 from idalloc_server.telemetry.families import BUILD_INFO, CERTIFICATE_EXPIRES
@@ -47,10 +47,10 @@ class HttpPort:
         self._exposition = Exposition(self._counts, method_types, lambda: self.source.pids() if self.source else {})
         self._transport = settings.transport
         self._clock = clock
-        self._files: HttpsFiles | None = None
+        self._files: ReloadingTlsContext | None = None
         self._tasks: list[asyncio.Task[None]] = []
         if settings.tls_cert:
-            self._files = HttpsFiles(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+            self._files = ReloadingTlsContext(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
         self._page = StatusPage(
             clock, {"version": version("idalloc"), "workers": settings.workers, "transport": settings.transport}
         )

@@ -1,4 +1,4 @@
-"""Access control of a process, as the settings describe it: the access file, client certificates and peers."""
+"""Access control of a process, from the settings: access file, client certificates and peers."""
 
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.auth.access_file import AccessFile
@@ -17,8 +17,8 @@ def open_access_control(
 
     Args:
         settings: All settings.
-        clock: The clock.
-        access_file: The access file; None without one.
+        clock: Measures quotas and the expiry of certificates.
+        access_file: None without one.
         requires_authentication: Whether callers must authenticate even if the access file has no
             identities.
 

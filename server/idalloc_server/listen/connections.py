@@ -1,4 +1,4 @@
-"""Connections of the server's own ports, HTTP and the X Protocol: accepted, counted and limited in one place.
+"""Accepts, counts and limits the connections of the HTTP and X Protocol ports.
 
 grpcio and native accept the connections of gRPC themselves.
 """
@@ -9,6 +9,7 @@ import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from dataclasses import KW_ONLY, dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -21,15 +22,15 @@ from idalloc_server.telemetry.logs import failure
 
 # The most connections of the HTTP port, and of the port of probes.
 MAX_HTTP_CONNECTIONS, MAX_PROBE_CONNECTIONS = 200, 16
-# How long a TLS handshake may take, and a client's first message or the headers of a request.
+# How long a TLS handshake may take, and how long the server waits for a client's first message or
+# for the headers of a request.
 HANDSHAKE_SECONDS = HEADER_SECONDS = 5.0
 # How many connections the kernel holds until they are accepted. Of 5,000 at once a queue of 100
 # lost 21.
 _BACKLOG = 1_024
-# How many connections are accepted until other tasks of the event loop run.
+# How many connections are accepted before other tasks of the event loop run.
 _ACCEPTS_AT_ONCE = 16
-# The pause after an accept that failed, and the time in which the refused ones are counted for a
-# line of the log.
+# The pause after an accept that failed, and how often the log counts the refused connections.
 _PAUSE_SECONDS = 0.1
 _LOG_SECONDS = 1.0
 _AT_LIMIT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -40,38 +41,31 @@ _log = structlog.get_logger("idalloc.listen")
 class Limits(NamedTuple):
     """The limits of a port."""
 
-    connections: int  # the most connections
+    connections: int
     of_address: int  # the most connections of one address; of IPv6, a /64 is one
     uses_reserve: bool = False  # whether connections may have the reserve of descriptors
     age: float = 0.0  # when a connection must end, in seconds after it began; 0 for never
 
 
 class Accepted:
-    """An accepted connection.
-
-    Attributes:
-        socket: Its socket.
-        address: The IP address of the client.
-        peer: Its address as gRPC names it, such as ``ipv4:10.0.0.7:51234``.
-        host: Its host, by which connections are counted; of IPv6, the /64. Empty once it is not
-            counted any more.
-        counts_for_host: Whether it counts for its host, and not only for the limit of all.
-        is_silent: Whether the client has sent nothing yet; such a connection is ended before others
-            that wait.
-    """
+    """An accepted connection."""
 
     def __init__(self, accepted: socket.socket, address: Any, waiting: "dict[Accepted, None]") -> None:
-        self.address, port = address[:2]
+        self.address, port = address[:2]  # the client's IP address
         self.socket = accepted
         is_ipv6 = ":" in self.address
+        # The client's address as gRPC names it.
         self.peer = f"ipv6:%5B{self.address}%5D:{port}" if is_ipv6 else f"ipv4:{self.address}:{port}"
+        # The key by which connections are counted; empty once this one is not counted any more.
         self.host = host_of(self.peer)
-        self.counts_for_host = self.is_silent = True
+        self.counts_for_host = True  # if not, it counts for the limit of all only
+        # Whether the client has sent nothing yet. At a limit such a connection is ended first.
+        self.is_silent = True
         self._waiting = waiting
         self.set_waiting(True)
 
     def set_waiting(self, waits: bool) -> None:
-        """Set whether the server waits for the client, as before a login: at a limit such a connection may be ended."""
+        """Set whether the server waits for the client: only then may a limit end the connection."""
         if not waits:
             self._waiting.pop(self, None)
         elif self.host:
@@ -81,43 +75,32 @@ class Accepted:
 Serve = Callable[[Accepted], Awaitable[None]]
 
 
+@dataclass(eq=False)
 class Listener:
     """Accepts connections on an address, each in a task of its own.
 
-    A connection counts from accept until ``serve`` returns. At a limit the connection that waits
-    longest is ended for a new one, first of those whose client has sent nothing: so nobody holds
-    the port by opening connections. At the limit of all it is one of the address with most
-    connections. If none waits, the new one is refused. Both are counted, and logged once a second.
-
-    Args:
-        setting: The name of the setting of the address.
-        listen: HOST:PORT; port 0 selects a free one.
-        limits: The limits of the port.
-        serve: Serves a connection; its transport must be closed when it returns or is cancelled.
-        refusal: What a refused client gets.
-        reuse_port: Whether other processes may bind the port.
+    A connection counts from accept until ``serve`` returns. At a limit the listener ends the
+    connection that waits longest for a new one, first of those whose client has sent nothing: so
+    nobody holds the port by opening connections. At the limit of all it is one of the address with
+    most connections. If none waits, the listener refuses the new one. It counts both, and logs the
+    counts once a second.
     """
 
-    def __init__(
-        self, setting: str, listen: str, limits: Limits, serve: Serve, *, refusal: bytes = b"", reuse_port: bool = False
-    ) -> None:
-        self._setting = setting
-        self._listen = listen
-        self._limits = limits
-        self._serve = serve
-        self._refusal = refusal
-        self._reuse_port = reuse_port
+    setting: str  # the name of the setting of the address
+    address: str  # HOST:PORT, with the port in use once started; port 0 selects a free one
+    limits: Limits
+    serve: Serve  # must close the transport of a connection when it returns or is cancelled
+    _: KW_ONLY
+    refusal: bytes = b""  # what a refused client gets
+    reuse_port: bool = False  # whether other processes may bind the port
+
+    def __post_init__(self) -> None:
         self._sockets: list[socket.socket] = []
         self._tasks: dict[Accepted, asyncio.Task[None]] = {}
         self._hosts: Counter[str] = Counter()
         self._counted = 0
         self._waiting: dict[Accepted, None] = {}  # longest first
         self._refused: Counter[str] = Counter()  # by reason, since the last line of the log
-
-    @property
-    def address(self) -> str:
-        """The address, with the port in use once started."""
-        return self._listen
 
     @property
     def connection_count(self) -> int:
@@ -134,9 +117,9 @@ class Listener:
             self._bind()
         except OSError as error:
             self.stop_accepting()
-            raise cannot_bind(self._listen, error, self._setting) from None
-        host, port = self._listen.rpartition(":")[0], self._sockets[0].getsockname()[1]
-        self._listen = f"{host}:{port}"
+            raise cannot_bind(self.address, error, self.setting) from None
+        host, port = self.address.rpartition(":")[0], self._sockets[0].getsockname()[1]
+        self.address = f"{host}:{port}"
         for each in self._sockets:
             asyncio.get_running_loop().add_reader(each, self._accept, each)
 
@@ -167,7 +150,7 @@ class Listener:
         self._refused[reason] += 1
 
     def _bind(self) -> None:
-        host, _, port = self._listen.rpartition(":")
+        host, _, port = self.address.rpartition(":")
         # A name may lead to one address twice, as localhost does with two lines in /etc/hosts.
         found = list(dict.fromkeys(socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)))
         for family, kind, protocol, _, address in found:
@@ -184,7 +167,7 @@ class Listener:
             each = unless_listening.enter_context(socket.socket(family, kind, protocol))
             each.setblocking(False)
             each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if self._reuse_port:
+            if self.reuse_port:
                 each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             if family == socket.AF_INET6:
                 each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -204,11 +187,11 @@ class Listener:
                     return
 
     def _accept_from_reserve(self, listening: socket.socket) -> bool:
-        """Accept a connection with a descriptor of the reserve, and refuse it unless it may have it."""
+        """Accept a connection with a descriptor of the reserve; refuse it unless it may use one."""
         try:
             with reserve.lend():
                 accepted, address = listening.accept()
-                if self._limits.uses_reserve:
+                if self.limits.uses_reserve:
                     self._admit(accepted, address)
                     return True
                 self._refuse(accepted, "open_files")
@@ -238,12 +221,12 @@ class Listener:
         task.add_done_callback(lambda _: self._release(connection))
 
     def _make_room(self, new: Accepted) -> bool:
-        """Return whether there is room for a connection, after ending the one that waits longest if need be."""
-        if self._hosts[new.host] >= self._limits.of_address:
+        """Return whether there is room for a connection; end the one that waits longest for it."""
+        if self._hosts[new.host] >= self.limits.of_address:
             of_host = (each for each in self._waiting if each.host == new.host and each is not new)
             longest = max(of_host, key=attrgetter("is_silent"), default=new)
-        elif self._counted >= self._limits.connections:
-            # Of the host with most connections, so that no stranger can end a client's first steps.
+        elif self._counted >= self.limits.connections:
+            # Of the host with most connections, so that no stranger can end a client's login.
             longest = max(self._waiting, key=lambda each: (self._hosts[each.host], each.is_silent and each is not new))
         else:
             return True
@@ -256,11 +239,11 @@ class Listener:
 
     async def _run(self, connection: Accepted) -> None:
         try:
-            await self._serve(connection)
+            await self.serve(connection)
         except (OSError, TimeoutError):
             pass  # The client left, or took too long.
         except Exception as error:
-            _log.error("connection_failed", port=self._setting, **failure(error))
+            _log.error("connection_failed", port=self.setting, **failure(error))
 
     def _release(self, connection: Accepted) -> None:
         del self._tasks[connection]
@@ -270,8 +253,7 @@ class Listener:
     def set_trusted(self, connection: Accepted, is_trusted: bool) -> None:
         """Set whether the client of a connection has logged in.
 
-        While it has, it may share its address with any number of others, and the server does not
-        wait for it.
+        While it has, the connection does not count for its address, and no limit ends it.
         """
         if connection.host and connection.counts_for_host == is_trusted:
             connection.counts_for_host = not is_trusted
@@ -281,7 +263,7 @@ class Listener:
         connection.set_waiting(not is_trusted)
 
     def _forget(self, connection: Accepted) -> None:
-        """Count a connection no longer; a second call has no effect."""
+        """Stop counting a connection; a second call has no effect."""
         if connection.host:
             self._counted -= 1
             self.set_trusted(connection, True)
@@ -291,10 +273,10 @@ class Listener:
         self.count_refused(reason)
         with accepted:
             accepted.setblocking(False)
-            if self._refusal:
-                accepted.send(self._refusal)
+            if self.refusal:
+                accepted.send(self.refusal)
 
     def _log_refused(self) -> None:
         refused, self._refused = self._refused, Counter()
         for reason, count in refused.items():
-            _log.warning("connections_refused", port=self._setting, reason=reason, count=count)
+            _log.warning("connections_refused", port=self.setting, reason=reason, count=count)

@@ -9,8 +9,8 @@ from idalloc_server.files.descriptors import RESERVED
 from idalloc_server.listen.connections import MAX_HTTP_CONNECTIONS, MAX_PROBE_CONNECTIONS
 from idalloc_server.settings.model import Settings
 
-# What a process has open without a connection, at most, such as its store, its log and its threads'
-# events.
+# The most files that a process has open besides connections, such as its store, its log and its
+# threads' events.
 OWN = 64
 # The fewest connections of gRPC that the settings ask for.
 MIN_GRPC_CONNECTIONS = 256
@@ -21,7 +21,7 @@ _log = structlog.get_logger("idalloc")
 
 
 def raise_limit(settings: Settings) -> None:
-    """Raise this process's limit of open files to the highest that it may have; log if that is too low."""
+    """Raise this process's limit of open files as far as allowed; log if that is too low."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):  # of a system that allows less than it says, such as macOS
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -31,7 +31,7 @@ def raise_limit(settings: Settings) -> None:
 
 
 def most_grpc_connections(settings: Settings) -> int:
-    """Return how many connections of gRPC leave enough descriptors for all else; at least half of them."""
+    """Return the most gRPC connections that leave descriptors for all else; at least half."""
     limit = _limit()
     return max(limit - _without_grpc(settings), limit // 2)
 

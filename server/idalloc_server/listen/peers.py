@@ -4,20 +4,16 @@ from ipaddress import ip_address
 
 from idalloc_server.auth.call_types import Context, MetadataReader, PeerReader
 
-# The header in which a proxy names its peer, as the last of its addresses. Clients can send it,
-# too.
+# The header whose last address is the proxy's peer. Clients can send it, too.
 PROXY_HEADER = "x-forwarded-for"
 
 
 def proxied_peer(metadata_of: MetadataReader) -> PeerReader:
-    """Return the function that reads the peer's address from the proxy's header, on Unix sockets only.
+    """Return the function that reads a peer's address from the proxy's header, on Unix sockets.
 
     The proxy appends the address of its own peer, so the last address of the last header is the
     proxy's, whatever the client sent. A call without a valid address keeps the peer of its
     connection.
-
-    Args:
-        metadata_of: Reads the metadata of a call.
     """
 
     def peer_of(context: Context) -> str:

@@ -23,9 +23,6 @@ class ReservedAddress:
     nobody listens there, and then holds an abstract socket name for the address. A wildcard address
     holds all slots of its port, any other address holds one of them.
 
-    Attributes:
-        name: HOST:PORT, with the port in use if port 0 was requested; or unix:/PATH.
-
     Args:
         listen: HOST:PORT or unix:/PATH.
         shared: Whether workers share the port. The port stays reserved even while no worker runs.
@@ -37,7 +34,7 @@ class ReservedAddress:
 
     def __init__(self, listen: str, *, shared: bool = False, setting: str = "listen") -> None:
         host, _, port = listen.rpartition(":")
-        self.name = listen
+        self.name = listen  # with the port in use if port 0 was requested
         self._sockets: list[socket.socket] = []
         path = unix_path(listen)
         if path and shared:
@@ -124,7 +121,7 @@ _Found = tuple[int, int, int, str, tuple[str, int] | tuple[str, int, int, int]]
 
 
 def cannot_bind(listen: str, error: OSError | RuntimeError, setting: str = "listen") -> StartRefused:
-    """Return the error of a start whose address cannot be bound."""
+    """Return the error of a listen address that cannot be bound."""
     why = "no address can be bound"
     if isinstance(error, OSError):
         why = error.strerror or why

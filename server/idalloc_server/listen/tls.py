@@ -1,8 +1,10 @@
-"""TLS of the server: its certificate and key, and the CA of client certificates, reloaded when the files change."""
+"""TLS of the server: certificate, key and CA of client certificates, reloaded after a change."""
 
+import asyncio
 import ssl
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -15,7 +17,7 @@ _log = structlog.get_logger("idalloc")
 
 
 class Certificates:
-    """Loads the TLS files of a server, and reloads them after a change. Safe for threads.
+    """Loads the TLS files for gRPC, and reloads them after a change. Safe for threads.
 
     Each new connection checks the files, in a thread of gRPC. If files do not match, such as a new
     certificate and the old key, the error is logged and the previous ones stay active. Open
@@ -28,9 +30,7 @@ class Certificates:
     """
 
     def __init__(self, tls_cert: str, tls_key: str, tls_client_ca: str = "") -> None:
-        self._paths = {"tls_cert": Path(tls_cert), "tls_key": Path(tls_key)}
-        if tls_client_ca:
-            self._paths["tls_client_ca"] = Path(tls_client_ca)
+        self._paths = _by_setting(tls_cert, tls_key, tls_client_ca)
         self._lock = threading.Lock()
         self._watch = FileWatch(self._paths.values())
         # The configuration for the next connection, if it changed.
@@ -82,13 +82,67 @@ class Certificates:
                 content[name] = path.read_bytes()
             except OSError as error:
                 raise unreadable(name, path, error) from None
-        load_context(self._paths)
+        _load_context(self._paths)
         pair = content["tls_key"], content["tls_cert"]
         return grpc.ssl_server_certificate_configuration([pair], root_certificates=content.get("tls_client_ca"))
 
 
-def load_context(paths: Mapping[str, Path]) -> ssl.SSLContext:
-    """Return the server's context of TLS from its files, by setting.
+class ReloadingTlsContext:
+    """The TLS context for new connections of HTTP and the X Protocol, reloaded after a change.
+
+    Client certificates are optional on the HTTP port, so that probes need none; access control
+    requires them elsewhere.
+
+    Args:
+        tls_cert, tls_key, tls_client_ca: See ``Certificates``.
+        requires_client_certificate: Whether every client must present a certificate.
+
+    Raises:
+        StartRefused: A file cannot be read, or the files do not match.
+    """
+
+    def __init__(
+        self, tls_cert: str, tls_key: str, tls_client_ca: str = "", *, requires_client_certificate: bool = False
+    ) -> None:
+        self._verify_mode = ssl.CERT_REQUIRED if requires_client_certificate else ssl.CERT_OPTIONAL
+        self._paths = _by_setting(tls_cert, tls_key, tls_client_ca)
+        self._watch = FileWatch(self._paths.values())
+        # By setting, when the first certificate in its file expires, in seconds since 1970.
+        self.expires: dict[str, float] = {}
+        self.context = self._newest = self._watch.read(self._load)  # to serve with
+        self.context.sni_callback = self._use_newest
+
+    async def follow(self) -> None:
+        """Reload the files after each change, until cancelled; ``Certificates`` logs errors."""
+        while True:
+            await self._watch.wait()
+            with suppress(StartRefused):
+                await asyncio.to_thread(self._reload)
+
+    def _reload(self) -> None:
+        if self._watch.has_changed():
+            self._newest = self._watch.read(self._load)
+
+    def _load(self) -> ssl.SSLContext:
+        context = _load_context(self._paths)
+        if "tls_client_ca" in self._paths:
+            context.verify_mode = self._verify_mode
+        expires = {name: _first_expiry(path) for name, path in self._paths.items() if name != "tls_key"}
+        self.expires = {name: expiry for name, expiry in expires.items() if expiry is not None}
+        return context
+
+    def _use_newest(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        """Switch a connection whose handshake begins to the newest files; OpenSSL calls it."""
+        connection.context = self._newest
+
+
+def _by_setting(tls_cert: str, tls_key: str, tls_client_ca: str) -> dict[str, Path]:
+    paths = {"tls_cert": Path(tls_cert), "tls_key": Path(tls_key)}
+    return paths | ({"tls_client_ca": Path(tls_client_ca)} if tls_client_ca else {})
+
+
+def _load_context(paths: Mapping[str, Path]) -> ssl.SSLContext:
+    """Return the server's TLS context, from the path of each setting.
 
     gRPC would reject every connection without a reason if they did not match.
 
@@ -112,6 +166,17 @@ def load_context(paths: Mapping[str, Path]) -> ssl.SSLContext:
             _check_readable("tls_client_ca", authorities, error)
             raise StartRefused("tls_client_ca", f"{authorities} has no certificates in PEM: {_reason(error)}") from None
     return context
+
+
+def _first_expiry(path: Path) -> float | None:
+    # Only servers with TLS need these 8 MB of memory.
+    from cryptography import x509
+
+    try:
+        certificates = x509.load_pem_x509_certificates(path.read_bytes())
+    except (OSError, ValueError):
+        return None  # OpenSSL could read it, so the server works.
+    return min(each.not_valid_after_utc.timestamp() for each in certificates)
 
 
 def _check_readable(name: str, path: Path, error: Exception) -> None:

@@ -19,13 +19,13 @@ from idalloc_server.listen.connections import HANDSHAKE_SECONDS
 from idalloc_server.settings.address import unix_path
 from idalloc_server.settings.model import Settings
 
-# The most concurrent calls of a connection (HTTP/2's MAX_CONCURRENT_STREAMS), the minimum that RFC
-# 9113 recommends; a client queues further ones. All calls wait in one queue, and each takes 5 kB or
-# more from its arrival.
+# The most concurrent calls of a connection (HTTP/2's MAX_CONCURRENT_STREAMS): the minimum that RFC
+# 9113 recommends. A client queues further ones. All calls wait in one queue of the server, and each
+# takes 5 kB or more from its arrival.
 MAX_STREAMS_PER_CONNECTION = 100
-# The most calls of a connection beside these that have ended for the client and not yet in grpcio,
-# such as those that the client has reset. grpcio refuses further calls, as UNAVAILABLE; with fewer,
-# also some of an honest busy client.
+# The most further calls of a connection that have ended for the client and not yet in grpcio, such
+# as those that the client has reset. Beyond this grpcio refuses calls as UNAVAILABLE; a lower limit
+# would refuse calls of an honest busy client, too.
 MAX_ENDED_STREAMS = 100
 # The most calls that wait for a handler. Past grpcio's default, 1,000, it rejects calls of any
 # client.
@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 def check(settings: Settings, *, authenticates: bool = False) -> None:
-    """Check that the transport supports the settings, and that other machines cannot get ids without authentication.
+    """Check that the transport supports the settings, and that other machines must authenticate.
 
     Args:
         settings: All settings.
@@ -102,7 +102,9 @@ def _check_reachable(settings: Settings, name: str, *, authenticates: bool) -> N
 def make_server(
     transport: str, *, reuse_port: bool, max_connection_age: float = 0.0, max_connections: int = 0
 ) -> grpc.aio.Server:
-    """Return a server without a port, on the running event loop; native replaces the loop's default executor.
+    """Return a server without a port, on the running event loop.
+
+    Native replaces the loop's default executor.
 
     Args:
         transport: ``grpcio`` or ``native``.
@@ -143,7 +145,7 @@ def uses_tls(settings: Settings) -> bool:
 
 
 def can_push_back(transport: str) -> bool:
-    """Return whether the transport sends trailers with the prefix ``grpc-``, as gRPC's retry pushback needs."""
+    """Return whether the transport sends trailers named ``grpc-…``, as retry pushback needs."""
     return transport != "native"
 
 
@@ -194,11 +196,9 @@ class OnceASecond(logging.Filter):
 
 
 class BlockedWrites(ThreadPoolExecutor):
-    """A thread pool that ends idle threads, which ``ThreadPoolExecutor`` never does; an event loop requires that base.
+    """A thread pool that keeps ``kept`` idle threads at most; ``ThreadPoolExecutor`` keeps all.
 
-    Args:
-        max_threads: The most threads.
-        kept: The most idle threads.
+    An event loop requires that base class.
     """
 
     def __init__(self, max_threads: int, kept: int) -> None:

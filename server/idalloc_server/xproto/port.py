@@ -1,4 +1,4 @@
-"""The X Protocol's port of a server, as the settings describe it: its documents, certificates and access control."""
+"""Builds the X Protocol's port from the settings: documents, certificates and access control."""
 
 import asyncio
 from collections import Counter
@@ -9,7 +9,7 @@ from idalloc_server.domain.allocation.burned import BurnCause, BurnedIds
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.listen.connections import Limits
-from idalloc_server.listen.https import HttpsFiles
+from idalloc_server.listen.tls import ReloadingTlsContext
 from idalloc_server.settings.model import Settings
 from idalloc_server.telemetry import families
 from idalloc_server.telemetry.metrics import Counts
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from idalloc_server.xproto.listener import XListener
     from idalloc_server.xproto.variables import ChangeNode
 
-# The sequence of burned document ids in the log: they have none.
+# What the log names in place of a sequence for burned document ids.
 _BURNED_SEQUENCE = "document ids"
 
 
@@ -44,15 +44,15 @@ def check(settings: Settings, *, keeps_documents: bool, authenticates: bool) -> 
 
 
 class XProtocolPort:
-    """The port.
+    """The port of the X Protocol.
 
-    Without ``xproto_listen`` nothing is served, and the modules that would serve it are not loaded.
+    Without ``xproto_listen`` it serves nothing, and loads no modules for it.
 
     Args:
         settings: All settings.
         access_control: Authenticates and authorizes the sessions.
         documents: The open store of documents; None without ``xproto_listen``.
-        doc_ids: Makes document ids.
+        doc_ids: Generates document ids.
         change_node: Changes the node's settings, and keeps them over restarts if asked to.
         burned: Counts ids that no stored document has.
         shares_port: Whether other workers bind the same port.
@@ -74,7 +74,7 @@ class XProtocolPort:
     ) -> None:
         self._listener: XListener | None = None
         self._following: asyncio.Task[None] | None = None
-        self._files: HttpsFiles | None = None
+        self._tls: ReloadingTlsContext | None = None
         if documents is None:
             return
         from idalloc_server.documents.side_thread import SideThread
@@ -82,7 +82,7 @@ class XProtocolPort:
 
         if settings.tls_cert:
             requires = bool(settings.tls_client_ca)
-            self._files = HttpsFiles(
+            self._tls = ReloadingTlsContext(
                 settings.tls_cert, settings.tls_key, settings.tls_client_ca, requires_client_certificate=requires
             )
         self._thread = SideThread("statements")
@@ -100,7 +100,7 @@ class XProtocolPort:
         self._listener = listener.XListener(
             settings.xproto_listen,
             services,
-            tls=self._files.context if self._files else None,
+            tls=self._tls.context if self._tls else None,
             requires_tls=bool(settings.tls_client_ca) or access_control.requires_authentication,
             max_message=settings.xproto_max_message,
             limits=Limits(
@@ -135,11 +135,11 @@ class XProtocolPort:
         if self._listener is None:
             return
         await self._listener.start()
-        if self._files:
-            self._following = asyncio.create_task(self._files.follow())
+        if self._tls:
+            self._following = asyncio.create_task(self._tls.follow())
 
     async def drain(self, timeout: float) -> None:
-        """End each connection when its statement has ended, at the latest after ``timeout`` seconds."""
+        """End each connection after its present statement, or after ``timeout`` seconds."""
         if self._listener:
             await self._listener.drain(timeout)
 
