@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from idalloc.xprotocol.v1 import notice_pb2 as pb
 from idalloc_server.domain.document_ids.generator import DocIdRun
-from idalloc_server.xproto.notice import document_ids_frame, document_ids_notice, insert_id_frame, insert_id_notice
+from idalloc_server.xproto.notice import document_ids_frame, document_ids_notice, insert_id_notice
 from tests.fuzz.inputs import TRIED, tries
 
 ASCII = st.characters(min_codepoint=0, max_codepoint=127)
@@ -58,16 +58,15 @@ def test_other_texts_are_refused_as_document_ids(tried: str) -> None:
     check()
 
 
-def test_a_frame_of_an_insert_id_can_be_parsed(tried: str) -> None:
-    """A notice frame of any insert id parses to the same id."""
+def test_a_notice_of_an_insert_id_can_be_parsed(tried: str) -> None:
+    """A notice of any insert id parses to the same id."""
     edges = [0, 1, 127, 128, 2**31, 2**32, 2**53, 2**63 - 1]
 
     @tries(50)
     @given(st.sampled_from(edges) | st.integers(0, 2**63 - 1))
     def check(first_id: int) -> None:
         TRIED[tried] += 1
-        notice = unwrapped(insert_id_frame(first_id))
-        assert notice == insert_id_notice(first_id)
+        notice = pb.SessionStateChanged.FromString(insert_id_notice(first_id).SerializeToString())
         assert notice.param == pb.SESSION_PARAMETER_GENERATED_INSERT_ID
         assert [(value.type, value.v_unsigned_int) for value in notice.value] == [(pb.SCALAR_TYPE_V_UINT, first_id)]
 
@@ -82,6 +81,6 @@ def test_an_insert_id_out_of_range_is_refused(tried: str) -> None:
     def check(first_id: int) -> None:
         TRIED[tried] += 1
         with pytest.raises(ValueError, match="range"):
-            insert_id_frame(first_id)
+            insert_id_notice(first_id)
 
     check()

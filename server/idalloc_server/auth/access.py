@@ -18,29 +18,21 @@ ROLES: tuple[Role, ...] = (ALLOCATE, READ, ADMIN)
 
 @dataclass(frozen=True)
 class Identity:
-    """A caller that the access file names.
+    """A caller that the access file names. A limit that is None does not apply."""
 
-    Attributes:
-        name: The name, for errors and the audit log.
-        tokens: The SHA-256 of each token. Tokens are long and random, so a slow password hash would
-            add no protection.
-        certificates: Names in client certificates (SANs) with their types, such as
-            ``dns:billing.example.org``.
-        roles: The sequences on which the identity has each role.
-        ids_per_second, calls_per_second: The quotas of ids and calls, None for no limit.
-        streams: The largest number of open streams, None for no limit.
-    """
-
-    name: str
+    name: str  # for errors and the audit log
+    # The SHA-256 of each token. Tokens are long and random, so a slow password hash would add no
+    # protection.
     tokens: tuple[bytes, ...] = ()
+    # Names in client certificates (SANs) with their types, such as ``dns:billing.example.org``.
     certificates: tuple[str, ...] = ()
-    roles: Mapping[Role, Patterns] = field(default_factory=dict)
+    roles: Mapping[Role, Patterns] = field(default_factory=dict)  # the sequences for each role
     ids_per_second: int | None = None
     calls_per_second: int | None = None
-    streams: int | None = None
+    streams: int | None = None  # the most open streams
 
     def has_role(self, role: Role, sequence: str | None) -> bool:
-        """Return whether the identity has a role on a sequence; on any one if ``sequence`` is None."""
+        """Return whether the identity has a role on a sequence, or on any one if that is None."""
         patterns = self.roles[role]
         return bool(patterns) if sequence is None else patterns.match(sequence)
 
@@ -51,14 +43,9 @@ ANONYMOUS = Identity("anonymous", roles=dict.fromkeys(ROLES, Patterns([ANY])))
 
 @dataclass(frozen=True)
 class SequenceQuota:
-    """The quota that all callers share on each matching sequence.
+    """The quota that all callers share on each matching sequence. None is no limit."""
 
-    Attributes:
-        sequence: The pattern of the sequences' names.
-        ids_per_second, calls_per_second: The quotas of ids and calls, None for no limit.
-    """
-
-    sequence: Patterns
+    sequence: Patterns  # the pattern of the sequences' names
     ids_per_second: int | None = None
     calls_per_second: int | None = None
 
@@ -86,14 +73,13 @@ class AccessPolicy:
         """Return the identity that has a token.
 
         The duration reveals nothing about the tokens: an attacker cannot choose any part of the
-        digest that is the
-            lookup key, and digests are compared in constant time.
+        digest that is the lookup key, and digests are compared in constant time.
         """
         digest = sha256(token.encode("utf-8", "surrogatepass")).digest()
         found = self._by_token.get(digest)
         return found[1] if found is not None and compare_digest(found[0], digest) else None
 
     def find_by_certificate(self, names: Iterable[str]) -> Identity | None:
-        """Return the identity that has any of a certificate's typed names; None if several identities match."""
+        """Return the identity with any of these typed names; None if there is not exactly one."""
         found = {id(each): each for name in names if (each := self._by_certificate.get(name)) is not None}
         return found.popitem()[1] if len(found) == 1 else None

@@ -55,12 +55,6 @@ class AccessControl:
         metadata_of: Reads the metadata of a call.
         certificates: Checks client certificates; None if clients present none.
         peer_of: Reads the address of a call's peer; by default the connection's.
-
-    Attributes:
-        audit: The audit log.
-        logins: Authenticates sessions of the X Protocol.
-        metadata_of: Reads the metadata of a call.
-        peer_of: Reads the address of a call's peer.
     """
 
     def __init__(
@@ -79,9 +73,11 @@ class AccessControl:
         self.metadata_of = metadata_of
         self.certificates = certificates
         self.peer_of = peer_of
-        self._limits = Limits(clock, current, self.audit, peer_of)
-        self._authenticator = Authenticator(current, self._limits, requires_authentication, metadata_of, certificates)
-        self.logins = Logins(self._authenticator, self._limits, certificates)
+        self._limits = Limits(clock, current, self.audit)
+        self._authenticator = Authenticator(
+            current, self._limits, requires_authentication, metadata_of, peer_of, certificates
+        )
+        self.logins = Logins(self._authenticator, self._limits, certificates)  # of the X Protocol
         self._max_ids = max_ids_per_call
         # If not, only administrative calls are wrapped, for the audit.
         self._checks_calls = policy is not None or certificates is not None
@@ -104,7 +100,9 @@ class AccessControl:
         self._limits.quotas.apply_policy(policy)
 
     def add_checks(self, method: str, handler: Any, *, streams: bool) -> Any:
-        """Return a handler that checks calls of a method before ``handler``, or ``handler`` if nothing is to check.
+        """Return a handler that checks calls of a method before ``handler``.
+
+        If there is nothing to check, that is ``handler`` itself.
 
         Args:
             method: The full name of the method, such as ``/idalloc.v1.NodeService/GetNode``.
@@ -136,9 +134,8 @@ class AccessControl:
             budgets = quotas.budgets_of(identity, sequence)
             if not budgets:
                 return await handler(request, context)
-            ids = request.id_count or 1
-            if not 0 < ids <= most:
-                ids = 0
+            count = request.id_count or 1
+            ids = count if 0 < count <= most else 0
             charge(method, identity, budgets, ids)
             try:
                 return await handler(request, context)
@@ -164,9 +161,7 @@ class AccessControl:
                 budgets = quotas.budgets_of(identity, sequence)
                 if not budgets:
                     return None
-                ids = ids or 1
-                if not 0 < ids <= most:
-                    ids = 0
+                ids = (ids or 1) if 0 <= ids <= most else 0
                 limits.charge(method, identity, budgets, ids)
                 return partial(quotas.refund, budgets, ids)
 
@@ -240,7 +235,7 @@ class AccessControl:
         sequence = None if sequence is None else shorten(sequence)
         refusal = PermissionDenied(identity.name, rule.role, sequence)
         target = {} if sequence is None else {"sequence": sequence}
-        self._limits.record_denied(method, context, identity, refusal, **target)
+        self._limits.record_denied(method, identity, refusal, self.peer_of(context), **target)
         raise refusal
 
     def authenticate(self, method: str, context: Context) -> Identity:
@@ -248,7 +243,7 @@ class AccessControl:
         return self._authenticator.authenticate(method, context)
 
     def describe_caller(self, context: Context) -> dict[str, str | None]:
-        """Return the address and the identity that called, for the log; the identity is None if it was rejected."""
+        """Return the caller's address and identity for the log; the latter is None if rejected."""
         return {"peer": self.peer_of(context), "identity": self._authenticator.name_of(context)}
 
     def authenticate_and_charge(self, method: str, context: Context) -> Identity:
@@ -280,7 +275,7 @@ class AccessControl:
         """
         identity = self.authenticate_and_charge(method, context)
         if RULES[method].role == ADMIN:
-            self._limits.record_denied(method, context, identity, refusal)
+            self._limits.record_denied(method, identity, refusal, self.peer_of(context))
         raise refusal
 
 
@@ -306,7 +301,7 @@ class _StreamCharges:
         self._budgets = self.limits.quotas.budgets_of(self.identity, sequence)
 
     async def admit(self, ids: int) -> None:
-        """Wait until a message of so many ids is allowed, and charge them; the first one is charged as a call, too."""
+        """Wait until a message of ``ids`` ids is allowed; charge them, and a call for the first."""
         await self.admit_message(ids)
         if not self._has_charged_call:
             self._has_charged_call = True
@@ -318,25 +313,19 @@ class _StreamCharges:
         self.unsent = ids
 
     def _try_charge(self, ids: int) -> float:
-        """Charge the ids of a message and return 0, or charge none and return the seconds to wait."""
+        """Charge the ids and return 0, or charge none and return the seconds to wait."""
         self.authenticator.check_certificate(self.method, self.context)
         if self._policy is not self.authenticator.policy:
             self._apply_policy()
         return self.limits.quotas.try_charge(self._budgets, ids)
 
     def settle_refusal(self) -> None:
-        """Refund the ids that were not sent.
-
-        An invalid request is a call, too, so it is charged as one.
-        """
+        """Refund the ids that were not sent. Charge a refused request as a call."""
         if not self._has_charged_call:
             self.limits.charge(self.method, self.identity, self._budgets, 0)
         self.limits.quotas.refund(self._budgets, self.unsent)
 
 
 def shorten(text: str) -> str:
-    """Return a caller's text at a length that fits into a status or a log line.
-
-    No valid name is longer.
-    """
+    """Cut a caller's text to the length of the longest valid name, for a status or a log line."""
     return text if len(text) <= MAX_NAME_BYTES else f"{text[:MAX_NAME_BYTES]}…"

@@ -1,4 +1,4 @@
-"""The access file: identities, roles and quotas in TOML. The server reads it at the start and after each change."""
+"""The access file: identities, roles and quotas in TOML, read at start and after each change."""
 
 import asyncio
 import re
@@ -129,11 +129,7 @@ class _QuotaEntry(_Entry):
 
 
 class AccessFile:
-    """The access file at a path.
-
-    Args:
-        path: The path.
-    """
+    """The access file at a path."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
@@ -225,9 +221,9 @@ def parse(content: bytes, path: str, *, may_be_empty: bool = False) -> AccessPol
     """Return the policy in the content of an access file.
 
     Args:
-        content: The content.
+        content: The file's bytes.
         path: The file's path, for errors.
-        may_be_empty: Whether a content without an entry gives an empty policy; otherwise it is an
+        may_be_empty: Whether a file without an entry gives an empty policy; otherwise it is an
             error.
 
     Raises:

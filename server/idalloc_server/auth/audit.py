@@ -1,8 +1,9 @@
-"""The audit log: a record of every administrative call, and of every call that access control rejects."""
+"""The audit log: a record of every administrative call, and of every rejected call."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from idalloc_server.domain.change_events import ChangedSettings, listening
@@ -28,13 +29,10 @@ class Audit:
 
     Administrative calls have a share of the log's queue that other log lines and rejected callers
     cannot fill.
-
-    Attributes:
-        rejected: The number of rejected calls by reason.
     """
 
     def __init__(self) -> None:
-        self.rejected: Counter[str] = Counter()
+        self.rejected: Counter[str] = Counter()  # rejected calls by reason
         self._counts: Counter[tuple[str | None, str, type[Refusal], str]] = Counter()
 
     def record_rejected(self, refusal: Refusal, *, identity: str | None, peer: str, method: str, **target: str) -> None:
@@ -67,7 +65,7 @@ class Audit:
         outcome_of: Callable[[Exception], dict[str, str]] = _outcome_of,
         **fields: Any,
     ) -> Iterator[dict[str, Any]]:
-        """Record the administrative call that this block makes, with fields of its request, when the block ends.
+        """Record the administrative call that this block makes, when the block ends.
 
         Yields:
             The fields of the record. The block may add some, such as how much it changed.
@@ -86,18 +84,18 @@ class Audit:
             record.write(code="OK")
 
 
+@dataclass(eq=False)
 class _AdminCallRecord:
-    def __init__(self, call: dict[str, Any]) -> None:
-        self._call = call
-        self._changes: dict[str, ChangedSettings] = {}
-        self._written = False
+    call: dict[str, Any]  # who called what, with fields of the request
+    changes: dict[str, ChangedSettings] = field(default_factory=dict, init=False)
+    is_written: bool = field(default=False, init=False)
 
     def set_changes(self, before: ChangedSettings, after: ChangedSettings) -> None:
         """See ``ChangeListener``."""
-        self._changes = {"before": before, "after": after}
-        if self._written:  # The caller cancelled the call, and the change was made nevertheless.
-            audit_log.info("audit", **self._call, **self._changes, code="OK", caller="left")
+        self.changes = {"before": before, "after": after}
+        if self.is_written:  # The caller cancelled the call, and the change was made nevertheless.
+            audit_log.info("audit", **self.call, **self.changes, code="OK", caller="left")
 
     def write(self, **outcome: str) -> None:
-        self._written = True
-        audit_log.info("audit", **self._call, **self._changes, **outcome)
+        self.is_written = True
+        audit_log.info("audit", **self.call, **self.changes, **outcome)

@@ -1,50 +1,40 @@
 """Authentication: find the identity of a caller by its bearer token or its client certificate."""
 
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from idalloc_server.auth.access import ANONYMOUS, AccessPolicy, Identity
-from idalloc_server.auth.call_types import Context, MetadataReader
+from idalloc_server.auth.call_types import Context, MetadataReader, PeerReader
 from idalloc_server.auth.client_certificates import ClientCertificates
 from idalloc_server.auth.limits import Limits
 from idalloc_server.domain.errors import Unauthenticated
 
 
+@dataclass(eq=False, slots=True)
 class Authenticator:
     """Authenticates calls.
 
     Once authentication is required it stays required. A policy without identities then rejects
     every call.
-
-    Args:
-        limits: Counts rejected calls by host.
-        policy, required, metadata_of, certificates: See ``AccessControl``.
-
-    Attributes:
-        policy: The current policy. A new object means that open streams must authenticate again.
-        required: Whether authentication is required. If not, every caller is ``ANONYMOUS``.
     """
 
-    def __init__(
-        self,
-        policy: AccessPolicy,
-        limits: Limits,
-        required: bool,
-        metadata_of: MetadataReader,
-        certificates: ClientCertificates | None,
-    ) -> None:
-        self.policy = policy
-        self.required = required or bool(policy.identities)
-        self._limits = limits
-        self._metadata_of = metadata_of
-        self._certificates = certificates
-        # By the value of the metadata: hashing a token costs more than the rest of the
-        # authentication.
-        self._authenticated: dict[str, Identity] = {}
+    policy: AccessPolicy  # a new object means that open streams must authenticate again
+    limits: Limits  # counts rejected calls by host
+    required: bool  # whether authentication is required; if not, every caller is ``ANONYMOUS``
+    # See ``AccessControl``.
+    metadata_of: MetadataReader
+    peer_of: PeerReader
+    certificates: ClientCertificates | None
+    # By the value of the metadata: hashing a token costs more than the rest of the authentication.
+    authenticated: dict[str, Identity] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.required = self.required or bool(self.policy.identities)
 
     def apply_policy(self, policy: AccessPolicy) -> None:
         """Apply another policy."""
         self.policy = policy
-        self._authenticated = {}
+        self.authenticated = {}
         self.required = self.required or bool(policy.identities) or policy.is_empty
 
     def require_authentication(self) -> None:
@@ -62,7 +52,7 @@ class Authenticator:
         if not self.required:
             return ANONYMOUS
         authorization = None
-        for key, value in self._metadata_of(context):
+        for key, value in self.metadata_of(context):
             if key == "authorization":
                 if authorization is not None:
                     self._reject(method, context, "metadata 'authorization' was sent more than once; send one token")
@@ -70,7 +60,7 @@ class Authenticator:
         if authorization is not None:
             # Python's hashes of strings are keyed: the time of this lookup reveals nothing about
             # other tokens.
-            return self._authenticated.get(authorization) or self._check_token(method, context, authorization)
+            return self.authenticated.get(authorization) or self._check_token(method, context, authorization)
         if names:
             identity = self.policy.find_by_certificate(names)
             if identity is None:
@@ -82,12 +72,12 @@ class Authenticator:
         """Return the name of the identity that called, for the log; None if it was rejected."""
         if not self.required:
             return ANONYMOUS.name
-        for key, value in self._metadata_of(context):
+        for key, value in self.metadata_of(context):
             if key == "authorization":
-                known = self._authenticated.get(value)
+                known = self.authenticated.get(value)
                 return known.name if known else None
         try:
-            known = self.policy.find_by_certificate(self._certificates.check(context)) if self._certificates else None
+            known = self.policy.find_by_certificate(self.certificates.check(context)) if self.certificates else None
         except Unauthenticated:
             return None
         return known.name if known else None
@@ -98,10 +88,10 @@ class Authenticator:
         Raises:
             Refusal: The certificate has expired or cannot be read; see ``authenticate``.
         """
-        if self._certificates is None:
+        if self.certificates is None:
             return ()
         try:
-            return self._certificates.check(context)
+            return self.certificates.check(context)
         except Unauthenticated as refusal:
             self._reject(method, context, str(refusal))
 
@@ -111,10 +101,10 @@ class Authenticator:
         identity = self.policy.find_by_token(authorization[7:])
         if identity is None:
             self._reject(method, context, "the token matches no identity of the access file")
-        self._authenticated[authorization] = identity
+        self.authenticated[authorization] = identity
         return identity
 
     def _reject(self, method: str, context: Context, why: str) -> NoReturn:
         refusal = Unauthenticated(why)
-        self._limits.record_unauthenticated(method, context, refusal)
+        self.limits.record_unauthenticated(method, self.peer_of(context), refusal)
         raise refusal

@@ -10,7 +10,7 @@ from idalloc_server.domain.sequences.patterns import Patterns
 class Rule(NamedTuple):
     """What a method requires of its caller."""
 
-    role: Role  # the required role. Methods that require ``ALLOCATE`` issue ids.
+    role: Role  # methods that require ``ALLOCATE`` issue ids
     # The path of the request's field that names the sequence; empty if there is none.
     sequence_field: str = ""
     all_sequences: bool = False  # whether the role is required on every sequence

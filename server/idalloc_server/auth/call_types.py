@@ -37,12 +37,13 @@ class Context(Protocol):
 
 
 UnaryHandler = Callable[[Any, Context], Awaitable[Any]]
-# Awaited with the number of ids in the next message of a stream, before they are taken. It waits
-# until the caller may have them, and ends the stream by raising a ``Refusal``.
+# The server awaits it with the number of ids in a stream's next message, before it takes them. It
+# waits until the caller may have them, and ends the stream by raising a ``Refusal``.
 Admit = Callable[[int], Awaitable[None]]
 StreamHandler = Callable[[Any, Context, Admit], AsyncGenerator[Any, None]]
-# Called with the sequence and id_count of each request of a batch, before its ids are taken. It
-# raises a ``Refusal``, or returns what refunds the ids; None if none were charged.
+# The server calls it with the sequence and id_count of each request of a batch, before it takes the
+# ids. It raises a ``Refusal``, or returns the function that refunds the ids; None if none were
+# charged.
 Refund = Callable[[], None]
 AdmitRequest = Callable[[str, int], Refund | None]
 BatchHandler = Callable[[Any, Context, AdmitRequest], Awaitable[Any]]

@@ -19,7 +19,7 @@ _PROPERTIES = {"DNS": "peer_dns", "URI": "peer_uri", "IP Address": "peer_ip", "e
 
 
 def auth_context_of(connection: Any) -> dict[str, list[bytes]]:
-    """Return the client certificate of a connection of ``ssl`` in gRPC's form; nothing without TLS or certificate."""
+    """Return the client certificate of an ``ssl`` connection in gRPC's form; empty without one."""
     content = connection.getpeercert(binary_form=True) if connection else None
     if not content:
         return {}
@@ -31,10 +31,10 @@ def auth_context_of(connection: Any) -> dict[str, list[bytes]]:
 
 
 class ClientCertificate(NamedTuple):
-    """The end of a certificate's validity, in seconds since 1970, and its names with their types."""
+    """What access control needs of a client certificate."""
 
-    expires_at: float
-    names: tuple[str, ...]
+    expires_at: float  # in seconds since 1970
+    names: tuple[str, ...]  # with their types
 
 
 class ClientCertificates:
@@ -42,11 +42,7 @@ class ClientCertificates:
 
     TLS checks the expiry only in a full handshake. A client that keeps its connection, or resumes
     its session, which a gRPC server cannot forbid, could use an expired certificate without limit.
-    Each certificate is parsed once.
-
-    Args:
-        clock: The wall clock.
-        max_certificates: The most parsed certificates that are kept; the oldest one is dropped.
+    Each certificate is parsed once. Beyond ``max_certificates`` the oldest one is dropped.
     """
 
     def __init__(self, clock: Clock, max_certificates: int = MAX_CERTIFICATES) -> None:
@@ -120,5 +116,5 @@ class ClientCertificates:
 
 
 def _normalize(name_type: str, name: str) -> str:
-    """Return an address in the access file's form: systems write some IPv6 addresses in other forms."""
+    """Return an address in the access file's form: an IPv6 address can be written in several."""
     return str(ip_address(name)) if name_type == "ip" else name

@@ -1,4 +1,4 @@
-"""Roles on documents: which patterns cover a schema or a collection, and which schemas an identity may know of.
+"""Roles on documents: which patterns cover a schema or a collection, and who may see it.
 
 A pattern is matched against ``SCHEMA`` or ``SCHEMA.COLLECTION``. A name that has a dot itself is
 covered by the pattern ``*`` alone: ``shop.*`` would cover the schema ``shop.orders``, which is
@@ -20,7 +20,7 @@ def has_role(identity: Identity, role: Role, schema: str, collection: str = "") 
 
 
 def may_see(identity: Identity, schema: str, collection: str = "") -> bool:
-    """Return whether an identity has any role on a collection; without one, on a schema or on anything in it."""
+    """Return whether an identity has any role on a collection, or on a schema or anything in it."""
     if collection:
         return any(_cover(identity.roles[role], schema, collection) for role in ROLES)
     return any(_reach(identity.roles[role], schema) for role in ROLES)
@@ -45,7 +45,7 @@ def _of_schemas(patterns: Patterns) -> Patterns:
 
 
 def _of_schema(pattern: str) -> str | None:
-    """Return the pattern of the schemas that a pattern reaches; None if it matches no name with one dot or none."""
+    """Return the pattern of the schemas that a pattern reaches; None if there are none."""
     of_schema, dot, of_collection = pattern.partition(_DOT)
     if not dot:
         # Without a dot, its first star may stand for the rest of the schema, the dot, and a part of

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 from idalloc_server.auth.access import AccessPolicy, Identity
 from idalloc_server.auth.audit import Audit
-from idalloc_server.auth.call_types import Context, PeerReader
 from idalloc_server.auth.quotas import Budget, Quotas
 from idalloc_server.auth.rejected_callers import RejectedCallers, host_of
 from idalloc_server.domain.clock import Clock
@@ -25,21 +24,16 @@ class Limits:
         clock: The clock of the token buckets.
         policy: The quotas of identities and sequences.
         audit: Records rejected calls.
-        peer_of: Reads the address of a call's peer.
-
-    Attributes:
-        quotas: The token buckets of identities and sequences.
     """
 
-    def __init__(self, clock: Clock, policy: AccessPolicy, audit: Audit, peer_of: PeerReader) -> None:
+    def __init__(self, clock: Clock, policy: AccessPolicy, audit: Audit) -> None:
         self.quotas = Quotas(clock, policy)
         self._audit = audit
-        self._peer_of = peer_of
         self._unauthenticated_hosts = RejectedCallers(clock)
         self._denied_identities = RejectedCallers(clock)
 
     def charge(self, method: str, identity: Identity, budgets: tuple[Budget, ...], ids: int) -> None:
-        """Charge one call and its ids to budgets: to all of them or, if one is exhausted, to none."""
+        """Charge one call and its ids to all budgets, or to none if one is exhausted."""
         try:
             self.quotas.charge(budgets, ids)
         except QuotaExceeded as refusal:
@@ -71,9 +65,11 @@ class Limits:
         finally:
             close()
 
-    def record_unauthenticated(self, method: str, context: Context, refusal: Unauthenticated) -> None:
-        """Record an unauthenticated call; beyond the rate of its host only count it, and set how long it must wait."""
-        peer = self._peer_of(context)
+    def record_unauthenticated(self, method: str, peer: str, refusal: Unauthenticated) -> None:
+        """Record an unauthenticated call.
+
+        Beyond the rate of its host, only count it, and set ``refusal.wait``.
+        """
         host = host_of(peer)
         refusal.wait = self._unauthenticated_hosts.count_rejection(host)
         if refusal.wait:
@@ -81,13 +77,13 @@ class Limits:
         else:
             self._audit.record_rejected(refusal, identity=None, peer=peer, method=method)
 
-    def record_denied(self, method: str, context: Context, identity: Identity, refusal: Refusal, **target: str) -> None:
-        """Record a call that was denied to an identity, with what it named; beyond a rate, only count it."""
+    def record_denied(self, method: str, identity: Identity, refusal: Refusal, peer: str, **target: str) -> None:
+        """Record a call that was denied to an identity, with its target; beyond a rate count it."""
         name = identity.name
         if self._denied_identities.count_rejection(name):
             self._audit.count_rejected(refusal, identity=name, method=method, subject=f"identity:{name}")
         else:
-            self._audit.record_rejected(refusal, identity=name, peer=self._peer_of(context), method=method, **target)
+            self._audit.record_rejected(refusal, identity=name, peer=peer, method=method, **target)
 
     def _count(self, method: str, identity: Identity, refusal: QuotaExceeded) -> None:
         self._audit.count_rejected(refusal, identity=identity.name, method=method, subject=refusal.subject)

@@ -1,4 +1,4 @@
-"""Quotas: token buckets of ids and calls per second, and counts of open streams, in this process's memory.
+"""Quotas: token buckets of ids and calls per second, and counts of open streams, in memory.
 
 ``limits.py`` charges each call to them.
 """
@@ -13,7 +13,7 @@ from idalloc_server.domain.sequences.model import MAX_NAME_BYTES
 
 # A bucket holds the tokens of one second, which a call may take at once.
 BURST_SECONDS = 1.0
-# The shortest time until a retry that a caller is given.
+# The shortest time until a retry that an error names.
 MIN_WAIT_SECONDS = 0.001
 # When to retry beyond the quota of streams: the server cannot know when one ends.
 STREAM_RETRY_SECONDS = 1.0
@@ -30,7 +30,7 @@ class Bucket:
     Its only state is the time at which it will be full (generic cell rate algorithm, ITU-T I.371).
 
     Args:
-        rate: The tokens added per second.
+        rate: Tokens added per second.
         now: The time, in seconds on the clock that all methods use.
         burst: The capacity in tokens; None for the tokens of ``BURST_SECONDS``.
     """
@@ -69,11 +69,13 @@ class Bucket:
 class Budget:
     """The quota of one identity, or of all callers of one sequence, and its use.
 
+    A limit that is None does not apply.
+
     Args:
         subject: The subject of ``QuotaFailure``: ``identity:billing``, ``sequence:orders``.
-        ids_per_second, calls_per_second: The quotas of ids and calls, None for no limit.
+        ids_per_second, calls_per_second: The rates.
         now: The time, in seconds.
-        streams: The largest number of open streams, None for no limit.
+        streams: The most open streams.
     """
 
     __slots__ = ("calls", "ids", "open_streams", "streams", "subject")
@@ -131,13 +133,7 @@ def _transfer(old: Bucket | None, new: Bucket | None, now: float) -> Bucket | No
 
 
 class Quotas:
-    """The quotas of all identities and sequences.
-
-    Args:
-        clock: The clock of the buckets.
-        policy: The identities and quotas.
-        max_sequences: The most sequences whose budgets are kept in memory.
-    """
+    """The quotas of all identities and sequences, of ``max_sequences`` sequences at most."""
 
     def __init__(self, clock: Clock, policy: AccessPolicy, max_sequences: int = MAX_SEQUENCES) -> None:
         self._now = clock.boot
@@ -171,7 +167,7 @@ class Quotas:
 
         Args:
             identity: The caller.
-            sequence: The sequence of the ids; None if the call takes none of a sequence.
+            sequence: The sequence of the ids; None if they are of no sequence.
         """
         own = self._identities.get(identity.name)
         shared = self._budget_of_sequence(sequence) if sequence is not None and self._policy.quotas else None
@@ -195,7 +191,7 @@ class Quotas:
                 budget.ids.take(ids, now)
 
     def charge_more(self, budgets: tuple[Budget, ...], calls: int, ids: int) -> None:
-        """Charge what a call takes beyond itself, once it is known: further calls, however many, and ids.
+        """Charge what an admitted call takes beyond itself: any number of further calls, and ids.
 
         Raises:
             QuotaExceeded: A budget of ids is exhausted. Nothing was charged.
@@ -211,7 +207,7 @@ class Quotas:
                 budget.ids.take(ids, now)
 
     def try_charge(self, budgets: tuple[Budget, ...], ids: int) -> float:
-        """Charge the ids of a stream's next message and return 0, or charge none and return the seconds to wait."""
+        """Charge the ids of a stream's next message and return 0, or return the seconds to wait."""
         now = self._now()
         wait = max([budget.ids.seconds_to_wait(now) for budget in budgets if budget.ids is not None], default=0.0)
         if not wait:

@@ -1,9 +1,8 @@
-"""The rate limit of rejected callers: hosts with wrong credentials, and identities that lack a role."""
+"""The rate limit of rejected callers: hosts with wrong credentials, identities without a role."""
 
 import asyncio
 import random
 import re
-from collections.abc import Callable
 from heapq import nlargest
 from ipaddress import IPv6Network, ip_address
 from urllib.parse import unquote
@@ -17,11 +16,11 @@ BURST = 10
 ATTEMPTS_PER_SECOND = 1
 # The most callers that are kept in memory.
 MAX_CALLERS = 10_000
-# How long an answer to a host beyond these waits, in seconds, at random: answers at the same time
-# bring further calls at the same time. A waiting call counts as one of its connection, so a flood
-# makes no more calls than it has answers.
+# How long the server delays an answer to a host beyond these, in seconds, at random: answers at the
+# same time bring further calls at the same time. A delayed call counts as one of its connection, so
+# a flood makes no more calls than it has answers.
 MIN_DELAY_SECONDS, MAX_DELAY_SECONDS = 1.0, 3.0
-# The most answers of a process that wait. Each takes 15 kB.
+# The most answers that a process delays. Each takes 15 kB.
 MAX_DELAYED = 5_000
 # The smallest network that a provider assigns to one customer.
 IPV6_PREFIX = 64
@@ -29,12 +28,7 @@ _PORT = re.compile(r"(?<![:\[]):\d+$")
 
 
 class RejectedCallers:
-    """Limits the rate of rejections by caller.
-
-    Args:
-        clock: The clock of the buckets.
-        max_callers: The most callers that are kept in memory.
-    """
+    """Limits the rate of rejections by caller; keeps ``max_callers`` callers in memory at most."""
 
     def __init__(self, clock: Clock, max_callers: int = MAX_CALLERS) -> None:
         self._now = clock.boot
@@ -42,7 +36,7 @@ class RejectedCallers:
         self._callers: dict[str, Bucket] = {}
 
     def count_rejection(self, caller: str) -> float:
-        """Count a rejection; return 0, or beyond the limit the seconds until the next one is allowed."""
+        """Count a rejection; return 0, or beyond the limit the seconds until one is allowed."""
         now = self._now()
         bucket = self._callers.get(caller)
         if bucket is None:
@@ -62,14 +56,9 @@ class RejectedCallers:
 
 
 class DelayedAnswers:
-    """Delays the answers to hosts whose calls are rejected too often.
+    """Delays the answers to hosts whose calls are rejected too often."""
 
-    Args:
-        uniform: Returns a random number between two.
-    """
-
-    def __init__(self, uniform: Callable[[float, float], float] = random.uniform) -> None:
-        self._uniform = uniform
+    def __init__(self) -> None:
         self._waiting = 0
 
     async def wait(self, seconds_left: float | None) -> None:
@@ -81,7 +70,7 @@ class DelayedAnswers:
         """
         if self._waiting >= MAX_DELAYED:
             return
-        delay = self._uniform(MIN_DELAY_SECONDS, MAX_DELAY_SECONDS)
+        delay = random.uniform(MIN_DELAY_SECONDS, MAX_DELAY_SECONDS)  # noqa: S311 - no secret
         self._waiting += 1
         try:
             await asyncio.sleep(delay if seconds_left is None else min(delay, seconds_left / 2))
@@ -90,7 +79,7 @@ class DelayedAnswers:
 
 
 def host_of(peer: str) -> str:
-    """Return the host of a peer such as ``ipv4:10.0.0.7:51234``; for an IPv6 address its /64 network.
+    """Return the host of a peer such as ``ipv4:10.0.0.7:51234``; of IPv6 the /64 network.
 
     A peer whose address a proxy named has no port.
     """

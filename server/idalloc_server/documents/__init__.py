@@ -1,1 +1,1 @@
-"""Documents with unique keys: their text, the criteria that select them, and the changes to them, as in MySQL."""
+"""JSON documents as in MySQL: their text, criteria and changes, and the protocol of a store."""

@@ -1,6 +1,6 @@
 """Changes to a document: set, replace and remove fields, and merge patches (RFC 7396), as in MySQL.
 
-The values of all changes are computed from the document as it was before. ``_id`` never changes.
+All values are computed from the document before the first change. ``_id`` never changes.
 """
 
 import copy
@@ -18,8 +18,8 @@ from idalloc_server.documents.json_text import Json, check_depth, dump, load, pa
 class Kind(Enum):
     """What a change does to the field at its path.
 
-    SET writes it, if its parent exists; REPLACE only if it exists; REMOVE removes it; PATCH merges
-    an object into the whole document.
+    SET writes it if its parent exists, REPLACE only if it exists itself. REMOVE removes it. PATCH
+    merges an object into the whole document.
     """
 
     SET = "set"
@@ -32,17 +32,17 @@ class Kind(Enum):
 class Change:
     """One change."""
 
-    kind: Kind  # what it does
+    kind: Kind
     path: Path  # the field; empty for the whole document
     value: Run | None = None  # returns the new value for a document; None for REMOVE
 
 
-def changed(text: str, changes: Sequence[Change], budget: Budget) -> str:
+def apply_changes(text: str, changes: Sequence[Change], budget: Budget) -> str:
     """Return the text of a document after changes, with its ``_id``.
 
     Raises:
         DocumentTooLarge: It is larger than the budget of the statement allows.
-        NotADocument: The result is no object.
+        NotADocument: The result is not a JSON object.
         InvalidJson: A patch is a text that is not JSON.
         TooDeep: The result is nested too deeply.
     """
@@ -62,7 +62,7 @@ def changed(text: str, changes: Sequence[Change], budget: Budget) -> str:
         elif change.kind is Kind.SET or find(result, change.path) is not NULL:
             _set(result, change.path, value)
     if not isinstance(result, dict):
-        raise NotADocument("the result of an update is no object")
+        raise NotADocument("the result of an update is not a JSON object")
     result["_id"] = document["_id"]
     check_depth(result)
     return budget.checked(dump(result))

@@ -1,4 +1,4 @@
-"""How MySQL compares two values: the rule follows from the types of the operands."""
+"""MySQL's rules to compare two values: the types of the operands decide which one applies."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from idalloc_server.documents.conversion import AS_DOUBLE, AS_DOUBLE_STRICTLY, A
 from idalloc_server.documents.errors import NotServed
 from idalloc_server.documents.json_text import sorted_keys
 
-# Raises an error if the statement must end.
+# Raises an error if the statement must end: its time is over, or its caller has left.
 Check: TypeAlias = Callable[[], None]
 
 TEXTS = frozenset({Type.NULL, Type.LITERAL, Type.TEXT, Type.KEY, Type.JSON})
@@ -17,17 +17,17 @@ EXACT = frozenset({Type.BOOLEAN, Type.FOLDED, Type.INTEGER, Type.DECIMAL})
 
 
 def no_check() -> None:
-    """Let each statement go on."""
+    """Let every statement continue."""
 
 
 @dataclass(frozen=True, eq=False)
 class Rule:
     """A rule of comparison."""
 
-    converters: Converters  # what each operand's value becomes first, by its type
-    # Compares two such values: a negative number, 0 or a positive number.
+    converters: Converters  # convert each operand first, by its type
+    # Compares two converted values: returns a negative number, 0 or a positive number.
     difference: Callable[[Any, Any], int]
-    # Returns what is equal for equal values, and can be hashed; None if there is no such function.
+    # Returns a hashable key that is equal for equal values; None if there is no such function.
     key: Callable[[Any], Any] | None = None
 
 
@@ -35,11 +35,11 @@ def rule_of(types: set[Type], is_strict: bool) -> Rule:
     """Return the rule for operands of these types, as in BETWEEN and IN.
 
     Args:
-        types: The types.
+        types: The types of all operands.
         is_strict: Whether a value that is compared as a number must be one.
 
     Raises:
-        NotServed: They are texts of the statement, which MySQL compares by the rules of a language.
+        NotServed: All are texts of the statement, which MySQL compares by a language's collation.
     """
     if types <= TEXTS:
         if Type.KEY in types:
@@ -53,9 +53,9 @@ def rule_of(types: set[Type], is_strict: bool) -> Rule:
 
 
 def compare_json(left: Any, right: Any, check: Check = no_check) -> int:
-    """Compare two values of JSON. Different types are ordered by type.
+    """Compare two JSON values; values of different types are ordered by type.
 
-    Each array and object is checked before.
+    ``check`` is called before each array and object.
     """
     rank = _RANKS[type(left)]
     if rank != (other_rank := _RANKS[type(right)]):
@@ -73,9 +73,9 @@ def compare_json(left: Any, right: Any, check: Check = no_check) -> int:
 
 
 def contains(target: Any, candidate: Any, check: Check = no_check) -> bool:
-    """Whether a value of JSON contains another one (JSON_CONTAINS).
+    """Return whether a JSON value contains another one (JSON_CONTAINS).
 
-    It is checked before each value is looked for.
+    ``check`` is called before each item of a candidate that is an array.
     """
     if isinstance(target, list):
         wanted = candidate if isinstance(candidate, list) else [candidate]
@@ -113,7 +113,7 @@ def _compare(left: Any, right: Any) -> int:
 
 
 def exact(number: int | float | Decimal) -> int | Decimal:
-    """Return a number as MySQL compares it with one that is no double: a double is its shortest text."""
+    """Return a number as MySQL compares it with an exact one: a double as its shortest text."""
     return Decimal(repr(number)) if isinstance(number, float) else number
 
 
@@ -124,7 +124,7 @@ def _compare_numbers(left: int | float | Decimal, right: int | float | Decimal) 
 
 
 def _compare_padded(left: str, right: str) -> int:
-    """Compare texts; the shorter one continues with spaces."""
+    """Compare two texts; the shorter one is padded with spaces."""
     if left == right:
         return 0
     length = max(len(left), len(right))

@@ -1,4 +1,4 @@
-"""Values of SQL and JSON as other types, as MySQL converts them."""
+"""Conversion of SQL and JSON values to other types, as in MySQL."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -16,8 +16,8 @@ _LARGEST = 1.7976931348623157e308
 class Type(Enum):
     """The type of an expression, which is known before a document is read.
 
-    TEXT is the content of a value of JSON, LITERAL a text of the statement, and KEY the bytes of a
-    document's key. FOLDED is BOOLEAN of an operator whose operands are constant.
+    TEXT is the content of a JSON value, LITERAL a text of the statement, and KEY the bytes of a
+    document's key. FOLDED is the BOOLEAN of an operator whose operands are constant.
     """
 
     NULL = "NULL"
@@ -39,10 +39,10 @@ def number_of_text(text: str) -> float:
 
 
 def number_of_whole_text(text: str) -> float:
-    """Return the number that a text is.
+    """Return the number that the whole text is.
 
     Raises:
-        NotANumber: It is none, or too large for a double.
+        NotANumber: The text is not a number, or too large for a double.
     """
     found = _NUMBER.match(text)
     end = 0 if found is None else found.end()
@@ -51,12 +51,12 @@ def number_of_whole_text(text: str) -> float:
     return number_of_text(text)
 
 
-def number_of_json_alone(value: Any) -> float:
-    """Return a value of JSON, which must be a number, a truth value or the text of a number, as a double.
+def strict_number_of_json(value: Any) -> float:
+    """Return a JSON number or boolean, or the JSON text of a number, as a double.
 
     Raises:
-        NoNumberInJson: It is something else.
-        NumberTooLarge: It does not fit in a double.
+        NoNumberInJson: The value is something else.
+        NumberTooLarge: The number does not fit in a double.
     """
     if isinstance(value, int | float | Decimal):
         return float(value)
@@ -70,19 +70,18 @@ def number_of_json_alone(value: Any) -> float:
 
 
 def bytewise(text: str) -> str:
-    """Return a text with a character for each byte of another one: as LIKE reads the key."""
+    """Return a text with one character for each UTF-8 byte of another, as LIKE reads the key."""
     return text.encode().decode("latin-1")
 
 
 def number_of_json(value: Any) -> float:
-    """Return a value of JSON as a double."""
+    """Return a JSON value as a double; 0 if it is not a number."""
     if isinstance(value, str):
         return number_of_text(value)
     return float(value) if isinstance(value, int | float | Decimal) else 0.0
 
 
-# Functions that convert values, by the type of an expression; a value of another type stays as it
-# is.
+# The functions that convert values of each type. A value of another type is not converted.
 Converters: TypeAlias = Mapping[Type, Callable[[Any], Any]]
 AS_DOUBLE: Converters = {
     Type.BOOLEAN: float,
@@ -94,13 +93,13 @@ AS_DOUBLE: Converters = {
     Type.KEY: number_of_text,
     Type.JSON: number_of_json,
 }
-# As AS_DOUBLE; what is no number is an error.
+# As AS_DOUBLE, but a value that is not a number is an error.
 AS_DOUBLE_STRICTLY: Converters = {
     **AS_DOUBLE,
     Type.LITERAL: number_of_whole_text,
     Type.TEXT: number_of_whole_text,
     Type.KEY: number_of_whole_text,
-    Type.JSON: number_of_json_alone,
+    Type.JSON: strict_number_of_json,
 }
 AS_TEXT: Converters = {
     Type.BOOLEAN: lambda value: str(int(value)),

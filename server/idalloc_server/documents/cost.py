@@ -1,14 +1,15 @@
-"""What a statement on documents may cost: the one place that knows.
+"""The limits of what a statement on documents may cost, all in one place.
 
-A step is about a microsecond of work: a part of an expression that is evaluated for one document,
-or 64 characters of a document that is read. A statement spends steps document by document; so it
-can be ended between any two of them. Parts that compare arrays and objects of one document take
-longer: time ends them.
+A step is about a microsecond of work: it evaluates one part of an expression for one document, or
+reads 64 characters of a document. A statement spends steps document by document, so the server can
+end it between any two of them. Parts that compare arrays and objects of one document take longer:
+the limit of time ends them.
 """
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from operator import gt
 from typing import Any
 
@@ -25,76 +26,66 @@ from idalloc_server.documents.errors import (
 )
 from idalloc_server.documents.json_text import dump
 
-# Of one statement: its steps, its steps for one document, and its time without that of a client to
-# read the reply.
+# The most steps of a statement, those for one document, and its longest time, without the time that
+# the client takes to read the reply.
 MAX_STEPS = 50_000_000
 MAX_STEPS_A_DOCUMENT = 10_000
 MAX_SECONDS = 60.0
-# Of one statement with an order, which is in memory.
+# The most documents that a statement sorts, which it does in memory, and their keys to sort by.
 MAX_SORTED_DOCUMENTS = 100_000
 MAX_SORTED_KEYS = 400_000
 MAX_SORTED_TEXT = 32 * 2**20  # characters of the documents, and of the values that they are sorted by
-# The largest row of a result and changed document without another limit, in bytes: the default of
+# The default limit of a row of a result and of a changed document, in bytes: the default of
 # xproto_max_message.
 MAX_SIZE = 4 * 2**20
 
-# Of one message, whose parts take memory and time beyond their bytes: parts of a document or of
-# criteria in it.
+# The most parts of one message, which take memory and time beyond their bytes. An item is a part of
+# a document or of criteria.
 MAX_INSERTED_DOCUMENTS = 10_000
 MAX_ARGUMENTS = 65_535  # as of MySQL
 MAX_ITEMS = 250_000
 
 _DOCUMENT = 10  # steps to read a document, and to evaluate the first part
-_CHARACTERS = 64  # of a step
-_BYTES = 8  # of a message in a step: its parts are read one by one
-_ITEM = 64  # characters that count for each value which is kept to sort by it: so many cost as much memory and time
+_CHARACTERS = 64  # characters of a document that a step reads
+_BYTES = 8  # bytes of a message that a step reads: its parts are read one by one
+# The characters that cost as much memory and time as one value that is kept to sort by it.
+_ITEM = 64
 
 
+@dataclass(eq=False)
 class Budget:
-    """What one statement may still spend.
+    """What one statement may still spend. Its methods raise an error once a limit is exceeded."""
 
-    Its methods raise one of the errors once it has spent all.
+    # The most bytes of a row, of a changed document, and of the arguments at all their uses.
+    max_size: int = MAX_SIZE
+    has_left: Callable[[], bool] = lambda: False  # returns whether the caller has left
+    clock: Callable[[], float] = time.monotonic  # returns the time, in seconds
 
-    Args:
-        max_size: The most bytes of a row, of a changed document, and of the arguments at all their
-            uses.
-        has_left: Returns whether the caller has left.
-        clock: Returns the time, in seconds.
-    """
-
-    def __init__(
-        self,
-        max_size: int = MAX_SIZE,
-        has_left: Callable[[], bool] = lambda: False,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.max_size = max_size
-        self._has_left = has_left
-        self._clock = clock
-        self._ends = clock() + MAX_SECONDS
+    def __post_init__(self) -> None:
+        self._ends = self.clock() + MAX_SECONDS
         self._steps = self._arguments = self._sorted = self._keys = self._sorted_text = 0
 
     def check(self) -> None:
-        """Check that the statement may go on.
+        """Check that the statement may continue.
 
         Raises:
             CallerLeft: Nobody waits for it.
             TookTooLong: Its time is over.
         """
-        if self._has_left():
+        if self.has_left():
             raise CallerLeft
-        if self._clock() > self._ends:
+        if self.clock() > self._ends:
             raise TookTooLong
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Do not count the time that the caller takes."""
-        began = self._clock()
+        """Do not count the time of this block, in which the caller reads."""
+        began = self.clock()
         yield
-        self._ends += self._clock() - began
+        self._ends += self.clock() - began
 
     def use_argument(self, size: int) -> None:
-        """Count a use of an argument of so many bytes.
+        """Count a use of an argument of ``size`` bytes.
 
         Raises:
             ArgumentsTooLarge: All uses together have more than ``max_size``.
@@ -104,10 +95,11 @@ class Budget:
             raise ArgumentsTooLarge(self.max_size)
 
     def read(self, document: Document, parts: int) -> None:
-        """Count a document for which so many parts of expressions are evaluated; see also ``check``.
+        """Count a document for which ``parts`` parts of expressions are evaluated.
 
         Raises:
             TooMuchWork: The statement has taken too many steps.
+            CallerLeft, TookTooLong: See ``check``.
         """
         self.check()
         self._steps += _DOCUMENT + parts + len(document.text) // _CHARACTERS
@@ -139,7 +131,7 @@ class Budget:
         return text
 
     def add_value(self, value: Any, size: int) -> int:
-        """Return the sum of a size and that of a value which a change writes.
+        """Return ``size`` plus the size of a value that a change writes.
 
         Raises:
             DocumentTooLarge: It is larger than a message.
@@ -150,7 +142,7 @@ class Budget:
         return size
 
     def checked(self, text: str) -> str:
-        """Return the text of a changed document.
+        """Return the text of a changed document if it is small enough.
 
         Raises:
             DocumentTooLarge: It is larger than a message.
@@ -164,24 +156,27 @@ class Budget:
 
 
 def steps(documents: Sequence[Document], parts: int) -> int:
-    """Return about how many steps it takes to evaluate so many parts for each document; 0 if they are not read."""
+    """Return about how many steps it takes to evaluate ``parts`` parts for each document.
+
+    Without parts it is 0: the documents are not parsed.
+    """
     return parts and (_DOCUMENT + parts) * len(documents) + steps_of_text(sum(len(each.text) for each in documents))
 
 
 def steps_of_message(size: int) -> int:
-    """Return about how many steps it takes to read a message of so many bytes."""
+    """Return about how many steps it takes to parse a message of ``size`` bytes."""
     return size // _BYTES
 
 
 def steps_of_text(length: int) -> int:
-    """Return about how many steps it takes to read so many characters."""
+    """Return about how many steps it takes to parse ``length`` characters."""
     return length // _CHARACTERS
 
 
 def parts(*nodes: Node | None, is_strict: bool = False, before: int = 0) -> int:
-    """Return how many parts are evaluated for each document.
+    """Return how many parts of expressions are evaluated for each document.
 
-    The literals of an ``in`` are looked up, so are none.
+    The literals of an ``in`` do not count: they are found by their hash.
 
     Args:
         nodes: The expressions.
@@ -189,7 +184,7 @@ def parts(*nodes: Node | None, is_strict: bool = False, before: int = 0) -> int:
         before: The parts of other expressions, which are added.
 
     Raises:
-        TooMuchWork: They are more than ``MAX_STEPS_A_DOCUMENT``.
+        TooMuchWork: There are more than ``MAX_STEPS_A_DOCUMENT``.
     """
     count = before
     waiting = [node for node in nodes if node is not None]
@@ -222,19 +217,16 @@ def _parts(node: Node, is_strict: bool) -> tuple[int, Iterable[Node]]:
 
 
 def _is_looked_up(node: Node, is_strict: bool) -> bool:
-    """Whether a value of an ``in`` is found by its hash."""
+    """Return whether a value of an ``in`` is found by its hash."""
     if not isinstance(node, Value) or node.is_json or node.value is NULL:
         return False
     return isinstance(node.value, str) or not is_strict
 
 
 def _size(value: Any, most: int, item: int = 0) -> int:
-    """Return the least number of characters that the text of a value may have; a number over ``most`` is cut.
+    """Return the least number of characters that the JSON text of a value may have.
 
-    Args:
-        value: The value.
-        most: Where to stop.
-        item: A number that is added for each value in it.
+    Counting stops above ``most``. ``item`` is added for each value inside.
     """
     size, waiting = 0, [value]
     while waiting and size <= most:

@@ -1,4 +1,4 @@
-"""Criteria on documents: a small tree of expressions. ``evaluation`` gives it MySQL's meaning.
+"""Criteria on documents: a tree of expressions, which ``evaluation`` evaluates as MySQL does.
 
 A missing field is SQL's NULL; JSON's null is a value.
 """
@@ -26,16 +26,16 @@ Path: TypeAlias = tuple[str | int, ...]
 class Value:
     """A literal, or the value that is bound to a placeholder."""
 
-    # A text, a number, a truth value or NULL of SQL, unless ``is_json``.
+    # SQL's text, number, boolean or NULL, unless ``is_json``.
     value: Json | Decimal | Null
-    is_json: bool = False  # whether it is a value of JSON
+    is_json: bool = False  # whether it is a JSON value
 
 
 @dataclass(frozen=True)
 class NotJson:
-    """A text that must be JSON and is not. It is an error when it is evaluated."""
+    """A text that must be JSON and is not: its evaluation fails."""
 
-    error: InvalidJson  # what is wrong
+    error: InvalidJson
 
     def fail(self, _: Json) -> NoReturn:
         """Fail as the evaluation does.
@@ -48,9 +48,9 @@ class NotJson:
 
 @dataclass(frozen=True)
 class Field:
-    """A value in the document: the names of members and the indexes of items that lead to it; empty for all of it."""
+    """A value in the document."""
 
-    path: Path
+    path: Path  # the names of members and the indexes of items; empty for the whole document
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ ID = Field(("_id",))
 
 
 def find(document: Json, path: Path) -> Json | Null:
-    """Return the value at a path. The item 0 of a value that is no array is the value itself."""
+    """Return the value at a path. Item 0 of a value that is not an array is the value itself."""
     found = document
     for step in path:
         if isinstance(step, str):

@@ -7,4 +7,4 @@ class Document(NamedTuple):
     """A stored document."""
 
     key: str  # the text of its ``_id``, which is unique in its collection and ordered by its bytes
-    text: str  # its normalised JSON text
+    text: str  # the normalised JSON text

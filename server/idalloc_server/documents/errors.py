@@ -1,4 +1,4 @@
-"""What makes a statement on documents fail."""
+"""Errors of statements on documents."""
 
 
 class DocumentsError(Exception):
@@ -6,11 +6,7 @@ class DocumentsError(Exception):
 
 
 class UnknownSchema(DocumentsError):
-    """The schema does not exist.
-
-    Attributes:
-        schema: Its name.
-    """
+    """The schema does not exist."""
 
     def __init__(self, schema: str) -> None:
         super().__init__(f"schema {schema!r} does not exist")
@@ -18,12 +14,7 @@ class UnknownSchema(DocumentsError):
 
 
 class UnknownCollection(DocumentsError):
-    """The collection does not exist.
-
-    Attributes:
-        schema: The name of its schema.
-        name: Its name.
-    """
+    """The collection does not exist."""
 
     def __init__(self, schema: str, name: str) -> None:
         super().__init__(f"collection {schema}.{name} does not exist")
@@ -35,7 +26,7 @@ class DuplicateKey(DocumentsError):
     """A key is already in the collection, or twice in the batch."""
 
     def __init__(self, key: str) -> None:
-        super().__init__(f"the collection has a document with _id {key!r} already")
+        super().__init__(f"the collection already has a document with _id {key!r}")
         self.key = key
 
 
@@ -44,10 +35,7 @@ class KeyTooLong(DocumentsError):
 
 
 class WriteConflict(DocumentsError):
-    """Others changed the same document during each attempt.
-
-    Earlier documents may have been changed.
-    """
+    """Other writers changed a document during each attempt; earlier documents may be changed."""
 
 
 class Busy(DocumentsError):
@@ -55,17 +43,12 @@ class Busy(DocumentsError):
 
 
 class InvalidJson(DocumentsError):
-    """A text is not JSON.
-
-    Attributes:
-        reason: MySQL's description.
-        position: Where, in bytes.
-    """
+    """A text is not JSON."""
 
     def __init__(self, reason: str, position: int) -> None:
         super().__init__(f"{reason} at position {position}")
-        self.reason = reason
-        self.position = position
+        self.reason = reason  # in MySQL's words
+        self.position = position  # in bytes
 
 
 class InvalidLiteral(InvalidJson):
@@ -73,18 +56,14 @@ class InvalidLiteral(InvalidJson):
 
 
 class NoJsonToLookFor(DocumentsError):
-    """``in`` with an array looks for a condition, which is no JSON."""
+    """The left operand of ``in`` with an array is a condition, not a JSON value."""
 
     def __init__(self) -> None:
         super().__init__("a JSON string or JSON type is required")
 
 
 class NotANumber(DocumentsError):
-    """A statement that writes compares a text as a number, and it is none.
-
-    Attributes:
-        text: The text.
-    """
+    """A statement that writes compares a text as a number, and the text is not one."""
 
     def __init__(self, text: str) -> None:
         super().__init__(f"{text!r} is not a number")
@@ -92,17 +71,17 @@ class NotANumber(DocumentsError):
 
 
 class NoNumberInJson(DocumentsError):
-    """A statement that writes compares a value of JSON as a number, and it is none."""
+    """A statement that writes compares a JSON value as a number, and the value is not one."""
 
     def __init__(self) -> None:
-        super().__init__("a value of JSON is not a number")
+        super().__init__("a JSON value is not a number")
 
 
 class NumberTooLarge(DocumentsError):
-    """A statement that writes compares a text of JSON as a number, which does not fit in a double."""
+    """A statement that writes compares a JSON text as a number that does not fit in a double."""
 
     def __init__(self) -> None:
-        super().__init__("a text of JSON is too large a number")
+        super().__init__("the number in a JSON text is too large")
 
 
 class TooDeep(DocumentsError):
@@ -113,7 +92,7 @@ class TooDeep(DocumentsError):
 
 
 class NotADocument(DocumentsError):
-    """A value that must be a document is no object."""
+    """The document is not a JSON object."""
 
 
 class TooManyToSort(DocumentsError):
@@ -121,42 +100,29 @@ class TooManyToSort(DocumentsError):
 
 
 class TooManyToChange(DocumentsError):
-    """A statement changes more documents than the store can at once, and none was changed.
-
-    Attributes:
-        most: How many it can.
-    """
+    """A statement would change more documents than the store can at once; it changed none."""
 
     def __init__(self, most: int) -> None:
         super().__init__(f"a statement changes at most {most} documents; choose fewer, by criteria or a limit")
-        self.most = most
 
 
 class NotServed(DocumentsError):
-    """A criterion combines types whose rule in MySQL is not known.
-
-    Attributes:
-        what: The combination.
-    """
+    """A criterion combines types for which idalloc does not know MySQL's rule."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} is not served")
-        self.what = what
+        self.what = what  # the combination
 
 
 class InvalidEscape(DocumentsError):
-    """The escape of LIKE is no constant of at most one character."""
+    """The escape of LIKE is not a constant of at most one character."""
 
     def __init__(self) -> None:
         super().__init__("Incorrect arguments to ESCAPE")
 
 
 class PatternTooComplex(DocumentsError):
-    """A pattern of LIKE would take long to match: what is between two ``%`` has too much around its ``_``.
-
-    Attributes:
-        what: The pattern's kind.
-    """
+    """A pattern of LIKE takes long to match: it has too much around the ``_`` between two ``%``."""
 
     def __init__(self, texts: int, characters: int) -> None:
         self.what = f"LIKE with more than {texts} texts or {characters} characters around the _ between two %"
@@ -164,7 +130,7 @@ class PatternTooComplex(DocumentsError):
 
 
 class TooMuchWork(DocumentsError):
-    """A statement takes more steps than ``MAX_STEPS``, or more for one document than ``MAX_STEPS_A_DOCUMENT``."""
+    """A statement exceeds ``MAX_STEPS``, or ``MAX_STEPS_A_DOCUMENT`` for one document."""
 
 
 class TookTooLong(DocumentsError):
@@ -182,35 +148,25 @@ class CallerLeft(DocumentsError):
 
 
 class ArgumentsTooLarge(DocumentsError):
-    """The arguments of a statement, each counted at each of its uses, are larger than a message may be.
-
-    Attributes:
-        most: The limit, in bytes.
-    """
+    """The arguments of a statement, counted at each use, are larger than a message may be."""
 
     def __init__(self, most: int) -> None:
         super().__init__(f"the arguments of a statement have more than {most} bytes at all their uses together")
-        self.most = most
 
 
 class ResultTooLarge(DocumentsError):
-    """A projected row is larger than a message may be.
-
-    Attributes:
-        most: The limit, in bytes.
-    """
+    """A projected row is larger than a message may be."""
 
     def __init__(self, most: int) -> None:
         super().__init__(f"a row of the result has more than {most} bytes")
-        self.most = most
 
 
 class DocumentTooLarge(DocumentsError):
-    """A document would be larger than a message may be, or what a change writes into one."""
+    """A changed document, or the values that a change writes, would exceed a message's limit."""
 
     def __init__(self, most: int) -> None:
         super().__init__(f"a changed document has at most {most} bytes")
 
 
 class TooManyValues(DocumentsError):
-    """A document has more values, arrays or objects than one may have."""
+    """A document has more than ``MAX_VALUES`` values, or ``MAX_CONTAINERS`` arrays and objects."""

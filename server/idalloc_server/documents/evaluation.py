@@ -1,4 +1,4 @@
-"""The meaning of criteria: what MySQL makes of each expression for a document.
+"""Evaluates criteria on documents as MySQL does.
 
 MySQL's X Plugin writes an expression as SQL, and SQL has types: the operands' types decide how an
 operator converts and compares. So an expression is compiled once, by types, and then run for each
@@ -37,24 +37,22 @@ Run: TypeAlias = Callable[[Json], Any]
 class Expression(NamedTuple):
     """A compiled expression."""
 
-    type: Type  # the type of its values
-    run: Run  # returns its value for a document, or NULL
-    is_constant: bool = False  # whether that is the same for all documents
+    type: Type  # of its values
+    run: Run
+    is_constant: bool = False  # whether the value is the same for all documents
 
 
 class Context(NamedTuple):
-    """What an expression is part of."""
+    """Where an expression is in a statement."""
 
-    # Whether it is part of a statement that writes. Then a value that is converted to a number and
-    # is none is an error.
+    # Whether the statement writes. Then a value that is converted to a number must be one.
     is_strict: bool = False
-    # Whether MySQL may read the key's index for it. Then it compares ``_id`` with constant texts as
-    # bytes.
+    # Whether MySQL may use the key's index. Then it compares ``_id`` with constant texts as bytes.
     is_indexed: bool = False
-    # Whether it is the condition of the statement, or one of those that AND and OR join to it. Then
-    # NULL is as false.
+    # Whether the expression is the condition of the statement, or an operand of AND and OR in it.
+    # Then NULL is as false.
     is_condition: bool = False
-    # Is called before what may take long: between large values, not for each document.
+    # Called before work that may take long: between large values, not for each document.
     check: Check = no_check
 
     @property
@@ -68,7 +66,7 @@ class Context(NamedTuple):
         return Context(self.is_strict, check=self.check)
 
 
-def compiled(node: Node, context: Context) -> Expression:
+def compile_node(node: Node, context: Context) -> Expression:
     """Return an expression that can be run.
 
     Raises:
@@ -90,7 +88,7 @@ def compiled(node: Node, context: Context) -> Expression:
 
 
 def condition_of(node: Node, *, is_strict: bool = False, check: Check = no_check) -> Run:
-    """Return a function that returns whether a document meets a condition: True, False or NULL.
+    """Return the function that evaluates a condition for a document: to True, False or NULL.
 
     Raises:
         NotServed: MySQL's rule for its types is not known.
@@ -99,12 +97,12 @@ def condition_of(node: Node, *, is_strict: bool = False, check: Check = no_check
 
 
 def json_of(node: Node, context: Context) -> Run:
-    """Return a function that returns an expression's value as JSON, whose null stands for NULL.
+    """Return the function that evaluates an expression to JSON, with JSON's null for NULL.
 
     Raises:
         NotServed: MySQL's rule for its types is not known.
     """
-    return _json_of(compiled(node, context.hidden))
+    return _json_of(compile_node(node, context.hidden))
 
 
 def _json_of(expression: Expression) -> Run:
@@ -122,7 +120,7 @@ def _constant(kind: Type, value: Any) -> Expression:
 
 
 def is_constant(node: Node) -> bool:
-    """Whether the value of an expression is the same for all documents."""
+    """Return whether the value of an expression is the same for all documents."""
     if isinstance(node, Call):
         is_key_null = node.operator in ("is", "is_not") and node.operands == (Key(), Value(NULL))
         return is_key_null or all(map(is_constant, node.operands))
@@ -148,7 +146,7 @@ def _call(node: Call, context: Context) -> Expression:
     if not is_constant(node):
         return Expression(Type.BOOLEAN, run)
     if context.is_strict:
-        run(None)  # an error of a constant condition is one of the statement
+        run(None)  # an error in a constant condition fails the statement
     return _folded(Type.FOLDED, run)
 
 
@@ -167,7 +165,7 @@ def _built(node: Node, run: Run) -> Expression:
 
 
 def _folded(kind: Type, run: Run) -> Expression:
-    """Return a constant that is evaluated once. An error comes when it is evaluated."""
+    """Evaluate a constant once; if that fails, return an expression that fails when it is run."""
     try:
         return _constant(kind, run(None))
     except DocumentsError:
@@ -183,9 +181,9 @@ def _reader(field: Field) -> Run:
 
 
 def _unquoted(node: Node, context: Context) -> Expression:
-    """Return an expression; a field is a text, as JSON_UNQUOTE makes it."""
+    """Compile a node; a field is compiled to its text, as with JSON_UNQUOTE."""
     if not isinstance(node, Field) or not node.path:
-        return compiled(node, context)
+        return compile_node(node, context)
     read, check = _reader(node), context.check
 
     def run(document: Json) -> Any:
@@ -200,16 +198,13 @@ def _unquoted(node: Node, context: Context) -> Expression:
 
 
 def _by_key(node: Node, expression: Expression, others: Sequence[Expression], context: Context) -> Expression:
-    """Return the column instead of ``_id``, if MySQL reads the index to compare it with constant texts."""
+    """Return the key's column in place of ``_id`` if MySQL uses its index for constant texts."""
     is_indexed = context.is_indexed and node == ID and all(each.is_constant and each.type in TEXTS for each in others)
-    return compiled(Key(), context) if is_indexed else expression
+    return compile_node(Key(), context) if is_indexed else expression
 
 
 def _once(run: Run, convert: Callable[[Any], Any]) -> Run:
-    """Return a function that returns a constant, converted.
-
-    An error comes when it is evaluated.
-    """
+    """Convert a constant once; if that fails, return a function that fails when it is run."""
     value = run(None)
     try:
         constant = value if value is NULL else convert(value)
@@ -234,8 +229,8 @@ def _converted(expression: Expression, converters: Converters) -> Run:
 
 
 def _truth(node: Node, context: Context) -> Run:
-    """Return a function that returns whether a value is true: it is not equal to the number 0."""
-    expression = compiled(node, context)
+    """Return the function that evaluates whether a value is true: not equal to the number 0."""
+    expression = compile_node(node, context)
     if expression.type in (Type.BOOLEAN, Type.FOLDED, Type.NULL):
         return expression.run
     if expression.type is Type.KEY:
@@ -244,7 +239,7 @@ def _truth(node: Node, context: Context) -> Run:
 
 
 def _difference(left: Expression, right: Expression, holds: Callable[[int], bool], context: Context) -> Run:
-    """Return a function that compares the values of two expressions."""
+    """Return the function that compares the values of two expressions."""
     types = {left.type, right.type} - {Type.NULL}
     if types == {Type.JSON, Type.FOLDED}:
         raise NotServed("comparison with a condition that has no field")
@@ -268,7 +263,7 @@ _Compile: TypeAlias = Callable[[Sequence[Node], Context], Run]
 
 
 def _is_decided(left: Node, right: Node, context: Context) -> bool:
-    """Whether MySQL knows that two operands do not differ, and evaluates neither."""
+    """Return whether MySQL knows that two operands are equal, and so evaluates neither."""
     return context.is_condition and left == right and repr(left) == repr(right)  # 1 == True
 
 
@@ -283,9 +278,9 @@ def _comparison(holds: Callable[[int], bool], *, may_be_indexed: bool = True) ->
 
 
 def _compare(left: Node, right: Node, holds: Callable[[int], bool], context: Context, *, unquote: bool = False) -> Run:
-    """Return a function that compares two operands; unless ``unquote``, only the field ``_id`` is a text."""
+    """Return the function that compares two operands; ``unquote`` compares all fields as texts."""
     one, other = (
-        _unquoted(node, context) if unquote or node == ID else compiled(node, context) for node in (left, right)
+        _unquoted(node, context) if unquote or node == ID else compile_node(node, context) for node in (left, right)
     )
     return _difference(_by_key(left, one, [other], context), _by_key(right, other, [one], context), holds, context)
 
@@ -311,9 +306,9 @@ _DECIDED = {False: _always(False), True: _always(True)}
 
 
 def _and_or(*, decisive: bool) -> _Compile:
-    """Return AND for False, OR for True: the value that decides alone.
+    """Return AND for False, OR for True: ``decisive`` is the operand that decides alone.
 
-    Constant operands are evaluated first, so that an error of theirs is one of the whole statement.
+    Constant operands are evaluated first, so that an error in them fails the whole statement.
     """
 
     def compile_(operands: Sequence[Node], context: Context) -> Run:
@@ -339,7 +334,7 @@ def _and_or(*, decisive: bool) -> _Compile:
     return compile_
 
 
-# The operator that is true where another one is false. MySQL has no negation of these.
+# The operator that is true where another one is false, which MySQL writes in place of NOT.
 _OPPOSITES = {"==": "!=", "<": ">=", ">": "<=", "&&": "||", "in": "not_in", "between": "not_between", "is": "is_not"}
 _OPPOSITES |= {opposite: name for name, opposite in _OPPOSITES.items()}
 
@@ -364,7 +359,7 @@ def _is(operands: Sequence[Node], context: Context) -> Run:
     wanted = expected.value if isinstance(expected, Value) else NULL
     if isinstance(tested, Key) and wanted is NULL:
         return _always(False)
-    run = compiled(tested, context.hidden).run if wanted is NULL else _truth(tested, context.hidden)
+    run = compile_node(tested, context.hidden).run if wanted is NULL else _truth(tested, context.hidden)
     return lambda document: run(document) is wanted
 
 
@@ -394,7 +389,7 @@ def _in(operands: Sequence[Node], context: Context) -> Run:
 
 
 def _in_sequence(tested: Expression, items: Sequence[Expression], rules: Mapping[Type, Rule]) -> Run:
-    """Return ``in`` that evaluates one item after the other, so that the first error is MySQL's."""
+    """Return an ``in`` that evaluates its items one by one, so that the first error is MySQL's."""
     tested_as = {rule: _converted(tested, rule.converters) for rule in rules.values()}
     each_one = [
         (tested_as[rule], _converted(item, rule.converters), rule.difference)
@@ -416,11 +411,11 @@ def _in_sequence(tested: Expression, items: Sequence[Expression], rules: Mapping
 
 
 def _rules_in(tested: Expression, items: Sequence[Expression], context: Context) -> dict[Type, Rule]:
-    """Return the rule that compares a tested value with an item of each type.
+    """Return, for each type of items, the rule that compares the tested value with them.
 
     Raises:
-        NotServed: One of them is JSON, or they are numbers that MySQL compares now by bits, now by
-            value.
+        NotServed: One of them is JSON, or they are numbers that MySQL compares sometimes by bits,
+            sometimes by value.
     """
     kinds = {item.type for item in items}
     types = {tested.type, *kinds}
@@ -449,9 +444,9 @@ def _not_in(operands: Sequence[Node], context: Context) -> Run:
 
 
 def _group(tested: Expression, rule: Rule, items: Sequence[Expression]) -> Run:
-    """Return a function that returns whether a value equals one of some items.
+    """Return the function that evaluates whether a value equals one of some items.
 
-    It takes no longer with many texts.
+    Its time does not grow with the number of constant items.
     """
     read, key, difference = _converted(tested, rule.converters), rule.key, rule.difference
     runs = [_converted(item, rule.converters) for item in items if key is None or not item.is_constant]
@@ -476,12 +471,12 @@ def _group(tested: Expression, rule: Rule, items: Sequence[Expression]) -> Run:
 
 
 def _in_one(first: Node, other: Node, holds: Callable[[int], bool], context: Context) -> Run:
-    """Return ``in`` with one other operand: an array contains the value; anything else is compared with it."""
+    """Return an ``in`` with one right operand: search an array, compare with any other value."""
     if not isinstance(other, ArrayOf):
         return _compare(first, other, holds, context, unquote=True)
     if isinstance(first, Key):
         raise NotServed("in with an array and the column _id")
-    items, value = compiled(other, context.hidden).run, compiled(first, context.hidden).run
+    items, value = compile_node(other, context.hidden).run, compile_node(first, context.hidden).run
     if isinstance(first, Value):
         value = json_of(first, context)
 
@@ -542,9 +537,9 @@ def _escape(node: Node, context: Context) -> str:
     """Return the escape character of LIKE; empty for none.
 
     Raises:
-        InvalidEscape: It is no constant, or longer.
+        InvalidEscape: It is not a constant, or longer than one character.
     """
-    expression = compiled(node, context.hidden)
+    expression = compile_node(node, context.hidden)
     value = _converted(expression, AS_TEXT)(None) if expression.is_constant else "no constant"
     if value is NULL:
         return "\\"

@@ -1,4 +1,7 @@
-"""JSON text as MySQL reads and normalises it (``Json_dom`` and ``Json_wrapper::to_string`` of MySQL 8.0.31)."""
+"""JSON text as MySQL 8.0.31 reads and normalises it.
+
+See ``Json_dom`` and ``Json_wrapper::to_string`` there.
+"""
 
 import json
 import re
@@ -16,8 +19,8 @@ Json: TypeAlias = dict[str, Any] | list[Any] | str | int | float | bool | None
 MAX_DEPTH = 100
 MAX_KEY_BYTES = 32
 # The most values of a document, and arrays and objects among them. Each takes up to 200 bytes of
-# memory, and the parser, which makes a thousand arrays in half a millisecond, lets nothing else
-# run.
+# memory. Nothing else in the process runs while the parser does, which takes half a millisecond for
+# a thousand arrays.
 MAX_VALUES, MAX_CONTAINERS = 250_000, 50_000
 
 _MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**64 - 1
@@ -48,7 +51,7 @@ class _NotANumber(Exception):
 
 
 def parse(text: str) -> Json:
-    """Return the value of a JSON text; of equal keys of an object, the last one.
+    """Return the value of a JSON text; of equal keys of an object the last one wins.
 
     Raises:
         InvalidJson: The text is not JSON, or has a number that does not fit in a double.
@@ -72,13 +75,13 @@ def parse(text: str) -> Json:
 
 
 def load(text: str) -> dict[str, Json]:
-    """Return the value of a document's normalised text, which is not checked."""
+    """Return the value of a stored document's text, without checks."""
     value: dict[str, Json] = json.loads(text)
     return value
 
 
 def dump(value: Json) -> str:
-    """Return the normalised text: keys by length, then by bytes; numbers as MySQL writes them."""
+    """Return the normalised text: keys sorted by length, then by bytes; numbers as in MySQL."""
     if isinstance(value, str):
         return encode_basestring(value)
     if isinstance(value, dict):
@@ -91,7 +94,7 @@ def dump(value: Json) -> str:
 
 
 def sorted_keys(value: dict[str, Any]) -> list[tuple[int, str]]:
-    """Return the keys of an object in MySQL's order, each after its length in bytes."""
+    """Return the keys of an object in MySQL's order, as pairs of length in bytes and key."""
     return sorted((len(key) if key.isascii() else len(key.encode(errors="surrogatepass")), key) for key in value)
 
 
@@ -125,10 +128,10 @@ def key_of(value: Json) -> str:
 
 
 def check_depth(value: Json) -> None:
-    """Refuses a value whose objects and arrays are nested deeper than ``MAX_DEPTH``.
+    """Check how deep the objects and arrays of a value are nested.
 
     Raises:
-        TooDeep: It is.
+        TooDeep: Deeper than ``MAX_DEPTH``.
     """
     level: list[Json] = [value]
     for _ in range(MAX_DEPTH):
@@ -145,7 +148,7 @@ def check_depth(value: Json) -> None:
 
 
 def _check_values(text: str) -> None:
-    # Without its strings only if it seems to have too many with them.
+    # Its strings are removed only if it seems to have too many with them, which is rare.
     if _has_too_many(text) and _has_too_many(bare := _STRING.sub("", text)):
         if "[" * (MAX_DEPTH + 1) in bare or "{:" * (MAX_DEPTH + 1) in bare:
             raise TooDeep
@@ -184,8 +187,7 @@ def _double(value: float) -> str:
     return text if "e" in text or "." in text else f"{text}.0"
 
 
-# The texts of values that no document has: decimals of a statement, and the bytes of a key, are in
-# projections.
+# Decimals of a statement and the bytes of a key are in projections only, not in documents.
 _SCALARS: dict[type, Callable[[Any], str]] = {
     bool: lambda value: "true" if value else "false",
     int: str,

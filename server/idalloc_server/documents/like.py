@@ -6,31 +6,31 @@ from typing import NamedTuple
 
 from idalloc_server.documents.errors import PatternTooComplex
 
-# The most texts, and characters of them, that what is between two `%` has around its `_`: all of
-# them may be compared at each place of a text.
+# The most texts, and characters in them, around the `_` between two `%`: the matcher may compare
+# all of them at each place of a text.
 MAX_TEXTS, MAX_CHARACTERS = 16, 256
 
 _SHORT = 256  # characters of a pattern
 
 
 class _Part(NamedTuple):
-    """What is between two ``%``: a number of characters, and the texts among them with their places."""
+    """What a pattern has between two ``%``."""
 
-    length: int
-    texts: tuple[tuple[int, str], ...]
+    length: int  # in characters
+    texts: tuple[tuple[int, str], ...]  # the texts between the ``_``, each after its place
 
     @property
     def is_complex(self) -> bool:
-        """Whether it takes long to find."""
+        """Whether this part takes long to find."""
         characters = sum(len(own) for _, own in self.texts)
         return len(self.texts) > 1 and (len(self.texts) > MAX_TEXTS or characters > MAX_CHARACTERS)
 
     def is_at(self, text: str, start: int) -> bool:
-        """Whether a text has this part at a place."""
+        """Return whether a text has this part at a place."""
         return all(text.startswith(own, start + place) for place, own in self.texts)
 
     def end_in(self, text: str, start: int, end: int) -> int:
-        """Return where the first such part between two places ends; -1 if there is none."""
+        """Return where this part first ends between two places; -1 if it is not there."""
         last = end - self.length
         if not self.texts or start > last:
             return start + self.length if start <= last else -1
@@ -42,7 +42,7 @@ class _Part(NamedTuple):
 
 
 def like_pattern(pattern: str, escape: str = "\\") -> Callable[[str], bool]:
-    """Return a function that matches texts with a pattern, in a time linear in the text.
+    """Return the function that matches a text against a pattern, in a time linear in the text.
 
     Raises:
         PatternTooComplex: A part between two ``%`` has more than ``MAX_TEXTS`` or
@@ -56,7 +56,7 @@ def _matcher(pattern: str, escape: str) -> Callable[[str], bool]:
     if not middle:
         return lambda text: len(text) == head.length and head.is_at(text, 0)
     tail = middle.pop()
-    middle = [part for part in middle if part.length]  # each takes a character at least
+    middle = [part for part in middle if part.length]  # each takes at least one character
     if any(part.is_complex for part in middle):
         raise PatternTooComplex(MAX_TEXTS, MAX_CHARACTERS)
 

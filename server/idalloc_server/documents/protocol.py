@@ -1,4 +1,4 @@
-"""What a store of documents must do."""
+"""The protocol of a store of documents."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
@@ -6,15 +6,15 @@ from typing import NamedTuple, Protocol, TypeAlias
 from idalloc_server.documents.document import Document
 from idalloc_server.documents.selection import Selection
 
-# How many documents a page has. Other statements wait while one is read.
+# The most documents of a page. Other statements wait while the store reads one.
 PAGE = 200
-# A page ends with the document that reaches this length, so that memory does not grow with the size
-# of documents.
-PAGE_TEXT = 256 * 1024  # characters
+# The length in characters at which a page ends, so that memory does not grow with the size of
+# documents.
+PAGE_TEXT = 256 * 1024
 
 
 class Inserted(NamedTuple):
-    """How many documents an insert added, and how many it replaced with another text."""
+    """How many documents an insert added, and how many it replaced with a different text."""
 
     added: int
     replaced: int
@@ -27,17 +27,17 @@ class Rewritten(NamedTuple):
     changed: int
 
 
-# Returns the new text of a document for its text; None to delete the document. It is called more
-# than once.
+# Returns the new text of a document for its old one; None deletes the document. A store may call it
+# more than once for a document.
 Change: TypeAlias = Callable[[str], str | None]
 
 
 class Documents(Protocol):
     """Documents in collections, and collections in schemas. Names are any texts.
 
-    A method with a schema and a collection raises ``UnknownSchema`` or ``UnknownCollection``; each
-    raises ``StoreFailure`` if the store fails: unless it is ``StoreOutcomeUnknown``, nothing was
-    applied.
+    A method with a schema and a collection raises ``UnknownSchema`` or ``UnknownCollection``. Every
+    method raises ``StoreFailure`` if the store fails; then nothing was applied, unless the error is
+    ``StoreOutcomeUnknown``.
     """
 
     async def open(self) -> None:
@@ -49,7 +49,7 @@ class Documents(Protocol):
         ...
 
     async def close(self) -> None:
-        """Releases the database."""
+        """Release the database."""
         ...
 
     async def create_schema(self, name: str) -> bool:
@@ -57,7 +57,7 @@ class Documents(Protocol):
         ...
 
     async def drop_schema(self, name: str) -> int | None:
-        """Drop a schema with its collections; return their number, or None if the schema does not exist."""
+        """Drop a schema; return the number of its collections, or None if it does not exist."""
         ...
 
     async def list_schemas(self) -> list[str]:
@@ -87,12 +87,8 @@ class Documents(Protocol):
     async def insert(self, schema: str, name: str, documents: Sequence[Document], *, upsert: bool = False) -> Inserted:
         """Add all documents or none.
 
-        Args:
-            schema: The schema.
-            name: The collection.
-            documents: The documents.
-            upsert: Whether a document replaces another with its key; of equal keys in the batch the
-                last one stays.
+        With ``upsert`` a document replaces another with its key; of equal keys in the batch the
+        last one stays.
 
         Raises:
             DuplicateKey: Without ``upsert``: a key exists, or is twice in the batch.
@@ -102,26 +98,23 @@ class Documents(Protocol):
     async def page(
         self, schema: str, name: str, after: str | None, keys: Sequence[str] | None = None
     ) -> list[Document]:
-        """Return documents by key, up to ``PAGE`` of them or ``PAGE_TEXT``; none only at the end.
+        """Return a page of documents, sorted by key; an empty one only at the end.
 
-        Args:
-            schema: The schema.
-            name: The collection.
-            after: The key before the first one; None from the first document.
-            keys: The sorted keys of the documents to read; None for all.
+        The page begins after the key ``after``; with None it is the first one. If ``keys`` are
+        given, which are sorted, it has only documents with one of them.
         """
         ...
 
     async def rewrite(self, schema: str, name: str, selection: Selection, change: Change) -> Rewritten:
-        """Change or delete the chosen documents. If the change of one fails, nothing is changed.
+        """Change or delete the selected documents. If the change of one fails, none is changed.
 
-        They are chosen by pages, while others write; then those are changed that still meet the
-        condition.
+        The store selects them page by page, while others write; then it changes those that still
+        meet the condition.
 
         Raises:
-            TooManyToSort: The selection has an order and chooses too many.
-            TooManyToChange: It chooses more than the store changes at once.
-            WriteConflict: Others changed a document again and again; earlier ones of this call may
-                be changed.
+            TooManyToSort: The selection has an order and too many documents.
+            TooManyToChange: The selection has more documents than the store changes at once.
+            WriteConflict: Others changed a document during each attempt; earlier ones of this call
+                may be changed.
         """
         ...

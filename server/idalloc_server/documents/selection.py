@@ -1,4 +1,4 @@
-"""Which documents a statement is about: its condition, order and limit."""
+"""The documents that a statement selects: its condition, order and limit."""
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from idalloc_server.documents.sorting import SortKey, sort_key_of
 
 @dataclass(frozen=True)
 class Selection:
-    """Which documents a statement is about, and in which order."""
+    """The documents that a statement selects, and their order."""
 
     criteria: Node | None = None  # the condition; None for all
     # The expressions to sort by, and whether descending; empty for the order of the keys.
@@ -28,8 +28,8 @@ class Selection:
     is_strict: bool = False
 
     @cached_property
-    def meets(self) -> Callable[[Json], bool] | None:
-        """Whether a document's content meets the condition; None if there is none.
+    def predicate(self) -> Callable[[Json], bool] | None:
+        """The function that checks whether a document meets the condition; None without one.
 
         Raises:
             NotServed: MySQL's rule for the condition is not known.
@@ -41,7 +41,7 @@ class Selection:
 
     @cached_property
     def sort_keys(self) -> Sequence[tuple[Callable[[Json], SortKey], bool]]:
-        """What to sort by, and whether descending.
+        """The functions that return what to sort a document by, and whether descending.
 
         Raises:
             NotServed: MySQL's rule for an expression is not known.
@@ -56,7 +56,7 @@ class Selection:
         """How many parts of expressions are evaluated for each document.
 
         Raises:
-            TooMuchWork: They are too many.
+            TooMuchWork: There are too many.
         """
         return parts(self.criteria, *(node for node, _ in self.order), is_strict=self.is_strict)
 
@@ -67,43 +67,37 @@ class Selection:
         return None if keys is None else sorted(keys)
 
     def matches(self, document: Document) -> bool:
-        """Whether a document meets the condition."""
-        return self.meets is None or self.meets(load(document.text))
+        """Return whether a document meets the condition."""
+        return self.predicate is None or self.predicate(load(document.text))
 
 
 class Chooser:
-    """Chooses the documents of one statement, which come by key and page by page.
-
-    Args:
-        selection: Which documents the statement is about.
-
-    Attributes:
-        is_done: Whether the documents that follow need not be read.
-    """
+    """Chooses the documents of one selection from pages that are sorted by key."""
 
     def __init__(self, selection: Selection) -> None:
-        self.is_done = selection.limit == 0
+        self.is_done = selection.limit == 0  # whether no further page is needed
         self._selection = selection
         self._seen = 0
         self._to_sort: list[tuple[list[SortKey], Document]] = []
 
     def choose(self, page: Iterable[Document]) -> Iterator[Document]:
-        """Yield the chosen documents of a page; none if they are sorted.
+        """Yield the chosen documents of a page; with an order none, they are kept for ``sorted``.
 
         Raises:
             TooManyToSort: The documents so far are more than fit in memory.
             DocumentsError: The budget of the statement is spent.
         """
         selection = self._selection
-        meets, sort_keys, limit, offset = selection.meets, selection.sort_keys, selection.limit, selection.offset
+        predicate, sort_keys = selection.predicate, selection.sort_keys
+        limit, offset = selection.limit, selection.offset
         for document in page:
             if self.is_done:
                 return
             content = None
-            if meets is not None or sort_keys:
+            if predicate is not None or sort_keys:
                 selection.budget.read(document, selection.parts)
                 content = load(document.text)
-            if meets is not None and not meets(content):
+            if predicate is not None and not predicate(content):
                 continue
             if sort_keys:
                 self._keep(document, [sort_key(content) for sort_key, _ in sort_keys])
@@ -114,7 +108,7 @@ class Chooser:
                 yield document
 
     def sorted(self) -> Sequence[Document]:
-        """Return the chosen documents that are sorted, after the last page; none if the statement has no order."""
+        """Return the chosen documents in order, after the last page; none without an order."""
         for index, (_, descending) in reversed(list(enumerate(self._selection.order))):
             self._to_sort.sort(key=lambda each, index=index: each[0][index], reverse=descending)  # type: ignore[misc]
         limit, offset = self._selection.limit, self._selection.offset
@@ -137,9 +131,9 @@ async def chosen_keys(
     Args:
         selection: Which documents.
         read: Returns a page; see ``Documents.page``.
-        thread: Where they are chosen.
+        thread: The thread that chooses them.
         most: The most documents.
-        tried: Is called with the text of each, and may raise an error.
+        tried: Called with the text of each document; may raise an error.
 
     Raises:
         TooManyToChange: There are more than ``most``.

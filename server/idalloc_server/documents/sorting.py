@@ -1,4 +1,4 @@
-"""The order that a statement asks for."""
+"""The order of documents, as MySQL sorts JSON values."""
 
 from collections.abc import Callable
 from decimal import Decimal
@@ -6,20 +6,20 @@ from typing import Any, TypeAlias
 
 from idalloc_server.documents.comparison import Check, exact, no_check
 from idalloc_server.documents.criteria import ID, NULL, Key, Node
-from idalloc_server.documents.evaluation import Context, compiled
+from idalloc_server.documents.evaluation import Context, compile_node
 from idalloc_server.documents.json_text import Json
 
-# The rank of a value's type, and what is compared of values of one type.
+# The rank of a value's type, and the key that orders the values of one type.
 SortKey: TypeAlias = tuple[int, Any]
 
 
 def sort_key_of(node: Node, *, is_strict: bool = False, check: Check = no_check) -> Callable[[Json], SortKey]:
-    """Return a function that returns what a document is sorted by.
+    """Return the function that returns a document's sort key for an expression.
 
     Raises:
         NotServed: MySQL's rule for the expression is not known.
     """
-    expression = compiled(Key() if node == ID else node, Context(is_strict, check=check))
+    expression = compile_node(Key() if node == ID else node, Context(is_strict, check=check))
     if expression.is_constant:
         return lambda _: (0, None)
     run = expression.run
@@ -40,7 +40,7 @@ def _all(value: Any) -> Any:
     return value
 
 
-# Of an object or an array, MySQL reads the length alone.
+# MySQL sorts objects and arrays by length only.
 _PARTS: dict[type, tuple[int, Callable[[Any], Any]]] = {
     type(NULL): (0, _nothing),
     type(None): (1, _nothing),

@@ -1,1 +1,1 @@
-"""Replies in the format of the MySQL X Protocol."""
+"""A port for MySQL's X DevAPI clients, and its notices of generated ids, which gRPC replies use."""

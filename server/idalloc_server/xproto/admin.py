@@ -1,10 +1,11 @@
-"""Commands of the namespace `mysqlx`: schemas' collections, notices and ping."""
+"""Commands of the namespace `mysqlx`: collections, notices and ping."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 from idalloc.xprotocol.v1 import notice_pb2, statement_pb2
 from idalloc_server.documents.like import like_pattern
+from idalloc_server.documents.protocol import Documents
 from idalloc_server.xproto import frames
 from idalloc_server.xproto.caller import Caller
 from idalloc_server.xproto.errors import XError, no_schema, not_supported, unknown_schema
@@ -12,8 +13,8 @@ from idalloc_server.xproto.names import check_names
 from idalloc_server.xproto.operations import CREATE_COLLECTION, DROP_COLLECTION, LIST
 from idalloc_server.xproto.texts import text_of
 
-# What MySQL has besides, and idalloc does not.
-_OTHER = frozenset(
+# MySQL's commands that idalloc does not serve.
+_NOT_SERVED = frozenset(
     {"create_collection_index", "drop_collection_index", "modify_collection_options", "get_collection_options",
      "list_clients", "kill_client", "list_notices"}
 )  # fmt: skip
@@ -29,33 +30,11 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
 _TEXTS = (notice_pb2.SCALAR_TYPE_V_STRING, notice_pb2.SCALAR_TYPE_V_OCTETS)
 
 
-class Schemas(Protocol):
-    """What the commands need of the store of documents; see ``documents``."""
-
-    async def create_schema(self, name: str) -> bool: ...  # noqa: D102
-
-    async def drop_schema(self, name: str) -> int | None: ...  # noqa: D102
-
-    async def list_schemas(self) -> list[str]: ...  # noqa: D102
-
-    async def create_collection(self, schema: str, name: str) -> bool: ...  # noqa: D102
-
-    async def drop_collection(self, schema: str, name: str) -> bool: ...  # noqa: D102
-
-    async def list_collections(self, schema: str) -> list[str]: ...  # noqa: D102
-
-    async def count(self, schema: str, name: str) -> int: ...  # noqa: D102
-
-
+@dataclass(frozen=True)
 class Admin:
-    """Runs the commands.
+    """Runs the commands on a store of documents."""
 
-    Args:
-        documents: The store of documents.
-    """
-
-    def __init__(self, documents: Schemas) -> None:
-        self._documents = documents
+    documents: Documents
 
     async def execute(self, command: str, args: Sequence[notice_pb2.Any], caller: Caller) -> list[bytes]:
         """Run a command and return the frames of its reply.
@@ -64,7 +43,9 @@ class Admin:
             XError: The command is unknown, or failed.
         """
         if command not in _FIELDS:
-            raise not_supported(command) if command in _OTHER else XError(5157, f"Invalid xplugin command {command}")
+            raise (
+                not_supported(command) if command in _NOT_SERVED else XError(5157, f"Invalid xplugin command {command}")
+            )
         values = _fields(command, args)
         match command:
             case "create_collection" | "ensure_collection":
@@ -86,9 +67,9 @@ class Admin:
         check_names(schema, name)
         reuses = _check_options(values.get("options")) or command == "ensure_collection"
         with caller.rights.audited(CREATE_COLLECTION, schema, name) as record:
-            if schema not in await self._documents.list_schemas():
+            if schema not in await self.documents.list_schemas():
                 raise unknown_schema(schema)
-            is_new = await self._documents.create_collection(schema, name)
+            is_new = await self.documents.create_collection(schema, name)
             record["changed"] = int(is_new)
             if not is_new and not reuses:
                 raise XError(1050, f"Table '{name}' already exists", "42S01")
@@ -99,7 +80,7 @@ class Admin:
             raise XError(5113, "Invalid collection name")
         check_names(schema, name)
         with caller.rights.audited(DROP_COLLECTION, schema, name) as record:
-            if not await self._documents.drop_collection(schema, name):
+            if not await self.documents.drop_collection(schema, name):
                 raise XError(1051, f"Unknown table '{schema}.{name}'", "42S02")
             record["changed"] = 1
 
@@ -110,10 +91,10 @@ class Admin:
         check_names(schema)
         if not caller.rights.visible([schema]):
             caller.rights.require(LIST, schema)
-        if schema not in await self._documents.list_schemas():
+        if schema not in await self.documents.list_schemas():
             raise unknown_schema(schema)
         matches = like_pattern(_text(values, "pattern")) if "pattern" in values else None
-        names = caller.rights.visible(await self._documents.list_collections(schema), schema)
+        names = caller.rights.visible(await self.documents.list_collections(schema), schema)
         kinds = statement_pb2.COLUMN_TYPE_BYTES
         return [
             frames.column(kinds, "name", original=("name", "", "", ""), collation=frames.BINARY, length=192),
@@ -155,7 +136,7 @@ def _text(values: Mapping[str, notice_pb2.Any], key: str) -> str:
 
 
 def _check_options(options: notice_pb2.Any | None) -> bool:
-    """Return whether an existing collection is no error."""
+    """Return whether the options of a new collection accept an existing one."""
     reuses = False
     for field in options.obj.fld if options is not None else ():
         if field.key == "reuse_existing":

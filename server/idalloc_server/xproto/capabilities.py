@@ -12,18 +12,11 @@ _READ_ONLY = ("authentication.mechanisms", "doc.formats", "node_type")
 
 
 class Capabilities:
-    """The capabilities of one connection.
-
-    Args:
-        has_tls: Whether the server has a certificate.
-
-    Attributes:
-        is_secure: Whether TLS is on, or is about to start.
-    """
+    """The capabilities of one connection."""
 
     def __init__(self, *, has_tls: bool) -> None:
-        self.is_secure = False
-        self._has_tls = has_tls
+        self.is_secure = False  # whether TLS is on, or is about to start
+        self._has_tls = has_tls  # whether the server has a certificate
         self._flags = {"client.interactive": False, "client.pwd_expire_ok": False}
 
     def message(self) -> connection_pb2.Capabilities:
@@ -58,10 +51,10 @@ class Capabilities:
         return starts_tls
 
 
-# Made once for each combination, so that clients who ask again and again cost little.
+# Made once for each combination, so that clients that ask again and again cost little.
 @cache
 def _message(has_tls: bool, is_secure: bool, interactive: bool, expire_ok: bool) -> connection_pb2.Capabilities:
-    # Node gives up without MYSQL41 in this list, so it is named even where it cannot work.
+    # MySQL's client for Node gives up without MYSQL41 in this list, even where it cannot work.
     mechanisms = ["MYSQL41", "SHA256_MEMORY", *(["PLAIN"] if is_secure else [])]
     array = notice_pb2.AnyArray(value=[_text(name) for name in mechanisms])
     values = {

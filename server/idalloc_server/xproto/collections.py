@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from google.protobuf.message import Message
@@ -11,18 +12,18 @@ from idalloc.xprotocol.v1 import expression_pb2 as expr
 from idalloc.xprotocol.v1 import notice_pb2 as pb
 from idalloc.xprotocol.v1 import statement_pb2
 from idalloc_server.documents import cost, errors
-from idalloc_server.documents.changes import Change, Kind, changed
+from idalloc_server.documents.changes import Change, Kind, apply_changes
 from idalloc_server.documents.cost import Budget
 from idalloc_server.documents.criteria import Field, Null, Value
 from idalloc_server.documents.document import Document
-from idalloc_server.documents.evaluation import Context, Run, compiled
+from idalloc_server.documents.evaluation import Context, Run, compile_node
 from idalloc_server.documents.json_text import Json, dump, key_of, load, parse
 from idalloc_server.documents.protocol import PAGE_TEXT, Documents, Inserted
 from idalloc_server.documents.selection import Chooser, Selection
 from idalloc_server.documents.side_thread import LEAST_STEPS, SideThread
 from idalloc_server.xproto import frames
 from idalloc_server.xproto.caller import Caller
-from idalloc_server.xproto.document_errors import mapped
+from idalloc_server.xproto.document_errors import as_xerrors
 from idalloc_server.xproto.errors import XError, no_schema, not_supported
 from idalloc_server.xproto.expressions import Expressions, check_content_type, document_path
 from idalloc_server.xproto.names import check_names
@@ -47,26 +48,17 @@ _REFUSED_KINDS = {
 }
 
 
+@dataclass(eq=False)
 class Collections:
-    """Runs the statements of Mysqlx.Crud.
+    """Runs the statements of Mysqlx.Crud."""
 
-    Args:
-        documents: The store.
-        max_message: The largest message, in bytes: a row or a changed document is no larger.
-        thread: Where large statements are handled.
-
-    Attributes:
-        added: How many documents were added.
-    """
-
-    def __init__(self, documents: Documents, max_message: int, thread: SideThread) -> None:
-        self.added = 0
-        self._documents = documents
-        self._max_message = max_message
-        self._thread = thread
+    documents: Documents  # the store
+    max_message: int  # the largest message, row and changed document, in bytes
+    thread: SideThread  # parses large statements
+    added: int = field(default=0, init=False)  # how many documents were added
 
     async def execute(self, message: Message, caller: Caller) -> AsyncGenerator[bytes, None]:
-        """Run a Find, Insert, Update or Delete, and yield the frames of its reply, up to StmtExecuteOk.
+        """Run a Find, Insert, Update or Delete; yield its reply's frames up to StmtExecuteOk.
 
         Raises:
             XError: The statement failed. Frames before it may have been sent.
@@ -91,16 +83,16 @@ class Collections:
         _check_rows(message)
         expressions = Expressions(message.args, schema, self._budget(caller))
         steps = cost.steps_of_message(message.ByteSize())
-        with mapped():
+        with as_xerrors():
             try:
-                mark, documents = await self._thread.run(steps, _rows, message, expressions, name)
+                mark, documents = await self.thread.run(steps, _rows, message, expressions, name)
             except (XError, errors.DocumentsError):
-                await self._documents.check(schema, name)  # whose error goes first
+                await self.documents.check(schema, name)  # its error takes precedence
                 raise
             wanted = sum(document.key == mark for document in documents)
             doc_ids = await caller.make_ids(wanted, len(documents) - wanted)
             try:
-                documents = await self._thread.run(steps, _with_ids, documents, mark, doc_ids)
+                documents = await self.thread.run(steps, _with_ids, documents, mark, doc_ids)
                 inserted = await self._store(schema, name, documents, caller, replaces=message.upsert)
             except BaseException:
                 if doc_ids:
@@ -117,17 +109,14 @@ class Collections:
     async def _store(
         self, schema: str, name: str, documents: Sequence[Document], caller: Caller, *, replaces: bool
     ) -> Inserted:
-        """Add documents.
-
-        If one of their keys is used, an upsert replaces, which is an administrative operation.
-        """
+        """Add documents. An upsert that replaces one is an administrative operation."""
         try:
-            return await self._documents.insert(schema, name, documents)
+            return await self.documents.insert(schema, name, documents)
         except errors.DuplicateKey:
             if not replaces:
                 raise
-        with caller.rights.audited(REPLACE, schema, name) as record, mapped():
-            inserted = await self._documents.insert(schema, name, documents, upsert=True)
+        with caller.rights.audited(REPLACE, schema, name) as record, as_xerrors():
+            inserted = await self.documents.insert(schema, name, documents, upsert=True)
             record["changed"] = inserted.replaced
             return inserted
 
@@ -142,10 +131,10 @@ class Collections:
         budget = self._budget(caller)
         expressions = Expressions(message.args, schema, budget)
         steps = cost.steps_of_message(message.ByteSize())
-        with mapped():
-            projection = await self._thread.run(steps, projection_of, message.projection, expressions)
-            selection = await self._thread.run(steps, selection_of, message, expressions, budget)
-            await self._documents.check(schema, name)
+        with as_xerrors():
+            projection = await self.thread.run(steps, projection_of, message.projection, expressions)
+            selection = await self.thread.run(steps, selection_of, message, expressions, budget)
+            await self.documents.check(schema, name)
             yield _document_column(schema, name, projected=projection is not None)
             async for text in self._found(schema, name, selection, projection, expressions.parts):
                 yield frames.row([frames.text_field(text)])
@@ -155,7 +144,10 @@ class Collections:
     async def _found(
         self, schema: str, name: str, selection: Selection, projection: Run | None, of_projection: int
     ) -> AsyncIterator[str]:
-        """Yield what a find returns of each chosen document; its projection has so many parts."""
+        """Yield what a find returns of each chosen document.
+
+        ``of_projection`` is the number of parts of its projection.
+        """
         budget = selection.budget
 
         def texts(documents: Iterable[Document]) -> Iterator[str]:
@@ -167,20 +159,20 @@ class Collections:
                     yield budget.row(projection(load(document.text)))
 
         chooser, after = Chooser(selection), None
-        while not chooser.is_done and (page := await self._documents.page(schema, name, after, selection.keys)):
+        while not chooser.is_done and (page := await self.documents.page(schema, name, after, selection.keys)):
             budget.check()
             steps = cost.steps(page, selection.parts + of_projection)
             async for text in self._in_turns(steps, texts(chooser.choose(page)), budget):
                 yield text
             after = page[-1].key
         if selection.order:
-            chosen = await self._thread.run(LEAST_STEPS, chooser.sorted)
+            chosen = await self.thread.run(LEAST_STEPS, chooser.sorted)
             async for text in self._in_turns(LEAST_STEPS, texts(chosen), budget):
                 yield text
 
     async def _in_turns(self, steps: int, texts: Iterator[str], budget: Budget) -> AsyncIterator[str]:
-        """Yield texts, which are made a few at a time: so they neither fill the memory nor keep others waiting."""
-        while turn := await self._thread.run(steps, _turn, texts):
+        """Yield texts, which are made a few at a time: they neither fill memory nor block tasks."""
+        while turn := await self.thread.run(steps, _turn, texts):
             with budget.paused():  # the client may read slowly
                 for text in turn:
                     yield text
@@ -190,10 +182,12 @@ class Collections:
         budget = self._budget(caller)
         expressions = Expressions(message.args, schema, budget)
         steps = cost.steps_of_message(message.ByteSize())
-        with caller.rights.audited(MODIFY, schema, name) as record, mapped():
-            changes = await self._thread.run(steps, _changes, message, expressions.of_update())
-            selection = await self._thread.run(steps, selection_of, message, expressions, budget, may_skip=False)
-            done = await self._documents.rewrite(schema, name, selection, lambda text: changed(text, changes, budget))
+        with caller.rights.audited(MODIFY, schema, name) as record, as_xerrors():
+            changes = await self.thread.run(steps, _changes, message, expressions.of_update())
+            selection = await self.thread.run(steps, selection_of, message, expressions, budget, may_skip=False)
+            done = await self.documents.rewrite(
+                schema, name, selection, lambda text: apply_changes(text, changes, budget)
+            )
             record["changed"] = done.changed
         yield frames.produced_message(f"Rows matched: {done.matched}  Changed: {done.changed}  Warnings: 0")
         yield frames.rows_affected(done.changed)
@@ -204,15 +198,15 @@ class Collections:
         budget = self._budget(caller)
         expressions = Expressions(message.args, schema, budget)
         steps = cost.steps_of_message(message.ByteSize())
-        with caller.rights.audited(REMOVE, schema, name) as record, mapped():
-            selection = await self._thread.run(steps, selection_of, message, expressions, budget, may_skip=False)
-            done = await self._documents.rewrite(schema, name, selection, lambda _: None)
+        with caller.rights.audited(REMOVE, schema, name) as record, as_xerrors():
+            selection = await self.thread.run(steps, selection_of, message, expressions, budget, may_skip=False)
+            done = await self.documents.rewrite(schema, name, selection, lambda _: None)
             record["changed"] = done.changed
         yield frames.rows_affected(done.changed)
         yield frames.DONE_EXECUTING
 
     def _budget(self, caller: Caller) -> Budget:
-        return Budget(self._max_message, lambda: caller.has_left)
+        return Budget(self.max_message, lambda: caller.has_left)
 
 
 def _collection(message: crud.Insert | crud.Find | crud.Update | crud.Delete, caller: Caller) -> tuple[str, str]:
@@ -253,10 +247,10 @@ def _turn(texts: Iterator[str]) -> list[str]:
 
 
 def _rows(message: crud.Insert, expressions: Expressions, collection: str) -> tuple[str, list[Document]]:
-    """Return a mark, and the documents of the rows of an insert.
+    """Return the documents of the rows of an insert, and the mark in place of a missing ``_id``.
 
-    The mark is the ``_id`` of those that have none. So each is a text before the next one is read:
-    its values take many times the memory.
+    With the mark each document is a text before the next one is parsed: its values take many times
+    the memory.
     """
     mark = secrets.token_hex()
     of_json = partial(_json_of, collection=collection)
@@ -280,13 +274,14 @@ def _with_ids(documents: Sequence[Document], mark: str, doc_ids: Sequence[str]) 
 def _row(
     expression: expr.Expr, expressions: Expressions, of_json: Callable[[pb.Scalar], Json], number: int
 ) -> dict[str, Json]:
-    """Return the document of a row, which is an expression, or a text that a function reads.
+    """Return the document of a row: an object's expression, or a text that ``of_json`` parses.
 
     Raises:
-        XError: It is no document.
+        NotADocument: The row is not a JSON object.
+        XError: It is invalid, depends on a document, or its ``_id`` is too long.
     """
     if expression.type == expr.EXPR_TYPE_OBJECT:
-        value = compiled(expressions.node(expression), Context(is_strict=True))
+        value = compile_node(expressions.node(expression), Context(is_strict=True))
         if not value.is_constant:
             raise XError(1054, "Unknown column 'doc' in 'field list'", "42S22")
         content = value.run(None)
@@ -305,7 +300,7 @@ def _row(
 
 
 def _json_of(scalar: pb.Scalar, collection: str) -> Json:
-    """Return the value of a JSON text."""
+    """Return the value of a JSON text; None if the scalar cannot be a document."""
     if scalar.type == pb.SCALAR_TYPE_V_STRING:
         text = text_of(scalar.v_string.value)
     elif scalar.type == pb.SCALAR_TYPE_V_OCTETS:
@@ -344,15 +339,14 @@ def _changes(message: crud.Update, expressions: Expressions) -> list[Change]:
     if not message.operation:
         raise XError(5050, "Invalid update expression list")
     changes = [_change(operation, expressions) for operation in message.operation]
-    # Each counts as one part: a literal, however large it is, is written only.
+    # Each counts as one part: a literal of any size is only written.
     cost.parts(before=expressions.parts + len(changes))
     return changes
 
 
 _Path = Sequence[expr.DocumentPathItem]
 
-# Which operations of an update are invalid, and the error's code and text, in MySQL's order of
-# errors.
+# The invalid operations of an update with the code and text of their error, in MySQL's order.
 _INVALID_OPERATIONS: tuple[tuple[Callable[[crud.UpdateOperation, _Path], bool], int, str], ...] = (
     (lambda op, _: op.operation == crud.UPDATE_TYPE_SET, 5051, "Invalid type of update operation for document"),
     (lambda op, _: bool(op.source.name), 5052, "Invalid column name to update"),

@@ -1,4 +1,4 @@
-"""Errors of statements on documents as MySQL's."""
+"""Translates errors of statements on documents to MySQL's."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from typing import Any
 from idalloc_server.documents import errors
 from idalloc_server.xproto.errors import XError, not_supported, unknown_collection, unknown_schema
 
-# The errors with a text of MySQL's.
+# The errors that have MySQL's text.
 _ERRORS: dict[type[errors.DocumentsError], Callable[[Any], XError]] = {
     errors.UnknownSchema: lambda error: unknown_schema(error.schema),
     errors.UnknownCollection: lambda error: unknown_collection(error.schema, error.name),
@@ -47,7 +47,7 @@ _ERRORS: dict[type[errors.DocumentsError], Callable[[Any], XError]] = {
         3150, "The JSON value is too big to be stored in a JSON column.", "22032"
     ),
 }
-# The codes and SQL states of the errors that have a text of their own.
+# The codes and SQL states of the errors that keep idalloc's text.
 _CODES: dict[type[errors.DocumentsError], tuple[int, str]] = {
     errors.TooMuchWork: (1104, "42000"),
     errors.ArgumentsTooLarge: (1153, "08S01"),
@@ -56,8 +56,8 @@ _CODES: dict[type[errors.DocumentsError], tuple[int, str]] = {
 }
 
 
-def of(error: errors.DocumentsError) -> XError:
-    """Return an error of the domain as MySQL's."""
+def to_xerror(error: errors.DocumentsError) -> XError:
+    """Return MySQL's error for one of ``documents``."""
     if isinstance(error, errors.InvalidJson):
         where = (
             "1 to function cast_as_json"
@@ -73,9 +73,9 @@ def of(error: errors.DocumentsError) -> XError:
 
 
 @contextmanager
-def mapped() -> Iterator[None]:
-    """Raise errors of the domain as MySQL's."""
+def as_xerrors() -> Iterator[None]:
+    """Raise MySQL's errors in place of those of ``documents``."""
     try:
         yield
     except errors.DocumentsError as error:
-        raise of(error) from error
+        raise to_xerror(error) from error

@@ -1,24 +1,17 @@
-"""Errors of the X Protocol: MySQL's code, SQL state and text."""
+"""Errors of the X Protocol, with MySQL's codes, SQL states and texts."""
 
 from idalloc_server.domain.errors import QuotaExceeded, Refusal, StoreOutcomeUnknown, StoreUnavailable
 
 
 class XError(Exception):
-    """An error that the client receives.
-
-    Args:
-        code: MySQL's error code.
-        message: The text for people.
-        sql_state: The SQL state of five characters.
-        fatal: Whether the connection ends.
-    """
+    """An error that the client receives."""
 
     def __init__(self, code: int, message: str, sql_state: str = "HY000", *, fatal: bool = False) -> None:
         super().__init__(message)
-        self.code = code
+        self.code = code  # MySQL's
         self.message = message
-        self.sql_state = sql_state
-        self.fatal = fatal
+        self.sql_state = sql_state  # of five characters
+        self.fatal = fatal  # whether it ends the connection
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, XError) and vars(self) == vars(other)
@@ -52,7 +45,7 @@ def unknown_collection(schema: str, name: str) -> XError:
 
 
 def from_refusal(refusal: Refusal) -> XError:
-    """Return the error of a refusal: 1226 of a quota, else 1105 with its first line."""
+    """Return the error for a refusal: 1226 for a quota, otherwise 1105 with its first line."""
     if isinstance(refusal, QuotaExceeded):
         return XError(1226, str(refusal), "42000")
     lines = str(refusal).splitlines() or [""]

@@ -1,16 +1,17 @@
 """Blocks of expectations: Mysqlx.Expect.
 
-A block with ``no_error`` refuses everything after an error until it closes. A ``field_exist`` of a
-field that idalloc does not have opens a block that has failed. ``docid_generated`` always holds.
+A block with ``no_error`` refuses all messages after an error until it closes. A ``field_exist`` of
+a field that idalloc does not have opens a failed block. ``docid_generated`` always holds.
 """
 
 import re
+from dataclasses import dataclass
 
 from idalloc.xprotocol.v1 import expect_pb2
 from idalloc_server.xproto.errors import XError
 from idalloc_server.xproto.frames import CLIENT_MESSAGES
 
-# Clients never close the block of a probe, so a pool opens more and more of them.
+# Clients that probe for a feature never close the block, so a pool opens more and more of them.
 MAX_BLOCKS = 64
 
 _PATH = re.compile(r"[1-9][0-9]{0,8}(\.[1-9][0-9]{0,8}){0,20}\.?")
@@ -18,10 +19,10 @@ _PATH = re.compile(r"[1-9][0-9]{0,8}(\.[1-9][0-9]{0,8}){0,20}\.?")
 _NO_ERROR, _FIELD_EXIST, _DOCID_GENERATED = 1, 2, 3
 
 
+@dataclass
 class _Block:
-    def __init__(self, no_error: bool, failed: XError | None = None) -> None:
-        self.no_error = no_error
-        self.failed = failed
+    no_error: bool
+    failed: XError | None = None
 
 
 class Expectations:
@@ -37,7 +38,7 @@ class Expectations:
             XError: It has failed.
         """
         if self._blocks and (failed := self._blocks[-1].failed):
-            raise failed.with_traceback(None)  # else it would keep the messages of all that it refused
+            raise failed.with_traceback(None)  # a traceback would keep all refused messages
 
     def record_error(self) -> None:
         """Fail the innermost block if it expects no error."""
@@ -96,7 +97,10 @@ def _apply(block: _Block, condition: expect_pb2.ExpectCondition) -> None:
 
 
 def field_exists(path: str) -> bool:
-    """Return whether a client's message has a field, such as ``6.1`` of message 6; ``6`` is the message itself."""
+    """Return whether a client's message has a field, such as ``6.1`` of message 6.
+
+    ``6`` is the message itself.
+    """
     if not _PATH.fullmatch(path):
         return False
     head, *steps = path.removesuffix(".").split(".")

@@ -1,10 +1,11 @@
-"""Expressions of Mysqlx.Expr as criteria of the domain.
+"""Translates expressions of Mysqlx.Expr to criteria of ``documents``.
 
-They are checked whole before a document is read.
+An expression is checked as a whole before a document is read.
 """
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from decimal import Decimal
 from typing import Any, TypeVar, cast
 
@@ -16,7 +17,7 @@ from idalloc_server.documents.criteria import NULL, ArrayOf, Call, Field, Key, N
 from idalloc_server.documents.errors import InvalidJson
 from idalloc_server.documents.evaluation import OPERATORS, Context, Run, is_constant, json_of
 from idalloc_server.documents.json_text import number_text, parse
-from idalloc_server.xproto.document_errors import mapped
+from idalloc_server.xproto.document_errors import as_xerrors
 from idalloc_server.xproto.errors import XError, not_supported
 from idalloc_server.xproto.texts import text_of
 
@@ -27,7 +28,7 @@ _MAX_INDEX = 2**32 - 1
 _MAX_PATH_LENGTH = 100
 _FLOAT_DIGITS = 6
 
-# How many operands the operators other than binary ones have.
+# How many operands an operator has, at least and at most, and MySQL's error otherwise.
 _OPERANDS = {
     "not": (1, 1, "Unary operations require exactly one operand in expression."),
     "!": (1, 1, "Unary operations require exactly one operand in expression."),
@@ -38,7 +39,7 @@ _OPERANDS = {
     "like": (2, 3, "LIKE expression requires exactly two or three parameters."),
     "not_like": (2, 3, "LIKE expression requires exactly two or three parameters."),
 }
-_LIST = 3  # from so many operands on, `in` has a list of values
+_LIST = 3  # with this many operands or more, `in` has a list of values
 _BINARY = (2, 2, "Binary operations require exactly two operands in expression.")
 
 # MySQL's operators that idalloc does not serve.
@@ -52,33 +53,27 @@ _GEOMETRY, _JSON = 1, 2
 _MAX_CONTENT_TYPE = 3
 
 
+@dataclass(eq=False)
 class Expressions:
-    """Translates the expressions of one message.
+    """Translates the expressions of one message."""
 
-    Args:
-        args: The values of its placeholders.
-        schema: The schema of functions without one, for the error.
-        budget: What the statement may still spend.
-        in_update: Whether an unknown column is an error of an update's value.
+    args: Sequence[pb.Scalar]  # the values of placeholders
+    schema: str  # of functions without one, for the error
+    budget: Budget  # what the statement may still spend
+    _: KW_ONLY
+    in_update: bool = False  # whether they are the values of an update
+    # How many parts the expressions of ``value`` have for each document.
+    parts: int = field(default=0, init=False)
 
-    Attributes:
-        parts: How many parts the expressions of ``value`` have for each document.
-    """
-
-    def __init__(self, args: Sequence[pb.Scalar], schema: str, budget: Budget, *, in_update: bool = False) -> None:
-        self.parts = 0
-        self._args = args
-        self._schema = schema
-        self._budget = budget
+    def __post_init__(self) -> None:
         self._read: dict[tuple[int, Callable[[pb.Scalar], Any]], tuple[Any, int]] = {}
-        self._in_update = in_update
 
     def of_update(self) -> "Expressions":
-        """Return the same for the values of an update: an unknown column in them is another error."""
-        return Expressions(self._args, self._schema, self._budget, in_update=True)
+        """Return the translator of an update's values, which has another error for columns."""
+        return Expressions(self.args, self.schema, self.budget, in_update=True)
 
     def node(self, expression: expr.Expr) -> Node:
-        """Return an expression in the domain's form.
+        """Return the criteria of an expression.
 
         Raises:
             XError: It is invalid, or not supported.
@@ -97,46 +92,46 @@ class Expressions:
             name = expression.function_call.name
             if name.name.lower() in _AGGREGATES and not name.schema_name:
                 raise not_supported(f"{name.name}({_star(expression.function_call.param)})")
-            schema = name.schema_name or self._schema
+            schema = name.schema_name or self.schema
             raise XError(1305, f"FUNCTION {schema}.{name.name} does not exist", "42000")
         raise XError(5153, "Mysqlx::Expr::Expr::VARIABLE is not supported yet")
 
     def value(self, node: Node) -> Run:
-        """Return a function that returns an expression's value for a document, as JSON.
+        """Return the function that evaluates an expression to JSON for a document.
 
         Raises:
             XError: It is not supported, or the expressions have too many parts.
         """
-        with mapped():
-            if not (self._in_update and is_constant(node)):  # which is written only
+        with as_xerrors():
+            if not (self.in_update and is_constant(node)):  # a constant is only written
                 self.parts = cost.parts(node, before=self.parts)
-            return json_of(node, Context(is_strict=self._in_update, check=self._budget.check))
+            return json_of(node, Context(is_strict=self.in_update, check=self.budget.check))
 
     def read(self, expression: expr.Expr, function: Callable[[pb.Scalar], _T]) -> _T:
-        """Return what a function makes of a literal, or of an argument: once, however often the argument is used.
+        """Apply a function to a literal or an argument; to an argument once for all its uses.
 
         Raises:
             XError: There is no such placeholder, or the function raises it.
-            ArgumentsTooLarge: The uses of arguments are more than the budget allows.
+            ArgumentsTooLarge: All uses of arguments together exceed the budget.
         """
         if expression.type == expr.EXPR_TYPE_LITERAL:
             return function(expression.literal)
         position = expression.position
-        if not 0 <= position < len(self._args):
+        if not 0 <= position < len(self.args):
             raise XError(5154, "Invalid value of placeholder")
         known = self._read.get((position, function))
         if known is None:
-            argument = self._args[position]
+            argument = self.args[position]
             known = self._read[position, function] = (function(argument), argument.ByteSize())
         value, size = known
-        self._budget.use_argument(size)
+        self.budget.use_argument(size)
         return cast(_T, value)
 
     def _field(self, identifier: expr.ColumnIdentifier) -> Node:
         if identifier.name == "_id" and not identifier.document_path:
             return Key()
         if identifier.name not in ("", "doc"):
-            if self._in_update:
+            if self.in_update:
                 raise XError(1054, f"Unknown column '{identifier.name}' in 'field list'", "42S22")
             raise XError(5117, f"Unknown column '{identifier.name}' in selection criteria")
         return Field(document_path(identifier.document_path))
@@ -163,7 +158,7 @@ class Expressions:
         return call
 
     def _signed(self, operator: expr.Operator) -> Value | None:
-        """Return a number with its sign, as which a client may send a literal; None for anything else."""
+        """Return a number with its sign, since a client may send a literal so; None otherwise."""
         node = self.node(operator.param[0]) if len(operator.param) == 1 else None
         if not isinstance(node, Value) or node.is_json or not isinstance(node.value, int | float | Decimal):
             return None
@@ -174,10 +169,10 @@ class Expressions:
 
     def _object(self, expression: expr.ObjectExpr) -> Node:
         members = []
-        for field in expression.fld:
-            if not field.key:
+        for member in expression.fld:
+            if not member.key:
                 raise XError(5154, "Invalid key for Mysqlx::Expr::Object")
-            members.append((field.key, self.node(field.value)))
+            members.append((member.key, self.node(member.value)))
         return ObjectOf(tuple(members))
 
 
@@ -201,10 +196,10 @@ def document_path(items: Sequence[expr.DocumentPathItem]) -> Path:
 
 
 def literal(scalar: pb.Scalar) -> Value | NotJson:
-    """Return a literal, with the type of the text that MySQL makes of it.
+    """Return a literal, with the type that its text has in MySQL's SQL.
 
     Raises:
-        XError: It is a text that is not UTF-8, or a number that JSON does not have.
+        XError: A text is not UTF-8, or JSON does not have the number.
     """
     kind = scalar.type
     if kind == pb.SCALAR_TYPE_V_SINT:
@@ -225,7 +220,7 @@ def literal(scalar: pb.Scalar) -> Value | NotJson:
 
 
 def _number(number: float) -> int | Decimal | float:
-    """Return a double as the number that its text in SQL is: only one with an exponent is a double there."""
+    """Return a double as the number that its text is in SQL: a double only with an exponent."""
     if not math.isfinite(number):
         raise XError(5154, "Invalid value: JSON has no such number")
     text = number_text(number)
@@ -233,10 +228,10 @@ def _number(number: float) -> int | Decimal | float:
 
 
 def _check_syntax(call: Call) -> None:
-    """Refuse what MySQL writes as invalid SQL, or as SQL that means something else.
+    """Check that MySQL would write a call as valid SQL with the same meaning.
 
     Raises:
-        XError: It is such an operator.
+        XError: It would not.
     """
     if call.operator in ("is", "is_not") and not _is_word(call.operands[1]):
         text = f"You have an error in your SQL syntax; {call.operator} needs TRUE, FALSE or NULL"
@@ -246,7 +241,7 @@ def _check_syntax(call: Call) -> None:
 
 
 def _is_not_in_array(node: Node) -> bool:
-    """Whether a node is NOT JSON_CONTAINS(...), which MySQL writes without parentheses."""
+    """Return whether a node is NOT JSON_CONTAINS(...), which MySQL writes without parentheses."""
     return isinstance(node, Call) and node.operator == "not_in" and _is_in_array(node)
 
 
@@ -260,7 +255,7 @@ def _is_word(node: Node) -> bool:
 
 
 def check_content_type(octets: pb.Octets) -> None:
-    """Refuse a content type that MySQL does not know.
+    """Check that MySQL knows a content type.
 
     Raises:
         XError: It is unknown.

@@ -1,4 +1,4 @@
-"""Frames of the X Protocol: the bytes of a connection to messages, and replies to bytes.
+"""Frames of the X Protocol: parses those of clients, and serializes those of replies.
 
 A frame is the length of what follows (uint32, little endian), the type of its message, and the
 message.
@@ -15,6 +15,9 @@ from google.protobuf.message_factory import GetMessageClass
 
 from idalloc.xprotocol.v1 import connection_pb2, crud_pb2, expect_pb2, notice_pb2, statement_pb2
 from idalloc_server.xproto.errors import XError, parse_error
+from idalloc_server.xproto.notice import NOTICE as NOTICE
+from idalloc_server.xproto.notice import frame as frame
+from idalloc_server.xproto.notice import notice_frame
 from idalloc_server.xproto.pieces import pieces
 
 # The types of the messages that a client sends (Mysqlx.ClientMessages.Type) and that idalloc
@@ -37,17 +40,17 @@ CLIENT_MESSAGES: dict[int, type[Message]] = {
 }
 # The types of the messages that the server sends (Mysqlx.ServerMessages.Type).
 OK, ERROR, CAPABILITIES, AUTHENTICATE_CONTINUE, AUTHENTICATE_OK = 0, 1, 2, 3, 4
-NOTICE, COLUMN_META_DATA, ROW, FETCH_DONE, STMT_EXECUTE_OK = 11, 12, 13, 14, 17
+COLUMN_META_DATA, ROW, FETCH_DONE, STMT_EXECUTE_OK = 12, 13, 14, 17
 
 # The bytes of the length and the type.
 HEAD = 5
 
-# MySQL's numbers of collations, and its flag of a column without NULL.
+# MySQL's numbers of collations, its flag of a column without NULL, and its content type of JSON.
 BINARY, UTF8MB4_BIN, UTF8MB4 = 63, 46, 255
 NOT_NULL = 16
 JSON = 2
 
-# The fields that MySQL requires, as `required` of proto2, by the message. Without one a frame
+# The fields of each message that MySQL requires, as `required` in proto2. Without one a frame
 # cannot be parsed.
 _REQUIRED: dict[str, tuple[str, ...]] = {
     "Scalar": ("type",),
@@ -83,12 +86,12 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
 def parse(kind: int, payload: bytes) -> Message | None:
     """Return the message of a frame; None if idalloc does not serve its type.
 
-    Nothing else in the process runs while protobuf parses: a large message is parsed piece by
+    Nothing else in the process runs while protobuf parses, so a large message is parsed piece by
     piece.
 
     Raises:
-        XError: The payload is not such a message, is nested too deeply (100), lacks a required
-            field, or has too many.
+        XError: The payload is not such a message, is nested deeper than 100 levels, lacks a
+            required field, or has too many fields.
     """
     cls = CLIENT_MESSAGES.get(kind)
     if cls is None:
@@ -109,7 +112,7 @@ def parse(kind: int, payload: bytes) -> Message | None:
 
 
 def _strict_messages() -> dict[int, type[Message]]:
-    """Return the messages of clients as proto2 has them: with required fields, and without unnamed numbers of enums.
+    """Return the messages of clients in proto2: with required fields, and closed enums.
 
     So protobuf checks them: Python would hold the event loop many times as long for a large insert.
     """
@@ -142,9 +145,9 @@ def _strict_file(file: FileDescriptor) -> FileDescriptorProto:
         enum.value.extend(named)
     frames = {cls.DESCRIPTOR.name for cls in CLIENT_MESSAGES.values()}
     for message in copy.message_type:
-        # Of a frame's own fields, each piece has some.
+        # A piece has only some of a frame's own fields, so ``parse`` checks those.
         required = () if message.name in frames else _REQUIRED.get(message.name, ())
-        del message.oneof_decl[:]  # which proto3 has for each optional field
+        del message.oneof_decl[:]  # proto3 has one for each optional field
         for field in message.field:
             field.ClearField("oneof_index")
             field.ClearField("proto3_optional")
@@ -157,15 +160,10 @@ _STRICT_MESSAGES = _strict_messages()
 
 
 class FrameReader:
-    """Cuts the bytes of a connection into frames, and buffers an incomplete one.
-
-    Attributes:
-        max_length: The largest length of a frame, in bytes; ``take`` ends the connection at a
-            longer one.
-    """
+    """Cuts the bytes of a connection into frames, and buffers an incomplete one."""
 
     def __init__(self, max_length: int) -> None:
-        self.max_length = max_length
+        self.max_length = max_length  # of a frame, in bytes
         self._buffer = bytearray()
 
     def __len__(self) -> int:
@@ -173,7 +171,7 @@ class FrameReader:
 
     @property
     def next_size(self) -> int:
-        """How many bytes the next frame has; 0 if it has not arrived."""
+        """The size of the next frame in bytes; 0 if it has not arrived."""
         size = HEAD - 1 + int.from_bytes(self._buffer[:4], "little")
         return size if HEAD <= size <= len(self._buffer) else 0
 
@@ -182,7 +180,7 @@ class FrameReader:
         self._buffer += data
 
     def clear(self) -> bytes:
-        """Return and remove all bytes, as before a TLS handshake."""
+        """Return and remove all bytes."""
         rest = bytes(self._buffer)
         self._buffer.clear()
         return rest
@@ -211,13 +209,7 @@ class FrameReader:
 
 
 class FrameTooLong(Exception):
-    """A frame is longer than the limit: the connection is closed without a reply, as MySQL closes it."""
-
-
-def frame(kind: int, message: Message | bytes = b"") -> bytes:
-    """Return a frame of a message or of its bytes."""
-    payload = message if isinstance(message, bytes) else message.SerializeToString()
-    return (len(payload) + 1).to_bytes(4, "little") + bytes((kind,)) + payload
+    """A frame is longer than the limit. As in MySQL, the connection is closed without a reply."""
 
 
 def ok(text: str = "") -> bytes:
@@ -237,10 +229,8 @@ def error(failure: XError) -> bytes:
 def state_changed(parameter: notice_pb2.SessionParameter.ValueType, number: int) -> bytes:
     """Return the frame of a notice with a number, such as ROWS_AFFECTED."""
     value = notice_pb2.Scalar(type=notice_pb2.SCALAR_TYPE_V_UINT, v_unsigned_int=number)
-    return _notice(
-        notice_pb2.FRAME_TYPE_SESSION_STATE_CHANGED,
-        notice_pb2.SessionStateChanged(param=parameter, value=[value]).SerializeToString(),
-    )
+    notice = notice_pb2.SessionStateChanged(param=parameter, value=[value])
+    return notice_frame(notice_pb2.FRAME_TYPE_SESSION_STATE_CHANGED, notice.SerializeToString())
 
 
 def rows_affected(count: int) -> bytes:
@@ -254,10 +244,7 @@ def client_id(number: int) -> bytes:
 
 
 def produced_message(text: str) -> bytes:
-    """Return the frame of the notice of a text.
-
-    MySQL writes its inner lengths in four bytes each.
-    """
+    """Return the frame of a notice with a text. As in MySQL, its inner lengths have four bytes."""
     content = text.encode()
     scalar = b"\x08\x08\x4a" + _padded(len(content) + 2) + b"\x0a" + bytes((len(content),)) + content
     notice = b"\x08\x0a\x12" + _padded(len(scalar)) + scalar
@@ -267,7 +254,7 @@ def produced_message(text: str) -> bytes:
 def warning(level: notice_pb2.WarningLevel.ValueType, code: int, text: str) -> bytes:
     """Return the frame of the notice of a warning or a note."""
     message = notice_pb2.Warning(level=level, code=code, msg=text)
-    return _notice(notice_pb2.FRAME_TYPE_WARNING, message.SerializeToString())
+    return notice_frame(notice_pb2.FRAME_TYPE_WARNING, message.SerializeToString())
 
 
 def column(
@@ -280,16 +267,16 @@ def column(
     flags: int = 0,
     content_type: int = 0,
 ) -> bytes:
-    """Return the frame of a column's metadata.
+    """Return the frame of a column's metadata. Numbers that are 0 are left out.
 
     Args:
         kind: The type of its values.
         name: The name that the client shows.
         original: The column's own name, the table, the table's own name and the schema.
-        collation: MySQL's number of the collation; 0 is not written.
-        length: The largest length of a value, in bytes; 0 is not written.
-        flags: MySQL's flags; 0 is not written.
-        content_type: What the bytes are; 0 is not written.
+        collation: MySQL's number of the collation.
+        length: The largest length of a value, in bytes.
+        flags: MySQL's flags.
+        content_type: MySQL's number of what the bytes are, such as ``JSON``.
     """
     optional: dict[str, Any] = {"collation": collation, "length": length, "flags": flags, "content_type": content_type}
     numbers = statement_pb2.ColumnMetaData(type=kind, **{key: value for key, value in optional.items() if value})
@@ -302,12 +289,12 @@ def column(
         schema=schema,
         catalog=b"def",
     )
-    # MySQL writes the names behind the numbers, empty ones too.
+    # MySQL writes the names after the numbers, empty ones too.
     return frame(COLUMN_META_DATA, numbers.SerializeToString() + names.SerializeToString())
 
 
 def row(fields: Sequence[bytes]) -> bytes:
-    """Return the frame of a row, of the bytes that ``text_field`` and its like return."""
+    """Return the frame of a row with fields of ``text_field``, ``signed_field`` and the like."""
     return frame(ROW, statement_pb2.Row(field=fields))
 
 
@@ -331,10 +318,6 @@ def unsigned_field(number: int) -> bytes:
         number >>= 7
     out.append(number)
     return bytes(out)
-
-
-def _notice(kind: notice_pb2.FrameType.ValueType, payload: bytes) -> bytes:
-    return frame(NOTICE, notice_pb2.Frame(type=kind, scope=notice_pb2.FRAME_SCOPE_LOCAL, payload=payload))
 
 
 def _padded(length: int) -> bytes:

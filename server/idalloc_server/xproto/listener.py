@@ -1,4 +1,4 @@
-"""The port of the X Protocol: connections, TLS, and the statements of sessions that are logged in."""
+"""The listener of the X Protocol: connections, TLS, and the statements of logged-in sessions."""
 
 import asyncio
 import itertools
@@ -7,6 +7,7 @@ import ssl
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from math import inf
 from typing import NamedTuple
 
@@ -20,14 +21,15 @@ from idalloc_server.auth.document_roles import may_see
 from idalloc_server.auth.logins import Credential, Logins, Peer
 from idalloc_server.documents.cost import steps_of_message
 from idalloc_server.documents.errors import DocumentsError
+from idalloc_server.documents.protocol import Documents
 from idalloc_server.documents.side_thread import SideThread
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.errors import PermissionDenied, Refusal, Unauthenticated
 from idalloc_server.listen.connections import HANDSHAKE_SECONDS, HEADER_SECONDS, Accepted, Limits, Listener
 from idalloc_server.listen.transport import MAX_CONNECTION_GRACE_SECONDS
 from idalloc_server.xproto import document_errors, frames
-from idalloc_server.xproto.admin import Admin, Schemas
-from idalloc_server.xproto.caller import Statements
+from idalloc_server.xproto.admin import Admin
+from idalloc_server.xproto.collections import Collections
 from idalloc_server.xproto.errors import XError, from_refusal, unknown_schema
 from idalloc_server.xproto.login import shown
 from idalloc_server.xproto.rights import SessionRights
@@ -37,70 +39,54 @@ from idalloc_server.xproto.stream import Stream
 from idalloc_server.xproto.texts import text_of
 from idalloc_server.xproto.variables import IDLE_SECONDS, ChangeNode, Variables
 
-# How long a client may take to log in, at first and after a session, and to read a reply or the
-# last one.
+# How long a client may take to log in, at first and after a session, to read a part of a reply, and
+# to read the last reply.
 LOGIN_SECONDS = 30.0
 WRITE_SECONDS = 60.0
 LAST_SECONDS = 5.0
 # How much of a reply is written at once.
 WRITE_BYTES = 256 * 1024
 
-# What the audit and the metrics call the listener's calls.
+# The methods of the audit.
 _LOGIN, _STATEMENT, _SET = "xproto/login", "xproto/statement", "xproto/set"
 
 
 class Services(NamedTuple):
     """What sessions use."""
 
-    statements: Statements  # runs Mysqlx.Crud
-    documents: Schemas  # schemas and collections
-    thread: SideThread  # where large messages are read
-    doc_ids: DocIdGenerator  # makes document ids
+    statements: Collections  # runs Mysqlx.Crud
+    documents: Documents  # the store
+    thread: SideThread  # parses large messages
+    doc_ids: DocIdGenerator
     change_node: ChangeNode  # changes the node's settings, in all workers
     logins: Logins  # authenticates sessions
     audit: Audit  # records changes of the node
     burn: Callable[[int], None]  # counts ids that no stored document has
 
 
+@dataclass(eq=False)
 class XListener:
-    """Serves MySQL's X DevAPI clients.
+    """Serves MySQL's X DevAPI clients."""
 
-    Args:
-        address: HOST:PORT; port 0 selects a free one.
-        services: What sessions use.
-        tls: The context of TLS; None without a certificate.
-        requires_tls: Whether a login needs TLS.
-        max_message: The largest message, in bytes.
-        limits: The limits of its connections.
-        reuse_port: Whether other processes may bind the port.
+    listen: InitVar[str]  # HOST:PORT; port 0 selects a free one
+    services: Services
+    _: KW_ONLY
+    tls: ssl.SSLContext | None  # None without a certificate
+    requires_tls: bool  # whether a login needs TLS
+    max_message: int  # in bytes
+    limits: Limits  # of its connections
+    reuse_port: InitVar[bool] = False  # whether other processes may bind the port
+    # The calls that ended, by kind and code; see ``families.XPROTO_CALLS``.
+    calls: Counter[str] = field(default_factory=Counter, init=False)
+    is_draining: bool = field(default=False, init=False)
 
-    Attributes:
-        calls: The calls that ended, by kind and code; see ``families.XPROTO_CALLS``.
-        is_draining: Whether a drain has begun.
-    """
-
-    def __init__(
-        self,
-        address: str,
-        services: Services,
-        *,
-        tls: ssl.SSLContext | None,
-        requires_tls: bool,
-        max_message: int,
-        limits: Limits,
-        reuse_port: bool = False,
-    ) -> None:
-        self.services = services
-        self.tls = tls
-        self.requires_tls = requires_tls
-        self.max_message = max_message
-        self.max_age = limits.age
-        self.calls: Counter[str] = Counter()
-        self.is_draining = False
+    def __post_init__(self, listen: str, reuse_port: bool) -> None:
         self._numbers = itertools.count(1)
         self._connections: set[_Connection] = set()
         refusal = frames.error(XError(1040, "Too many connections", fatal=True))
-        self._listener = Listener("xproto_listen", address, limits, self._serve, refusal=refusal, reuse_port=reuse_port)
+        self._listener = Listener(
+            "xproto_listen", listen, self.limits, self._serve, refusal=refusal, reuse_port=reuse_port
+        )
 
     @property
     def address(self) -> str:
@@ -121,7 +107,7 @@ class XListener:
         self._listener.start()
 
     async def drain(self, timeout: float) -> None:
-        """Accept no more connections, and end each one when its statement has ended, at the latest after a timeout."""
+        """Stop accepting; end each connection after its present statement, or after ``timeout``."""
         self.is_draining = True
         self._listener.stop_accepting()
         for connection in self._connections:
@@ -161,7 +147,8 @@ class _Connection:
         self._stream = stream
         self._waiting: asyncio.Timeout | None = None
         self._peer = Peer(accepted.peer)
-        self._ends_at = asyncio.get_running_loop().time() + listener.max_age if listener.max_age else None
+        self._max_age = listener.limits.age
+        self._ends_at = asyncio.get_running_loop().time() + self._max_age if self._max_age else None
         host = self._host = accepted.address
         accepted.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._session = Session(
@@ -169,8 +156,8 @@ class _Connection:
         )
         self._credential: Credential | None = None
         self._variables = Variables(self._services.doc_ids, self._change_node, listener.max_message)
-        services = self._services
-        self.rights = SessionRights(self._identity, services.logins, services.audit, self._peer, host)
+        limits, audit = self._services.logins.limits, self._services.audit
+        self.rights = SessionRights(self._identity, limits, audit, accepted.peer, host)
         self._admin = Admin(self._services.documents)
         self._sql = Sql(self._services.documents, self._variables, self, self._use)
 
@@ -194,13 +181,13 @@ class _Connection:
             await self._stream.close()
 
     async def _step(self) -> bool:
-        """Run what has arrived, or wait for more; return whether the connection goes on."""
+        """Run a request, or wait for more bytes; return whether the connection stays open."""
         steps = steps_of_message(self._session.next_size)
         if (request := await self._services.thread.run(steps, self._session.next_request)) is not None:
             await self._run(request)
             self._listener.set_trusted(self._accepted, self._session.is_logged_in)
             await self._send()
-            await asyncio.sleep(0)  # else a client that sends many at once would be served alone
+            await asyncio.sleep(0)  # otherwise a client that sends many would block the others
             return True
         await self._send()
         if self._session.is_closed:
@@ -235,12 +222,12 @@ class _Connection:
         return b""
 
     def _seconds_left(self) -> float:
-        """Return for how many seconds the session may wait for a message; raise as ``_read`` if it has ended."""
+        """Return the seconds that the session may wait for a message; raises as ``_read`` does."""
         if self._listener.is_draining:
             raise XError(1053, "Server shutdown in progress", "08S01", fatal=True)
         seconds = self._ends_at - asyncio.get_running_loop().time() if self._ends_at else inf
         if seconds <= 0:
-            text = f"Session was killed: its connection is older than {self._listener.max_age:g} s"
+            text = f"Session was killed: its connection is older than {self._max_age:g} s"
             raise XError(3169, text, fatal=True)
         if self._credential is None or not self._session.is_logged_in:
             return seconds
@@ -271,9 +258,9 @@ class _Connection:
                 case LogIn():
                     return await self._log_in(request)
                 case Reset():
-                    # Done also beyond the quota: some clients go on as if the error were none.
+                    # Beyond the quota, too: some clients ignore the error and continue.
                     self._variables.reset()
-                    self._services.logins.charge_call(_STATEMENT, self._identity())
+                    self._services.logins.limits.charge_call(_STATEMENT, self._identity())
                     session.accept_reset()
                 case Execute():
                     await self._execute(request.message)
@@ -283,8 +270,8 @@ class _Connection:
 
     def _fail(self, failure: XError | DocumentsError | Refusal) -> int:
         """End a request with an error; return its code."""
-        # Not where it is caught: a variable there is in a circle with its traceback, whose frames
-        # have the message.
+        # Not where it is caught: a variable there would form a cycle with the traceback, whose
+        # frames keep the message in memory.
         error = self._error(failure)
         self._session.fail(error)
         return error.code
@@ -296,7 +283,7 @@ class _Connection:
             case Unauthenticated():
                 return self._access_denied(self._credential.name if self._credential else "", failure)
             case DocumentsError():
-                return document_errors.of(failure)
+                return document_errors.to_xerror(failure)
             case _:
                 return from_refusal(failure)
 
@@ -323,14 +310,14 @@ class _Connection:
         return may_see(identity, schema) and schema in await self._services.documents.list_schemas()
 
     async def _execute(self, message: Message) -> None:
-        self._services.logins.charge_call(_STATEMENT, self._identity())
+        self._services.logins.limits.charge_call(_STATEMENT, self._identity())
         async with aclosing(self._reply(message)) as reply:
             size = 0
             async for frame in reply:
                 self._session.reply(frame)
                 size += len(frame)
                 if size > WRITE_BYTES:
-                    self._identity()  # which may have lost its access meanwhile
+                    self._identity()  # fails if the identity was removed meanwhile
                     await self._send()
                     size = 0
 
@@ -358,7 +345,7 @@ class _Connection:
         assert self._credential is not None  # noqa: S101 - statements follow a login
         return self._services.logins.identity(self._credential)
 
-    # Caller: what statements ask of their session.
+    # The methods of ``Caller``.
 
     @property
     def has_left(self) -> bool:
@@ -383,11 +370,11 @@ class _Connection:
         self._services.burn(count)
 
     async def _change_node(self, given: Mapping[str, int], persist: bool) -> None:
-        """Change the node as UpdateNode does: with the role admin on all sequences, and recorded by the audit."""
+        """Change the node as UpdateNode does: audited, and with the role admin on all sequences."""
         identity = self._identity()
         if not identity.roles[ADMIN].any_name:
             refusal = PermissionDenied(identity.name, ADMIN, None)
-            self._services.logins.record_denied(_SET, identity, refusal, self._peer)
+            self._services.logins.limits.record_denied(_SET, identity, refusal, self._peer.address)
             raise refusal
         record = self._services.audit.record_admin_call
         with record(identity=identity.name, peer=self._peer.address, method=_SET, persist=persist):

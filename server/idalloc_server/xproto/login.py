@@ -1,21 +1,23 @@
 """Logins: MYSQL41, SHA256_MEMORY and PLAIN.
 
-Without an access file every name and proof is accepted. With one only PLAIN over TLS succeeds: the
-other mechanisms would need a digest in the access file that itself works as a password.
+Without an access file the server accepts every name and proof. With one only PLAIN over TLS
+succeeds: the other mechanisms would need a digest in the access file that itself works as a
+password.
 """
 
 import secrets
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 from idalloc_server.xproto.errors import XError
 from idalloc_server.xproto.texts import text_of
 
 SALT_BYTES = 20
-# Failed logins of a connection, of which the last one ends it.
+# The most failed logins of a connection; the last one ends it.
 MAX_FAILURES = 3
-# The longest name of a login in an error; as the longest name of a user in MySQL. A token has 51
-# characters.
+# The longest name of a login that an error shows: MySQL's limit of a user's name. A token, which
+# may be sent in its place, has 51 characters.
 MAX_SHOWN = 32
 
 _MECHANISMS = ("MYSQL41", "SHA256_MEMORY", "PLAIN")
@@ -29,7 +31,7 @@ def new_salt() -> bytes:
 
 
 def shown(name: str) -> str:
-    """Return a name of a login as an error shows it: nothing of what is no name, such as a token in its place."""
+    """Return a login's name as an error shows it: empty if it may be something else, as a token."""
     return name if len(name) <= MAX_SHOWN and name.isprintable() else ""
 
 
@@ -37,26 +39,23 @@ class Credentials(NamedTuple):
     """What a client logs in with."""
 
     schema: str  # the default schema; empty for none
-    user: str  # the user's name
-    token: str | None  # the password of PLAIN; None of a proof, from which it cannot be recovered
+    user: str
+    token: str | None  # the password of PLAIN; None for a proof, which does not reveal it
     has_password: bool  # whether the client sent a password or a proof
 
 
+@dataclass(eq=False)
 class Login:
-    """The logins that one connection tries.
+    """The logins that one connection tries."""
 
-    Args:
-        host: The client's host, for the error.
-        make_salt: Returns a salt.
-        requires_tls: Whether a login needs TLS.
-    """
+    host: str  # the client's, for the error
+    make_salt: Callable[[], bytes] = new_salt
+    _: KW_ONLY
+    requires_tls: bool = False
 
-    def __init__(self, host: str, make_salt: Callable[[], bytes] = new_salt, *, requires_tls: bool = False) -> None:
-        self._host = host
-        self._make_salt = make_salt
-        self._requires_tls = requires_tls
+    def __post_init__(self) -> None:
         self._failures = 0
-        self._waits = False
+        self._waits = False  # for the client's proof
 
     def start(self, mechanism: str, data: bytes, *, is_secure: bool) -> Credentials | bytes:
         """Start a login; return the credentials, or the salt for the client.
@@ -64,7 +63,7 @@ class Login:
         Raises:
             XError: The mechanism is unknown or needs TLS, or a name is not UTF-8.
         """
-        if mechanism == "PLAIN" and not is_secure and self._requires_tls:
+        if mechanism == "PLAIN" and not is_secure and self.requires_tls:
             raise _insecure(fatal=True)
         if mechanism not in _MECHANISMS or (mechanism == "PLAIN" and not is_secure):
             raise XError(1251, f"Invalid authentication method {shown(mechanism)}", fatal=True)
@@ -72,7 +71,7 @@ class Login:
             self._waits = False
             return self._credentials(data, is_plain=True)
         self._waits = True
-        return self._make_salt()
+        return self.make_salt()
 
     def proceed(self, data: bytes, *, is_secure: bool) -> Credentials:
         """Return the credentials that a client sends after the salt.
@@ -83,8 +82,8 @@ class Login:
         if not self._waits:
             raise XError(5000, "Invalid message", fatal=True)
         self._waits = False
-        if self._requires_tls and not is_secure:
-            # Not before, and not fatal: as with MySQL, clients try another mechanism, and show the
+        if self.requires_tls and not is_secure:
+            # Not before, and not fatal, as in MySQL: clients try another mechanism, and show the
             # last error.
             raise _insecure(fatal=self._is_last_failure())
         return self._credentials(data, is_plain=False)
@@ -92,11 +91,11 @@ class Login:
     def refusal(self, credentials: Credentials) -> XError:
         """Count a failed login, and return its error."""
         using = "YES" if credentials.has_password else "NO"
-        text = f"Access denied for user '{shown(credentials.user)}'@'{self._host}' (using password: {using})"
+        text = f"Access denied for user '{shown(credentials.user)}'@'{self.host}' (using password: {using})"
         return XError(1045, text, fatal=self._is_last_failure())
 
     def _credentials(self, data: bytes, *, is_plain: bool) -> Credentials:
-        """Return the schema, the user and the secret, which are separated by NULs; a NUL in the secret is a part of it.
+        """Return the schema, user and secret, which NULs separate; the secret may have NULs, too.
 
         Raises:
             XError: A name is not UTF-8.

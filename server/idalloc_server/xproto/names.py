@@ -1,14 +1,14 @@
-"""The rules of MySQL for names of schemas and collections."""
+"""MySQL's rules for names of schemas and collections."""
 
 from idalloc_server.xproto.errors import XError
 
 MAX_NAME = 64  # characters
-# A longer name is incorrect, not too long; an error shows the beginning of a name.
+# MySQL calls a longer name incorrect, not too long. An error shows the beginning of a name.
 _MAX_BYTES, _SHOWN_BYTES = 192, 100
 
 
 def check_names(schema: str, collection: str | None = None) -> None:
-    """Check names in the order of MySQL: the collection's first.
+    """Check names in MySQL's order: the collection's first.
 
     Raises:
         XError: A name is too long, or incorrect.

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+from google.protobuf.message import Message
+
 from idalloc.xprotocol.v1 import notice_pb2 as pb
 
-# The frame type of a notice (ServerMessages.Type.NOTICE).
-_NOTICE = 11
+# The type of a notice (ServerMessages.Type.NOTICE).
+NOTICE = 11
 
 _PARAM = pb.SessionStateChanged(param=pb.SESSION_PARAMETER_GENERATED_DOCUMENT_IDS).SerializeToString()
 
@@ -18,7 +20,7 @@ _BEFORE_ID = _VALUE[:-_ID_LENGTH].decode("ascii")
 
 
 def document_ids_notice(doc_ids: Sequence[str]) -> pb.SessionStateChanged:
-    """Return the notice of document ids: GENERATED_DOCUMENT_IDS with one octets value per id, in order.
+    """Return the notice GENERATED_DOCUMENT_IDS, with one octets value for each id, in order.
 
     Args:
         doc_ids: One or more ids of 28 characters; MySQL sends no notice without an id.
@@ -28,11 +30,11 @@ def document_ids_notice(doc_ids: Sequence[str]) -> pb.SessionStateChanged:
 
 def document_ids_frame(doc_ids: Sequence[str]) -> bytes:
     """Return the same notice as a whole frame of the X Protocol."""
-    return _frame(_document_ids(doc_ids))
+    return notice_frame(pb.FRAME_TYPE_SESSION_STATE_CHANGED, _document_ids(doc_ids))
 
 
 def insert_id_notice(first_id: int) -> pb.SessionStateChanged:
-    """Return the notice of auto-increment ids: GENERATED_INSERT_ID with the first id of the insert.
+    """Return the notice GENERATED_INSERT_ID, with the first auto-increment id of an insert.
 
     Args:
         first_id: 0 to 2^63-1.
@@ -43,9 +45,15 @@ def insert_id_notice(first_id: int) -> pb.SessionStateChanged:
     )
 
 
-def insert_id_frame(first_id: int) -> bytes:
-    """Return the same notice as a whole frame of the X Protocol."""
-    return _frame(insert_id_notice(first_id).SerializeToString())
+def frame(kind: int, message: Message | bytes = b"") -> bytes:
+    """Return a frame of a message or of its bytes."""
+    payload = message if isinstance(message, bytes) else message.SerializeToString()
+    return (len(payload) + 1).to_bytes(4, "little") + bytes((kind,)) + payload
+
+
+def notice_frame(kind: pb.FrameType.ValueType, payload: bytes) -> bytes:
+    """Return the frame of a notice for this session."""
+    return frame(NOTICE, pb.Frame(type=kind, scope=pb.FRAME_SCOPE_LOCAL, payload=payload))
 
 
 def _document_ids(doc_ids: Sequence[str]) -> bytes:
@@ -53,11 +61,3 @@ def _document_ids(doc_ids: Sequence[str]) -> bytes:
     if set(map(len, doc_ids)) != {_ID_LENGTH}:
         raise ValueError(f"must be one or more document ids of {_ID_LENGTH} characters")
     return _PARAM + (_BEFORE_ID + _BEFORE_ID.join(doc_ids)).encode("ascii")
-
-
-def _frame(notice: bytes) -> bytes:
-    """Return the frame of a SessionStateChanged for this session, with its length first."""
-    payload = pb.Frame(
-        type=pb.FRAME_TYPE_SESSION_STATE_CHANGED, scope=pb.FRAME_SCOPE_LOCAL, payload=notice
-    ).SerializeToString()
-    return (len(payload) + 1).to_bytes(4, "little") + bytes((_NOTICE,)) + payload

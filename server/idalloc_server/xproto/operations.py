@@ -1,4 +1,4 @@
-"""What statements do with schemas and collections, and the role that each operation needs."""
+"""The operations of statements on schemas and collections, and the role that each one needs."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from idalloc_server.auth.access import ADMIN, ALLOCATE, READ, Role
 class Operation(NamedTuple):
     """An operation on a collection, or on a schema."""
 
-    name: str  # the name in the audit
+    name: str
     role: Role  # the role that it needs
     command: str  # the command that MySQL's error 1142 names
 
@@ -22,7 +22,7 @@ FIND = Operation("find", READ, "SELECT")
 LIST = Operation("list", READ, "SHOW")
 COUNT = Operation("count", READ, "SELECT")
 ADD = Operation("add", ALLOCATE, "INSERT")
-# An upsert that meets an ``_id``. It needs ALLOCATE, too.
+# An upsert of an existing ``_id``. It needs ALLOCATE, too.
 REPLACE = Operation("replace", ADMIN, "UPDATE")
 MODIFY = Operation("modify", ADMIN, "UPDATE")
 REMOVE = Operation("remove", ADMIN, "DELETE")

@@ -1,4 +1,4 @@
-"""A message's bytes in pieces that are parsed one by one, without what has too many fields."""
+"""Cuts a message's bytes into pieces that are parsed one by one; limits its fields and items."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ from idalloc_server.xproto.errors import XError, parse_error
 # The bytes of a piece: about five milliseconds of parsing.
 _PIECE = 64 * 1024
 
-_LONG = 0x80  # the bit of a byte with another one behind it
+_LONG = 0x80  # the bit of a varint's byte that another one follows
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-# How many fields of a frame may have a name, and the code and the text of the error beyond.
+# The most fields of a frame with a name, and the code and the text of the error beyond them.
 _TOO_MANY: dict[str, tuple[Any, ...]] = {
     "row": (MAX_INSERTED_DOCUMENTS, 1105, f"an insert has at most {MAX_INSERTED_DOCUMENTS} documents"),
     "args": (MAX_ARGUMENTS, 1390, "Prepared statement contains too many placeholders"),
@@ -25,7 +25,7 @@ def pieces(descriptor: Any, payload: bytes) -> Iterator[bytes]:
     """Yield the bytes of a message in pieces of whole fields.
 
     Raises:
-        XError: They are not such bytes, or have too many fields.
+        XError: They are not bytes of a message, or have too many fields.
     """
     start, counts, known = 0, Counter[str](), _known(descriptor)
     if len(payload) > _PIECE:
@@ -44,7 +44,7 @@ def pieces(descriptor: Any, payload: bytes) -> Iterator[bytes]:
 
 
 def _check_items(descriptor: Any, payload: bytes, start: int, end: int) -> None:
-    """Refuse a message with too many others in it."""
+    """Check that a message does not have too many others inside."""
     items, outer = 0, [(_known(descriptor), _fields(payload, start, end))]
     while outer:
         known, fields = outer[-1]
@@ -55,7 +55,7 @@ def _check_items(descriptor: Any, payload: bytes, start: int, end: int) -> None:
             items += 1
             if items > MAX_ITEMS:
                 raise _too_many_items()
-            if inner.name != "Scalar":  # which has at most one other
+            if inner.name != "Scalar":  # a scalar has at most one other inside
                 outer.append((_known(inner), _fields(payload, content, after)))
                 break
         else:
@@ -70,7 +70,7 @@ def _too_many_items() -> XError:
 
 @cache
 def _known(descriptor: Any) -> dict[int, tuple[str, Any]]:
-    """Return the name of each field by its number, and the descriptor of the message that it is, if it is one."""
+    """Return each field's name, and its descriptor if it is a message, by the field's number."""
     return {field.number: (field.name, field.message_type) for field in descriptor.fields}
 
 

@@ -9,7 +9,7 @@ from idalloc_server.documents.cost import Budget
 from idalloc_server.documents.criteria import Node, Value
 from idalloc_server.documents.evaluation import Run
 from idalloc_server.documents.selection import Selection
-from idalloc_server.xproto.document_errors import mapped
+from idalloc_server.xproto.document_errors import as_xerrors
 from idalloc_server.xproto.errors import XError, not_supported
 from idalloc_server.xproto.expressions import Expressions
 
@@ -19,7 +19,7 @@ _MAX_UNSIGNED = 2**64 - 1
 def selection_of(
     message: crud.Find | crud.Update | crud.Delete, expressions: Expressions, budget: Budget, *, may_skip: bool = True
 ) -> Selection:
-    """Return which documents a statement is about.
+    """Return which documents a statement selects.
 
     Raises:
         XError: An expression or the limit is invalid, or the expressions have too many parts.
@@ -30,19 +30,19 @@ def selection_of(
     criteria = expressions.node(message.criteria) if message.HasField("criteria") else None
     order = [(expressions.node(each.expr), each.direction == crud.ORDER_DIRECTION_DESC) for each in message.order]
     selection = Selection(criteria, order, limit, offset, budget, is_strict=not isinstance(message, crud.Find))
-    # What is not served is refused before a document is read, and made here, as this may run beside
-    # the event loop.
-    with mapped():
-        _ = selection.parts, selection.keys, selection.meets
+    # These are compiled now, since this may run in the side thread, and so that a statement fails
+    # before a document is read.
+    with as_xerrors():
+        _ = selection.parts, selection.keys, selection.predicate
     for (node, _), each in zip(order, message.order, strict=True):
         _check_order(node, each.expr, is_projected=isinstance(message, crud.Find) and len(message.projection) > 0)
-    with mapped():
+    with as_xerrors():
         _ = selection.sort_keys
     return selection
 
 
 def projection_of(given: Sequence[crud.Projection], expressions: Expressions) -> Run | None:
-    """Return a function that makes the object that a find returns of a document; None for the document itself.
+    """Return the function that projects a document; None if a find returns the document itself.
 
     Raises:
         XError: An expression is invalid, or has no name.
@@ -58,7 +58,11 @@ def projection_of(given: Sequence[crud.Projection], expressions: Expressions) ->
 
 
 def _check_order(node: Node, expression: expr.Expr, *, is_projected: bool) -> None:
-    """Refuse to sort by a column of the result."""
+    """Check that a statement does not sort by a column of its result.
+
+    Raises:
+        XError: It does.
+    """
     if is_projected and expression.identifier.name == "doc" and not expression.identifier.document_path:
         raise not_supported("sort by doc with fields")
     if expression.type == expr.EXPR_TYPE_OPERATOR or not isinstance(node, Value) or node.is_json:

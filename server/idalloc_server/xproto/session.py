@@ -1,8 +1,8 @@
 """A session of the X Protocol as a state machine without I/O: bytes in, bytes and requests out.
 
-The owner feeds bytes with ``receive``, sends what ``take_output`` returns, and answers each request
-of ``next_request`` with ``reply`` or ``fail``, or as the request says, before it asks for the next
-one.
+The owner feeds bytes with ``receive`` and sends what ``take_output`` returns. Before it asks for
+the next request, it answers each one of ``next_request`` with ``reply`` or ``fail``, or with the
+method that the request's docstring names.
 """
 
 from collections.abc import Callable
@@ -17,15 +17,14 @@ from idalloc_server.xproto.errors import XError
 from idalloc_server.xproto.expect import Expectations
 from idalloc_server.xproto.login import Credentials, Login, new_salt
 
-# The largest message before the login; after it, the largest one that is no statement on a
-# collection.
+# The largest message before the login, and after it of all messages but statements on collections.
 MAX_CONTROL_MESSAGE = 64 * 1024
 
-# The most messages of a client up to its login; three logins with capabilities and TLS take about
+# The most messages of a client before its login. Three logins with capabilities and TLS take about
 # ten.
 MAX_MESSAGES_BEFORE_LOGIN = 16
 
-# How many messages are handled before others have the event loop: about a millisecond's work.
+# How many messages are handled before other tasks run: about a millisecond of work.
 MESSAGES_A_TURN = 32
 
 _STATEMENTS = (17, 18, 19, 20)  # the types of Find, Insert, Update and Delete
@@ -40,14 +39,14 @@ class StartTls:
 
 @dataclass(frozen=True)
 class LogIn:
-    """Check the credentials. ``accept_login`` or ``reject_login``."""
+    """Check the credentials; answer with ``accept_login`` or ``reject_login``."""
 
     credentials: Credentials
 
 
 @dataclass(frozen=True)
 class Reset:
-    """Forget the variables of the session. ``accept_reset``."""
+    """Forget the variables of the session; answer with ``accept_reset``."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +58,14 @@ class Execute:
 
 @dataclass(frozen=True)
 class Pause:
-    """Send the output, and let others run: the client sent many messages at once."""
+    """Send the output, and let other tasks run: the client sent many messages at once."""
 
 
 Request = StartTls | LogIn | Reset | Execute | Pause
 
 
 def kind_of(request: Request) -> str:
-    """Return what the metrics call a request; empty for one that they do not count."""
+    """Return the kind of a request in the metrics; empty for one that they do not count."""
     if isinstance(request, LogIn):
         return "login"
     if not isinstance(request, Execute):
@@ -78,19 +77,15 @@ def kind_of(request: Request) -> str:
 
 
 class Session:
-    """One connection of a client.
+    """The protocol's state on one connection.
 
     Args:
-        connection_id: The number of the connection.
+        connection_id: The number that the client gets.
         host: The client's host, for errors.
         max_message: The largest length of a frame after the login, in bytes.
         has_tls: Whether the server has a certificate.
         requires_tls: Whether a login needs TLS.
         make_salt: Returns the salt of a login.
-
-    Attributes:
-        is_closed: Whether to close the connection after the output.
-        is_logged_in: Whether a login has succeeded.
     """
 
     def __init__(
@@ -103,7 +98,7 @@ class Session:
         requires_tls: bool = False,
         make_salt: Callable[[], bytes] = new_salt,
     ) -> None:
-        self.is_closed = False
+        self.is_closed = False  # whether to close the connection after the output
         self.is_logged_in = False
         self._had_session = False
         self._before_login = 0  # messages
@@ -117,13 +112,8 @@ class Session:
         self._output = [frames.HELLO]
 
     @property
-    def buffered(self) -> int:
-        """How many bytes wait for the rest of their frame."""
-        return len(self._reader)
-
-    @property
     def next_size(self) -> int:
-        """How many bytes the next frame has; 0 if it has not arrived."""
+        """The size of the next frame in bytes; 0 if it has not arrived."""
         return self._reader.next_size
 
     def receive(self, data: bytes) -> None:
@@ -136,7 +126,7 @@ class Session:
         return output
 
     def next_request(self) -> Request | None:
-        """Handle frames up to the next one that needs the owner; None if more bytes are needed, or at the end."""
+        """Handle frames up to the next request; return None if bytes are missing, or at the end."""
         for _ in range(MESSAGES_A_TURN):
             try:
                 if self.is_closed or (found := self._take()) is None:
@@ -148,7 +138,7 @@ class Session:
                 if request is not None:
                     return request
             if self.next_size > MAX_CONTROL_MESSAGE:
-                break  # the owner asks again, and sees its size
+                break  # the owner looks at its size before it asks again
         return Pause()
 
     def _take(self) -> tuple[int, bytes] | None:
@@ -180,7 +170,7 @@ class Session:
         ]
 
     def reject_login(self) -> int:
-        """End a request to log in: the credentials are wrong. Return the code of the error."""
+        """End a request to log in with wrong credentials; return the code of the error."""
         assert self._credentials is not None  # noqa: S101 - the request had them
         refusal = self._login.refusal(self._credentials)
         self.fail(refusal)

@@ -1,12 +1,13 @@
-"""The SQL that stock clients send: schemas, counts, variables. Everything else is refused."""
+"""The SQL that MySQL's clients send: schemas, counts, variables. All other SQL is refused."""
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from idalloc.xprotocol.v1 import notice_pb2, statement_pb2
 from idalloc_server.documents.like import like_pattern
+from idalloc_server.documents.protocol import Documents
 from idalloc_server.xproto import frames
-from idalloc_server.xproto.admin import Schemas
 from idalloc_server.xproto.caller import Caller
 from idalloc_server.xproto.errors import XError, no_schema, not_supported, unknown_collection, unknown_schema
 from idalloc_server.xproto.names import check_names
@@ -43,22 +44,17 @@ _BYTES = statement_pb2.COLUMN_TYPE_BYTES
 _Result = Awaitable[Iterable[bytes]]
 
 
+@dataclass(eq=False)
 class Sql:
-    """Runs the SQL of one session.
+    """Runs the SQL of one session."""
 
-    Args:
-        documents: The store of documents.
-        variables: The session's variables.
-        caller: The session.
-        use: Chooses the default schema.
-    """
+    documents: Documents
+    variables: Variables
+    caller: Caller  # the session
+    use: Callable[[str], None]  # changes its default schema
 
-    def __init__(self, documents: Schemas, variables: Variables, caller: Caller, use: Callable[[str], None]) -> None:
-        self._documents = documents
-        self._variables = variables
-        self._caller = caller
-        self._rights = caller.rights
-        self._use = use
+    def __post_init__(self) -> None:
+        self._rights = self.caller.rights
         forms: tuple[tuple[str, Callable[[re.Match[str]], _Result]], ...] = (
             (rf"CREATE\s+(?:DATABASE|SCHEMA)(\s+IF\s+NOT\s+EXISTS)?\s+{_NAME}.*", self._create_schema),
             (rf"DROP\s+(?:DATABASE|SCHEMA)(\s+IF\s+EXISTS)?\s+{_NAME}", self._drop_schema),
@@ -105,7 +101,7 @@ class Sql:
         name = _unquoted(match[2])
         check_names(name)
         with self._rights.audited(CREATE_SCHEMA, name) as record:
-            is_new = await self._documents.create_schema(name)
+            is_new = await self.documents.create_schema(name)
             record["changed"] = int(is_new)
             if is_new:
                 return [frames.rows_affected(1)]
@@ -116,11 +112,11 @@ class Sql:
         name = _unquoted(match[2])
         check_names(name)
         with self._rights.audited(DROP_SCHEMA, name) as record:
-            dropped = await self._documents.drop_schema(name)
+            dropped = await self.documents.drop_schema(name)
             if dropped is not None:
                 record |= {"changed": 1, "collections": dropped}
-                if self._caller.schema == name:
-                    self._use("")
+                if self.caller.schema == name:
+                    self.use("")
                 return [frames.rows_affected(dropped)]
             record["changed"] = 0
             failure = XError(1008, f"Can't drop database '{name}'; database doesn't exist")
@@ -129,7 +125,7 @@ class Sql:
     async def _drop_table(self, match: re.Match[str]) -> Iterable[bytes]:
         schema, name = self._collection(match)
         with self._rights.audited(DROP_COLLECTION, schema, name) as record:
-            is_dropped = await self._documents.drop_collection(schema, name)
+            is_dropped = await self.documents.drop_collection(schema, name)
             record["changed"] = int(is_dropped)
             if is_dropped:
                 return [frames.rows_affected(0)]
@@ -141,7 +137,7 @@ class Sql:
         check_names(name)
         if name not in await self._schemas():
             raise unknown_schema(name)
-        self._use(name)
+        self.use(name)
         return [frames.rows_affected(0)]
 
     async def _count_schemas(self, match: re.Match[str]) -> Iterable[bytes]:
@@ -149,15 +145,15 @@ class Sql:
 
     async def _count_tables(self, match: re.Match[str]) -> Iterable[bytes]:
         schema, name = _unquoted(match[2]), _unquoted(match[3])
-        names = self._rights.visible(await self._documents.list_collections(schema), schema)
+        names = self._rights.visible(await self.documents.list_collections(schema), schema)
         return _counted(match[1], int(name in names))
 
     async def _count(self, match: re.Match[str]) -> Iterable[bytes]:
         schema, name = self._collection(match)
         self._rights.require(COUNT, schema, name)
-        if name not in await self._documents.list_collections(schema):
+        if name not in await self.documents.list_collections(schema):
             raise unknown_collection(schema, name)
-        return _counted(match[1], await self._documents.count(schema, name))
+        return _counted(match[1], await self.documents.count(schema, name))
 
     async def _show_schemas(self, match: re.Match[str]) -> Iterable[bytes]:
         matches = like_pattern(_unquoted(match[1])) if match[1] else None
@@ -172,12 +168,12 @@ class Sql:
 
     async def _schemas(self) -> list[str]:
         """Return the schemas that the caller may see."""
-        return self._rights.visible(await self._documents.list_schemas())
+        return self._rights.visible(await self.documents.list_schemas())
 
     async def _show_variables(self, match: re.Match[str]) -> Iterable[bytes]:
         matches = like_pattern(_unquoted(match[2])) if match[2] else None
         wanted = _unquoted(match[3]).lower() if match[3] else None
-        values = self._variables.all(is_global=(match[1] or "").upper() == "GLOBAL")
+        values = self.variables.all(is_global=(match[1] or "").upper() == "GLOBAL")
         table = ("session_variables", "session_variables", "performance_schema")
         columns = [
             frames.column(_BYTES, name, original=(name, *table), collation=frames.UTF8MB4, length=length, flags=flags)
@@ -207,7 +203,7 @@ class Sql:
                 scope = _scope(found[1])
             own = _scope(found[2]) if found[2] else scope
             assignments.append(Assignment(own, found[3].lower(), _value(found)))
-        return [*await self._variables.set(assignments), frames.rows_affected(0)]
+        return [*await self.variables.set(assignments), frames.rows_affected(0)]
 
     async def _nothing(self, match: re.Match[str]) -> Iterable[bytes]:
         return [frames.rows_affected(0)]
@@ -245,13 +241,13 @@ class Sql:
                 raise not_supported(integer[:80])
             return column, frames.signed_field(number)
         if variable:
-            value = self._variables.read(variable, is_global=(scope or "").upper() == "GLOBAL")
+            value = self.variables.read(variable, is_global=(scope or "").upper() == "GLOBAL")
         elif function:
             called = function.upper()
             if called == "CONNECTION_ID":
                 column = frames.column(_NUMBER, shown, length=20, flags=frames.NOT_NULL)
-                return column, frames.unsigned_field(self._caller.connection_id)
-            value = VERSION if called == "VERSION" else self._caller.schema or None
+                return column, frames.unsigned_field(self.caller.connection_id)
+            value = VERSION if called == "VERSION" else self.caller.schema or None
         else:
             value = _unquoted(text)
         if isinstance(value, int):
@@ -262,7 +258,7 @@ class Sql:
 
     def _collection(self, match: re.Match[str]) -> tuple[str, str]:
         """Return the schema and the name of a collection, the second and third group of a form."""
-        schema, name = _unquoted(match[2]) if match[2] else self._caller.schema, _unquoted(match[3])
+        schema, name = _unquoted(match[2]) if match[2] else self.caller.schema, _unquoted(match[3])
         if not schema:
             raise no_schema()
         check_names(schema, name)

@@ -1,23 +1,19 @@
-"""The bytes of a connection, in a protocol of our own: no byte waits in a buffer that the connection cannot see."""
+"""The bytes of a connection, as an ``asyncio.Protocol`` whose buffer the connection can see."""
 
 import asyncio
 import ssl
 from typing import Any
 
-# How much may wait for ``Stream.read`` before the client's next bytes stay in its system.
+# The most bytes that wait for ``Stream.read``. Beyond them the client cannot send.
 READ_BYTES = 64 * 1024
 
 
 class Stream(asyncio.Protocol):
-    """One connection: what arrived and was not read, and what is to be sent.
-
-    Attributes:
-        has_left: Whether the client has sent its last byte, or the connection is lost.
-    """
+    """The bytes of one connection that have arrived, and those to send."""
 
     def __init__(self) -> None:
-        self.has_left = False
-        self._transport: Any = None  # uvloop's transports are no subclass of asyncio's
+        self.has_left = False  # whether the client has sent its last byte, or the connection is lost
+        self._transport: Any = None  # uvloop's transports are not subclasses of asyncio's
         self._buffer = bytearray()
         self._is_secure = self._is_paused = False
         self._readable, self._writable, self._lost = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -46,7 +42,7 @@ class Stream(asyncio.Protocol):
         """See ``asyncio.Protocol``."""
         self.has_left = True
         self._readable.set()
-        # A statement that runs ends, but replies that are made may still be read, except with TLS.
+        # The running statement ends. The client may still read its replies, except with TLS.
         return not self._is_secure
 
     def pause_writing(self) -> None:
@@ -89,18 +85,18 @@ class Stream(asyncio.Protocol):
         self._check()
 
     async def start_tls(self, context: ssl.SSLContext, before: bytes, timeout: float) -> None:
-        """Send bytes, and start TLS; its handshake may take ``timeout`` seconds.
+        """Send bytes, and start TLS; the handshake may take ``timeout`` seconds.
 
         Raises:
-            ConnectionAbortedError: Bytes have arrived already, which could be an attacker's.
+            ConnectionAbortedError: Bytes have arrived already; they could be an attacker's.
             OSError: The handshake failed.
         """
         if self._buffer:
             raise ConnectionAbortedError("clear text before the handshake")
         self._check()
         self._transport.write(before)
-        # The loop hands the transport over to TLS before it waits: all bytes from here on belong to
-        # the handshake.
+        # The loop gives the transport to TLS before it waits: all later bytes belong to the
+        # handshake.
         loop = asyncio.get_running_loop()
         self._transport = await loop.start_tls(
             self._transport, self, context, server_side=True, ssl_handshake_timeout=timeout
@@ -109,7 +105,7 @@ class Stream(asyncio.Protocol):
         self._check()
 
     async def close(self) -> None:
-        """Close the connection when what was written is sent, and wait for that."""
+        """Send what was written, then close the connection."""
         self._transport.close()
         await self._lost.wait()
 

@@ -4,10 +4,10 @@ from idalloc_server.xproto.errors import XError
 
 
 def text_of(content: bytes) -> str:
-    """Return a text.
+    """Decode UTF-8.
 
     Raises:
-        XError: It is not UTF-8.
+        XError: The content is not UTF-8.
     """
     try:
         return content.decode()

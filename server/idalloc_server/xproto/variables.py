@@ -1,6 +1,7 @@
 """System variables: those of document ids, and those that clients read or set at a login."""
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from idalloc.xprotocol.v1 import notice_pb2
@@ -27,8 +28,8 @@ class Assignment(NamedTuple):
     """One assignment of SET."""
 
     scope: str  # ``SESSION``, ``GLOBAL`` or ``PERSIST``
-    name: str  # the variable, in lower case
-    value: int | str | None  # the number, or the text; None for DEFAULT
+    name: str  # of the variable, in lower case
+    value: int | str | None  # None for DEFAULT
 
 
 class Node(Protocol):
@@ -40,37 +41,32 @@ class Node(Protocol):
         ...
 
 
+# Changes the node's settings, and if the second argument is True, keeps them over restarts.
 ChangeNode = Callable[[Mapping[str, int], bool], Awaitable[None]]
 
 
+@dataclass(eq=False)
 class Variables:
-    """The variables of one session.
+    """The variables of one session."""
 
-    Args:
-        node: The node's settings.
-        change_node: Changes the node's settings, and keeps them over restarts if asked to.
-        max_message: The largest message, in bytes.
-    """
-
-    def __init__(self, node: Node, change_node: ChangeNode, max_message: int) -> None:
-        self._node = node
-        self._change_node = change_node
-        self._max_message = max_message
-        self._own: dict[str, int] = {}
+    node: Node
+    change_node: ChangeNode
+    max_message: int  # the largest message, in bytes
+    own: dict[str, int] = field(default_factory=dict, init=False)  # set by the session
 
     @property
     def offset(self) -> int:
         """The session's auto_increment_offset; 0 for the node's."""
-        return self._own.get(OFFSET, 0)
+        return self.own.get(OFFSET, 0)
 
     @property
     def increment(self) -> int:
         """The session's auto_increment_increment; 0 for the node's."""
-        return self._own.get(INCREMENT, 0)
+        return self.own.get(INCREMENT, 0)
 
     def reset(self) -> None:
         """Forget the session's own values."""
-        self._own = {}
+        self.own = {}
 
     def read(self, name: str, *, is_global: bool = False) -> int | str:
         """Return the value of a variable.
@@ -85,15 +81,15 @@ class Variables:
 
     def all(self, *, is_global: bool = False) -> dict[str, int | str]:
         """Return all variables, by name."""
-        node = self._node.settings
-        own = {} if is_global else self._own
+        node = self.node.settings
+        own = {} if is_global else self.own
         values: dict[str, int | str] = {
             "autocommit": 1,
             INCREMENT: own.get(INCREMENT, node[INCREMENT]),
             OFFSET: own.get(OFFSET, node[OFFSET]),
             "lower_case_table_names": 0,
             PREFIX: node["prefix"],
-            "mysqlx_max_allowed_packet": self._max_message,
+            "mysqlx_max_allowed_packet": self.max_message,
             "mysqlx_wait_timeout": IDLE_SECONDS,
             "sql_mode": "",
             "version": VERSION,
@@ -104,14 +100,14 @@ class Variables:
     async def set(self, assignments: list[Assignment]) -> list[bytes]:
         """Make the assignments, and return the frames of their warnings.
 
-        All are checked first. The node's are then changed by scope: those of PERSIST, and after
-        them those of GLOBAL.
+        All are checked first. Then the node's variables change: those of PERSIST, and after them
+        those of GLOBAL.
 
         Raises:
             XError: A variable is unknown, or cannot have the value.
         """
         warnings: list[bytes] = []
-        own = dict(self._own)
+        own = dict(self.own)
         lasting: dict[str, int] = {}
         passing: dict[str, int] = {}
         for each in assignments:
@@ -126,18 +122,18 @@ class Variables:
                 own[each.name] = number
                 continue
             name = _NODE_SETTINGS[each.name]
-            passing.pop(name, None)  # the last one holds
+            passing.pop(name, None)  # the last assignment wins
             (lasting if each.scope == "PERSIST" else passing)[name] = number
         await self._set_node(lasting, persist=True)
         await self._set_node(passing, persist=False)
-        self._own = own
+        self.own = own
         return warnings
 
     async def _set_node(self, given: Mapping[str, int], *, persist: bool) -> None:
         if not given:
             return
         try:
-            await self._change_node(given, persist)
+            await self.change_node(given, persist)
         except PermissionDenied as refusal:
             raise XError(1227, f"Access denied; {refusal}", "42000") from None
         except Refusal as refusal:

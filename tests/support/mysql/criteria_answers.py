@@ -25,7 +25,7 @@ from idalloc_server.documents.cost import Budget
 from idalloc_server.documents.document import Document
 from idalloc_server.documents.json_text import Json, dump, key_of
 from idalloc_server.documents.selection import Chooser
-from idalloc_server.xproto.document_errors import mapped
+from idalloc_server.xproto.document_errors import as_xerrors
 from idalloc_server.xproto.errors import XError
 from idalloc_server.xproto.expressions import Expressions
 from idalloc_server.xproto.selection import projection_of, selection_of
@@ -106,13 +106,13 @@ class _Evaluator:
         expressions = Expressions(message.args, SCHEMA, budget)
         projection = projection_of(message.projection, expressions) if isinstance(message, crud.Find) else None
         selection = selection_of(message, expressions, budget)
-        with mapped():
+        with as_xerrors():
             if selection.order:
                 chooser = Chooser(selection)
                 assert not list(chooser.choose(self._documents))
                 found = [self._documents.index(each) for each in chooser.sorted()]
             else:
-                meets, keys = selection.meets, selection.keys
+                meets, keys = selection.predicate, selection.keys
                 found = [
                     index
                     for index, content in enumerate(self._contents)

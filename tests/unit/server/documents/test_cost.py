@@ -3,7 +3,7 @@
 import pytest
 
 from idalloc_server.documents import cost
-from idalloc_server.documents.changes import Change, Kind, changed
+from idalloc_server.documents.changes import Change, Kind, apply_changes
 from idalloc_server.documents.cost import Budget, parts
 from idalloc_server.documents.criteria import NULL, ArrayOf, Call, Field, Node, ObjectOf, Value
 from idalloc_server.documents.document import Document
@@ -107,7 +107,7 @@ def test_a_row_is_bounded_to_the_byte(value: Json) -> None:
 def test_a_change_may_replace_a_large_document() -> None:
     """What a change writes, and the document after it, are each bounded; their sum is not."""
     text = dump({"_id": "a", "n": "x" * 60})
-    replaced = changed(
+    replaced = apply_changes(
         text, [Change(Kind.SET, (), written(Value({"m": "y" * 60}, is_json=True)))], Budget(max_size=100)
     )
     assert load(replaced) == {"_id": "a", "m": "y" * 60}
@@ -116,7 +116,7 @@ def test_a_change_may_replace_a_large_document() -> None:
         [Change(Kind.SET, ("b",), written(Value("y" * 60)))],  # with what is there
     ):
         with pytest.raises(DocumentTooLarge):
-            changed(text, changes, Budget(max_size=100))
+            apply_changes(text, changes, Budget(max_size=100))
 
 
 MANY = [[1] * 10 for _ in range(10)]
@@ -142,8 +142,8 @@ def test_a_statement_ends_within_a_document(node: Node) -> None:
 
     selection = Selection(Call("||", (node, Call("||", (node, node)))), budget=Budget(clock=clock))
     document = Document("a", dump({"_id": "a", "n": MANY}))
-    assert selection.meets is not None
+    assert selection.predicate is not None
     content = load(document.text)
     with pytest.raises(TookTooLong):
         for _ in range(4):
-            selection.meets(content)
+            selection.predicate(content)

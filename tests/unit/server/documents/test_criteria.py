@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idalloc_server.documents.criteria import ID, NULL, Call, Field, Node, Null, Value, keys_of
-from idalloc_server.documents.evaluation import Context, compiled, condition_of
+from idalloc_server.documents.evaluation import Context, compile_node, condition_of
 from idalloc_server.documents.json_text import Json, dump
 
 V = Field(("v",))
@@ -69,8 +69,8 @@ class TestIn:
         each: Node = Call("in", (tested, Value(others[0])))
         for other in others[1:]:
             each = Call("||", (each, Call("in", (tested, Value(other)))))
-        whole = compiled(Call("in", (tested, *map(Value, others))), Context())
-        assert whole.run(document) is compiled(each, Context()).run(document)
+        whole = compile_node(Call("in", (tested, *map(Value, others))), Context())
+        assert whole.run(document) is compile_node(each, Context()).run(document)
 
 
 def test_nested_comparisons_are_compiled_once() -> None:

@@ -22,7 +22,7 @@ from idalloc_server.listen.connections import Limits
 from idalloc_server.store.sqlite.documents import SqliteDocuments
 from idalloc_server.xproto import frames
 from idalloc_server.xproto import listener as xlistener
-from idalloc_server.xproto.caller import Caller, Statements
+from idalloc_server.xproto.caller import Caller
 from idalloc_server.xproto.collections import Collections
 from idalloc_server.xproto.listener import Services, XListener
 from tests.support import xproto_attacks
@@ -54,7 +54,7 @@ def command(name: str, /, **texts: bytes) -> StmtExecute:
 @asynccontextmanager
 async def listening(
     max_connections: int = 10,
-    statements: Statements | None = None,
+    statements: Any = None,
     of_address: int = 10,
     *,
     access: AccessControl | None = None,
@@ -63,8 +63,8 @@ async def listening(
 ) -> AsyncIterator[XListener]:
     access, node = access or AccessControl(SystemClock(), 1000), FakeNode()
     services = Services(
-        statements=statements or NoStatements(),
-        documents=FakeDocuments(),
+        statements=statements or cast(Any, NoStatements()),
+        documents=cast(Any, FakeDocuments()),
         thread=SideThread("messages"),
         doc_ids=cast(Any, node),
         change_node=node.change,

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from idalloc.xprotocol.v1 import notice_pb2
 from idalloc_server.domain.document_ids.generator import DocIdRun
-from idalloc_server.xproto.notice import document_ids_frame, insert_id_frame
+from idalloc_server.xproto.notice import document_ids_frame, insert_id_notice, notice_frame
 from tests.support import environments
 from tests.support.mysql import recordings
 from tests.support.paths import ROOT
@@ -54,7 +55,8 @@ def test_document_ids_are_parsed(mysqlx: Path, count: int) -> None:
 @pytest.mark.parametrize("first_id", [0, 1, 127, 128, 2**53, 2**63 - 2])
 def test_insert_id_is_parsed(mysqlx: Path, first_id: int) -> None:
     """MySQL's classes parse a notice of an insert id, to the same bytes."""
-    (notice,) = read(mysqlx, insert_id_frame(first_id))
+    payload = insert_id_notice(first_id).SerializeToString()
+    (notice,) = read(mysqlx, notice_frame(notice_pb2.FRAME_TYPE_SESSION_STATE_CHANGED, payload))
     assert notice == {
         "message": "NOTICE",
         "type": "SESSION_STATE_CHANGED",

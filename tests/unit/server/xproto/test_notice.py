@@ -8,8 +8,8 @@ from idalloc.xprotocol.v1 import notice_pb2 as pb
 from idalloc_server.xproto.notice import (
     document_ids_frame,
     document_ids_notice,
-    insert_id_frame,
     insert_id_notice,
+    notice_frame,
 )
 from tests.support.mysql import recordings
 
@@ -36,6 +36,10 @@ def parsed(frame: bytes) -> pb.SessionStateChanged:
     return pb.SessionStateChanged.FromString(notice.payload)
 
 
+def framed(notice: pb.SessionStateChanged) -> bytes:
+    return notice_frame(pb.FRAME_TYPE_SESSION_STATE_CHANGED, notice.SerializeToString())
+
+
 def test_frames_equal_recorded_ones() -> None:
     """Frames equal all those recorded from a real MySQL."""
     recorded = recordings.notices()
@@ -56,12 +60,7 @@ def test_bytes_equal_those_of_protobuf(doc_ids: list[str]) -> None:
     assert document_ids_notice(doc_ids) == protobuf_notice(doc_ids)
     frame = document_ids_frame(doc_ids)
     assert parsed(frame) == protobuf_notice(doc_ids)
-    payload = pb.Frame(
-        type=pb.FRAME_TYPE_SESSION_STATE_CHANGED,
-        scope=pb.FRAME_SCOPE_LOCAL,
-        payload=protobuf_notice(doc_ids).SerializeToString(),
-    ).SerializeToString()
-    assert frame[5:] == payload
+    assert frame == framed(protobuf_notice(doc_ids))
 
 
 def test_notice_with_ten_thousand_ids() -> None:
@@ -90,15 +89,15 @@ def test_non_ascii_id_is_refused() -> None:
 
 
 @given(st.integers(0, 2**63 - 1))
-def test_insert_id_notice_and_frame(first_id: int) -> None:
+def test_insert_id_notice(first_id: int) -> None:
     """A notice of an insert id has parameter 3 and one V_UINT."""
     notice = insert_id_notice(first_id)
     assert notice.param == 3
     assert [(value.type, value.v_unsigned_int) for value in notice.value] == [(2, first_id)]
     assert notice.value[0].HasField("v_unsigned_int")  # Zero is serialized, too.
-    assert parsed(insert_id_frame(first_id)) == notice
+    assert parsed(framed(notice)) == notice
 
 
 def test_insert_id_frame_bytes() -> None:
     """The frame of an insert id has the documented bytes."""
-    assert insert_id_frame(300).hex() == "100000000b080310021a0908031205080218ac02"
+    assert framed(insert_id_notice(300)).hex() == "100000000b080310021a0908031205080218ac02"

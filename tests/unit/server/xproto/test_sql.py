@@ -1,6 +1,7 @@
-"""The SQL and the commands of stock clients have MySQL's answers, and everything else is refused."""
+"""SQL and commands that MySQL's clients send have MySQL's answers; all others are refused."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.support.xproto_caller import AllRights
 
 
 class FakeDocuments:
-    """Schemas and collections in memory."""
+    """Schemas and collections in memory, without documents."""
 
     def __init__(self) -> None:
         self.schemas: dict[str, list[str]] = {"s": ["c"]}
@@ -87,8 +88,9 @@ class Server:
     def __init__(self) -> None:
         self.documents, self.node, self.caller = FakeDocuments(), FakeNode(), FakeCaller()
         self.variables = Variables(self.node, self.node.change, 2**24)
-        self.sql = Sql(self.documents, self.variables, self.caller, self.caller.use)
-        self.admin = Admin(self.documents)
+        documents: Any = self.documents
+        self.sql = Sql(documents, self.variables, self.caller, self.caller.use)
+        self.admin = Admin(documents)
 
     async def run(self, statement: str, *args: notice_pb2.Any) -> list[tuple[int, bytes]]:
         reply = await self.sql.execute(statement, args)
