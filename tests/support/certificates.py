@@ -24,8 +24,7 @@ class Issued(NamedTuple):
 
 
 def issue(authority: trustme.CA, *names: x509.GeneralName, seconds: float = 3600) -> Issued:
-    """Issue a certificate with exactly these names (SANs) of any type; trustme chooses the types
-    itself.
+    """Issue a certificate with these names (SANs) of any type; trustme chooses types itself.
 
     Args:
         authority: The CA that signs it.
@@ -51,17 +50,12 @@ def issue(authority: trustme.CA, *names: x509.GeneralName, seconds: float = 3600
 
 
 class Certificates:
-    """A CA, and certificates and files signed by it.
-
-    Attributes:
-        authority: The CA.
-        ca: The file with the CA's certificate.
-    """
+    """A CA, and certificates and files signed by it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.authority = trustme.CA()
-        self.ca = folder / "ca.pem"
+        self.ca = folder / "ca.pem"  # with the CA's certificate
         self.authority.cert_pem.write_to_path(str(self.ca))
 
     @property
@@ -72,9 +66,7 @@ class Certificates:
     def server(
         self, *names: str, of_clients: trustme.CA | None = None, expired: bool = False
     ) -> grpc.ServerCredentials:
-        """Return a server's credentials; with ``of_clients`` clients must present a certificate of
-        that CA.
-        """
+        """Return a server's credentials; with ``of_clients`` clients must present certificates."""
         ended = datetime(2020, 1, 1, tzinfo=UTC) if expired else None
         leaf = self.authority.issue_cert(*(names or ("127.0.0.1",)), not_after=ended)
         pair = leaf.private_key_pem.bytes(), b"".join(blob.bytes() for blob in leaf.cert_chain_pems)

@@ -1,4 +1,4 @@
-"""Runs the code blocks of a Markdown page, in order and as they stand there.
+"""Runs the code blocks of a Markdown page, in order and as the page shows them.
 
 A reader has one terminal and one folder for a page, so its blocks share them: files, exported
 variables and the folder last. The terminal is a pseudo terminal, for commands print tables on a
@@ -51,9 +51,7 @@ VARIES = {
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page: its language, the heading that it is under, its line in the file,
-    and its text.
-    """
+    """A fenced block of a page: language, heading above, line in the file, and text."""
 
     language: str
     heading: str
@@ -94,7 +92,7 @@ def commands(console: str) -> Iterator[tuple[str, str]]:
 
 
 def plain(text: str) -> str:
-    """Return text without what varies from run to run, colours, and the spaces that align columns."""
+    """Return text without what varies between runs, colours, and spaces that align columns."""
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.replace("\r\n", "\n"))
     for pattern, name in VARIES.items():
         text = re.sub(pattern, name, text)
@@ -102,9 +100,7 @@ def plain(text: str) -> str:
 
 
 def matches(shown: str, printed: str) -> bool:
-    """Whether a program printed what the page shows, where ``…`` is any text and, on a line alone,
-    any lines.
-    """
+    """Return whether output matches the page, where ``…`` is any text, or alone any lines."""
     lines = plain(shown).splitlines()
     pattern = "".join(r"(?:\n.*)*" if each == "…" else "\n" + re.escape(each).replace("…", ".*") for each in lines)
     return re.fullmatch(pattern, "\n" + plain(printed) if printed.strip() else "") is not None
@@ -127,7 +123,7 @@ def free_port() -> int:
 
 
 def run(block: Block, terminal: Terminal) -> None:
-    """Run a block; fail if a command fails or prints something else than the page shows."""
+    """Run a block; fail if a command fails or prints something other than the page shows."""
     if name := FILE_NAME.match(block.text):
         file = terminal.folder / name[1]
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -159,8 +155,7 @@ def run_page(
     ports: Mapping[int, int] | None = None,
     finally_true: Callable[[], bool] | None = None,
 ) -> None:
-    """Run all blocks of a page in order. Blocks that are not run, or need a tool that is absent,
-    are skipped by name.
+    """Run all blocks of a page in order; skip by name those not run or without their tool.
 
     Args:
         name: The page in the repository, such as ``docs/tutorial.md``.

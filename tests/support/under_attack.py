@@ -1,6 +1,4 @@
-"""A steady caller while a process attacks the same address over TLS: its latencies, and the
-servers' memory.
-"""
+"""A steady caller under an attack over TLS: its latencies, and the servers' memory."""
 
 import json
 import subprocess

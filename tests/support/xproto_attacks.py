@@ -43,7 +43,7 @@ def placeholder(position: int) -> expr.Expr:
 
 
 def any_of(conditions: Sequence[expr.Expr]) -> expr.Expr:
-    """Return whether one of the conditions holds, as a balanced tree: protobuf limits the nesting."""
+    """Return whether a condition holds, as a balanced tree: protobuf limits the nesting."""
     while len(conditions) > 1:
         pairs = [conditions[start : start + 2] for start in range(0, len(conditions), 2)]
         conditions = [operator("||", *pair) if len(pair) == 2 else pair[0] for pair in pairs]
@@ -149,7 +149,7 @@ def _removals() -> Message:
 
 
 def _repeated(item: bytes) -> Callable[[], bytes]:
-    """Return an insert of an item again and again, up to the largest message."""
+    """Return an insert that repeats an item, up to the largest message."""
 
     def frame() -> bytes:
         head = crud.Insert(collection=crud.Collection(schema="large", name="c")).SerializeToString()
@@ -187,9 +187,7 @@ ATTACKS = {
 
 
 async def prepare(client: XClient, many: int = DOCUMENTS) -> None:
-    """Create the schemas of the attacks: ``large`` with a document of a megabyte, ``many`` with so
-    many documents.
-    """
+    """Create the schemas ``large``, with a large document, and ``many``, with ``many`` of them."""
     for schema in ("large", "many"):
         await client.create_collection(schema)
     assert (await client.add(f'{{"text": "{"x" * MEGABYTE}"}}', schema="large")).code == 0

@@ -54,9 +54,7 @@ class FakeCaller:
 
 
 async def reply_to(documents: Documents, message: Message, caller: FakeCaller | None = None) -> list[bytes]:
-    """Run a statement; return the frames of the reply, with the error's frame at the end if there
-    is one.
-    """
+    """Run a statement; return the frames of the reply, with an error's frame last."""
     reply: list[bytes] = []
     try:
         async for frame in Collections(documents, MAX_SIZE, SideThread("statements")).execute(

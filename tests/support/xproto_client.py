@@ -1,4 +1,4 @@
-"""A client of the X Protocol that sends frames as the test wants them, and reads whole replies."""
+"""A client of the X Protocol that sends any frames, and reads whole replies."""
 
 import asyncio
 import ssl
@@ -136,7 +136,7 @@ class XClient:
         return await self.ask(crud_pb2.Find(collection=crud_pb2.Collection(name="c", schema=schema)))
 
     async def expect_docid_generated(self) -> Reply:
-        """Open a block that expects the server to make ids."""
+        """Open a block that expects the server to generate ids."""
         condition = expect_pb2.ExpectCondition(condition_key=3)
         return await self.ask(expect_pb2.ExpectOpen(cond=[condition]))
 

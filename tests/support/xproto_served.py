@@ -3,6 +3,7 @@
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import cast
@@ -26,23 +27,19 @@ from tests.support.fake_store import MemoryStore
 from tests.support.xproto_client import XClient
 
 
+@dataclass
 class Served:
-    """The port, and its clients.
+    """The port, and its clients."""
 
-    Attributes:
-        documents: The store.
-    """
-
-    def __init__(self, listener: XListener, documents: Documents, tls: ssl.SSLContext) -> None:
-        self.documents = documents
-        self._listener = listener
-        self._tls = tls
+    listener: XListener
+    documents: Documents
+    tls: ssl.SSLContext  # of clients
 
     async def stranger(self) -> XClient:
         """Return a connection with TLS, before its login."""
-        client = await XClient.connect(self._listener.address)
+        client = await XClient.connect(self.listener.address)
         await client.read()
-        await client.start_tls(self._tls)
+        await client.start_tls(self.tls)
         return client
 
     async def client(self, name: str) -> XClient:

@@ -22,7 +22,7 @@ NAMES = {"sqlite": "SQLite", "emulator": "CrateDB's stand-in", "cratedb": "Crate
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("emulator", marks=XPROTO), *CRATEDB])
 @pytest.mark.parametrize("client", ["python", *(pytest.param(name, marks=XPROTO) for name in ("node", "java"))])
 async def test_a_stock_client_gets_mysqls_answers(client: str, kind: str, tmp_path: Path, table: list[str]) -> None:
-    """Every scenario has MySQL's answers, but for the named deviations; the guide has the numbers."""
+    """Every scenario has MySQL's answers but for named deviations; the guide has the numbers."""
     command = await asyncio.to_thread(clients.driver, client)
     shown = Certificates(tmp_path).client("127.0.0.1")
     # A fixed port, for SET PERSIST.

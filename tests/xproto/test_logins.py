@@ -16,9 +16,7 @@ pytestmark = [pytest.mark.xproto, pytest.mark.timeout(600)]
 
 @pytest.mark.parametrize("client", ["python", "node", "java"])
 async def test_a_stock_client_shows_why_a_login_fails(client: str, tmp_path: Path) -> None:
-    """Without TLS where it is required, each client shows that reason; over TLS a wrong token is
-    denied.
-    """
+    """Each client shows that TLS is required; over TLS a wrong token is denied."""
     command = await asyncio.to_thread(clients.driver, client)
     access = Access(tmp_path)
     access.add("root", "--allocate", "*", "--read", "*", "--admin", "*")

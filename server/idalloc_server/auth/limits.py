@@ -19,11 +19,6 @@ class Limits:
     """The limits of all callers of this process.
 
     A call that exceeds one raises ``QuotaExceeded`` and is audited.
-
-    Args:
-        clock: The clock of the token buckets.
-        policy: The quotas of identities and sequences.
-        audit: Records rejected calls.
     """
 
     def __init__(self, clock: Clock, policy: AccessPolicy, audit: Audit) -> None:

@@ -14,9 +14,7 @@ _BUILD = ROOT / ".build"
 
 
 def driver(client: str) -> list[str]:
-    """Return the command of a client's driver; install the client, or skip the test where that is
-    impossible.
-    """
+    """Return the command of a client's driver; install the client, or skip the test."""
     return {"python": _python, "node": _node, "java": _java}[client]()
 
 

@@ -1,6 +1,4 @@
-"""Compares the answers of a stock client with those that the same client got from MySQL 8.0.31;
-data/x has a README.
-"""
+"""Compares a client's answers with those it got from MySQL 8.0.31; data/x has a README."""
 
 import json
 import re
@@ -34,7 +32,7 @@ class Comparison:
 
 
 class _Normal:
-    """Numbers made ids by their appearance in a scenario."""
+    """Replaces ids by the order of their appearance in a scenario."""
 
     def __init__(self) -> None:
         self._scenario = ""

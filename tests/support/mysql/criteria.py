@@ -1,4 +1,4 @@
-"""Statements of random criteria, orders and projections, and the collections that they are about.
+"""Random criteria, orders and projections, and the collections that they select from.
 
 A seed makes the same cases on each machine. ``criteria_answers`` has what MySQL answers.
 """

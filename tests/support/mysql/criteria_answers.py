@@ -53,9 +53,7 @@ class Record(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """A digest of the cases, what differs, and how many cases idalloc refused, by the refusal's
-    text.
-    """
+    """A digest of the cases, the differences, and the number of refused cases by text."""
 
     digest: str
     differences: list[str]
@@ -174,7 +172,7 @@ def _answer(reply: Reply, case: Case, texts: Sequence[Sequence[str]]) -> Answer:
 
 
 def coverage(seed: int, count: int) -> dict[str, Counter[tuple[str, str]]]:
-    """Return how often each operator has each pair of types among its first operand and the others."""
+    """Return how often an operator has each pair of types of its first and another operand."""
     found = {name: Counter[tuple[str, str]]() for name in OPERATORS}
     documents = collections(seed)
     for case in cases(seed, count):

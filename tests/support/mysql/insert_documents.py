@@ -1,5 +1,4 @@
-"""Run by the Python of MySQL's client: insert documents without ids, and print the ids that the
-server generated.
+"""Inserts documents with MySQL's client in Python, and prints the server's ids.
 
 Each line of standard input, {"offset": …, "increment": …, "prefix": …, "count": …}, is answered by
 one line of JSON.

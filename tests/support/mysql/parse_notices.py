@@ -1,6 +1,4 @@
-"""Run by the Python of MySQL's client: parse frames from standard input, and print their content as
-JSON.
-"""
+"""Parses frames from standard input with MySQL's client in Python; prints them as JSON."""
 
 import json
 import sys

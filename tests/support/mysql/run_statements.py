@@ -1,5 +1,4 @@
-"""Runs statements of MySQL's X DevAPI in Python, and prints the number of each one's error. It
-knows no idalloc.
+"""Runs statements of MySQL's X DevAPI in Python; prints the number of each one's error.
 
 python run_statements.py URI < statements.json
 """

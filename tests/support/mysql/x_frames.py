@@ -1,6 +1,4 @@
-"""Recorded frames of statements on documents, with the answers of a real MySQL 8.0.31; data/x has a
-README.
-"""
+"""Recorded statements on documents with MySQL 8.0.31's answers; data/x has a README."""
 
 import json
 from pathlib import Path

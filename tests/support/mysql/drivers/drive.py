@@ -21,7 +21,7 @@ _SET_UP = [
 
 
 class World:
-    """The sessions of a scenario, and the ids that the server made in it."""
+    """The sessions of a scenario, and the ids that the server generated in it."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -38,7 +38,7 @@ class World:
         return self.schema(step).get_collection(step.get("collection", "c"))
 
     def fill(self, value: Any) -> Any:
-        """Replace ``$id:2`` by the second id that the server made."""
+        """Replace ``$id:2`` by the second id that the server generated."""
         if isinstance(value, str) and value.startswith("$id:"):
             return self.ids[int(value[4:]) - 1]
         if isinstance(value, list):

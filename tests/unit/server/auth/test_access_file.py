@@ -228,9 +228,7 @@ class TestChanges:
 
     @pytest.mark.parametrize("content", ["", " \n", "# nothing\n", "identity = []\n", None])
     def test_file_without_entries_gives_an_empty_policy(self, path: Path, content: str | None) -> None:
-        """An emptied or removed file gives an empty policy at the second check; at startup it is an
-        error.
-        """
+        """An emptied or removed file gives an empty policy at the second check, not at start."""
         file = AccessFile(str(path))
         file.read()
         path.unlink()
@@ -345,7 +343,7 @@ class TestTokens:
         assert parse(made[0]["entry"].encode(), "x").find_by_token(made[0]["token"]) is not None
 
     def test_invalid_identity_name_makes_no_token(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """A name that the access file rejects makes no token."""
+        """A name that the access file rejects creates no token."""
         for name in ("", "a\nb", "anonymous"):
             assert main(["token", "new", name]) == 2
             out, err = capsys.readouterr()

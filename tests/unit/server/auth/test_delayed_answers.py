@@ -11,7 +11,7 @@ from idalloc_server.auth.rejected_callers import MAX_DELAY_SECONDS, MIN_DELAY_SE
 
 
 async def seconds_of(delayed: DelayedAnswers, seconds_left: float | None = None) -> float:
-    """Return how long an answer waits."""
+    """Return how long an answer is delayed."""
     loop = asyncio.get_running_loop()
     begun = loop.time()
     await delayed.wait(seconds_left)
@@ -19,7 +19,7 @@ async def seconds_of(delayed: DelayedAnswers, seconds_left: float | None = None)
 
 
 async def test_answers_wait_for_different_times() -> None:
-    """Answers wait 1 to 3 s, and not all equally long."""
+    """Answers are delayed by 1 to 3 s, and not all equally long."""
     delayed = DelayedAnswers()
     waits = await asyncio.gather(*(seconds_of(delayed) for _ in range(50)))
     assert MIN_DELAY_SECONDS <= min(waits) < max(waits) <= MAX_DELAY_SECONDS
@@ -32,7 +32,7 @@ async def test_half_of_the_deadline_is_the_longest_wait() -> None:
 
 
 async def test_number_of_waiting_answers_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers beyond the limit wait for no time, also after others were cancelled."""
+    """Answers beyond the limit are not delayed, also after others were cancelled."""
     monkeypatch.setattr(rejected_callers, "MAX_DELAYED", 2)
     delayed = DelayedAnswers()
     waits = await asyncio.gather(*(seconds_of(delayed) for _ in range(3)))

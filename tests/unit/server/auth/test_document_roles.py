@@ -1,4 +1,4 @@
-"""Roles on schemas and collections: a pattern covers what it says, also where names have dots."""
+"""Roles on schemas and collections: what a pattern covers, also where names have dots."""
 
 from itertools import product
 
@@ -47,9 +47,7 @@ def only(pattern: str) -> Identity:
 
 @pytest.mark.parametrize(("pattern", "covered", "seen"), TABLE)
 def test_a_pattern_covers_only_what_it_names(pattern: str, covered: list[tuple[str, str]], seen: set[str]) -> None:
-    """P: a name with a dot is covered by the pattern * alone, so a role on a schema does not reach
-    another one.
-    """
+    """P: only the pattern * covers a name with a dot: no role on a schema reaches another one."""
     identity = only(pattern)
     assert [each for each in NAMES if has_role(identity, ALLOCATE, *each)] == covered
     assert {schema for schema, _ in NAMES if may_see(identity, schema)} == seen
@@ -61,9 +59,7 @@ def test_a_pattern_covers_only_what_it_names(pattern: str, covered: list[tuple[s
 @settings(max_examples=30)
 @given(st.text("ab.*", max_size=5), st.text("ab", min_size=1, max_size=2))
 def test_a_schema_is_seen_with_what_is_in_it(pattern: str, schema: str) -> None:
-    """An identity sees the schemas on which, or on a possible collection of which, it has a role;
-    and no others.
-    """
+    """An identity sees a schema only with a role on it, or on a possible collection of it."""
     identity = only(pattern)
     # A pattern of five characters matches a word of five letters, if it matches any.
     collections = ["".join(letters) for size in range(6) for letters in product("ab", repeat=size)]
@@ -74,9 +70,7 @@ def test_a_schema_is_seen_with_what_is_in_it(pattern: str, schema: str) -> None:
 @settings(max_examples=30)
 @given(st.text("ab.*", max_size=6), st.text("ab.", max_size=4), st.text("ab.", min_size=1, max_size=4))
 def test_equal_texts_are_not_two_collections(pattern: str, schema: str, name: str) -> None:
-    """Of all collections whose names make one text, a pattern but * covers at most the one without
-    further dots.
-    """
+    """Of names that form one text, a pattern but * covers at most the one without further dots."""
     text = f"{schema}.{name}"
     same = [(text[:at], text[at + 1 :]) for at, letter in enumerate(text) if letter == "." and text[at + 1 :]]
     covered = [each for each in same if has_role(only(pattern), ALLOCATE, *each)]

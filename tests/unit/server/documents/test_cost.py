@@ -1,4 +1,4 @@
-"""A statement ends when its work, its time or its results are more than a statement may have."""
+"""A statement ends when its work, its time or its results exceed a limit."""
 
 import pytest
 
@@ -69,9 +69,7 @@ def test_arguments_count_at_each_use() -> None:
 
 
 def test_literals_of_in_are_no_parts() -> None:
-    """The texts and numbers of an `in` are looked up; objects, arrays and patterns count with their
-    size.
-    """
+    """Texts and numbers of an `in` do not count; objects, arrays and patterns do by size."""
     assert parts(Call("in", (WHOLE, *(Value(number) for number in range(50_000))))) == 2
     assert parts(Call("like", (WHOLE, Value("x" * 6_400)))) > 100
     assert parts(ObjectOf((("a", WHOLE), ("b", WHOLE)))) == 3
@@ -83,9 +81,7 @@ def test_literals_of_in_are_no_parts() -> None:
 
 
 def test_values_of_in_that_are_compared_are_parts() -> None:
-    """NULL is looked up in no statement, and a number not in one that writes: its first error is
-    MySQL's.
-    """
+    """NULLs of an `in` count, and numbers in a statement that writes: errors come in order."""
     many = cost.MAX_STEPS_A_DOCUMENT
     texts = Call("in", (WHOLE, *(Value(str(number)) for number in range(many))))
     numbers = Call("in", (WHOLE, *map(Value, range(many))))
@@ -132,7 +128,7 @@ MANY = [[1] * 10 for _ in range(10)]
     ],
 )
 def test_a_statement_ends_within_a_document(node: Node) -> None:
-    """The time of a statement also ends it between the comparisons of large values of one document."""
+    """Time also ends a statement between comparisons of one document's large values."""
     now = 0.0
 
     def clock() -> float:

@@ -45,7 +45,7 @@ class TestMixedTypes:
 
 class TestKeys:
     def test_keys_are_found_in_conditions(self) -> None:
-        """A condition that names keys is a read by key, also inside of `and`; any other is a scan."""
+        """A condition that names keys reads by key, also inside of `and`; any other scans."""
         one = Call("==", (ID, Value("a")))
         some = Call("in", (ID, Value("a"), Value("b")))
         assert keys_of(Call("==", (Value("a"), ID))) == frozenset({"a"})
@@ -74,9 +74,7 @@ class TestIn:
 
 
 def test_nested_comparisons_are_compiled_once() -> None:
-    """A condition that is nested as deep as a message can be is compiled in time that grows with
-    its length alone.
-    """
+    """A deeply nested condition is compiled in time that grows only with its length."""
     node: Node = Call("==", (V, Value("a")))
     for _ in range(100):
         node = Call("==", (node, Value(1)))

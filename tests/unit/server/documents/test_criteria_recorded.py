@@ -24,9 +24,7 @@ _REFUSED = (
 
 @pytest.mark.parametrize("seed", criteria_answers.SEEDS)
 def test_each_answer_is_mysqls(seed: int) -> None:
-    """Each case gets the documents, the order, the fields or the code of the error that MySQL gave,
-    or is refused.
-    """
+    """Each case gets MySQL's documents, order and fields, or its error's code, or is refused."""
     _, digest, answers = criteria_answers.recorded(seed)
     made, differences, refused = criteria_answers.compare(seed, answers)
     assert made == digest, "the cases are not the recorded ones: run python -m tests.support.mysql.criteria_answers"

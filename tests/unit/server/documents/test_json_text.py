@@ -67,9 +67,7 @@ class TestDump:
         ],
     )
     def test_texts_are_normalised(self, text: str, expected: str) -> None:
-        """Keys are ordered by length and bytes, the last of equal keys stays, and numbers are
-        short.
-        """
+        """Keys are ordered by length and bytes, the last equal key wins, and numbers are short."""
         assert dump(parse(text)) == expected
 
     @given(VALUES)
@@ -91,9 +89,7 @@ class TestKeys:
 
 @pytest.mark.parametrize("value", ["1", "[]", "{}", '"[,{"', "[1]", '{"a":1}'])
 def test_values_of_a_document_are_bounded(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    """A text with as many values as allowed is parsed, one with more refused; what is in a string
-    is no value.
-    """
+    """A text with the most values is parsed, with more refused; those in strings do not count."""
     text = f"[{','.join([value] * 10)}]"
     values = 1 + 10 * (1 + (value in ("[1]", '{"a":1}')))
     containers = 1 + 10 * (value[0] in "[{")

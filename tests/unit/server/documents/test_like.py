@@ -48,7 +48,7 @@ def test_no_pattern_takes_long(pattern: str) -> None:
 
 
 def test_too_many_texts_between_underscores_are_refused() -> None:
-    """Only so many texts, and so long ones, may have `_` between them in the middle of a pattern."""
+    """Too many or too long texts between `_` in the middle of a pattern are refused."""
     assert like_pattern("%" + "a_" * (MAX_TEXTS - 1) + "a%")("b" + "ac" * MAX_TEXTS)
     anywhere = like_pattern("a_" * MAX_TEXTS + "a%" + "a" * MAX_CHARACTERS + "%" + "_a" * MAX_TEXTS)
     assert anywhere("ab" * MAX_TEXTS + "a" * (MAX_CHARACTERS + 1) + "ba" * MAX_TEXTS)

@@ -41,7 +41,7 @@ def chosen(selection: Selection, documents: list[Document], page: int) -> list[D
 def test_pages_do_not_change_what_is_chosen(
     numbers: list[int], page: int, limit: int | None, offset: int, descending: bool | None, least: int | None
 ) -> None:
-    """The condition, the order, the offset and the limit apply to all documents, in this sequence."""
+    """Condition, order, offset and limit apply to all documents, in this sequence."""
     documents = [Document(f"{key:02}", dump({"n": number})) for key, number in enumerate(numbers)]
     expected = [each for each in documents if least is None or number_of(each) >= least]
     if descending is not None:
@@ -60,9 +60,7 @@ def test_pages_do_not_change_what_is_chosen(
     ("limit", "value"), [("MAX_SORTED_DOCUMENTS", 10), ("MAX_SORTED_TEXT", 10 * (7 + 65)), ("MAX_SORTED_KEYS", 10)]
 )
 def test_a_sort_ends_beyond_its_limits(monkeypatch: pytest.MonkeyPatch, limit: str, value: int) -> None:
-    """A statement that sorts too much is refused: documents, values to sort by, or text; without an
-    order it is not.
-    """
+    """A sort of too many documents, values or text is refused; without an order none is."""
     monkeypatch.setattr(cost, limit, value)
     documents = [Document(str(number), '{"n":1}') for number in range(11)]
     assert chosen(Selection(order=[(N, False)]), documents[:10], 4) == documents[:10]

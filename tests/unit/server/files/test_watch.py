@@ -20,9 +20,7 @@ def failing(error: StartRefused) -> None:
 
 
 def test_a_change_is_noticed_once(path: Path) -> None:
-    """A file has changed until it is read, and again after its content, its inode or its existence
-    changes.
-    """
+    """A file has changed until it is read, then after a change of content, inode or existence."""
     watch = FileWatch([path])
     assert watch.has_changed()
     assert watch.read(path.read_text) == "first"

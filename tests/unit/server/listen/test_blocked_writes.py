@@ -22,7 +22,7 @@ def thread_names() -> list[str]:
 
 
 def test_results_and_errors_are_returned(writes: BlockedWrites) -> None:
-    """A job returns its result or raises its error, and the thread goes on."""
+    """A job returns its result or raises its error, and the thread continues."""
     assert [writes.submit(pow, 2, turn).result(10) for turn in range(5)] == [1, 2, 4, 8, 16]
     with pytest.raises(ZeroDivisionError):
         writes.submit(divmod, 1, 0).result(10)
@@ -61,7 +61,7 @@ def test_idle_threads_end_and_start_again(writes: BlockedWrites) -> None:
 
 @pytest.mark.parametrize("kept", [0, 1])
 def test_no_job_is_lost_while_threads_end(kept: int) -> None:
-    """No job is lost while threads end all the time."""
+    """No job is lost while idle threads end."""
     writes = BlockedWrites(2, kept)
     for turn in range(300):
         submitted = [writes.submit(pow, turn, power) for power in range(turn % 5)]

@@ -1,6 +1,4 @@
-"""Connections of the server's own ports are counted from accept, and limited: all, and those of an
-address.
-"""
+"""Connections of HTTP and the X Protocol count from accept, for all and for their address."""
 
 import asyncio
 import errno
@@ -22,7 +20,7 @@ from tests.support.waiting import until
 
 
 class Served:
-    """Serves connections until their clients leave; a client that sends ``b`` is busy from then on."""
+    """Serves connections until their clients leave; one that sends ``b`` is busy from then on."""
 
     def __init__(self) -> None:
         self.open: list[str] = []
@@ -70,9 +68,7 @@ class Client:
         return cls(*await asyncio.open_connection(host, int(port), local_addr=(source, 0)))
 
     async def ask(self, data: bytes) -> bytes:
-        """Send a byte after the greeting, and return the reply; empty if the server has ended the
-        connection.
-        """
+        """Send a byte after the greeting; return the reply, or nothing if the connection ended."""
         try:
             self.writer.write(data)
             return await asyncio.wait_for(self.reader.readexactly(1), 30)
@@ -80,7 +76,7 @@ class Client:
             return b""
 
     async def greeting(self) -> bytes:
-        """Return what the server sends at first, up to five bytes."""
+        """Return up to five bytes that the server sends first."""
         try:
             return await asyncio.wait_for(self.reader.readexactly(5), 30)
         except asyncio.IncompleteReadError as error:
@@ -110,9 +106,7 @@ async def connected(listener: Listener, *sources: str) -> list[Client]:
     ids=["all", "of an address"],
 )
 async def test_the_connection_that_waits_longest_makes_room(limits: Limits, sources: list[str]) -> None:
-    """At a limit a new client is served, and the one that has waited longest for its client is
-    ended.
-    """
+    """At a limit a new client is served, and the one that waits longest is ended."""
     async with listening(limits) as listener:
         first, second, third = await connected(listener, *sources)
         assert await first.reader.read() == b""
@@ -122,9 +116,7 @@ async def test_the_connection_that_waits_longest_makes_room(limits: Limits, sour
 
 @pytest.mark.parametrize("limits", [Limits(2, 2), Limits(9, 2)], ids=["all", "of an address"])
 async def test_a_silent_connection_makes_room_first(limits: Limits) -> None:
-    """A client that has sent something stays while others at its address, also later ones, send
-    nothing.
-    """
+    """A client that has sent something stays while others at its address send nothing."""
     async with listening(limits) as listener:
         first, silent = await connected(listener, "127.0.0.2", "127.0.0.2")
         assert await first.ask(b"a") == b"a"
@@ -136,9 +128,7 @@ async def test_a_silent_connection_makes_room_first(limits: Limits) -> None:
 
 
 async def test_at_the_limit_of_all_the_largest_address_makes_room() -> None:
-    """Strangers who connect again and again end their own connections, and none of an address with
-    fewer.
-    """
+    """Strangers that connect often end their own connections, none of an address with fewer."""
     async with listening(Limits(5, 4)) as listener:
         [honest] = await connected(listener, "127.0.0.2")
         for _ in range(10):
@@ -148,9 +138,7 @@ async def test_at_the_limit_of_all_the_largest_address_makes_room() -> None:
 
 
 async def test_a_client_that_sends_keeps_its_place() -> None:
-    """A connection for whose client the server goes on to wait does not wait anew: it is ended
-    before later ones.
-    """
+    """A client that sends keeps its place in the queue: it is ended before later ones."""
     async with listening(Limits(2, 2)) as listener:
         first, second = await connected(listener, "127.0.0.2", "127.0.0.3")
         assert [await each.ask(b"x") for each in (second, first)] == [b"x", b"x"]
@@ -160,7 +148,7 @@ async def test_a_client_that_sends_keeps_its_place() -> None:
 
 
 async def test_busy_connections_stay_and_new_ones_are_refused() -> None:
-    """Where no connection waits, a new one gets the refusal; it is served when one has ended."""
+    """If no connection waits, a new one gets the refusal; it is served once one has ended."""
     async with listening(Limits(2, 2), refusal=b"full!") as listener:
         clients = await connected(listener, "127.0.0.1", "127.0.0.1")
         assert [await client.ask(b"b") for client in clients] == [b"b", b"b"]
@@ -180,9 +168,7 @@ async def test_an_address_at_its_limit_leaves_others_alone() -> None:
 
 
 async def test_a_trusted_connection_does_not_count_for_its_address() -> None:
-    """While clients are logged in they may share an address: the limit of an address is for those
-    that are not.
-    """
+    """Logged-in clients may share an address: its limit is for the others."""
     async with listening(Limits(9, 2), refusal=b"full!") as listener:
         await connected(listener, *["127.0.0.2"] * 2)
         for each in list(listener._tasks):
@@ -221,7 +207,7 @@ async def test_refusals_are_logged_once_a_second_with_their_number(monkeypatch: 
 
 
 async def test_a_fault_is_logged_without_the_text_of_its_error() -> None:
-    """A fault of the server ends its connection only, and shows nothing of the client in the log."""
+    """A fault of the server ends only its connection; the log shows nothing of the client."""
 
     async def fail(accepted: Accepted) -> None:
         raise ValueError("the client's secret")
@@ -237,7 +223,7 @@ async def test_a_fault_is_logged_without_the_text_of_its_error() -> None:
 
 
 async def test_all_addresses_of_a_name_are_served_at_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host with several addresses is served on each; one that the machine lacks is skipped."""
+    """A host's addresses are all served; one that the machine lacks is skipped."""
     addresses = "127.0.0.1", "127.0.0.1", "127.0.0.9", "192.0.2.1"  # one twice, as by two lines of /etc/hosts
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
     found.append((socket.AF_APPLETALK, socket.SOCK_STREAM, 6, "", ("::1", 0)))  # a family that the kernel lacks
@@ -258,7 +244,7 @@ async def test_all_addresses_of_a_name_are_served_at_one_port(monkeypatch: pytes
 
 @pytest.fixture
 def exhausted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Let accept fail for want of a descriptor, unless one was lent."""
+    """Make accept fail for lack of a descriptor, unless one was lent."""
     state = {"full": False, "lent": False}
     accept = socket.socket.accept
 
@@ -284,9 +270,7 @@ def exhausted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 async def test_at_the_limit_of_open_files_only_probes_are_served(
     exhausted: Callable[[], None], uses_reserve: bool, greeting: bytes
 ) -> None:
-    """With no descriptor left a probe gets one of the reserve, and any other connection is refused
-    at once.
-    """
+    """Without descriptors a probe gets one of the reserve; any other connection is refused."""
     async with listening(Limits(5, 5, uses_reserve), refusal=b"full!") as listener:
         exhausted()
         assert await (await Client.connect(listener)).greeting() == greeting
@@ -312,9 +296,7 @@ async def test_without_a_reserve_the_port_pauses_and_goes_on(monkeypatch: pytest
 
 
 def test_the_reserve_lends_and_fills_again() -> None:
-    """What is lent is free for the block, and held again after it; nothing is held before the first
-    fill.
-    """
+    """A lent descriptor is free for the block, and held again after it; none before ``fill``."""
     reserve = descriptors.Reserve(4)
     with reserve.lend():
         pass
@@ -330,9 +312,7 @@ def test_the_reserve_lends_and_fills_again() -> None:
 
 
 def test_grpc_leaves_descriptors_for_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """grpcio gets what the process, the reserve and the other ports leave; at least half of a low
-    limit.
-    """
+    """grpcio gets the descriptors that all else leaves, but at least half of a low limit."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1000, 1000))
     plain = Settings()
     others = Settings(http_listen="127.0.0.1:0", xproto_listen="127.0.0.1:0", probe_listen="127.0.0.1:0")

@@ -1,6 +1,4 @@
-"""Servers that other machines can reach: insecure settings are refused, and each suggested step
-works.
-"""
+"""A server that others can reach refuses insecure settings, and each suggested step works."""
 
 from pathlib import Path
 
@@ -69,9 +67,7 @@ def test_a_proxy_is_trusted_on_a_unix_socket_only(transport: str) -> None:
 
 @pytest.mark.parametrize("transport", ["grpcio", "native"])
 def test_behind_a_proxy_tls_is_for_the_other_ports(transport: str) -> None:
-    """With `trust_proxy` the Unix socket has no TLS, so native permits `tls_cert`; client
-    certificates are refused.
-    """
+    """With `trust_proxy` native permits `tls_cert`, for other ports; client CAs are refused."""
     behind = CERT | {"transport": transport, "listen": "unix:/run/idalloc.sock", "trust_proxy": True}
     behind |= {"http_listen": "0.0.0.0:0"}
     settings = Settings.model_validate(behind)

@@ -60,7 +60,7 @@ async def documents(tmp_path: Path) -> AsyncIterator[SqliteDocuments]:
 class TestRecorded:
     @pytest.mark.parametrize("case", [case for case in cases() if case.name not in _CODES], ids=lambda case: case.name)
     async def test_the_reply_is_mysqls(self, documents: SqliteDocuments, case: Case) -> None:
-        """Each statement gets the frames that MySQL 8.0.31 sent, byte for byte, but its warnings."""
+        """Each statement gets MySQL 8.0.31's frames, byte for byte, except its warnings."""
         for kind, payload, expected, doc_ids in case.exchanges:
             try:
                 message = frames.parse(kind, payload)

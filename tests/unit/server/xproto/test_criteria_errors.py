@@ -102,7 +102,7 @@ async def test_a_delete_fails_whole(documents: SqliteDocuments, criteria: expr.E
 
 
 async def test_a_find_takes_a_text_that_is_no_number_as_0(documents: SqliteDocuments) -> None:
-    """What is an error of a delete is no error of a find: the text is compared as the number 0."""
+    """A text that is not a number fails a delete; a find compares it as the number 0."""
     criteria = call("between", A, number(0), number(1))
     replies = await reply_to(documents, crud_pb2.Find(collection=_COLLECTION, criteria=criteria))
     assert [frame_of(reply)[0] for reply in replies].count(frames.ROW) == len(_DOCUMENTS)

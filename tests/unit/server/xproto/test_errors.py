@@ -38,9 +38,7 @@ def test_an_unavailable_store_wrote_nothing(kind: type[StoreUnavailable]) -> Non
 
 
 def test_an_unknown_outcome_says_so() -> None:
-    """1105 says that the statement may have been applied if no answer came, and never that nothing
-    was written.
-    """
+    """Without an answer 1105 states that the statement may have been applied."""
     error = from_refusal(StoreOutcomeUnknown("timeout"))
     assert (error.code, error.message) == (
         1105,
@@ -50,9 +48,7 @@ def test_an_unknown_outcome_says_so() -> None:
 
 @pytest.mark.parametrize("failure", [StoreUnavailable("away"), StoreOutcomeUnknown("timeout")])
 async def test_a_failed_insert_burns_its_ids(failure: Refusal) -> None:
-    """Ids made for an insert that the store failed are counted as burned, whether they were written
-    or not.
-    """
+    """Ids of an insert that the store failed count as burned, whether written or not."""
     caller = FakeCaller()
     with pytest.raises(type(failure)):
         await reply_to(cast(Documents, FailingDocuments(failure)), insert("{}", '{"_id": 1}', "{}"), caller)

@@ -23,7 +23,7 @@ SERVER_MESSAGES: dict[int, type[Message]] = {
 
 
 def rebuilt(kind: int, payload: bytes) -> bytes:
-    """Return a frame of the server, decoded and encoded again by the functions that build replies."""
+    """Return a server's frame, decoded and encoded again by the functions that build replies."""
     message = SERVER_MESSAGES[kind].FromString(payload)
     if isinstance(message, statement_pb2.ColumnMetaData):
         names = (message.original_name, message.table, message.original_table, message.schema)
@@ -66,9 +66,7 @@ def test_replies_equal_all_recorded_ones() -> None:
 
 
 def test_all_recorded_messages_of_clients_are_parsed() -> None:
-    """Every recorded frame of a client that MySQL could parse is parsed, and has the same bytes
-    again.
-    """
+    """Every recorded client frame that MySQL could parse is parsed, and serialized to its bytes."""
     count = 0
     for conversation in recordings.conversations():
         for sent, replies in zip(conversation.sent, conversation.replies, strict=True):
@@ -98,7 +96,7 @@ def test_frames_may_arrive_in_pieces() -> None:
 
 
 def test_long_frames_and_empty_frames_end_a_connection() -> None:
-    """A frame longer than the limit is refused before it arrives, and a frame without a type too."""
+    """A frame over the limit is refused before it arrives, and so is one without a type."""
     reader = frames.FrameReader(10)
     reader.feed(b"\x0b\0\0\0")
     with pytest.raises(frames.FrameTooLong):

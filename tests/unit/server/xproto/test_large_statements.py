@@ -1,4 +1,4 @@
-"""Large documents and conditions neither fill the memory nor stop others."""
+"""Large documents and conditions neither fill memory nor block others."""
 
 import asyncio
 import tracemalloc
@@ -125,9 +125,7 @@ async def write_beside(documents: Documents, statement: Awaitable[object]) -> bo
 async def test_others_write_while_documents_are_chosen(
     documents: Documents, monkeypatch: pytest.MonkeyPatch, matching: bool
 ) -> None:
-    """An insert does not wait until a modify has chosen its documents, also if none meets the
-    condition.
-    """
+    """An insert does not wait while a modify chooses its documents, also if it finds none."""
     await documents.insert("s", "c", [Document(key, f'{{"_id": "{key}", "n": 1}}') for key in VALUES[:300]])
     loop, chooses, may_go_on, inner = asyncio.get_running_loop(), asyncio.Event(), Event(), json_text.load
 
@@ -156,7 +154,7 @@ async def test_others_write_while_many_keys_are_looked_up(documents: Documents) 
 
 
 def change_after_the_choice(documents: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have another session change the document ``a`` after the documents of a modify were chosen."""
+    """Have another session change document ``a`` after a modify has chosen its documents."""
 
     async def choose(*args: Any) -> list[str]:
         keys = await selection.chosen_keys(*args)
@@ -169,9 +167,7 @@ def change_after_the_choice(documents: Documents, monkeypatch: pytest.MonkeyPatc
 async def test_a_modify_changes_what_meets_its_condition_at_the_end(
     documents: Documents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A document that another session changed after it was chosen is changed only if it still meets
-    the condition.
-    """
+    """A chosen document that another session changed is changed if it still meets the condition."""
     await documents.insert("s", "c", [Document(key, f'{{"_id": "{key}", "n": 1}}') for key in ("a", "b", "c")])
     wanted = Selection(Call("==", (Field(("n",)), Value(1))))
 
@@ -184,9 +180,7 @@ async def test_a_modify_changes_what_meets_its_condition_at_the_end(
 async def test_a_limited_modify_takes_others_in_place_of_those_gone(
     documents: Documents, monkeypatch: pytest.MonkeyPatch, order: Any
 ) -> None:
-    """As many documents are changed as the limit says while so many meet the condition: a queue is
-    not empty.
-    """
+    """A modify changes as many documents as its limit while enough meet its condition."""
     await documents.insert("s", "c", [Document(key, f'{{"_id": "{key}", "n": 1}}') for key in "abcd"])
     wanted = Selection(Call("==", (Field(("n",)), Value(1))), order, limit=2)
 
@@ -196,9 +190,7 @@ async def test_a_limited_modify_takes_others_in_place_of_those_gone(
 
 
 async def test_an_argument_is_decoded_once(documents: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An argument that is the document of many rows is parsed once, and each row is a document of
-    its own.
-    """
+    """An argument for many rows is parsed once, and each row is a document of its own."""
     parsed: list[str] = []
 
     def parse(text: str) -> Json:

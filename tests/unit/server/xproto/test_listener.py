@@ -117,9 +117,7 @@ async def test_connections_are_bounded() -> None:
 
 
 async def test_sessions_with_a_login_may_share_an_address() -> None:
-    """The limit of an address is for connections without a login: a pool of any size logs in behind
-    it.
-    """
+    """An address's limit counts connections without a login: a pool of any size logs in."""
     async with listening(of_address=1) as listener, AsyncExitStack() as pool:
         sessions = [await pool.enter_async_context(connected(listener.address)) for _ in range(3)]
         assert listener.connection_count == 3
@@ -129,7 +127,7 @@ async def test_sessions_with_a_login_may_share_an_address() -> None:
 
 
 async def test_pipelined_statements_let_others_run() -> None:
-    """Others have the event loop between the statements that a client sent at once."""
+    """Other tasks run between the statements that a client sent at once."""
     turns = 0
     in_turn: Counter[int] = Counter()
 
@@ -189,7 +187,7 @@ async def test_a_drain_sends_a_running_reply_whole() -> None:
 
 
 async def test_an_oversized_frame_closes_the_connection() -> None:
-    """A frame longer than the limit closes the connection without a reply, also before the login."""
+    """A frame over the limit closes the connection without a reply, also before the login."""
     async with listening() as listener, connected(listener.address, logs_in=False) as client:
         client.writer.write(b"GET / HTTP/1.1\r\n\r\n")
         assert await client.rest() == b""
@@ -216,7 +214,7 @@ async def test_an_unknown_schema_refuses_a_login() -> None:
     ids=lambda statement: statement.stmt.decode(errors="replace").split()[0].lower(),
 )
 async def test_a_text_that_is_not_utf8_is_refused(statement: StmtExecute) -> None:
-    """Bytes that are no UTF-8 get 1300: two different names would become one."""
+    """Bytes that are not UTF-8 get 1300: two different names would become one."""
     async with listening() as listener, connected(listener.address) as client:
         reply = await client.ask(statement)
         assert reply.code == 1300
@@ -225,9 +223,7 @@ async def test_a_text_that_is_not_utf8_is_refused(statement: StmtExecute) -> Non
 
 
 async def test_a_collection_that_is_not_utf8_ends_the_connection() -> None:
-    """The names in a statement on a collection are texts of protobuf: with other bytes the message
-    is none.
-    """
+    """A collection's name that is not UTF-8 makes its message invalid for protobuf."""
     name = frames.frame(17, bytes.fromhex("12070a0263ff120173"))
     async with listening() as listener, connected(listener.address) as client:
         client.writer.write(name)
@@ -236,9 +232,7 @@ async def test_a_collection_that_is_not_utf8_ends_the_connection() -> None:
 
 
 async def test_an_idle_session_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session that sends nothing for mysqlx_wait_timeout is disconnected, and makes room for
-    another.
-    """
+    """A session that is silent for mysqlx_wait_timeout is ended, and makes room."""
     monkeypatch.setattr(xlistener, "IDLE_SECONDS", 0.2)
     async with listening(max_connections=1) as listener:
         async with connected(listener.address) as client:
@@ -249,9 +243,7 @@ async def test_an_idle_session_is_closed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("starts", [False, True])
 async def test_a_login_that_never_ends_is_closed(monkeypatch: pytest.MonkeyPatch, starts: bool) -> None:
-    """A client that does not log in in time is disconnected, also one that sends a part of a frame,
-    or asks on.
-    """
+    """A client that does not log in in time is ended, also if it sends bytes or asks."""
     monkeypatch.setattr(xlistener, "LOGIN_SECONDS", 0.2)
     async with listening() as listener, connected(listener.address, logs_in=False) as client:
         if starts:
@@ -269,9 +261,7 @@ async def test_a_fault_ends_its_connection_only() -> None:
 
 
 async def test_a_reply_is_sent_whole_before_the_end() -> None:
-    """A client that pipelines statements and the end of the session gets all replies, also if it
-    reads late.
-    """
+    """A client that pipelines statements and the session's end gets all replies, also read late."""
     async with listening() as listener, connected(listener.address) as client:
         count = 2_000
         statement = frames.frame(12, StmtExecute(stmt=b"SHOW VARIABLES"))
@@ -282,9 +272,7 @@ async def test_a_reply_is_sent_whole_before_the_end() -> None:
 
 
 async def test_a_find_ends_when_its_client_closes(tmp_path: Path) -> None:
-    """A find that finds nothing ends when its client has closed the connection, long before the
-    last document.
-    """
+    """A find without results ends when its client closes, long before the last document."""
     documents = SqliteDocuments(tmp_path / "documents.db")
     await documents.open()
     await documents.create_schema("s")

@@ -1,6 +1,4 @@
-"""Logins of the X Protocol's port: wrong ones are slowed, and connections without a login leave
-room for others.
-"""
+"""Wrong logins are slowed, and connections without a login make room for others."""
 
 import asyncio
 import ssl
@@ -50,9 +48,7 @@ def mutual_tls(tls: Tls, tmp_path_factory: pytest.TempPathFactory) -> Tls:
 
 
 async def login(address: str, tls: Tls, user: str, token: str) -> tuple[int, str, bool]:
-    """Log in on a connection of its own; return the error's code and text, and whether the
-    connection has ended.
-    """
+    """Log in on a new connection; return the error's code and text, and whether it has ended."""
     async with connected(address, logs_in=False) as client:
         await client.start_tls(tls.client)
         reply = await client.log_in_plain(user, token)
@@ -61,7 +57,7 @@ async def login(address: str, tls: Tls, user: str, token: str) -> tuple[int, str
 
 
 async def test_wrong_logins_are_slowed(tls: Tls) -> None:
-    """Beyond the rate of its host a wrong login waits, and ends the connection; a right one passes."""
+    """Beyond its host's rate a wrong login waits and ends the connection; a right one passes."""
     clock = FakeClock()
     async with listening(access=AccessControl(clock, 1000, ACCESS), tls=tls.server) as listener:
         for number in range(BURST + 1):
@@ -78,9 +74,7 @@ async def test_wrong_logins_are_slowed(tls: Tls) -> None:
 
 
 async def test_connections_without_a_login_end_no_session() -> None:
-    """Of connections without a login the oldest is ended for a new one; sessions stay, and log in
-    beside them.
-    """
+    """A new connection ends the oldest one without a login; sessions stay, and log in beside."""
     async with listening(max_connections=5, of_address=3) as listener, AsyncExitStack() as opened:
         sessions = [await opened.enter_async_context(connected(listener.address)) for _ in range(3)]
         waiting = [await opened.enter_async_context(connected(listener.address, logs_in=False)) for _ in range(6)]
@@ -90,9 +84,7 @@ async def test_connections_without_a_login_end_no_session() -> None:
 
 
 async def test_refused_connections_are_logged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log has a line with the number of the connections that got 1040, and of those ended for
-    others.
-    """
+    """The log has the number of connections that got 1040, and of those ended for others."""
     monkeypatch.setattr(connections, "_LOG_SECONDS", 0.05)
     with structlog.testing.capture_logs() as lines:
         async with listening(max_connections=1) as listener:
@@ -114,10 +106,8 @@ ENDS = [connection_pb2.SessionClose(), connection_pb2.SessionReset()]
 
 
 @pytest.mark.parametrize("end", ENDS, ids=["close", "reset"])
-async def test_the_time_of_a_login_begins_anew_after_a_session(end: Message) -> None:
-    """A client that ends its session has as long to log in again as at first, even if it goes on to
-    send.
-    """
+async def test_the_time_of_a_login_restarts_after_a_session(end: Message) -> None:
+    """After its session a client has the same time to log in, even if it sends bytes."""
     loop = asyncio.get_running_loop()
     async with listening() as listener, connected(listener.address) as client:
         for _ in range(2):
@@ -135,7 +125,7 @@ async def test_the_time_of_a_login_begins_anew_after_a_session(end: Message) -> 
 
 @pytest.mark.parametrize("end", ENDS, ids=["close", "reset"])
 async def test_a_connection_whose_session_ended_counts_for_its_address(end: Message) -> None:
-    """A connection that is not logged in any more is ended for a new one of its address."""
+    """A connection that has logged out is ended for a new one of its address."""
     async with listening(of_address=2) as listener, AsyncExitStack() as opened:
         first, second, third = [await opened.enter_async_context(connected(listener.address)) for _ in range(3)]
         for each in (first, second):
@@ -168,7 +158,7 @@ class LoopClock:
 
 @pytest.mark.parametrize("policy", [ACCESS, None], ids=["access", "no access"])
 async def test_an_idle_session_ends_with_its_certificate(mutual_tls: Tls, policy: AccessPolicy | None) -> None:
-    """When the client's certificate expires, its session gets the reason, and the connection ends."""
+    """When a client certificate expires, its session gets the reason and ends."""
     clock = LoopClock()
     async with (
         listening(access=secured(clock, policy), tls=mutual_tls.server) as listener,
@@ -187,9 +177,7 @@ async def test_an_idle_session_ends_with_its_certificate(mutual_tls: Tls, policy
 
 
 async def test_an_expired_certificate_runs_nothing(mutual_tls: Tls) -> None:
-    """A login with an expired certificate, as of a resumed TLS session, and a statement get 1045
-    and the reason.
-    """
+    """A login or statement with an expired certificate gets 1045 and the reason."""
     clock = FakeClock(wall=time())
     async with (
         listening(access=secured(clock), tls=mutual_tls.server) as listener,
@@ -209,9 +197,7 @@ async def test_an_expired_certificate_runs_nothing(mutual_tls: Tls) -> None:
 
 
 async def test_a_long_reply_ends_with_its_certificate(mutual_tls: Tls) -> None:
-    """A reply that is being sent when the certificate expires ends with the reason, not with its
-    last row.
-    """
+    """A running reply ends with the reason when the certificate expires."""
     clock = FakeClock(wall=time())
 
     class Rows:
@@ -232,9 +218,7 @@ async def test_a_long_reply_ends_with_its_certificate(mutual_tls: Tls) -> None:
 
 
 async def test_a_session_ends_with_its_token(tls: Tls) -> None:
-    """A statement whose token is no longer in the access file gets the reason, and the connection
-    ends.
-    """
+    """A statement whose token was removed from the access file gets the reason, and the end."""
     access = AccessControl(FakeClock(), 1000, ACCESS)
     async with (
         listening(access=access, tls=tls.server) as listener,
@@ -250,9 +234,7 @@ async def test_a_session_ends_with_its_token(tls: Tls) -> None:
 
 
 async def test_a_session_ends_at_the_age_of_its_connection() -> None:
-    """A session that is older than max_connection_age ends when it waits, and a statement of it
-    runs to its end.
-    """
+    """At max_connection_age a waiting session ends, and a running statement completes."""
     loop = asyncio.get_running_loop()
 
     class Slow:
@@ -276,7 +258,7 @@ async def test_a_session_ends_at_the_age_of_its_connection() -> None:
 
 
 async def test_a_statement_ends_after_the_grace_of_its_connection() -> None:
-    """A statement that runs on for longer than the grace of gRPC's connections is ended."""
+    """A statement that outlasts the grace of gRPC's connections is ended."""
     loop = asyncio.get_running_loop()
 
     class Endless:
@@ -293,9 +275,7 @@ async def test_a_statement_ends_after_the_grace_of_its_connection() -> None:
 
 
 async def test_a_login_without_tls_gets_the_reason(tls: Tls) -> None:
-    """Where TLS is required, a proof gets 3159 as from MySQL, so that clients that try another
-    mechanism show it.
-    """
+    """Where TLS is required a proof gets 3159 as from MySQL, so that clients show the reason."""
     async with listening(tls=tls.server) as listener:
         async with connected(listener.address, logs_in=False) as client:
             for mechanism in ("MYSQL41", "SHA256_MEMORY", "MYSQL41"):
@@ -313,7 +293,7 @@ async def test_a_login_without_tls_gets_the_reason(tls: Tls) -> None:
 
 
 async def test_a_token_has_no_end_in_a_nul(tls: Tls) -> None:
-    """What follows a NUL belongs to the token, which is wrong then."""
+    """What follows a NUL belongs to the token, which then is wrong."""
     async with listening(access=AccessControl(FakeClock(), 1000, ACCESS), tls=tls.server) as listener:
         for end in ("\0", "\0\0", "\0x"):
             assert (await login(listener.address, tls, "read", TOKENS["read"] + end))[0] == 1045

@@ -25,7 +25,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("name", "code", "text"), REFUSED, ids=range(len(REFUSED)))
 async def test_a_refused_name_has_mysqls_error(name: str, code: int, text: str) -> None:
-    """Each statement names a name that MySQL refuses with MySQL's code and text, whatever it does."""
+    """Every statement refuses an invalid name with MySQL's code and text."""
     collection = crud_pb2.Collection(name=name, schema="s")
     in_schema = crud_pb2.Collection(name="c", schema=name)
     statements = Collections(cast(Any, None), MAX_SIZE, SideThread("statements"))  # it reads no documents

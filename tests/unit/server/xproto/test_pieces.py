@@ -1,4 +1,4 @@
-"""A large message is parsed piece by piece to what it is as a whole."""
+"""A large message is parsed piece by piece to the same message as in one."""
 
 import pytest
 
@@ -14,9 +14,7 @@ from tests.support.xproto_client import insert, literal
 
 
 def large() -> crud.Insert:
-    """Return an insert of several pieces, with rows, arguments and a document that is longer than a
-    piece.
-    """
+    """Return an insert of several pieces: rows, arguments, and a document larger than a piece."""
     message = insert(*(f'{{"n": {number}}}' for number in range(5_000)), "x" * 2 * _PIECE)
     message.args.extend(pb.Scalar(type=pb.SCALAR_TYPE_V_SINT, v_signed_int=number) for number in range(20_000))
     message.upsert = True
@@ -64,9 +62,7 @@ def with_an_unknown_type() -> bytes:
     ids=["no collection", "no type in a row", "unknown enum", "cut", "group", "endless number"],
 )
 def test_a_large_message_that_is_broken_is_refused(payload: bytes) -> None:
-    """A piece without a required field, or bytes that are no fields, are refused as in a small
-    message.
-    """
+    """A piece without a required field or with invalid bytes is refused as in a small message."""
     with pytest.raises(XError) as caught:
         frames.parse(18, payload)
     assert caught.value == parse_error()

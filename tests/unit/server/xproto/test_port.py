@@ -1,4 +1,4 @@
-"""The X Protocol's port of a server."""
+"""The X Protocol's port loads its modules only if it serves."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Quotas of calls hold on what sessions of the X Protocol do."""
+"""Quotas of calls apply to sessions of the X Protocol."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -26,9 +26,7 @@ CALLS = 10  # a second, and at once
 
 @asynccontextmanager
 async def session(tls: Tls, clock: FakeClock, folder: Path) -> AsyncIterator[XClient]:
-    """Log in as an identity with a quota of calls, which may add to all collections of the schema
-    ``s``.
-    """
+    """Log in as an identity with a quota of calls, which may add to all collections of ``s``."""
     documents = SqliteDocuments(folder / "documents.db")
     await documents.open()
     await documents.create_schema("s")
@@ -61,9 +59,7 @@ async def session(tls: Tls, clock: FakeClock, folder: Path) -> AsyncIterator[XCl
     ids=["no object", "no JSON", "no role", "reset"],
 )
 async def test_failing_adds_and_resets_are_calls(tls: Tls, tmp_path: Path, message: Message, code: int) -> None:
-    """An add that fails, for whatever reason, and a reset count as calls; the session goes on after
-    1226.
-    """
+    """A failed add and a reset count as calls; the session continues after 1226."""
     clock = FakeClock()
     async with session(tls, clock, tmp_path) as client:
         assert [(await client.ask(message)).code for _ in range(CALLS + 1)] == [code] * CALLS + [1226]
@@ -82,9 +78,7 @@ async def test_a_session_that_ends_is_a_call(tls: Tls, tmp_path: Path) -> None:
 
 
 async def test_each_document_with_its_own_id_is_a_call(tls: Tls, tmp_path: Path) -> None:
-    """An add counts as one call for each document with an `_id` of its own, and is admitted as a
-    whole.
-    """
+    """Each document with its own `_id` counts as a call; an add is admitted as a whole."""
     clock = FakeClock()
     async with session(tls, clock, tmp_path) as client:
         assert (await client.add(*(f'{{"_id": {number}}}' for number in range(25)))).code == 0

@@ -1,4 +1,4 @@
-"""What the guide lists as out is refused by name."""
+"""Expressions that the guide lists as not supported are refused by name."""
 
 import pytest
 

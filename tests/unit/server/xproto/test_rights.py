@@ -1,6 +1,4 @@
-"""What an identity may do on the X Protocol's port and what it sees there, and the audit of its
-changes.
-"""
+"""What an identity may do and see over the X Protocol, and the audit of its changes."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
@@ -72,9 +70,7 @@ STATEMENTS: Mapping[str, tuple[Statement, ...]] = {
 
 @pytest.fixture
 async def port(tmp_path: Path) -> AsyncIterator[Served]:
-    """A port with the documents a, b and c in the collection ``shop.c``, and identities of all
-    kinds.
-    """
+    """A port with the documents a, b and c in ``shop.c``, and identities of all kinds."""
     identities = (
         identity("reader", read=["shop.*"]),
         identity("adder", allocate=["shop.*"]),
@@ -93,7 +89,7 @@ async def port(tmp_path: Path) -> AsyncIterator[Served]:
 
 
 async def audited(statements: Awaitable[object]) -> list[dict[str, Any]]:
-    """Return the audit's lines of statements, without the level and the peer, which is checked."""
+    """Return the audit's lines of statements, without level and peer, which are checked."""
     with structlog.testing.capture_logs() as logs:
         await statements
     lines = [dict(line) for line in logs if line["event"] == "audit"]
@@ -105,9 +101,7 @@ async def audited(statements: Awaitable[object]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("role", STATEMENTS)
 async def test_each_operation_needs_its_role(port: Served, role: str) -> None:
-    """An operation on a collection needs its role on it, and without one the answer tells nobody
-    what exists.
-    """
+    """An operation needs its role on the collection; its refusal does not reveal what exists."""
     names = {"read": "reader", "allocate": "adder", "admin": "changer"}
     for name in ("reader", "adder", "changer", "owner", "elsewhere"):
         client = await port.client(name)
@@ -131,9 +125,7 @@ async def test_a_schema_needs_the_role_on_its_name(port: Served) -> None:
 
 
 async def test_changes_are_audited(port: Served) -> None:
-    """P: create, drop, modify and remove write a line each: who, what, where, the outcome and how
-    much changed.
-    """
+    """P: create, drop, modify and remove are audited: who, what, where, outcome and count."""
     client = await port.client("root")
 
     async def change() -> None:
@@ -167,9 +159,7 @@ async def test_changes_are_audited(port: Served) -> None:
 
 
 async def test_failed_changes_are_audited(port: Served) -> None:
-    """A change that fails has a line with MySQL's code, and none has anything of a document or a
-    statement.
-    """
+    """A failed change has a line with MySQL's code; no line shows documents or statements."""
     client = await port.client("root")
     # The text of MySQL's error has the value of the document.
     not_a_number = operator("in", member("n"), number(1), number(2))
@@ -202,9 +192,7 @@ async def test_failed_changes_are_audited(port: Served) -> None:
 
 
 async def test_an_unknown_outcome_is_audited(port: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A change of which the store does not say whether it was made has a line that says so; a
-    refused one has not.
-    """
+    """A change with an unknown outcome has a line that states this; a refused one does not."""
 
     async def fail(schema: str, name: str) -> bool:
         raise StoreOutcomeUnknown("secret") if name == "c" else StoreRefused("secret")
@@ -246,9 +234,7 @@ async def test_denied_operations_are_audited(port: Served) -> None:
 
 
 async def test_an_upsert_that_overwrites_needs_admin(port: Served) -> None:
-    """An upsert that only adds needs allocate; one that meets an _id also admin, and without it
-    nothing is stored.
-    """
+    """An upsert needs allocate to add, and admin to replace; without it nothing is stored."""
     adder, upserter, changer = [await port.client(name) for name in ("adder", "upserter", "changer")]
     assert (await adder.ask(upsert('{"_id": "d"}', '{"_id": "e"}'))).affected == 2
     for documents in (['{"_id": "a"}'], ['{"_id": "f"}', '{"_id": "a"}'], ['{"_id": "f"}', '{"_id": "f"}']):
@@ -264,7 +250,7 @@ async def test_an_upsert_that_overwrites_needs_admin(port: Served) -> None:
 
 
 async def test_upserts_that_overwrite_are_audited(port: Served) -> None:
-    """An upsert that meets an _id has a line as a modify has; one that only adds has none."""
+    """An upsert that replaces has a line as a modify has; one that only adds has none."""
     adder, upserter = [await port.client(name) for name in ("adder", "upserter")]
 
     async def replace() -> None:
@@ -309,9 +295,7 @@ async def collections_seen(client: XClient) -> dict[str, list[str]]:
 
 
 async def test_only_names_with_a_role_are_shown(port: Served) -> None:
-    """P: a schema or a collection on which an identity has no role is answered as one that does not
-    exist.
-    """
+    """P: a schema or collection without a role for the identity is answered as unknown."""
     await port.documents.create_collection("shop", "d")
     expected: dict[str, tuple[list[str], list[str], list[int]]] = {
         "elsewhere": ([], [], [1142, 1142, 1142]),
@@ -330,7 +314,7 @@ async def test_only_names_with_a_role_are_shown(port: Served) -> None:
 
 
 async def test_a_login_does_not_tell_hidden_schemas(port: Served) -> None:
-    """A login with a schema that its identity does not see fails as one with an unknown schema."""
+    """A login with a schema that its identity may not see fails as with an unknown one."""
     codes = {}
     for schema in ("shop", "hidden", "no"):
         client = await port.stranger()
@@ -345,9 +329,7 @@ async def test_a_login_does_not_tell_hidden_schemas(port: Served) -> None:
 
 
 async def test_a_dot_in_a_name_does_not_widen_a_role(port: Served) -> None:
-    """P: a role on shop.* does not cover a name with a dot, of a schema or a collection; the
-    pattern * covers it.
-    """
+    """P: a role on shop.* does not cover a schema or collection with a dot; the pattern * does."""
     names = [("shop.c", "c"), ("shop.c", "c.c"), ("shop", "c.c"), ("hidden.shop", "c")]
     for schema, name in names:
         await port.documents.create_schema(schema)

@@ -85,9 +85,7 @@ def answer(session: Session, sent: bytes, statement_replies: list[bytes]) -> byt
 
 
 def test_recorded_conversations_are_answered_as_mysql_did() -> None:
-    """A session answers each recorded frame with MySQL's bytes, and closes the connection where
-    MySQL did.
-    """
+    """Each recorded frame gets MySQL's bytes, and the connection closes where MySQL closed it."""
     conversations = replayed()
     for conversation in conversations:
         check_conversation(conversation)
@@ -114,9 +112,7 @@ def check_conversation(conversation: Conversation) -> None:
 
 
 def test_tls_needs_a_certificate_and_is_offered_once() -> None:
-    """TLS starts on a server with a certificate, once, and bytes before the handshake close the
-    connection.
-    """
+    """TLS starts once, with a certificate; bytes before the handshake close the connection."""
     value = notice_pb2.Any(
         type=notice_pb2.ANY_TYPE_SCALAR, scalar=notice_pb2.Scalar(type=notice_pb2.SCALAR_TYPE_V_BOOL, v_bool=True)
     )
@@ -140,9 +136,7 @@ def test_tls_needs_a_certificate_and_is_offered_once() -> None:
 
 @pytest.mark.parametrize("kind", [2, 12, 24], ids=["capabilities", "SQL", "expectations"])
 def test_other_messages_than_statements_are_short(kind: int) -> None:
-    """A message that is no statement on a collection is refused before it is parsed; the session
-    goes on.
-    """
+    """A large message but a statement is refused unparsed; the session continues."""
     session = logged_in(Session(1, "h", MAX_MESSAGE, has_tls=False))
     longest = MAX_CONTROL_MESSAGE
     too_long = frames.error(XError(1153, f"Got a packet bigger than {longest} bytes", "08S01"))
@@ -153,9 +147,7 @@ def test_other_messages_than_statements_are_short(kind: int) -> None:
 
 
 def test_many_messages_are_handled_in_turns() -> None:
-    """A session pauses after some messages that arrived together, so that its owner lets others
-    run.
-    """
+    """A session pauses after some messages that arrived together, so that others run."""
     session = logged_in(Session(1, "h", MAX_MESSAGE, has_tls=False))
     reply = answer(session, frames.frame(25), [])  # the end of a block that is not open
     session.receive(frames.frame(25) * (2 * MESSAGES_A_TURN + 1))
@@ -167,7 +159,7 @@ def test_many_messages_are_handled_in_turns() -> None:
 
 
 def test_messages_before_a_login_are_bounded() -> None:
-    """A client without a login cannot ask without an end; a login lets it begin anew."""
+    """A client without a login may send few messages; a login resets their number."""
     session = Session(1, "h", MAX_MESSAGE, has_tls=False)
     session.take_output()
     reply = answer(session, frames.frame(1), [])
@@ -256,9 +248,7 @@ def test_damaged_frames_end_in_an_error_or_a_closed_connection(valid: list[bytes
 
 
 def test_a_failed_block_keeps_no_message() -> None:
-    """The error of a failed block does not grow with what it refuses: its traceback would keep each
-    message.
-    """
+    """The error of a failed block does not keep refused messages in its traceback."""
     session = Session(1, "h", MAX_MESSAGE, has_tls=False)
     logged_in(session)
     condition = expect_pb2.ExpectCondition(condition_key=2, condition_value=b"99.1")

@@ -116,7 +116,7 @@ def argument(**values: str) -> list[notice_pb2.Any]:
 
 
 async def test_schemas_are_created_listed_and_dropped() -> None:
-    """CREATE, USE, SHOW and DROP of schemas change the store, and say what exists already."""
+    """CREATE, USE, SHOW and DROP of schemas change the store, and report what exists already."""
     server = Server()
     await server.run("CREATE DATABASE IF NOT EXISTS `d ``x` ;")
     assert await server.rows("SHOW DATABASES") == [[b"d `x\0"], [b"s\0"]]
@@ -140,9 +140,7 @@ async def test_counts_name_their_column_as_typed() -> None:
 
 
 async def test_session_variables_are_the_sessions_own() -> None:
-    """SET without a scope changes this session; SET GLOBAL changes the node, and SET PERSIST keeps
-    the change.
-    """
+    """SET changes this session, SET GLOBAL the node, and SET PERSIST keeps the change."""
     server = Server()
     await server.run("SET auto_increment_increment = 8, auto_increment_offset = 3")
     assert (server.variables.offset, server.variables.increment) == (3, 8)
@@ -155,7 +153,7 @@ async def test_session_variables_are_the_sessions_own() -> None:
 
 
 async def test_set_persists_only_what_it_says() -> None:
-    """SET GLOBAL a, PERSIST b keeps only b; of a variable with both, the node has the last value."""
+    """SET GLOBAL a, PERSIST b keeps only b; of a variable with both, the last value wins."""
     server = Server()
     await server.run("SET GLOBAL auto_increment_increment = 8, PERSIST mysqlx_document_id_unique_prefix = 5")
     await server.run("SET PERSIST auto_increment_offset = 3, GLOBAL auto_increment_offset = 4")
