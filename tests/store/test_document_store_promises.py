@@ -117,7 +117,7 @@ class TestRequirements:
         caller = FakeCaller()
         for refused in (insert("{}", "{"), insert("{}", "[1]"), insert("{}", f'{{"_id": "{"x" * 33}"}}'), insert()):
             assert (await reply_to(documents, refused, caller))[-1][4] == frames.ERROR
-        assert await caller.make_ids(1, 0) == [_FIRST]
+        assert await caller.generate_ids(1, 0) == [_FIRST]
         assert await stored(documents) == []
 
     async def test_an_unknown_collection_goes_before_an_invalid_document(self, documents: Documents) -> None:

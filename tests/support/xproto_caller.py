@@ -46,7 +46,7 @@ class FakeCaller:
     rights: AllRights = field(default_factory=AllRights)
     has_left: bool = False
 
-    async def make_ids(self, count: int, given: int) -> list[str]:
+    async def generate_ids(self, count: int, given: int) -> list[str]:
         return [next(self.doc_ids) for _ in range(count)]
 
     def burn_ids(self, count: int) -> None:

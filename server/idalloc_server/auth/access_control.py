@@ -1,4 +1,4 @@
-"""Access control of one process: what a call passes before its handler.
+"""Access control of one process: the checks before a call's handler.
 
 Each call is authenticated (``authenticate.py``), needs the role of its method's rule
 (``authorize.py``), and is charged to quotas (``limits.py``). Rejected and administrative calls are
@@ -268,7 +268,7 @@ class AccessControl:
         self._limits.charge_call(method, identity)
 
     def refuse_unread(self, method: str, context: Context, refusal: Refusal) -> NoReturn:
-        """Refuse a call without a look at its request, such as on a server that drains.
+        """Refuse a call without reading its request, as on a server that drains.
 
         Raises:
             Refusal: The given one; or Unauthenticated or QuotaExceeded, which take precedence.
@@ -281,7 +281,7 @@ class AccessControl:
 
 @dataclass(eq=False)
 class _StreamCharges:
-    """The charges of one stream of ids, message by message, by the policy of the moment."""
+    """Charges one stream of ids message by message, under the current policy."""
 
     method: str
     context: Context
@@ -289,7 +289,7 @@ class _StreamCharges:
     limits: Limits
     authorize: Callable[[], tuple[Identity, str | None]]  # returns the stream's caller and its sequence
     admit_message: Admit  # waits until the server may send a message
-    unsent: int = field(default=0, init=False)  # how many ids are charged of a message that was not sent
+    unsent: int = field(default=0, init=False)  # charged ids of a message that is not sent yet
 
     def __post_init__(self) -> None:
         self._has_charged_call = False

@@ -36,7 +36,7 @@ class Audit:
         self._counts: Counter[tuple[str | None, str, type[Refusal], str]] = Counter()
 
     def record_rejected(self, refusal: Refusal, *, identity: str | None, peer: str, method: str, **target: str) -> None:
-        """Record one rejected call, with what it named, such as a sequence."""
+        """Record one rejected call with its target, such as a sequence."""
         self.rejected[refusal.reason] += 1
         call = {"identity": identity, "peer": peer, "method": method}
         refused_log.info("audit", **call, **target, **_outcome(refusal), why=str(refusal))

@@ -7,7 +7,7 @@ import grpc
 
 
 class Context(Protocol):
-    """What handlers use of a call: the methods that every transport's context has."""
+    """The context of a call: the methods that every transport has."""
 
     def peer(self) -> str:
         """Return the address of the other end of the connection."""

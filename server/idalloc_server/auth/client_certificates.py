@@ -14,7 +14,7 @@ MAX_CERTIFICATES = 1_000
 
 # gRPC's properties with the names (SANs) of each type, and the type's prefix in the access file.
 _TYPES = {"peer_dns": "dns", "peer_uri": "uri", "peer_ip": "ip", "peer_email": "email"}
-# The properties by the types of names as ssl has them.
+# gRPC's properties by ``ssl``'s types of names.
 _PROPERTIES = {"DNS": "peer_dns", "URI": "peer_uri", "IP Address": "peer_ip", "email": "peer_email"}
 
 

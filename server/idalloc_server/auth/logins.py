@@ -93,15 +93,15 @@ class Logins:
                 return identity
         raise Unauthenticated("the access file no longer has this identity or its token")
 
-    def charge_documents(self, method: str, identity: Identity, given: int, made: int) -> None:
-        """Charge a call for each given id beyond the first one, and the made ids.
+    def charge_documents(self, method: str, identity: Identity, given: int, generated: int) -> None:
+        """Charge a call for each given id beyond the first one, and all generated ids.
 
         Raises:
             QuotaExceeded: The quota of ids is exhausted.
         """
-        self.limits.charge_more(method, identity, max(0, given - 1), made)
+        self.limits.charge_more(method, identity, max(0, given - 1), generated)
 
     def refund(self, identity: Identity, ids: int) -> None:
-        """Refund ids that were charged and not made."""
+        """Refund ids that were charged and not generated."""
         quotas = self.limits.quotas
         quotas.refund(quotas.budgets_of(identity, None), ids)

@@ -65,7 +65,7 @@ def apply_changes(text: str, changes: Sequence[Change], budget: Budget) -> str:
         raise NotADocument("the result of an update is not a JSON object")
     result["_id"] = document["_id"]
     check_depth(result)
-    return budget.checked(dump(result))
+    return budget.check_document(dump(result))
 
 
 def _set(document: Json, path: Path, value: Json) -> None:

@@ -42,7 +42,7 @@ MAX_SIZE = 4 * 2**20
 # The most parts of one message, which take memory and time beyond their bytes. An item is a part of
 # a document or of criteria.
 MAX_INSERTED_DOCUMENTS = 10_000
-MAX_ARGUMENTS = 65_535  # as of MySQL
+MAX_ARGUMENTS = 65_535  # as in MySQL
 MAX_ITEMS = 250_000
 
 _DOCUMENT = 10  # steps to read a document, and to evaluate the first part
@@ -84,7 +84,7 @@ class Budget:
         yield
         self._ends += self.clock() - began
 
-    def use_argument(self, size: int) -> None:
+    def count_argument(self, size: int) -> None:
         """Count a use of an argument of ``size`` bytes.
 
         Raises:
@@ -94,7 +94,7 @@ class Budget:
         if self._arguments > self.max_size:
             raise ArgumentsTooLarge(self.max_size)
 
-    def read(self, document: Document, parts: int) -> None:
+    def count_read(self, document: Document, parts: int) -> None:
         """Count a document for which ``parts`` parts of expressions are evaluated.
 
         Raises:
@@ -106,7 +106,7 @@ class Budget:
         if self._steps > MAX_STEPS:
             raise TooMuchWork(f"a statement takes at most {MAX_STEPS} steps; choose fewer documents")
 
-    def sort(self, document: Document, keys: list[Any]) -> None:
+    def count_sorted(self, document: Document, keys: list[Any]) -> None:
         """Count a document that is kept to be sorted by the values of expressions.
 
         Raises:
@@ -119,13 +119,13 @@ class Budget:
         if any(map(gt, spent, (MAX_SORTED_DOCUMENTS, MAX_SORTED_KEYS, MAX_SORTED_TEXT))):
             raise TooManyToSort
 
-    def row(self, value: Any) -> str:
+    def row_text(self, value: Any) -> str:
         """Return the text of a projected value.
 
         Raises:
             ResultTooLarge: It is larger than a message.
         """
-        # Before the text is made: a value may be in it many times.
+        # The size is checked before the text exists: a value may be in it many times.
         if _size(value, self.max_size) > self.max_size or self._is_too_large(text := dump(value)):
             raise ResultTooLarge(self.max_size)
         return text
@@ -141,7 +141,7 @@ class Budget:
             raise DocumentTooLarge(self.max_size)
         return size
 
-    def checked(self, text: str) -> str:
+    def check_document(self, text: str) -> str:
         """Return the text of a changed document if it is small enough.
 
         Raises:
@@ -155,7 +155,7 @@ class Budget:
         return 4 * len(text) > self.max_size and len(text.encode(errors="surrogatepass")) > self.max_size
 
 
-def steps(documents: Sequence[Document], parts: int) -> int:
+def steps_of_parts(documents: Sequence[Document], parts: int) -> int:
     """Return about how many steps it takes to evaluate ``parts`` parts for each document.
 
     Without parts it is 0: the documents are not parsed.
@@ -173,7 +173,7 @@ def steps_of_text(length: int) -> int:
     return length // _CHARACTERS
 
 
-def parts(*nodes: Node | None, is_strict: bool = False, before: int = 0) -> int:
+def count_parts(*nodes: Node | None, is_strict: bool = False, before: int = 0) -> int:
     """Return how many parts of expressions are evaluated for each document.
 
     The literals of an ``in`` do not count: they are found by their hash.

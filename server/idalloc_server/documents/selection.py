@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from idalloc_server.documents.cost import Budget, parts, steps
+from idalloc_server.documents.cost import Budget, count_parts, steps_of_parts
 from idalloc_server.documents.criteria import Node, keys_of
 from idalloc_server.documents.document import Document
 from idalloc_server.documents.errors import TooManyToChange
@@ -58,7 +58,7 @@ class Selection:
         Raises:
             TooMuchWork: There are too many.
         """
-        return parts(self.criteria, *(node for node, _ in self.order), is_strict=self.is_strict)
+        return count_parts(self.criteria, *(node for node, _ in self.order), is_strict=self.is_strict)
 
     @cached_property
     def keys(self) -> list[str] | None:
@@ -95,7 +95,7 @@ class Chooser:
                 return
             content = None
             if predicate is not None or sort_keys:
-                selection.budget.read(document, selection.parts)
+                selection.budget.count_read(document, selection.parts)
                 content = load(document.text)
             if predicate is not None and not predicate(content):
                 continue
@@ -115,7 +115,7 @@ class Chooser:
         return [document for _, document in self._to_sort[offset : None if limit is None else offset + limit]]
 
     def _keep(self, document: Document, keys: list[SortKey]) -> None:
-        self._selection.budget.sort(document, [value for _, value in keys])
+        self._selection.budget.count_sorted(document, [value for _, value in keys])
         self._to_sort.append((keys, document))
 
 
@@ -150,7 +150,7 @@ async def chosen_keys(
 
     while not chooser.is_done and (page := await read(after, selection.keys)):
         selection.budget.check()
-        await thread.run(steps(page, selection.parts), add, chooser.choose(page))
+        await thread.run(steps_of_parts(page, selection.parts), add, chooser.choose(page))
         after = page[-1].key
     await thread.run(LEAST_STEPS, lambda: add(chooser.sorted()))
     return chosen

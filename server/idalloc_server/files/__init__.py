@@ -1,1 +1,1 @@
-"""Files that the server reads again after a change."""
+"""Watches files that the server reloads after a change, and reserves file descriptors."""

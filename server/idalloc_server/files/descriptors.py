@@ -46,7 +46,7 @@ class Reserve:
                 self._fill()
 
     def close(self) -> None:
-        """Hold none from now on."""
+        """Release all descriptors, and hold none until the next ``fill``."""
         with self._lock:
             self._fills = False
             self._close(len(self._held))

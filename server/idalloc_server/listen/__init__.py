@@ -1,1 +1,1 @@
-"""Listen addresses, TLS, and the gRPC transports."""
+"""Listen addresses, connections, TLS and transports, and the access control of callers."""

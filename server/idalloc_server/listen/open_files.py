@@ -23,7 +23,7 @@ _log = structlog.get_logger("idalloc")
 def raise_limit(settings: Settings) -> None:
     """Raise this process's limit of open files as far as allowed; log if that is too low."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # of a system that allows less than it says, such as macOS
+    with suppress(OSError, ValueError):  # macOS allows less than it reports
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     limit, needed = _limit(), _without_grpc(settings) + MIN_GRPC_CONNECTIONS
     if limit < needed:

@@ -55,7 +55,7 @@ class Caller(Protocol):
         """Whether the client has left, so that nobody waits for the statement."""
         ...
 
-    async def make_ids(self, count: int, given: int) -> list[str]:
+    async def generate_ids(self, count: int, given: int) -> list[str]:
         """Generate document ids with the variables of this session, and charge them to the quota.
 
         Args:
@@ -63,10 +63,10 @@ class Caller(Protocol):
             given: How many documents of the same statement have an id; each is charged as a call.
 
         Raises:
-            XError: 1226, the quota is exhausted; 1105, no ids can be made.
+            XError: 1226, the quota is exhausted; 1105, no ids can be generated.
         """
         ...
 
     def burn_ids(self, count: int) -> None:
-        """Count ids that ``make_ids`` returned and that no stored document has."""
+        """Count ids that ``generate_ids`` returned and that no stored document has."""
         ...

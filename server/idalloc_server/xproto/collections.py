@@ -90,7 +90,7 @@ class Collections:
                 await self.documents.check(schema, name)  # its error takes precedence
                 raise
             wanted = sum(document.key == mark for document in documents)
-            doc_ids = await caller.make_ids(wanted, len(documents) - wanted)
+            doc_ids = await caller.generate_ids(wanted, len(documents) - wanted)
             try:
                 documents = await self.thread.run(steps, _with_ids, documents, mark, doc_ids)
                 inserted = await self._store(schema, name, documents, caller, replaces=message.upsert)
@@ -155,13 +155,13 @@ class Collections:
                 if projection is None:
                     yield document.text
                 else:
-                    budget.read(document, of_projection)
-                    yield budget.row(projection(load(document.text)))
+                    budget.count_read(document, of_projection)
+                    yield budget.row_text(projection(load(document.text)))
 
         chooser, after = Chooser(selection), None
         while not chooser.is_done and (page := await self.documents.page(schema, name, after, selection.keys)):
             budget.check()
-            steps = cost.steps(page, selection.parts + of_projection)
+            steps = cost.steps_of_parts(page, selection.parts + of_projection)
             async for text in self._in_turns(steps, texts(chooser.choose(page)), budget):
                 yield text
             after = page[-1].key
@@ -340,7 +340,7 @@ def _changes(message: crud.Update, expressions: Expressions) -> list[Change]:
         raise XError(5050, "Invalid update expression list")
     changes = [_change(operation, expressions) for operation in message.operation]
     # Each counts as one part: a literal of any size is only written.
-    cost.parts(before=expressions.parts + len(changes))
+    cost.count_parts(before=expressions.parts + len(changes))
     return changes
 
 

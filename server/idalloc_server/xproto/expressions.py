@@ -69,7 +69,7 @@ class Expressions:
         self._read: dict[tuple[int, Callable[[pb.Scalar], Any]], tuple[Any, int]] = {}
 
     def of_update(self) -> "Expressions":
-        """Return the translator of an update's values, which has another error for columns."""
+        """Return a translator for an update's values: an unknown column there is another error."""
         return Expressions(self.args, self.schema, self.budget, in_update=True)
 
     def node(self, expression: expr.Expr) -> Node:
@@ -104,7 +104,7 @@ class Expressions:
         """
         with as_xerrors():
             if not (self.in_update and is_constant(node)):  # a constant is only written
-                self.parts = cost.parts(node, before=self.parts)
+                self.parts = cost.count_parts(node, before=self.parts)
             return json_of(node, Context(is_strict=self.in_update, check=self.budget.check))
 
     def read(self, expression: expr.Expr, function: Callable[[pb.Scalar], _T]) -> _T:
@@ -124,7 +124,7 @@ class Expressions:
             argument = self.args[position]
             known = self._read[position, function] = (function(argument), argument.ByteSize())
         value, size = known
-        self.budget.use_argument(size)
+        self.budget.count_argument(size)
         return cast(_T, value)
 
     def _field(self, identifier: expr.ColumnIdentifier) -> Node:

@@ -352,7 +352,7 @@ class _Connection:
         """See ``Caller``."""
         return self._stream.has_left
 
-    async def make_ids(self, count: int, given: int) -> list[str]:
+    async def generate_ids(self, count: int, given: int) -> list[str]:
         """See ``Caller``."""
         identity = self._identity()
         self._services.logins.charge_documents(_STATEMENT, identity, given, count)

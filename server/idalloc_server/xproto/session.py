@@ -28,7 +28,6 @@ MAX_MESSAGES_BEFORE_LOGIN = 16
 MESSAGES_A_TURN = 32
 
 _STATEMENTS = (17, 18, 19, 20)  # the types of Find, Insert, Update and Delete
-_EXPECT_CLOSE = 25
 _LOGIN = (connection_pb2.AuthenticateStart, connection_pb2.AuthenticateContinue)
 
 
@@ -188,7 +187,7 @@ class Session:
             self._output.append(frames.ok("bye!"))
             self.is_closed = True
             return None
-        return self._run(kind, message) if self.is_logged_in else self._prepare(message)
+        return self._run(message) if self.is_logged_in else self._prepare(message)
 
     def _prepare(self, message: Message | None) -> Request | None:
         """Handle a message before the login."""
@@ -225,7 +224,7 @@ class Session:
         self._output.append(frames.frame(frames.AUTHENTICATE_CONTINUE, salt))
         return None
 
-    def _run(self, kind: int, message: Message | None) -> Request | None:
+    def _run(self, message: Message | None) -> Request | None:
         """Handle a message after the login."""
         match message:
             case connection_pb2.SessionReset():
@@ -239,10 +238,10 @@ class Session:
                 self._expectations.open(message)
                 self._output.append(frames.ok())
                 return None
-        if kind == _EXPECT_CLOSE:
-            self._expectations.close()
-            self._output.append(frames.ok())
-            return None
+            case expect_pb2.ExpectClose():
+                self._expectations.close()
+                self._output.append(frames.ok())
+                return None
         self._expectations.check()
         if message is None or message.DESCRIPTOR.file.name.endswith("connection.proto"):
             raise XError(1047, "Unexpected message received")

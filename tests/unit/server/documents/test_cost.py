@@ -4,7 +4,7 @@ import pytest
 
 from idalloc_server.documents import cost
 from idalloc_server.documents.changes import Change, Kind, apply_changes
-from idalloc_server.documents.cost import Budget, parts
+from idalloc_server.documents.cost import Budget, count_parts
 from idalloc_server.documents.criteria import NULL, ArrayOf, Call, Field, Node, ObjectOf, Value
 from idalloc_server.documents.document import Document
 from idalloc_server.documents.errors import (
@@ -44,10 +44,10 @@ def test_a_statement_ends_when_its_caller_has_left() -> None:
     """No further document is read for a caller that has left."""
     left = False
     budget = Budget(has_left=lambda: left)
-    budget.read(DOCUMENT, 1)
+    budget.count_read(DOCUMENT, 1)
     left = True
     with pytest.raises(CallerLeft):
-        budget.read(DOCUMENT, 1)
+        budget.count_read(DOCUMENT, 1)
 
 
 def test_steps_are_bounded() -> None:
@@ -56,28 +56,28 @@ def test_steps_are_bounded() -> None:
         budget = Budget()
         with pytest.raises(TooMuchWork):
             for _ in range(4_000):
-                budget.read(document, own)
-        assert cost.steps([document], own) > own
+                budget.count_read(document, own)
+        assert cost.steps_of_parts([document], own) > own
 
 
 def test_arguments_count_at_each_use() -> None:
     """The arguments at all uses together are no larger than a message."""
     budget = Budget(max_size=100)
-    budget.use_argument(60)
+    budget.count_argument(60)
     with pytest.raises(ArgumentsTooLarge):
-        budget.use_argument(60)
+        budget.count_argument(60)
 
 
 def test_literals_of_in_are_no_parts() -> None:
     """Texts and numbers of an `in` do not count; objects, arrays and patterns do by size."""
-    assert parts(Call("in", (WHOLE, *(Value(number) for number in range(50_000))))) == 2
-    assert parts(Call("like", (WHOLE, Value("x" * 6_400)))) > 100
-    assert parts(ObjectOf((("a", WHOLE), ("b", WHOLE)))) == 3
+    assert count_parts(Call("in", (WHOLE, *(Value(number) for number in range(50_000))))) == 2
+    assert count_parts(Call("like", (WHOLE, Value("x" * 6_400)))) > 100
+    assert count_parts(ObjectOf((("a", WHOLE), ("b", WHOLE)))) == 3
     many: list[Json] = list(range(cost.MAX_STEPS_A_DOCUMENT))
     array = Value(many, is_json=True)
     for node in (array, Call("in", (WHOLE, array)), ObjectOf((("a", WHOLE),) * cost.MAX_STEPS_A_DOCUMENT)):
         with pytest.raises(TooMuchWork):
-            parts(node)
+            count_parts(node)
 
 
 def test_values_of_in_that_are_compared_are_parts() -> None:
@@ -85,19 +85,19 @@ def test_values_of_in_that_are_compared_are_parts() -> None:
     many = cost.MAX_STEPS_A_DOCUMENT
     texts = Call("in", (WHOLE, *(Value(str(number)) for number in range(many))))
     numbers = Call("in", (WHOLE, *map(Value, range(many))))
-    assert parts(texts, is_strict=True) == 2
+    assert count_parts(texts, is_strict=True) == 2
     for node, is_strict in ((numbers, True), (Call("in", (WHOLE, *[Value(NULL)] * many)), False)):
         with pytest.raises(TooMuchWork):
-            parts(node, is_strict=is_strict)
+            count_parts(node, is_strict=is_strict)
 
 
 @pytest.mark.parametrize("value", ["x" * 98, [1] * 33, {"k" * 93: 1}, "\N{GRINNING FACE}" * 24 + "xx"])
 def test_a_row_is_bounded_to_the_byte(value: Json) -> None:
     """A row with as many bytes as a message is returned; one byte more is refused."""
     size = len(dump(value).encode())
-    assert Budget(max_size=size).row(value) == dump(value)
+    assert Budget(max_size=size).row_text(value) == dump(value)
     with pytest.raises(ResultTooLarge):
-        Budget(max_size=size - 1).row(value)
+        Budget(max_size=size - 1).row_text(value)
 
 
 def test_a_change_may_replace_a_large_document() -> None:

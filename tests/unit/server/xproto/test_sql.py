@@ -72,7 +72,7 @@ class FakeCaller:
     has_left = False
     rights = AllRights()
 
-    async def make_ids(self, count: int, given: int) -> list[str]:
+    async def generate_ids(self, count: int, given: int) -> list[str]:
         raise NotImplementedError
 
     def burn_ids(self, count: int) -> None:
