@@ -10,7 +10,7 @@ from idalloc_server.auth.limits import Limits
 from idalloc_server.domain.errors import Unauthenticated
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class Authenticator:
     """Authenticates calls.
 
