@@ -1,6 +1,4 @@
-"""The alerts are valid, lead to the runbook, and fire on written states; test_alerts.py has
-recorded ones.
-"""
+"""The alerts are valid, lead to the runbook, and fire on written states, not recorded ones."""
 
 import json
 import re
@@ -57,7 +55,7 @@ def test_prometheus_accepts_the_files() -> None:
 
 
 def test_prometheus_accepts_the_queries_of_the_dashboard(tmp_path: Path) -> None:
-    """`promtool` parses each panel's query, after Grafana has put values in place of its variables."""
+    """`promtool` parses each panel's query once Grafana has replaced its variables."""
     panels = json.loads((DEPLOY / "grafana/idalloc.json").read_text())["panels"]
     queries = [target["expr"] for panel in panels for target in panel["targets"]]
     assert len(queries) > 20
@@ -107,9 +105,7 @@ def test_each_state_raises_its_alert(tmp_path: Path, line: str, changed: str, al
 
 
 def test_a_low_reserve_matters_while_the_store_is_away(tmp_path: Path) -> None:
-    """A reserve that still fills, after a start or a burst, raises no alert; one that cannot be
-    filled does.
-    """
+    """A reserve that still fills, after a start or a burst, raises no alert; a stuck one does."""
     low = HEALTHY.replace("} 101.5", "} 44.9")
     assert Recording("", low, 60, NOW).firing(tmp_path) == set()
     away = low.replace("up 1.0", "up 0.0", 1)
@@ -117,9 +113,7 @@ def test_a_low_reserve_matters_while_the_store_is_away(tmp_path: Path) -> None:
 
 
 def test_a_low_reserve_raises_its_alert_before_it_is_used_up(tmp_path: Path) -> None:
-    """The alert fires while a reserve of 90 s still has ids, also if Prometheus looks every 15 s
-    only.
-    """
+    """The alert fires while a reserve of 90 s still has ids, even if scraped every 15 s only."""
     series = [
         {"series": 'idalloc_store_up{instance="a"}', "values": "1 1 0x40"},
         {"series": 'idalloc_reserve_seconds{instance="a",sequence="orders"}', "values": "90 90 90-15x6 0x40"},
@@ -129,9 +123,7 @@ def test_a_low_reserve_raises_its_alert_before_it_is_used_up(tmp_path: Path) -> 
 
 
 def test_a_limited_reserve_is_not_low(tmp_path: Path) -> None:
-    """A short reserve that its server says is limited is not low; one of another sequence or server
-    is.
-    """
+    """A reserve reported as limited is not low; one of another sequence or server may be."""
     low = HEALTHY.replace("} 101.5", "} 9.0").replace("store_up 1.0", "store_up 0.0")
     away, both = {"IdallocStoreAway"}, {"IdallocStoreAway", "IdallocReserveLow"}
     limited = [f'idalloc_reserve_limited{{reason="{each}",sequence="orders"}} 1.0\n' for each in LIMITS]
@@ -159,9 +151,7 @@ def test_a_limited_reserve_is_not_low(tmp_path: Path) -> None:
     ],
 )
 def test_exhaustion_is_forecast_while_in_use(tmp_path: Path, forecasts: list[str], minute: int, fires: bool) -> None:
-    """The alert comes after 5 minutes of use, at the rate of all servers, and ends 15 minutes after
-    it.
-    """
+    """The alert comes after 5 min of use, at the rate of all servers, and ends 15 min after it."""
     name = "idalloc_sequence_exhausts_in_seconds"
     series = [
         {"series": f'{name}{{sequence="orders",instance="{at}"}}', "values": values}
@@ -176,9 +166,7 @@ def test_the_states_cover_all_alerts() -> None:
 
 
 def test_samples_keep_their_labels() -> None:
-    """Labels with spaces, braces and escaped quotes are kept, comments are not samples, and rates
-    are of 15 seconds.
-    """
+    """Labels may have spaces, braces and escaped quotes; comments are skipped; rates span 15 s."""
     text = '# TYPE a gauge\na{b="}\\" {c",d="e f"} 1.5e3\ng_total 7\n'
     assert samples(text) == {
         'a{b="}\\" {c",d="e f",instance="idalloc-1:50080"}': 1500,

@@ -1,6 +1,4 @@
-"""Each alert fires on /metrics of a real server in its state; the dashboard and the alerts name
-only metrics of it.
-"""
+"""Each alert fires on a real server's /metrics; dashboard and alerts name only its metrics."""
 
 import json
 import re
@@ -227,9 +225,7 @@ def test_a_certificate_that_expires_soon(tmp_path: Path) -> None:
 
 
 def test_wrong_tokens_are_auth_failures(tmp_path: Path) -> None:
-    """A caller that repeats a wrong token raises IdallocAuthFailures; a token with the role read
-    scrapes.
-    """
+    """A caller that repeats a wrong token raises IdallocAuthFailures; the role read may scrape."""
     access = tmp_path / "access.toml"
     made = subprocess.run([IDALLOC, "token", "new", "ops", "--read", "*"], capture_output=True, text=True, check=True)
     access.write_text(made.stderr)

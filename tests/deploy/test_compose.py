@@ -63,9 +63,7 @@ def test_servers_accept_their_settings() -> None:
 @pytest.mark.test_long  # it starts a server
 @pytest.mark.parametrize("name", SERVERS)
 def test_prometheus_may_scrape_a_server_by_its_name(name: str, tmp_path: Path) -> None:
-    """A server with the names of the file answers Prometheus' request for its target, and no other
-    name.
-    """
+    """A server answers a scrape under the target names of the file, and under no other name."""
     [job] = read_yaml(DEPLOY / "prometheus/prometheus.yml")["scrape_configs"]
     [target] = [each for each in job["static_configs"][0]["targets"] if each.startswith(f"{name}:")]
     names = SERVERS[name]["environment"]["IDALLOC_HTTP_HOSTS"]
@@ -76,7 +74,7 @@ def test_prometheus_may_scrape_a_server_by_its_name(name: str, tmp_path: Path) -
 
 @pytest.mark.test_long
 def test_prometheus_scrapes_both_servers(tmp_path: Path) -> None:
-    """A real Prometheus with the file's targets gets the metrics of servers with the file's names."""
+    """A real Prometheus with the file's targets scrapes servers with the file's names."""
     prometheus = installed_program("prometheus")
     names = SERVERS["idalloc-1"]["environment"]["IDALLOC_HTTP_HOSTS"]
     config = read_yaml(DEPLOY / "prometheus/prometheus.yml")
@@ -120,9 +118,7 @@ def test_servers_may_open_a_file_for_each_connection() -> None:
 
 
 def test_envoys_share_the_socket_of_their_server() -> None:
-    """Each server has an Envoy of the tested version with its volume and user, and publishes no
-    port of gRPC itself.
-    """
+    """Each server has the tested Envoy, with its volume and user, and publishes no gRPC port."""
     locked = (ROOT / "requirements/envoy.txt").read_text()
     image = next(line for line in (ROOT / "Dockerfile").read_text().splitlines() if line.startswith("USER "))
     for number, server in enumerate(SERVERS.values(), 1):
@@ -140,9 +136,7 @@ def test_envoys_share_the_socket_of_their_server() -> None:
 
 
 def test_derived_files_match_their_sources() -> None:
-    """What compose and the chart have of Envoy, alerts and dashboard is what `make derived-files`
-    writes.
-    """
+    """Compose and the chart have Envoy, alerts and dashboard as `make derived-files` writes."""
     written = dict(derived())
     assert len(written) == 6
     assert [file for file, text in written.items() if file.read_text() != text] == []
@@ -150,9 +144,7 @@ def test_derived_files_match_their_sources() -> None:
 
 @pytest.mark.test_long  # it starts Envoy and a server
 def test_callers_reach_a_server_through_its_envoy(short_folder: Path) -> None:
-    """With the file's settings and configuration, a call without TLS is answered, and its caller's
-    address is known.
-    """
+    """With the file's settings a call without TLS is answered; its caller's address is known."""
     settings = {
         name.removeprefix("IDALLOC_").lower(): value for name, value in SERVERS["idalloc-1"]["environment"].items()
     }
@@ -168,7 +160,7 @@ def test_callers_reach_a_server_through_its_envoy(short_folder: Path) -> None:
 
 
 def test_ports_are_published_on_loopback_only() -> None:
-    """Nothing authenticates, so no other machine reaches a port; no two services want the same one."""
+    """Nothing authenticates, so ports are on loopback only; no two services want the same one."""
     ports = [port for each in COMPOSE["services"].values() for port in each.get("ports", [])]
     assert len(ports) >= 6
     assert [port for port in ports if not port.startswith("127.0.0.1:")] == []
@@ -186,9 +178,7 @@ def test_mounted_files_exist() -> None:
 
 
 def test_prometheus_and_grafana_find_each_other() -> None:
-    """Prometheus scrapes both servers; Grafana's files name Prometheus and the folder of the
-    dashboard.
-    """
+    """Prometheus scrapes both servers; Grafana's files name it and the dashboard's folder."""
     [job] = read_yaml(DEPLOY / "prometheus/prometheus.yml")["scrape_configs"]
     assert [target.partition(":")[0] for target in job["static_configs"][0]["targets"]] == [*SERVERS]
     [source] = read_yaml(FOLDER / "grafana/datasource.yaml")["datasources"]

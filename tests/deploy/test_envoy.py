@@ -61,9 +61,7 @@ def test_envoy_passes_the_methods_of_the_server_only() -> None:
 
 
 def test_the_guide_states_the_limits_of_the_configuration() -> None:
-    """Connections, new ones a second, the time of a handshake and the heap in docs/guides/envoy.md
-    are envoy.yaml's.
-    """
+    """The limits on connections, handshakes and heap in docs/guides/envoy.md are envoy.yaml's."""
     guide = (ROOT / "docs/guides/envoy.md").read_text()
     config = read_yaml(DEPLOY / "envoy/envoy.yaml")
     heap, connections = [each["typed_config"] for each in config["overload_manager"]["resource_monitors"]]
@@ -93,9 +91,7 @@ def test_envoy_accepts_the_configuration(short_folder: Path) -> None:
 
 @REAL
 def test_calls_through_envoy_are_those_of_the_server(proxy: Proxy) -> None:
-    """Unary calls, streams, deadlines, details of errors, health and reflection pass Envoy
-    unchanged.
-    """
+    """Unary calls, streams, deadlines, error details, health and reflection pass unchanged."""
     with serving(proxy), proxy.channel() as channel:
         assert allocate(channel).range.first_id == 1
         request = pb.StreamRangesRequest(sequence="orders", total_id_count=1000, chunk_id_count=10)
@@ -134,7 +130,7 @@ def test_calls_through_envoy_are_those_of_the_server(proxy: Proxy) -> None:
 
 @REAL
 def test_envoy_refuses_unknown_methods_and_compression(proxy: Proxy) -> None:
-    """Envoy answers unknown methods and compressed requests with UNIMPLEMENTED, without a server."""
+    """Envoy itself answers unknown methods and compressed requests with UNIMPLEMENTED."""
     with proxy.channel() as channel:
         for method in ("/idalloc.v1.IdAllocatorService/Nothing", "/idalloc.v1.IdAllocatorService/AllocateRange/", "/a"):
             call: Any = channel.unary_unary(method)
@@ -221,9 +217,7 @@ class Recorder(grpc.GenericRpcHandler):
 
 @REAL
 def test_envoy_removes_addresses_and_names_of_clients(proxy: Proxy) -> None:
-    """Headers with addresses are removed from calls, and names of client certificates are not
-    passed on.
-    """
+    """Envoy removes address headers from calls, and does not forward client certificate names."""
     recorder, server = Recorder(), grpc.server(futures.ThreadPoolExecutor(4))
     server.add_generic_rpc_handlers((recorder,))
     server.add_insecure_port(proxy.sockets[0])
@@ -247,9 +241,7 @@ def test_envoy_removes_addresses_and_names_of_clients(proxy: Proxy) -> None:
 
 @REAL
 def test_a_caller_behind_envoy_is_limited_by_its_address(proxy: Proxy) -> None:
-    """Audit and limits see the caller's address, whatever it sends; wrong tokens are counted per
-    host.
-    """
+    """Audit and limits see the caller's address, whatever it sends; wrong tokens count per host."""
     with serving(proxy, access=write_access(proxy.folder)) as server:
         with proxy.channel() as channel:
             forged = [("x-forwarded-for", "9.9.9.9"), ("authorization", "Bearer wrong")]

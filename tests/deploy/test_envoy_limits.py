@@ -1,6 +1,4 @@
-"""The limits of a real Envoy in front of a native server: each of deploy/envoy/envoy.yaml is
-reached.
-"""
+"""The limits of a real Envoy in front of a native server: each one of envoy.yaml is reached."""
 
 import gzip
 import selectors
@@ -98,9 +96,7 @@ def answers(connection: socket.socket, stream: int = 1) -> list[tuple[int, bytes
 
 
 def test_envoy_limits_headers_and_requests(proxy: Proxy) -> None:
-    """Metadata over 16 kB or 100 headers, and requests over 256 KiB, are refused; a smaller call is
-    answered.
-    """
+    """Metadata over 16 kB or 100 headers, or a request over 256 KiB, is refused; less is not."""
     with serving(proxy), proxy.channel() as channel:
         assert refusal(channel, metadata=[("x-a", "v" * 20_000)]) == grpc.StatusCode.INTERNAL
         assert refusal(channel, metadata=[(f"x-{n}", "v") for n in range(120)]) == grpc.StatusCode.INTERNAL
@@ -146,8 +142,7 @@ def hello() -> bytes:
 
 @contextmanager
 def half_open(proxy: Proxy, source: str, number: int) -> Iterator[None]:
-    """Hold handshakes that never end from an address of loopback; open new ones for those that
-    Envoy closes.
+    """Hold unfinished handshakes from a loopback address; reopen those that Envoy closes.
 
     At most ten times ``number`` are opened.
     """
@@ -183,9 +178,7 @@ def half_open(proxy: Proxy, source: str, number: int) -> Iterator[None]:
 
 
 def test_half_open_handshakes_stop_no_known_caller(proxy: Proxy) -> None:
-    """2,300 half-open handshakes of a stranger fail no call and no new connection of known callers,
-    and end in 3 s.
-    """
+    """2,300 half-open handshakes fail no call or connection of known callers, and end in 3 s."""
     with serving(proxy), steady_caller(proxy):
         with half_open(proxy, "127.0.0.2", 2_300):
             wait_until(lambda: proxy.stat(OTHERS) >= 250, "as many strangers as Envoy admits")
@@ -207,7 +200,7 @@ def test_half_open_handshakes_stop_no_known_caller(proxy: Proxy) -> None:
 
 
 def test_envoy_ends_old_connections_without_an_error(short_folder: Path) -> None:
-    """At its maximum age a connection gets GOAWAY; no call of a client fails, and a stream goes on."""
+    """At its maximum age a connection gets GOAWAY; no client's call fails, and a stream goes on."""
     changes = {
         "max_connection_duration: 1800s": "max_connection_duration: 1s",
         "drain_timeout: 20s": "drain_timeout: 1s",
@@ -234,9 +227,7 @@ def test_envoy_refuses_requests_when_its_memory_is_used(short_folder: Path) -> N
 
 
 def test_requests_that_never_end_take_bounded_memory(proxy: Proxy) -> None:
-    """200 MB of unfinished requests are reset while their clients stay, and calls with the retry
-    policy succeed.
-    """
+    """200 MB of unfinished requests are reset; calls with the retry policy succeed meanwhile."""
     retried = [("grpc.service_config", RETRY_POLICY.read_text())]
     with serving(proxy) as server, steady_caller(proxy, options=retried), ExitStack() as stack:
         most = 0.0
@@ -301,18 +292,14 @@ def test_packed_requests_are_never_unpacked(proxy: Proxy, encodings: list[str]) 
 
 @pytest.mark.parametrize("suffix", ["#a", "#", "?a", "/a"])
 def test_a_path_with_an_addition_is_an_unknown_method(proxy: Proxy, suffix: str) -> None:
-    """Envoy answers it with UNIMPLEMENTED, also a fragment, which it refuses before it looks for a
-    route.
-    """
+    """Envoy answers it with UNIMPLEMENTED; a fragment it refuses before it looks for a route."""
     with serving(proxy), proxy.channel() as channel:
         assert refusal(channel, ORDERS, "AllocateRange" + suffix) == grpc.StatusCode.UNIMPLEMENTED
 
 
 @pytest.mark.parametrize("suffix", ["?a", "?", "#a", "%3f", "/", "//"])
 def test_only_exact_paths_reach_the_server(proxy: Proxy, suffix: str) -> None:
-    """A path with a query or any other addition is answered by Envoy, since native would keep its
-    memory.
-    """
+    """Envoy answers a path with a query or other addition, since native would keep its memory."""
     with serving(proxy), raw(proxy) as connection:
         connection.sendall(http2.headers(1, "AllocateRange" + suffix) + http2.message(1, ORDERS))
         assert http2.DATA not in dict(answers(connection))

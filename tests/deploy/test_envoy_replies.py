@@ -44,7 +44,7 @@ class Replies(grpc.GenericRpcHandler):
 
 @contextmanager
 def replying(proxy: Proxy, transport: str) -> Iterator[None]:
-    """Serve ``Replies`` behind a proxy during the block, on a transport with the server's options."""
+    """Serve ``Replies`` behind a proxy during the block, with the transport's own options."""
     stop = threading.Event()
 
     async def serve() -> None:
@@ -66,9 +66,7 @@ def replying(proxy: Proxy, transport: str) -> Iterator[None]:
 
 
 def received(proxy: Proxy, method: str, size: int) -> int:
-    """Return the bytes of a complete reply; the client grants more than the first window once that
-    is used up.
-    """
+    """Return the bytes of a complete reply; grant more once the first window is used up."""
     with http2.connect(proxy.address, WINDOW, http2.client_context(proxy.tls)) as connection:
         connection.settimeout(5)
         connection.sendall(http2.headers(1, method) + http2.message(1, str(size).encode()))
@@ -100,9 +98,7 @@ def test_replies_of_about_the_first_window_are_complete(proxy: Proxy, transport:
 
 
 def test_envoys_other_codec_still_has_the_fault(short_folder: Path) -> None:
-    """The setting of the codec is needed: with the other one the end of a reply that fills the
-    window is missing.
-    """
+    """The codec's setting is needed: the other one cuts off a reply that fills the window."""
     with proxying(short_folder, {FIELD + "false": FIELD + "true"}) as proxy, replying(proxy, "native"):
         assert received(proxy, "AllocateRange", WINDOW - HEAD - 1) == WINDOW - 1
         with pytest.raises(TimeoutError):

@@ -91,9 +91,7 @@ class TestChart:
     @pytest.mark.test_long  # it may have to install its program
     @pytest.mark.timeout(600)
     def test_kubernetes_accepts_its_objects(self, values: list[str | Path], tmp_path: Path) -> None:
-        """Each object matches Kubernetes' schema, strictly; those of Prometheus have none, and own
-        tests.
-        """
+        """Each object matches Kubernetes' schema, strictly; Prometheus' own have other tests."""
         found = [each for each in objects(*values).values() if not each["apiVersion"].startswith(OPERATOR)]
         assert len(found) >= 5
         file = tmp_path / "objects.yaml"
@@ -116,7 +114,7 @@ class TestChart:
         assert Settings.model_validate(settings).node_prefix == 3
 
     def test_secrets_are_files_only(self, values: list[str | Path]) -> None:
-        """No variable reads a secret, and each file that a variable names is in a mounted secret."""
+        """No variable reads a secret; each file that a variable names is in a mounted secret."""
         found = objects(*values)
         mounts = [mount["mountPath"] for mount in container(found)["volumeMounts"] if mount.get("readOnly")]
         files = re.findall(r"(?:^|=)(/etc/idalloc/[^&\n]+)", "\n".join(environment(found).values()), re.MULTILINE)
@@ -125,9 +123,7 @@ class TestChart:
         assert "secretKeyRef" not in rendered(*values)
 
     def test_kubernetes_waits_for_a_graceful_stop(self, values: list[str | Path]) -> None:
-        """A pod is killed only after the pause, `drain_timeout`, and the time until a hanging
-        worker is killed.
-        """
+        """A pod is killed only after the pause, `drain_timeout`, and a hanging worker's time."""
         found = objects(*values)
         pod = found["StatefulSet", "orders-idalloc"]["spec"]["template"]["spec"]
         command = " ".join(container(found)["lifecycle"]["preStop"]["exec"]["command"])
@@ -159,7 +155,7 @@ class TestChart:
 
 
 def test_the_service_monitor_finds_the_metrics() -> None:
-    """It selects the headless service in its namespace, by its port's name, with TLS and the token."""
+    """It selects the namespace's headless service by its port's name, with TLS and the token."""
     found = objects("--values", FULL)
     monitor = found["ServiceMonitor", "orders-idalloc"]
     assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
@@ -180,9 +176,7 @@ def test_the_service_monitor_finds_the_metrics() -> None:
 
 class TestMonitoring:
     def test_the_rule_has_the_alerts(self) -> None:
-        """Its groups are those of deploy/prometheus, with Prometheus' templates, and its labels
-        select it.
-        """
+        """Its groups are those of deploy/prometheus, templates included; its labels select it."""
         rule = objects("--values", FULL)["PrometheusRule", "orders-idalloc"]
         assert rule["apiVersion"] == "monitoring.coreos.com/v1"
         assert rule["metadata"]["labels"]["release"] == "prometheus"
@@ -200,18 +194,14 @@ class TestMonitoring:
             assert (done.returncode != 0) is wrong, done.stderr
 
     def test_grafana_finds_the_dashboard(self) -> None:
-        """A ConfigMap with the sidecar's label has the dashboard of deploy/grafana, and is not too
-        large to apply.
-        """
+        """A ConfigMap with the sidecar's label has deploy/grafana's dashboard, small enough."""
         found = objects("--values", FULL)["ConfigMap", "orders-idalloc-dashboard"]
         assert found["metadata"]["labels"]["grafana_dashboard"] == "ids"
         assert {**found["data"]} == {"idalloc.json": (DEPLOY / "grafana/idalloc.json").read_text()}
         assert len(json.dumps(found)) < LARGEST_APPLIED
 
     def test_the_documented_values_turn_it_on(self, tmp_path: Path) -> None:
-        """The example of README.md creates all three objects, and opens the HTTP port to
-        Prometheus.
-        """
+        """The example of README.md creates all three objects, and opens HTTP to Prometheus."""
         [example] = re.findall(r"```yaml\n(serviceMonitor:[^`]*)```", (CHART / "README.md").read_text())
         file = tmp_path / "values.yaml"
         file.write_text(example)
@@ -225,9 +215,7 @@ class TestMonitoring:
 
 
 def test_policies_select_the_pods_and_their_ports() -> None:
-    """The budget, the network policy and the services select the servers' pods; the policy opens
-    their ports only.
-    """
+    """The budget, the network policy and the services select the servers' pods and ports only."""
     found = objects("--values", FULL)
     labels = found["StatefulSet", "orders-idalloc"]["spec"]["template"]["metadata"]["labels"].items()
     policy, budget = found["NetworkPolicy", "orders-idalloc"]["spec"], found["PodDisruptionBudget", "orders-idalloc"]
@@ -249,9 +237,7 @@ def test_policies_select_the_pods_and_their_ports() -> None:
 
 
 def test_each_port_is_open_to_its_peers_only() -> None:
-    """Clients reach gRPC and the X Protocol's port, monitoring the HTTP port, and services have the
-    clients' ports.
-    """
+    """Clients reach gRPC and X, monitoring the HTTP port; services have the clients' ports."""
 
     def peers(*arguments: str | Path) -> dict[int, Any]:
         rules = objects(*arguments)["NetworkPolicy", "orders-idalloc"]["spec"]["ingress"]
@@ -269,9 +255,7 @@ def test_each_port_is_open_to_its_peers_only() -> None:
 
 class TestEnvoy:
     def test_services_reach_envoy_and_envoy_the_server(self) -> None:
-        """The port of gRPC is Envoy's, probes are the server's, and both share the socket and the
-        certificate.
-        """
+        """The gRPC port is Envoy's, probes are the server's; both share socket and certificate."""
         found = objects(*ENVOY)
         pod = found["StatefulSet", "orders-idalloc"]["spec"]["template"]["spec"]
         [envoy] = pod["initContainers"]
@@ -304,9 +288,7 @@ class TestEnvoy:
         "values", ["", "tls.clientCertificates=false", "tls.clientCertificates=false,tls.secretName="]
     )
     def test_callers_reach_a_pod_until_it_stops(self, short_folder: Path, values: str) -> None:
-        """Envoy runs with the rendered files, and the command before a stop moves callers without
-        an error.
-        """
+        """Envoy runs with the rendered files; the preStop command moves callers without errors."""
         more = ["--set", f"insecure=true,{values}"] if values else []
         found = objects(*ENVOY, *more)
         (short_folder / "chart").mkdir()
@@ -337,9 +319,7 @@ def channel_to(proxy: Proxy, values: str) -> grpc.Channel:
 
 @pytest.mark.test_long  # it starts a server
 def test_prometheus_may_scrape_a_pod_without_authentication(tmp_path: Path) -> None:
-    """Without an access file a pod answers a request for its IP address, as the Prometheus Operator
-    makes it.
-    """
+    """Without an access file a pod answers requests to its IP, as the Prometheus Operator's."""
     found = objects("--set", "insecure=true,tls.secretName=,access.secretName=,store.secretName=")
     names = environment(found).get("IDALLOC_HTTP_HOSTS", "")
     with running(tmp_path, http_listen="127.0.0.1:0", http_hosts=names) as server:
@@ -364,7 +344,7 @@ def test_prometheus_may_scrape_a_pod_without_authentication(tmp_path: Path) -> N
     ],
 )
 def test_wrong_values_are_refused(values: str, message: str) -> None:
-    """A value that would start no server, or servers with a store each, is an error that names it."""
+    """A value that starts no server, or servers with a store each, is an error that names it."""
     done = helm("template", "orders", CHART, "--set", values)
     assert done.returncode != 0
     assert message in done.stderr.replace("store.url", "/store/url")

@@ -51,7 +51,7 @@ class TestDist:
         assert done.stdout.count("PASSED") == 2
 
     def test_links_of_the_description_are_absolute(self, dist: list[Path]) -> None:
-        """An index shows README.md without the repository, so each link and image has an address."""
+        """An index shows README.md without the repository: links and images have full addresses."""
         description = str(metadata(dist[1]).get_payload())
         targets = re.findall(r"\]\(([^)]+)\)", description)
         assert len(targets) > 20
@@ -61,9 +61,7 @@ class TestDist:
         assert [path for path in inside if not (ROOT / path).exists()] == []
 
     def test_both_have_the_licence_and_all_code(self, dist: list[Path]) -> None:
-        """The wheel has client, server and the licence; the sdist also has what a packager needs to
-        test.
-        """
+        """The wheel has client, server and licence; the sdist also what a packager tests with."""
         with tarfile.open(dist[0]) as file:
             names = {name.partition("/")[2] for name in file.getnames()}
         assert {
@@ -83,9 +81,7 @@ class TestDist:
         assert [name for name in packed if name.endswith(".dist-info/licenses/LICENSE")]
 
     def test_the_metadata_has_addresses_and_versions(self, dist: list[Path]) -> None:
-        """The index shows where source, documentation, changelog and issues are, and the Python of
-        the tests.
-        """
+        """The index shows source, documentation, changelog, issues, and the tested Pythons."""
         found = metadata(dist[1])
         urls = {url.partition(",")[0] for url in found.get_all("Project-URL", [])}
         assert urls == {"Source", "Documentation", "Changelog", "Issues"}
@@ -103,9 +99,7 @@ class TestWorkflows:
     @pytest.mark.test_long  # it may have to install its program
     @pytest.mark.timeout(600)
     def test_zizmor_finds_no_weakness(self) -> None:
-        """`zizmor` finds no weakness: actions have hashes, permissions are minimal, no text runs as
-        a script.
-        """
+        """`zizmor` finds no weakness: pinned actions, few permissions, no text run as a script."""
         command = [str(deploy_program("zizmor")), "--offline", "--no-progress", str(ROOT / ".github")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
@@ -144,9 +138,7 @@ class TestBaseImages:
         )
 
     def test_each_base_image_gets_its_digest(self, tmp_path: Path) -> None:
-        """The image is built from one digest for each tag, which its labels and the summary of the
-        run have.
-        """
+        """Each tag's image is built from one digest, which its labels and the summary have."""
         digest = "sha256:" + "0123456789abcdef" * 4
         done = self.run_step(tmp_path, digest)
         assert done.returncode == 0, done.stderr
@@ -175,7 +167,7 @@ class TestBaseImages:
         assert (tmp_path / "Dockerfile").read_text() == (ROOT / "Dockerfile").read_text()
 
     def test_stages_and_pinned_images_stay(self) -> None:
-        """A FROM line with an earlier stage or a digest is not changed, and a variable is refused."""
+        """A FROM line of an earlier stage or with a digest is unchanged; a variable is refused."""
         digest = "sha256:" + "f" * 64
         text, found = pin(f"FROM a:1@{digest} AS one\nFROM one AS two\nFROM scratch\n")
         assert text.splitlines()[:3] == [f"FROM a:1@{digest} AS one", "FROM one AS two", "FROM scratch"]
@@ -186,9 +178,7 @@ class TestBaseImages:
 
 class TestVersion:
     def test_the_chart_has_the_version_of_the_package(self) -> None:
-        """The release workflow refuses a tag whose version differs from the package's or the
-        chart's.
-        """
+        """The release workflow refuses a tag whose version is not the package's and the chart's."""
         chart = read_yaml(CHART / "Chart.yaml")
         assert chart["version"] == chart["appVersion"] == PROJECT["version"]
 

@@ -1,6 +1,4 @@
-"""The systemd unit is valid and hardened, and the server notifies the service manager as
-`Type=notify` needs it.
-"""
+"""The systemd unit is valid and hardened, and the server notifies it as `Type=notify` needs."""
 
 import shutil
 import signal
@@ -61,9 +59,7 @@ class TestUnit:
         assert done.returncode == 0, done.stdout.splitlines()[-1]
 
     def test_it_allows_enough_open_files(self) -> None:
-        """`LimitNOFILE` sets the hard limit, to which the server raises its own, and is enough for
-        its settings.
-        """
+        """`LimitNOFILE` sets the hard limit, up to which the server raises its own, high enough."""
         limit = int(UNIT.read_text().partition("LimitNOFILE=")[2].split()[0])
         assert limit == 65_536
 
@@ -78,9 +74,7 @@ class TestNotifications:
         ("kind", "workers"), [("path", 1), ("abstract", 1), pytest.param("path", 2, marks=pytest.mark.test_long)]
     )
     def test_ready_and_stopping_are_sent_once(self, tmp_path: Path, kind: str, workers: int) -> None:
-        """The server sends READY=1 when it serves and STOPPING=1 when it stops, and its workers
-        send nothing.
-        """
+        """The server sends READY=1 once it serves and STOPPING=1 as it stops; workers nothing."""
         name = str(tmp_path / "notify") if kind == "path" else f"@{tmp_path}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
             manager.bind(name.replace("@", "\0", 1) if kind == "abstract" else name)

@@ -1,6 +1,4 @@
-"""Authentication by tokens and client certificates on a real server; the access file is reloaded
-while it runs.
-"""
+"""Authentication by tokens and client certificates on a real server; it reloads the access file."""
 
 from __future__ import annotations
 
@@ -82,9 +80,7 @@ def test_a_running_server_follows_its_access_file(tmp_path: Path, transport: str
 
 
 def test_near_names_are_those_that_the_caller_may_list(tmp_path: Path) -> None:
-    """A mistyped name is answered with near ones on which the caller has the role read, and without
-    it with none.
-    """
+    """A mistyped name gets near ones on which the caller has the role read; without it, none."""
     file = tmp_path / "access.toml"
     reader = new_token(file, "reader", "--allocate", "*", "--read", "orders-a", "--read", "ordres")
     writer = new_token(file, "writer", "--allocate", "*")

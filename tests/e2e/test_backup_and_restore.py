@@ -1,6 +1,4 @@
-"""The commands of the pages on backups and upgrades work as they stand there, and no id comes twice
-(P1).
-"""
+"""The commands of the pages on backups and upgrades work as written, and no id comes twice (P1)."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +24,7 @@ def by_the_page(tmp_path: Path) -> Iterator[Operator]:
 
 
 def test_a_lost_file_is_restored(by_the_page: Operator) -> None:
-    """P1: after the page's restore, ids are past all that were issued before and after the backup."""
+    """P1: after the page's restore, ids continue past all issued before and after the backup."""
     by_the_page.run_all("Copy a SQLite file")
     by_the_page.take(100)
     by_the_page.run_all("Export")
@@ -46,9 +44,7 @@ def test_a_lost_file_is_restored(by_the_page: Operator) -> None:
 
 
 def test_a_restore_with_a_witness_needs_no_highest_id(by_the_page: Operator) -> None:
-    """P1, P3: servers with a witness refuse the restored file until the page's advance, which knows
-    how far.
-    """
+    """P1, P3: with a witness, servers refuse the restored file until the page's exact advance."""
     by_the_page.stop()
     by_the_page.shell('export IDALLOC_WITNESS="sqlite://$PWD/witness.db"')
     by_the_page.serve()
@@ -80,9 +76,7 @@ def test_an_import_refuses_to_lower_a_counter(by_the_page: Operator) -> None:
 
 
 def test_a_store_moves_and_returns(by_the_page: Operator) -> None:
-    """P1: a sequence that moves to another store while a server runs, and returns, continues past
-    its last id.
-    """
+    """P1: a sequence that moves to another store under a server, and back, repeats no id."""
     [move] = by_the_page.blocks("Move to another store")
     assert "created 1" in by_the_page.run(move)
     assert "this store was retired on" in by_the_page.refused("SEQUENCE_NOT_FOUND")
@@ -101,9 +95,7 @@ def test_a_store_moves_and_returns(by_the_page: Operator) -> None:
 
 
 def test_a_server_is_replaced(tmp_path: Path) -> None:
-    """The page on upgrades shows the version of the next server, which continues past all issued
-    ids.
-    """
+    """The page on upgrades shows the next server's version; ids continue past all issued ones."""
     with operator("docs/operations/upgrades.md", tmp_path) as made:
         made.serve()
         made.take()

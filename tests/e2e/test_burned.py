@@ -55,9 +55,7 @@ def test_ids_of_a_cancelled_call_are_logged(tmp_path: Path) -> None:
     with running(tmp_path) as server, connect(server) as channel, connect(server) as other:
 
         def calls_in_flight() -> int:
-            """Return the number of calls in flight, from the next line of the log; a call makes
-            one.
-            """
+            """Return the number of calls in flight, from the next log line; a call makes one."""
             seen = len(log_events(server, "calls"))
             get_node(other)
             wait_until(lambda: len(log_events(server, "calls")) > seen)
@@ -110,7 +108,7 @@ def test_ids_of_a_lease_that_expired_in_a_pause_are_logged(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_tail_that_cannot_be_returned_is_logged(tmp_path: Path, workers: int) -> None:
-    """P9: a stop logs the ids of a tail that it cannot return, since another node wrote after it."""
+    """P9: a stop logs a tail's ids that it cannot return, since another node wrote after it."""
     with ExitStack() as stack:
         server = stack.enter_context(running(tmp_path, workers=workers))
         # One channel to each worker, which is identified by its start timestamp.

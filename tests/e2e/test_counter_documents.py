@@ -1,6 +1,4 @@
-"""`idalloc store import --from-elasticsearch` from an index: whole, from stopped clients, with
-skipped names.
-"""
+"""`idalloc store import --from-elasticsearch`: whole, from stopped clients, with skipped names."""
 
 import asyncio
 import json
@@ -59,9 +57,7 @@ async def imports(tmp_path: Path) -> AsyncIterator[Imports]:
 
 
 async def test_a_part_of_an_index_imports_nothing(imports: Imports) -> None:
-    """P1: a later page with a failed shard and no hits is not the end: exit 1, and the store is not
-    even made.
-    """
+    """P1: a later page with a failed shard and no hits is no end: exit 1, and no store is made."""
     imports.pages.pages[1] = page(total=2, failed=1)
     error = await imports.refused("--partial")
     assert error.startswith("idalloc: OpenSearch returned a part of index counters only")
@@ -69,9 +65,7 @@ async def test_a_part_of_an_index_imports_nothing(imports: Imports) -> None:
 
 
 async def test_an_index_that_accepts_writes_needs_a_confirmation(imports: Imports) -> None:
-    """P1: beside clients that still write nothing is imported, and the message shows how to block
-    writes.
-    """
+    """P1: nothing is imported while clients still write; the message shows how to block writes."""
     imports.pages.settings = WRITABLE
     error = await imports.refused("--partial")
     assert 'run PUT /counters/_settings {"index.blocks.write": true}; or confirm with --clients-stopped' in error
@@ -87,9 +81,7 @@ def test_an_option_without_its_index_is_refused(tmp_path: Path) -> None:
 
 
 def test_skipped_names_are_refused_by_a_server(tmp_path: Path) -> None:
-    """P1: a skipped counter is refused with its reason until its sequence is advanced, then
-    continues behind that.
-    """
+    """P1: a skipped counter is refused with its reason until its sequence is advanced past it."""
     file, store = tmp_path / "hits.jsonl", f"sqlite://{tmp_path}/ids.db"
     file.write_text("".join(json.dumps(hit) + "\n" for hit in HITS))
 

@@ -1,4 +1,4 @@
-"""Server processes on CrateDB: the emulator in a process of its own, with the faults of a real one."""
+"""Server processes on CrateDB: the emulator in its own process, with a real cluster's faults."""
 
 import json
 import subprocess
@@ -73,7 +73,7 @@ def calling(server: Server) -> Iterator[Any]:
 
 
 def test_servers_share_a_sequence_on_a_failing_store(crate: Crate, tmp_path: Path) -> None:
-    """P1: two servers on a store with faults issue no id twice; failed calls are STORE_UNAVAILABLE."""
+    """P1: two servers on a failing store repeat no id; failed calls are STORE_UNAVAILABLE."""
     refusals: list[str] = []
 
     def work(server: Server) -> list[tuple[int, int]]:
@@ -141,9 +141,7 @@ REFUSALS = {
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.test_long
 def test_log_and_health_report_why_calls_fail(crate: Crate, tmp_path: Path, why: str, workers: int) -> None:
-    """The log has the cause with a count, and `idalloc health` the failing check, until the store
-    works.
-    """
+    """The log counts the cause, and `idalloc health` fails by name, until the store works."""
 
     def lines(event: str) -> list[dict[str, Any]]:
         found = [json.loads(line) for line in server.log.read_text().splitlines()]

@@ -41,7 +41,7 @@ def refusal_of(error: Any) -> tuple[status_pb2.Status, error_details_pb2.ErrorIn
 
 
 def test_a_blocked_table_is_refused_with_the_next_step(cluster: CrateCluster, tmp_path: Path) -> None:  # noqa: F811
-    """A blocked table is STORE_REFUSED with CrateDB's message and the statement that unblocks it."""
+    """A blocked table is STORE_REFUSED, with CrateDB's message and the unblocking statement."""
     with (
         running(tmp_path, store=cluster.store, log_level="debug") as server,
         calling(server.address) as stub,

@@ -34,9 +34,7 @@ def outcome_of(reply: object) -> str:
 
 
 async def call_at_rate(stubs: Stubs, rpc: str, sequence: str) -> Counter[str]:
-    """Call an RPC 45 times within a second, each time on a sequence without a lease, and return the
-    outcomes.
-    """
+    """Call an RPC 45 times in a second, each on a sequence without a lease; return the outcomes."""
     began, calls = time.monotonic(), []
     for number in range(CALLS_PER_SECOND * SECONDS):
         due = began + number / CALLS_PER_SECOND
@@ -75,9 +73,7 @@ async def watched(server: Server) -> AsyncIterator[list[str]]:
 
 @pytest.mark.parametrize("transport", ["grpcio", "native"])
 async def test_short_deadlines_on_a_real_server(tmp_path: Path, transport: str) -> None:
-    """45 calls of 50 ms a second of each RPC get their replies if the store is in time, and else
-    change no health.
-    """
+    """45 calls of 50 ms a second get their replies, or leave health alone if the store is late."""
     async with (
         running_beside(tmp_path, transport=transport, http_listen=LOOPBACK) as server,
         grpc.aio.insecure_channel(server.address) as channel,

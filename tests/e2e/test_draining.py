@@ -119,9 +119,7 @@ async def test_a_call_is_refused_before_its_deadline(tmp_path: Path) -> None:
 
 
 def replies(connection: socket.socket) -> Iterator[bytes]:
-    """Yield GOAWAY and DATA frames until the connection ends; answers pings late, after the last
-    reply.
-    """
+    """Yield GOAWAY and DATA frames until the connection ends; answer pings after the last reply."""
     pings, at_end = [], False
     with suppress(ConnectionError):
         while True:

@@ -1,6 +1,4 @@
-"""The programs of examples/python against real servers: what they print, and the failures that they
-handle.
-"""
+"""The programs of examples/python against real servers: their output, and handled failures."""
 
 import importlib.util
 import json
@@ -265,9 +263,7 @@ def key() -> str:
 
 
 def test_a_retried_invoice_gets_the_same_number(tmp_path: Path) -> None:
-    """P7: one key gets one number, also after a restart of the server; no number without a key or a
-    server.
-    """
+    """P7: one key gets one number, even after a restart; no number without a key or a server."""
     one, reused = key(), key()
     with running(tmp_path) as server, serving_invoices(server.address) as service:
         first = service.number(one)
@@ -314,7 +310,7 @@ def test_models_get_ids_in_cratedb(database: Database, server: Server) -> None:
 def test_a_lost_transaction_is_repeated_with_its_ids(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, applied: bool
 ) -> None:
-    """A transaction whose connection is lost at COMMIT is repeated; its rows are in the table once."""
+    """A transaction that loses its connection at COMMIT is repeated; its rows are stored once."""
     monkeypatch.setenv("IDALLOC_SERVER", server.address)
     monkeypatch.setattr(ext, "_clients", {})
     models = load("sqlalchemy_models.py")

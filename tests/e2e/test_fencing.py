@@ -92,7 +92,7 @@ def test_a_client_pool_drops_ids_from_before_an_advance(tmp_path: Path) -> None:
 
 @pytest.mark.test_long
 def test_a_recreated_sequence_continues_on_every_node(tmp_path: Path) -> None:
-    """P5: a deleted sequence ends on every node, and continues beyond its last id when re-created."""
+    """P5: a deleted sequence ends on every node; recreated, it continues beyond its last id."""
     with (
         running(tmp_path, **LEASE) as first,
         running(tmp_path, **LEASE) as second,

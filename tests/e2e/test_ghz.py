@@ -1,4 +1,4 @@
-"""ghz with every configuration of examples/ghz, and grpcurl, against a real server by reflection."""
+"""ghz with every configuration of examples/ghz, and grpcurl, on a real server by reflection."""
 
 import json
 import os

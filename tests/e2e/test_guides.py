@@ -43,7 +43,7 @@ def test_guides_do_what_they_say(name: str, tmp_path: Path, subtests: pytest.Sub
 
 
 def test_deployment_works_on_a_running_server(tmp_path: Path, subtests: pytest.Subtests) -> None:
-    """The settings files of the guide are valid, and both Python clients reach one of two servers."""
+    """The guide's settings files are valid; both Python clients reach one of two servers."""
     with running(tmp_path) as server:
         ports = {50051: int(server.address.rpartition(":")[2])}
         run_page("docs/guides/deployment.md", tmp_path, subtests, files=["protos"], ports=ports)
@@ -89,9 +89,7 @@ def test_the_guide_names_the_error_of_each_refused_statement(mysqlx: Path, tmp_p
 
 
 def test_the_policy_of_the_languages_guide_awaits_a_lone_server(tmp_path: Path) -> None:
-    """The guide's policy is that of the protos but for its waits, and a call with it outlasts a
-    server's start.
-    """
+    """The guide's policy is the protos' but for its waits; a call with it outlasts a restart."""
     page = (GUIDES / "languages.md").read_text()
     shown = next(each.text for each in blocks(page) if each.language == "json")
     policy, shipped = json.loads(shown), json.loads((ROOT / "protos/idalloc/v1/service_config.json").read_text())
@@ -109,9 +107,7 @@ def test_the_policy_of_the_languages_guide_awaits_a_lone_server(tmp_path: Path) 
 
 
 def test_the_tls_guide_has_the_client_s_messages() -> None:
-    """The table of failed connections has each cause that the client names, and the command's next
-    step.
-    """
+    """The table of failed connections has each cause the client names, and its next step."""
     page = (GUIDES / "tls.md").read_text()
     table = page.partition("## When the connection fails")[2].partition("\n\nIn Python")[0]
     assert {*re.findall(r"^\| `(.*?) \(…\); (.*?)`", table, re.MULTILINE)} == {
@@ -129,9 +125,7 @@ def test_the_table_of_roles_has_every_rpc() -> None:
 
 
 def test_the_guide_has_every_operation_on_documents() -> None:
-    """The guide names each operation of the audit: those that need admin, and those recorded only
-    if denied.
-    """
+    """The guide names each audited operation: those that need admin, those logged if denied."""
     known = {each for each in vars(operations).values() if isinstance(each, operations.Operation)}
     page = (GUIDES / "access-control.md").read_text()
     bullet = page.partition("- `method` is `xproto/` and ")[2].partition("\n- ")[0]

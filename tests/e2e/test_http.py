@@ -101,9 +101,7 @@ def test_single_process_serves_probes_and_metrics(tmp_path: Path) -> None:
 
 
 def test_sums_are_right_after_a_worker_was_killed(tmp_path: Path) -> None:
-    """Counters of a killed worker stay in the sums, its gauges go; the port answers while no worker
-    is alive.
-    """
+    """A killed worker's counters stay in the sums, its gauges go; the port outlasts all workers."""
     with running(tmp_path, http_listen=LOOPBACK, workers=2) as server:
         for _ in range(20):
             allocate(server, "orders", 7)
@@ -125,9 +123,7 @@ def test_sums_are_right_after_a_worker_was_killed(tmp_path: Path) -> None:
 
 @contextmanager
 def without_workers(folder: Path) -> Iterator[Server]:
-    """Run a server of two workers, whose workers are killed and cannot start again; at the end they
-    can.
-    """
+    """Run a server whose two workers are killed; they can start again after the block."""
     with running(folder, http_listen=LOOPBACK, workers=2, store_timeout="1s") as server:
         wait_until(lambda: get(server, "readyz")[0] == 200)
         with closing(sqlite3.connect(folder / "ids.db", isolation_level=None)) as database:
@@ -195,9 +191,7 @@ def test_metrics_need_the_role_read_on_all_sequences(tmp_path: Path, workers: in
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_https_uses_the_certificates_of_the_server(tmp_path: Path, workers: int) -> None:
-    """With TLS the port speaks HTTPS and takes renewed files; an expired certificate fails its
-    check.
-    """
+    """With TLS the port speaks HTTPS and takes renewed files; an expired one fails its check."""
     write_certificate(tmp_path)
     files = {"tls_cert": tmp_path / "cert.pem", "tls_key": tmp_path / "key.pem"}
     trust = ssl.create_default_context()
@@ -220,9 +214,7 @@ def test_https_uses_the_certificates_of_the_server(tmp_path: Path, workers: int)
     [(1, True), (2, True), (1, False)],
 )
 def test_client_certificates_give_the_roles(tmp_path: Path, workers: int, with_access: bool) -> None:
-    """With `tls_client_ca` /metrics needs a certificate of it; with access, one of an identity that
-    may read all.
-    """
+    """/metrics needs a certificate of `tls_client_ca`; with access, one that may read all."""
     write_certificate(tmp_path)
     authority, access = trustme.CA(), tmp_path / "access.toml"
     authority.cert_pem.write_to_path(str(tmp_path / "clients.pem"))

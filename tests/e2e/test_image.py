@@ -22,9 +22,7 @@ UNREACHABLE = (
 @pytest.mark.test_long
 @pytest.mark.timeout(900)
 def test_the_image_is_built_and_runs(tmp_path: Path) -> None:
-    """`make image` builds an image whose command runs as an unprivileged user that may write to its
-    volume.
-    """
+    """`make image` builds an image that runs as an unprivileged user who may write its volume."""
     if not shutil.which("buildah"):
         pytest.skip("buildah is not installed")
     # The Dockerfile's base may have a local stand-in, where its registry cannot be reached.

@@ -32,9 +32,7 @@ def warnings(server: Server) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("transport", ["grpcio", "native"])
 def test_a_server_serves_max_sequences_and_no_more(tmp_path: Path, transport: str) -> None:
-    """Beyond max_sequences a call is RESOURCE_EXHAUSTED and creates nothing; known names are
-    served.
-    """
+    """Beyond max_sequences a call is RESOURCE_EXHAUSTED and creates nothing; known names go on."""
     with running(tmp_path, max_sequences=MOST, transport=transport) as server, idalloc.Client(server.address) as client:
         client.sequences.create("existing")
         for number in range(MOST):

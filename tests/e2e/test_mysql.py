@@ -1,6 +1,4 @@
-"""Compares serials of document ids with a live MySQL, for changing offsets, increments and
-prefixes.
-"""
+"""Compare serials of document ids with a live MySQL, as offset, increment and prefix change."""
 
 import json
 import os
@@ -54,9 +52,7 @@ def insert() -> Iterator[Insert]:
 
 
 def settings(chance: random.Random) -> Iterator[tuple[int, int]]:
-    """Yield offsets and increments: edges, small ones whose offset often lies ahead, and random
-    ones.
-    """
+    """Yield offsets and increments: edges, small ones with a distant offset, and random ones."""
     edges = [1, 2, 3, 10, 16, 255, 256, 65_534, 65_535]
     yield from [(10, 3), (16, 8), (1, 1), (65_535, 2), (65_535, 65_535), (5, 1)]
     for _ in range(100):

@@ -71,14 +71,12 @@ def advance_counter(node: OpenSearchNode, count: int) -> int:
 
 @pytest.mark.parametrize("name", ["opensearch", "migration"])
 def test_guides_work_on_opensearch(name: str, ports: dict[int, int], tmp_path: Path, subtests: pytest.Subtests) -> None:
-    """Each command of a guide succeeds on an OpenSearch, or prints the error that the guide shows."""
+    """Each command of a guide succeeds on OpenSearch, or prints the error that the guide shows."""
     run_page(f"docs/guides/{name}.md", tmp_path, subtests, not_run={}, ports=ports)
 
 
 def test_clients_of_a_counter_are_stopped(by_the_runbook: Operator, node: OpenSearchNode) -> None:
-    """P1: after the runbook's block no old client takes ids, and the sequence continues behind its
-    counter.
-    """
+    """P1: after the runbook's block no old client takes ids; the sequence continues behind them."""
     advance_counter(node, 40)
     count, block, refused, take_over = by_the_runbook.blocks(STOP_CLIENTS)
     before = by_the_runbook.run(count)
@@ -106,7 +104,7 @@ def test_a_counter_document_is_taken_back(by_the_runbook: Operator, node: OpenSe
 
 
 def test_an_edited_row_is_corrected(by_the_runbook: Operator, node: OpenSearchNode) -> None:
-    """SEQUENCE_INVALID: a row without last_value is refused, and continues past the written value."""
+    """SEQUENCE_INVALID: a row without last_value is refused until one is written."""
     by_the_runbook.take()
     send(node, "POST", "/idalloc-sequences/_update/orders", {"doc": {"last_value": None}})
     by_the_runbook.refused("SEQUENCE_INVALID")

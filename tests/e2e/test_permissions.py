@@ -32,7 +32,7 @@ def modes(folder: Path) -> dict[str, int]:
 
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o177, 0o277], ids=oct)
 def test_files_are_0600_and_folders_0700(tmp_path: Path, mask: int) -> None:
-    """Database files, kept settings and client logs belong to the user alone, whatever the umask."""
+    """Only the user may read database files, kept settings and client logs, whatever the umask."""
     made, state = tmp_path / "made", tmp_path / "state"
     made.mkdir(0o755)
     state.mkdir(0o755)

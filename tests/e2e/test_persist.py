@@ -50,9 +50,7 @@ def test_a_persisted_prefix_survives_a_crash(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.test_long
 async def test_sql_persists_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of SET GLOBAL a, PERSIST b a restart keeps only b; of a variable with both, what PERSIST gave
-    it.
-    """
+    """A restart keeps what PERSIST set, also where a later SET GLOBAL differed, and no more."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     settings = {"listen": free_address(), "xproto_listen": "127.0.0.1:0"}
     names = ("auto_increment_increment", "auto_increment_offset", "mysqlx_document_id_unique_prefix")

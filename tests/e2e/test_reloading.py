@@ -139,8 +139,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 @contextmanager
 def in_terminal(folder: Path, action: str = "SIG_DFL", **settings: object) -> Iterator[tuple[Server, int]]:
-    """Start a server in a terminal; yield it and the terminal's other end, whose closing sends
-    SIGHUP.
+    """Start a server in a terminal; yield both. Closing the terminal's other end sends SIGHUP.
 
     Args:
         folder: The folder of its log and its store.

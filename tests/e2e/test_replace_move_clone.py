@@ -1,6 +1,4 @@
-"""The page on replacing, moving and cloning nodes: each step works, and ids come twice only where
-it says so (P1).
-"""
+"""The page on replacing, moving, cloning: each step works, ids repeat only where it says (P1)."""
 
 import shutil
 from collections.abc import Iterator
@@ -43,7 +41,7 @@ def last_doc_id(printed: str) -> str:
 
 
 def test_a_stop_gives_ids_back_and_a_crash_burns_them(by_the_page: Operator) -> None:
-    """After a drain ids continue without a gap; after kill -9 they continue past the whole lease."""
+    """After a drain ids continue without a gap; after kill -9, past the whole lease."""
     by_the_page.set(IDALLOC_LEASE_TTL="180s")  # no lease is given back as idle
     for block in by_the_page.blocks("What a stop and a crash cost"):
         by_the_page.run_shown(block)
@@ -96,7 +94,7 @@ def test_the_newest_commits_move_in_the_wal_of_a_crash(by_the_page: Operator) ->
 
 
 def test_a_clone_on_a_shared_store_issues_other_ids(on_cratedb: Operator) -> None:
-    """P1: without its persisted prefix the clone takes the prefix of the page; ids of both are new."""
+    """P1: a clone without its persisted prefix takes the page's; the ids of both are new."""
     persisted = "idalloc config show --listen $IDALLOC_SERVER | grep node_prefix"
     on_cratedb.shell("export IDALLOC_LISTEN=$IDALLOC_SERVER")
     assert "persisted-" in on_cratedb.shell(persisted)
@@ -111,9 +109,7 @@ def test_a_clone_on_a_shared_store_issues_other_ids(on_cratedb: Operator) -> Non
 
 
 def test_one_host_name_and_address_are_one_holder(on_cratedb: Operator) -> None:
-    """The store takes a process of the same host name and `listen` for the same node: no conflict
-    is logged.
-    """
+    """A process with the same host name and `listen` is the same node to the store: no conflict."""
     on_cratedb.kill()
     on_cratedb.serve("--prefix-conflict refuse")
     on_cratedb.take()

@@ -1,6 +1,4 @@
-"""A store that was retired under live servers refuses creations, and names its successor, until
-that is undone.
-"""
+"""A retired store refuses creations and names its successor, until the retirement is undone."""
 
 import subprocess
 from collections.abc import Callable
@@ -82,9 +80,7 @@ def test_a_retired_store_creates_nothing(tmp_path: Path, store: str) -> None:
 
 
 def test_an_import_undoes_a_retirement(tmp_path: Path) -> None:
-    """P1: after `store import --unretire` of the newest export the store continues beyond all
-    issued ids.
-    """
+    """P1: after `store import --unretire` of the newest export, ids continue past all issued."""
     store = f"sqlite://{tmp_path}/ids.db"
     new, lines = f"sqlite://{tmp_path}/new.db", ['{"idalloc_export": 1}']
     lines += [f'{{"sequence": "{name}", "last_value": "41", "generation": "1", "settings": {{}}}}' for name in "ab"]
@@ -141,9 +137,7 @@ def test_an_export_from_before_the_new_store_served_is_refused(tmp_path: Path) -
 
 
 def test_an_operator_may_say_that_no_id_was_issued(tmp_path: Path) -> None:
-    """Without its new store a retired store is reactivated only by the option that says what nobody
-    can prove.
-    """
+    """Without the successor only the option that says what nobody can prove reactivates a store."""
     store = f"sqlite://{tmp_path}/ids.db"
     with running(tmp_path, store=store, **LEASE) as server, Client(server.address) as client:
         last = client.allocate_range("orders", 10)[-1]

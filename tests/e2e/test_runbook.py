@@ -54,9 +54,7 @@ def test_a_locked_store_recovers(serving: Operator) -> None:
 
 
 def test_a_store_that_outlasts_the_deadline_is_found(serving: Operator) -> None:
-    """DEADLINE_EXCEEDED: the log names the store although its caller is gone, and a longer call
-    gets its error.
-    """
+    """DEADLINE_EXCEEDED: the log names the store, though the caller is gone; a longer call too."""
     find, ids = serving.blocks("`DEADLINE_EXCEEDED`")
     with closing(sqlite3.connect(serving.file, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -156,9 +154,7 @@ def test_a_limit_of_sequences_is_raised(by_the_page: Operator) -> None:
 
 
 def test_a_conflict_of_prefixes_is_solved(serving: Operator) -> None:
-    """PREFIX_IN_USE: when the running node has another prefix, a second node starts with the old
-    one.
-    """
+    """PREFIX_IN_USE: once the running node has another prefix, a second one starts with the old."""
     another = "--listen 127.0.0.1:0 --prefix-conflict refuse"
     assert "prefix 0 is in use by" in serving.start_refused(another)
     show, fix = serving.blocks("`PREFIX_IN_USE`")
@@ -169,7 +165,7 @@ def test_a_conflict_of_prefixes_is_solved(serving: Operator) -> None:
 
 
 def test_a_wrong_clock_is_corrected(by_the_page: Operator, tmp_path: Path) -> None:
-    """P6: a node whose clock is wrong does not start against CrateDB; with the right clock it does."""
+    """P6: against CrateDB a node starts only if its clock is right."""
     with copied_store("cratedb", tmp_path) as store:
         by_the_page.set(IDALLOC_STORE=store.url)
         control = NodeControl(tmp_path / "clock.json")

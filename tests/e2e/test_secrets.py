@@ -1,6 +1,4 @@
-"""Secrets of a real server and its store appear in no output, log, error or process list, whatever
-fails.
-"""
+"""Secrets of a real server and its store are in no output, log, error or process list."""
 
 from __future__ import annotations
 
@@ -40,9 +38,7 @@ BASIC = base64.b64encode(f"alice:{PASSWORD}".encode()).decode()
 
 
 class Crate(CrateEmulator):
-    """The emulator, which can answer with rows that no CrateDB sends: that is a fault inside the
-    server.
-    """
+    """The emulator, which can answer with rows that CrateDB never sends: a fault in the server."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -285,7 +281,7 @@ class TestStartup:
 
     @pytest.mark.parametrize("form", [[], ["--json"]])
     def test_config_show_discloses_no_secret(self, tmp_path: Path, form: list[str], observed: ObservedHere) -> None:
-        """`idalloc config show` shows the store and the witness without their passwords or tokens."""
+        """`idalloc config show` shows store and witness without their passwords or tokens."""
         (tmp_path / "password").write_text(PASSWORD)
         (tmp_path / "jwt").write_text(PLANTED)
         for store in (

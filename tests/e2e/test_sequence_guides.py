@@ -13,9 +13,7 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.test_long]
 
 @pytest.mark.parametrize("page", ["sequences", "formats-and-resets"])
 def test_every_command_of_a_guide(page: str, tmp_path: Path, subtests: pytest.Subtests) -> None:
-    """Each command and program of the page succeeds on a running server and prints what the page
-    shows.
-    """
+    """Each command and program of the page succeeds on a server and prints what the page shows."""
     # Short leases: some commands wait until a change is effective.
     with (
         table_with_a_row("doc.orders", 75_000, tmp_path) as crate,

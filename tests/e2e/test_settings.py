@@ -1,6 +1,4 @@
-"""Settings of real server processes: invalid ones are refused; flags override the environment,
-files and defaults.
-"""
+"""Real servers refuse invalid settings; flags override environment, files and defaults."""
 
 import json
 import signal
@@ -19,9 +17,7 @@ from tests.support.processes import environment, running, serve_command, start_e
 
 
 class TestInvalidSettings:
-    """An invalid setting ends with exit code 2, and one line that names the setting and the next
-    step.
-    """
+    """An invalid setting ends with exit code 2, and one line with its name and the next step."""
 
     @pytest.fixture(autouse=True)
     def capture(self, capfd: pytest.CaptureFixture[str]) -> None:
@@ -33,9 +29,7 @@ class TestInvalidSettings:
         return self._error(run_here(self.capfd, env or environment(), "serve", *flags))
 
     def refused(self, **settings: object) -> str:
-        """Start the process of a server that must refuse its address or its store; return its
-        error.
-        """
+        """Start a server that must refuse its address or its store; return its error."""
         return self._error(
             subprocess.run(serve_command(**settings), env=environment(), capture_output=True, text=True, timeout=50)
         )

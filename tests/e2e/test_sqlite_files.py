@@ -1,6 +1,4 @@
-"""Servers that open one SQLite database with different -wal or -shm files, and so different locks,
-are refused.
-"""
+"""Servers that open one SQLite file with other -wal or -shm files, so other locks, are refused."""
 
 import os
 import signal
@@ -74,9 +72,7 @@ def assert_refused(stderr: str, *words: str) -> None:
 
 
 def mounting(source: Path, target: Path) -> list[str]:
-    """Return a command that runs another one in a mount namespace where ``source`` is also mounted
-    at ``target``.
-    """
+    """Return a command that runs another where ``source`` is also mounted at ``target``."""
     unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
     script = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
     command = [*unshare, "sh", "-c", script, "sh", str(source), str(target)]

@@ -55,9 +55,7 @@ def test_status_shows_the_whole_server(tmp_path: Path, workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_sequences_have_what_all_processes_hold(tmp_path: Path, workers: int) -> None:
-    """The list has the store's sequences, with the ids in memory of all processes; it is sorted and
-    searched.
-    """
+    """The list has the store's sequences with all processes' ids in memory, sorted and searched."""
     with running(tmp_path, http_listen=LOOPBACK, workers=workers) as server:
         with idalloc.Client(server.address) as client:
             client.sequences.create("Invoices", max_value=100, labels={"team": "billing"})
@@ -101,9 +99,7 @@ def test_a_limited_reserve_is_named(tmp_path: Path, workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_documents_need_the_role_read_on_all_sequences(tmp_path: Path, workers: int) -> None:
-    """With access on, the files of the page are open, and its documents need a token that may read
-    everything.
-    """
+    """With access the page's files are open; its documents need the role read on everything."""
     file = tmp_path / "access.toml"
     reader = new_token(file, "watcher", "--read", "*")
     other = new_token(file, "billing", "--read", "billing*")
@@ -123,9 +119,7 @@ def test_status_answers_while_no_worker_serves(tmp_path: Path) -> None:
 
 
 def test_many_sequences_keep_the_page_and_the_metrics_small(tmp_path: Path) -> None:
-    """Of more sequences the list has the first 10,000, and the forecasts have one that only another
-    node uses.
-    """
+    """The list has the first 10,000 sequences, the forecasts even one that another node uses."""
     with running(tmp_path, http_listen=LOOPBACK) as server, idalloc.Client(server.address) as client:
         client.sequences.create("a")
         client.sequences.create("z-last", max_value=1_000)

@@ -63,7 +63,7 @@ def test_page_shows_the_server_and_follows_its_load(server: Server, browser: Bro
 
 @pytest.mark.test_long
 def test_the_witness_is_shown_with_its_state(tmp_path: Path, browser: Browser) -> None:
-    """The page has a line with the witness, and whether it answers; without one there is no line."""
+    """A line of the page has the witness and whether it answers; without a witness, no line."""
     with running(tmp_path, http_listen=LOOPBACK) as server:
         browser.open(url_of(server))
         wait_until(lambda: browser.text("#health") == "ready")
@@ -126,9 +126,7 @@ def test_hostile_texts_are_shown_and_never_run(server: Server, browser: Browser)
 
 
 def test_a_token_signs_in_and_out(tmp_path: Path, browser: Browser) -> None:
-    """With access on, the page asks for a token with the role read on all sequences, and shows
-    nothing without.
-    """
+    """With access the page asks for a token that may read all sequences; without, it is empty."""
     file = tmp_path / "access.toml"
     reader = new_token(file, "watcher", "--read", "*")
     other = new_token(file, "billing", "--read", "billing*")
@@ -150,9 +148,7 @@ def test_a_token_signs_in_and_out(tmp_path: Path, browser: Browser) -> None:
 
 @pytest.mark.test_long
 def test_the_page_is_used_by_keyboard(server: Server, browser: Browser) -> None:
-    """Search, paging and sorting are reached by the tab key, and focus stays while the page
-    updates.
-    """
+    """The tab key reaches search, paging and sorting; focus stays while the page updates."""
     with idalloc.Client(server.address) as client:
         client.allocate_range("orders", 1)
         client.allocate_range("returns", 1)
@@ -170,9 +166,7 @@ def test_the_page_is_used_by_keyboard(server: Server, browser: Browser) -> None:
 
 @pytest.mark.test_long
 def test_the_last_page_keeps_the_focus(server: Server, browser: Browser) -> None:
-    """The button that led to the last page keeps the focus when that page reloads, and leads no
-    further.
-    """
+    """The button to the last page keeps the focus when that page reloads, and leads no further."""
     with idalloc.Client(server.address) as client:
         for number in range(60):
             client.sequences.create(f"table-{number:04}")
@@ -189,9 +183,7 @@ def test_the_last_page_keeps_the_focus(server: Server, browser: Browser) -> None
 
 @pytest.mark.test_long
 def test_a_store_that_is_away_is_named(tmp_path: Path, browser: Browser) -> None:
-    """While the store is away the page names the failing check; when the server is gone, it says
-    so.
-    """
+    """While the store is away the page names the failing check; it says if the server is gone."""
     with running(tmp_path, http_listen=LOOPBACK, store_timeout="1s") as server:
         browser.open(url_of(server))
         wait_until(lambda: browser.text("#health") == "ready")

@@ -86,9 +86,7 @@ def test_half_requests_do_not_stop_probes(tmp_path: Path) -> None:
 
 
 def test_half_handshakes_do_not_stop_probes_or_callers(tmp_path: Path) -> None:
-    """Silent connections to HTTPS, more than the server has descriptors, fail no probe and no new
-    caller of gRPC.
-    """
+    """Silent HTTPS connections that take all descriptors fail no probe and no new gRPC caller."""
     authority = trustme.CA()
     leaf = authority.issue_cert("127.0.0.1", "localhost")
     leaf.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
@@ -115,9 +113,7 @@ def take(channel: grpc.Channel, token: str = "", sequence: str = "orders") -> No
 
 @pytest.mark.parametrize("transport", ["grpcio", "native"])
 def test_at_the_limit_of_open_files_the_store_is_reached(tmp_path: Path, transport: str) -> None:
-    """Strangers who take all descriptors prevent no new connection to a cluster, also to a
-    restarted one.
-    """
+    """Strangers with all descriptors prevent no connection to a cluster, even a restarted one."""
     crate = Crate(tmp_path / "crate.db")
     try:
         settings = {"transport": transport, "store": crate.url}
@@ -135,9 +131,7 @@ def test_at_the_limit_of_open_files_the_store_is_reached(tmp_path: Path, transpo
 
 @pytest.mark.parametrize("transport", ["grpcio", "native"])
 def test_at_the_limit_of_open_files_callers_go_on(tmp_path: Path, transport: str) -> None:
-    """Strangers who take all descriptors stop no connected caller, no probe, and no change of the
-    access file.
-    """
+    """Strangers with all descriptors stop no connected caller, no probe, no new access file."""
     access = tmp_path / "access.toml"
     token = new_token(access, "billing", "--allocate", "*")
     settings = {"transport": transport, "access": access, "probe_listen": LOOPBACK}
@@ -161,9 +155,7 @@ def test_at_the_limit_of_open_files_callers_go_on(tmp_path: Path, transport: str
 
 
 def test_strangers_on_the_port_of_the_x_protocol_are_ended_first(tmp_path: Path) -> None:
-    """Connections without a login make room for a new one, also of their own address; a session
-    stays.
-    """
+    """Connections without a login make room for a new one, even of their address; sessions stay."""
     with running(tmp_path, http_listen=LOOPBACK, xproto_listen=LOOPBACK) as server:
         port = port_of(server, "xproto")
         with holding(port, 150, ["127.0.0.1", *STRANGERS]):
@@ -196,9 +188,7 @@ BROKEN = {
 
 
 def test_no_byte_of_a_request_is_in_an_answer_or_the_log(tmp_path: Path) -> None:
-    """Requests that cannot be read, and refused ones: each answer has our headers, and nobody's
-    secret.
-    """
+    """Unreadable requests, and refused ones: each answer has our headers, and no secret."""
     with running(tmp_path, http_listen=LOOPBACK) as server:
         answers = {name: asked(port_of(server), request) for name, request in BROKEN.items()}
         wait_until(lambda: log_events(server, "connections_refused"), "the reasons in the log")
@@ -224,9 +214,7 @@ REFUSED = {
 
 
 def test_other_versions_and_fragments_are_refused(tmp_path: Path) -> None:
-    """HTTP/0.9, which has no headers, HTTP/2 and a path with a fragment get an answer of HTTP/1
-    with our headers.
-    """
+    """HTTP/0.9, without headers, HTTP/2 and a path with a fragment get HTTP/1 with our headers."""
     with running(tmp_path, http_listen=LOOPBACK) as server:
         for request, status in REFUSED.items():
             answer = asked(port_of(server), request)
@@ -272,9 +260,7 @@ def test_no_byte_of_metadata_is_in_a_reply_or_the_log(tmp_path: Path, transport:
 
 
 def test_no_byte_of_a_login_is_in_a_reply_or_the_log(tmp_path: Path) -> None:
-    """A token in the place of the user, the schema, the mechanism or the proof is in no reply of X
-    and in no log.
-    """
+    """A token sent as user, schema, mechanism or proof is in no reply of X and in no log."""
     token = SECRET[7:] + "_of_the_usual_length_of_a_token"
     starts = [
         connection_pb2.AuthenticateStart(mech_name=token),
@@ -298,9 +284,7 @@ def test_no_byte_of_a_login_is_in_a_reply_or_the_log(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_other_names_are_refused_while_nobody_authenticates(tmp_path: Path, workers: int) -> None:
-    """Page and metrics answer under the server's own names, probes under any; with an access file
-    the name is free.
-    """
+    """Pages answer under the server's names, with an access file under any; probes always."""
     with running(tmp_path, http_listen=LOOPBACK, http_hosts="idalloc-1", workers=workers) as server:
         for path in ("/", "/status.js", "/metrics", "/api/status", "/api/sequences"):
             assert status_of(server, path, "evil.example:50080") == 421
@@ -329,9 +313,7 @@ def test_a_reachable_grpc_port_is_warned_of_once(tmp_path: Path, workers: int) -
 
 
 def test_gzip_of_grpcio_is_unpacked_up_to_the_size_of_a_request(tmp_path: Path) -> None:
-    """A request of 200 kB that unpacks to 200 MB takes no memory of grpcio; a small compressed one
-    is served.
-    """
+    """A 200 kB request that unpacks to 200 MB costs no memory; a small compressed one is served."""
     with running(tmp_path) as server:
         before = peak_memory(server)
         seen = gzip_bombs(server.address, number=4, concurrency=2, size=200_000_000)

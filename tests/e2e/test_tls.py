@@ -1,6 +1,4 @@
-"""TLS of a real server: authorized clients, refused settings, and certificates replaced while it
-runs.
-"""
+"""TLS of a real server: authorized clients, refused settings, and certificates replaced live."""
 
 import json
 import socket
@@ -50,7 +48,7 @@ class Files:
         return found
 
     def trust(self, client: trustme.LeafCert | None = None) -> grpc.ChannelCredentials:
-        """Return credentials of a client that trusts the CA, and presents a certificate if given."""
+        """Return credentials of a client that trusts the CA; ``client`` is its certificate."""
         root = self.authority.cert_pem.bytes()
         if client is None:
             return grpc.ssl_channel_credentials(root)
@@ -58,9 +56,7 @@ class Files:
         return grpc.ssl_channel_credentials(root, client.private_key_pem.bytes(), chain)
 
     def shown(self, server: Server, oldest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2) -> tuple[str, str | None]:
-        """Return the serial number of the server's certificate, and the TLS version of the
-        connection.
-        """
+        """Return the server certificate's serial number, and the connection's TLS version."""
         context = ssl.create_default_context(cadata=self.authority.cert_pem.bytes().decode())
         context.minimum_version = context.maximum_version = oldest
         context.set_ciphers("DEFAULT:@SECLEVEL=0")  # OpenSSL offers TLS 1.1 only at this level

@@ -21,9 +21,7 @@ STREAM = "idalloc.v1.IdAllocatorService/StreamRanges"
 
 @pytest.mark.parametrize(("transport", "workers"), [("grpcio", 1), ("native", 1), ("grpcio", 2)])
 def test_spans_of_the_server_belong_to_the_callers_trace(tmp_path: Path, transport: str, workers: int) -> None:
-    """Each call is a child of the caller's span, and the write that it waits for is a child of the
-    call.
-    """
+    """Each call is a child of the caller's span; the write that it waits for is its child."""
     tracer = TracerProvider().get_tracer("test")
     with Collector() as collector:
         environ = environment() | {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint, "OTEL_SERVICE_NAME": "ids"}
@@ -48,9 +46,7 @@ def test_spans_of_the_server_belong_to_the_callers_trace(tmp_path: Path, transpo
 
 
 def test_a_collector_that_is_away_delays_nothing(tmp_path: Path) -> None:
-    """Without a collector calls are answered and a stop ends in time; the log has the exporter's
-    errors as JSON.
-    """
+    """Without a collector calls and stops are in time; the log has its errors as JSON."""
     environ = environment() | {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_BSP_SCHEDULE_DELAY": "100"}
     with running(tmp_path, environ) as server:
         with idalloc.Client(server.address) as client:
@@ -63,9 +59,7 @@ def test_a_collector_that_is_away_delays_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_each_line_without_a_terminal_is_json(tmp_path: Path, workers: int) -> None:
-    """Both streams have JSON lines of one schema only: the start, what libraries and Python log,
-    and the stop.
-    """
+    """Both streams have JSON lines of one schema: start, libraries, Python's warnings, stop."""
     environ = environment() | {"OTEL_TRACES_EXPORTER": "zipkin", "PYTHONWARNINGS": "always"}
     with running(tmp_path, environ, workers=workers, log_level="debug") as server:
         with idalloc.Client(server.address) as client:

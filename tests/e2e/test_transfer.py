@@ -1,6 +1,4 @@
-"""`idalloc store export` and `idalloc store import` between stores, under live nodes, and after
-restored backups.
-"""
+"""`idalloc store export` and `import` between stores, under live nodes, and after restores."""
 
 import asyncio
 import json

@@ -48,7 +48,7 @@ def test_a_client_of_several_native_servers_is_served(tmp_path: Path) -> None:
 
 
 def test_a_native_server_drains_on_sigterm(tmp_path: Path) -> None:
-    """On SIGTERM a native server turns health to NOT_SERVING, ends streams, and issues no id again."""
+    """On SIGTERM a native server turns NOT_SERVING, ends streams, and issues no id again."""
     with running(tmp_path, transport="native", drain_timeout="2s") as server:
         with grpc.insecure_channel(server.address) as channel:
             health: Any = health_pb2_grpc.HealthStub(channel)

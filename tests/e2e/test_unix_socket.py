@@ -45,9 +45,7 @@ def refusal(folder: Path, **settings: object) -> str:
 
 @TRANSPORTS
 def test_a_unix_socket_is_for_the_user_and_group(tmp_path: Path, listen: str, transport: str) -> None:
-    """`listen = unix:/PATH` serves the server's user and group, whatever the umask, and leaves no
-    file.
-    """
+    """`listen = unix:/PATH` serves the user and group, whatever the umask, and leaves no file."""
     path = Path(listen.removeprefix("unix:"))
     with open_umask(), running(tmp_path, transport=transport, listen=listen) as server:
         assert server.address == listen
@@ -95,13 +93,13 @@ def test_workers_cannot_share_a_unix_socket(tmp_path: Path, listen: str) -> None
 
 @pytest.mark.parametrize("value", ["unix:", "unix:ids.sock", "unix:/a b", "unix:/a%20b", f"unix:/{'x' * 103}"])
 def test_an_invalid_socket_path_is_refused(tmp_path: Path, value: str) -> None:
-    """A socket path that is relative, too long, or special in a gRPC target is refused at startup."""
+    """A socket path that is relative, too long or special in a gRPC target is refused at start."""
     assert "must be unix:/PATH" in refusal(tmp_path, listen=value)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
 def test_native_requires_loopback_unless_insecure(tmp_path: Path, host: str) -> None:
-    """The native transport listens on loopback addresses and Unix sockets only, unless `insecure`."""
+    """The native transport listens on loopback and Unix sockets only, unless `insecure`."""
     line = refusal(tmp_path, transport="native", listen=f"{host}:0")
     assert "native unpacks requests of any size before it authenticates a caller" in line
     assert "listen on 127.0.0.1 or on unix:/PATH" in line

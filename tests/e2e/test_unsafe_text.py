@@ -80,9 +80,7 @@ def test_stored_texts_are_printed_escaped(server: Server, tmp_path: Path) -> Non
 
 @pytest.mark.timeout(180)
 def test_export_with_hostile_texts_is_imported(server: Server, tmp_path: Path) -> None:
-    """An import keeps every name and counter, and replaces control characters in descriptions and
-    labels.
-    """
+    """An import keeps all names and counters; it replaces control characters in other texts."""
     plant(tmp_path / "ids.db", {"description": HOSTILE, "labels": {"k": HOSTILE}}, "a\u202eb", "orders")
     exported = idalloc(server, "store", "export", "--store", f"sqlite://{tmp_path}/ids.db").stdout
     (tmp_path / "all.jsonl").write_text(exported)

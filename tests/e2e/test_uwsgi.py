@@ -1,6 +1,4 @@
-"""uWSGI's master, which forks workers without Python's fork hooks after the application has
-allocated ids.
-"""
+"""uWSGI forks workers without Python's fork hooks after the application has allocated ids."""
 
 import json
 import os

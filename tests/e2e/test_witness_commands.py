@@ -1,6 +1,4 @@
-"""`idalloc witness show` and `witness forget` on files, and a restored store under real servers
-with a witness.
-"""
+"""`idalloc witness show` and `forget` on files; restored stores under servers with a witness."""
 
 import asyncio
 import json
@@ -80,9 +78,7 @@ def place(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Place:
 
 
 def test_show_finds_a_restored_store(place: Place) -> None:
-    """Each mark is shown beside the store; the exit code is 1, with the repair, if servers refuse a
-    sequence.
-    """
+    """Each mark is shown beside the store; exit 1, with the repair, if a sequence is refused."""
     place.use(orders=5, invoices_2026=3)
     copy = place.copied.copy()
     done = place.run("show")
@@ -119,7 +115,7 @@ def test_show_finds_a_restored_store(place: Place) -> None:
 
 
 def test_forget_deletes_the_marks_of_a_sequence(place: Place) -> None:
-    """The marks of a sequence and its periods are deleted; with --all also the name of the store."""
+    """`forget` deletes a sequence's marks, also of its periods; with --all the store's name too."""
     place.use(orders=5, invoices_2026=3, returns=1)
     assert place.run("forget", "invoices").stdout == "deleted 2 marks\n"
     assert json.loads(place.run("forget", "orders", "--json").stdout) == {"deleted": 1}
@@ -133,7 +129,7 @@ def test_forget_deletes_the_marks_of_a_sequence(place: Place) -> None:
 
 @pytest.mark.test_long
 def test_the_witness_of_another_store_is_refused(place: Place, tmp_path: Path) -> None:
-    """The marks of another store are not compared, and an unused store is not bound to the witness."""
+    """Another store's marks are not compared, and an unused store is not bound to the witness."""
     other = Place(tmp_path / "other", place._capfd)
     place.use(orders=1)
     other.use(orders=1)
@@ -144,9 +140,7 @@ def test_the_witness_of_another_store_is_refused(place: Place, tmp_path: Path) -
 @pytest.mark.test_long
 @pytest.mark.parametrize("verb", ["show", "forget"])
 def test_a_missing_witness_is_one_line(place: Place, verb: str) -> None:
-    """A witness or a store that is not set, missing or invalid is one line with exit code 2;
-    nothing is created.
-    """
+    """A witness or store that is unset, missing or invalid is one line, exit 2; none is created."""
     names = ["orders"] if verb == "forget" else []
     line = place.error_line(2, verb, *names, witness="")
     assert line == "idalloc: witness: is not set; give the URL that the servers have, as --witness or IDALLOC_WITNESS"
@@ -186,9 +180,7 @@ class TestServers:
 
     @pytest.mark.parametrize("workers", [1, 2])
     def test_a_restored_store_is_repaired(self, place: Place, tmp_path: Path, workers: int) -> None:
-        """P3: fresh servers refuse a restored store, until `advance --all` moves each sequence past
-        its mark.
-        """
+        """P3: fresh servers refuse a restored store until `advance --all` passes every mark."""
         settings: dict[str, Any] = {"witness": place.witness, "workers": workers, **self.SHORT}
         with running(tmp_path, **settings) as server, idalloc.Client(server.address) as client:
             client.sequences.create("down", step=-1, min_value=-(10**9), max_value=-1)

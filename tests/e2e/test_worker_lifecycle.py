@@ -109,7 +109,7 @@ class TestDying:
             pass
 
     def test_a_worker_that_gets_sigterm_keeps_the_prefix(self, tmp_path: Path) -> None:
-        """A worker that gets SIGTERM drains, is replaced, and does not release the shared prefix."""
+        """A worker that gets SIGTERM drains, is replaced, and keeps the shared prefix claimed."""
         settings = {"node_prefix": 4, "prefix_conflict": "refuse"}
         with running(tmp_path, workers=2, **settings) as server:
             os.kill(worker_pids(server)[0], signal.SIGTERM)
@@ -141,7 +141,7 @@ class TestStopping:
             pass
 
     def test_sigterm_during_the_start_stops_all_workers(self, tmp_path: Path) -> None:
-        """SIGTERM to a server whose workers wait for the store ends all of them, with exit code 0."""
+        """SIGTERM ends all workers of a server that still waits for the store, with exit code 0."""
         log = tmp_path / "server.log"
         with closing(socket.create_server(("127.0.0.1", 0))) as free:
             store = f"crate://127.0.0.1:{free.getsockname()[1]}"

@@ -71,9 +71,7 @@ class TestRates:
             assert rates_on_page(server) == pytest.approx([issued / (time.monotonic() - began)], rel=0.1)
 
     def test_each_process_has_its_own_metrics(self, tmp_path: Path) -> None:
-        """What the metrics of the processes add up to is what the kernel says of the server's
-        processes.
-        """
+        """The metrics of the processes add up to what the kernel reports of them."""
         with running(tmp_path, workers=2, http_listen="127.0.0.1:0") as server:
             pids = {"supervisor": server.process.pid}
             pids |= {f"worker {number}": pid for number, pid in enumerate(sorted(worker_pids(server)), start=1)}

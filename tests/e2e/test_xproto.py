@@ -104,9 +104,7 @@ def test_an_open_address_needs_insecure(tmp_path: Path) -> None:
 
 
 async def test_only_a_token_over_tls_logs_in(access: Access, tmp_path: Path) -> None:
-    """With access PLAIN over TLS works; a digest of the access file lets nobody in by any
-    mechanism.
-    """
+    """With access PLAIN over TLS works; an access file's digest is no secret for any mechanism."""
     with running(tmp_path, **access.settings, **access.certificate) as server:
         client = await XClient.connect(address(server))
         await client.read()
@@ -129,9 +127,7 @@ async def test_only_a_token_over_tls_logs_in(access: Access, tmp_path: Path) -> 
 
 
 async def test_a_wrong_token_is_refused_and_audited(access: Access, tmp_path: Path) -> None:
-    """A wrong token, and a token of another identity, get 1045; the audit names the peer and no
-    token.
-    """
+    """A wrong token, or another identity's, gets 1045; the audit names the peer and no token."""
     access.add("other", "--read", "*")
     with running(tmp_path, **access.settings, **access.certificate) as server:
         for name, token in (("root", "wrong"), ("root", access.tokens["other"]), ("nobody", access.tokens["root"])):
@@ -155,9 +151,7 @@ async def test_a_wrong_token_is_refused_and_audited(access: Access, tmp_path: Pa
 @pytest.mark.test_long  # the certificate expires in real time
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_a_session_ends_with_its_certificate(tmp_path: Path, workers: int) -> None:
-    """With tls_client_ca an idle session gets the reason when its certificate expires, and the
-    connection ends.
-    """
+    """With tls_client_ca a session is closed with the reason when its certificate expires."""
     certificates = Certificates(tmp_path)
     shown = certificates.client("127.0.0.1")
     tls = ssl.create_default_context(cafile=certificates.ca)
@@ -177,9 +171,7 @@ async def test_a_session_ends_with_its_certificate(tmp_path: Path, workers: int)
 
 
 async def test_roles_hold_on_collections(access: Access, tmp_path: Path) -> None:
-    """Finding needs read, adding allocate, all else admin, on SCHEMA.COLLECTION; others get 1142
-    and are audited.
-    """
+    """Find needs read, add allocate, all else admin on SCHEMA.COLLECTION; else 1142, audited."""
     access.add("reader", "--read", "s.*")
     access.add("adder", "--allocate", "s.c")
     access.add("elsewhere", "--allocate", "t.*", "--read", "t.*", "--admin", "t.*")
@@ -208,9 +200,7 @@ async def test_roles_hold_on_collections(access: Access, tmp_path: Path) -> None
 
 
 async def test_quotas_hold_on_statements(access: Access, tmp_path: Path) -> None:
-    """Made ids count against ids_per_second, and statements against calls_per_second, also those
-    without ids.
-    """
+    """Made ids count against ids_per_second, every statement against calls_per_second."""
     access.add("few", "--allocate", "*", "--read", "*", more="ids_per_second = 1")
     access.add("slow", "--allocate", "*", "--read", "*", more="calls_per_second = 1")
     with running(tmp_path, **access.settings, **access.certificate) as server:
@@ -229,9 +219,7 @@ async def test_quotas_hold_on_statements(access: Access, tmp_path: Path) -> None
 
 
 async def test_every_worker_listens(tmp_path: Path) -> None:
-    """All workers serve the port; sessions of different workers make different ids in one
-    collection.
-    """
+    """All workers serve the port; their sessions make different ids in one collection."""
     with running(tmp_path, xproto_listen="127.0.0.1:0", workers=2, log_level="warning") as server:
         async with connected(address(server)) as client:
             await client.create_collection()
@@ -251,7 +239,7 @@ async def test_every_worker_listens(tmp_path: Path) -> None:
 
 
 async def test_metrics_have_calls_and_connections(tmp_path: Path) -> None:
-    """The metrics have the calls by kind and code, the documents added, and the open connections."""
+    """The metrics have calls by kind and code, added documents, and open connections."""
     settings = {"xproto_listen": "127.0.0.1:0", "http_listen": "127.0.0.1:0"}
     with running(tmp_path, **settings) as server:
         async with connected(address(server)) as client:

@@ -62,9 +62,7 @@ def _field(number: int, content: bytes) -> bytes:
 async def test_broken_frames_end_only_their_connection(
     server: Server, grpc_client: idalloc.aio.Client, logs_in: bool
 ) -> None:
-    """Frames that are cut, empty, too long, unknown or nested 10,000 deep get MySQL's error or a
-    closed connection.
-    """
+    """Frames cut, empty, too long, unknown or nested 10,000 deep get MySQL's error or an end."""
     too_long = (2**31).to_bytes(4, "little") + b"\x12"
     broken = [bytes(4), b"\x01", too_long, nested(10_000), frames.frame(12, b"\xff" * 50), frames.frame(18)]
     for content in broken:
@@ -81,9 +79,7 @@ async def test_broken_frames_end_only_their_connection(
 
 
 async def test_deep_criteria_are_answered_within_the_limit(server: Server) -> None:
-    """A criterion within protobuf's limit is answered; a deeper one ends the connection, and no
-    other one.
-    """
+    """A criterion within protobuf's limit is answered; a deeper one ends only its connection."""
     async with connected(address(server)) as client:
         await client.create_collection()
         deep = expression_pb2.Expr(type=expression_pb2.EXPR_TYPE_LITERAL)
@@ -99,9 +95,7 @@ async def test_deep_criteria_are_answered_within_the_limit(server: Server) -> No
 
 
 async def test_a_client_that_reads_nothing_takes_no_memory(server: Server, grpc_client: idalloc.aio.Client) -> None:
-    """Replies of 500 MB that nobody reads wait in the store, not in memory, while others are
-    answered.
-    """
+    """Unread replies of 500 MB wait in the store, not in memory, while others are answered."""
     async with connected(address(server)) as client:
         await client.create_collection()
         assert (await client.add(f'{{"text": "{"x" * 1_000_000}"}}')).code == 0
@@ -116,9 +110,7 @@ async def test_a_client_that_reads_nothing_takes_no_memory(server: Server, grpc_
 
 
 async def test_a_message_is_bounded(server: Server) -> None:
-    """A message up to xproto_max_message is served; announcing a longer one closes the connection
-    at once.
-    """
+    """A message up to xproto_max_message is served; a longer one's header ends the connection."""
     async with connected(address(server)) as client:
         await client.create_collection()
         assert (await client.add(f'{{"text": "{"x" * 4_000_000}"}}')).code == 0
@@ -138,9 +130,7 @@ async def test_pipelined_messages_are_answered_in_order(server: Server) -> None:
 
 
 async def test_a_client_that_leaves_writes_no_traceback(tmp_path: Path) -> None:
-    """Of 200 clients that reset or close before their replies, with or without TLS, none is a fault
-    of the server.
-    """
+    """200 clients that reset or close before their replies, also with TLS, are no server fault."""
     certificates = Certificates(tmp_path)
     shown, tls = certificates.client("127.0.0.1"), ssl.create_default_context(cafile=certificates.ca)
     find = crud_pb2.Find(collection=crud_pb2.Collection(name="c", schema="s"))

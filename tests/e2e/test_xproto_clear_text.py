@@ -1,6 +1,4 @@
-"""Clear text that somebody on the way sends between the request for TLS and the handshake is never
-run.
-"""
+"""Clear text injected between the request for TLS and the handshake is never executed."""
 
 import socket
 import ssl
@@ -62,9 +60,7 @@ def _exactly(reader: socket.SocketIO, size: int) -> bytes:
 
 @pytest.mark.parametrize("tries", [25, pytest.param(1000, marks=pytest.mark.test_long)])
 async def test_clear_text_before_the_handshake_is_not_run(tmp_path: Path, tries: int) -> None:
-    """A login or a byte of clear text after the request for TLS, at any delay, ends the connection
-    unanswered.
-    """
+    """Clear text after the request for TLS, at any delay, ends the connection without an answer."""
     certificates = Certificates(tmp_path)
     shown = certificates.client("127.0.0.1")
     tls = ssl.create_default_context(cafile=certificates.ca)

@@ -1,6 +1,4 @@
-"""Statements that would take much more work or memory than their bytes are refused, and others are
-served meanwhile.
-"""
+"""Statements that would cost far more than their bytes are refused; others are served meanwhile."""
 
 import asyncio
 import time
@@ -31,7 +29,7 @@ SECONDS, ATTACKERS = 5.0, 2
 
 
 async def check_codes(server: Server, attacks: Mapping[str, Attack]) -> None:
-    """Assert that each attack ends with its error, on one connection, and that nothing is stored."""
+    """Assert that each attack on one connection gets its error, and that nothing is stored."""
     codes = {}
     async with connected(address(server)) as client:
         # With 400 order items, more than may be sorted.
@@ -45,9 +43,7 @@ async def check_codes(server: Server, attacks: Mapping[str, Attack]) -> None:
 
 
 async def test_statements_beyond_their_cost_are_refused(tmp_path: Path) -> None:
-    """Each attack ends with MySQL's nearest error on a connection that goes on, and leaves nothing
-    behind.
-    """
+    """Each attack gets MySQL's nearest error on a connection that goes on; nothing is left over."""
     with running(tmp_path, xproto_listen="127.0.0.1:0", log_level="warning") as server:
         await check_codes(server, {name: attack for name, attack in ATTACKS.items() if not attack.is_slow})
 
@@ -55,9 +51,7 @@ async def test_statements_beyond_their_cost_are_refused(tmp_path: Path) -> None:
 @pytest.mark.test_long
 @pytest.mark.parametrize("kind", WITH_DOCUMENTS)
 async def test_costs_are_bounded_with_workers(tmp_path: Path, kind: str) -> None:
-    """The same errors end the attacks, also the slow ones, with two workers and each store of
-    documents.
-    """
+    """The same errors, also of slow attacks, with two workers and each store of documents."""
     settings = {"xproto_listen": "127.0.0.1:0", "log_level": "warning", "workers": 2}
     async with empty_store(kind, tmp_path) as store, running_beside(tmp_path, store=store, **settings) as server:
         await check_codes(server, ATTACKS)
@@ -66,9 +60,7 @@ async def test_costs_are_bounded_with_workers(tmp_path: Path, kind: str) -> None
 @pytest.mark.test_long
 @pytest.mark.parametrize("name", ATTACKS)
 async def test_others_are_served_while_an_attack_goes_on(tmp_path: Path, name: str) -> None:
-    """Beside each attack a steady caller of gRPC has its answers in time, and memory grows by less
-    than 100 MB.
-    """
+    """Beside each attack gRPC answers in time, and memory grows by less than 100 MB."""
     codes, latencies = Counter[int](), list[float]()
     frame = ATTACKS[name].message()
 

@@ -73,9 +73,7 @@ def opensearch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenSearchN
 
 @pytest.fixture
 def opensearch_url(opensearch: OpenSearchNode) -> str:
-    """The URL of a store with indices of its own. They exist: their creation may take longer than a
-    short timeout.
-    """
+    """The URL of a store with its own indices, created early: that may outlast a short timeout."""
     url = f"opensearch://{opensearch.host}/?prefix=idalloc-{uuid.uuid4().hex[:12]}"
 
     async def create() -> None:
@@ -96,16 +94,14 @@ def on_each_store(request: pytest.FixtureRequest, scenario: Scenario) -> None:
 
 @pytest.fixture
 def rng() -> random.Random:
-    """Random delays and choices; a failed test prints the seed, and IDALLOC_TEST_SEED repeats it."""
+    """Random delays and choices; a failed test prints the seed for IDALLOC_TEST_SEED."""
     seed = int(os.environ.get("IDALLOC_TEST_SEED") or random.randrange(2**32))
     print(f"IDALLOC_TEST_SEED={seed}")
     return random.Random(seed)
 
 
 class Documented:
-    """Updates docs/operations/fault-tests.md after each test, so that an aborted run keeps its
-    results.
-    """
+    """Update docs/operations/fault-tests.md after each test: an aborted run keeps its results."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

@@ -67,7 +67,7 @@ ENDS: dict[str, Callable[[int], tuple[dict[str, Any], int]]] = {
 
 @pytest.mark.scenario(9, "the end of a sequence with many nodes")
 def test_last_ids_before_a_bound_are_issued_exactly_once(scenario: Scenario, end: str) -> None:
-    """P1: every id up to a bound is issued at most once, and each missing id is counted as burned."""
+    """P1: each id up to a bound is issued at most once; each missing id is counted as burned."""
     ids = scenario.pick(20_000, 20_000 if "rising" in end else 300_000)
     settings, last_id = ENDS[end](ids)
     nodes = scenario.start_nodes(scenario.pick(2, 4))
@@ -112,9 +112,7 @@ EXPECTED_ERRORS = {
 
 
 class Changes:
-    """Changes the sequence orders, through each node in turn, and asserts that clients see each
-    change in time.
-    """
+    """Change orders through each node in turn; assert that clients see each change in time."""
 
     def __init__(self, scenario: Scenario, nodes: list[idalloc.Client], callers: list[ClientProcess]) -> None:
         self._scenario = scenario

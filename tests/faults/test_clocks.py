@@ -224,9 +224,7 @@ class TestJumps:
 
     @pytest.mark.long
     def test_a_wrong_clock_of_one_node_does_not_affect_others(self, scenario: Scenario, logs: LoggedClients) -> None:
-        """P6: a node whose clock is far from CrateDB's claims no start timestamp and moves no
-        counter ahead.
-        """
+        """P6: a node with a clock far from CrateDB's claims no start and moves no counter ahead."""
         clock, right = NodeControl(scenario.folder / "wrong.json"), NodeControl(scenario.folder / "right.json")
         with ProxiedCrate() as proxied:
             scenario.store = proxied.crate.store

@@ -70,7 +70,7 @@ def limit_files(nodes: list[Server], size: int) -> None:
 @pytest.mark.scenario(7, TITLE)
 @pytest.mark.parametrize("how", ["a full disk", pytest.param("files that cannot grow", marks=pytest.mark.long)])
 def test_a_full_disk_does_not_affect_lease_served_calls(scenario: Scenario, how: str) -> None:
-    """P10: a full disk fails only calls that need the store, and nodes recover without a restart."""
+    """P10: a full disk fails only calls that need the store; nodes recover without a restart."""
     if how == "a full disk":
         try:
             with small_disk(scenario.folder) as disk:

@@ -177,9 +177,7 @@ class TestRealCluster:
     def test_losing_any_node_repeats_no_id(
         self, scenario: Scenario, cluster: CrateCluster, what: Literal["kill", "pause"]
     ) -> None:
-        """P1, P10: losing each node in turn, and the master with the primary, repeats no id and
-        causes no error.
-        """
+        """P1, P10: losing each node, also the primary's master, repeats no id; no call fails."""
         nodes = start_nodes(scenario, cluster)
         callers = {
             name: scenario.start_client(node, sequence="shared", id_count=sizes, pause=0.05, timeout=120)

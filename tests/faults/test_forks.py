@@ -1,6 +1,4 @@
-"""Forks of a client that holds ids, and of a server that holds leases, issue none of the parent's
-ids (P8).
-"""
+"""Forks of a client with ids and of a server with leases issue none of the parent's ids (P8)."""
 
 import json
 import os
@@ -167,9 +165,7 @@ class TestClient:
 
     @pytest.mark.long
     def test_a_fork_during_other_threads_calls_shares_no_id(self, scenario: Scenario) -> None:
-        """P8: a child of a fork during other threads' calls, which may hang in gRPC, never has the
-        parent's ids.
-        """
+        """P8: a child forked during other threads' calls, even if it hangs, has no parent's id."""
         children, patience = scenario.pick((1, 5), (10, 20))
         options = {"how": "os.fork", "children": children, "threads": 2, "patience": patience}
         with program(scenario, scenario.start_node(), **options) as ran:

@@ -1,6 +1,4 @@
-"""Nodes, workers and clients are killed by SIGKILL at random moments and replaced: no id is
-repeated.
-"""
+"""SIGKILL ends nodes, workers and clients at random; they are replaced, and no id is repeated."""
 
 import json
 import os
@@ -37,9 +35,7 @@ def make_rising(node: Server) -> None:
 
 
 def stop(scenario: Scenario, clients: list[ClientProcess]) -> None:
-    """Stop the clients, after each has received ids once more, and asserts that they got no
-    unexpected error.
-    """
+    """Stop the clients after each received ids once more; assert that each error was expected."""
     scenario.wait_for_records(clients, 30)
     for client in clients:
         assert client.stop().errors.keys() <= AWAY
@@ -105,7 +101,7 @@ def test_ids_of_a_killed_worker_are_not_issued_again(scenario: Scenario, rng: ra
 
 @pytest.mark.scenario(2, "kill -9 of clients in random moments")
 def test_a_restarted_client_gets_new_ids(scenario: Scenario, rng: random.Random) -> None:
-    """P1: a client that starts again after SIGKILL gets new ids, and its log has all earlier ones."""
+    """P1: a client restarted after SIGKILL gets new ids, and its log has all earlier ones."""
     nodes = scenario.start_nodes(2, **SHORT_LEASES)
     make_rising(nodes[0])
     staying = scenario.start_client(*nodes, sequence="invoices", mode="ranges,once", threads=3)

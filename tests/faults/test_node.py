@@ -131,9 +131,7 @@ async def test_faults_apply_to_named_methods_until_cleared(control: NodeControl,
 def test_a_running_node_with_workers_follows_its_control_file(
     scenario: Scenario, control: NodeControl, tmp_path: Path
 ) -> None:
-    """Every worker of a running node follows the clocks, faults and fork commands of the control
-    file.
-    """
+    """Every worker of a node follows the control file: clocks, faults and fork commands."""
     workers = 2
     control.set_wall_clock(3e9)
     node = start(scenario, control, workers=workers)

@@ -39,9 +39,7 @@ def cluster(tmp_path: Path) -> Iterator[OpenSearchCluster]:
 @pytest.mark.scenario(6, "a primary lost and another copy promoted")
 class TestRealOpenSearch:
     def test_a_killed_primary_repeats_no_id(self, scenario: Scenario, cluster: OpenSearchCluster) -> None:
-        """P1, P10: killing the primary of a real OpenSearch repeats no id; callers of sequences in
-        use go on.
-        """
+        """P1, P10: killing a real OpenSearch's primary repeats no id; used sequences are served."""
         nodes = start_nodes(scenario, cluster)
         callers = start_callers(scenario, nodes, pause=0.05)
         steady = [start_steady_caller(scenario, node, number) for number, node in enumerate(nodes)]
@@ -59,9 +57,7 @@ class TestRealOpenSearch:
         prove(scenario, nodes, callers, steady, begun, f"{KILLS} kills")
 
     def test_a_paused_primary_repeats_no_id(self, scenario: Scenario, cluster: OpenSearchCluster) -> None:
-        """P1, P10: a primary of a real OpenSearch that is paused and goes on repeats no id; nor do
-        callers wait.
-        """
+        """P1, P10: a real OpenSearch's primary, paused and resumed, repeats no id; none waits."""
         nodes = start_nodes(scenario, cluster)
         callers = start_callers(scenario, nodes, pause=0.05)
         steady = [start_steady_caller(scenario, node, number) for number, node in enumerate(nodes)]
@@ -95,9 +91,7 @@ def wait_for_copies(scenario: Scenario, cluster: OpenSearchCluster) -> None:
 def wait_for_reserves(
     scenario: Scenario, nodes: list[Server], steady: list[ClientProcess], seconds: float
 ) -> list[int]:
-    """Wait until each node's reserve lasts for ``seconds``; return the number of each steady
-    caller's records.
-    """
+    """Wait until each reserve lasts ``seconds``; return the number of each caller's records."""
     for number, (node, caller) in enumerate(zip(nodes, steady, strict=True)):
         wait_for_reserve(scenario, node, caller, seconds, number)
     return [caller.records for caller in steady]

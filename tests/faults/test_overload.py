@@ -1,6 +1,4 @@
-"""Overload by many callers, slow readers, dropped connections, oversized requests and floods:
-bounded, and survived.
-"""
+"""Servers survive, with bounded memory, too many callers, slow readers, big requests and floods."""
 
 import json
 import subprocess
@@ -82,7 +80,7 @@ class Overload:
 
     @contextmanager
     def attack(self, attack: str, number: int, **options: Any) -> Iterator[Attack]:
-        """Run an attack; the block starts when it is complete, and its end closes the connections."""
+        """Run an attack for the block: complete at its start; its connections close at its end."""
         command = {"target": self.node.address, "attack": attack, "number": number} | options
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.faults.attacks", json.dumps(command)],
@@ -262,9 +260,7 @@ def test_a_flood_of_calls_meets_backpressure(overload: Overload) -> None:
 @pytest.mark.scenario(10, "floods of one connection")
 @pytest.mark.parametrize("kind", ["rapid_resets", "calls", "unknown_methods"])
 def test_a_flood_of_one_connection_starves_nobody(overload: Overload, kind: str) -> None:
-    """A connection that sends without a pause uses memory at a bounded rate, and other clients are
-    served.
-    """
+    """A connection that sends without a pause uses bounded memory; other clients are served."""
     served, seconds = overload.bystander.records, overload.scenario.pick(2, 30)
     with overload.attack("flood", 10_000, concurrency=1, seconds=seconds, kind=kind) as attack:
         overload.scenario.count_faults(attack.seen["sent"])

@@ -1,6 +1,4 @@
-"""A node is paused by SIGSTOP past its lease while others serve: after SIGCONT it issues none of
-the ids it held.
-"""
+"""A node paused by SIGSTOP past its lease issues none of its old ids after SIGCONT."""
 
 import signal
 from collections.abc import Sequence
@@ -62,9 +60,7 @@ def highest_id(clients: Sequence[ClientProcess]) -> int:
 
 
 def advance_and_wait(client: idalloc.Client, past: int) -> int:
-    """Advances orders past a value, waits until that is effective, and returns the boot time in
-    nanoseconds.
-    """
+    """Advance orders past a value, wait until effective; return the boot time in nanoseconds."""
     advanced = client.sequences.advance("orders", past)
     hold_for(max(0.0, advanced.effective_delay.total_seconds()), "leases from before the advance end")
     return boot_time_ns()
@@ -77,7 +73,7 @@ def make_sequences(client: idalloc.Client) -> None:
 
 
 def pause(scenario: Scenario, node: Server) -> bool:
-    """Pauses a node unless it holds the lock of the SQLite file, and returns whether it is paused."""
+    """Pause a node unless it holds the SQLite file's lock; return whether it is paused."""
     file = scenario.store.removeprefix("sqlite://")
     if not node.try_pause(Path(file) if file != scenario.store else None):
         return False
@@ -86,7 +82,7 @@ def pause(scenario: Scenario, node: Server) -> bool:
 
 
 def resume(node: Server, client: idalloc.Client, past: int) -> None:
-    """Resumes a node while calls wait for it, and asserts that they get no id at or below ``past``."""
+    """Resume a node while calls wait; assert that they get no id at or below ``past``."""
     with ThreadPoolExecutor(WAITING) as pool:
         waiting = [pool.submit(client.allocate_range, "orders", 10) for _ in range(WAITING)]
         hold_for(0.3, "the calls are sent to a process that does not run")
@@ -96,9 +92,7 @@ def resume(node: Server, client: idalloc.Client, past: int) -> None:
 
 
 def assert_fresh(clients: Sequence[ClientProcess], since: int, past: int) -> None:
-    """Assert that calls sent after ``since`` got no id at or below ``past``, and that there are
-    such calls.
-    """
+    """Assert that calls after ``since`` exist and got no id at or below ``past``."""
     later = [each for each in issued(clients) if each.asked >= since]
     assert later
     assert [each for each in later if EffectiveAdvance(since, past, 1).forbids(each.ids, each.asked)] == []

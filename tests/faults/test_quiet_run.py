@@ -1,6 +1,4 @@
-"""No alert fires while nothing is wrong: starts, rolling restarts, a limited reserve, a burst and a
-scale-down.
-"""
+"""No alert fires on healthy nodes: starts, restarts, a limited reserve, a burst, a scale-down."""
 
 import time
 from pathlib import Path
@@ -25,9 +23,7 @@ SCRAPE_SECONDS = 5
 @pytest.mark.timeout(1_500)
 @pytest.mark.scenario(16, "no alert while nothing is wrong")
 def test_no_alert_fires_while_nothing_is_wrong(scenario: Scenario, tmp_path: Path, pytestconfig: pytest.Config) -> None:
-    """What operators do, and what callers do, on healthy nodes raises no alert in a real
-    Prometheus.
-    """
+    """What operators and callers do on healthy nodes raises no alert in a real Prometheus."""
     seconds = pytestconfig.getoption("--soak", None) or scenario.pick(30, 120)
     addresses, ports = ([f"127.0.0.1:{free_port()}" for _ in range(NODES)] for _ in range(2))
 

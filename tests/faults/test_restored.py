@@ -1,4 +1,4 @@
-"""The store is restored from an older copy under live nodes, and repaired as in the runbook (P3)."""
+"""An older copy of the store is restored under live nodes, and repaired by the runbook (P3)."""
 
 import asyncio
 import uuid
@@ -57,9 +57,7 @@ def restore_until_refused(
 
 
 def wait_until_all_are_refused(scenario: Scenario, clients: list[ClientProcess], *reasons: str) -> None:
-    """Wait until each client has seen one of the reasons, and then until none has received ids for
-    a second.
-    """
+    """Wait until each client saw one of the reasons, then until none received ids for a second."""
     expected = reasons or ("STORE_WENT_BACKWARDS",)
     scenario.wait_until(
         lambda: all(client.reasons.intersection(expected) for client in clients), f"{expected} at each client"
@@ -78,8 +76,7 @@ def wait_until_all_are_refused(scenario: Scenario, clients: list[ClientProcess],
 
 
 def wait_until_all_nodes_write(scenario: Scenario, clients: list[ClientProcess]) -> None:
-    """Wait until each node has seen a counter past the copy's: a node that has not cannot detect
-    the restore.
+    """Wait until each node saw a counter past the copy's; else it cannot detect the restore.
 
     A node renews a lease in use after a third of its life.
     """
@@ -106,9 +103,7 @@ def last_record(client: ClientProcess) -> tuple[int, int]:
 
 
 def advance(node: Server, highest: dict[str, int]) -> None:
-    """Advances several sequences at once, as in the runbook; each command waits until leases have
-    ended.
-    """
+    """Advance sequences at once, as in the runbook; each command waits until leases have ended."""
     with ThreadPoolExecutor() as operators:
         done = [
             operators.submit(run_cli, "sequences", "advance", name, "--past", past, "--server", node.address)
@@ -170,7 +165,7 @@ def test_nodes_refuse_a_restored_store_until_an_advance(
 @pytest.mark.scenario(5, TITLE)
 @pytest.mark.long
 def test_an_advance_on_any_node_ends_all_refusals(scenario: Scenario) -> None:
-    """P3: nodes refuse a restored older generation, and a missing row, until one node repairs it."""
+    """P3: nodes refuse an older generation, and a missing row, until one node repairs it."""
     store = CopiedStore(scenario.store, scenario.folder / "ids.db")
     one, other = nodes = scenario.start_nodes(2, **LEASES)
     clients = [scenario.start_client(node, mode="ranges,once", pause=PAUSE) for node in nodes]
@@ -211,9 +206,7 @@ def test_an_advance_on_any_node_ends_all_refusals(scenario: Scenario) -> None:
 @pytest.mark.scenario(5, TITLE)
 @pytest.mark.parametrize("imported", [False, pytest.param(True, marks=pytest.mark.long)], ids=["advance", "import"])
 def test_a_replaced_file_is_refused_until_all_nodes_stop(scenario: Scenario, imported: bool) -> None:
-    """P3: nodes refuse a replaced database file until all of them were stopped and the counter
-    advanced.
-    """
+    """P3: a replaced database file is refused until all nodes stopped and the counter advanced."""
     store = CopiedStore(scenario.store, scenario.folder / "ids.db")
     nodes = scenario.start_nodes(2, **LEASES)
     clients = [scenario.start_client(node, mode="ranges,once", pause=PAUSE) for node in nodes]
@@ -279,9 +272,7 @@ def test_importing_a_newer_export_repairs_a_restored_store(scenario: Scenario) -
 
 @pytest.mark.scenario(5, TITLE)
 def test_no_node_follows_a_rollover(scenario: Scenario, opensearch: OpenSearchNode) -> None:
-    """P3: after a rollover under load no node issues an id, until the alias is back and all nodes
-    were restarted.
-    """
+    """P3: after a rollover no node issues ids until the alias is back and all nodes restarted."""
     backend = OpenSearchBackend(opensearch.host, f"idalloc-{uuid.uuid4().hex[:12]}")
     asyncio.run(backend.make_older_indices())
     scenario.store = backend.url

@@ -1,6 +1,4 @@
-"""The store is restored from an older copy, and only fresh nodes see it: with a witness, and
-without one (P1, P3).
-"""
+"""Only fresh nodes see a restored older copy of the store, with and without a witness (P1, P3)."""
 
 import os
 from collections.abc import Iterator
@@ -65,9 +63,7 @@ def start_clients(scenario: Scenario, nodes: list[Server]) -> list[ClientProcess
 def test_fresh_nodes_refuse_a_restored_store(
     scenario: Scenario, store: CopiedStore | CopiedCrateDB, request: pytest.FixtureRequest
 ) -> None:
-    """P3: with a witness, fresh nodes refuse a restored store until it is advanced; no id comes
-    twice.
-    """
+    """P3: with a witness, fresh nodes refuse a restored store until an advance; no id repeats."""
     nodes = issue_past_a_copy(scenario, store, witness=f"sqlite://{scenario.folder}/witness.db")
     clients = start_clients(scenario, nodes)
     documents = scenario.start_client(nodes[1], mode="docids", pause=PAUSE)

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no tim
 def test_exceptions_from_signal_handlers_repeat_no_id(
     scenario: Scenario, rng: random.Random, from_server: bool
 ) -> None:
-    """P1: whenever a signal handler raises, no id is repeated, and the next calls succeed at once."""
+    """P1: whenever a signal handler raises, no id is repeated, and the next calls succeed."""
     signals = scenario.pick(200, 10_000) if from_server else scenario.pick(3000, 100_000)
     log = scenario.folder / "issued.jsonl"
     options = {"target": "", "log": str(log), "signals": signals, "seed": rng.randrange(2**32)}

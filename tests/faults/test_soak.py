@@ -1,6 +1,4 @@
-"""A soak: memory, file descriptors and threads of servers and clients do not grow under sustained
-load.
-"""
+"""Under sustained load, memory, descriptors and threads of servers and clients do not grow."""
 
 import time
 from pathlib import Path
@@ -96,9 +94,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _growth(samples: list[Resources]) -> Resources:
-    """Return the growth of the medians from the second to the last third; the first third is the
-    warm-up.
-    """
+    """Return the growth of medians from the second to the last third; the first one warms up."""
     third = len(samples) // 3
     second, last = samples[third : 2 * third], samples[2 * third :]
     memory, descriptors, threads = (

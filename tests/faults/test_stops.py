@@ -93,9 +93,7 @@ def stopped(server: Server) -> bool:
 @pytest.mark.parametrize("workers", [1, 2])
 class TestStalledWorkers:
     def test_a_refill_behind_a_hanging_change_is_counted(self, scenario: Scenario, workers: int) -> None:
-        """P9: ids of a grant without an answer are counted, though a hanging change uses up the
-        time.
-        """
+        """P9: a grant without an answer counts as burned, even if a change hangs till the end."""
         with ExitStack() as stack:
             node = Node(scenario, stack, workers)
             node.warm("orders")

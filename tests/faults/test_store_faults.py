@@ -1,6 +1,4 @@
-"""The store is slow, hangs, resets connections, loses answers, applies twice, or is down: no id is
-repeated.
-"""
+"""The store is slow, hangs, resets, loses answers, applies twice, or is down: no id is repeated."""
 
 import random
 import signal
@@ -72,9 +70,7 @@ class TestUnderLoad:
         assert not any("emulator does not know" in node.log.read_text() for node in nodes)
 
     def test_mixed_up_answers_repeat_no_id(self, scenario: Scenario, opensearch_url: str) -> None:
-        """P1: a proxy in front of OpenSearch that crosses and repeats answers repeats no id under
-        load.
-        """
+        """P1: a proxy that crosses and repeats OpenSearch's answers repeats no id under load."""
         host = urlsplit(opensearch_url).netloc
         with FaultProxy([host]) as proxy:
             scenario.store = opensearch_url.replace(host, proxy.hosts[0])
@@ -128,9 +124,7 @@ class TestUnderLoad:
 
 @contextmanager
 def hanging_cratedb(scenario: Scenario, settings: dict[str, Any]) -> Iterator[tuple[Server, Any, Any]]:
-    """Yield a node on CrateDB, a function that makes the store hang, and one that ends that and
-    counts statements.
-    """
+    """Yield a node on CrateDB, a function that hangs the store, and one that resumes and counts."""
     with ProxiedCrate() as proxied:
         scenario.store = proxied.crate.store
         yield scenario.start_node(**settings), lambda: proxied.inject("hang"), lambda: proxied.inject()["hang"]
@@ -224,9 +218,7 @@ def test_a_hanging_store_causes_no_errors_for_a_sequence_in_use(scenario: Scenar
     ids=["1 id", "10 ids", "mixed"],
 )
 def test_a_hanging_store_causes_no_errors_on_shared_sequences(scenario: Scenario, sizes: list[int]) -> None:
-    """P10: with many pieces in each lease, a call is served from the first piece that has enough
-    ids.
-    """
+    """P10: of a lease's many pieces, the first with enough ids serves a call."""
     # The hang outlasts one refill, so that callers exhaust a piece.
     settings = scenario.pick({"outage_reserve": "12s", "store_timeout": "15s", "lease_ttl": "40s"}, {})
     hang = scenario.pick(8, HANG_SECONDS)
@@ -275,9 +267,7 @@ def has_injected(proxied: FaultProxy, kind: str, goal: int) -> bool:
 
 
 def refuse(proxied: ProxiedCrate, goal: int) -> bool:
-    """Refuses connections, and returns whether open ones were reset; a node that is refused opens
-    none.
-    """
+    """Refuse connections; return whether open ones were reset. A refused node opens none."""
     if proxied.injected["refused"] < goal:
         proxied.inject()
         hold_for(0.5, "the node opens a connection")

@@ -1,6 +1,4 @@
-"""Thousands of connections to the port of the X Protocol: bounded memory, and gRPC's callers are
-served.
-"""
+"""Thousands of X Protocol connections: memory is bounded, and gRPC's callers are served."""
 
 import asyncio
 import json

@@ -1,6 +1,4 @@
-"""P10 from the first seconds: an outage of the store soon after the first call, a restart or a
-period's start.
-"""
+"""P10 from the first seconds: the store fails soon after a first call, a restart or a period."""
 
 import signal
 import time
@@ -78,9 +76,7 @@ def outlast(
     seconds: float,
     kinds: Collection[str] = KINDS.keys(),
 ) -> str:
-    """Make the store unavailable for a time, and asserts that no caller of these kinds notices;
-    returns a note.
-    """
+    """Take the store away for a time; assert that no caller of these kinds notices it."""
     with store.outage():
         began = boot_time_ns()
         hold_for(seconds, "the store is away")
@@ -104,9 +100,7 @@ def outlast(
 def test_an_outage_after_5_seconds_is_not_noticed(
     scenario: Scenario, store: Outages, settings: dict[str, Any], reserve: float
 ) -> None:
-    """P10: from 5 s after the first call of a sequence, an outage of ``outage_reserve`` is not
-    noticed.
-    """
+    """P10: from 5 s after a sequence's first call, no outage of ``outage_reserve`` is noticed."""
     nodes = scenario.start_nodes(store.nodes, **settings)
     steady_callers.create_sequences(nodes[0])
     callers = steady_callers.start(scenario, nodes)
@@ -121,9 +115,7 @@ def test_an_outage_after_5_seconds_is_not_noticed(
 def test_an_outage_after_a_restart_is_not_noticed(
     scenario: Scenario, store: Outages, settings: dict[str, Any], reserve: float
 ) -> None:
-    """P10: a node that starts has its reserve with its first calls; a rolling restart burns at most
-    two reserves.
-    """
+    """P10: a started node has its reserve with its first calls; a rolling restart burns two."""
     with ExitStack() as stack:
         ports = [ReservedPort() for _ in range(store.nodes)]
         for port in ports:
@@ -157,9 +149,7 @@ def test_an_outage_after_a_restart_is_not_noticed(
 def test_an_outage_over_a_periods_start_is_not_noticed(
     scenario: Scenario, store: Outages, settings: dict[str, Any], reserve: float
 ) -> None:
-    """P10: the next period's counter is opened early, and serves also while the store is away over
-    the boundary.
-    """
+    """P10: the next period's counter opens early, and serves even if the store is away then."""
     clock = NodeControl(scenario.folder / "clock.json")
     nodes = scenario.start_nodes(store.nodes, module=NODE, arguments=clock.arguments, **settings)
     steady_callers.create_sequences(nodes[0], reset="daily", format="{year}{month}{day}-{value}")
@@ -181,9 +171,7 @@ def test_an_outage_over_a_periods_start_is_not_noticed(
 def test_a_reserve_takes_at_most_a_hundredth_of_the_ids_left(
     scenario: Scenario, settings: dict[str, Any], reserve: float
 ) -> None:
-    """P10: near its bound a reserve is limited to a hundredth of the ids left; with enough of them
-    it is not.
-    """
+    """P10: near its bound a reserve is at most a hundredth of the ids left; else unlimited."""
     store = Outages(1, partial(locked, Path(scenario.store.removeprefix("sqlite://"))))
     node = scenario.start_node(**settings)
     steady_callers.create_sequences(node)

@@ -1,6 +1,4 @@
-"""A limit of the CPU time that this process uses, so that a flood measures the server and not the
-scheduler.
-"""
+"""Limit this process's CPU time, so that a flood measures the server and not the scheduler."""
 
 import asyncio
 import time
@@ -29,9 +27,7 @@ class CpuShare:
         self._free_at = now()
 
     def seconds_to_wait(self) -> float:
-        """Count what was used since the last call, and return how long the process must rest; 0 if
-        not at all.
-        """
+        """Count the use since the last call; return how long the process must rest, 0 if not."""
         used, now = self._cpu(), self._now()
         self._free_at = max(self._free_at, now - _CREDIT_SECONDS) + (used - self._used) / self._share
         self._used = used

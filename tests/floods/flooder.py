@@ -1,5 +1,4 @@
-"""Floods one port from addresses of its own, in a process of its own that keeps to a share of a
-core.
+"""Flood one port from several addresses, in a process of its own with a share of a core.
 
 ``python -m tests.floods.flooder '{"protocol": "http", "flood": "silent", "address":
 "127.0.0.1:50080", …}'``
@@ -173,7 +172,7 @@ async def _http2(flooder: Flooder, window: int = 65_535) -> AsyncIterator[Connec
 
 
 def _frames(kind: str) -> Turn:
-    """Return a turn that sends the frames of ``tests/support/faults/floods.py`` on one connection."""
+    """Return a turn that sends frames of ``tests/support/faults/floods.py`` on one connection."""
 
     async def send(flooder: Flooder) -> None:
         async with _http2(flooder, 2**31 - 1) as (reader, writer):
@@ -207,9 +206,7 @@ async def half_calls(flooder: Flooder) -> None:
 
 
 async def unread_calls(flooder: Flooder) -> None:
-    """Make calls with a wrong token whose replies the server cannot send, since the windows stay
-    closed.
-    """
+    """Make calls with a wrong token whose replies cannot be sent, since the windows stay closed."""
     async with _http2(flooder, 0) as connection:
         calls = [
             http2.headers(stream, "AllocateRange", WRONG_TOKEN) + http2.message(stream, ORDERS)

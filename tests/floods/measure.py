@@ -1,6 +1,4 @@
-"""Measures one flood: steady callers and probes while a flooder runs, and what the server used at
-most.
-"""
+"""Measure a flood: steady callers and probes meanwhile, and the server's highest usage."""
 
 import json
 import os

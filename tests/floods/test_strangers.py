@@ -1,6 +1,4 @@
-"""A short form of `make floods`: strangers cost callers nothing at the ports of HTTP and X, and
-behind Envoy.
-"""
+"""A short `make floods`: strangers cost callers of HTTP, X and Envoy's port nothing."""
 
 import tempfile
 from pathlib import Path

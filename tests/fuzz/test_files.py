@@ -300,9 +300,7 @@ def test_any_log_is_verified_or_refused(folder: Path, content: Callable[[], byte
 
 
 def planted(form: str) -> tuple[bytes, bytes, bytes]:
-    """Return a log of several sequences in three parts: the bytes before a record, the record, and
-    the bytes after.
-    """
+    """Return a log of several sequences: the bytes before a record, the record, the bytes after."""
     names = ["orders", "b" * 100, "orders", "bills"]
     many = [Planted(100 * number, 5, number, node=1, sequence=names[number % 4]) for number in range(12)]
     log = PlantedLog([*many, Planted(6_000, 1, 30, doc_ids="00070000abcd")])
@@ -319,7 +317,7 @@ def planted(form: str) -> tuple[bytes, bytes, bytes]:
 
 @pytest.mark.parametrize("form", ["rows", "lines"])
 def test_no_damage_elsewhere_hides_a_repeat(folder: Path, form: str, tried: str) -> None:
-    """P1: whatever happens to other bytes of a log, an id in two logs is never verified as unique."""
+    """P1: no damage to other bytes of a log makes `verify` accept an id that is in two logs."""
     before, record, behind = planted(form)
     spliced = LOG.rows() if form == "rows" else LOG.lines()
     file = folder / ("a.log" if form == "rows" else "a.jsonl")

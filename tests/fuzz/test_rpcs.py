@@ -1,6 +1,4 @@
-"""Random calls on real sockets are answered with a status of the contract, and the next call is
-served.
-"""
+"""Random calls on real sockets get a status of the contract, and the next call is served."""
 
 import asyncio
 import logging

@@ -1,6 +1,4 @@
-"""Sessions that send damaged frames after their login leave the port and its other sessions as they
-were.
-"""
+"""Sessions with damaged frames after their login harm neither the port nor other sessions."""
 
 import asyncio
 import os
@@ -43,9 +41,7 @@ UNPARSED = 0.03
 
 
 def damaged(random: Random, frame: bytes) -> bytes:
-    """Return a frame of which bytes were changed, removed, doubled or inserted. Its length is
-    right.
-    """
+    """Return a frame with bytes changed, removed, doubled or inserted; its length is right."""
     content = bytearray(frame[4:]) or bytearray(1)
     for _ in range(random.randint(0, 3)):
         at, size = random.randint(1, len(content)), random.randint(1, 8)
@@ -105,9 +101,7 @@ async def refill(port: Served) -> None:
 
 @contextmanager
 def faults() -> Iterator[list[object]]:
-    """Return what is logged besides the audit, or reaches the event loop; the audit's lines would
-    fill the memory.
-    """
+    """Return the log without the audit, which would fill memory, and the event loop's errors."""
     found: list[object] = []
 
     def keep(logger: object, method: str, line: Any) -> Any:
@@ -127,9 +121,7 @@ def faults() -> Iterator[list[object]]:
 
 @pytest.mark.parametrize("seed", [1 if not EXAMPLES else Random().getrandbits(32)])
 async def test_damaged_frames_after_a_login_harm_nobody(tmp_path: Path, tried: str, seed: int) -> None:
-    """P: no fault, no id twice, no growth of the memory, and a new session is answered, whatever a
-    session sends.
-    """
+    """Whatever a session sends: no fault, no repeated id, bounded memory; new sessions work."""
     random, seen, codes = Random(seed), set[str](), Counter[int]()
     made, rest = 0, 0.0
     async with served(tmp_path) as port:

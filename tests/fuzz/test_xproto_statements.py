@@ -1,6 +1,4 @@
-"""Random messages of X DevAPI clients are answered, or refused with an error; none is a fault of
-the server.
-"""
+"""Random X DevAPI messages are answered or refused with an error; none is a server fault."""
 
 import asyncio
 import tempfile
@@ -143,9 +141,7 @@ def test_random_sql_is_answered(world: World, tried: str) -> None:
 
 
 def test_damaged_conversations_are_bounded(tried: str) -> None:
-    """Recorded conversations with changed bytes raise nothing, and a session keeps no more than a
-    frame.
-    """
+    """Recorded conversations with changed bytes raise nothing; a session keeps at most a frame."""
 
     @tries(150)
     @given(st.lists(mutated(st.sampled_from(SENT)) | st.sampled_from(SENT), max_size=8))

@@ -1,6 +1,4 @@
-"""The example programs in all languages: what they need, how they are built, and how they are
-started.
-"""
+"""The example programs in all languages: what they need, and how they are built and started."""
 
 import re
 import shutil
@@ -83,7 +81,7 @@ def go_steps() -> list[list[str]]:
 
 
 def java_steps() -> list[list[str]]:
-    """Return Maven's commands. With all packages in Maven's local repository, it needs no network."""
+    """Return Maven's commands, which need no network once its local repository has all packages."""
     return [["mvn", "-B", "-q", "package"]]
 
 

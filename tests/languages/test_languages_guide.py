@@ -40,9 +40,7 @@ def protos(tmp_path: Path) -> Path:
 
 
 def test_maven_compiles_no_class_of_google(protos: Path) -> None:
-    """With the page's excludes, the classes are in io.idalloc.v1 and none in com.google; without
-    them some are.
-    """
+    """The page's excludes keep classes out of com.google: all are in io.idalloc.v1."""
     java = LANGUAGES["java"]
     if missing := java.missing():
         pytest.skip(missing)
@@ -80,9 +78,7 @@ def test_proto_loader_reads_the_descriptor_set(protos: Path) -> None:
 
 
 def test_the_program_in_rust_gets_ids(protos: Path) -> None:
-    """The files of the page compile from the descriptor set, and the program prints what the page
-    shows.
-    """
+    """The page's files compile from the descriptor set; the program prints what the page shows."""
     if shutil.which("cargo") is None:
         pytest.skip("cargo is not installed: the Rust of docs/guides/languages.md is not tested")
     *files, console = under("Rust")

@@ -69,9 +69,7 @@ def ssl(client: Language, mode: str) -> str:
 
 
 def test_a_program_prints_the_ids_of_its_documents(client: Language, tmp_path: Path) -> None:
-    """F4, F5: the server makes an id for each document and returns it; a second run gets other,
-    larger ones.
-    """
+    """F4, F5: the server makes and returns each document's id; a second run gets larger ones."""
     with running(tmp_path, xproto_listen="127.0.0.1:0", node_prefix=7) as server:
         uri = f"mysqlx://shop:any@{address(server)}?{ssl(client, 'DISABLED')}"
         first, second = ids(client, uri), ids(client, uri)
@@ -81,7 +79,7 @@ def test_a_program_prints_the_ids_of_its_documents(client: Language, tmp_path: P
 
 
 def test_a_program_logs_in_with_a_token(client: Language, secrets: Secrets, tmp_path: Path) -> None:
-    """With access, the name of an identity and its token log in over TLS; another token does not."""
+    """With access an identity logs in over TLS by name and token; another token does not."""
     token = quote(secrets.token_file.read_text().strip(), safe="")
     with running(tmp_path, xproto_listen="127.0.0.1:0", **secrets.settings) as server:
         at = f"@{address(server)}?{ssl(client, 'REQUIRED')}"

@@ -1,6 +1,4 @@
-"""The programs of examples/go, java, node and python against real servers, all on one sequence at
-once.
-"""
+"""The programs of examples/{go,java,node,python} on real servers, sharing one sequence."""
 
 import re
 import signal
@@ -66,9 +64,7 @@ class KilledServer:
         )
 
     def kill_in_each_stream(self, users: list[Program]) -> None:
-        """Kill the server once in each stream of each program, or in several at once, until all
-        have ended.
-        """
+        """Kill the server once in each stream of each program, or in several, until all ended."""
         sizes: dict[tuple[str, int], int] = {}
 
         def is_in_stream(program: Program) -> bool:
@@ -99,9 +95,7 @@ def place(program: Program) -> tuple[str, int]:
 def test_all_languages_at_once_while_the_server_is_killed(
     builds: Builds, secrets: Secrets, tmp_path: Path, summary: list[str]
 ) -> None:
-    """P1: programs in all languages share a sequence beyond 2^53; kills break their streams, and no
-    id comes twice.
-    """
+    """P1: programs in all languages share a sequence beyond 2^53; broken streams repeat no id."""
     languages = builds.all()
     with ExitStack() as stack:
         lone = KilledServer(stack, tmp_path, max_ids_per_call=RANGE_LIMIT, drain_timeout="0s", **secrets.settings)
@@ -136,9 +130,7 @@ def check_output(program: Program) -> None:
 
 
 def check_streams(program: Program) -> None:
-    """Check that a kill broke a stream of a program, which requested the rest, and that all ids are
-    in its log.
-    """
+    """Check that a kill broke a stream, the rest was requested, and all ids are in the log."""
     records = program.records
     last_unary = max(index for index, record in enumerate(records) if record.request)
     streamed = [record for record in records[last_unary + 1 :] if not record.doc_ids]
@@ -195,9 +187,7 @@ def run(language: Language, *arguments: str) -> subprocess.CompletedProcess[str]
 def test_an_error_is_one_line_with_its_reason(
     fault: str, reasons: str, language: Language, strict_server: Server, secrets: Secrets, tmp_path: Path
 ) -> None:
-    """A wrong token, an untrusted CA and an unknown sequence are one line on stderr, and exit code
-    1.
-    """
+    """A wrong token, an untrusted CA or an unknown sequence is one line on stderr, and exit 1."""
     token_file = tmp_path / "token"
     token_file.write_text(f"idalloc_{'x' * 43}")
     arguments = {
@@ -243,9 +233,7 @@ def test_a_pause_past_the_lease_drops_ids(language: Language, tmp_path: Path) ->
 
 
 def pause_with(program: Program, total: int) -> list[Record]:
-    """Pause a program when its pool has all ids that it needs, and return their records; none if it
-    used them.
-    """
+    """Pause a program when its pool has all ids it needs; return their records, or none if used."""
     wait_until(lambda: program.records or not program.is_running, "its first range")
     held: list[Record] = []
     while program.is_running:

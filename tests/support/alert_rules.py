@@ -80,7 +80,7 @@ def firing(series: list[dict[str, str]], minute: float, folder: Path) -> set[str
 
 
 def samples(text: str) -> dict[str, float]:
-    """Return the samples of a scrape by name with labels, as Prometheus stores those of one server."""
+    """Return a scrape's samples by name with labels, as Prometheus stores those of one server."""
     found = {}
     for line in text.splitlines():
         if line and not line.startswith("#"):

@@ -1,6 +1,4 @@
-"""Virtual environments for programs whose packages conflict with idalloc's, each created on first
-use.
-"""
+"""Virtual environments, made on first use, for programs whose packages conflict with idalloc's."""
 
 import fcntl
 import shutil
@@ -57,9 +55,7 @@ def uwsgi() -> Path:
 
 
 def idalloc_of(commit: str) -> Path:
-    """Return a Python with idalloc of a commit, which git has, and with the requirements that the
-    commit locked.
-    """
+    """Return a Python with idalloc of a commit in git, and the requirements that it locked."""
     source = ROOT / ".build" / "upgrade"
     installed = ROOT / ".venv-upgrade" / "commit.txt"
     with _locked("upgrade-source"):
@@ -75,9 +71,7 @@ def idalloc_of(commit: str) -> Path:
 
 
 def _programs(name: str, package: str, locked: Path | None = None) -> Path:
-    """Return the folder of an environment's programs; create the environment if it is missing or
-    outdated.
-    """
+    """Return an environment's folder of programs; create it if missing or outdated."""
     folder, locked = ROOT / f".venv-{name}", locked or ROOT / "requirements" / f"{name}.txt"
     programs, installed = folder / "bin", folder / "installed.txt"
     with _locked(name):

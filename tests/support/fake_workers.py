@@ -36,9 +36,7 @@ class FakeWorker:
         self.received: list[Message] = []
 
     async def expect(self, kind: type[M]) -> M:
-        """Return the next message of a type; no other step of the start, the stop or a turn may
-        come before.
-        """
+        """Return the next message of a type; no other step of start, stop or turn may precede."""
         while True:
             message = await asyncio.wait_for(self.pipe.receive(), SECONDS)
             assert message is not None

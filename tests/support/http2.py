@@ -56,7 +56,7 @@ def message(stream: int, request: bytes, *, is_packed: bool = False) -> bytes:
 
 
 def client_context(folder: Path | str) -> ssl.SSLContext:
-    """Return the context of a client with the files ca.pem, client.pem and client.key of a folder."""
+    """Return a client's context with ca.pem, client.pem and client.key of a folder."""
     context = ssl.create_default_context(cafile=Path(folder, "ca.pem"))
     context.load_cert_chain(Path(folder, "client.pem"), Path(folder, "client.key"))
     context.set_alpn_protocols(["h2"])

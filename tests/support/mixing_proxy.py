@@ -1,6 +1,4 @@
-"""A proxy in front of an HTTP store that mixes up the answers: it crosses them, or repeats an
-earlier one.
-"""
+"""A proxy of an HTTP store that mixes up answers: it crosses them, or repeats an earlier one."""
 
 import asyncio
 import socket
@@ -39,9 +37,7 @@ class Mixer:
         return web.Response(status=answer.status, body=answer.body, content_type=answer.content_type)
 
     async def cross(self, answer: web.Response) -> tuple[web.Response, bool]:
-        """Exchanges an answer with the next one that comes; returns the other one, and whether
-        there was one.
-        """
+        """Exchange an answer with the next one; return the other, and whether there was one."""
         if self._waiting is not None:
             (other, theirs), self._waiting = self._waiting, None
             theirs.set_result(answer)

@@ -1,6 +1,4 @@
-"""An operator: runs the commands of a page on a server that has a fault, and notices any id that
-comes twice.
-"""
+"""An operator: runs a page's commands on a server that has a fault, and notices repeated ids."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -21,8 +19,7 @@ LEASES = {"IDALLOC_LEASE_TTL": "3s", "IDALLOC_STORE_TIMEOUT": "2s", "IDALLOC_OUT
 
 
 class Operator:
-    """An operator who has a page, a terminal, and a server whose log is ``idalloc.log`` in the
-    terminal's folder.
+    """An operator with a page, a terminal, and a server that logs to ``idalloc.log`` in its folder.
 
     Attributes:
         folder: The folder of the terminal.
@@ -61,9 +58,7 @@ class Operator:
         self._terminal.stop_servers()
 
     def blocks(self, heading: str) -> Iterator[Block]:
-        """Yield the blocks under a heading of the page; skip the test if it needs a tool that is
-        not installed.
-        """
+        """Yield the blocks under a heading of the page; skip the test if a tool is missing."""
         found = [block for block in blocks((ROOT / self._page).read_text()) if block.heading == heading]
         assert found, f"{self._page} has no block under {heading}"
         for block in found:
@@ -72,9 +67,7 @@ class Operator:
         yield from found
 
     def run(self, block: Block, code: int = 0) -> str:
-        """Run a block of the page, check its exit code and that its ids are new, and return what it
-        prints.
-        """
+        """Run a block of the page, check its exit code and its ids, and return its output."""
         return self.shell(block.text, code)
 
     def run_shown(self, block: Block) -> None:

@@ -39,9 +39,7 @@ class Server:
             assert time.monotonic() < deadline, "the server always held the lock"
 
     def try_pause(self, database: Path | None) -> bool:
-        """Try to pause once; resume the server and return False if it holds the lock of its SQLite
-        file, if any.
-        """
+        """Try to pause once; if the server locks its SQLite file, resume it and return False."""
         self.send(signal.SIGSTOP)
         # One of its threads may still run for a moment and take the lock.
         wait_until(self._is_stopped, "the server did not stop")
@@ -66,9 +64,7 @@ class Server:
 
 
 def environment(**settings: str) -> dict[str, str]:
-    """Return this process's environment without the variables of idalloc and of make, and with
-    ``settings``.
-    """
+    """Return the environment with ``settings``, but without the variables of idalloc and make."""
     others = ("IDALLOC_", "MAKE", "MFLAGS", "ARGS")  # make exports what it was called with
     clean = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     return clean | {f"IDALLOC_{name.upper()}": value for name, value in settings.items()}
@@ -141,15 +137,13 @@ def running(
 
 @asynccontextmanager
 async def running_beside(folder: Path, **settings: object) -> AsyncIterator[Server]:
-    """Run a server as ``running`` does, while this event loop serves others, such as the server's
-    store.
-    """
+    """Run a server like ``running`` while this event loop serves others, such as its store."""
     with ExitStack() as stack:
         yield await asyncio.to_thread(stack.enter_context, running(folder, **settings))
 
 
 def start_module(stack: ExitStack, module: str, *arguments: str) -> str:
-    """Start a process of a module that the stack kills, and return the first line that it prints."""
+    """Start a process of a module that the stack kills; return the first line it prints."""
     process = subprocess.Popen([sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True)
     assert process.stdout
     stack.callback(process.stdout.close)

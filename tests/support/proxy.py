@@ -84,7 +84,7 @@ class Proxy:
 
 
 def secure_channel(address: str, tls: Path, **options: Any) -> grpc.Channel:
-    """Return a channel with a connection of its own, and with the client's certificate in a folder."""
+    """Return a channel with a connection of its own, and a client's certificate from a folder."""
     files = [(tls / name).read_bytes() for name in ("ca.pem", "client.key", "client.pem")]
     own = [("grpc.use_local_subchannel_pool", 1), *options.pop("options", [])]
     return grpc.secure_channel(address, grpc.ssl_channel_credentials(*files), own, **options)
@@ -99,9 +99,7 @@ def write_certificate(authority: trustme.CA, name: str, file: Path) -> None:
 
 @contextmanager
 def serving(proxy: Proxy, **settings: object) -> Iterator[Server]:
-    """Run a native server behind a proxy until the end of the block; by default the first of its
-    two.
-    """
+    """Run a native server behind a proxy during the block; by default the first of two."""
     settings = {"transport": "native", "listen": proxy.sockets[0], "trust_proxy": "true"} | settings
     known = proxy.stat(HEALTHY)
     with running(proxy.folder, **settings) as server:

@@ -16,9 +16,7 @@ from tests.support.waiting import wait_until as wait_until
 
 
 def connect(server: Server) -> grpc.Channel:
-    """Return a channel with a connection of its own; channels to one address share a connection by
-    default.
-    """
+    """Return a channel with a connection of its own; by default channels share an address's."""
     return grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)])
 
 
@@ -51,9 +49,7 @@ def update_node(channel: grpc.Channel, *, persist: bool = False, timeout: float 
 
 
 def refused_start(**settings: object) -> str:
-    """Start a server that must refuse to start; return its exit code and its error, which has one
-    line.
-    """
+    """Start a server that must refuse to start; return its exit code and one-line error."""
     done = subprocess.run(serve_command(**settings), env=environment(), capture_output=True, text=True, timeout=40)
     assert done.returncode != 0
     assert done.stdout == ""

@@ -36,9 +36,7 @@ class SteadyNodes:
         self._sizes = [cycle([*sizes[turn:], *sizes[:turn]]) for turn in range(how_many)]
 
     async def run(self, seconds: float) -> int:
-        """Make ``rate`` calls a second on every node; return how many of them waited for the
-        store.
-        """
+        """Make ``rate`` calls a second on every node; return how many waited for the store."""
         waited = 0
         for _ in range(int(seconds * self.rate)):
             for node, allocator in enumerate(self.allocators):

@@ -1,5 +1,4 @@
-"""An event loop whose clock jumps to the next timer when there is nothing else to do: timeouts and
-pauses take no time.
+"""An event loop whose clock jumps to the next timer when nothing else runs: waits take no time.
 
 Not for tests that wait for other processes, or for sockets of other threads: the loop does not see
 their work.
@@ -28,7 +27,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
-        """See ``AbstractEventLoop.run_in_executor``; time passes as usual while the function runs."""
+        """See ``AbstractEventLoop.run_in_executor``; time is real while the function runs."""
         return self.watch(super().run_in_executor(executor, func, *args))
 
     def watch(self, job: asyncio.Future[Any]) -> asyncio.Future[Any]:

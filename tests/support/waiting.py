@@ -1,6 +1,4 @@
-"""The waits of tests: for an event, with a deadline. ``scripts/lint_waits.py`` refuses other waits
-for a fixed time.
-"""
+"""The waits of tests: for an event, with a deadline; ``scripts/lint_waits.py`` allows no others."""
 
 import asyncio
 import time
@@ -20,7 +18,7 @@ def wait_until(condition: Callable[[], object], what: str = "the condition", sec
 
 
 async def until(condition: Callable[[], object], what: str = "the condition", seconds: float = 60) -> None:
-    """Poll a condition until it holds, and fail after ``seconds``; the event loop runs meanwhile."""
+    """Poll a condition until it holds; fail after ``seconds``. The event loop runs meanwhile."""
     deadline = time.monotonic() + seconds
     turns = 0
     while not condition():
@@ -30,9 +28,7 @@ async def until(condition: Callable[[], object], what: str = "the condition", se
 
 
 async def settle() -> None:
-    """Let the tasks of this event loop run until each waits for an event, a timer, a thread or a
-    socket.
-    """
+    """Run this loop's tasks until each waits for an event, a timer, a thread or a socket."""
     loop = asyncio.get_running_loop()
     for _ in range(TURNS):
         await asyncio.sleep(0)
@@ -42,9 +38,7 @@ async def settle() -> None:
 
 
 def hold_for(seconds: float, reason: str) -> None:
-    """Let time pass where the time itself is what is tested, as how long a store hangs or a lease
-    lives.
-    """
+    """Let time pass where time is what is tested: how long a store hangs or a lease lives."""
     assert reason
     time.sleep(max(0.0, seconds))
 

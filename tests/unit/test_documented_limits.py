@@ -203,7 +203,7 @@ def test_a_number_that_only_a_document_changes_is_found(number: str, other: str)
 
 
 def test_a_limit_that_nothing_checks_is_found() -> None:
-    """A new number in a proto, or in a sentence of a document that states a limit, needs a claim."""
+    """A new number in a proto, or in a document's sentence on a limit, needs a claim."""
     assert of_protos(lambda proto: proto.replace("The sequence's name.", "The sequence's name, at most 7."))
     assert of_documents(lambda document: document + "\n\nThere are at most 7 of them.\n")
 

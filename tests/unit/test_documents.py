@@ -60,9 +60,7 @@ not run
 
 
 def test_blocks_are_found_with_heading_and_line() -> None:
-    """Each fenced block has its language, its heading, its line, and its text without the list's
-    indentation.
-    """
+    """Each fenced block has its language, heading, line, and its text without indentation."""
     found = blocks(PAGE)
     assert [each.language for each in found] == ["sh", "console", "console", *["python"] * 3, "text"]
     assert (found[0].heading, found[0].line, found[0].text) == ("Orders", 4, "export COUNT=3 && mkdir ids\ncd ids\n")
@@ -70,9 +68,7 @@ def test_blocks_are_found_with_heading_and_line() -> None:
 
 
 def test_commands_are_found_with_their_output() -> None:
-    """A command goes on over lines that end in a backslash; the lines up to the next one are its
-    output.
-    """
+    """Lines that end in a backslash continue a command; its output is all up to the next one."""
     found = [*commands(blocks(PAGE)[2].text)]
     assert found[0] == ("idalloc allocate orders \\\n    $COUNT --ranges", "created sequence 'orders'\n1 3 1")
     assert found[2] == ("idalloc allocate orders 0x", "…")

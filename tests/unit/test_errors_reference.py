@@ -1,6 +1,4 @@
-"""The server's errors, the client's exceptions, error_reason.proto and docs/reference/errors.md
-agree.
-"""
+"""Server errors, client exceptions, error_reason.proto and docs/reference/errors.md agree."""
 
 import re
 
@@ -18,9 +16,7 @@ REASONS = [name.removeprefix("ERROR_REASON_") for name, number in ErrorReason.it
 
 
 def test_each_reason_has_an_entry() -> None:
-    """Each reason of error_reason.proto has a documented comment, and a class of the server with a
-    next step.
-    """
+    """Each reason of error_reason.proto has a comment, and a server class with a next step."""
     assert set(read_proto()) == set(REASONS)
     assert set(refusals()) == set(REASONS)
     assert all(vars(refusal)["next_step"] for refusal in refusals().values())
@@ -28,9 +24,7 @@ def test_each_reason_has_an_entry() -> None:
 
 @pytest.mark.parametrize("reason", REASONS)
 def test_proto_and_client_agree_with_the_server(reason: str) -> None:
-    """The comment's status and RetryInfo, and the client's default code and parent, are the
-    server's.
-    """
+    """A comment's status and RetryInfo, and the client's code and parent, are the server's."""
     refusal, comment, kind = refusals()[reason], read_proto()[reason], exceptions()[reason]
     is_retryable = issubclass(refusal, Retryable)
     assert comment.status == refusal.status
@@ -51,9 +45,7 @@ def test_links_of_next_steps_lead_somewhere() -> None:
 
 
 def test_each_reason_has_a_text_without_a_time() -> None:
-    """Log tools group errors by their texts: no text has a delay or a duration that changes from
-    call to call.
-    """
+    """Log tools group errors by text: no text has a delay or duration that varies by call."""
     found = texts()
     assert found.keys() == {*read_proto()}
     assert all(found.values())

@@ -1,4 +1,4 @@
-"""guarantees.md and peers-bugs.md name tests that exist and check the promises they are named for."""
+"""guarantees.md and peers-bugs.md name existing tests, which check the promises they stand for."""
 
 import ast
 import re
@@ -47,9 +47,7 @@ def test_the_tests_of_a_promise_exist_and_name_it(number: int) -> None:
 
 @pytest.mark.parametrize("number", [6, 7])
 def test_the_limits_of_a_promise_are_listed(number: int) -> None:
-    """P6, P7: the page lists the limits, of which some have tests: a restored store, a move and the
-    end in time.
-    """
+    """P6, P7: the page lists the limits; tests cover a restored store, a move, the end in time."""
     limits = PROMISES[number].partition("**Its limits.**")[2]
     assert len(re.findall(r"^- ", limits, re.MULTILINE)) == 6
     assert len(re.findall(NAMED_TEST, limits)) >= 2
@@ -59,9 +57,7 @@ def test_the_limits_of_a_promise_are_listed(number: int) -> None:
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.partition(":")[0])
 def test_the_tests_that_find_a_bug_exist_and_name_its_promises(bug: str) -> None:
-    """Each promise that the section of a bug links to is named by a test of the section, and all
-    its tests exist.
-    """
+    """A test of a bug's section names each promise that it links to; all its tests exist."""
     linked = {int(number) for number in re.findall(r"\(guarantees\.md#p(\d+)-", bug)}
     named = [promised(docstrings(file)[name]) for file, name in re.findall(NAMED_TEST, bug)]
     assert linked

@@ -22,9 +22,7 @@ DOCUMENTS = [name for path in sorted((ROOT / "docs").rglob("*.md")) if runs(name
 
 @pytest.mark.parametrize("file", ["README.md", ".github/workflows/image.yml", *DOCUMENTS])
 def test_the_image_starts_as_it_is_run(file: str) -> None:
-    """The settings of the image and of each documented `docker run` are accepted: it listens on all
-    addresses.
-    """
+    """The image's and each documented `docker run`'s settings are valid: all addresses listen."""
     commands = runs(file)
     assert commands
     for command in commands:

@@ -31,9 +31,7 @@ OTHERS = {
 
 
 def test_the_figures_of_the_page_on_performance() -> None:
-    """Each figure of the page is in the benchmarks: after `make bench-peers` or `make
-    bench-growth`, write it anew.
-    """
+    """The benchmarks have each figure of the page; update it after a `make bench-…` run."""
     page = (ROOT / "docs/explanation/performance.md").read_text()
     measured = {*FIGURE.findall(MEASURED), *FIGURE.findall((ROOT / "docs/operations/flame-idalloc.svg").read_text())}
     figures = {*FIGURE.findall(page)}

@@ -1,4 +1,4 @@
-"""The mutants of ``make mutants``: each edit finds its place, and changes the imported module only."""
+"""The mutants of ``make mutants``: each edit finds its place, and changes the import only."""
 
 import ast
 import importlib
@@ -39,9 +39,7 @@ def seeded(*edits: Edit) -> Mutant:
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_each_edit_finds_its_place(name: str) -> None:
-    """Each edit of the table has its place exactly once in the code of today, and the result
-    compiles.
-    """
+    """Each edit of the table finds its place in today's code exactly once; the result compiles."""
     check(MUTANTS[name])
     assert all(ast.dump(ast.parse(edit.before)) != ast.dump(ast.parse(edit.after)) for edit in MUTANTS[name].edits)
 
@@ -58,9 +56,7 @@ def test_each_edit_finds_its_place(name: str) -> None:
     ],
 )
 def test_an_edit_ignores_layout_and_comments(edit: Edit, line: str) -> None:
-    """An edit replaces an expression or statements of one function, of a nested one, or of the
-    module.
-    """
+    """An edit replaces an expression or statements in a function, a nested one, or the module."""
     lines = [each.strip() for each in ast.unparse(edited(seeded(edit), SOURCE)).splitlines()]
     assert line in lines
     assert line not in [each.strip() for each in ast.unparse(ast.parse(SOURCE)).splitlines()]
@@ -76,9 +72,7 @@ def test_an_edit_ignores_layout_and_comments(edit: Edit, line: str) -> None:
     ],
 )
 def test_a_place_that_is_not_there_once_is_an_error(edit: Edit, why: str) -> None:
-    """An edit whose place is gone, or is not the only one, is an error that names the mutant and
-    the place.
-    """
+    """An edit without its one place is an error that names the mutant and the place."""
     with pytest.raises(PlaceError, match=f"mutant 'seeded': {why}"):
         edited(seeded(edit), SOURCE)
 
@@ -148,8 +142,6 @@ def test_the_page_says_what_is_not_explored() -> None:
 
 
 def test_mutants_name_scenarios_that_exist() -> None:
-    """Each scenario that a mutant names is one of the exploration; one that none can find names
-    none.
-    """
+    """Each scenario that a mutant names is in the exploration; one without a finder names none."""
     assert {name for mutant in MUTANTS.values() for name in mutant.scenarios} <= set(SCENARIOS)
     assert not [name for name, mutant in MUTANTS.items() if mutant.scenarios and mutant.unexplored]

@@ -1,6 +1,4 @@
-"""Each command block of README.md, guides and examples is run by a test, or is listed with the
-reason why not.
-"""
+"""A test runs each command block of README.md, guides and examples, or a list has the reason."""
 
 import re
 from pathlib import Path
@@ -48,9 +46,7 @@ def test_each_command_block_is_run_or_listed(page: str) -> None:
 
 @pytest.mark.parametrize("page", NOT_RUN)
 def test_the_list_names_blocks_with_reasons(page: str) -> None:
-    """Each line of the list begins a command block of its page, and each test that a reason names
-    exists.
-    """
+    """Each line of the list begins a command block of its page; each test in a reason exists."""
     lines = [each.first_line for each in command_blocks(page)]
     assert [start for start in NOT_RUN[page] if not any(line.startswith(start) for line in lines)] == []
     assert all(NOT_RUN[page].values())

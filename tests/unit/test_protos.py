@@ -1,6 +1,4 @@
-"""The protos can be compiled elsewhere: Go packages share a path, and Google's imported file is
-included.
-"""
+"""The protos compile elsewhere: Go packages share a path, and Google's imported file is here."""
 
 import re
 from importlib.metadata import version
@@ -13,9 +11,7 @@ GOOGLEAPIS = ROOT / "third_party" / "googleapis"
 
 
 def test_googles_protos_equal_the_installed_package() -> None:
-    """Each copy of Google's protos equals the installed package's, and its README names the
-    version.
-    """
+    """Each copy of Google's protos equals the installed one; its README names the version."""
     for package, file in (("api", "field_behavior.proto"), ("rpc", "status.proto")):
         copied = (GOOGLEAPIS / "google" / package / file).read_bytes()
         assert copied == files(f"google.{package}").joinpath(file).read_bytes()
@@ -41,9 +37,7 @@ def test_go_packages_share_one_prefix() -> None:
 
 
 def test_each_error_reason_has_an_example() -> None:
-    """Each reason has an example as the server sends it, with the metadata keys that its comment
-    lists.
-    """
+    """Each reason has an example as the server sends it, with its comment's metadata keys."""
     comments = read_proto()
     assert len(comments) == 20
     for reason, comment in comments.items():

@@ -77,9 +77,7 @@ def test_python_api_has_each_public_name() -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_links_lead_somewhere(name: str) -> None:
-    """Each link to a heading names one of that page, and no page has a heading twice. The site's
-    build checks files.
-    """
+    """Each link to a heading finds one on that page; no heading is there twice (site: files)."""
     assert len(anchors(FOLDER / name)) == len({*anchors(FOLDER / name)})
     for page, anchor in re.findall(r"\]\(([\w./-]+\.md)?#([\w-]+)\)", WRITTEN[name]):
         assert anchor in anchors((FOLDER / (page or name)).resolve()), f"{page}#{anchor}"
@@ -97,9 +95,7 @@ def test_an_example_is_a_valid_command_line(name: str) -> None:
 
 
 def test_each_limit_of_the_code_is_known_to_the_page() -> None:
-    """A new constant MAX_… of the server or the client's core is in a row of the page, or is named
-    as internal.
-    """
+    """Each new constant MAX_… of server and client core is on the page, or named internal."""
     folders = ("server/idalloc_server", "client/idalloc/_core", "client/idalloc/_transport")
     sources = [path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py")]
     found = set(re.findall(r"^(?:\w+, )*((?:MAX|LARGEST|LONGEST)_\w+)\b.* = ", "\n".join(sources), re.MULTILINE))

@@ -1,6 +1,4 @@
-"""The documentation site is whole: pages are listed, links lead somewhere, nothing is loaded from
-other hosts.
-"""
+"""The documentation site lists all pages, its links work, and it loads nothing from other hosts."""
 
 import re
 import shutil
@@ -88,6 +86,6 @@ def test_dead_links_and_foreign_resources_are_found(tmp_path: Path) -> None:
 
 
 def test_pages_and_nav_must_agree(tmp_path: Path) -> None:
-    """A page that the nav does not list, an entry without a page, and one listed twice are found."""
+    """A page missing from the nav, an entry without a page, and a page listed twice are found."""
     write(tmp_path, '["index.md", {"Guides" = [{"Title" = "missing.md"}, "index.md"]}]', index="# A", unlisted="# B")
     assert "\n".join(findings(tmp_path)) == LISTED

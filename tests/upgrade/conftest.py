@@ -33,9 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def python_before() -> Path:
-    """A Python with the version before this one: the newest tag that does not contain this commit,
-    else a commit.
-    """
+    """A Python with the version before: the newest tag without this commit, or else a commit."""
     if shutil.which("git") is None:
         pytest.skip("no version before this one: git is not installed")
     tags = git("tag", "--list", "v*", "--no-contains", "HEAD", "--sort", "-version:refname").split()

@@ -1,6 +1,4 @@
-"""Servers of the version before and of this one on one store, under load: no id twice, and no
-refusal without cause.
-"""
+"""Servers of this version and the one before share a store under load: no id twice, no refusal."""
 
 import asyncio
 import json
@@ -54,9 +52,7 @@ class Mix:
     logs: list[Path] = field(default_factory=list)
 
     def create_store(self, version: str) -> None:
-        """Run the server of a version with its default timeout: OpenSearch may need longer to
-        create an index.
-        """
+        """Run a version's server with its default timeout: OpenSearch may create indices slowly."""
         self._start(version)
         self.stop(version)
 
@@ -93,9 +89,7 @@ class Mix:
         return f"the server of the version {version!r} on {self.scenario.store_name} ({self.scenario.store})"
 
     def load(self, version: str, sequence: str) -> list[tuple[str, str, int | str]]:
-        """Allocates ranges of all sizes of a sequence, each sixth one with a recorded answer, and
-        document ids.
-        """
+        """Allocate ranges of all sizes, every sixth with a recorded answer, and document ids."""
         issued: list[tuple[str, str, int | str]] = []
         for _ in range(5):
             for size in SIZES:
@@ -121,9 +115,7 @@ class Mix:
 
 @pytest.fixture(scope="module")
 def mix(store: str, first: str, python_before: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mix]:
-    """A server that has created the store and is in use, and one of the other version that started
-    beside it.
-    """
+    """A server that has created and uses the store, beside a later one of the other version."""
     mix = Mix(Scenario(tmp_path_factory.mktemp("mix"), full=False, store=store), python_before)
     try:
         if "prefix=" in store:  # a real OpenSearch
@@ -144,9 +136,7 @@ def mix(store: str, first: str, python_before: Path, tmp_path_factory: pytest.Te
 
 
 def test_two_versions_under_load_repeat_no_id(mix: Mix) -> None:
-    """P1, P2, P6: servers of two versions repeat no id, and neither finds the store behind, on any
-    kind of sequence.
-    """
+    """P1, P2, P6: servers of two versions repeat no id, and neither finds the store behind."""
     kinds: dict[str, dict[str, Any]] = {
         "in use": {},
         "auto-created": {},
@@ -202,9 +192,7 @@ def test_a_creation_is_replayed_by_the_other_version(mix: Mix) -> None:
 
 
 def test_a_change_by_one_version_ends_leases_of_both(mix: Mix) -> None:
-    """P5: from the effective time of an advance or an update on, no server of either version issues
-    old ids.
-    """
+    """P5: once an advance or update is effective, no server of either version issues old ids."""
     advanced = {version: f"advanced by {version}" for version in mix.clients}
     updated = {version: f"updated by {version}" for version in mix.clients}
     names = [*advanced.values(), *updated.values()]
@@ -230,9 +218,7 @@ def test_a_change_by_one_version_ends_leases_of_both(mix: Mix) -> None:
 
 
 def test_the_version_before_keeps_a_demand(mix: Mix) -> None:
-    """P10: this version adds the column or field, and the version before keeps it when it grants
-    and changes.
-    """
+    """P10: this version adds the column or field; the version before keeps it in its writes."""
     name = "with a demand"
     mix.clients["before"].sequences.create(name)
 
@@ -256,9 +242,7 @@ def test_the_version_before_keeps_a_demand(mix: Mix) -> None:
 
 
 def test_documents_of_one_version_are_found_by_the_other(mix: Mix) -> None:
-    """P6: servers of two versions add documents to one collection, with ids that differ, and find
-    all of them.
-    """
+    """P6: servers of two versions add documents with own ids to one collection; both find all."""
     if mix.scenario.store.startswith("opensearch"):
         pytest.skip("OpenSearch keeps no documents")
     ports = {version: str(json.loads(server.serving)["xproto"]) for version, server in mix.servers.items()}

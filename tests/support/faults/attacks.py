@@ -255,9 +255,7 @@ def _codes(target: str, number: int, concurrency: int, call: Callable[[int], tup
 
 
 def x_sessions(target: str, number: int, *, until: str, **_others: Any) -> Outcomes:
-    """Open connections to the port of the X Protocol: up to the server's hello, half a login, or a
-    whole one.
-    """
+    """Open X Protocol connections: up to the server's hello, half a login, or a whole one."""
     host, _, port = target.rpartition(":")
     seen = Outcomes()
     for _ in range(number):

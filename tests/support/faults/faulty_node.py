@@ -73,7 +73,7 @@ class ControlFile:
         return self._state
 
     def next_fault(self, method: str, name: object) -> StoreFault | None:
-        """Return the fault of the next call, counted and logged with its first argument, or None."""
+        """Return the next call's fault, or None; count and log it with the first argument."""
         for fault in self.state.faults:
             if fault.methods and method not in fault.methods:
                 continue
@@ -253,7 +253,7 @@ async def _admit(ids: int) -> None:
 
 
 async def fork_on_command(control: ControlFile, servicers: list[IdAllocatorServicer]) -> None:
-    """Forks this process whenever the control file requests it, while the event loop serves calls."""
+    """Fork this process on each request of the control file, while the event loop serves calls."""
     done = 0
     while True:
         await until(lambda: servicers and control.state.fork_count != done, "a command", seconds=inf)  # noqa: B023

@@ -1,6 +1,4 @@
-"""Floods of HTTP/2 frames, which cost a client less than they may cost a server; see
-``attacks.py``.
-"""
+"""Floods of HTTP/2 frames that cost a client less than a server; see ``attacks.py``."""
 
 import socket
 import ssl
@@ -96,8 +94,7 @@ def flood(
     tls: ssl.SSLContext | None = None,
     **_others: Any,
 ) -> Counter[str]:
-    """Floods on ``concurrency`` connections for ``seconds``; each is reopened when the server
-    closes it.
+    """Flood on ``concurrency`` connections for ``seconds``; reopen each that the server closes.
 
     Args:
         target: The server's address.

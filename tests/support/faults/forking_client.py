@@ -118,8 +118,7 @@ def fork(job: Callable[[], None]) -> int:
 
 
 def serve_before_and_after_fork(taker: IdTaker, options: dict[str, Any]) -> None:
-    """Run a prefork server: fork workers after loading the application, and replace those that
-    die.
+    """Run a prefork server: fork workers after loading the application; replace the dead ones.
 
     Ends after SIGTERM, which it sends to its children, too.
     """

@@ -1,5 +1,4 @@
-"""A program whose signal handler raises inside the client's code, and which then continues to
-allocate.
+"""A program whose signal handler raises inside the client's code, and which goes on allocating.
 
 python -m tests.support.faults.interrupted_client '{"target": "127.0.0.1:50051", "log": "ids.jsonl",
 "signals": 2000, "seed": 1}'
@@ -93,9 +92,7 @@ Methods = list[Callable[[], None]]
 
 
 def methods_of(client: idalloc.Client, taken: list[int], *, has_server: bool) -> tuple[Methods, Methods]:
-    """Return functions that add ids to ``taken``: those to interrupt, and those to call after an
-    exception.
-    """
+    """Return functions that add ids to ``taken``: to interrupt, and to call after an exception."""
     ids = client.ids("orders")
 
     def one_by_one() -> None:
@@ -118,9 +115,7 @@ def methods_of(client: idalloc.Client, taken: list[int], *, has_server: bool) ->
 
 
 def main(target: str, log: str, signals: int, seed: int) -> None:
-    """Allocates ids by several methods until ``signals`` were delivered; without a target, from
-    memory.
-    """
+    """Allocate ids by several methods until ``signals`` came; without a target, from memory."""
     chance = random.Random(seed)
     shortest, longest = (20e-6, 4e-3) if target else (5e-6, 300e-6)
     client = idalloc.Client(target or "memory:1", timeout=10, log=log)

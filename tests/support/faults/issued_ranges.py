@@ -1,6 +1,4 @@
-"""Reads single ranges from a client's log of JSON lines; and ports that servers can listen on
-again.
-"""
+"""Reads ranges one at a time from a client's log of JSON lines; and ports to listen on again."""
 
 import json
 import socket
@@ -35,7 +33,7 @@ def boot_time_ns() -> int:
 
 
 def read_ranges(log: Path) -> Iterator[IssuedRange]:
-    """Yield the ranges in a log of JSON lines without document ids, also while a client writes it."""
+    """Yield ranges of a JSON lines log without document ids, even while a client writes it."""
     with log.open() as lines:
         header = json.loads(next(lines))
         for line in lines:
@@ -58,9 +56,7 @@ def read_ranges(log: Path) -> Iterator[IssuedRange]:
 
 
 class ReservedPort:
-    """A loopback port that is reserved for a server also while the server is down, by a socket that
-    never listens.
-    """
+    """A loopback port kept for a server, even while it is down, by a socket that never listens."""
 
     def __init__(self) -> None:
         self._held = socket.socket()

@@ -1,5 +1,4 @@
-"""A load client: allocates ids in several threads, logs them, and reports calls, ids and errors at
-its end.
+"""A load client: allocates ids in several threads, logs them, and reports its totals at the end.
 
 python -m tests.support.faults.load_client '{"target": "127.0.0.1:50051", "log": "ids.log"}'
 

@@ -1,4 +1,4 @@
-"""Clients in the test's own process, for tests that inspect each answer; they log issued ids, too."""
+"""Clients in the test's own process, for tests that inspect each answer; they log their ids."""
 
 import threading
 from collections import Counter
@@ -88,9 +88,7 @@ class CallLoop(threading.Thread):
 
 
 def wait_for_answers(scenario: Scenario, callers: Sequence[CallLoop], more: int = 3) -> None:
-    """Wait until each loop has ``more`` further answers; raise the exception of a loop that has
-    ended.
-    """
+    """Wait until each loop has ``more`` further answers; raise the exception of one that ended."""
     goals = [caller.answers + more for caller in callers]
 
     def reached() -> bool:

@@ -1,5 +1,4 @@
-"""Controls the clocks, store faults and forks of a running ``tests.support.faults.faulty_node``,
-through a file.
+"""Control the clocks, faults and forks of a ``tests.support.faults.faulty_node`` by a file.
 
 A change takes effect for every call and statement that begins after the method has returned.
 """
@@ -80,7 +79,7 @@ class NodeControl:
         return ["--control", str(self.file)]
 
     def set_wall_clock(self, at: float | None = None, *, offset: float | None = None) -> None:
-        """Stop the wall clock ``at`` a time, or run it ``offset`` seconds ahead of the machine's."""
+        """Stop the wall clock ``at`` a time, or run it ``offset`` seconds off the machine's."""
         self._state.wall = at
         self._state.wall_offset = offset or 0.0
         self._write()
@@ -104,8 +103,7 @@ class NodeControl:
         self._write()
 
     def fork(self, log: Path, *sequences: str) -> None:
-        """Make each process of the node fork soon; the child tries to issue ids, reports a
-        ``ForkResult`` and exits.
+        """Make each process fork soon; its child tries to issue ids, reports a ``ForkResult``.
 
         Args:
             log: The child logs issued ids to LOG.PID; ``fork_results`` reads its report.
@@ -154,9 +152,7 @@ def read_state(file: Path) -> ControlState:
 
 
 def injected_faults(log: Path, name: str = "") -> Counter[tuple[str, str]]:
-    """Count the faults of calls to the store in a node's log, by (kind, method); of one row if it
-    is named.
-    """
+    """Count a node's logged faults of store calls by (kind, method); of one row if it is named."""
     counts: Counter[tuple[str, str]] = Counter()
     for line in log.read_text().splitlines():
         if '"fault_injected"' in line:
@@ -166,8 +162,7 @@ def injected_faults(log: Path, name: str = "") -> Counter[tuple[str, str]]:
 
 
 def issued_after(log: Path, name: str, since: int) -> list[int]:
-    """Return the first ids of the ranges of a sequence that a node issued after a boot time in
-    nanoseconds.
+    """Return the first ids of a sequence's ranges that a node issued after a boot time in ns.
 
     The time at which the node last read its clock for the range counts, not the reply's arrival.
     Replies that were on their way when a process was paused arrive after the pause. Only a node

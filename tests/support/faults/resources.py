@@ -74,9 +74,7 @@ class ResourceMonitor:
 
 
 def restart_memory_peak() -> int:
-    """Set the peak of this process's memory to its present memory; return that, in bytes (proc(5),
-    ``clear_refs``).
-    """
+    """Reset this process's peak of memory and return it, in bytes (proc(5), ``clear_refs``)."""
     Path("/proc/self/clear_refs").write_text("5")
     return memory_peak()
 

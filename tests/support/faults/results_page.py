@@ -77,8 +77,7 @@ cancelled caller. `make test` runs each scenario with 0 more, `make test-long` w
 
 
 def write(file: Path, name: str, reports: list[Any]) -> None:
-    """Update the page with the results of one test; the JSON file beside it keeps the latest
-    results of all tests.
+    """Update the page with one test's results; the JSON file beside it keeps all latest results.
 
     Args:
         file: The page.

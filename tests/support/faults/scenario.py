@@ -1,6 +1,4 @@
-"""A fault scenario: real nodes on one store, clients that log issued ids, injected faults, and a
-final verification.
-"""
+"""A fault scenario: real nodes on one store, logging clients, faults, and a verification."""
 
 import json
 import os
@@ -101,7 +99,7 @@ class Evidence:
 
 @dataclass
 class Scenario:
-    """Starts nodes and clients, counts faults, and verifies the logs. ``close`` ends all processes."""
+    """Start nodes and clients, count faults, verify the logs. ``close`` ends all processes."""
 
     folder: Path  # the folder of logs, exports and the SQLite file
     full: bool  # whether this is the long form (``--full``)
@@ -142,8 +140,7 @@ class Scenario:
         addresses: Sequence[str] = (),
         **settings: object,
     ) -> list[Server]:
-        """Start ``count`` server processes without waiting; ``wait_until_serving`` waits for one
-        of them.
+        """Start ``count`` servers without waiting (see ``wait_until_serving``).
 
         Args:
             count: Number of servers.
@@ -279,8 +276,7 @@ class Scenario:
         exported: bool = True,
         logs: list[Path] | None = None,
     ) -> Verdict:
-        """Verify the logs, assert that nothing is wrong, and record a row for
-        docs/operations/fault-tests.md.
+        """Verify the logs, assert that nothing is wrong, and record a row of fault-tests.md.
 
         Args:
             what: What was done, if the scenario has several rows.

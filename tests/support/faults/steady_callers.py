@@ -47,9 +47,7 @@ def create_sequences(node: Server, **settings: Any) -> None:
 
 
 def start(scenario: Scenario, nodes: Iterable[Server]) -> list[ClientProcess]:
-    """Start a client with a caller of each kind on each node, and wait until each caller had an
-    answer.
-    """
+    """Start a client with a caller of each kind on each node; wait for their first answers."""
     module = "tests.support.faults.steady_client"
     callers = [scenario.start_client(node, module=module, pause=PAUSE, timeout=TIMEOUT) for node in nodes]
     wait_for_answers(scenario, callers, 1)

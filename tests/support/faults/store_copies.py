@@ -1,4 +1,4 @@
-"""Copies and restores a store under running nodes; and runs the command line as an operator does."""
+"""Copies and restores a store under running nodes, and runs commands as an operator does."""
 
 import contextlib
 import json
@@ -143,9 +143,7 @@ def copied_store(kind: str, folder: Path) -> Iterator[CopiedStore]:
 
 
 def run_cli(*arguments: object, exit_code: int = 0) -> str:
-    """Run the command line; return its standard output, or its standard error if a failure is
-    expected.
-    """
+    """Run a command; return its standard output, or its error output if it must fail."""
     command = [IDALLOC, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120)
     assert done.returncode == exit_code, f"{' '.join(command)}: {done.returncode}: {done.stdout}{done.stderr}"
@@ -153,9 +151,7 @@ def run_cli(*arguments: object, exit_code: int = 0) -> str:
 
 
 def values_before_restore(node: Server, sequence: str) -> list[int]:
-    """Return the counters that a node's store_went_backwards events have as ``seen``; 0 for an
-    event without one.
-    """
+    """Return ``seen`` of each store_went_backwards event of a node; 0 where there is none."""
     values = []
     for line in node.log.read_text().splitlines():
         if '"store_went_backwards"' in line and (event := json.loads(line))["sequence"] == sequence:

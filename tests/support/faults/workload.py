@@ -18,8 +18,7 @@ STEADY_RATE = 200
 
 
 def start_callers(scenario: Scenario, nodes: list[Server], pause: float = 0.005) -> list[ClientProcess]:
-    """Start clients that make calls of every kind: from leases, from the store, with request ids,
-    streams, documents.
+    """Start clients with calls of every kind: leases, the store, request ids, streams, documents.
 
     Args:
         scenario: The scenario.
@@ -51,9 +50,7 @@ def start_steady_caller(scenario: Scenario, node: Server, number: int = 0) -> Cl
 
 
 def longest_stall(caller: ClientProcess, since: int) -> float:
-    """Return the longest time between two answers to a client, in seconds, from record number
-    ``since`` on.
-    """
+    """Return the longest time, in seconds, between a client's answers from record ``since`` on."""
     data = caller.log.read_bytes()
     rows = list(ROW.iter_unpack(data[: len(data) // ROW.size * ROW.size]))[since - 1 :]
     answered = [row[10] for row in rows if row[0] == RECORD]
@@ -62,9 +59,7 @@ def longest_stall(caller: ClientProcess, since: int) -> float:
 
 
 def wait_for_reserve(scenario: Scenario, node: Server, caller: ClientProcess, seconds: float, number: int = 0) -> None:
-    """Wait until the node's reserve serves a steady caller for ``seconds``; it grows with the
-    observed rate.
-    """
+    """Wait until the reserve, which grows with use, serves a steady caller for ``seconds``."""
 
     def holds() -> int:
         return (client.sequences.get(f"{STEADY}-{number}").last_value or 0) - 10 * caller.records

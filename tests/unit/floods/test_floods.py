@@ -33,7 +33,7 @@ def result(latency: float = 0.01, probe_errors: int = 0, errors: int = 0) -> Res
 
 
 def test_the_share_of_a_core_is_kept() -> None:
-    """However long a piece of work is, the CPU time stays below the share of the time that passed."""
+    """However long a piece of work is, CPU time stays below its share of the time passed."""
     times = FakeTimes()
     share = times.share(0.25)
     for work in [0.01, 0.2, 0.001, 0.05] * 10:
@@ -53,9 +53,7 @@ def test_unused_time_is_not_saved_up() -> None:
 
 
 async def test_latencies_count_from_when_a_call_was_due() -> None:
-    """A call that waits for the one before it is as late as its caller sees it; failures are
-    counted by reason.
-    """
+    """A call's delay includes its wait for the one before; failures are counted by reason."""
     turns, busy, later = 0, asyncio.Lock(), asyncio.Event()
 
     async def call(is_new: bool) -> None:
