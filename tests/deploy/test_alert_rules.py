@@ -1,4 +1,4 @@
-"""The alerts are valid, lead to the runbook, and fire on written states, not recorded ones."""
+"""The alerts are valid, lead to the runbook, and fire on written states (test_alerts.py: real)."""
 
 import json
 import re
@@ -32,8 +32,7 @@ idalloc_prefix_conflict 0.0
 idalloc_certificate_expires_timestamp_seconds{file="tls_cert"} 1.805e+09
 idalloc_auth_rejections_total{reason="UNAUTHENTICATED"} 2.0
 """
-# A line of it, the line in the state, the alert that fires then, and after how many minutes at the
-# latest.
+# A line of it, the line in the state, the alert that then fires, and the most minutes until then.
 STATES = [
     ("idalloc_store_up 1.0", "idalloc_store_up 0.0", "IdallocStoreAway", 1),
     ("witness_up 1.0", "witness_up 0.0", "IdallocWitnessDown", 3),
@@ -123,7 +122,7 @@ def test_a_low_reserve_raises_its_alert_before_it_is_used_up(tmp_path: Path) -> 
 
 
 def test_a_limited_reserve_is_not_low(tmp_path: Path) -> None:
-    """A reserve reported as limited is not low; one of another sequence or server may be."""
+    """A limited reserve is not low; a short one of another sequence or server is."""
     low = HEALTHY.replace("} 101.5", "} 9.0").replace("store_up 1.0", "store_up 0.0")
     away, both = {"IdallocStoreAway"}, {"IdallocStoreAway", "IdallocReserveLow"}
     limited = [f'idalloc_reserve_limited{{reason="{each}",sequence="orders"}} 1.0\n' for each in LIMITS]

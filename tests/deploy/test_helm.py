@@ -37,8 +37,7 @@ DRAINED = "http.grpc.downstream_cx_drain_close"
 
 # The group of the Prometheus Operator's objects.
 OPERATOR = "monitoring.coreos.com/"
-# The API server takes 1 MiB, but `kubectl apply` and Argo CD keep an object also in an annotation
-# of it.
+# The API server takes 1 MiB; `kubectl apply` and Argo CD keep a copy of an object in an annotation.
 LARGEST_APPLIED = 256 * 1024
 
 Objects = dict[tuple[str, str], dict[str, Any]]
@@ -194,7 +193,7 @@ class TestMonitoring:
             assert (done.returncode != 0) is wrong, done.stderr
 
     def test_grafana_finds_the_dashboard(self) -> None:
-        """A ConfigMap with the sidecar's label has deploy/grafana's dashboard, small enough."""
+        """A ConfigMap with the sidecar's label has the dashboard, which is not too large."""
         found = objects("--values", FULL)["ConfigMap", "orders-idalloc-dashboard"]
         assert found["metadata"]["labels"]["grafana_dashboard"] == "ids"
         assert {**found["data"]} == {"idalloc.json": (DEPLOY / "grafana/idalloc.json").read_text()}
@@ -319,7 +318,7 @@ def channel_to(proxy: Proxy, values: str) -> grpc.Channel:
 
 @pytest.mark.test_long  # it starts a server
 def test_prometheus_may_scrape_a_pod_without_authentication(tmp_path: Path) -> None:
-    """Without an access file a pod answers requests to its IP, as the Prometheus Operator's."""
+    """Without an access file a pod answers requests to its IP address, as Prometheus sends them."""
     found = objects("--set", "insecure=true,tls.secretName=,access.secretName=,store.secretName=")
     names = environment(found).get("IDALLOC_HTTP_HOSTS", "")
     with running(tmp_path, http_listen="127.0.0.1:0", http_hosts=names) as server:

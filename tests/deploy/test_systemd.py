@@ -59,7 +59,7 @@ class TestUnit:
         assert done.returncode == 0, done.stdout.splitlines()[-1]
 
     def test_it_allows_enough_open_files(self) -> None:
-        """`LimitNOFILE` sets the hard limit, up to which the server raises its own, high enough."""
+        """The server raises its limit to the hard one, `LimitNOFILE`, enough for its settings."""
         limit = int(UNIT.read_text().partition("LimitNOFILE=")[2].split()[0])
         assert limit == 65_536
 

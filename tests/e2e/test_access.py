@@ -34,7 +34,7 @@ def new_token(file: Path, name: str, *roles: str) -> str:
 
 
 def allocate_status(server: Server, token: str, sequence: str = "orders") -> grpc.StatusCode:
-    """Allocates an id on a new connection, and returns the status."""
+    """Allocate an id on a new connection, and return the status."""
     with grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         stub: Any = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
         metadata = (("authorization", f"Bearer {token}"),) if token else ()
@@ -135,7 +135,7 @@ def test_a_client_certificate_authenticates_its_identity(tmp_path: Path) -> None
     with running(tmp_path, access=access, **secured) as server:
 
         def allocate(name: x509.GeneralName) -> str:
-            """Allocates by the command line with a certificate of this name; returns its output."""
+            """Allocate by the command line with a certificate of this name; return its output."""
             cert, key = tmp_path / "client.pem", tmp_path / "client.key"
             write_certificate(authority, name, cert, key)
             shown = ["--ca", files["ca"], "--cert", cert, "--key", key, "--server", server.address]

@@ -43,7 +43,7 @@ def last_value(folder: Path) -> int:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Locks the store, so that the server cannot write to it."""
+    """Lock the store, so that the server cannot write to it."""
     with closing(sqlite3.connect(folder / "ids.db", timeout=20, isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         yield

@@ -40,7 +40,7 @@ class Crate:
         return int(self.url.rpartition(":")[2].strip("/"))
 
     def fail(self, *faults: dict[str, Any]) -> None:
-        """Injects faults into the next statements."""
+        """Inject faults into the next statements."""
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/_emulator/faults", json.dumps(faults).encode(), method="POST"
         )
@@ -48,7 +48,7 @@ class Crate:
             assert answer.status == 200
 
     def kill(self) -> None:
-        """Kills the process, as a power cut does."""
+        """Kill the process, as a power cut does."""
         self.process.kill()
         self.process.wait()
         assert self.process.stdout

@@ -16,7 +16,7 @@ LEASE = {"lease_ttl": "3s", "store_timeout": "1s", "outage_reserve": "1s"}
 
 
 def fill_lease(client: idalloc.Client, sequence: str) -> int:
-    """Allocates until the client's node holds ids in memory; returns the last issued id."""
+    """Allocate until the client's node holds ids in memory; return the last issued id."""
     last = 0
     for _ in range(200):
         last = client.allocate_range(sequence, 10)[-1]

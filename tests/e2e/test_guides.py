@@ -1,4 +1,4 @@
-"""The commands of the guides run as they stand there; tables in them are those of the code."""
+"""The commands of the guides run as written; tables in them are those of the code."""
 
 import json
 import re
@@ -89,7 +89,7 @@ def test_the_guide_names_the_error_of_each_refused_statement(mysqlx: Path, tmp_p
 
 
 def test_the_policy_of_the_languages_guide_awaits_a_lone_server(tmp_path: Path) -> None:
-    """The guide's policy is the protos' but for its waits; a call with it outlasts a restart."""
+    """The guide's policy is the protos' but for its waits; a call with it outlasts a start."""
     page = (GUIDES / "languages.md").read_text()
     shown = next(each.text for each in blocks(page) if each.language == "json")
     policy, shipped = json.loads(shown), json.loads((ROOT / "protos/idalloc/v1/service_config.json").read_text())

@@ -1,4 +1,4 @@
-"""Compare serials of document ids with a live MySQL, as offset, increment and prefix change."""
+"""Compares serials of document ids with a live MySQL, as offset, increment and prefix change."""
 
 import json
 import os

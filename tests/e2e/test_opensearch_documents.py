@@ -1,4 +1,4 @@
-"""What guides and runbook say about OpenSearch, run as it stands there on a real one."""
+"""What guides and runbook say about OpenSearch, run as written on a real one."""
 
 import json
 import urllib.request
@@ -76,7 +76,7 @@ def test_guides_work_on_opensearch(name: str, ports: dict[int, int], tmp_path: P
 
 
 def test_clients_of_a_counter_are_stopped(by_the_runbook: Operator, node: OpenSearchNode) -> None:
-    """P1: after the runbook's block no old client takes ids; the sequence continues behind them."""
+    """P1: after the runbook's block no old client takes ids; the sequence continues past them."""
     advance_counter(node, 40)
     count, block, refused, take_over = by_the_runbook.blocks(STOP_CLIENTS)
     before = by_the_runbook.run(count)
@@ -95,7 +95,7 @@ def test_a_program_that_went_on_is_passed(by_the_runbook: Operator) -> None:
 
 
 def test_a_counter_document_is_taken_back(by_the_runbook: Operator, node: OpenSearchNode) -> None:
-    """P1: the recipe continues behind the ids of idalloc, once its block is removed."""
+    """P1: the recipe continues past the ids of idalloc, once its block is removed."""
     advance_counter(node, 40)
     *_, take_over = [by_the_runbook.run(each) for each in by_the_runbook.blocks(STOP_CLIENTS)]
     assert take_over.endswith("\n41\r\n")
@@ -104,7 +104,7 @@ def test_a_counter_document_is_taken_back(by_the_runbook: Operator, node: OpenSe
 
 
 def test_an_edited_row_is_corrected(by_the_runbook: Operator, node: OpenSearchNode) -> None:
-    """SEQUENCE_INVALID: a row without last_value is refused until one is written."""
+    """SEQUENCE_INVALID: a row without last_value is refused, then continues past a new value."""
     by_the_runbook.take()
     send(node, "POST", "/idalloc-sequences/_update/orders", {"doc": {"last_value": None}})
     by_the_runbook.refused("SEQUENCE_INVALID")

@@ -1,4 +1,4 @@
-"""README.md and the first page of the site: their commands run as they stand there."""
+"""README.md and the first page of the site: their commands run as written."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The commands of docs/reference/ run as they stand there."""
+"""The commands of docs/reference/ run as written."""
 
 from pathlib import Path
 

@@ -34,7 +34,7 @@ def descriptors(server: Server) -> set[int]:
 
 @contextmanager
 def exhausted(server: Server, left: int = 0) -> Iterator[None]:
-    """Limits a server to ``left`` further file descriptors."""
+    """Limit a server to ``left`` further file descriptors."""
     used = descriptors(server)
     unused = (number for number in count() if number not in used)
     most = [next(unused) for _ in range(left + 1)][left] if left else 0
@@ -126,8 +126,7 @@ def test_removing_an_access_file_of_quotas_rejects_everyone(tmp_path: Path) -> N
         wait_until(lambda: allocate_status(server, "") == UNAUTHENTICATED, seconds=60)
 
 
-# Makes the terminal on standard output the controlling terminal, as a shell does, and executes the
-# command.
+# Makes the terminal on standard output the controlling one, as a shell does; executes the command.
 IN_TERMINAL = """
 import fcntl, os, signal, sys, termios
 os.setsid()
@@ -139,12 +138,11 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 @contextmanager
 def in_terminal(folder: Path, action: str = "SIG_DFL", **settings: object) -> Iterator[tuple[Server, int]]:
-    """Start a server in a terminal; yield both. Closing the terminal's other end sends SIGHUP.
+    """Yield a server in a terminal, and the terminal's other end; closing that sends SIGHUP.
 
     Args:
         folder: The folder of its log and its store.
         action: The disposition of SIGHUP at the start: SIG_DFL or SIG_IGN.
-        settings: The server's settings.
     """
     ours, theirs = pty.openpty()
     log = folder / "terminal.log"

@@ -29,7 +29,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def retired(store: str, *options: str) -> str:
-    """Retires a store, and returns the export."""
+    """Retire a store, and return the export."""
     done = idalloc("store", "export", "--retire", *options, f"--store={store}")
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -137,7 +137,7 @@ def test_an_export_from_before_the_new_store_served_is_refused(tmp_path: Path) -
 
 
 def test_an_operator_may_say_that_no_id_was_issued(tmp_path: Path) -> None:
-    """Without the successor only the option that says what nobody can prove reactivates a store."""
+    """Without the successor, only an option by which the operator vouches reactivates a store."""
     store = f"sqlite://{tmp_path}/ids.db"
     with running(tmp_path, store=store, **LEASE) as server, Client(server.address) as client:
         last = client.allocate_range("orders", 10)[-1]

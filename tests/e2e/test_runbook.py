@@ -54,7 +54,7 @@ def test_a_locked_store_recovers(serving: Operator) -> None:
 
 
 def test_a_store_that_outlasts_the_deadline_is_found(serving: Operator) -> None:
-    """DEADLINE_EXCEEDED: the log names the store, though the caller is gone; a longer call too."""
+    """DEADLINE_EXCEEDED: the log names the store; a call with more time gets the store's error."""
     find, ids = serving.blocks("`DEADLINE_EXCEEDED`")
     with closing(sqlite3.connect(serving.file, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")

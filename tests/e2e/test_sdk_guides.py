@@ -1,4 +1,4 @@
-"""The guides on the Python SDK and SQLAlchemy: each code block runs as it stands there."""
+"""The guides on the Python SDK and SQLAlchemy: each code block runs as written."""
 
 from pathlib import Path
 

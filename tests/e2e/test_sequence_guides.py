@@ -1,4 +1,4 @@
-"""The guides of sequences and of formats, run as they stand there."""
+"""The guides of sequences and of formats, run as written."""
 
 from pathlib import Path
 

@@ -23,7 +23,7 @@ MANY = 1_000
 
 
 def take(address: str) -> set[int]:
-    """Allocates ids; returns none if the server refuses."""
+    """Allocate ids; return none if the server refuses."""
     with sdk.Client(address, timeout=3) as client, suppress(sdk.IdallocError):
         return set(client.allocate_range("orders", MANY))
     return set()
@@ -37,7 +37,7 @@ def refusal_of(address: str) -> str:
 
 
 def second(store: Path, *wrapper: str) -> tuple[set[int], str]:
-    """Start another server, allocates ids, and stop it.
+    """Start another server, allocate ids, and stop it.
 
     Args:
         store: Its database.

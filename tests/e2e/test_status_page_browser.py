@@ -126,7 +126,7 @@ def test_hostile_texts_are_shown_and_never_run(server: Server, browser: Browser)
 
 
 def test_a_token_signs_in_and_out(tmp_path: Path, browser: Browser) -> None:
-    """With access the page asks for a token that may read all sequences; without, it is empty."""
+    """With access the page asks for a token that may read all sequences; before, it is empty."""
     file = tmp_path / "access.toml"
     reader = new_token(file, "watcher", "--read", "*")
     other = new_token(file, "billing", "--read", "billing*")

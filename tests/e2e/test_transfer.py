@@ -205,7 +205,7 @@ def test_export_retire_ends_all_leases_first(tmp_path: Path) -> None:
 
 
 def assert_recipe_continues(tmp_path: Path, store: str) -> None:
-    """Move the guide's table to a new store, and asserts that ids continue there."""
+    """Move the guide's table to a new store, and assert that ids continue there."""
     new = f"sqlite://{tmp_path}/new.db"
     done = idalloc("store", "import", "-", f"--store={new}", content=exported(store))
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""The tutorial, run as it stands there."""
+"""The tutorial, run as written."""
 
 from pathlib import Path
 

@@ -40,7 +40,7 @@ class Place:
         self._capfd = capfd
 
     def use(self, **ids: int) -> None:
-        """Grants ids of sequences, as a server does; `orders_2026` is a period of `orders`."""
+        """Grant ids of sequences, as a server does; `orders_2026` is a period of `orders`."""
 
         async def grant() -> None:
             store = WitnessedStore(

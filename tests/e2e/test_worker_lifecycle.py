@@ -42,7 +42,7 @@ class TestDying:
         """P1: a killed worker is replaced, calls go on, and no id is repeated."""
 
         def take(_: int) -> int:
-            """Allocates an id on a new connection, and retries if the connection breaks."""
+            """Allocate an id on a new connection, and retry if the connection breaks."""
             for _ in range(100):
                 with connect(server) as channel, suppress(grpc.RpcError):
                     reply = id_allocator(channel).AllocateRange(pb.AllocateRangeRequest(sequence="orders"), timeout=20)
@@ -74,7 +74,7 @@ class TestDying:
         assert pauses == [0.0, 0.5, 1.0]
 
     def test_a_hanging_worker_is_not_ended_by_an_update(self, tmp_path: Path) -> None:
-        """UpdateNode says that a worker hangs; that worker applies the change when it goes on."""
+        """UpdateNode reports a hanging worker, which applies the change when it resumes."""
 
         def changed(channel: grpc.Channel) -> tuple[grpc.StatusCode, str]:
             with pytest.raises(grpc.RpcError) as error:

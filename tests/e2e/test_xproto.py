@@ -104,7 +104,7 @@ def test_an_open_address_needs_insecure(tmp_path: Path) -> None:
 
 
 async def test_only_a_token_over_tls_logs_in(access: Access, tmp_path: Path) -> None:
-    """With access PLAIN over TLS works; an access file's digest is no secret for any mechanism."""
+    """With access PLAIN over TLS works; a digest of the access file logs in by no mechanism."""
     with running(tmp_path, **access.settings, **access.certificate) as server:
         client = await XClient.connect(address(server))
         await client.read()

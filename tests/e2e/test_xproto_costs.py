@@ -20,9 +20,9 @@ from tests.support.xproto_client import connected
 
 pytestmark = pytest.mark.timeout(600)
 
-# The promises to others while an attack goes on, for so long and on so many connections. On a quiet
-# machine p99 is below 250 ms; a machine with other work gets more. What had no bound took from 2.5
-# to 31 s.
+# The promises to others during an attack of this length on this many connections. On a quiet
+# machine p99 is below 250 ms; a machine with other work gets more. Unbounded statements took from
+# 2.5 to 31 s.
 P99_SECONDS = 1.0
 MOST_MB = 100
 SECONDS, ATTACKERS = 5.0, 2

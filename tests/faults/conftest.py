@@ -101,7 +101,7 @@ def rng() -> random.Random:
 
 
 class Documented:
-    """Update docs/operations/fault-tests.md after each test: an aborted run keeps its results."""
+    """Updates docs/operations/fault-tests.md after each test: an aborted run keeps its results."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

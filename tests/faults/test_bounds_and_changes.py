@@ -38,7 +38,7 @@ def connected(scenario: Scenario, nodes: list[Server]) -> Iterator[list[idalloc.
 
 
 def drain(clients: list[idalloc.Client]) -> None:
-    """Allocates single ids from all nodes until the sequence is exhausted on each."""
+    """Allocate single ids from all nodes until the sequence is exhausted on each."""
     while True:
         taken = 0
         for client in clients:
@@ -130,7 +130,7 @@ class Changes:
         return max(each.highest for each in self.issued())
 
     def advance(self) -> None:
-        """Advances; no id at or below the value is issued any more."""
+        """Advance; no id at or below the value is issued any more."""
         past = self.highest() + 10 * HELD
         since = self._wait_until_effective(self._next().advance("orders", past))
         self._assert_past(self._later(since), since, past)
@@ -142,7 +142,7 @@ class Changes:
         assert {each.step for each in self._later(since)} == {self._step}
 
     def bound(self) -> None:
-        """Lowers the bound, which later ranges keep, and raises it again."""
+        """Lower the bound, which later ranges keep, and raise it again."""
         bound = self.highest() + 5_000_000  # above the ids that the nodes hold
         since = self._wait_until_effective(self._next().update("orders", max_value=bound))
         made = self._next().update("orders", max_value=None)
@@ -163,7 +163,7 @@ class Changes:
         self._later(since)
 
     def recreate(self) -> None:
-        """Delete and re-creates: no ids in between, and higher ids afterwards."""
+        """Delete and recreate: no ids in between, and higher ids afterwards."""
         since = self._wait_until_effective(self._next().delete("orders"))
         hold_for(0.2, "the sequence stays deleted")
         until = boot_time_ns()
@@ -198,7 +198,7 @@ class Changes:
 
 @pytest.mark.scenario(9, "deleted and made again, updated, advanced, over and over, under load")
 def test_changes_hold_for_all_clients_from_their_effective_time(scenario: Scenario, rng: random.Random) -> None:
-    """P5: advance, update, delete and re-create are safe while other nodes hold leases."""
+    """P5: advance, update, delete and recreate are safe while other nodes hold leases."""
     nodes = scenario.start_nodes(scenario.pick(2, 4), **LEASES)
     with idalloc.Client(nodes[0].address) as client:
         client.sequences.create("orders", min_lease_size=HELD)

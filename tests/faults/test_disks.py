@@ -33,7 +33,7 @@ DISK_ERRORS = "disk is full", "disk I/O error"
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[Path]:
-    """Mounts a disk of 16 MB; SQLite's write-ahead log grows to 4 MB.
+    """Mount a disk of 16 MB; SQLite's write-ahead log grows to 4 MB.
 
     Raises:
         PermissionError: This user may not mount.
@@ -61,7 +61,7 @@ def fill(disk: Path) -> Path:
 
 
 def limit_files(nodes: list[Server], size: int) -> None:
-    """Limits the size of files that the nodes write, which has the effect of a full disk."""
+    """Limit the size of files that the nodes write, which has the effect of a full disk."""
     for node in nodes:
         _, most = resource.prlimit(node.process.pid, resource.RLIMIT_FSIZE)
         resource.prlimit(node.process.pid, resource.RLIMIT_FSIZE, (size, most))
@@ -169,7 +169,7 @@ def overwrite(file: Path) -> None:
 
 
 def truncate(file: Path) -> None:
-    """Cuts off the second half of the database."""
+    """Cut off the second half of the database."""
     os.truncate(file, file.stat().st_size // 2)
 
 

@@ -73,7 +73,7 @@ class Program:
         return all(now[pid] >= sizes[pid] + 2000 for pid in pids)
 
     def ids(self, pid: int) -> set[Any]:
-        """Return the ids that a process received, and asserts that none is repeated."""
+        """Return the ids that a process received, and assert that none is repeated."""
         each = Counter(chain.from_iterable(line for line in self.received[pid] if isinstance(line, list)))
         assert not each or each.most_common(1)[0][1] == 1
         return set(each)
@@ -165,7 +165,7 @@ class TestClient:
 
     @pytest.mark.long
     def test_a_fork_during_other_threads_calls_shares_no_id(self, scenario: Scenario) -> None:
-        """P8: a child forked during other threads' calls, even if it hangs, has no parent's id."""
+        """P8: a child forked during other threads' calls, which may hang, issues no parent's id."""
         children, patience = scenario.pick((1, 5), (10, 20))
         options = {"how": "os.fork", "children": children, "threads": 2, "patience": patience}
         with program(scenario, scenario.start_node(), **options) as ran:

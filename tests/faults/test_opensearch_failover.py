@@ -98,7 +98,7 @@ def wait_for_reserves(
 
 
 def allocate_from_store(node: Server, sequence: str) -> None:
-    """Allocates from a sequence of which the node has no lease, so that it needs the store."""
+    """Allocate from a sequence of which the node has no lease, so that it needs the store."""
     with idalloc.Client(node.address, timeout=RECOVERY_SECONDS) as client:
         assert len(client.allocate_range(sequence, 5)) == 5
 

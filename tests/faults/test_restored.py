@@ -35,12 +35,10 @@ PAUSE = 0.01
 def restore_until_refused(
     scenario: Scenario, where: dict[str, list[Server]], restore: Callable[[], None]
 ) -> dict[str, int]:
-    """Restores the store, and waits until the nodes have logged store_went_backwards.
+    """Restore the store, and wait until the nodes have logged store_went_backwards.
 
     Args:
-        scenario: The scenario.
         where: The nodes that use each sequence.
-        restore: Restores the copy.
 
     Returns:
         The highest id that a node saw of each sequence.

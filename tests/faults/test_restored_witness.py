@@ -36,7 +36,7 @@ def store(request: pytest.FixtureRequest, scenario: Scenario) -> Iterator[Copied
 
 
 def issue_past_a_copy(scenario: Scenario, store: CopiedStore | CopiedCrateDB, **settings: object) -> list[Server]:
-    """Issues ids, restores the copy that was made before most of them, and starts fresh nodes."""
+    """Issue ids, restore the copy that was made before most of them, and start fresh nodes."""
     nodes = scenario.start_nodes(2, **LEASES, **settings)
     texts = ("--reset", "yearly", "--format", "{year}-{value}")
     run_cli("sequences", "create", "invoices", *texts, "--server", nodes[0].address)

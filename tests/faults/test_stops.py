@@ -45,7 +45,7 @@ class Node:
         self._client = stack.enter_context(LoggedClients(scenario.folder).client(self.server))
 
     def warm(self, sequence: str) -> None:
-        """Allocates from a sequence until the node holds ids of it."""
+        """Allocate from a sequence until the node holds ids of it."""
         for _ in range(4):
             self.issued[sequence] += len(self._client.allocate_range(sequence, 100))
 

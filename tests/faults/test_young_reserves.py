@@ -76,7 +76,7 @@ def outlast(
     seconds: float,
     kinds: Collection[str] = KINDS.keys(),
 ) -> str:
-    """Take the store away for a time; assert that no caller of these kinds notices it."""
+    """Take the store away for a time; assert that none of these kinds notice; return a note."""
     with store.outage():
         began = boot_time_ns()
         hold_for(seconds, "the store is away")
@@ -115,7 +115,7 @@ def test_an_outage_after_5_seconds_is_not_noticed(
 def test_an_outage_after_a_restart_is_not_noticed(
     scenario: Scenario, store: Outages, settings: dict[str, Any], reserve: float
 ) -> None:
-    """P10: a started node has its reserve with its first calls; a rolling restart burns two."""
+    """P10: a new node has its reserve with its first calls; a rolling restart burns at most two."""
     with ExitStack() as stack:
         ports = [ReservedPort() for _ in range(store.nodes)]
         for port in ports:

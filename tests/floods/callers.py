@@ -90,11 +90,7 @@ async def pace(call: Call, rate: float, seconds: float, timeout: float) -> Obser
 
 
 class Callers:
-    """The callers of a server, with their lasting connections; for ``async with``.
-
-    Args:
-        options: The options of the process.
-    """
+    """The callers of a server, with their lasting connections; for ``async with``."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._options = options

@@ -1,4 +1,4 @@
-"""Limit this process's CPU time, so that a flood measures the server and not the scheduler."""
+"""Limits this process's CPU time, so that a flood measures the server and not the scheduler."""
 
 import asyncio
 import time

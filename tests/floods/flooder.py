@@ -1,4 +1,4 @@
-"""Flood one port from several addresses, in a process of its own with a share of a core.
+"""Floods one port from several addresses, in a process of its own with a share of a core.
 
 ``python -m tests.floods.flooder '{"protocol": "http", "flood": "silent", "address":
 "127.0.0.1:50080", …}'``

@@ -1,4 +1,4 @@
-"""Measure a flood: steady callers and probes meanwhile, and the server's highest usage."""
+"""Measures a flood: steady callers and probes meanwhile, and the server's highest usage."""
 
 import json
 import os
@@ -59,10 +59,8 @@ def measure(target: Target, kind: str, flood: str, seconds: float, *, same_addre
     """Flood a target while its callers call.
 
     Args:
-        target: The running server.
         kind: A key of ``KINDS``.
         flood: The flood; empty for none.
-        seconds: How long.
         same_address: Whether the flooder has the callers' address.
     """
     options = {

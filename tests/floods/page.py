@@ -75,12 +75,7 @@ def head(name: str) -> list[str]:
 
 
 def row(result: Result, *, has_goal: bool = False) -> str:
-    """Return a line of a table; what misses the goal is bold.
-
-    Args:
-        result: The result.
-        has_goal: Whether there is one.
-    """
+    """Return a line of a table, in bold if there is a goal and the result misses it."""
     name = result.flood or "none"
     if result.has_ended:
         name += " (the server ended)"
@@ -104,9 +99,7 @@ def section(name: str, results: Sequence[Result], seconds: float, machine: str) 
 
     Args:
         name: A key of ``KINDS``.
-        results: Its results.
         seconds: How long each flood lasted.
-        machine: The machine.
     """
     kind = KINDS[name]
     lines = [*head(name), *(row(each, has_goal=kind.has_goal) for each in results)]
@@ -127,10 +120,8 @@ def write(document: Path, results: Mapping[str, Sequence[Result]], seconds: floa
     """Write the page; sections of servers that were not measured now stay as they are.
 
     Args:
-        document: The file.
         results: The results by server.
         seconds: How long each flood lasted.
-        machine: The machine.
     """
     old = document.read_text() if document.exists() else ""
     kept = {

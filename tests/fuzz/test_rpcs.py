@@ -82,7 +82,7 @@ class Live:
     def try_it(
         self, method: str, contents: list[bytes], metadata: Any = (), kind: str = "stream_stream"
     ) -> grpc.StatusCode:
-        """Make a call, check its status, and checks that an ordinary call is served."""
+        """Make a call, check its status, and that an ordinary call is served."""
         code, details = self._runner.run(self._call(method, contents, metadata, kind))
         too_large = self._transport == "native" and size_of(metadata) > ALWAYS_ACCEPTED
         if not (too_large and code in TOO_LARGE and TOO_LARGE[code] in str(details)):
@@ -145,7 +145,7 @@ class _Errors(logging.Handler):
 
 @contextmanager
 def live(transport: str, *, guarded: bool) -> Iterator[Live]:
-    """Run a server, and asserts that it logs no errors."""
+    """Run a server, and assert that it logs no errors."""
     errors: list[str] = []
     handler = _Errors(errors)
     logging.getLogger().addHandler(handler)

@@ -64,7 +64,7 @@ def address(server: Server) -> str:
 
 
 def ssl(client: Language, mode: str) -> str:
-    """Return the part of an URI that selects a mode of TLS."""
+    """Return the part of a URI that selects a mode of TLS."""
     return f"{'xdevapi.' if client.name == 'mysql/java' else ''}ssl-mode={mode}"
 
 

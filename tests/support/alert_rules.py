@@ -44,7 +44,7 @@ class Recording:
         return found
 
     def firing(self, folder: Path, minutes: float = MINUTES) -> set[str]:
-        """Return the alerts that fire once the state has lasted for so many minutes."""
+        """Return the alerts that fire once the state has lasted for ``minutes``."""
         return firing(self.series(), minutes, folder)
 
 
@@ -56,7 +56,6 @@ def firing(series: list[dict[str, str]], minute: float, folder: Path) -> set[str
 
     Args:
         series: promtool's input.
-        minute: The time.
         folder: Where the test is written.
     """
     test = {

@@ -4,11 +4,7 @@ from idalloc_server.domain.fork import ForkAware
 
 
 class FakeProcess:
-    """A ``Process`` whose fork turns it into the child.
-
-    Args:
-        pid: The process id.
-    """
+    """A ``Process`` whose fork turns it into the child."""
 
     def __init__(self, pid: int = 1) -> None:
         self._pid = pid
@@ -21,7 +17,7 @@ class FakeProcess:
         self._holders.append(holder)
 
     def fork(self, *, repeats_pid: bool = False, is_noticed: bool = True) -> None:
-        """Becomes the child of a fork.
+        """Become the child of a fork.
 
         Args:
             repeats_pid: Whether the child has its parent's process id, as in a container of its

@@ -120,8 +120,6 @@ def operator(page: str, folder: Path, ports: Mapping[int, int] | None = None) ->
     """Yield an operator who has set the page's variables.
 
     Args:
-        page: The page.
-        folder: A temporary folder.
         ports: Ports of the page at which the test itself serves something, and where it does.
     """
     with closing(Terminal(folder, {50051: free_port()} | dict(ports or {}))) as terminal:

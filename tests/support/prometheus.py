@@ -47,7 +47,6 @@ def scraping(folder: Path, targets: list[str], rules: Path | None = None, second
     """Run Prometheus until the end of the block; skip the test if it is not installed.
 
     Args:
-        folder: The folder for its files.
         targets: What it scrapes, host:port.
         rules: A file of rules.
         seconds: How often it scrapes, and evaluates the rules.

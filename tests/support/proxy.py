@@ -141,7 +141,6 @@ def proxying(
         folder: A folder with a short path, since those of Unix sockets are limited.
         changes: Values of the configuration, and what replaces them.
         source: The folder of the configuration.
-        options: Further options of Envoy.
     """
     program, config = environments.envoy(), render(folder, changes or {}, source)
     authority = trustme.CA()

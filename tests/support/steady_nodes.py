@@ -18,9 +18,6 @@ class SteadyNodes:
     """Nodes that share the sequence ``s``, each with callers at a steady rate, on one fake clock.
 
     Args:
-        store: The store.
-        clock: The clock of all.
-        how_many: The number of nodes.
         sizes: The sizes of consecutive calls, in ids.
         rate: The calls a second of each node.
     """
@@ -66,7 +63,7 @@ class SteadyNodes:
         return refused
 
     def restart(self, node: int) -> None:
-        """Kills a node, which burns what it holds, and starts another one in its place."""
+        """Kill a node, which burns what it holds, and start another one in its place."""
         self.allocators[node].abandon()
         self.allocators[node] = Allocator(self.store, self.clock, CONFIG)
 

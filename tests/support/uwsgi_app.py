@@ -24,7 +24,7 @@ default = idalloc_default("orders")
 
 
 def write(name: str) -> None:
-    """Allocates ids, and writes them to a file, with the error message if a call fails."""
+    """Allocate ids, and write them to a file, with the error message if a call fails."""
     received: list[int | str] = []
     try:
         received += (next(ids) for _ in range(300))

@@ -22,7 +22,7 @@ DOCUMENTS = [name for path in sorted((ROOT / "docs").rglob("*.md")) if runs(name
 
 @pytest.mark.parametrize("file", ["README.md", ".github/workflows/image.yml", *DOCUMENTS])
 def test_the_image_starts_as_it_is_run(file: str) -> None:
-    """The image's and each documented `docker run`'s settings are valid: all addresses listen."""
+    """The image and each documented `docker run` have valid settings, and listen everywhere."""
     commands = runs(file)
     assert commands
     for command in commands:

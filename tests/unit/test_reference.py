@@ -77,7 +77,7 @@ def test_python_api_has_each_public_name() -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_links_lead_somewhere(name: str) -> None:
-    """Each link to a heading finds one on that page; no heading is there twice (site: files)."""
+    """Each link to a heading finds exactly one on that page; the site's build checks files."""
     assert len(anchors(FOLDER / name)) == len({*anchors(FOLDER / name)})
     for page, anchor in re.findall(r"\]\(([\w./-]+\.md)?#([\w-]+)\)", WRITTEN[name]):
         assert anchor in anchors((FOLDER / (page or name)).resolve()), f"{page}#{anchor}"

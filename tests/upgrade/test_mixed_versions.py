@@ -1,4 +1,4 @@
-"""Servers of this version and the one before share a store under load: no id twice, no refusal."""
+"""Servers of two versions share a store under load: no id twice, no refusal without cause."""
 
 import asyncio
 import json
@@ -77,7 +77,7 @@ class Mix:
         assert server.stop() == 0, f"{self.described(version)}: {server.log.read_text()}"
 
     def allocate(self, version: str, sequence: str, count: int = 1, **options: Any) -> idalloc.Range:
-        """Allocates ids of a server; an error names the server and the store."""
+        """Allocate ids of a server; an error names the server and the store."""
         try:
             return self.clients[version].allocate_range(sequence, count, **options)
         except idalloc.IdallocError as error:

@@ -177,7 +177,7 @@ def unknown_bodies(target: str, number: int, concurrency: int, size: int, **_oth
 
 
 def half_messages(target: str, number: int, **_others: Any) -> Outcomes:
-    """Announces messages of 4 GB, and sends only their beginnings."""
+    """Announce messages of 4 GB, and send only their beginnings."""
     seen = Outcomes()
     for _ in range(number):
         connection = http2.connect(target)

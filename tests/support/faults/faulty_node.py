@@ -52,11 +52,7 @@ _log = structlog.get_logger("faults")
 
 
 class ControlFile:
-    """Reads the control file, and counts the faults that it has applied.
-
-    Args:
-        file: The file of a ``NodeControl``.
-    """
+    """Reads the control file of a ``NodeControl``, and counts the faults that it has applied."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -104,12 +100,7 @@ class ControlledClock(SystemClock):
 
 
 class FaultyStore:
-    """Wraps a ``Store``, and injects the faults of the control file into its calls.
-
-    Args:
-        store: The wrapped store.
-        control: The control file.
-    """
+    """Wraps a ``Store``, and injects the faults of the control file into its calls."""
 
     def __init__(self, store: Store, control: ControlFile) -> None:
         self._store = store

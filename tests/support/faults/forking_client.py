@@ -57,19 +57,19 @@ class IdTaker:
         ]
 
     def warm(self) -> None:
-        """Prefetches many ids, opens a stream, and leaves a prefetch request pending."""
+        """Prefetch many ids, open a stream, and leave a prefetch request pending."""
         self._write(list(islice(self._loop, WARM_UP_IDS)))
         self.take()
         while self._ids._prefetch is None:
             self._write([next(self._loop)])
 
     def take(self, turns: int = 1) -> None:
-        """Allocates ids by each method."""
+        """Allocate ids by each method."""
         for method in self._methods * turns:
             self._take(method)
 
     def take_in_thread(self) -> None:
-        """Allocates ids by each method that is safe for threads: all but the stream."""
+        """Allocate ids by each method that is safe for threads: all but the stream."""
         for method in self._methods[1:]:
             self._take(method)
 
@@ -147,7 +147,7 @@ def serve_before_and_after_fork(taker: IdTaker, options: dict[str, Any]) -> None
 
 
 def end_all(pids: list[int], patience: float) -> None:
-    """Wait for children, and kills those that run longer than ``patience`` seconds."""
+    """Wait for children, and kill those that run longer than ``patience`` seconds."""
     deadline = time.monotonic() + patience
     for pid in pids:
         gone = 0
@@ -159,7 +159,7 @@ def end_all(pids: list[int], patience: float) -> None:
 
 
 def main(options: dict[str, Any]) -> None:
-    """Forks as the options say."""
+    """Fork as the options say."""
     shared = (options["target"], options["log"], options["received"])
     taker = IdTaker(*shared)
     taker.warm()

@@ -48,7 +48,7 @@ class SignalTimer:
         signal.signal(signal.SIGALRM, self._interrupt)
 
     def start(self, seconds: float) -> None:
-        """Arms the timer."""
+        """Arm the timer."""
         self.armed = True
         signal.setitimer(signal.ITIMER_REAL, seconds)
 

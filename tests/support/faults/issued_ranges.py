@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 class IssuedRange(NamedTuple):
     """An issued range; times are in nanoseconds of this machine's boot clock."""
 
-    sequence: str  # the sequence's name
+    sequence: str
     node: int  # the node id of the process that issued the range
     lowest: int  # the lowest id
     highest: int  # the highest id
@@ -65,5 +65,5 @@ class ReservedPort:
         self.address = f"127.0.0.1:{self._held.getsockname()[1]}"
 
     def close(self) -> None:
-        """Releases the port."""
+        """Release the port."""
         self._held.close()

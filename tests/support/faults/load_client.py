@@ -37,7 +37,7 @@ DEFAULT_OPTIONS: dict[str, Any] = {
 
 
 def calls(client: idalloc.Client, options: dict[str, Any]) -> Iterator[Callable[[], int]]:
-    """Yield functions without end; each makes the next call and return the number of ids."""
+    """Yield functions without end; each makes the next call and returns the number of ids."""
     sequence = options["sequence"]
     sizes = options["id_count"] if isinstance(options["id_count"], list) else [options["id_count"]]
     size, next_size = sizes[0], cycle(sizes)

@@ -1,4 +1,4 @@
-"""Control the clocks, faults and forks of a ``tests.support.faults.faulty_node`` by a file.
+"""Controls the clocks, faults and forks of a ``tests.support.faults.faulty_node`` by a file.
 
 A change takes effect for every call and statement that begins after the method has returned.
 """
@@ -103,10 +103,10 @@ class NodeControl:
         self._write()
 
     def fork(self, log: Path, *sequences: str) -> None:
-        """Make each process fork soon; its child tries to issue ids, reports a ``ForkResult``.
+        """Make each process fork soon; its child tries to issue ids, and reports on it.
 
         Args:
-            log: The child logs issued ids to LOG.PID; ``fork_results`` reads its report.
+            log: The child logs issued ids to LOG.PID; ``fork_results`` reads its ``ForkResult``.
             sequences: The sequences to allocate from, besides document ids and UUIDs.
         """
         self._state.fork_count += 1

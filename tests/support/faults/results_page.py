@@ -80,7 +80,6 @@ def write(file: Path, name: str, reports: list[Any]) -> None:
     """Update the page with one test's results; the JSON file beside it keeps all latest results.
 
     Args:
-        file: The page.
         name: The test's node id, which is its key in the JSON file.
         reports: The test's reports of setup, call and teardown.
     """

@@ -52,7 +52,7 @@ class ClientProcess:
         return set(file.read_text().split()) if file.exists() else set()
 
     def kill(self) -> None:
-        """Kills the process with SIGKILL."""
+        """Kill the process with SIGKILL."""
         self.process.kill()
         self.process.communicate()
 
@@ -99,7 +99,7 @@ class Evidence:
 
 @dataclass
 class Scenario:
-    """Start nodes and clients, count faults, verify the logs. ``close`` ends all processes."""
+    """Starts nodes and clients, counts faults, verifies the logs. ``close`` ends all processes."""
 
     folder: Path  # the folder of logs, exports and the SQLite file
     full: bool  # whether this is the long form (``--full``)
@@ -143,7 +143,6 @@ class Scenario:
         """Start ``count`` servers without waiting (see ``wait_until_serving``).
 
         Args:
-            count: Number of servers.
             python: The Python that has the servers' version of idalloc.
             module: The server's module, or ``tests.support.faults.faulty_node``.
             arguments: Further arguments of the module.
@@ -197,7 +196,7 @@ class Scenario:
         self._faults += count
 
     def wait_until(self, condition: Callable[[], bool], what: str, within: float = 60) -> None:
-        """Poll a condition until it holds, and fails after ``within`` seconds."""
+        """Poll a condition until it holds, and fail after ``within`` seconds."""
         wait_until(condition, what, within)
 
     def wait_for_records(self, clients: list[ClientProcess], more: int = 50, within: float = 60) -> None:
@@ -303,7 +302,7 @@ class Scenario:
         return verdict
 
     def close(self) -> None:
-        """Kills all processes that the scenario started."""
+        """Kill all processes that the scenario started."""
         for process in [*(each.process for each in self._clients), *(each.process for each in self._nodes)]:
             if process.poll() is None:
                 os.kill(process.pid, signal.SIGCONT)  # a stopped process would not end

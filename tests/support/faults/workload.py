@@ -21,7 +21,6 @@ def start_callers(scenario: Scenario, nodes: list[Server], pause: float = 0.005)
     """Start clients with calls of every kind: leases, the store, request ids, streams, documents.
 
     Args:
-        scenario: The scenario.
         nodes: Each gets a client of its own; two more clients use all of them.
         pause: Time between the calls of a client, in seconds.
     """

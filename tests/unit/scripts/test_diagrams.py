@@ -17,7 +17,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.mark.parametrize("name", DIAGRAMS)
 def test_the_file_is_what_the_script_writes(name: str) -> None:
-    """Each diagram is up to date (`make docs` renews it), and has a title for the blind."""
+    """Each diagram is up to date (`make docs` renews it), and has a title for screen readers."""
     text = (ASSETS / f"{name}.svg").read_text()
     assert text == DIAGRAMS[name]()
     root = ElementTree.fromstring(text)

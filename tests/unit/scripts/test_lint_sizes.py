@@ -12,7 +12,7 @@ def write(root: Path, name: str, text: str) -> None:
 
 
 def function(lines: int, indent: str = "") -> str:
-    """Return a function with so many lines, the first of which is a docstring's."""
+    """Return a function with this many lines, the first of which is a docstring's."""
     return f'{indent}async def work():\n{indent}    """Work."""\n' + f"{indent}    pass\n" * (lines - 2)
 
 
