@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,17 +18,12 @@ HITS = [{"_id": name, "_source": {"value": value}} for name, value in (("cartons
 pytestmark = pytest.mark.test_long
 
 
+@dataclass
 class Imports:
-    """Runs imports of an index into a SQLite file.
+    """Runs imports of an index into a SQLite file."""
 
-    Attributes:
-        pages: The index.
-        file: The file.
-    """
-
-    def __init__(self, pages: Pages, file: Path) -> None:
-        self.pages = pages
-        self.file = file
+    pages: Pages  # the index
+    file: Path
 
     async def run(self, *options: str) -> tuple[int, str, str]:
         """Run an import, and return its exit code and output."""

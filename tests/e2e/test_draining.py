@@ -35,14 +35,10 @@ transports = pytest.mark.parametrize("transport", ["grpcio", "native"])
 
 
 class Load:
-    """Concurrent callers that call in a loop without pauses, also after errors.
-
-    Attributes:
-        ended: Number of completed calls, by status and details.
-    """
+    """Concurrent callers that call in a loop without pauses, also after errors."""
 
     def __init__(self, address: str) -> None:
-        self.ended: Counter[tuple[grpc.StatusCode, str]] = Counter()
+        self.ended: Counter[tuple[grpc.StatusCode, str]] = Counter()  # completed calls, by status and details
         self._busy = asyncio.Event()
         options = [("grpc.use_local_subchannel_pool", 1)]  # a connection per channel
         self._channels = [grpc.aio.insecure_channel(address, options=options) for _ in range(CONNECTIONS)]

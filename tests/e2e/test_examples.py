@@ -9,6 +9,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -58,15 +59,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 class Database:
-    """A CrateDB for the example: the emulator or a real one.
-
-    Attributes:
-        emulator: The emulator; None for a real CrateDB.
-        url: The URL for the package crate.
-    """
+    """A CrateDB for the example: the emulator or a real one."""
 
     def __init__(self, emulator: Crate | None) -> None:
-        self.emulator = emulator
+        self.emulator = emulator  # None for a real CrateDB
         self.url = f"http://127.0.0.1:{emulator.port}" if emulator else f"http://{urlsplit(URL).netloc.split(',')[0]}"
 
     def execute(self, *statements: str) -> None:
@@ -208,15 +204,11 @@ def test_rows_report_an_unreachable_cratedb() -> None:
 # invoice_service.py
 
 
+@dataclass
 class Service:
-    """The web service in a process of its own.
+    """The web service in a process of its own."""
 
-    Attributes:
-        url: Where invoices are posted.
-    """
-
-    def __init__(self, url: str) -> None:
-        self.url = url
+    url: str  # where invoices are posted
 
     def post(self, key: str | None = None) -> tuple[int, dict[str, str], str]:
         """Post an invoice. Return the status, the headers and the body."""

@@ -21,17 +21,10 @@ pytestmark = pytest.mark.test_long
 
 
 class Files:
-    """The files of a server's certificate, its key and the client CA.
-
-    Attributes:
-        authority: The CA of the server's certificate.
-        cert: The certificate's file.
-        key: The key's file.
-        client_ca: The client CA's file.
-    """
+    """The files of a server's certificate, its key and the client CA."""
 
     def __init__(self, folder: Path) -> None:
-        self.authority = trustme.CA()
+        self.authority = trustme.CA()  # of the server's certificate
         self.cert, self.key, self.client_ca = folder / "server.pem", folder / "server.key", folder / "clients.pem"
         self.write()
 

@@ -27,16 +27,12 @@ YEARLY = Sequence(reset=Reset.YEARLY, format="{year}-{value}")
 
 
 class Place:
-    """A store and its witness in files, and the command in this process.
-
-    Attributes:
-        store, witness: The settings of these names.
-        copied: The store, to copy and restore.
-    """
+    """A store and its witness in files, and the command in this process."""
 
     def __init__(self, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        # The settings of these names.
         self.store, self.witness = f"sqlite://{folder}/ids.db", f"sqlite://{folder}/witness.db"
-        self.copied = CopiedStore(self.store, folder / "ids.db")
+        self.copied = CopiedStore(self.store, folder / "ids.db")  # the store, to copy and restore
         self._capfd = capfd
 
     def use(self, **ids: int) -> None:

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -111,19 +112,19 @@ EXPECTED_ERRORS = {
 }
 
 
+@dataclass
 class Changes:
-    """Change orders through each node in turn; assert that clients see each change in time."""
+    """Changes orders through each node in turn; asserts that clients see each change in time."""
 
-    def __init__(self, scenario: Scenario, nodes: list[idalloc.Client], callers: list[ClientProcess]) -> None:
-        self._scenario = scenario
-        self._nodes = nodes
-        self._callers = callers
-        self._made = 0
-        self._step = 1
+    scenario: Scenario
+    nodes: list[idalloc.Client]
+    callers: list[ClientProcess]
+    _made: int = 0
+    _step: int = 1
 
     def issued(self) -> list[IssuedRange]:
         """Return all ranges issued so far."""
-        return [each for caller in self._callers for each in read_ranges(caller.log)]
+        return [each for caller in self.callers for each in read_ranges(caller.log)]
 
     def highest(self) -> int:
         """Return the highest id issued so far."""
@@ -179,8 +180,8 @@ class Changes:
 
     def _next(self) -> Any:
         self._made += 1
-        self._scenario.count_faults()
-        return self._nodes[self._made % len(self._nodes)].sequences
+        self.scenario.count_faults()
+        return self.nodes[self._made % len(self.nodes)].sequences
 
     def _wait_until_effective(self, reply: Any) -> int:
         hold_for(max(0.0, reply.effective_delay.total_seconds()), "leases from before the change end")
@@ -188,8 +189,8 @@ class Changes:
 
     def _later(self, since: int) -> list[IssuedRange]:
         """Return the ranges requested since then, after each client has received some."""
-        for caller in self._callers:
-            self._scenario.wait_until(
+        for caller in self.callers:
+            self.scenario.wait_until(
                 lambda caller=caller: sum(each.asked >= since for each in read_ranges(caller.log)) > 5,  # type: ignore[misc]
                 "more ids for each caller",
             )

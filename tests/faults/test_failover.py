@@ -177,7 +177,7 @@ class TestRealCluster:
     def test_losing_any_node_repeats_no_id(
         self, scenario: Scenario, cluster: CrateCluster, what: Literal["kill", "pause"]
     ) -> None:
-        """P1, P10: losing any node, even master and primary at once, repeats no id; calls succeed."""
+        """P1, P10: losing any node, even master plus primary, repeats no id; calls succeed."""
         nodes = start_nodes(scenario, cluster)
         callers = {
             name: scenario.start_client(node, sequence="shared", id_count=sizes, pause=0.05, timeout=120)

@@ -29,15 +29,10 @@ MOST_FORKS = 100
 
 
 class Program:
-    """A running ``tests.support.faults.forking_client``.
-
-    Attributes:
-        process: The process.
-        log: The log of its client; its children log to files beside it.
-    """
+    """A running ``tests.support.faults.forking_client``."""
 
     def __init__(self, scenario: Scenario, node: Server, fork_support: bool, options: dict[str, Any]) -> None:
-        self.log = scenario.folder / "issued.jsonl"
+        self.log = scenario.folder / "issued.jsonl"  # of its client; its children log to files beside it
         self._received = scenario.folder / "received"
         command_options = {"target": node.address, "log": str(self.log), "received": str(self._received)} | options
         self.process = subprocess.Popen(

@@ -43,17 +43,13 @@ PATIENCE = 20.0
 
 
 class Attack:
-    """A process of ``tests/support/faults/attacks.py``.
-
-    Attributes:
-        seen: Counts of outcomes.
-    """
+    """A process of ``tests/support/faults/attacks.py``."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
         assert process.stdout
         self._out = process.stdout
-        self.seen: Counter[str] = Counter()
+        self.seen: Counter[str] = Counter()  # the outcomes
 
     def wait(self) -> None:
         """Wait until the attack is complete; its connections stay open."""
@@ -74,7 +70,7 @@ class Overload:
 
     scenario: Scenario
     node: Server
-    transport: str  # the node's transport
+    transport: str
     watch: ResourceMonitor  # the node's resources
     bystander: ClientProcess  # the well-behaved client
 

@@ -26,9 +26,9 @@ from typing import Any
 import aiohttp
 import grpc.aio
 
+from bench.turns import percentile
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
-from bench.turns import percentile
 from tests.support.xproto_client import XClient
 
 RATE = 20

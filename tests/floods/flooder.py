@@ -50,26 +50,15 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Flooder:
-    """A flood of one address until a time.
-
-    Args:
-        address: HOST:PORT.
-        sources: The addresses that it connects from, in turn.
-        seconds: How long it lasts.
-        tls: The context of TLS; None for none.
-
-    Attributes:
-        seen: Counts of what happened.
-        share: The limit of its CPU time.
-    """
+    """A flood of one address until a time."""
 
     def __init__(self, address: str, sources: list[str], seconds: float, tls: ssl.SSLContext | None) -> None:
-        self.seen: Counter[str] = Counter()
+        self.seen: Counter[str] = Counter()  # counts of what happened
         self.share = CpuShare(CPU_SHARE)
-        self.tls = tls
+        self.tls = tls  # None without TLS
         self._host, _, port = address.rpartition(":")
         self._port = int(port)
-        self._sources = cycle(sources)
+        self._sources = cycle(sources)  # the addresses that it connects from, in turn
         self._until = time.monotonic() + seconds
         self._connecting = asyncio.Semaphore(_CONNECTING)
 

@@ -4,12 +4,12 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from bench.machine import describe
+from bench.markdown import number, table
 from tests.floods.callers import NEW_EVERY, RATE
 from tests.floods.flooder import CPU_SHARE
 from tests.floods.measure import P99_GOAL_MS, Result
 from tests.floods.targets import KINDS
-from bench.machine import describe
-from bench.markdown import number, table
 
 _HEAD = """\
 # Floods

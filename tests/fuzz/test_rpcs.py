@@ -5,6 +5,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -69,22 +70,21 @@ SERVERS = pytest.mark.parametrize(
 )
 
 
+@dataclass
 class Live:
     """A running server with an event loop of its own."""
 
-    def __init__(self, transport: str, runner: asyncio.Runner, served: Served, errors: list[str]) -> None:
-        self._transport = transport
-        self._runner = runner
-        self._served = served
-        self._errors = errors
-        self.address = served.address
+    transport: str
+    runner: asyncio.Runner
+    served: Served
+    errors: list[str]
 
     def try_it(
         self, method: str, contents: list[bytes], metadata: Any = (), kind: str = "stream_stream"
     ) -> grpc.StatusCode:
         """Make a call, check its status, and that an ordinary call is served."""
-        code, details = self._runner.run(self._call(method, contents, metadata, kind))
-        too_large = self._transport == "native" and size_of(metadata) > ALWAYS_ACCEPTED
+        code, details = self.runner.run(self._call(method, contents, metadata, kind))
+        too_large = self.transport == "native" and size_of(metadata) > ALWAYS_ACCEPTED
         if not (too_large and code in TOO_LARGE and TOO_LARGE[code] in str(details)):
             assert code is grpc.StatusCode.OK or code in FAILURES, f"{code}: {details}"
         self.serves()
@@ -92,12 +92,12 @@ class Live:
 
     def serves(self) -> None:
         """Assert that an ordinary call is served, and that no errors were logged."""
-        self._runner.run(self._allocate())
-        assert not self._errors
+        self.runner.run(self._allocate())
+        assert not self.errors
 
     async def _allocate(self) -> None:
         request = id_allocator_pb2.AllocateRangeRequest(sequence="untouched")
-        await self._served.ids.AllocateRange(request, timeout=DEADLINE, metadata=bearer("allocate"))
+        await self.served.ids.AllocateRange(request, timeout=DEADLINE, metadata=bearer("allocate"))
 
     async def _call(
         self, method: str, contents: list[bytes], metadata: Any, kind: str
@@ -107,7 +107,7 @@ class Live:
                 yield content
 
         request: Any = sent() if kind.startswith("stream") else contents[0]
-        call: Any = getattr(self._served.channel, kind)(method)(request, timeout=DEADLINE, metadata=metadata)
+        call: Any = getattr(self.served.channel, kind)(method)(request, timeout=DEADLINE, metadata=metadata)
         try:
             if kind.endswith("unary"):
                 await call
@@ -267,7 +267,7 @@ def test_noise_on_a_connection_does_not_affect_others(transport: str, tried: str
         @given(noise)
         def check(content: bytes) -> None:
             TRIED[tried] += 1
-            host, _, port = server.address.rpartition(":")
+            host, _, port = server.served.address.rpartition(":")
             with socket.create_connection((host, int(port)), timeout=DEADLINE) as connection:
                 connection.sendall(content)
             server.serves()

@@ -128,16 +128,11 @@ class Way:
 
 
 class Program:
-    """A running example program.
-
-    Attributes:
-        language: Its language.
-        log: Its log of issued ids.
-    """
+    """A running example program."""
 
     def __init__(self, language: Language, folder: Path, *arguments: str) -> None:
         self.language = language
-        self.log = folder / f"{language.name}.jsonl"
+        self.log = folder / f"{language.name}.jsonl"  # of issued ids
         self._out, self._err = folder / f"{language.name}.out", folder / f"{language.name}.err"
         command = [*language.program, *arguments, "--log", str(self.log)]
         with self._out.open("w") as out, self._err.open("w") as err:

@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from selenium import webdriver
 from selenium.webdriver.common.by import By
@@ -13,15 +14,11 @@ CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 MISSING = "" if CHROMIUM and DRIVER else "chromium and chromium-driver are not installed"
 
 
+@dataclass
 class Browser:
-    """The page in a browser.
+    """The page in a browser."""
 
-    Args:
-        driver: The browser.
-    """
-
-    def __init__(self, driver: webdriver.Chrome) -> None:
-        self.driver = driver
+    driver: webdriver.Chrome
 
     def open(self, url: str, width: int = 1280, height: int = 900) -> None:
         """Open a page in a window of a size in pixels."""

@@ -90,17 +90,12 @@ class FakeWorker:
 
 
 class FakeWorkers:
-    """All started workers, the newest last.
-
-    Attributes:
-        start_errors: The errors of the next starts, the last one first.
-        start_attempts: How many starts the supervisor attempted.
-    """
+    """All started workers, the newest last."""
 
     def __init__(self) -> None:
         self.all: list[FakeWorker] = []
-        self.start_errors: list[OSError] = []
-        self.start_attempts = 0
+        self.start_errors: list[OSError] = []  # the errors of the next starts, the last one first
+        self.start_attempts = 0  # by the supervisor
         self._new: asyncio.Queue[FakeWorker] = asyncio.Queue()
 
     async def start(self, number: int) -> WorkerProcess:

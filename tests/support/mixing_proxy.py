@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, Self
 
 import aiohttp
@@ -12,18 +13,14 @@ from yarl import URL
 Mix = Literal["", "crossed", "repeated"]
 
 
+@dataclass
 class Mixer:
-    """Exchanges answers of one store.
+    """Exchanges answers of one store."""
 
-    Args:
-        patience: How long an answer waits for another one, in seconds, before it goes to its own
-            request.
-    """
-
-    def __init__(self, patience: float | None = None) -> None:
-        self._patience = patience
-        self._kept: web.Response | None = None
-        self._waiting: tuple[web.Response, asyncio.Future[web.Response]] | None = None
+    # How long an answer waits for another one, in seconds, before it goes to its own request.
+    patience: float | None = None
+    _kept: web.Response | None = None
+    _waiting: tuple[web.Response, asyncio.Future[web.Response]] | None = None
 
     @property
     def kept(self) -> web.Response | None:
@@ -45,7 +42,7 @@ class Mixer:
         mine: asyncio.Future[web.Response] = asyncio.get_running_loop().create_future()
         self._waiting = (answer, mine)
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self.patience):
                 return await mine, True
         except TimeoutError:
             self._waiting = None
@@ -53,24 +50,16 @@ class Mixer:
 
 
 class MixingProxy:
-    """Forwards each request once, and mixes up the answers to chosen ones.
-
-    Attributes:
-        mix: What happens to chosen requests: ``crossed``: two that wait get each other's answers;
-            ``repeated``: one gets the first answer that a chosen request got, and is not forwarded.
-        chosen: Whether a request is chosen, by its path and body.
-        mixed: How many requests got another one's answer.
-
-    Args:
-        to: HOST:PORT of the store.
-    """
+    """Forwards each request once, and mixes up the answers to chosen ones."""
 
     def __init__(self, to: str) -> None:
+        # What happens to chosen requests. ``crossed``: two that wait get each other's answers;
+        # ``repeated``: one gets the first answer that a chosen request got, and is not forwarded.
         self.mix: Mix = ""
         self.chosen: Callable[[str, bytes], bool] = lambda path, body: True
-        self.mixed = 0
+        self.mixed = 0  # how many requests got another one's answer
         self.host = ""
-        self._to = to
+        self._to = to  # HOST:PORT of the store
         self._mixer = Mixer()
         self._runner = web.ServerRunner(web.Server(self._handle), shutdown_timeout=0.1)
 

@@ -19,14 +19,7 @@ LEASES = {"IDALLOC_LEASE_TTL": "3s", "IDALLOC_STORE_TIMEOUT": "2s", "IDALLOC_OUT
 
 
 class Operator:
-    """An operator with a page, a terminal, and a server that logs to ``idalloc.log`` in its folder.
-
-    Attributes:
-        folder: The folder of the terminal.
-        address: The address of the server.
-        file: The default SQLite file.
-        log: The server's log.
-    """
+    """An operator with a page, a terminal, and a server that logs to ``idalloc.log`` there."""
 
     def __init__(self, page: str, terminal: Terminal) -> None:
         self._page, self._terminal = page, terminal

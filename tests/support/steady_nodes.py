@@ -15,21 +15,17 @@ CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=40.0, auto_create_seque
 
 
 class SteadyNodes:
-    """Nodes that share the sequence ``s``, each with callers at a steady rate, on one fake clock.
-
-    Args:
-        sizes: The sizes of consecutive calls, in ids.
-        rate: The calls a second of each node.
-    """
+    """Nodes on one fake clock that share the sequence ``s``, each with callers at a steady rate."""
 
     def __init__(
         self, store: MemoryStore, clock: FakeClock, how_many: int, sizes: Sequence[int], rate: int = 20
     ) -> None:
         self.store = store
         self.clock = clock
-        self.rate = rate
+        self.rate = rate  # the calls a second of each node
         self.allocators = [Allocator(store, clock, CONFIG) for _ in range(how_many)]
         self._issued: dict[Allocator, list[tuple[str, int]]] = defaultdict(list)
+        # The sizes of consecutive calls, in ids, which each node begins elsewhere.
         self._sizes = [cycle([*sizes[turn:], *sizes[:turn]]) for turn in range(how_many)]
 
     async def run(self, seconds: float) -> int:

@@ -21,14 +21,7 @@ class Span(NamedTuple):
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Receives spans on a free port of loopback.
-
-    Args:
-        keep: Whether to keep the spans.
-
-    Attributes:
-        spans: The received spans.
-    """
+    """Receives spans on a free port of loopback, and keeps them unless ``keep`` is false."""
 
     def __init__(self, *, keep: bool = True) -> None:
         self.spans: list[Span] = []

@@ -17,7 +17,7 @@ import traceback
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from math import inf
 from pathlib import Path
 from typing import Any, cast
@@ -157,27 +157,21 @@ class FaultyStore:
             _log.warning("applied_later")
 
 
+@dataclass
 class ForkedChild:
-    """Tries to issue ids in the forked child of a busy server.
+    """Tries to issue ids in the forked child of a busy server."""
 
-    Args:
-        servicer: The parent's servicer.
-        log: The child's log of issued ids.
-        sequences: The sequences to allocate from.
-    """
-
-    def __init__(self, servicer: IdAllocatorServicer, log: Path, sequences: list[str]) -> None:
-        self._servicer = servicer
-        self._log = IssuedLog(log)
-        self._sequences = sequences
-        self._ids = 0
-        self._uuids: list[str] = []
-        self._refusals: Counter[str] = Counter()
+    servicer: IdAllocatorServicer  # the parent's
+    log: IssuedLog  # the child's
+    sequences: list[str]  # the sequences to allocate from
+    _ids: int = 0
+    _uuids: list[str] = field(default_factory=list)
+    _refusals: Counter[str] = field(default_factory=Counter)
 
     def run(self) -> ForkResult:
         """Call the handlers as the parent's transport would."""
         for _ in range(ATTEMPTS):
-            for sequence in self._sequences:
+            for sequence in self.sequences:
                 self._try(self._range, sequence)
                 self._try(self._chunk, sequence)
             self._try(self._doc_ids)
@@ -191,32 +185,30 @@ class ForkedChild:
             self._refusals[str(error) or type(error).__name__] += 1
 
     def _range(self, sequence: str) -> None:
-        asked = self._log.now()
+        asked = self.log.now()
         request = pb.AllocateRangeRequest(sequence=sequence, id_count=1)
-        reply = _run_without_waiting(IdAllocatorServicer.AllocateRange(self._servicer, request, _NO_CONTEXT))
-        self._log.range(request, reply, asked)
+        reply = _run_without_waiting(IdAllocatorServicer.AllocateRange(self.servicer, request, _NO_CONTEXT))
+        self.log.range(request, reply, asked)
         self._ids += reply.range.id_count
 
     def _chunk(self, sequence: str) -> None:
-        asked = self._log.now()
+        asked = self.log.now()
         request = pb.StreamRangesRequest(sequence=sequence, total_id_count=10, chunk_id_count=10)
-        replies = IdAllocatorServicer.StreamRanges(self._servicer, request, _NO_CONTEXT, _admit)
+        replies = IdAllocatorServicer.StreamRanges(self.servicer, request, _NO_CONTEXT, _admit)
         reply = _run_without_waiting(_first(replies))
-        self._log.range(request, reply, asked)
+        self.log.range(request, reply, asked)
         self._ids += reply.range.id_count
 
     def _doc_ids(self) -> None:
-        asked = self._log.now()
+        asked = self.log.now()
         request = pb.GenerateDocIdRequest(id_count=10, view=pb.DOC_ID_VIEW_COMPACT)
-        reply = _run_without_waiting(IdAllocatorServicer.GenerateDocId(self._servicer, request, _NO_CONTEXT))
-        self._log.doc_ids(reply, asked)
+        reply = _run_without_waiting(IdAllocatorServicer.GenerateDocId(self.servicer, request, _NO_CONTEXT))
+        self.log.doc_ids(reply, asked)
         self._ids += sum(run.id_count for run in reply.runs)
 
     def _version_7(self) -> None:
         request = pb.GenerateUuidRequest(id_count=10, version=pb.UUID_VERSION_7)
-        self._uuids += _run_without_waiting(
-            IdAllocatorServicer.GenerateUuid(self._servicer, request, _NO_CONTEXT)
-        ).uuids
+        self._uuids += _run_without_waiting(IdAllocatorServicer.GenerateUuid(self.servicer, request, _NO_CONTEXT)).uuids
 
 
 _NO_CONTEXT: Any = None
@@ -265,7 +257,7 @@ def _run_child(loop: asyncio.AbstractEventLoop, servicer: IdAllocatorServicer, l
         faulthandler.dump_traceback_later(CHILD_SECONDS / 2)  # to the parent's log
         # Python clears the running loop in a child, and a refill needs one.
         asyncio._set_running_loop(loop)
-        result = ForkedChild(servicer, log.with_name(f"{log.name}.{os.getpid()}"), sequences).run()
+        result = ForkedChild(servicer, IssuedLog(log.with_name(f"{log.name}.{os.getpid()}")), sequences).run()
         new = log.with_name(f"fork-{os.getpid()}.new")
         new.write_text(json.dumps(asdict(result)))
         new.replace(log.with_name(f"fork-{log.name}-{os.getpid()}.json"))

@@ -17,6 +17,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -35,16 +36,11 @@ class SignalError(Exception):
 
 
 class SignalTimer:
-    """Raises ``SignalError`` once from a signal handler, unless it is disarmed before.
-
-    Attributes:
-        armed: Whether the handler raises.
-        delivered: How often it raised.
-    """
+    """Raises ``SignalError`` once from a signal handler, unless it is disarmed before."""
 
     def __init__(self) -> None:
-        self.armed = False
-        self.delivered = 0
+        self.armed = False  # whether the handler raises
+        self.delivered = 0  # how often it raised
         signal.signal(signal.SIGALRM, self._interrupt)
 
     def start(self, seconds: float) -> None:
@@ -75,14 +71,14 @@ class InMemoryStub:
         return CompletedCall(pb.AllocateRangeResponse(range=ids, ttl=Duration(seconds=60)))
 
 
+@dataclass
 class CompletedCall:
     """A completed call."""
 
-    def __init__(self, response: pb.AllocateRangeResponse) -> None:
-        self._response = response
+    response: pb.AllocateRangeResponse
 
     def result(self, timeout: float | None = None) -> pb.AllocateRangeResponse:
-        return self._response
+        return self.response
 
     def add_done_callback(self, done: Callable[["CompletedCall"], object]) -> None:
         done(self)

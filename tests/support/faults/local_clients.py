@@ -4,7 +4,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import count
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import idalloc
@@ -15,17 +15,12 @@ from tests.support.processes import Server
 RETRY_PAUSE = 0.05
 
 
+@dataclass
 class LoggedClients:
-    """Opens clients that log issued ids.
+    """Opens clients that log issued ids."""
 
-    Attributes:
-        files: The logs, for ``Scenario.prove``.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.files: list[Path] = []
-        self._folder = folder
-        self._numbers = count()
+    folder: Path
+    files: list[Path] = field(default_factory=list)  # the logs, for ``Scenario.prove``
 
     @contextmanager
     def clients(self, nodes: Sequence[Server], timeout: float = 60) -> Iterator[list[idalloc.Client]]:
@@ -40,28 +35,21 @@ class LoggedClients:
             yield client
 
     def _client(self, target: str, timeout: float) -> idalloc.Client:
-        file = self._folder / f"local-{next(self._numbers)}.ids"
+        file = self.folder / f"local-{len(self.files)}.ids"
         self.files.append(file)
         return idalloc.Client(target, timeout=timeout, log=file)
 
 
 class CallLoop(threading.Thread):
-    """A thread that repeats a call until it is stopped.
-
-    Attributes:
-        answers: Number of successful calls.
-        errors: Number of failed calls, by reason.
-
-    Args:
-        call: The call. An exception other than the SDK's ends the loop, and ``stop`` raises it.
-    """
+    """A thread that repeats a call until it is stopped."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         super().__init__(daemon=True)
-        self.answers = 0
-        self.errors: Counter[str] = Counter()
+        self.answers = 0  # successful calls
+        self.errors: Counter[str] = Counter()  # failed calls, by reason
         self._call = call
         self._stop_requested = threading.Event()
+        # An exception other than the SDK's ends the loop, and ``stop`` raises it.
         self._fault: BaseException | None = None
         self.start()
 

@@ -34,18 +34,13 @@ def read_resources(pid: int) -> Resources:
 
 
 class ResourceMonitor:
-    """Samples the resources of a process in a thread.
-
-    Attributes:
-        before: The resources at the start.
-        peak: The maximum of each so far.
-    """
+    """Samples the resources of a process in a thread."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._sample)
-        self.before = self.peak = read_resources(pid)
+        self.before = self.peak = read_resources(pid)  # at the start, and the maximum of each so far
 
     def __enter__(self) -> "ResourceMonitor":
         self._thread.start()

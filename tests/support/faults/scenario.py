@@ -28,17 +28,12 @@ class Summary:
     messages: dict[str, str]  # the first error message of each reason
 
 
+@dataclass(eq=False)
 class ClientProcess:
-    """A running load client; see ``tests/support/faults/load_client.py``.
+    """A running load client; see ``tests/support/faults/load_client.py``."""
 
-    Attributes:
-        process: The process.
-        log: Its log of issued ids.
-    """
-
-    def __init__(self, process: "subprocess.Popen[str]", log: Path) -> None:
-        self.process = process
-        self.log = log
+    process: "subprocess.Popen[str]"
+    log: Path  # its log of issued ids
 
     @property
     def records(self) -> int:
