@@ -156,7 +156,7 @@ def reserve(node: Server) -> float:
 
 def metric(node: Server, name: str) -> float:
     """Return the sum of a node's values of a metric; 0 without one."""
-    with urllib.request.urlopen(json.loads(node.serving)["http"] + "metrics", timeout=10) as answer:
+    with urllib.request.urlopen(node.http + "metrics", timeout=10) as answer:
         found = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", answer.read().decode(), re.MULTILINE)
     return sum(map(float, found))
 

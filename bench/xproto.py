@@ -68,7 +68,7 @@ def _measure(rounds: int, seconds: float) -> dict[str, Any]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         server = stack.enter_context(running(folder, xproto_listen="127.0.0.1:0", log_level="warning"))
-        ports = {"idalloc": int(json.loads(server.serving)["xproto"].rpartition(":")[2])}
+        ports = {"idalloc": int(server.xproto.rpartition(":")[2])}
         ports["MySQL"] = stack.enter_context(mysql.running())
         for number in range(rounds):
             for name, port in ports.items():

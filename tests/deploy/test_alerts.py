@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import sqlite3
 import ssl
 import subprocess
 import threading
@@ -11,7 +10,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -24,7 +23,7 @@ from tests.support.alert_rules import Recording
 from tests.support.certificates import issue
 from tests.support.faults.store_copies import CopiedStore
 from tests.support.manifests import DEPLOY, metrics_of, read_yaml
-from tests.support.processes import IDALLOC, Server, environment, running
+from tests.support.processes import IDALLOC, Server, environment, idalloc, locked, running
 from tests.support.prometheus import scraping
 from tests.support.server_calls import connect, id_allocator
 from tests.support.waiting import hold_for, wait_until
@@ -43,25 +42,13 @@ def serving(folder: Path, **settings: object) -> Iterator[Server]:
         yield server
 
 
-def url(server: Server) -> str:
-    """Return the address of the HTTP port, from the line that the server printed."""
-    return str(json.loads(server.serving)["http"])
-
-
 def scrape(server: Server, token: str = "") -> str:
     """Return /metrics."""
     context = ssl._create_unverified_context()
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    request = urllib.request.Request(url(server) + "metrics", headers=headers)
+    request = urllib.request.Request(server.http + "metrics", headers=headers)
     with urllib.request.urlopen(request, timeout=20, context=context) as answer:
         return str(answer.read().decode())
-
-
-def call(server: Server, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of the client; it may fail."""
-    return subprocess.run(
-        [IDALLOC, "--server", server.address, *command], capture_output=True, text=True, env=environment(**variables)
-    )
 
 
 def record(server: Server, act: Callable[[], object], token: str = "") -> Recording:
@@ -80,7 +67,7 @@ def value(server: Server, name: str) -> list[float]:
 def test_a_server_at_work_raises_no_alert(tmp_path: Path) -> None:
     """A server that issues ids fires nothing, and scrapes of it have series."""
     with serving(tmp_path) as server:
-        recording = record(server, lambda: [call(server, "allocate", "orders", "20000") for _ in range(3)])
+        recording = record(server, lambda: [idalloc(server, "allocate", "orders", "20000") for _ in range(3)])
         assert "idalloc_build_info" in recording.last
         assert recording.firing(tmp_path) == set()
 
@@ -88,10 +75,9 @@ def test_a_server_at_work_raises_no_alert(tmp_path: Path) -> None:
 def test_a_locked_store_is_away(tmp_path: Path) -> None:
     """A store that another process locks raises IdallocStoreAway."""
     with serving(tmp_path, **SHORT) as server:
-        call(server, "allocate", "orders")
-        with closing(sqlite3.connect(tmp_path / "ids.db", timeout=20, isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
-            call(server, "--timeout", "3s", "allocate", "other")
+        idalloc(server, "allocate", "orders")
+        with locked(tmp_path / "ids.db"):
+            idalloc(server, "--timeout", "3s", "allocate", "other")
             wait_until(lambda: value(server, "idalloc_store_up") == [0], "the store is down in the metrics")
             recording = record(server, lambda: None)
         assert "IdallocStoreAway" in recording.firing(tmp_path)
@@ -100,11 +86,10 @@ def test_a_locked_store_is_away(tmp_path: Path) -> None:
 def test_a_locked_witness_is_down(tmp_path: Path) -> None:
     """A witness that another process locks raises IdallocWitnessDown."""
     with serving(tmp_path, witness=f"sqlite://{tmp_path}/witness.db", **SHORT) as server:
-        call(server, "allocate", "orders")
+        idalloc(server, "allocate", "orders")
         assert value(server, "idalloc_witness_up") == [1]
-        with closing(sqlite3.connect(tmp_path / "witness.db", timeout=20, isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
-            call(server, "--timeout", "3s", "allocate", "other")
+        with locked(tmp_path / "witness.db"):
+            idalloc(server, "--timeout", "3s", "allocate", "other")
             wait_until(lambda: value(server, "idalloc_witness_up") == [0], "the witness is down in the metrics")
             recording = record(server, lambda: None)
         assert "IdallocWitnessDown" in recording.firing(tmp_path)
@@ -117,14 +102,13 @@ def test_an_outage_uses_up_the_reserve(tmp_path: Path) -> None:
         texts = [""]
 
         def reserve() -> float:
-            call(server, "allocate", "orders", "20000")
+            idalloc(server, "allocate", "orders", "20000")
             texts.append(scrape(server))
             found = re.findall(r'^idalloc_reserve_seconds{sequence="orders"} (\S+)$', texts[-1], re.MULTILINE)
             return float(found[0]) if found else float("nan")
 
         wait_until(lambda: reserve() > 60, "the reserve is filled", 120)
-        with closing(sqlite3.connect(tmp_path / "ids.db", timeout=20, isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
+        with locked(tmp_path / "ids.db"):
             wait_until(
                 lambda: reserve() < 45 and re.search(r"^idalloc_store_up(?:{.*})? 0\.0$", texts[-1], re.MULTILINE),
                 "half of the reserve is used up, and a refill has failed",
@@ -140,13 +124,16 @@ def test_a_small_sequence_is_exhausted_soon(tmp_path: Path) -> None:
         create = ("sequences", "create", "orders", "--max-value", "1000000")
         # On a slow machine the store may take longer than SHORT allows.
         wait_until(
-            lambda: call(server, *create).returncode == 0 or call(server, "sequences", "show", "orders").returncode == 0
+            lambda: (
+                idalloc(server, *create).returncode == 0
+                or idalloc(server, "sequences", "show", "orders").returncode == 0
+            )
         )
 
         texts = [""]
 
         def has_forecast() -> bool:
-            call(server, "allocate", "orders", "1000")
+            idalloc(server, "allocate", "orders", "1000")
             texts.append(scrape(server))
             return 'idalloc_sequence_exhausts_in_seconds{sequence="orders"}' in texts[-1]
 
@@ -176,7 +163,7 @@ def test_expired_leases_are_a_burn_rate(tmp_path: Path) -> None:
                 stopped.set()
                 server.send(signal.SIGCONT)
             using.result(30)
-            call(server, "allocate", "orders")
+            idalloc(server, "allocate", "orders")
             wait_until(lambda: sum(value(server, "idalloc_ids_burned_total")) > before, "ids are burned")
 
         # The ids issued before the pause do not count: on a slow machine they are many more than a
@@ -195,14 +182,14 @@ def test_a_restored_store_went_backwards(tmp_path: Path) -> None:
     """A store that is restored from a copy under a server raises IdallocStoreWentBackwards."""
     with serving(tmp_path, **SHORT) as server:
         store = CopiedStore(f"sqlite://{tmp_path}/ids.db", tmp_path / "ids.db")
-        call(server, "allocate", "orders")
+        idalloc(server, "allocate", "orders")
         copy = store.copy()
 
         def behind() -> bool:
-            call(server, "allocate", "orders", "1000")
+            idalloc(server, "allocate", "orders", "1000")
             return value(server, "idalloc_sequences_behind") == [1]
 
-        call(server, "allocate", "orders", "100000")
+        idalloc(server, "allocate", "orders", "100000")
         store.restore(copy)
         wait_until(behind, "the server notices")
         assert "IdallocStoreWentBackwards" in record(server, lambda: None).firing(tmp_path)
@@ -262,7 +249,7 @@ def test_named_metrics_are_on_the_page(tmp_path: Path) -> None:
 
 def test_prometheus_scrapes_a_server(tmp_path: Path) -> None:
     """Prometheus scrapes a real server without an error, and finds its version."""
-    with serving(tmp_path) as server, scraping(tmp_path, [url(server).split("/")[2]]) as prometheus:
+    with serving(tmp_path) as server, scraping(tmp_path, [server.http.split("/")[2]]) as prometheus:
         [found] = prometheus.targets()
         assert (found["health"], found["lastError"]) == ("up", "")
         # A query finds the samples a moment after the target is up.

@@ -86,7 +86,7 @@ def test_prometheus_scrapes_both_servers(tmp_path: Path) -> None:
     ):
         # Nothing resolves the names here: the server stands in for a proxy, and gets them in the
         # header Host.
-        config["scrape_configs"][0]["proxy_url"] = json.loads(server.serving)["http"]
+        config["scrape_configs"][0]["proxy_url"] = server.http
         file = tmp_path / "prometheus.yml"
         file.write_text(yaml.safe_dump(config))
         address = f"127.0.0.1:{free.getsockname()[1]}"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.test_ghz import ghz  # noqa: F401  # a fixture
 from tests.support.paths import ROOT
-from tests.support.processes import IDALLOC, Server, environment, running
+from tests.support.processes import Server, idalloc, running
 
 pytestmark = pytest.mark.test_long  # it runs for seconds
 
@@ -18,11 +18,6 @@ pytestmark = pytest.mark.test_long  # it runs for seconds
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with running(tmp_path_factory.mktemp("bench"), auto_increment_increment=7, auto_increment_offset=3) as server:
         yield server
-
-
-def idalloc(server: Server, *args: str) -> subprocess.CompletedProcess[str]:
-    env = environment(server=server.address)
-    return subprocess.run([IDALLOC, *args], env=env, capture_output=True, text=True, timeout=50)
 
 
 def bench(server: Server, *args: str) -> Any:

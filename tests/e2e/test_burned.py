@@ -3,9 +3,8 @@
 import signal
 import sqlite3
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
-from tests.support.processes import Server, running
+from tests.support.processes import Server, locked, running
 from tests.support.server_calls import connect, get_node, log_events, wait_until
 from tests.support.waiting import hold_for
 
@@ -41,15 +40,6 @@ def last_value(folder: Path) -> int:
         return int(value)
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock the store, so that the server cannot write to it."""
-    with closing(sqlite3.connect(folder / "ids.db", timeout=20, isolation_level=None)) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        yield
-        connection.execute("ROLLBACK")
-
-
 def test_ids_of_a_cancelled_call_are_logged(tmp_path: Path) -> None:
     """P9: ids of a call that was cancelled after they were taken are logged as cancelled."""
     with running(tmp_path) as server, connect(server) as channel, connect(server) as other:
@@ -65,7 +55,7 @@ def test_ids_of_a_cancelled_call_are_logged(tmp_path: Path) -> None:
         # The ids are taken from memory; the call waits for its answer to be recorded.
         wait_until(lambda: last_value(tmp_path) >= last_id + 10)
         stub: Any = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
-        with locked(tmp_path):
+        with locked(tmp_path / "ids.db"):
             request = pb.AllocateRangeRequest(sequence="orders", id_count=5, request_id=REQUEST_ID)
             call = stub.AllocateRange.future(request, timeout=60)
             wait_until(lambda: calls_in_flight() == 1)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.test_long
 class Imports:
     """Runs imports of an index into a SQLite file."""
 
-    pages: Pages  # the index
+    pages: Pages
     file: Path
 
     async def run(self, *options: str) -> tuple[int, str, str]:

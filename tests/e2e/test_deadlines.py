@@ -1,11 +1,10 @@
 """Callers with short deadlines beside a steady caller, on real servers."""
 
 import asyncio
-import sqlite3
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -14,7 +13,7 @@ import pytest
 from idalloc.aio import Client
 from tests.e2e.test_http import LOOPBACK, get
 from tests.rpc.test_deadlines import CALLS_OF, Stubs
-from tests.support.processes import Server, running_beside
+from tests.support.processes import Server, locked, running_beside
 from tests.support.waiting import hold_for_async
 
 pytestmark = [pytest.mark.test_long, pytest.mark.timeout(240)]
@@ -92,8 +91,7 @@ async def test_short_deadlines_on_a_real_server(tmp_path: Path, transport: str) 
             assert outcomes["OK"] > outcomes.total() / 5, (rpc, outcomes)
         slow: Counter[str] = Counter()
         for rpc in CALLS_OF:
-            with closing(sqlite3.connect(tmp_path / "ids.db", isolation_level=None)) as other:
-                other.execute("BEGIN IMMEDIATE")  # no write ends meanwhile
+            with locked(tmp_path / "ids.db"):  # no write ends meanwhile
                 slow += await call_at_rate(stubs, rpc, f"slow-{rpc}")
             # SQLite answers with an error if it finds the file locked for 5 s.
             await CALLS_OF["AllocateRange"](stubs, f"after-{rpc}", 10)

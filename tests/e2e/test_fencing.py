@@ -1,7 +1,9 @@
 """Two server processes on one store: changes through one hold on the other, also after a pause."""
 
 import signal
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,22 @@ import grpc
 import pytest
 
 import idalloc
-from tests.support.processes import running
+from tests.support.processes import Server, running
 from tests.support.waiting import hold_for
 
 LEASE = {"lease_ttl": "3s", "store_timeout": "1s", "outage_reserve": "1s"}
+
+
+@contextmanager
+def two_nodes(folder: Path) -> Iterator[tuple[Server, idalloc.Client, idalloc.Client]]:
+    """Run two servers on one store; yield the first one, and a client of each."""
+    with (
+        running(folder, **LEASE) as first,
+        running(folder, **LEASE) as second,
+        idalloc.Client(first.address, timeout=20) as one,
+        idalloc.Client(second.address) as other,
+    ):
+        yield first, one, other
 
 
 def fill_lease(client: idalloc.Client, sequence: str) -> int:
@@ -30,12 +44,7 @@ def wait_until_effective(change: Any) -> None:
 @pytest.mark.test_long
 def test_a_resumed_node_issues_nothing_below_an_advance(tmp_path: Path) -> None:
     """P5: a node paused past its lease issues nothing at or below another node's advance."""
-    with (
-        running(tmp_path, **LEASE) as first,
-        running(tmp_path, **LEASE) as second,
-        idalloc.Client(first.address) as slow,
-        idalloc.Client(second.address) as quick,
-    ):
+    with two_nodes(tmp_path) as (first, slow, quick):
         issued = fill_lease(slow, "orders")
         first.pause(tmp_path / "ids.db")
         try:
@@ -54,13 +63,7 @@ def test_a_resumed_node_issues_nothing_below_an_advance(tmp_path: Path) -> None:
 @pytest.mark.test_long
 def test_calls_during_a_pause_get_no_ids_below_an_advance(tmp_path: Path) -> None:
     """P4: calls that wait for a paused node get no ids from before the pause."""
-    with (
-        running(tmp_path, **LEASE) as first,
-        running(tmp_path, **LEASE) as second,
-        idalloc.Client(first.address, timeout=20) as slow,
-        idalloc.Client(second.address) as quick,
-        ThreadPoolExecutor() as threads,
-    ):
+    with two_nodes(tmp_path) as (first, slow, quick), ThreadPoolExecutor() as threads:
         fill_lease(slow, "orders")
         first.pause(tmp_path / "ids.db")
         try:
@@ -75,12 +78,7 @@ def test_calls_during_a_pause_get_no_ids_below_an_advance(tmp_path: Path) -> Non
 @pytest.mark.test_long
 def test_a_client_pool_drops_ids_from_before_an_advance(tmp_path: Path) -> None:
     """P5: a client's pool returns no ids from before an advance once that is effective."""
-    with (
-        running(tmp_path, **LEASE) as first,
-        running(tmp_path, **LEASE) as second,
-        idalloc.Client(first.address) as pooling,
-        idalloc.Client(second.address) as other,
-    ):
+    with two_nodes(tmp_path) as (_, pooling, other):
         ids = pooling.ids("orders")
         stock = [next(ids) for _ in range(2_000)]  # enough for prefetched ranges
         advanced = other.sequences.advance("orders", past=1_000_000)
@@ -93,12 +91,7 @@ def test_a_client_pool_drops_ids_from_before_an_advance(tmp_path: Path) -> None:
 @pytest.mark.test_long
 def test_a_recreated_sequence_continues_on_every_node(tmp_path: Path) -> None:
     """P5: a deleted sequence ends on every node; recreated, it continues beyond its last id."""
-    with (
-        running(tmp_path, **LEASE) as first,
-        running(tmp_path, **LEASE) as second,
-        idalloc.Client(first.address) as one,
-        idalloc.Client(second.address) as other,
-    ):
+    with two_nodes(tmp_path) as (_, one, other):
         issued = fill_lease(one, "orders")
         deleted = other.sequences.delete("orders")
         wait_until_effective(deleted)

@@ -10,18 +10,13 @@ import pytest
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1.id_allocator_pb2_grpc import IdAllocatorServiceStub
-from tests.support.processes import IDALLOC, Server, environment, running, serve_command, start_error
+from tests.support.processes import Server, environment, idalloc, running, serve_command, start_error
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with running(tmp_path_factory.mktemp("first")) as server:
         yield server
-
-
-def idalloc(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
-    env = environment(server=server.address)
-    return subprocess.run([IDALLOC, *arguments], env=env, capture_output=True, text=True, timeout=50)
 
 
 def test_first_use_of_a_name_reports_its_creation(server: Server) -> None:

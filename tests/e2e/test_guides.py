@@ -80,7 +80,7 @@ def test_the_guide_names_the_error_of_each_refused_statement(mysqlx: Path, tmp_p
     assert len(rows) > 10
     statements = [*(statement for statement, _ in rows), "orders.add({'_id': 'first'})", "orders.find('price = 3')"]
     with running(tmp_path, xproto_listen="127.0.0.1:0") as server:
-        uri = f"mysqlx://shop:any@{json.loads(server.serving)['xproto']}?ssl-mode=DISABLED"
+        uri = f"mysqlx://shop:any@{server.xproto}?ssl-mode=DISABLED"
         script = ROOT / "tests/support/mysql/run_statements.py"
         done = subprocess.run([mysqlx, script, uri], input=json.dumps(statements), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

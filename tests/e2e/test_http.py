@@ -1,16 +1,14 @@
 """The HTTP port of real servers: probes and metrics, with one process and with several."""
 
-import json
 import os
 import signal
 import socket
-import sqlite3
 import ssl
 import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from idalloc.v1 import id_allocator_pb2
 from tests.e2e.test_access import new_token
-from tests.support.processes import Server, environment, running, serve_command, start_error
+from tests.support.processes import Server, environment, locked, running, serve_command, start_error
 from tests.support.server_calls import connect, id_allocator, log_events
 from tests.support.waiting import wait_until
 
@@ -30,15 +28,10 @@ LOOPBACK = "127.0.0.1:0"
 Values = dict[str, float]
 
 
-def url_of(server: Server) -> str:
-    """Return the address of the HTTP port, from the line that the server printed."""
-    return str(json.loads(server.serving)["http"])
-
-
 def get(server: Server, path: str, token: str = "", tls: ssl.SSLContext | None = None) -> tuple[int, str]:
     """Return the status and text of an answer."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    request = urllib.request.Request(url_of(server) + path, headers=headers)
+    request = urllib.request.Request(server.http + path, headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=30, context=tls) as answer:
             return answer.status, answer.read().decode()
@@ -82,7 +75,7 @@ def issued(server: Server) -> float:
 def test_single_process_serves_probes_and_metrics(tmp_path: Path) -> None:
     """The server names the port when it serves; the metrics have what was called."""
     with running(tmp_path, http_listen=LOOPBACK) as server:
-        assert url_of(server).startswith("http://127.0.0.1:")
+        assert server.http.startswith("http://127.0.0.1:")
         assert get(server, "livez") == (200, "ok\n")
         wait_until(lambda: get(server, "readyz") == (200, "ok\n"))
         checks = "[+]shutdown ok\n[+]store ok\n[+]lease-renewals ok\n[+]certificates ok\n"
@@ -126,13 +119,11 @@ def without_workers(folder: Path) -> Iterator[Server]:
     """Run a server whose two workers are killed; they can start again after the block."""
     with running(folder, http_listen=LOOPBACK, workers=2, store_timeout="1s") as server:
         wait_until(lambda: get(server, "readyz")[0] == 200)
-        with closing(sqlite3.connect(folder / "ids.db", isolation_level=None)) as database:
-            database.execute("BEGIN IMMEDIATE")
+        with locked(folder / "ids.db"):
             for line in log_events(server, "worker_started"):
                 os.kill(line["pid"], signal.SIGKILL)
             wait_until(lambda: get(server, "readyz")[0] == 503)
             yield server
-            database.execute("ROLLBACK")
         wait_until(lambda: get(server, "readyz")[0] == 200)
 
 
@@ -149,8 +140,7 @@ def test_readyz_names_the_store_while_it_is_away(tmp_path: Path, workers: int) -
     """While the store is away /readyz is 503 with the check's name, and /livez is 200."""
     with running(tmp_path, http_listen=LOOPBACK, workers=workers, store_timeout="1s") as server:
         allocate(server, "orders", 1)
-        with closing(sqlite3.connect(tmp_path / "ids.db", isolation_level=None)) as database:
-            database.execute("BEGIN IMMEDIATE")
+        with locked(tmp_path / "ids.db"):
 
             def fails() -> bool:
                 with pytest.raises(grpc.RpcError):
@@ -162,7 +152,6 @@ def test_readyz_names_the_store_while_it_is_away(tmp_path: Path, workers: int) -
             assert (status, "[-]store failed: the last calls of the store failed\n" in text) == (503, True)
             assert get(server, "livez")[0] == 200
             assert metrics(server)["idalloc_store_up"] == 0
-            database.execute("ROLLBACK")
         assert metrics(server)["idalloc_refill_seconds_count failed"] > 0
         wait_until(lambda: get(server, "readyz")[0] == 200, "a heartbeat that shows that the store is back")
 
@@ -197,11 +186,11 @@ def test_https_uses_the_certificates_of_the_server(tmp_path: Path, workers: int)
     trust = ssl.create_default_context()
     trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
     with running(tmp_path, http_listen=LOOPBACK, workers=workers, **files) as server:
-        assert url_of(server).startswith("https://")
+        assert server.http.startswith("https://")
         wait_until(lambda: get(server, "readyz", tls=trust)[0] == 200)
         text = get(server, "metrics", tls=trust)[1]
         assert 'idalloc_certificate_expires_timestamp_seconds{file="tls_cert"} ' in text
-        port = int(url_of(server).rstrip("/").rpartition(":")[2])
+        port = int(server.http.rstrip("/").rpartition(":")[2])
         first = ssl.get_server_certificate(("127.0.0.1", port))
         write_certificate(tmp_path, expired=True)
         wait_until(lambda: ssl.get_server_certificate(("127.0.0.1", port)) != first)
@@ -269,12 +258,12 @@ def test_other_paths_and_methods_are_refused(tmp_path: Path) -> None:
     with running(tmp_path, http_listen=LOOPBACK) as server:
         assert get(server, "nothing") == (404, "404 Not Found\n")
         assert get(server, "../etc/passwd")[0] == 404
-        request = urllib.request.Request(url_of(server) + "livez", data=b"", method="POST")
+        request = urllib.request.Request(server.http + "livez", data=b"", method="POST")
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(request, timeout=30)
         with refused.value as error:
             assert (error.code, error.headers["Server"]) == (405, "idalloc")
-        request = urllib.request.Request(url_of(server) + "livez", headers={"Long": "x" * 20_000})
+        request = urllib.request.Request(server.http + "livez", headers={"Long": "x" * 20_000})
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(request, timeout=30)
         with refused.value as error:

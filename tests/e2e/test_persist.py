@@ -11,7 +11,6 @@ import pytest
 from idalloc import Client
 from idalloc.xprotocol.v1 import statement_pb2
 from idalloc_server.xproto import frames
-from tests.e2e.test_xproto import address
 from tests.support.processes import IDALLOC, Server, environment, running
 from tests.support.xproto_client import connected
 
@@ -57,7 +56,7 @@ async def test_sql_persists_what_it_says(tmp_path: Path, monkeypatch: pytest.Mon
     read = f"SELECT {', '.join(f'@@{name}' for name in names)}"
 
     async def run(server: Server, *statements: str) -> list[int]:
-        async with connected(address(server)) as client:
+        async with connected(server.xproto) as client:
             for statement in statements:
                 assert (await client.sql(statement)).code == 0
             reply = await client.sql(read)

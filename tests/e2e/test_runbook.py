@@ -16,7 +16,7 @@ import trustme
 from tests.support.faults.node_control import NodeControl
 from tests.support.faults.store_copies import copied_store
 from tests.support.operations import Operator, operator
-from tests.support.processes import environment
+from tests.support.processes import environment, locked
 
 PAGE = "docs/operations/runbook.md"
 
@@ -43,8 +43,7 @@ def serving(by_the_page: Operator) -> Operator:
 def test_a_locked_store_recovers(serving: Operator) -> None:
     """STORE_UNAVAILABLE: health and log name the cause, and ids flow when the lock ends."""
     health, log, ids = serving.blocks("`STORE_UNAVAILABLE`")
-    with closing(sqlite3.connect(serving.file, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
+    with locked(serving.file):
         serving.refused("", "allocate orders 100000")  # by the client's deadline, or by the store
         serving.wait_for_log("store_fails")
         assert "store: NOT_SERVING: " in serving.run(health)
@@ -56,8 +55,7 @@ def test_a_locked_store_recovers(serving: Operator) -> None:
 def test_a_store_that_outlasts_the_deadline_is_found(serving: Operator) -> None:
     """DEADLINE_EXCEEDED: the log names the store; a call with more time gets the store's error."""
     find, ids = serving.blocks("`DEADLINE_EXCEEDED`")
-    with closing(sqlite3.connect(serving.file, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
+    with locked(serving.file):
         serving.refused("DEADLINE_EXCEEDED", "allocate orders 100000 --timeout 1s")
         serving.wait_for_log("store_fails", "CANCELLED")
         printed = serving.run(find)

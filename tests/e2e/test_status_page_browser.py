@@ -1,8 +1,7 @@
 """The status page of real servers in a real browser."""
 
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -12,9 +11,9 @@ from selenium.webdriver.common.keys import Keys
 
 import idalloc
 from tests.e2e.test_access import new_token
-from tests.e2e.test_http import LOOPBACK, url_of
+from tests.e2e.test_http import LOOPBACK
 from tests.support.browser import MISSING, Browser, chromium
-from tests.support.processes import Server, running
+from tests.support.processes import Server, locked, running
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.skipif(bool(MISSING), reason=MISSING)]
@@ -49,7 +48,7 @@ def test_page_shows_the_server_and_follows_its_load(server: Server, browser: Bro
     """The page shows the node, and its numbers rise while callers take ids."""
     with idalloc.Client(server.address) as client:
         client.allocate_range("orders", 10)
-        browser.open(url_of(server))
+        browser.open(server.http)
         wait_until(lambda: browser.number("Ids issued") == 10)
         assert server.address in browser.text("#node")
         assert browser.text("#health") == "ready"
@@ -65,28 +64,26 @@ def test_page_shows_the_server_and_follows_its_load(server: Server, browser: Bro
 def test_the_witness_is_shown_with_its_state(tmp_path: Path, browser: Browser) -> None:
     """A line of the page has the witness and whether it answers; without a witness, no line."""
     with running(tmp_path, http_listen=LOOPBACK) as server:
-        browser.open(url_of(server))
+        browser.open(server.http)
         wait_until(lambda: browser.text("#health") == "ready")
         assert not browser.find("#witness").is_displayed()
     short = {"lease_ttl": "3s", "store_timeout": "1s", "outage_reserve": "1s"}
     witness = f"sqlite://{tmp_path}/witness.db"
     with (
         running(tmp_path, http_listen=LOOPBACK, witness=witness, **short) as server,
-        closing(sqlite3.connect(tmp_path / "witness.db", isolation_level=None)) as database,
         idalloc.Client(server.address) as client,
     ):
-        browser.open(url_of(server))
+        browser.open(server.http)
         wait_until(lambda: browser.text("#witness") == f"Witness {witness}, answers")
-        database.execute("BEGIN IMMEDIATE")
 
         def is_down() -> bool:
             with suppress(idalloc.IdallocError):
                 client.allocate_range("orders", 1_000_000)
             return browser.text("#witness") == f"Witness {witness}, does not answer"
 
-        wait_until(is_down, seconds=60)
-        assert browser.find("#witness").get_attribute("class") == "bad"
-        database.execute("ROLLBACK")
+        with locked(tmp_path / "witness.db"):
+            wait_until(is_down, seconds=60)
+            assert browser.find("#witness").get_attribute("class") == "bad"
 
 
 @pytest.mark.test_long
@@ -96,7 +93,7 @@ def test_a_thousand_sequences_are_searched_sorted_and_paged(server: Server, brow
         for number in range(1_000):
             client.sequences.create(f"table-{number:04}", max_value=1_000)
         client.allocate_range("table-0777", 900)
-        browser.open(url_of(server))
+        browser.open(server.http)
         wait_until(lambda: browser.text("#found") == "1\u201350 of 1\u202f000", seconds=60)
         assert browser.column("sequences") == [f"table-{number:04}" for number in range(50)]
         browser.find("#next").click()
@@ -118,7 +115,7 @@ def test_hostile_texts_are_shown_and_never_run(server: Server, browser: Browser)
             client.allocate_range(HOSTILE, 10**12)
         with suppress(idalloc.IdallocError):
             client.sequences.get(f"no {HOSTILE}")
-    browser.open(url_of(server))
+    browser.open(server.http)
     wait_until(lambda: browser.column("sequences") == [HOSTILE], seconds=60)
     wait_until(lambda: any(HOSTILE in why for why in browser.column("refusals", 5)))
     assert browser.driver.title == "idalloc"
@@ -131,7 +128,7 @@ def test_a_token_signs_in_and_out(tmp_path: Path, browser: Browser) -> None:
     reader = new_token(file, "watcher", "--read", "*")
     other = new_token(file, "billing", "--read", "billing*")
     with running(tmp_path, http_listen=LOOPBACK, access=file) as server:
-        browser.open(url_of(server))
+        browser.open(server.http)
         wait_until(lambda: browser.find("#token").is_displayed())
         assert not browser.find("#main").is_displayed()
         browser.find("#token").send_keys(other, Keys.ENTER)
@@ -152,7 +149,7 @@ def test_the_page_is_used_by_keyboard(server: Server, browser: Browser) -> None:
     with idalloc.Client(server.address) as client:
         client.allocate_range("orders", 1)
         client.allocate_range("returns", 1)
-        browser.open(url_of(server))
+        browser.open(server.http)
         wait_until(lambda: browser.column("sequences") == ["orders", "returns"], seconds=60)
         keys = ActionChains(browser.driver)
         keys.send_keys(Keys.TAB, "ret").perform()
@@ -170,7 +167,7 @@ def test_the_last_page_keeps_the_focus(server: Server, browser: Browser) -> None
     with idalloc.Client(server.address) as client:
         for number in range(60):
             client.sequences.create(f"table-{number:04}")
-    browser.open(url_of(server))
+    browser.open(server.http)
     wait_until(lambda: browser.text("#found") == "1\u201350 of 60", seconds=60)
     browser.find("#next").click()
     wait_until(lambda: browser.text("#found") == "51\u201360 of 60")
@@ -185,13 +182,9 @@ def test_the_last_page_keeps_the_focus(server: Server, browser: Browser) -> None
 def test_a_store_that_is_away_is_named(tmp_path: Path, browser: Browser) -> None:
     """While the store is away the page names the failing check; it says if the server is gone."""
     with running(tmp_path, http_listen=LOOPBACK, store_timeout="1s") as server:
-        browser.open(url_of(server))
+        browser.open(server.http)
         wait_until(lambda: browser.text("#health") == "ready")
-        with (
-            closing(sqlite3.connect(tmp_path / "ids.db", isolation_level=None)) as database,
-            idalloc.Client(server.address, timeout=3) as client,
-        ):
-            database.execute("BEGIN IMMEDIATE")
+        with locked(tmp_path / "ids.db"), idalloc.Client(server.address, timeout=3) as client:
 
             def fails() -> bool:
                 with suppress(idalloc.IdallocError, grpc.RpcError):
@@ -200,7 +193,6 @@ def test_a_store_that_is_away_is_named(tmp_path: Path, browser: Browser) -> None
 
             wait_until(fails, seconds=60)
             assert "store: the last calls of the store failed" in browser.text("#problems")
-            database.execute("ROLLBACK")
         server.stop()
         wait_until(lambda: browser.text("#health") == "connection lost")
         assert all("ERR_CONNECTION_REFUSED" in line for line in browser.errors())
@@ -208,7 +200,7 @@ def test_a_store_that_is_away_is_named(tmp_path: Path, browser: Browser) -> None
 
 def test_the_page_is_dark_where_that_is_preferred(server: Server, browser: Browser) -> None:
     """The page follows the preference for dark colours, with readable text in both."""
-    browser.open(url_of(server))
+    browser.open(server.http)
     for dark in (True, False):
         browser.set_dark(dark=dark)
         ground, text = (luminance(browser, name) for name in ("background-color", "color"))

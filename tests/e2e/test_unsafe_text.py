@@ -3,7 +3,6 @@
 import json
 import re
 import sqlite3
-import subprocess
 from contextlib import closing
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 
 from idalloc.v1 import sequences_pb2 as pb
 from idalloc.v1.sequences_pb2_grpc import SequenceServiceStub
-from tests.support.processes import IDALLOC, Server, environment, running
+from tests.support.processes import Server, idalloc, running
 
 pytestmark = pytest.mark.test_long
 
@@ -20,11 +19,6 @@ HOSTILE = "x\x1b]0;t\x07\x1b[2J\x9b1m\r\nPROVED\t\u202etxt\u2028y"
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 # The largest labels that a sequence may have.
 LABELS = {f"{number:02}" + "\U00010348" * 61: "\U00010348" * 63 for number in range(64)}
-
-
-def idalloc(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
-    env = environment(server=server.address)
-    return subprocess.run([IDALLOC, *arguments], env=env, capture_output=True, text=True, timeout=50)
 
 
 def plant(database: Path, settings: dict[str, object], *names: str) -> None:

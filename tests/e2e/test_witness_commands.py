@@ -2,9 +2,8 @@
 
 import asyncio
 import json
-import sqlite3
 import subprocess
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,7 +19,7 @@ from tests.e2e.test_http import LOOPBACK, get, metrics
 from tests.support.command_line import run_here
 from tests.support.fake_store import FakeClock
 from tests.support.faults.store_copies import CopiedStore
-from tests.support.processes import IDALLOC, Server, environment, running
+from tests.support.processes import IDALLOC, Server, environment, locked, running
 from tests.support.waiting import wait_until
 
 YEARLY = Sequence(reset=Reset.YEARLY, format="{year}-{value}")
@@ -221,8 +220,7 @@ class TestServers:
             wait_until(lambda: node(server).get("witness_up") is True)
             assert node(server)["witness"] == place.witness
             assert metrics(server)["idalloc_witness_up"] == 1
-            with closing(sqlite3.connect(tmp_path / "witness.db", isolation_level=None)) as database:
-                database.execute("BEGIN IMMEDIATE")
+            with locked(tmp_path / "witness.db"):
 
                 def is_down() -> bool:
                     with suppress(idalloc.IdallocError):

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.test_long
 
 def http_get(server: Server, path: str) -> bytes:
     """Return an answer of the HTTP port."""
-    with urllib.request.urlopen(json.loads(server.serving)["http"] + path, timeout=30) as answer:
+    with urllib.request.urlopen(server.http + path, timeout=30) as answer:
         return bytes(answer.read())
 
 

@@ -26,11 +26,6 @@ from tests.support.xproto_client import XClient, connected
 pytestmark = pytest.mark.timeout(180)
 
 
-def address(server: Server) -> str:
-    """Return the address of the X Protocol's port."""
-    return str(json.loads(server.serving)["xproto"])
-
-
 class Access:
     """An access file with identities, and a certificate."""
 
@@ -52,7 +47,7 @@ class Access:
 
     async def client(self, server: Server, name: str) -> XClient:
         """Return a session of an identity."""
-        client = await XClient.connect(address(server))
+        client = await XClient.connect(server.xproto)
         await client.read()
         await client.start_tls(self.tls)
         assert (await client.log_in_plain(name, self.tokens[name])).code == 0
@@ -106,11 +101,11 @@ def test_an_open_address_needs_insecure(tmp_path: Path) -> None:
 async def test_only_a_token_over_tls_logs_in(access: Access, tmp_path: Path) -> None:
     """With access PLAIN over TLS works; a digest of the access file logs in by no mechanism."""
     with running(tmp_path, **access.settings, **access.certificate) as server:
-        client = await XClient.connect(address(server))
+        client = await XClient.connect(server.xproto)
         await client.read()
         assert (await client.log_in("root")).code == 3159
         client.close()
-        client = await XClient.connect(address(server))
+        client = await XClient.connect(server.xproto)
         await client.read()
         await client.start_tls(access.tls)
         assert (await client.log_in("root")).code == 1045
@@ -131,7 +126,7 @@ async def test_a_wrong_token_is_refused_and_audited(access: Access, tmp_path: Pa
     access.add("other", "--read", "*")
     with running(tmp_path, **access.settings, **access.certificate) as server:
         for name, token in (("root", "wrong"), ("root", access.tokens["other"]), ("nobody", access.tokens["root"])):
-            client = await XClient.connect(address(server))
+            client = await XClient.connect(server.xproto)
             await client.read()
             await client.start_tls(access.tls)
             reply = await client.log_in_plain(name, token)
@@ -160,7 +155,7 @@ async def test_a_session_ends_with_its_certificate(tmp_path: Path, workers: int)
         own = issue(certificates.authority, x509.DNSName("billing.example.org"), seconds=10)
         (tmp_path / "client.pem").write_bytes(own.cert + own.key)
         tls.load_cert_chain(tmp_path / "client.pem")
-        async with connected(address(server), logs_in=False) as client:
+        async with connected(server.xproto, logs_in=False) as client:
             await client.start_tls(tls)
             assert (await client.log_in()).code == 0
             assert (await client.sql("SELECT 1")).code == 0
@@ -221,20 +216,20 @@ async def test_quotas_hold_on_statements(access: Access, tmp_path: Path) -> None
 async def test_every_worker_listens(tmp_path: Path) -> None:
     """All workers serve the port; their sessions make different ids in one collection."""
     with running(tmp_path, xproto_listen="127.0.0.1:0", workers=2, log_level="warning") as server:
-        async with connected(address(server)) as client:
+        async with connected(server.xproto) as client:
             await client.create_collection()
         ids: set[str] = set()
         for _ in range(200):
-            async with connected(address(server)) as client:
+            async with connected(server.xproto) as client:
                 ids |= set((await client.add("{}")).ids)
             if len({doc_id[:12] for doc_id in ids}) == 2:
                 break
         assert len({doc_id[:12] for doc_id in ids}) == 2
-        async with connected(address(server)) as client:
+        async with connected(server.xproto) as client:
             assert len((await client.find()).rows) == len(ids)
             assert (await client.sql("SET GLOBAL mysqlx_document_id_unique_prefix = 77")).code == 0
         for _ in range(8):
-            async with connected(address(server)) as client:
+            async with connected(server.xproto) as client:
                 assert (await client.sql("SELECT @@mysqlx_document_id_unique_prefix")).rows == [b"M"]
 
 
@@ -242,7 +237,7 @@ async def test_metrics_have_calls_and_connections(tmp_path: Path) -> None:
     """The metrics have calls by kind and code, added documents, and open connections."""
     settings = {"xproto_listen": "127.0.0.1:0", "http_listen": "127.0.0.1:0"}
     with running(tmp_path, **settings) as server:
-        async with connected(address(server)) as client:
+        async with connected(server.xproto) as client:
             await client.create_collection()
             await client.add("{}", "{}")
             await client.add('{"_id": 1}', '{"_id": 1}')
@@ -264,7 +259,7 @@ async def test_metrics_have_calls_and_connections(tmp_path: Path) -> None:
 async def test_a_stop_ends_idle_sessions(tmp_path: Path) -> None:
     """SIGTERM sends each idle session 1053; the server ends with 0, long before drain_timeout."""
     with running(tmp_path, xproto_listen="127.0.0.1:0", drain_timeout="60s") as server:
-        async with connected(address(server)) as client:
+        async with connected(server.xproto) as client:
             server.send(signal.SIGTERM)
             reply = await client.reply()
             assert reply.code == 1053
@@ -290,8 +285,8 @@ async def test_killed_servers_keep_what_they_answered(kind: str, tmp_path: Path,
         for number in range(rounds):
             async with (
                 running_beside(tmp_path, store=store, **settings) as server,
-                connected(address(server)) as first,
-                connected(address(server)) as second,
+                connected(server.xproto) as first,
+                connected(server.xproto) as second,
             ):
                 await first.create_collection()
                 adding = [asyncio.create_task(add(client)) for client in (first, second)]
@@ -302,7 +297,7 @@ async def test_killed_servers_keep_what_they_answered(kind: str, tmp_path: Path,
         assert len(set(received)) == len(received)
         async with (
             running_beside(tmp_path, store=store, **settings) as server,
-            connected(address(server)) as client,
+            connected(server.xproto) as client,
         ):
             stored = [json.loads(row)["_id"] for row in (await client.find()).rows]
     assert set(received) <= set(stored)

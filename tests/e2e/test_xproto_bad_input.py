@@ -11,7 +11,6 @@ import pytest
 import idalloc.aio
 from idalloc.xprotocol.v1 import crud_pb2, expression_pb2, notice_pb2
 from idalloc_server.xproto import frames
-from tests.e2e.test_xproto import address
 from tests.support.certificates import Certificates
 from tests.support.faults.resources import read_resources
 from tests.support.processes import Server, running
@@ -66,12 +65,12 @@ async def test_broken_frames_end_only_their_connection(
     too_long = (2**31).to_bytes(4, "little") + b"\x12"
     broken = [bytes(4), b"\x01", too_long, nested(10_000), frames.frame(12, b"\xff" * 50), frames.frame(18)]
     for content in broken:
-        async with connected(address(server), logs_in=logs_in) as client:
+        async with connected(server.xproto, logs_in=logs_in) as client:
             client.writer.write(content)
             client.writer.write_eof()
             answer = await client.rest()
             assert answer == b"" or answer[4] == frames.ERROR
-    async with connected(address(server)) as client:
+    async with connected(server.xproto) as client:
         client.writer.write(frames.frame(99, b"x"))
         assert (await client.reply()).code == 1047
         assert (await client.sql("SELECT 1")).code == 0
@@ -80,7 +79,7 @@ async def test_broken_frames_end_only_their_connection(
 
 async def test_deep_criteria_are_answered_within_the_limit(server: Server) -> None:
     """A criterion within protobuf's limit is answered; a deeper one ends only its connection."""
-    async with connected(address(server)) as client:
+    async with connected(server.xproto) as client:
         await client.create_collection()
         deep = expression_pb2.Expr(type=expression_pb2.EXPR_TYPE_LITERAL)
         deep.literal.type = notice_pb2.SCALAR_TYPE_V_BOOL
@@ -96,7 +95,7 @@ async def test_deep_criteria_are_answered_within_the_limit(server: Server) -> No
 
 async def test_a_client_that_reads_nothing_takes_no_memory(server: Server, grpc_client: idalloc.aio.Client) -> None:
     """Unread replies of 500 MB wait in the store, not in memory, while others are answered."""
-    async with connected(address(server)) as client:
+    async with connected(server.xproto) as client:
         await client.create_collection()
         assert (await client.add(f'{{"text": "{"x" * 1_000_000}"}}')).code == 0
         before = memory(server)
@@ -104,14 +103,14 @@ async def test_a_client_that_reads_nothing_takes_no_memory(server: Server, grpc_
         client.writer.write(find * 500)
         for _ in range(50):
             await grpc_client.allocate_range("orders", 1)
-        async with connected(address(server)) as other:
+        async with connected(server.xproto) as other:
             assert len((await other.add("{}")).ids) == 1
         assert memory(server) - before < MOST_MB
 
 
 async def test_a_message_is_bounded(server: Server) -> None:
     """A message up to xproto_max_message is served; a longer one's header ends the connection."""
-    async with connected(address(server)) as client:
+    async with connected(server.xproto) as client:
         await client.create_collection()
         assert (await client.add(f'{{"text": "{"x" * 4_000_000}"}}')).code == 0
         client.writer.write((4 * 2**20 + 1).to_bytes(4, "little"))
@@ -120,7 +119,7 @@ async def test_a_message_is_bounded(server: Server) -> None:
 
 async def test_pipelined_messages_are_answered_in_order(server: Server) -> None:
     """A client may send many messages before it reads; the replies come in their order."""
-    async with connected(address(server)) as client:
+    async with connected(server.xproto) as client:
         await client.create_collection()
         for number in range(200):
             client.send(insert(f'{{"_id": "{number:03}"}}', "{}"))
@@ -137,12 +136,12 @@ async def test_a_client_that_leaves_writes_no_traceback(tmp_path: Path) -> None:
     before, after = frames.frame(1) * 40, frames.frame(17, find) + frames.frame(18, insert("{}"))
     settings = {"xproto_listen": "127.0.0.1:0", "tls_cert": shown.cert, "tls_key": shown.key}
     with running(tmp_path, log_level="warning", **settings) as server:
-        async with connected(address(server)) as client:
+        async with connected(server.xproto) as client:
             await client.create_collection()
             assert (await client.add(f'{{"text": "{"x" * 500_000}"}}')).code == 0
         for number in range(200):
             has_tls, logs_in = number % 4 == 0, number % 3 > 0
-            async with connected(address(server), logs_in=logs_in and not has_tls) as client:
+            async with connected(server.xproto, logs_in=logs_in and not has_tls) as client:
                 if has_tls:
                     await client.start_tls(tls)
                     assert not logs_in or (await client.log_in()).code == 0
@@ -152,6 +151,6 @@ async def test_a_client_that_leaves_writes_no_traceback(tmp_path: Path) -> None:
                     raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 if not number % 5:
                     await client.read()
-        async with connected(address(server)) as client:
+        async with connected(server.xproto) as client:
             assert (await client.sql("SELECT 1")).rows == [b"\x02"]
         assert lines_beside_audit(server) == []

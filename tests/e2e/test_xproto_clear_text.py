@@ -13,7 +13,6 @@ import pytest
 from idalloc.xprotocol.v1 import connection_pb2
 from idalloc_server.xproto import frames
 from idalloc_server.xproto.session import MESSAGES_A_TURN
-from tests.e2e.test_xproto import address
 from tests.support.certificates import Certificates
 from tests.support.processes import running
 from tests.support.xproto_client import connected, set_tls
@@ -68,9 +67,9 @@ async def test_clear_text_before_the_handshake_is_not_run(tmp_path: Path, tries:
         delays = [LONGEST * number / tries for number in range(tries)]
         with ThreadPoolExecutor(2) as pool:
             for clear in (LOGIN, b"\0"):
-                attack = partial(inject, address(server), tls, clear)
+                attack = partial(inject, server.xproto, tls, clear)
                 assert Counter(pool.map(attack, delays)) == {"closed": tries}
-        async with connected(address(server), logs_in=False) as client:
+        async with connected(server.xproto, logs_in=False) as client:
             await client.start_tls(tls)
             assert (await client.log_in()).code == 0
             assert (await client.sql("SELECT 1")).rows == [b"\x02"]

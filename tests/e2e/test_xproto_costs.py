@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import idalloc.aio
-from tests.e2e.test_xproto import address
 from tests.support.faults.resources import ResourceMonitor
 from tests.support.processes import Server, running, running_beside
 from tests.support.server_calls import lines_beside_audit
@@ -31,7 +30,7 @@ SECONDS, ATTACKERS = 5.0, 2
 async def check_codes(server: Server, attacks: Mapping[str, Attack]) -> None:
     """Assert that each attack on one connection gets its error, and that nothing is stored."""
     codes = {}
-    async with connected(address(server)) as client:
+    async with connected(server.xproto) as client:
         # With 400 order items, more than may be sorted.
         await prepare(client, many=1_001)
         for name, attack in attacks.items():
@@ -71,13 +70,13 @@ async def test_others_are_served_while_an_attack_goes_on(tmp_path: Path, name: s
                 codes[(await client.reply()).code] += 1
 
     with running(tmp_path, xproto_listen="127.0.0.1:0", log_level="warning") as server:
-        async with connected(address(server)) as client:
+        async with connected(server.xproto) as client:
             await prepare(client)
         async with idalloc.aio.Client(server.address, timeout=60) as caller:
             await caller.allocate_range("orders", 1)
             with ResourceMonitor(server.process.pid) as watch:
                 ends = time.monotonic() + SECONDS
-                attacks = [asyncio.create_task(attack(address(server), ends)) for _ in range(ATTACKERS)]
+                attacks = [asyncio.create_task(attack(server.xproto, ends)) for _ in range(ATTACKERS)]
                 while time.monotonic() < ends:
                     began = time.monotonic()
                     await caller.allocate_range("orders", 1)

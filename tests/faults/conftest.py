@@ -16,6 +16,8 @@ import pytest
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.store.urls import open_store
 from tests.support.faults import results_page
+from tests.support.faults.issued_ranges import ReservedPort
+from tests.support.faults.local_clients import LoggedClients
 from tests.support.faults.scenario import Scenario
 from tests.support.opensearch.real import RELEASES, OpenSearchNode, missing
 
@@ -98,6 +100,20 @@ def rng() -> random.Random:
     seed = int(os.environ.get("IDALLOC_TEST_SEED") or random.randrange(2**32))
     print(f"IDALLOC_TEST_SEED={seed}")
     return random.Random(seed)
+
+
+@pytest.fixture
+def ports() -> Iterator[list[ReservedPort]]:
+    """Three ports for nodes that restart at the same address."""
+    made = [ReservedPort() for _ in range(3)]
+    yield made
+    for port in made:
+        port.close()
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> LoggedClients:
+    return LoggedClients(tmp_path)
 
 
 class Documented:

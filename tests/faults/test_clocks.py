@@ -26,11 +26,6 @@ DAY = 86400.0
 YEAR = 365 * DAY
 
 
-@pytest.fixture
-def logs(tmp_path: Path) -> LoggedClients:
-    return LoggedClients(tmp_path)
-
-
 @pytest.mark.scenario(3, "nodes started at once on one prefix, with the same second on the clock")
 class TestSamePrefixAndSecond:
     @pytest.fixture

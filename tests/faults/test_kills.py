@@ -4,7 +4,6 @@ import json
 import os
 import random
 import signal
-from collections.abc import Iterator
 
 import pytest
 
@@ -17,15 +16,6 @@ from tests.support.waiting import hold_for
 ALL_KINDS = "ranges,once,ids,stream,docids,texts"
 # Errors that an application may get while a server is down.
 AWAY = {"SERVER_UNREACHABLE", "STORE_UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "REQUEST_ID_BURNED"}
-
-
-@pytest.fixture
-def ports() -> Iterator[list[ReservedPort]]:
-    """Ports for nodes that restart at the same address."""
-    made = [ReservedPort() for _ in range(3)]
-    yield made
-    for port in made:
-        port.close()
 
 
 def make_rising(node: Server) -> None:

@@ -25,11 +25,6 @@ def scenario(tmp_path: Path) -> Iterator[Scenario]:
     made.close()
 
 
-@pytest.fixture
-def logs(tmp_path: Path) -> LoggedClients:
-    return LoggedClients(tmp_path)
-
-
 @pytest.fixture(params=["sqlite", "crate", "opensearch"])
 def each_store(request: pytest.FixtureRequest, scenario: Scenario) -> Iterator[None]:
     if request.param != "crate":

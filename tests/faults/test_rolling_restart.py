@@ -1,9 +1,7 @@
 """Rolling restarts under load cause no errors in applications that use the SDK."""
 
-import json
 import os
 import signal
-from collections.abc import Iterator
 from itertools import islice
 
 import pytest
@@ -12,6 +10,7 @@ import idalloc
 from tests.support.faults.issued_ranges import ReservedPort, read_ranges
 from tests.support.faults.scenario import ClientProcess, Scenario, Summary
 from tests.support.processes import Server
+from tests.support.server_calls import worker_pids
 
 ALL_KINDS = "ranges,ids,stream,texts,docids,once"
 
@@ -20,15 +19,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "transport" in metafunc.fixturenames:
         full = metafunc.config.getoption("--full", False)
         metafunc.parametrize("transport", ["grpcio", "native"] if full else ["grpcio"])
-
-
-@pytest.fixture
-def ports() -> Iterator[list[ReservedPort]]:
-    """Three ports for servers that restart at the same address."""
-    made = [ReservedPort() for _ in range(3)]
-    yield made
-    for port in made:
-        port.close()
 
 
 def start_clients(scenario: Scenario, nodes: list[Server], count: int) -> list[ClientProcess]:
@@ -51,12 +41,6 @@ def stop(scenario: Scenario, clients: list[ClientProcess]) -> list[Summary]:
     """Stop the clients, after each has received ids once more."""
     scenario.wait_for_records(clients, 50)
     return [client.stop() for client in clients]
-
-
-def worker_pids(server: Server) -> list[int]:
-    """Return the process ids of all workers that were ever started."""
-    events = [json.loads(line) for line in server.log.read_text().splitlines()]
-    return [event["pid"] for event in events if event["event"] == "worker_started"]
 
 
 @pytest.mark.scenario(11, "a rolling restart of three nodes under load")

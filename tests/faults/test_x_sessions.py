@@ -1,7 +1,6 @@
 """Thousands of X Protocol connections: memory is bounded, and gRPC's callers are served."""
 
 import asyncio
-import json
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,21 +47,16 @@ def overload(scenario: Scenario, transport: str, max_connections: int) -> Iterat
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def address(overload: Overload) -> str:
-    """Return the address of the port."""
-    return str(json.loads(overload.node.serving)["xproto"])
-
-
 def open_connections(overload: Overload) -> int:
     """Return how many connections to the port the server has not closed."""
-    port = int(address(overload).rpartition(":")[2])
+    port = int(overload.node.xproto.rpartition(":")[2])
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return sum(local.endswith(f":{port:04X}") and state == ESTABLISHED for _, local, _, state, *_ in rows)
 
 
 async def added_ids(overload: Overload) -> list[str]:
     """Add a document, and return the ids."""
-    async with connected(address(overload)) as client:
+    async with connected(overload.node.xproto) as client:
         await client.create_collection()
         return (await client.add("{}")).ids
 
@@ -72,7 +66,7 @@ async def added_ids(overload: Overload) -> list[str]:
 def test_thousands_of_sessions_use_bounded_memory(overload: Overload) -> None:
     """5,000 sessions at once use bounded memory; their end frees all descriptors."""
     number = overload.scenario.pick(300, NUMBER)
-    with overload.attack("x_sessions", number, target=address(overload), until="session") as attack:
+    with overload.attack("x_sessions", number, target=overload.node.xproto, until="session") as attack:
         overload.scenario.count_faults(number)
         assert attack.seen == {str(frames.AUTHENTICATE_OK): number}
         assert len(asyncio.run(added_ids(overload))) == 1
@@ -90,7 +84,7 @@ def test_thousands_of_sessions_use_bounded_memory(overload: Overload) -> None:
 def test_logins_that_never_end_are_closed(overload: Overload, until: str) -> None:
     """5,000 connections whose login never ends use bounded memory, and are closed."""
     number = overload.scenario.pick(300, NUMBER)
-    with overload.attack("x_sessions", number, target=address(overload), until=until) as attack:
+    with overload.attack("x_sessions", number, target=overload.node.xproto, until=until) as attack:
         overload.scenario.count_faults(number)
         last = frames.NOTICE if until == "hello" else frames.AUTHENTICATE_CONTINUE
         assert attack.seen == {str(last): number}
@@ -111,7 +105,7 @@ def test_logins_that_never_end_are_closed(overload: Overload, until: str) -> Non
 def test_connections_beyond_the_limit_are_refused(overload: Overload, max_connections: int) -> None:
     """Of 5,000 connections those beyond xproto_max_connections get an error, and use no memory."""
     number = overload.scenario.pick(300, NUMBER)
-    with overload.attack("x_sessions", number, target=address(overload), until="session") as attack:
+    with overload.attack("x_sessions", number, target=overload.node.xproto, until="session") as attack:
         overload.scenario.count_faults(number)
         assert attack.seen == {
             str(frames.AUTHENTICATE_OK): max_connections,

@@ -33,7 +33,7 @@ DAY = 86_400.0
 class Outages(NamedTuple):
     """The stores of a scenario."""
 
-    nodes: int  # the number of nodes
+    nodes: int
     # Makes the store unavailable within its block.
     outage: Callable[[], AbstractContextManager[None]]
 

@@ -21,7 +21,7 @@ NO_CLIENT_CERTIFICATES = {"require_client_certificate: true": "require_client_ce
 class Target(NamedTuple):
     """A running server, one port of which is flooded."""
 
-    address: str  # the flooded address
+    address: str
     callers: dict[str, Any]  # the options of ``tests/floods/callers.py``
     pids: list[int]  # the processes whose descriptors and memory count
     # The file with the authority of the flooded port's certificate; None if it has none.

@@ -31,7 +31,7 @@ class Language:
     """A language and its example."""
 
     name: str  # the folder in examples/
-    program: tuple[str, ...]  # the command of the program
+    program: tuple[str, ...]  # its command
     # The commands that build the example and run its own tests, in its folder.
     steps: Callable[[], list[list[str]]] = list
     # The commands that must be installed, with the version that the example needs.

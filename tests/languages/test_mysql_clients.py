@@ -1,6 +1,5 @@
 """The programs of examples/mysql, with MySQL's own clients, against a real server."""
 
-import json
 import re
 import subprocess
 from pathlib import Path
@@ -12,7 +11,7 @@ from tests.languages.conftest import Secrets
 from tests.languages.programs import EXAMPLES, LANGUAGES, Language, java_steps
 from tests.support.environments import mysqlx_python
 from tests.support.paths import ROOT
-from tests.support.processes import Server, environment, running
+from tests.support.processes import environment, running
 
 # With cold caches a build downloads its packages.
 pytestmark = [pytest.mark.languages, pytest.mark.timeout(900)]
@@ -58,11 +57,6 @@ def ids(client: Language, uri: str) -> list[str]:
     return done.stdout.split()
 
 
-def address(server: Server) -> str:
-    """Return the address for X DevAPI clients."""
-    return str(json.loads(server.serving)["xproto"])
-
-
 def ssl(client: Language, mode: str) -> str:
     """Return the part of a URI that selects a mode of TLS."""
     return f"{'xdevapi.' if client.name == 'mysql/java' else ''}ssl-mode={mode}"
@@ -71,7 +65,7 @@ def ssl(client: Language, mode: str) -> str:
 def test_a_program_prints_the_ids_of_its_documents(client: Language, tmp_path: Path) -> None:
     """F4, F5: the server makes and returns each document's id; a second run gets larger ones."""
     with running(tmp_path, xproto_listen="127.0.0.1:0", node_prefix=7) as server:
-        uri = f"mysqlx://shop:any@{address(server)}?{ssl(client, 'DISABLED')}"
+        uri = f"mysqlx://shop:any@{server.xproto}?{ssl(client, 'DISABLED')}"
         first, second = ids(client, uri), ids(client, uri)
     assert len(first) == len(second) == IDS_A_RUN
     assert all(re.fullmatch("0007[0-9a-f]{24}", each) for each in first + second)
@@ -82,7 +76,7 @@ def test_a_program_logs_in_with_a_token(client: Language, secrets: Secrets, tmp_
     """With access an identity logs in over TLS by name and token; another token does not."""
     token = quote(secrets.token_file.read_text().strip(), safe="")
     with running(tmp_path, xproto_listen="127.0.0.1:0", **secrets.settings) as server:
-        at = f"@{address(server)}?{ssl(client, 'REQUIRED')}"
+        at = f"@{server.xproto}?{ssl(client, 'REQUIRED')}"
         assert len(ids(client, f"mysqlx://tests:{token}{at}")) == IDS_A_RUN
         refused = run(client, f"mysqlx://tests:wrong{at}")
     assert refused.returncode != 0

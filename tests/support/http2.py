@@ -95,7 +95,7 @@ def _read(connection: socket.socket, size: int) -> bytes:
     while len(data) < size:
         piece = connection.recv(size - len(data))
         if not piece:
-            raise ConnectionResetError("the server closed it")
+            raise ConnectionResetError("the server closed the connection")
         data += piece
     return data
 

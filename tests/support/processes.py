@@ -28,6 +28,16 @@ class Server:
     serving: str  # the line of the event ``serving`` that it printed
     log: Path  # the file with its log
 
+    @property
+    def http(self) -> str:
+        """The URL of the HTTP port."""
+        return str(json.loads(self.serving)["http"])
+
+    @property
+    def xproto(self) -> str:
+        """The address of the X Protocol's port, host:port."""
+        return str(json.loads(self.serving)["xproto"])
+
     def send(self, number: signal.Signals) -> None:
         """Send a signal."""
         os.kill(self.process.pid, number)
@@ -68,6 +78,20 @@ def environment(**settings: str) -> dict[str, str]:
     others = ("IDALLOC_", "MAKE", "MFLAGS", "ARGS")  # make exports what it was called with
     clean = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     return clean | {f"IDALLOC_{name.upper()}": value for name, value in settings.items()}
+
+
+def idalloc(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of the client on a server; it may fail."""
+    command, env = [IDALLOC, *arguments], environment(server=server.address)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=50)
+
+
+@contextmanager
+def locked(database: Path) -> Iterator[None]:
+    """Lock a SQLite file during the block, so that no server can write to it."""
+    with closing(sqlite3.connect(database, timeout=20, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
 
 
 def serve_command(**settings: object) -> list[str]:

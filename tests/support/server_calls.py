@@ -27,7 +27,7 @@ def id_allocator(channel: grpc.Channel) -> Any:
 
 def status_of(server: Server, path: str, host: str) -> int:
     """Return the status with which the HTTP port answers a request under a name."""
-    address = json.loads(server.serving)["http"].removeprefix("http://").rstrip("/")
+    address = server.http.removeprefix("http://").rstrip("/")
     with closing(HTTPConnection(address, timeout=30)) as connection:
         connection.request("GET", path, headers={"Host": host})
         return connection.getresponse().status

@@ -245,7 +245,7 @@ def test_documents_of_one_version_are_found_by_the_other(mix: Mix) -> None:
     """P6: servers of two versions add documents with own ids to one collection; both find all."""
     if mix.scenario.store.startswith("opensearch"):
         pytest.skip("OpenSearch keeps no documents")
-    ports = {version: str(json.loads(server.serving)["xproto"]) for version, server in mix.servers.items()}
+    ports = {version: server.xproto for version, server in mix.servers.items()}
 
     async def add_and_find() -> None:
         async with connected(ports["before"]) as before, connected(ports["this"]) as this:

@@ -1,7 +1,6 @@
 """MySQL's own clients get MySQL's answers from idalloc."""
 
 import asyncio
-import json
 import socket
 from pathlib import Path
 
@@ -39,7 +38,7 @@ async def test_a_stock_client_gets_mysqls_answers(client: str, kind: str, tmp_pa
         empty_store(kind, tmp_path) as store,
         running_beside(tmp_path, log_level="warning", store=store, **settings) as server,
     ):
-        port = json.loads(server.serving)["xproto"].rpartition(":")[2]
+        port = server.xproto.rpartition(":")[2]
         driving = await asyncio.create_subprocess_exec(
             *command, "--port", port, "--scenarios", conformance.SCENARIOS, stdout=asyncio.subprocess.PIPE
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.test_xproto import Access, address
+from tests.e2e.test_xproto import Access
 from tests.support.mysql import clients
 from tests.support.processes import running
 
@@ -27,7 +27,7 @@ async def test_a_stock_client_shows_why_a_login_fails(client: str, tmp_path: Pat
     scenarios = tmp_path / "scenarios.json"
     scenarios.write_text(json.dumps([{"name": "logins", "bare": True, "steps": steps}]))
     with running(tmp_path, **access.settings, **access.certificate) as server:
-        port = address(server).rpartition(":")[2]
+        port = server.xproto.rpartition(":")[2]
         driving = await asyncio.create_subprocess_exec(
             *command, "--port", port, "--scenarios", scenarios, stdout=asyncio.subprocess.PIPE
         )

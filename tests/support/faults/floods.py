@@ -155,4 +155,4 @@ def _drain(connection: socket.socket) -> int:
             size += len(data)
     except _WOULD_BLOCK:
         return size
-    raise ConnectionResetError("the server closed it")
+    raise ConnectionResetError("the server closed the connection")

@@ -13,8 +13,8 @@ class IssuedRange(NamedTuple):
 
     sequence: str
     node: int  # the node id of the process that issued the range
-    lowest: int  # the lowest id
-    highest: int  # the highest id
+    lowest: int
+    highest: int
     step: int  # the difference between successive ids
     generation: int  # the sequence's generation
     asked: int  # when the call was sent

@@ -128,7 +128,7 @@ class NodeControl:
 class ForkResult:
     """What a forked child was able to issue."""
 
-    pid: int  # its process id
+    pid: int
     ids: int  # how many sequence ids and document ids it issued; its log has them
     uuids: list[str]  # the UUIDs of version 7 that it issued
     refusals: dict[str, int]  # counts of errors, by message

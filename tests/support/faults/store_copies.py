@@ -23,7 +23,7 @@ class CopiedStore:
     """A store and its SQLite file, which is idalloc's own or the CrateDB emulator's."""
 
     url: str  # the setting ``store``
-    file: Path  # the SQLite file
+    file: Path
 
     def copy(self, name: str = "copy") -> Path:
         """Copy the store, and return the copy's file."""
@@ -45,7 +45,7 @@ class CopiedOpenSearch:
     """A store in OpenSearch, whose documents are copied to a file and back, as by a snapshot."""
 
     url: str  # the setting ``store``
-    folder: Path  # the folder of the copies
+    folder: Path  # of the copies
 
     def copy(self, name: str = "copy") -> Path:
         """Copy the store, and return the copy's file."""
