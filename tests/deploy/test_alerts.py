@@ -166,8 +166,7 @@ def test_expired_leases_are_a_burn_rate(tmp_path: Path) -> None:
             idalloc(server, "allocate", "orders")
             wait_until(lambda: sum(value(server, "idalloc_ids_burned_total")) > before, "ids are burned")
 
-        # The ids issued before the pause do not count: on a slow machine they are many more than a
-        # lease has.
+        # Ids from before the pause do not count: a slow machine issues many more than a lease has.
         with connect(server) as channel, ThreadPoolExecutor() as pool:
             using = pool.submit(use, channel)
             try:

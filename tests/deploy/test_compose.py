@@ -84,8 +84,7 @@ def test_prometheus_scrapes_both_servers(tmp_path: Path) -> None:
         running(tmp_path, http_listen="127.0.0.1:0", http_hosts=names) as server,
         socket.create_server(("127.0.0.1", 0)) as free,
     ):
-        # Nothing resolves the names here: the server stands in for a proxy, and gets them in the
-        # header Host.
+        # Nothing resolves the names here: as a proxy, the server gets them in the header Host.
         config["scrape_configs"][0]["proxy_url"] = server.http
         file = tmp_path / "prometheus.yml"
         file.write_text(yaml.safe_dump(config))

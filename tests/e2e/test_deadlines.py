@@ -86,8 +86,7 @@ async def test_short_deadlines_on_a_real_server(tmp_path: Path, transport: str) 
         for rpc in CALLS_OF:
             outcomes = await call_at_rate(stubs, rpc, rpc)
             print(transport, rpc, dict(outcomes))
-            # All, unless the disk is busy: then the store is late. A call with a request_id waits
-            # for three commits.
+            # All, unless a busy disk delays the store; a request_id waits for three commits.
             assert outcomes["OK"] > outcomes.total() / 5, (rpc, outcomes)
         slow: Counter[str] = Counter()
         for rpc in CALLS_OF:

@@ -137,7 +137,7 @@ def test_an_export_from_before_the_new_store_served_is_refused(tmp_path: Path) -
 
 
 def test_an_operator_may_say_that_no_id_was_issued(tmp_path: Path) -> None:
-    """Without the successor, only an option by which the operator vouches reactivates a store."""
+    """Without its successor, a store is reactivated only by `--no-ids-since-export`."""
     store = f"sqlite://{tmp_path}/ids.db"
     with running(tmp_path, store=store, **LEASE) as server, Client(server.address) as client:
         last = client.allocate_range("orders", 10)[-1]

@@ -58,8 +58,7 @@ class TestSamePrefixAndSecond:
             starts = take(clients)
             assert sorted(starts) == list(range(SECOND, SECOND + count))
 
-            # In the same second, kill some nodes, and start others, one of them with several
-            # processes.
+            # In the same second, kill some nodes and start others, one with several processes.
             for node in nodes[:killed]:
                 node.process.kill()
                 node.process.wait()
@@ -117,8 +116,7 @@ def test_document_ids_rise_over_restarts_with_any_clock(scenario: Scenario, logs
     assert all(one < other for one, other in pairwise(ids))
     assert all(one < other for one, other in pairwise(orders))
 
-    # A clock past 2106 does not fit into a document id, and must not move the prefix's start
-    # timestamp.
+    # A document id has no clock past 2106, which must not move the prefix's start timestamp.
     clock.set_wall_clock(2**32)
     [node] = scenario.launch_nodes(1, module=NODE, arguments=clock.arguments, node_prefix=7)
     assert not wait_until_serving(node)
@@ -205,8 +203,7 @@ class TestJumps:
                         clock.advance_boot_clock(jumps.uniform(0, 400))  # a suspend of up to two leases
                 scenario.count_faults()
                 wait_for_answers(scenario, callers)
-            # Timestamps are refused while the clock is behind them, so set all clocks ahead of the
-            # latest one.
+            # Timestamps are refused while a clock is behind them: set all ahead of the latest one.
             refused = sum(caller.errors["SEQUENCE_AHEAD_OF_CLOCK"] for caller in ticks)
             for clock in clocks:
                 clock.set_wall_clock(offset=2 * YEAR)

@@ -197,8 +197,7 @@ def test_a_forked_server_issues_no_ids(scenario: Scenario, tmp_path: Path, worke
             lambda: uuids.extend(map(str, clients[3].uuids(10))),
         ]
         callers = [CallLoop(call) for call in calls]
-        # gRPC does not support this fork, and some children crash in it: fork until one child has
-        # tried to issue ids.
+        # gRPC does not support this fork, which crashes some children: fork until one tried.
         turns = 0
         while turns < scenario.pick(3, 100) or (turns < MOST_FORKS and not fork_results(forked)):
             turns += 1

@@ -20,8 +20,7 @@ PAUSED_SECONDS = 40
 # Writes hung for 12 s at most after the primary was killed.
 KILLED_SECONDS = 12
 RECOVERY_SECONDS = 180
-# A steady caller gets ids every 0.05 s; the rest is for the busy cores, on which OpenSearch starts
-# again.
+# A steady caller gets ids every 0.05 s; the rest is for cores busy with OpenSearch's restart.
 UNNOTICED_SECONDS = 3
 
 

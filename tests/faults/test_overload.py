@@ -219,8 +219,7 @@ def test_oversized_requests_are_refused(overload: Overload) -> None:
     with overload.attack("large_messages", number, concurrency=concurrency, size=64_000_000) as attack:
         overload.scenario.count_faults(number)
         assert attack.seen == {"RESOURCE_EXHAUSTED": number}
-    # grpcio refuses a message as soon as its length is known. Native reads it completely, and
-    # copies it.
+    # grpcio refuses a message once its length is known; native reads and copies it whole.
     overload.assert_memory(concurrency * (2 * 64 if overload.transport == "native" else 4))
     overload.assert_resources_released()
     overload.prove(

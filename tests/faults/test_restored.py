@@ -169,8 +169,7 @@ def test_an_advance_on_any_node_ends_all_refusals(scenario: Scenario) -> None:
     clients = [scenario.start_client(node, mode="ranges,once", pause=PAUSE) for node in nodes]
     scenario.wait_for_records(clients, more=20)
     copy = store.copy()
-    # The first node sees two more generations than the copy, the other one sees one more. The copy
-    # has no customers.
+    # The first node sees two more generations than the copy, which has no customers; the other one.
     copied, _ = last_record(clients[1])
     run_cli("sequences", "advance", "orders", "--past", 0, "--no-wait", "--server", one.address)
     scenario.wait_until(lambda: last_record(clients[1])[0] > copied, "the other node sees the next generation")
@@ -186,8 +185,7 @@ def test_an_advance_on_any_node_ends_all_refusals(scenario: Scenario) -> None:
     scenario.wait_until(lambda: bool(values_before_restore(other, "orders")), "the other node refuses too")
     wait_until_all_are_refused(scenario, clients)
 
-    # An advance on the node that saw less is enough: its generation follows the clock, and is newer
-    # than a lost one.
+    # An advance on the node that saw less is enough: generations follow the clock, past lost ones.
     run_cli("sequences", "advance", "orders", "--past", highest["orders"], "--server", other.address)
     scenario.wait_for_records([clients[0], clients[2]], more=20)
     assert "SEQUENCE_NOT_FOUND" in run_cli(
@@ -223,8 +221,7 @@ def test_a_replaced_file_is_refused_until_all_nodes_stop(scenario: Scenario, imp
     assert message.startswith("STORE_REFUSED: ")
     assert f"{store.file} was replaced" in message
 
-    # As in the runbook: stop all nodes, remove the old file's -wal and -shm, and advance before
-    # clients call.
+    # As in the runbook: stop all nodes, remove -wal and -shm, and advance before clients call.
     assert [node.stop() for node in nodes] == [0, 0]
     for beside in ("-wal", "-shm"):
         store.file.with_name(store.file.name + beside).unlink(missing_ok=True)

@@ -20,8 +20,7 @@ pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no tim
 @pytest.mark.scenario(13, "an exception from a signal's handler, amid the client")
 @pytest.mark.parametrize(
     "from_server",
-    # With a server, 100,000 signals in ten programs: the client leaves a connection open for most
-    # signals.
+    # With a server 100,000 signals in ten programs: most leave a connection of the client open.
     [False, True, *[pytest.param(True, marks=pytest.mark.long)] * 9],
     ids=["memory", *[f"server-{number}" for number in range(1, 11)]],
 )

@@ -16,13 +16,11 @@ ALL_KINDS = "ranges,ids,stream,docids,texts,once"
 LEASES = {"lease_ttl": "9s", "store_timeout": "6s", "outage_reserve": "2s"}
 # Number of samples.
 SAMPLES = 90
-# Noise of memory, in MB: a leak of 1 kB per call grows ten times as much between two thirds of a
-# minute.
+# Noise of memory, in MB: a leak of 1 kB a call adds ten times as much in a third of a minute.
 MEMORY_MB = 2.0
 # In the short form caches and heaps still fill, so that only a large leak shows.
 SHORT_MEMORY_MB = 10.0
-# Memory that server and SDK keep for each name ever used; a sequence allocator that is never
-# dropped needs twice that.
+# What server and SDK keep for each name ever used; an allocator never dropped needs twice that.
 NAME_KB = 0.75
 # Noise of descriptors and threads, since connections and gRPC's own threads vary.
 DESCRIPTORS = 4

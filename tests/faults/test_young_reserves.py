@@ -153,8 +153,7 @@ def test_an_outage_over_a_periods_start_is_not_noticed(
     clock = NodeControl(scenario.folder / "clock.json")
     nodes = scenario.start_nodes(store.nodes, module=NODE, arguments=clock.arguments, **settings)
     steady_callers.create_sequences(nodes[0], reset="daily", format="{year}{month}{day}-{value}")
-    # The callers start between 3 and 1 times outage_reserve before the period's end; the outage
-    # begins 10 s later.
+    # Callers start 3 to 1 times outage_reserve before the period's end; the outage 10 s later.
     until_midnight = reserve + 2 * USED_SECONDS
     clock.set_wall_clock(offset=-time.time() % DAY - until_midnight)
     midnight = boot_time_ns() / 1e9 + until_midnight

@@ -38,8 +38,7 @@ from tests.support.xproto_client import XClient, set_tls
 CPU_SHARE = 0.3
 # Loopback addresses of strangers; callers have 127.0.0.1.
 STRANGERS = [f"127.0.0.{number}" for number in range(2, 10)]
-# Connections that a flood holds at the same time: those that cost both sides a handshake, and
-# silent ones.
+# Connections that a flood holds at once: those that cost both sides a handshake, and silent ones.
 _HELD, _SILENT = 400, 2_300
 _CONNECTING = 32  # at the same time
 _BOMB_BYTES = 64_000_000

@@ -79,8 +79,7 @@ def test_any_settings_file_is_read_or_refused(folder: Path, tried: str) -> None:
 
 def test_any_environment_is_read_or_refused(folder: Path, tried: str) -> None:
     """Settings of any value, as variables or flags, are loaded or refused as StartRefused."""
-    # An environment holds bytes other than zero, which Python decodes with surrogates where they
-    # are not UTF-8.
+    # An environment holds any byte but zero; Python decodes what is not UTF-8 with surrogates.
     odd = st.binary(max_size=20).map(lambda raw: os.fsdecode(raw.replace(b"\0", b"")))
     valid = st.sampled_from([each.strip('"') for each in LITERALS if "\\" not in each and "\n" not in each])
     # Without IDALLOC_CONFIG: the test above is about files.

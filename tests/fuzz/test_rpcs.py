@@ -53,11 +53,9 @@ TOO_LARGE = {
     grpc.StatusCode.INTERNAL: "(RST_STREAM (Received RST_STREAM with error code 1))",
     grpc.StatusCode.CANCELLED: "Locally cancelled by application!",
 }
-# Metadata of this size is always accepted; the rest of the 16 kB is for the path and gRPC's own
-# headers.
+# Metadata of this size is always accepted; the path and gRPC's own headers need the rest.
 ALWAYS_ACCEPTED = LARGEST_METADATA_BYTES - 2_000
-# Streams that stay open until their client cancels; a unary call of them would wait for its
-# deadline.
+# Streams that stay open until their client cancels; as unary calls they wait for the deadline.
 ENDLESS = ("/Watch", "/ServerReflectionInfo")
 # Errors of grpcio's client if the answer arrives before the whole request was sent.
 CLIENT_ERRORS = ('Failed "ExecuteBatch"', "Internal error from Core")
@@ -79,7 +77,7 @@ class Live:
     served: Served
     errors: list[str]
 
-    def try_it(
+    def send(
         self, method: str, contents: list[bytes], metadata: Any = (), kind: str = "stream_stream"
     ) -> grpc.StatusCode:
         """Make a call, check its status, and that an ordinary call is served."""
@@ -87,10 +85,10 @@ class Live:
         too_large = self.transport == "native" and size_of(metadata) > ALWAYS_ACCEPTED
         if not (too_large and code in TOO_LARGE and TOO_LARGE[code] in str(details)):
             assert code is grpc.StatusCode.OK or code in FAILURES, f"{code}: {details}"
-        self.serves()
+        self.assert_serves()
         return code
 
-    def serves(self) -> None:
+    def assert_serves(self) -> None:
         """Assert that an ordinary call is served, and that no errors were logged."""
         self.runner.run(self._allocate())
         assert not self.errors
@@ -119,8 +117,7 @@ class Live:
                         call.cancel()
                         return grpc.StatusCode.OK, None
         except asyncio.CancelledError:
-            # grpcio's client cancels a call itself if its connection ends while it sends the
-            # request.
+            # grpcio's client cancels a call itself if its connection ends while it sends.
             return await call.code(), await call.details()
         except grpc.aio.AioRpcError as error:
             if kind.startswith("stream") and str(error.details()).startswith(CLIENT_ERRORS):
@@ -173,7 +170,7 @@ def test_any_request_is_answered(transport: str, guarded: bool, method: str, tri
         @given(requests(METHODS[method].input_type), st.sampled_from(CREDENTIALS if guarded else CREDENTIALS[:1]))
         def check(content: bytes, metadata: Any) -> None:
             TRIED[tried] += 1
-            server.try_it(method, [content], metadata)
+            server.send(method, [content], metadata)
 
         check()
 
@@ -190,13 +187,13 @@ def test_calls_in_any_order_on_the_same_sequences_are_answered(transport: str, g
         with live(transport, guarded=guarded) as server:
             for name in NAMES:
                 created = sequences_pb2.CreateSequenceRequest(sequence=sequences_pb2.Sequence(name=name))
-                server.try_it(
+                server.send(
                     "/idalloc.v1.SequenceService/CreateSequence", [created.SerializeToString()], bearer("admin")
                 )
             for method, content in calls:
                 TRIED[tried] += 1
                 for who in ("allocate", "read", "admin") if guarded else ("allocate",):
-                    server.try_it(method, [content], bearer(who))
+                    server.send(method, [content], bearer(who))
 
     check()
 
@@ -222,8 +219,7 @@ def test_any_metadata_method_and_kind_of_call_is_answered(transport: str, guarde
     """Any metadata, path and kind of call is answered with a status of the contract."""
     paths = st.sampled_from([*METHODS, *METHODS, "/", "/a/b", "/idalloc.v1.IdAllocatorService/None", "/x" * 500])
     pairs = st.tuples(KEYS, VALUES).map(lambda pair: (pair[0], pair[1].encode() if "-bin" in pair[0] else pair[1]))
-    # From always accepted to always refused sizes; as numbers, which Hypothesis prints if they
-    # fail.
+    # From always accepted to always refused sizes, as numbers, which Hypothesis prints.
     sizes = st.tuples(KEYS, st.sampled_from([5_000, 9_000, 15_000, 17_000, 40_000]))
     large = st.none() | st.none() | sizes
     valid = id_allocator_pb2.AllocateRangeRequest(sequence="a").SerializeToString()
@@ -240,7 +236,7 @@ def test_any_metadata_method_and_kind_of_call_is_answered(transport: str, guarde
                 metadata.append((name, b"x" * (size * 3 // 4) if "-bin" in name else "x" * size))
             if method.endswith(ENDLESS):
                 kind = kind.replace("_unary", "_stream")
-            server.try_it(method, contents, metadata, kind)
+            server.send(method, contents, metadata, kind)
 
         check()
 
@@ -270,6 +266,6 @@ def test_noise_on_a_connection_does_not_affect_others(transport: str, tried: str
             host, _, port = server.served.address.rpartition(":")
             with socket.create_connection((host, int(port)), timeout=DEADLINE) as connection:
                 connection.sendall(content)
-            server.serves()
+            server.assert_serves()
 
         check()

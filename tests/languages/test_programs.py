@@ -19,8 +19,7 @@ from tests.support.waiting import hold_for, wait_until
 pytestmark = [pytest.mark.languages, pytest.mark.timeout(900)]
 
 TOTAL = 5_000_000
-# Small ranges and chunks: there is always a range to request, and a stream never fits into the
-# buffers of a connection.
+# Small ranges and chunks: some range is always due, and no stream fits a connection's buffers.
 RANGE_LIMIT = 1000
 POOL, STREAM, DOC_IDS = WAYS.index("pool"), WAYS.index("stream"), WAYS.index("doc-ids")
 BEYOND_NUMBER = 2**53 + 1  # the first integer that JavaScript's Number rounds
@@ -64,7 +63,7 @@ class KilledServer:
         )
 
     def kill_in_each_stream(self, users: list[Program]) -> None:
-        """Kill the server once in each stream of each program, or in several, until all ended."""
+        """Kill the server once in each stream, or in several at once, until all programs ended."""
         sizes: dict[tuple[str, int], int] = {}
 
         def is_in_stream(program: Program) -> bool:
@@ -225,8 +224,7 @@ def test_a_pause_past_the_lease_drops_ids(language: Language, tmp_path: Path) ->
                 assert program.process.wait(timeout=100) == 0, program.errors
                 numbers = [record for record in program.records if not record.doc_ids]
                 [used_last] = [record for record in numbers if program.ways[POOL].ids[1] in record.ids]
-            # It held more ids than it needed. Yet its last id is of a range that it requested after
-            # the pause.
+            # It held more ids than needed, yet its last id is of a range requested after the pause.
             assert used_last.asked - held[-1].answered > lease_ttl * 1e9
             return
     pytest.fail("the program was never paused while its pool held all ids that it needed")

@@ -142,6 +142,6 @@ def test_the_page_says_what_is_not_explored() -> None:
 
 
 def test_mutants_name_scenarios_that_exist() -> None:
-    """Each scenario that a mutant names is in the exploration; one without a finder names none."""
+    """Each scenario that a mutant names is in the exploration; one that none finds names none."""
     assert {name for mutant in MUTANTS.values() for name in mutant.scenarios} <= set(SCENARIOS)
     assert not [name for name, mutant in MUTANTS.items() if mutant.scenarios and mutant.unexplored]

@@ -38,7 +38,7 @@ def installs(clone: Path, target: str, **variables: str) -> list[str]:
 
 
 def test_tests_add_to_what_a_server_needs() -> None:
-    """`make test` keeps the packages of `make run`: both locks have their versions in common."""
+    """`make test` keeps the packages of `make run`: both locks have the same versions of them."""
     server, dev = locked("server.txt"), locked("dev.txt")
     assert server
     assert server - dev == set()

@@ -117,8 +117,7 @@ class NodeControl:
     def _write(self) -> None:
         new = self.file.with_suffix(".new")
         new.write_text(json.dumps(asdict(self._state)))
-        # The node compares modification times, which are too coarse to tell two writes in a row
-        # apart.
+        # The node compares modification times, which are too coarse for two writes in a row.
         number = next(self._writes)
         os.utime(new, ns=(number, number))
         new.replace(self.file)

@@ -12,8 +12,7 @@ from tests.support.processes import Server
 ONE, TEN, MANY, BATCHES, FORMATTED = "1 id", "10 ids", "1-100 ids", "batches", "formatted ids"
 # The sequence of each kind of call.
 KINDS = {ONE: "one", TEN: "ten", MANY: "many", BATCHES: "batches", FORMATTED: "formatted"}
-# The ids of consecutive calls of ``MANY``, of the requests of a batch, and of a call of
-# ``FORMATTED``.
+# The ids of consecutive calls of ``MANY``, of a batch's requests, and of a ``FORMATTED`` call.
 SIZES = random.Random(1).sample(range(1, 101), 100)
 BATCH = (1, 5, 20)
 TEXTS = 3
