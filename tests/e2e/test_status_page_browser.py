@@ -67,6 +67,7 @@ def test_the_witness_is_shown_with_its_state(tmp_path: Path, browser: Browser) -
         browser.open(server.http)
         wait_until(lambda: browser.text("#health") == "ready")
         assert not browser.find("#witness").is_displayed()
+        browser.open("about:blank")  # the page would ask the stopping server
     short = {"lease_ttl": "3s", "store_timeout": "1s", "outage_reserve": "1s"}
     witness = f"sqlite://{tmp_path}/witness.db"
     with (
@@ -84,6 +85,7 @@ def test_the_witness_is_shown_with_its_state(tmp_path: Path, browser: Browser) -
         with locked(tmp_path / "witness.db"):
             wait_until(is_down, seconds=60)
             assert browser.find("#witness").get_attribute("class") == "bad"
+        browser.open("about:blank")
 
 
 @pytest.mark.test_long
