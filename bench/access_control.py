@@ -61,7 +61,7 @@ def measure(transport: str, rounds: int, calls: int) -> None:
         for name in ("open", "token", "quotas"):
             flags = ["--listen=127.0.0.1:0", f"--store=sqlite://{folder}/{name}.db", f"--transport={transport}"]
             if name != "open":
-                flags.append(f"--access={access_file(Path(folder), name, name == 'quotas')}")
+                flags.append(f"--access-file={access_file(Path(folder), name, name == 'quotas')}")
             contenders[name] = Contender(stack.enter_context(running("idalloc_server", *flags)))
         for turn in range(rounds + 1):
             for contender in contenders.values():

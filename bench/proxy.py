@@ -68,7 +68,7 @@ def contenders(*, tokens: bool) -> Iterator[list[Contender]]:
     """
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
-        access = {"access": write_access(folder)} if tokens else {}
+        access = {"access_file": write_access(folder)} if tokens else {}
         proxy = stack.enter_context(proxying(folder))
         files = {"tls_cert": "server.pem", "tls_key": "server.key", "tls_client_ca": "ca.pem"}
         settings = {key: proxy.tls / file for key, file in files.items()} | {"store": f"sqlite://{folder}/grpcio.db"}

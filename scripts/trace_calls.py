@@ -160,7 +160,9 @@ async def trace(tracer: Tracer, folder: Path, access: str, kind: str, listed: st
     file.write_text(access)
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    settings = Settings(listen=address, store=f"sqlite://{folder}/traced{kind}.db", access=str(file) if access else "")
+    settings = Settings(
+        listen=address, store=f"sqlite://{folder}/traced{kind}.db", access_file=str(file) if access else ""
+    )
     mode = Traced()
     server = asyncio.create_task(app.serve(settings, mode))
     serving = asyncio.create_task(mode.serving.wait())

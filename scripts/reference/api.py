@@ -47,7 +47,7 @@ A call that fails ends with a `google.rpc.Status`, in the trailer `grpc-status-d
 `google.rpc.ErrorInfo`, whose reason is one of [the errors](errors.md). Bad input adds a `google.rpc.BadRequest`.
 
 Any RPC may also end with [`SERVER_DRAINING`](errors.md#server_draining) or [`INTERNAL`](errors.md#internal). With the
-setting [`access`](settings.md#access) it may end with [`UNAUTHENTICATED`](errors.md#unauthenticated),
+setting [`access_file`](settings.md#access_file) it may end with [`UNAUTHENTICATED`](errors.md#unauthenticated),
 [`PERMISSION_DENIED`](errors.md#permission_denied) or [`QUOTA_EXCEEDED`](errors.md#quota_exceeded).
 
 ### Retries
@@ -84,7 +84,7 @@ A token is sent as metadata, `authorization: Bearer TOKEN`. A client certificate
 
 ## All RPCs
 
-The role is required only with the setting [`access`](settings.md#access).
+The role is required only with the setting [`access_file`](settings.md#access_file).
 """
 
 

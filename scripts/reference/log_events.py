@@ -45,7 +45,7 @@ with colours.
 The other keys are those of the event. Keys that this page does not explain are named after a setting or a field.
 """
 _EXAMPLE = {
-    "error": "access: /etc/idalloc/access.toml is not TOML: at line 5, column 4",
+    "error": "access_file: /etc/idalloc/access.toml is not TOML: at line 5, column 4",
     "event": "access_not_reloaded",
     "level": "error",
     "logger": "idalloc",

@@ -80,7 +80,7 @@ _TRANSPORTS = table(
     [
         ("package", "always installed", "`pip install '.[native]'` in [a clone](../index.md#start); Linux and macOS"),
         ("TLS, client certificates, `max_connection_age`", "yes", "refused at startup"),
-        ("a `listen` that other machines reach", "with TLS and `access`", "only with `insecure`"),
+        ("a `listen` that other machines reach", "with TLS and `access_file`", "only with `insecure`"),
         ("a host name with several addresses", "listens on all", "refused at startup"),
         ("new calls while the server stops", "GOAWAY sends them to another server", "refused with `SERVER_DRAINING`"),
         ("the trailer `grpc-retry-pushback-ms`", "sent", "not sent; `RetryInfo` has the delay"),
@@ -104,9 +104,10 @@ which the server prints. `make run` sets `127.0.0.1:50080`. An address that othe
 [`insecure`](#insecure), and TLS is that of [`tls_cert`](#tls_cert). Probes may have a
 [port of their own](#probe_listen).""",
     "http_hosts": """A page of a stranger, in a browser on this machine or in this network, can let its own name lead
-to the server (DNS rebinding). So without [`access`](#access) and [`tls_client_ca`](#tls_client_ca) the status page and
-`/metrics` answer only if the header `Host` is an IP address, `localhost`, the name of this machine, the host of
-[`http_listen`](#http_listen), or one of these names. Others get the status 421. Probes answer under any name.""",
+to the server (DNS rebinding). So without [`access_file`](#access_file) and [`tls_client_ca`](#tls_client_ca) the
+status page and `/metrics` answer only if the header `Host` is an IP address, `localhost`, the name of this machine,
+the host of [`http_listen`](#http_listen), or one of these names. Others get the status 421. Probes answer under any
+name.""",
     "probe_listen": f"""Serves `/livez` and `/readyz`, for a load balancer or the kubelet. It has a limit of its own,
 {MAX_PROBE_CONNECTIONS} connections, and descriptors of a reserve: strangers on the other ports do not stop probes. Let
 no one but the prober reach it. It has no TLS and no authentication, and serves no data but the checks of readiness, so
@@ -116,10 +117,10 @@ their ids. It is not MySQL: transactions, prepared statements, compression, tabl
 MySQL's errors. With SQLite the documents are in a file beside the store, such as `idalloc-documents.db`. See
 [MySQL X DevAPI clients](../guides/mysql-xdevapi.md).
 
-The user is the name of an identity, and the password its token. With [`access`](#access) the server starts only with
-[`tls_cert`](#tls_cert), and clients log in with TLS alone. Without a certificate clients need `ssl-mode=DISABLED`. An
-address that other machines reach has the rule of [`insecure`](#insecure). Port 0 selects a free port, which the server
-prints. Each of several workers serves it.
+The user is the name of an identity, and the password its token. With [`access_file`](#access_file) the server starts
+only with [`tls_cert`](#tls_cert), and clients log in with TLS alone. Without a certificate clients need
+`ssl-mode=DISABLED`. An address that other machines reach has the rule of [`insecure`](#insecure). Port 0 selects a
+free port, which the server prints. Each of several workers serves it.
 
 A statement needs a role on `SCHEMA.COLLECTION`: `read` to find and count, `allocate` to add, `admin` for all others.
 To create or drop a schema, the role `admin` is needed on its name.""",
@@ -185,14 +186,14 @@ reads them again if they changed or on SIGHUP. Files that do not match change no
 [`certificates_not_reloaded`](log-events.md#certificates_not_reloaded). See [TLS](../guides/tls.md).""",
     "tls_key": "Without a passphrase. It must be given with `tls_cert`.",
     "tls_client_ca": """Also clients of the health service need a certificate then. The server checks its expiry at each
-call and before each message of a stream. Without `access`, every client with such a certificate may call every
+call and before each message of a stream. Without `access_file`, every client with such a certificate may call every
 RPC.""",
-    "access": f"""The server looks at the file every {POLL_SECONDS:g} s, reads it after a change or SIGHUP, and logs
-[`access_reloaded`](log-events.md#access_reloaded). An invalid file is fatal at startup. Later it changes nothing:
+    "access_file": f"""The server looks at the file every {POLL_SECONDS:g} s, reads it after a change or SIGHUP, and
+logs [`access_reloaded`](log-events.md#access_reloaded). An invalid file is fatal at startup. Later it changes nothing:
 the log has [`access_not_reloaded`](log-events.md#access_not_reloaded). A host that sends {BURST} wrong tokens at
 once gets {ATTEMPTS_PER_SECOND} further try a second. [The access file](#the-access-file) has the keys.""",
     "insecure": """A server that other machines can reach starts only if it has TLS and authenticates its callers, by
-`access` or by `tls_client_ca`. `insecure = true` permits it without: for a trial, or if a proxy does both.""",
+`access_file` or by `tls_client_ca`. `insecure = true` permits it without: for a trial, or if a proxy does both.""",
     "trust_proxy": """The last address in `x-forwarded-for` then is the caller's in the audit log and the limits per
 host. Only with `listen = "unix:/PATH"`, which the server's user and group reach: each of them could send another
 address. The proxy must append the address of its peer, and speaks TLS: the server does not on this socket, so

@@ -53,7 +53,7 @@ outage_reserve = "2m"
 lease_ttl = "4m"
 tls_cert = "/etc/idalloc/cert.pem"
 tls_key = "/etc/idalloc/key.pem"
-access = "/etc/idalloc/access.toml"
+access_file = "/etc/idalloc/access.toml"
 """
 _ACCESS_EXAMPLE = """\
 [[identity]]
@@ -87,8 +87,9 @@ _QUOTA = {
 _ACCESS = """\
 ## The access file
 
-The setting [`access`](#access) names this file. An identity needs `token_sha256`, `certificate` or both. Roles are
-independent: `admin` does not include `read`. [The API](api.md#all-rpcs) has the role that each RPC requires.
+The setting [`access_file`](#access_file) names this file. An identity needs `token_sha256`, `certificate` or both.
+Roles are independent: `admin` does not include `read`. [The API](api.md#all-rpcs) has the role that each RPC
+requires.
 
 A quota admits the whole call unless it is used up, so that a large range needs no large quota. Then it refuses
 calls with [`QUOTA_EXCEEDED`](errors.md#quota_exceeded), and open streams wait. Every process counts by itself. See
@@ -181,7 +182,7 @@ def _section(name: str, field: FieldInfo) -> str:
 def _change(name: str) -> str:
     if name in NAMES:
         return "Without a restart: `idalloc node set` changes it at once, and with `--persist` also for later starts."
-    if name == "access" or name.startswith("tls_"):
+    if name == "access_file" or name.startswith("tls_"):
         return "A change of the file needs no restart; another path does."
     return ""
 

@@ -55,7 +55,7 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, mode.control.reload_requested.set)
     clock = SystemClock()
     is_worker = mode.workers is not None
-    access_file = AccessFile(settings.access) if settings.access else None
+    access_file = AccessFile(settings.access_file) if settings.access_file else None
     access_control = open_access_control(
         settings, clock, access_file, requires_authentication=mode.requires_authentication
     )

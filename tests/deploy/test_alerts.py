@@ -222,7 +222,7 @@ def test_wrong_tokens_are_auth_failures(tmp_path: Path) -> None:
         "        try: client.allocate_range('orders', 1)\n"
         "        except idalloc.IdallocError: pass\n"
     )
-    with serving(tmp_path, access=access) as server:
+    with serving(tmp_path, access_file=access) as server:
         command = [str(Path(IDALLOC).with_name("python")), "-c", script, server.address]
         recording = record(server, lambda: subprocess.run(command, env=environment(), check=True), made.stdout.strip())
         assert recording.firing(tmp_path) == {"IdallocAuthFailures"}

@@ -242,7 +242,7 @@ def test_envoy_removes_addresses_and_names_of_clients(proxy: Proxy) -> None:
 @REAL
 def test_a_caller_behind_envoy_is_limited_by_its_address(proxy: Proxy) -> None:
     """Audit and limits see the caller's address, whatever it sends; wrong tokens count per host."""
-    with serving(proxy, access=write_access(proxy.folder)) as server:
+    with serving(proxy, access_file=write_access(proxy.folder)) as server:
         with proxy.channel() as channel:
             forged = [("x-forwarded-for", "9.9.9.9"), ("authorization", "Bearer wrong")]
             errors = [failure(channel, metadata=forged) for _ in range(BURST + 5)]

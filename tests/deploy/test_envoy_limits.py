@@ -249,7 +249,7 @@ def test_requests_that_never_end_take_bounded_memory(proxy: Proxy) -> None:
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_takes_bounded_memory_and_delays_nobody(proxy: Proxy, name: str) -> None:
     """Server and proxy take less than 400 MB, and a steady caller's p99 stays low."""
-    settings = {"access": write_access(proxy.folder)} if name in UNAUTHENTICATED else {}
+    settings = {"access_file": write_access(proxy.folder)} if name in UNAUTHENTICATED else {}
     with serving(proxy, **settings) as server:
         measured = attack(name, proxy.address, proxy.tls, [server.process.pid, proxy.process.pid])
         arrived = proxy.stat("cluster.idalloc.upstream_rq_total")

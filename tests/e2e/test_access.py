@@ -51,7 +51,7 @@ def test_a_running_server_follows_its_access_file(tmp_path: Path, transport: str
     """Tokens added to and removed from the access file take effect while the server runs."""
     file = tmp_path / "access.toml"
     old = new_token(file, "old", "--allocate", "orders*")
-    settings = {"access": file, "transport": transport, "workers": workers, "log_level": "error"}
+    settings = {"access_file": file, "transport": transport, "workers": workers, "log_level": "error"}
     with running(tmp_path, **settings) as server:
         assert allocate_status(server, old) == grpc.StatusCode.OK
         assert allocate_status(server, old, "customers") == grpc.StatusCode.PERMISSION_DENIED
@@ -85,7 +85,7 @@ def test_near_names_are_those_that_the_caller_may_list(tmp_path: Path) -> None:
     reader = new_token(file, "reader", "--allocate", "*", "--read", "orders-a", "--read", "ordres")
     writer = new_token(file, "writer", "--allocate", "*")
     admin = new_token(file, "admin", *ADMIN)
-    with running(tmp_path, access=file, auto_create_sequences="false") as server:
+    with running(tmp_path, access_file=file, auto_create_sequences="false") as server:
 
         def idalloc(token: str, *command: str) -> str:
             env = environment(server=server.address, token=token)
@@ -103,7 +103,7 @@ def test_credentials_are_not_logged(tmp_path: Path) -> None:
     file = tmp_path / "access.toml"
     right = new_token(file, "boss", *ADMIN)
     planted = "idalloc_planted-secret-0123456789"
-    with running(tmp_path, access=file, log_level="debug") as server:
+    with running(tmp_path, access_file=file, log_level="debug") as server:
         with grpc.insecure_channel(server.address) as channel:
             stub: Any = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
             for value in (f"Bearer {planted}", planted, f"Basic {planted}", f"Bearer {planted} {planted}"):
@@ -132,7 +132,7 @@ def test_a_client_certificate_authenticates_its_identity(tmp_path: Path) -> None
         "certificate = ['dns:billing.example.org', 'uri:spiffe://example.org/billing']\n"
     )
     secured = {"tls_cert": files["cert"], "tls_key": files["key"], "tls_client_ca": files["ca"]}
-    with running(tmp_path, access=access, **secured) as server:
+    with running(tmp_path, access_file=access, **secured) as server:
 
         def allocate(name: x509.GeneralName) -> str:
             """Allocate by the command line with a certificate of this name; return its output."""
@@ -161,11 +161,11 @@ def test_an_invalid_access_file_is_refused_at_startup(tmp_path: Path, workers: i
     """An invalid access file is fatal at startup; the error names the entry and hides its value."""
     file = tmp_path / "access.toml"
     file.write_text("[[identity]]\nname = 'x'\ntoken_sha256 = ['idalloc_planted-secret']\n")
-    command = serve_command(access=file, store=f"sqlite://{tmp_path}/ids.db", workers=workers)
+    command = serve_command(access_file=file, store=f"sqlite://{tmp_path}/ids.db", workers=workers)
     ended = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=40)
     assert ended.returncode == 2
     error = start_error(ended.stderr)
-    assert error.startswith(f"access: {file}: [[identity]] number 1 ('x'): token_sha256: number 1: must")
+    assert error.startswith(f"access_file: {file}: [[identity]] number 1 ('x'): token_sha256: number 1: must")
     assert "planted-secret" not in ended.stderr
     assert not (tmp_path / "ids.db").exists()
 
@@ -175,7 +175,7 @@ def test_a_replaced_worker_authenticates_if_the_old_one_did(tmp_path: Path) -> N
     """A replacement worker requires authentication, also if the file has lost its identities."""
     file = tmp_path / "access.toml"
     token = new_token(file, "old", "--allocate", "*")
-    with running(tmp_path, access=file, workers=2) as server:
+    with running(tmp_path, access_file=file, workers=2) as server:
         assert allocate_status(server, token) == grpc.StatusCode.OK
         file.write_text("[[quota]]\nsequence = '*'\ncalls_per_second = 1000\n")
         wait_until(lambda: len(log_events(server, "access_reloaded")) == 2, seconds=60)

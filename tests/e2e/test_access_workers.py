@@ -33,7 +33,7 @@ def test_replaced_workers_keep_requiring_authentication(tmp_path: Path) -> None:
     """Once one worker requires authentication, every later worker does."""
     file = tmp_path / "access.toml"
     file.write_text(QUOTA)
-    with running(tmp_path, access=file, workers=2) as server:
+    with running(tmp_path, access_file=file, workers=2) as server:
         assert statuses(server) == {grpc.StatusCode.OK}
         token = new_token(file, "old", "--allocate", "*")
         wait_until(lambda: len(log_events(server, "access_reloaded")) == 2, seconds=60)

@@ -90,7 +90,7 @@ def test_an_expired_certificate_is_refused_on_resumption(tmp_path: Path, authent
     """An expired certificate's TLS sessions, connections and streams are refused."""
     settings = {}
     if authenticates:
-        settings["access"] = tmp_path / "access.toml"
+        settings["access_file"] = tmp_path / "access.toml"
         (tmp_path / "access.toml").write_text(ACCESS)
     with secured(tmp_path, **settings) as place:
         shown, tickets = issue(place.authority, BILLING, seconds=6), ssl_session_cache_lru(8)  # type: ignore[no-untyped-call]
@@ -139,7 +139,7 @@ def test_a_name_of_another_type_is_not_authenticated(tmp_path: Path) -> None:
     (tmp_path / "access.toml").write_text(
         f"[[identity]]\nname = 'billing'\ncertificate = [{listed}]\nallocate = ['*']\n"
     )
-    with secured(tmp_path, access=tmp_path / "access.toml") as place:
+    with secured(tmp_path, access_file=tmp_path / "access.toml") as place:
         for name, right in names.items():
             assert place.answer(issue(place.authority, right))[0] == grpc.StatusCode.OK
             wrong = x509.DNSName(name.partition(":")[2])

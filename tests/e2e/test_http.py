@@ -162,7 +162,7 @@ def test_metrics_need_the_role_read_on_all_sequences(tmp_path: Path, workers: in
     file = tmp_path / "access.toml"
     reader = new_token(file, "prometheus", "--read", "*")
     other = new_token(file, "billing", "--read", "billing*")
-    with running(tmp_path, http_listen=LOOPBACK, workers=workers, access=file) as server:
+    with running(tmp_path, http_listen=LOOPBACK, workers=workers, access_file=file) as server:
         assert get(server, "livez")[0] == 200
         assert get(server, "readyz?verbose")[0] == 200
         assert get(server, "metrics")[0] == 401
@@ -210,7 +210,7 @@ def test_client_certificates_give_the_roles(tmp_path: Path, workers: int, with_a
     identity = '[[identity]]\nname = "{0}"\ncertificate = ["dns:{0}.example.org"]\nread = ["{1}"]\n'
     access.write_text(identity.format("prometheus", "*") + identity.format("billing", "billing*"))
     settings = {"tls_cert": tmp_path / "cert.pem", "tls_key": tmp_path / "key.pem"}
-    settings |= {"tls_client_ca": tmp_path / "clients.pem"} | ({"access": access} if with_access else {})
+    settings |= {"tls_client_ca": tmp_path / "clients.pem"} | ({"access_file": access} if with_access else {})
 
     def presenting(name: str = "", issuer: trustme.CA = authority) -> ssl.SSLContext:
         client = ssl.create_default_context()

@@ -61,7 +61,7 @@ def test_refused_names_do_not_count(tmp_path: Path) -> None:
     file = tmp_path / "access.toml"
     narrow = new_token(file, "narrow", "--allocate", "n*")
     admin = new_token(file, "admin", "--admin", "*")
-    with running(tmp_path, max_sequences=MOST, access=file, auto_create_sequences="false") as server:
+    with running(tmp_path, max_sequences=MOST, access_file=file, auto_create_sequences="false") as server:
         with idalloc.Client(server.address, token=admin) as client:
             for name in ("deleted", *(f"n{number}" for number in range(MOST))):
                 client.sequences.create(name)

@@ -57,7 +57,7 @@ def test_a_revocation_is_retried_without_descriptors(tmp_path: Path) -> None:
     """A removed token is rejected also if the first read of the changed file failed."""
     file = tmp_path / "access.toml"
     old = new_token(file, "old", "--allocate", "*")
-    with running(tmp_path, access=file) as server:
+    with running(tmp_path, access_file=file) as server:
         assert allocate_status(server, old) == OK
         new = new_token(tmp_path / "next.toml", "new", "--allocate", "*")
         with exhausted(server):
@@ -97,7 +97,7 @@ def test_an_empty_access_file_rejects_everyone(tmp_path: Path, content: str | No
     """An access file that is emptied or removed while the server runs rejects every caller."""
     file = tmp_path / "access.toml"
     token = new_token(file, "old", "--allocate", "*")
-    with running(tmp_path, access=file, workers=workers) as server:
+    with running(tmp_path, access_file=file, workers=workers) as server:
         assert allocate_status(server, token) == OK
         if content is None:
             file.unlink()
@@ -120,7 +120,7 @@ def test_removing_an_access_file_of_quotas_rejects_everyone(tmp_path: Path) -> N
     """Removing an access file that had quotas only rejects every caller."""
     file = tmp_path / "access.toml"
     put(file, QUOTA)
-    with running(tmp_path, access=file) as server:
+    with running(tmp_path, access_file=file) as server:
         assert allocate_status(server, "") == OK
         file.unlink()
         wait_until(lambda: allocate_status(server, "") == UNAUTHENTICATED, seconds=60)
@@ -191,7 +191,7 @@ def test_sighup_reloads_access_and_certificates(tmp_path: Path, workers: int) ->
     """SIGHUP reloads all files in each process, changed or not."""
     file, files = tmp_path / "access.toml", Files(tmp_path)
     new_token(file, "old", "--allocate", "*")
-    with running(tmp_path, None, True, access=file, workers=workers, **files.flags) as server:
+    with running(tmp_path, None, True, access_file=file, workers=workers, **files.flags) as server:
 
         def reloaded(times: int) -> bool:
             events = ("reloading", "access_reloaded", "certificates_reloaded")

@@ -195,7 +195,7 @@ def test_a_quota_is_raised_without_a_restart(by_the_page: Operator) -> None:
     with (by_the_page.folder / "access.toml").open("a") as file:
         file.write("ids_per_second = 1\n")
         file.write(f'\n[[identity]]\nname = "other"\ntoken_sha256 = ["{"0" * 64}"]\nids_per_second = 2\n')
-    by_the_page.set(IDALLOC_ACCESS=by_the_page.folder / "access.toml")
+    by_the_page.set(IDALLOC_ACCESS_FILE=by_the_page.folder / "access.toml")
     by_the_page.set(IDALLOC_TOKEN_FILE=by_the_page.folder / "billing.token")
     by_the_page.serve()
     by_the_page.take(1000)
@@ -212,7 +212,7 @@ def test_a_quota_is_raised_without_a_restart(by_the_page: Operator) -> None:
 def test_an_operator_without_access_writes_an_entry(by_the_page: Operator) -> None:
     """UNAUTHENTICATED: an entry that is appended to the access file counts within a second."""
     by_the_page.shell("idalloc token new billing --allocate '*' >billing.token 2>access.toml")
-    by_the_page.set(IDALLOC_ACCESS=by_the_page.folder / "access.toml")
+    by_the_page.set(IDALLOC_ACCESS_FILE=by_the_page.folder / "access.toml")
     by_the_page.serve()
     by_the_page.refused("UNAUTHENTICATED")
     log, fix = by_the_page.blocks("`UNAUTHENTICATED`")

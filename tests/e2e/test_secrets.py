@@ -162,7 +162,7 @@ async def test_no_secret_is_disclosed_by_a_failing_server(tmp_path: Path, worker
         if way == "file":
             credentials, parameter = "", f"?password_file={tmp_path}/password"
         store = f"crate://alice{credentials}@{crate.host}/{parameter}"
-        settings = {"access": access, "workers": workers, "log_level": "debug", "store_timeout": "3s"}
+        settings = {"access_file": access, "workers": workers, "log_level": "debug", "store_timeout": "3s"}
 
         def scenario() -> None:
             environ = environment(store=store) | {"PYTHONFAULTHANDLER": "1", "PYTHONASYNCIODEBUG": "1"}

@@ -103,7 +103,7 @@ def test_documents_need_the_role_read_on_all_sequences(tmp_path: Path, workers: 
     file = tmp_path / "access.toml"
     reader = new_token(file, "watcher", "--read", "*")
     other = new_token(file, "billing", "--read", "billing*")
-    with running(tmp_path, http_listen=LOOPBACK, workers=workers, access=file) as server:
+    with running(tmp_path, http_listen=LOOPBACK, workers=workers, access_file=file) as server:
         assert {get(server, path)[0] for path in ("", "status.css", "status.js")} == {200}
         for path in ("api/status", "api/sequences"):
             assert [get(server, path, token)[0] for token in ("", other, reader)] == [401, 403, 200]

@@ -129,7 +129,7 @@ def test_a_token_signs_in_and_out(tmp_path: Path, browser: Browser) -> None:
     file = tmp_path / "access.toml"
     reader = new_token(file, "watcher", "--read", "*")
     other = new_token(file, "billing", "--read", "billing*")
-    with running(tmp_path, http_listen=LOOPBACK, access=file) as server:
+    with running(tmp_path, http_listen=LOOPBACK, access_file=file) as server:
         browser.open(server.http)
         wait_until(lambda: browser.find("#token").is_displayed())
         assert not browser.find("#main").is_displayed()

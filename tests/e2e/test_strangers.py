@@ -134,7 +134,7 @@ def test_at_the_limit_of_open_files_callers_go_on(tmp_path: Path, transport: str
     """Strangers with all descriptors stop no connected caller, no probe, no new access file."""
     access = tmp_path / "access.toml"
     token = new_token(access, "billing", "--allocate", "*")
-    settings = {"transport": transport, "access": access, "probe_listen": LOOPBACK}
+    settings = {"transport": transport, "access_file": access, "probe_listen": LOOPBACK}
     with running(tmp_path, None, False, 160, **settings) as server, connect(server) as channel:
         take(channel, token)
         port = server.address.rpartition(":")[2]
@@ -242,7 +242,7 @@ def test_no_byte_of_metadata_is_in_a_reply_or_the_log(tmp_path: Path, transport:
     access = tmp_path / "access.toml"
     new_token(access, "billing", "--allocate", "*")
     request = id_allocator_pb2.AllocateRangeRequest(sequence="orders", id_count=1).SerializeToString()
-    with running(tmp_path, transport=transport, access=access) as server:
+    with running(tmp_path, transport=transport, access_file=access) as server:
         for name, metadata in METADATA.items():
             with http2.connect(server.address) as connection:
                 connection.sendall(http2.headers(1, "AllocateRange", metadata) + http2.message(1, request))
@@ -296,7 +296,7 @@ def test_other_names_are_refused_while_nobody_authenticates(tmp_path: Path, work
         assert b"evil" not in answer
     access = tmp_path / "access.toml"
     new_token(access, "billing", "--allocate", "*")
-    with running(tmp_path, http_listen=LOOPBACK, access=access, workers=workers) as server:
+    with running(tmp_path, http_listen=LOOPBACK, access_file=access, workers=workers) as server:
         assert status_of(server, "/", "ids.example") == 200
         assert status_of(server, "/metrics", "ids.example") == 401
 

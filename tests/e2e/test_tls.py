@@ -216,23 +216,23 @@ class TestNonLoopbackAddresses:
     def test_plaintext_without_access_is_refused(self, tmp_path: Path, listen: str) -> None:
         """A reachable address without authentication and TLS is refused unless insecure."""
         output = refused(store=f"sqlite://{tmp_path}/ids.db", listen=listen)
-        assert "access" in output
+        assert "access_file" in output
         assert "insecure" in output
 
     def test_tls_without_access_is_refused(self, tmp_path: Path, files: Files) -> None:
         """A reachable address with TLS but without authentication is refused."""
         output = refused(store=f"sqlite://{tmp_path}/ids.db", listen="0.0.0.0:0", **files.flags)
-        assert "set access, listen" in output
+        assert "set access_file, listen" in output
 
     def test_tokens_without_tls_are_refused(self, tmp_path: Path) -> None:
         """A reachable address with tokens but without TLS is refused."""
         access = tmp_path / "access.toml"
         access.write_text(f"[[identity]]\nname = 'a'\ntoken_sha256 = ['{'0' * 64}']\n")
-        output = refused(store=f"sqlite://{tmp_path}/ids.db", listen="0.0.0.0:0", access=access)
+        output = refused(store=f"sqlite://{tmp_path}/ids.db", listen="0.0.0.0:0", access_file=access)
         assert "set tls_cert, listen" in output
         access.write_text("[[quota]]\nsequence = '*'\nids_per_second = 1\n")
-        output = refused(store=f"sqlite://{tmp_path}/ids.db", listen="0.0.0.0:0", access=access)
-        assert "set access and tls_cert, listen" in output
+        output = refused(store=f"sqlite://{tmp_path}/ids.db", listen="0.0.0.0:0", access_file=access)
+        assert "set access_file and tls_cert, listen" in output
 
     def test_client_certificates_are_served(self, tmp_path: Path, files: Files) -> None:
         """A reachable address with client certificates is served."""

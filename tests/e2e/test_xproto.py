@@ -35,7 +35,7 @@ class Access:
         self._file = folder / "access.toml"
         self.tls = ssl.create_default_context(cafile=certificates.ca)
         self.tokens: dict[str, str] = {}
-        self.settings = {"access": self._file, "xproto_listen": "127.0.0.1:0", "log_level": "info"}
+        self.settings = {"access_file": self._file, "xproto_listen": "127.0.0.1:0", "log_level": "info"}
         self.certificate = {"tls_cert": shown.cert, "tls_key": shown.key}
 
     def add(self, name: str, *roles: str, more: str = "") -> None:

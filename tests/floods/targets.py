@@ -81,7 +81,7 @@ def running_target(name: str, folder: Path) -> Iterator[Target]:
         folder: A folder with a short path, for its files.
     """
     token = _write_access(folder)
-    settings = {"access": folder / "access.toml", "http_listen": LOOPBACK}
+    settings = {"access_file": folder / "access.toml", "http_listen": LOOPBACK}
     if name == "envoy":
         with proxying(folder, NO_CLIENT_CERTIFICATES) as proxy, serving(proxy, **settings) as server:
             yield _behind(proxy, server, token)

@@ -347,7 +347,7 @@ def test_an_invalid_address_is_refused(host: str) -> None:
         sources.load({"listen": f"{host}:50051"}, None, {})
 
 
-@pytest.mark.parametrize("name", ["access", "tls_cert", "store"])
+@pytest.mark.parametrize("name", ["access_file", "tls_cert", "store"])
 def test_a_path_with_control_characters_is_refused(name: str, folder: Path) -> None:
     """A path with control characters is refused."""
     (folder / "idalloc.toml").write_text(f'{name} = "a\\u0000b"')

@@ -64,7 +64,7 @@ class Secrets:
         made = subprocess.run([IDALLOC, "token", "new", "tests", *roles], capture_output=True, text=True, check=True)
         access.write_text(made.stderr)
         self.token_file.write_text(made.stdout)
-        self.settings = {"tls_cert": shown.cert, "tls_key": shown.key, "access": access}
+        self.settings = {"tls_cert": shown.cert, "tls_key": shown.key, "access_file": access}
 
     def arguments(self, server: Server, ca: Path | None = None, token_file: Path | None = None) -> list[str]:
         """Return a program's options for a server."""

@@ -31,4 +31,4 @@ def test_the_image_starts_as_it_is_run(file: str) -> None:
             k: v for k, v in (IMAGE | given).items() if k.removeprefix("IDALLOC_").lower() in Settings.model_fields
         }
         settings = load({}, None, variables).settings
-        check(settings, authenticates=bool(settings.access))
+        check(settings, authenticates=bool(settings.access_file))

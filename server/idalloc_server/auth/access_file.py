@@ -155,7 +155,7 @@ class AccessFile:
                 content = self._path.read_bytes()
             except OSError as error:
                 if not may_be_empty or not isinstance(error, FileNotFoundError | NotADirectoryError):
-                    raise unreadable("access", self._path, error) from None
+                    raise unreadable("access_file", self._path, error) from None
                 content = b""
             return parse(content, str(self._path), may_be_empty=may_be_empty)
 
@@ -233,17 +233,19 @@ def parse(content: bytes, path: str, *, may_be_empty: bool = False) -> AccessPol
         tables = tomllib.loads(content.decode())
     # ValueError: invalid TOML or UTF-8, or a number with more digits than Python reads.
     except (ValueError, RecursionError) as error:
-        raise StartRefused("access", f"{path} is not TOML: {_position_of(error)}") from None
+        raise StartRefused("access_file", f"{path} is not TOML: {_position_of(error)}") from None
     for name, value in tables.items():
         if name not in ("identity", "quota"):
-            raise StartRefused("access", f"{path}: unknown table {_shown_key(name)}; write [[identity]] or [[quota]]")
+            raise StartRefused(
+                "access_file", f"{path}: unknown table {_shown_key(name)}; write [[identity]] or [[quota]]"
+            )
         if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
             raise StartRefused(
-                "access", f"{path}: {name!r} must be an array of tables; write [[{name}]] with two brackets"
+                "access_file", f"{path}: {name!r} must be an array of tables; write [[{name}]] with two brackets"
             )
     if not any(tables.values()) and not may_be_empty:
         raise StartRefused(
-            "access", f"{path} has no [[identity]] and no [[quota]]; `idalloc token new` creates an identity"
+            "access_file", f"{path} has no [[identity]] and no [[quota]]; `idalloc token new` creates an identity"
         )
     identities = _parse_entries(_IdentityEntry, "identity", tables, path)
     quotas = _parse_entries(_QuotaEntry, "quota", tables, path)
@@ -275,7 +277,7 @@ def _parse_entries(kind: type[Any], table: str, tables: dict[str, Any], path: st
                 message = 'must be a list, such as ["…"]'
             keys = [f"{part}: " if isinstance(part, str) else f"number {part + 1}: " for part in location]
             where = f"{path}: {_describe(table, number, values)}: {''.join(keys)}"
-            raise StartRefused("access", f"{where}{message[:1].lower()}{message[1:]}") from None
+            raise StartRefused("access_file", f"{where}{message[:1].lower()}{message[1:]}") from None
     return entries
 
 
@@ -302,7 +304,7 @@ def _check_unique(identities: list[_IdentityEntry], path: str) -> None:
                     why = f"duplicate: identity {owners[value].name!r} has the same"
                     if key == "name":
                         why += " (further tokens of one identity go into its list token_sha256)"
-                    raise StartRefused("access", f"{path}: {entry}: {key}: {why}")
+                    raise StartRefused("access_file", f"{path}: {entry}: {key}: {why}")
                 owners[value] = each
 
 

@@ -80,11 +80,11 @@ def _check_reachable(settings: Settings, name: str, *, authenticates: bool) -> N
     listen = getattr(settings, name)
     if settings.insecure or not listen or not is_reachable(listen):
         return
-    missing = [] if authenticates or settings.tls_client_ca else ["access"]
+    missing = [] if authenticates or settings.tls_client_ca else ["access_file"]
     if not settings.tls_cert:
         missing.append("tls_cert")
     if missing:
-        problem = "callers are not authenticated" if "access" in missing else "tokens and ids are not encrypted"
+        problem = "callers are not authenticated" if "access_file" in missing else "tokens and ids are not encrypted"
         steps = [
             f"set {' and '.join(missing)}",
             "listen on 127.0.0.1 or on unix:/PATH" if name == "listen" else "listen on 127.0.0.1",

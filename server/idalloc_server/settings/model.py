@@ -148,7 +148,7 @@ class Settings(BaseModel):
         "",
         description="File of CA certificates, in PEM; every client must present a certificate that one of them signed.",
     )
-    access: str = Field(
+    access_file: str = Field(
         "", description="Access file in TOML: identities, roles, quotas; empty disables authentication."
     )
     insecure: bool = Field(

@@ -20,9 +20,11 @@ _NOT_SETTINGS = re.compile(
     r"SERVER(_NAME)?|TIMEOUT|TLS|CA|CERT|KEY|TOKEN(_FILE|_INSECURE)?|CONFIG|TEST_\w+"
     r"|(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)"
 )
+# Former names of settings, and their names now.
+_RENAMED = {"access": "access_file"}
 # Settings whose value is in no error: it may have a password, or be a key instead of the key's
 # file.
-_SECRET = frozenset({"store", "witness", "tls_cert", "tls_key", "tls_client_ca", "access"})
+_SECRET = frozenset({"store", "witness", "tls_cert", "tls_key", "tls_client_ca", "access_file"})
 
 
 class Loaded(NamedTuple):
@@ -78,6 +80,8 @@ def _merge(sources: list[_Source]) -> tuple[Settings, dict[str, str]]:
     for source, describe in sources:
         for name, value in source.items():
             values[name], origins[name] = value, describe(name)
+            if name in _RENAMED:
+                raise StartRefused(origins[name], f"is now {describe(_RENAMED[name]).partition(' in ')[0]}")
             if name not in Settings.model_fields:
                 raise StartRefused(origins[name], "there is no such setting; `idalloc serve --help` lists all")
     try:

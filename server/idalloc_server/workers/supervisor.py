@@ -108,7 +108,7 @@ class Supervisor:
             loop.add_signal_handler(number, self._on_stop_signal, number)
         if signal.SIGHUP not in numbers:
             loop.add_signal_handler(signal.SIGHUP, self._reload)
-        access_file = AccessFile(self._settings.access) if self._settings.access else None
+        access_file = AccessFile(self._settings.access_file) if self._settings.access_file else None
         policy = access_file.read() if access_file else None
         self._requires_authentication = bool(policy and policy.identities)
         transport.check(self._settings, authenticates=self._requires_authentication)

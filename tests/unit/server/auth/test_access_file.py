@@ -124,7 +124,7 @@ def test_error_names_the_entry_and_the_fix_but_no_secret(content: str, message: 
     """An error names the entry and the fix, and contains no secret."""
     with pytest.raises(StartRefused, match=message) as refused:
         parse(content.encode(), "access.toml")
-    assert str(refused.value).startswith("access: access.toml")
+    assert str(refused.value).startswith("access_file: access.toml")
     assert SECRET not in str(refused.value)
     assert A not in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -146,7 +146,7 @@ def test_ip_names_are_normalized() -> None:
 
 def test_missing_file_prevents_the_start(tmp_path: Path) -> None:
     """A missing access file prevents the start."""
-    with pytest.raises(StartRefused, match=r"access: cannot read .*nothing.toml: No such file"):
+    with pytest.raises(StartRefused, match=r"access_file: cannot read .*nothing.toml: No such file"):
         AccessFile(str(tmp_path / "nothing.toml")).read()
 
 

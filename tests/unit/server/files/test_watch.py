@@ -45,7 +45,8 @@ def test_a_change_during_a_read_is_noticed(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "is_read"), [(StartRefused("access", "is invalid"), True), (FileUnreadable("access", "no access"), False)]
+    ("error", "is_read"),
+    [(StartRefused("access_file", "is invalid"), True), (FileUnreadable("access_file", "no access"), False)],
 )
 def test_a_failed_read_is_repeated_if_the_file_was_unreadable(path: Path, error: StartRefused, is_read: bool) -> None:
     """An invalid file is read again after a change, an unreadable one at each check."""

@@ -25,7 +25,7 @@ def refusal(settings: dict[str, object], *, authenticates: bool = False) -> str:
 def test_native_error_suggests_only_steps_that_work(authenticates: bool) -> None:
     """The error for native suggests no setting that native does not support."""
     native = {**OPEN, "transport": "native"}
-    missing = "tls_cert" if authenticates else "access and tls_cert"
+    missing = "tls_cert" if authenticates else "access_file and tls_cert"
     problem = "tokens and ids are not encrypted" if authenticates else "callers are not authenticated"
     assert refusal(native, authenticates=authenticates) == (
         f"listen: other machines can reach 0.0.0.0:0, and {problem}, and native unpacks requests of any size before it "
@@ -40,10 +40,10 @@ def test_native_error_suggests_only_steps_that_work(authenticates: bool) -> None
 def test_grpcio_error_names_missing_settings() -> None:
     """The error for grpcio names exactly the missing settings."""
     assert (
-        "set access and tls_cert, listen on 127.0.0.1 or on unix:/PATH, or set insecure = true (--insecure true)"
+        "set access_file and tls_cert, listen on 127.0.0.1 or on unix:/PATH, or set insecure = true (--insecure true)"
         in refusal(OPEN)
     )
-    assert "set access, listen" in refusal(OPEN | CERT)
+    assert "set access_file, listen" in refusal(OPEN | CERT)
     assert "set tls_cert, listen" in refusal(OPEN, authenticates=True)
     check(Settings.model_validate(OPEN | CERT), authenticates=True)
 
@@ -52,8 +52,8 @@ async def test_access_file_with_quotas_only_does_not_authenticate(tmp_path: Path
     """An access file without identities does not count as authentication."""
     file = tmp_path / "access.toml"
     file.write_text("[[quota]]\nsequence = '*'\nids_per_second = 1\n")
-    settings = Settings.model_validate(OPEN | {"access": str(file), "store": f"sqlite://{tmp_path}/ids.db"})
-    with pytest.raises(StartRefused, match="callers are not authenticated: set access and tls_cert"):
+    settings = Settings.model_validate(OPEN | {"access_file": str(file), "store": f"sqlite://{tmp_path}/ids.db"})
+    with pytest.raises(StartRefused, match="callers are not authenticated: set access_file and tls_cert"):
         await app.serve(settings, SingleProcess(NodeSettingsFile(None, "0.0.0.0:0"), 1.0))
 
 

@@ -13,7 +13,7 @@ from idalloc_server.listen.tls import Certificates
 from idalloc_server.settings.sources import load
 from idalloc_server.store.urls import open_store
 
-PATHS = ("tls_cert", "tls_key", "tls_client_ca", "access")
+PATHS = ("tls_cert", "tls_key", "tls_client_ca", "access_file")
 # A key instead of its file: unchanged, and on one line, as in files of variables.
 KEY = "-----BEGIN PRIVATE KEY-----\npLaNtEd/key==\n-----END PRIVATE KEY-----\n"
 LINES = (KEY.replace("\n", " ").strip(), KEY.replace("\n", "\\n"), "idalloc_pLaNtEd", "pLaNtEd/" * 600)
