@@ -152,7 +152,7 @@ def test_readyz_names_the_store_while_it_is_away(tmp_path: Path, workers: int) -
             assert (status, "[-]store failed: the last calls of the store failed\n" in text) == (503, True)
             assert get(server, "livez")[0] == 200
             assert metrics(server)["idalloc_store_up"] == 0
-        assert metrics(server)["idalloc_refill_seconds_count failed"] > 0
+        assert metrics(server)["idalloc_refill_duration_seconds_count failed"] > 0
         wait_until(lambda: get(server, "readyz")[0] == 200, "a heartbeat that shows that the store is back")
 
 

@@ -111,7 +111,7 @@ class NodeReport:
 
     def counts(self) -> Counts:
         """Return the metrics of this process, with issued ids as of the last sample."""
-        counts = Counts(self.calls, timings={families.REFILL_SECONDS: self._allocator.refills})
+        counts = Counts(self.calls, timings={families.REFILL_DURATION: self._allocator.refills})
         counts.counters |= {
             families.IDS_ISSUED: self.series.issued,
             families.DOCUMENT_IDS_ISSUED: Counter({"": self.issuers.doc_ids.issued}),

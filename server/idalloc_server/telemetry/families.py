@@ -10,7 +10,7 @@ from typing import NamedTuple
 IDS_ISSUED = "idalloc_ids_issued"
 DOCUMENT_IDS_ISSUED = "idalloc_document_ids_issued"
 IDS_BURNED = "idalloc_ids_burned"
-REFILL_SECONDS = "idalloc_refill_seconds"
+REFILL_DURATION = "idalloc_refill_duration_seconds"
 STORE_CALLS = "idalloc_store_calls"
 GENERATIONS_ENDED = "idalloc_generations_ended"
 QUOTA_REJECTIONS = "idalloc_quota_rejections"
@@ -132,7 +132,7 @@ GAUGES = {
     XPROTO_CONNECTIONS: Family("Open connections of X DevAPI clients."),
 }
 HISTOGRAMS = {
-    REFILL_SECONDS: Family(
+    REFILL_DURATION: Family(
         "Duration of writes to the store that requested ids or renewed a lease, in seconds, by outcome: ok, failed, or "
         "exhausted, if the sequence has no ids left.",
         ("outcome",),

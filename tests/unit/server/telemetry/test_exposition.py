@@ -117,12 +117,12 @@ def test_only_optional_metrics_may_have_no_series() -> None:
 def test_refills_are_counted_once() -> None:
     """The histogram counts refills, so no counter repeats it; store calls have two labels."""
     counts = Counts()
-    counts.timings[families.REFILL_SECONDS]["ok"] = Timings()
-    counts.timings[families.REFILL_SECONDS]["ok"].observe(0.01)
+    counts.timings[families.REFILL_DURATION]["ok"] = Timings()
+    counts.timings[families.REFILL_DURATION]["ok"].observe(0.01)
     counts.counters[families.STORE_CALLS]["grant ok"] = 3
     values = samples(counts)
     assert of("idalloc_refills_total", values, outcome="ok") is None
-    assert of("idalloc_refill_seconds_count", values, outcome="ok") == 1
+    assert of("idalloc_refill_duration_seconds_count", values, outcome="ok") == 1
     assert of("idalloc_store_calls_total", values, call="grant", outcome="ok") == 3
 
 

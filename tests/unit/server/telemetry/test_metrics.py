@@ -71,11 +71,11 @@ def test_refills_of_an_exited_process_still_count() -> None:
     total = Counts()
     for seconds in (0.003, 0.004):
         counts = Counts()
-        counts.timings[families.REFILL_SECONDS]["ok"] = Timings()
-        counts.timings[families.REFILL_SECONDS]["ok"].observe(seconds)
+        counts.timings[families.REFILL_DURATION]["ok"] = Timings()
+        counts.timings[families.REFILL_DURATION]["ok"].observe(seconds)
         counts.end()
         total.add(json.loads(json.dumps(counts.to_json())))
-    refills = total.timings[families.REFILL_SECONDS]["ok"]
+    refills = total.timings[families.REFILL_DURATION]["ok"]
     assert (sum(refills.buckets), refills.seconds) == (2, 0.007)
 
 
