@@ -34,8 +34,8 @@ idalloc_auth_rejections_total{reason="UNAUTHENTICATED"} 2.0
 """
 # A line of it, the line in the state, the alert that then fires, and the most minutes until then.
 STATES = [
-    ("idalloc_store_up 1.0", "idalloc_store_up 0.0", "IdallocStoreAway", 1),
-    ("witness_up 1.0", "witness_up 0.0", "IdallocWitnessDown", 3),
+    ("idalloc_store_up 1.0", "idalloc_store_up 0.0", "IdallocStoreUnavailable", 1),
+    ("witness_up 1.0", "witness_up 0.0", "IdallocWitnessUnavailable", 3),
     ("} 8.64e+06", f"}} {29 * DAY}", "IdallocSequenceExhaustsSoon", 6),
     ("} 2000.0", "} 200000.0", "IdallocBurnRateHigh", 2),
     ("behind 0.0", "behind 1.0", "IdallocStoreWentBackwards", 1),
@@ -108,7 +108,7 @@ def test_a_low_reserve_matters_while_the_store_is_away(tmp_path: Path) -> None:
     low = HEALTHY.replace("} 101.5", "} 44.9")
     assert Recording("", low, 60, NOW).firing(tmp_path) == set()
     away = low.replace("up 1.0", "up 0.0", 1)
-    assert Recording("", away, 60, NOW).firing(tmp_path) == {"IdallocReserveLow", "IdallocStoreAway"}
+    assert Recording("", away, 60, NOW).firing(tmp_path) == {"IdallocReserveLow", "IdallocStoreUnavailable"}
 
 
 def test_a_low_reserve_raises_its_alert_before_it_is_used_up(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_low_reserve_raises_its_alert_before_it_is_used_up(tmp_path: Path) -> 
 def test_a_limited_reserve_is_not_low(tmp_path: Path) -> None:
     """A limited reserve is not low; a short one of another sequence or server is."""
     low = HEALTHY.replace("} 101.5", "} 9.0").replace("store_up 1.0", "store_up 0.0")
-    away, both = {"IdallocStoreAway"}, {"IdallocStoreAway", "IdallocReserveLow"}
+    away, both = {"IdallocStoreUnavailable"}, {"IdallocStoreUnavailable", "IdallocReserveLow"}
     limited = [f'idalloc_reserve_limited{{reason="{each}",sequence="orders"}} 1.0\n' for each in LIMITS]
     for lines in (limited[:1], limited):  # several workers may have several reasons
         text = low + "".join(lines)

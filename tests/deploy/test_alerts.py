@@ -73,18 +73,18 @@ def test_a_server_at_work_raises_no_alert(tmp_path: Path) -> None:
 
 
 def test_a_locked_store_is_away(tmp_path: Path) -> None:
-    """A store that another process locks raises IdallocStoreAway."""
+    """A store that another process locks raises IdallocStoreUnavailable."""
     with serving(tmp_path, **SHORT) as server:
         idalloc(server, "allocate", "orders")
         with locked(tmp_path / "ids.db"):
             idalloc(server, "--timeout", "3s", "allocate", "other")
             wait_until(lambda: value(server, "idalloc_store_up") == [0], "the store is down in the metrics")
             recording = record(server, lambda: None)
-        assert "IdallocStoreAway" in recording.firing(tmp_path)
+        assert "IdallocStoreUnavailable" in recording.firing(tmp_path)
 
 
 def test_a_locked_witness_is_down(tmp_path: Path) -> None:
-    """A witness that another process locks raises IdallocWitnessDown."""
+    """A witness that another process locks raises IdallocWitnessUnavailable."""
     with serving(tmp_path, witness=f"sqlite://{tmp_path}/witness.db", **SHORT) as server:
         idalloc(server, "allocate", "orders")
         assert value(server, "idalloc_witness_up") == [1]
@@ -92,7 +92,7 @@ def test_a_locked_witness_is_down(tmp_path: Path) -> None:
             idalloc(server, "--timeout", "3s", "allocate", "other")
             wait_until(lambda: value(server, "idalloc_witness_up") == [0], "the witness is down in the metrics")
             recording = record(server, lambda: None)
-        assert "IdallocWitnessDown" in recording.firing(tmp_path)
+        assert "IdallocWitnessUnavailable" in recording.firing(tmp_path)
 
 
 @pytest.mark.timeout(600)
@@ -115,7 +115,7 @@ def test_an_outage_uses_up_the_reserve(tmp_path: Path) -> None:
                 240,
             )
         recording = Recording(texts[-2], texts[-1], 1)
-        assert {"IdallocReserveLow", "IdallocStoreAway"} <= recording.firing(tmp_path)
+        assert {"IdallocReserveLow", "IdallocStoreUnavailable"} <= recording.firing(tmp_path)
 
 
 def test_a_small_sequence_is_exhausted_soon(tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def test_a_server_waits_for_its_store_at_startup(crate: Crate, tmp_path: Path) -
 
         serving = pool.submit(start)
         log = tmp_path / "server-0.log"
-        while not (log.exists() and "store_unavailable" in log.read_text()):
+        while not (log.exists() and "waiting_for_store" in log.read_text()):
             assert not serving.done()
         crate.restart()
         assert crate.url.rstrip("/") in serving.result(timeout=30)

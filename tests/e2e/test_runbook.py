@@ -45,9 +45,9 @@ def test_a_locked_store_recovers(serving: Operator) -> None:
     health, log, ids = serving.blocks("`STORE_UNAVAILABLE`")
     with locked(serving.file):
         serving.refused("", "allocate orders 100000")  # by the client's deadline, or by the store
-        serving.wait_for_log("store_fails")
+        serving.wait_for_log("store_unavailable")
         assert "store: NOT_SERVING: " in serving.run(health)
-        assert "store_fails" in serving.run(log)
+        assert "store_unavailable" in serving.run(log)
     serving.run(ids)
     serving.wait_for_log("store_recovered")
 
@@ -57,7 +57,7 @@ def test_a_store_that_outlasts_the_deadline_is_found(serving: Operator) -> None:
     find, ids = serving.blocks("`DEADLINE_EXCEEDED`")
     with locked(serving.file):
         serving.refused("DEADLINE_EXCEEDED", "allocate orders 100000 --timeout 1s")
-        serving.wait_for_log("store_fails", "CANCELLED")
+        serving.wait_for_log("store_unavailable", "CANCELLED")
         printed = serving.run(find)
         assert "CANCELLED" in printed
         assert "store: NOT_SERVING: " in printed

@@ -150,7 +150,7 @@ class TestStopping:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment())
         server = Server(process, "", "", log)
         try:
-            wait_until(lambda: {line["worker"] for line in log_events(server, "store_unavailable")} == {1, 2})
+            wait_until(lambda: {line["worker"] for line in log_events(server, "waiting_for_store")} == {1, 2})
             workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
             assert len(workers) == 2
             assert server.stop() == 0

@@ -54,7 +54,7 @@ def refused_start(**settings: object) -> str:
     assert done.returncode != 0
     assert done.stdout == ""
     *before, last = map(json.loads, done.stderr.splitlines())
-    assert {line["event"] for line in before} <= {"store_unavailable"}
+    assert {line["event"] for line in before} <= {"waiting_for_store"}
     assert (last["event"], last["exit_code"]) == ("not_started", done.returncode)
     return f"{done.returncode} {last['error']}"
 

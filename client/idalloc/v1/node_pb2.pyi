@@ -158,7 +158,8 @@ class Node(_message.Message):
     """How many worker processes share the address (the setting workers), 1 or more. A connection stays with one of them."""
     store_error: _builtins.str
     """The store's error in the last second in which the answering process called it; empty if there was none. While the
-    store fails, the service "store" in grpc.health.v1 is NOT_SERVING, and the server logs store_fails each second.
+    store fails, the service "store" in grpc.health.v1 is NOT_SERVING, and the server logs store_unavailable or
+    store_refused each second.
     """
     witness: _builtins.str
     """The address of the witness, which keeps high-water marks outside the store (the setting witness), without passwords

@@ -241,7 +241,8 @@ type Node struct {
 	// How many worker processes share the address (the setting workers), 1 or more. A connection stays with one of them.
 	WorkerCount int32 `protobuf:"varint,8,opt,name=worker_count,json=workerCount,proto3" json:"worker_count,omitempty"`
 	// The store's error in the last second in which the answering process called it; empty if there was none. While the
-	// store fails, the service "store" in grpc.health.v1 is NOT_SERVING, and the server logs store_fails each second.
+	// store fails, the service "store" in grpc.health.v1 is NOT_SERVING, and the server logs store_unavailable or
+	// store_refused each second.
 	StoreError string `protobuf:"bytes,9,opt,name=store_error,json=storeError,proto3" json:"store_error,omitempty"`
 	// The address of the witness, which keeps high-water marks outside the store (the setting witness), without passwords
 	// or tokens; empty without one.

@@ -20,7 +20,7 @@ from idalloc_server.telemetry.metrics import CallMetrics, Counts
 from idalloc_server.telemetry.series import OTHER, IssuedSeries, SeriesNames
 
 # The texts have no details: callers without authentication read them, and the log has the errors.
-STORE_FAILS = "the last calls of the store failed"
+STORE_UNAVAILABLE = "the last calls of the store failed"
 # How many issuers of ids are sampled before other tasks of the event loop run.
 SAMPLED_AT_ONCE = 500
 
@@ -99,7 +99,7 @@ class NodeReport:
         late = self._survey.late_renewals
         return {
             "shutdown": "the server drains" if self.is_draining() else "",
-            "store": STORE_FAILS if self._allocator.store_health.error else "",
+            "store": STORE_UNAVAILABLE if self._allocator.store_health.error else "",
             "lease-renewals": f"{late} leases near their end were not renewed" if late else "",
         }
 

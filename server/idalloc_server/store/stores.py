@@ -81,7 +81,7 @@ class Stores:
             except StoreUnavailable as error:
                 if loop.time() + OPEN_RETRY_SECONDS > deadline:
                     raise
-                _log.warning("store_unavailable", store=self.counters.address, error=str(error))
+                _log.warning("waiting_for_store", store=self.counters.address, error=str(error))
             await asyncio.sleep(OPEN_RETRY_SECONDS)
 
     async def close(self) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import structlog
 
-from idalloc_server.domain.errors import StoreFailure
+from idalloc_server.domain.errors import StoreFailure, StoreRefused
 
 _log = structlog.get_logger("idalloc.store")
 
@@ -14,13 +14,13 @@ class StoreHealth:
     """Collects the results of store calls, and evaluates them once a second.
 
     Attributes:
-        error: The last error, while the store fails; empty while it works.
+        error: The last error, while the last calls failed; empty while the store works.
     """
 
     def __init__(self) -> None:
         self.error = ""
         self._failures = 0
-        self._last_error = ""
+        self._last_error: StoreFailure | None = None
         self._has_succeeded = False
 
     def record_success(self) -> None:
@@ -34,23 +34,26 @@ class StoreHealth:
         """
         if isinstance(error, StoreFailure) and error.is_of_store:
             self._failures += 1
-            self._last_error = str(error)
+            self._last_error = error
 
     def evaluate(self) -> None:
         """Update ``error`` from the results since the last call.
 
-        Logs each failure, and the recovery.
+        Logs failures under the reason of the last one, and the recovery.
         """
-        if self._failures:
-            self.error = self._last_error
-            _log.error("store_fails", count=self._failures, error=self.error)
+        if self._last_error:
+            self.error = str(self._last_error)
+            if isinstance(self._last_error, StoreRefused):
+                _log.error("store_refused", count=self._failures, error=self.error)
+            else:
+                _log.error("store_unavailable", count=self._failures, error=self.error)
         elif self._has_succeeded and self.error:
             self.error = ""
             _log.info("store_recovered")
-        self._failures, self._has_succeeded = 0, False
+        self._failures, self._last_error, self._has_succeeded = 0, None, False
 
     async def evaluate_every_second(self, report: Callable[[str], None]) -> None:
-        """Evaluate once a second until cancelled, and passes ``error`` to ``report`` each time."""
+        """Evaluate once a second until cancelled, and pass ``error`` to ``report`` each time."""
         while True:
             await asyncio.sleep(1)
             self.evaluate()

@@ -7,7 +7,16 @@ import structlog
 
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import AllocationConfig
-from idalloc_server.domain.errors import Refusal, SequenceNotFound, StoreUnavailable, StoreWentBackwards
+from idalloc_server.domain.errors import (
+    Refusal,
+    SequenceNotFound,
+    StoreFailure,
+    StoreRefused,
+    StoreUnavailable,
+    StoreUnreachable,
+    StoreWentBackwards,
+)
+from idalloc_server.domain.store.health import StoreHealth
 from tests.support.fake_store import FakeClock, Fault, MemoryStore, rejected
 
 CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=60.0, auto_create_sequences=True)
@@ -34,7 +43,7 @@ async def test_a_failed_refill_without_callers_is_reported() -> None:
         node.store_health.evaluate()
         node.store_health.evaluate()
     assert node.store_health.error == "the store rejected the statement"
-    assert [(line["event"], line["count"]) for line in logs] == [("store_fails", 1)]
+    assert [(line["event"], line["count"]) for line in logs] == [("store_unavailable", 1)]
     clock.advance(2)
     assert node.allocate_from_lease("orders", 1) is not None
     await settle()
@@ -61,7 +70,20 @@ async def test_a_failed_refill_of_cancelled_callers_is_reported() -> None:
     with structlog.testing.capture_logs() as logs:
         node.store_health.evaluate()
     assert node.store_health.error == "the store rejected the statement"
-    assert [(line["event"], line["count"]) for line in logs] == [("store_fails", 1)]
+    assert [(line["event"], line["count"]) for line in logs] == [("store_unavailable", 1)]
+
+
+@pytest.mark.parametrize("errors", [(StoreUnreachable("away"), StoreRefused("read-only")), (StoreUnreachable("away"),)])
+def test_the_event_is_the_reason_of_the_last_error(errors: tuple[StoreFailure, ...]) -> None:
+    """The log event of a failing store has the name of the last error's reason."""
+    health = StoreHealth()
+    for error in errors:
+        health.record_failure(error)
+    with structlog.testing.capture_logs() as logs:
+        health.evaluate()
+    assert [(line["event"], line["count"], line["error"]) for line in logs] == [
+        (errors[-1].reason.lower(), len(errors), str(errors[-1]))
+    ]
 
 
 @pytest.mark.parametrize(
