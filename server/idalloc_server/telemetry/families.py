@@ -21,7 +21,7 @@ XPROTO_CALLS = "idalloc_xproto_calls"
 XPROTO_DOCUMENTS = "idalloc_xproto_documents_added"
 
 BUILD_INFO = "idalloc_build_info"
-START_TIMESTAMP = "idalloc_start_timestamp_seconds"
+START_TIMESTAMP = "idalloc_document_id_start_timestamp_seconds"
 WORKERS = "idalloc_workers"
 SEQUENCES_IN_MEMORY = "idalloc_sequences_in_memory"
 LEASES = "idalloc_leases"
