@@ -228,7 +228,7 @@ LIMITS = {
         ),
         Limit(
             "size of a message",
-            f"{_setting('xproto_max_message')} bytes; before the login {_kib(session.MAX_CONTROL_MESSAGE)}",
+            f"{_setting('xproto_max_message_bytes')} bytes; before the login {_kib(session.MAX_CONTROL_MESSAGE)}",
             "the server closes the connection",
         ),
         Limit(
@@ -288,7 +288,7 @@ LIMITS = {
         Limit(
             "arguments of a statement",
             f"{number(cost.MAX_ARGUMENTS)}; each use counts with its bytes, all together"
-            f" {_setting('xproto_max_message')} bytes",
+            f" {_setting('xproto_max_message_bytes')} bytes",
             "error 1390; error 1153",
             "MySQL puts an argument into each place where it is used",
         ),
@@ -317,7 +317,7 @@ LIMITS = {
         ),
         Limit(
             "row of a find; document that a change writes",
-            f"{_setting('xproto_max_message')} bytes",
+            f"{_setting('xproto_max_message_bytes')} bytes",
             "error 1301; error 3150",
             "a field may be in them many times",
         ),

@@ -124,10 +124,11 @@ free port, which the server prints. Each of several workers serves it.
 
 A statement needs a role on `SCHEMA.COLLECTION`: `read` to find and count, `allocate` to add, `admin` for all others.
 To create or drop a schema, the role `admin` is needed on its name.""",
-    "xproto_max_message": """A longer message closes the connection. Clients read it as `@@mysqlx_max_allowed_packet`.
-A message of SQL, commands or expectations, and each one before a login, has at most 64 KiB. The
-default is gRPC's. Raise it only as far as your documents need: a message of many short items takes more than 20 times
-its size in memory, and while it is parsed, a quarter of a second for 4 MiB, the process serves nobody else.""",
+    "xproto_max_message_bytes": """A longer message closes the connection. Clients read it as
+`@@mysqlx_max_allowed_packet`. A message of SQL, commands or expectations, and each one before a login, has at most
+64 KiB. The default is gRPC's. Raise it only as far as your documents need: a message of many short items takes more
+than 20 times its size in memory, and while it is parsed, a quarter of a second for 4 MiB, the process serves nobody
+else.""",
     "xproto_max_connections": """At the limit the connection that waits longest for its login ends. If all have logged
 in, a further one gets MySQL's error 1040. Each may hold a message in memory.""",
     "max_connections_per_address": f"""Counted from accept, before TLS. At the limit the connection of the address that

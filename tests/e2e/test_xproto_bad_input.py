@@ -109,7 +109,7 @@ async def test_a_client_that_reads_nothing_takes_no_memory(server: Server, grpc_
 
 
 async def test_a_message_is_bounded(server: Server) -> None:
-    """A message up to xproto_max_message is served; a longer one's header ends the connection."""
+    """A message up to xproto_max_message_bytes is served; a longer header ends the connection."""
     async with connected(server.xproto) as client:
         await client.create_collection()
         assert (await client.add(f'{{"text": "{"x" * 4_000_000}"}}')).code == 0

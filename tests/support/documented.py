@@ -257,7 +257,7 @@ def of_documents() -> Claims:
             f"{'.'.join(map(str, setup._MIN_ELASTICSEARCH))} or newer has the same requests",
         ],
         "docs/guides/mysql-xdevapi.md": [
-            f"| a message | `xproto_max_message`, {default('xproto_max_message') / 2**20:g} MiB |",
+            f"| a message | `xproto_max_message_bytes`, {default('xproto_max_message_bytes') / 2**20:g} MiB |",
             f"| connections of a process | `xproto_max_connections`, {default('xproto_max_connections'):g} |",
             f"without a login | `max_connections_per_address`, {default('max_connections_per_address'):g} | the same |",
             f"| documents of an `add` | {number(cost.MAX_INSERTED_DOCUMENTS)} |",
@@ -265,8 +265,8 @@ def of_documents() -> Claims:
             f"| nesting of a document | {json_text.MAX_DEPTH} |",
             f"| values of a document | {number(json_text.MAX_VALUES)},"
             f" with {number(json_text.MAX_CONTAINERS)} arrays and objects |",
-            f"a `modify` writes | `xproto_max_message`, {default('xproto_max_message') / 2**20:g} MiB |",
-            f"at each of its uses | `xproto_max_message`, {default('xproto_max_message') / 2**20:g} MiB |",
+            f"a `modify` writes | `xproto_max_message_bytes`, {default('xproto_max_message_bytes') / 2**20:g} MiB |",
+            f"at each of its uses | `xproto_max_message_bytes`, {default('xproto_max_message_bytes') / 2**20:g} MiB |",
             f"| parts of the expressions of a statement | {number(cost.MAX_STEPS_A_DOCUMENT)} |",
             f"| {number(cost.MAX_STEPS)} steps; {cost.MAX_SECONDS:g} s |",
             f"| documents that a statement sorts | {number(cost.MAX_SORTED_DOCUMENTS)},"

@@ -79,7 +79,7 @@ class Settings(BaseModel):
     xproto_listen: Annotated[str, AfterValidator(check_http_address)] = Field(
         "", description="Address of the X Protocol's port for MySQL's X DevAPI clients, HOST:PORT; empty for none."
     )
-    xproto_max_message: Annotated[int, Field(ge=65_536, le=2**30)] = Field(
+    xproto_max_message_bytes: Annotated[int, Field(ge=65_536, le=2**30)] = Field(
         4 * 2**20, description="Maximum size of a message of an X DevAPI client, in bytes."
     )
     xproto_max_connections: Annotated[int, Field(ge=1, le=100_000)] = Field(

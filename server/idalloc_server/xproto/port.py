@@ -86,7 +86,7 @@ class XProtocolPort:
                 settings.tls_cert, settings.tls_key, settings.tls_client_ca, requires_client_certificate=requires
             )
         self._thread = SideThread("statements")
-        self._collections = collections.Collections(documents, settings.xproto_max_message, self._thread)
+        self._collections = collections.Collections(documents, settings.xproto_max_message_bytes, self._thread)
         services = listener.Services(
             statements=self._collections,
             documents=documents,
@@ -102,7 +102,7 @@ class XProtocolPort:
             services,
             tls=self._tls.context if self._tls else None,
             requires_tls=bool(settings.tls_client_ca) or access_control.requires_authentication,
-            max_message=settings.xproto_max_message,
+            max_message=settings.xproto_max_message_bytes,
             limits=Limits(
                 settings.xproto_max_connections,
                 settings.max_connections_per_address,
