@@ -11,7 +11,7 @@ from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.domain.clock import Clock
 from idalloc_server.http.access import require_reader
 from idalloc_server.http.hosts import OwnNames
-from idalloc_server.http.readiness import Readiness, livez
+from idalloc_server.http.probes import livez, readyz
 from idalloc_server.http.server import Handler, HttpServer
 from idalloc_server.http.status_page.page import Source, StatusPage
 from idalloc_server.listen.connections import MAX_HTTP_CONNECTIONS, MAX_PROBE_CONNECTIONS, Limits
@@ -54,8 +54,7 @@ class HttpPort:
         self._page = StatusPage(
             clock, {"version": version("idalloc"), "workers": settings.workers, "transport": settings.transport}
         )
-        checks = Readiness(self._checks)
-        probes: list[tuple[str, Handler]] = [("/livez", livez), ("/readyz", checks.readyz)]
+        probes: list[tuple[str, Handler]] = [("/livez", livez), ("/readyz", readyz(self._checks))]
         self._servers: dict[str, HttpServer] = {}
         if settings.http_listen:
             limits = Limits(MAX_HTTP_CONNECTIONS, settings.max_connections_per_address)

@@ -6,8 +6,8 @@ from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.clock import Clock
 from idalloc_server.node.change import Workers
 
-# The question to a process, see ``NodeAnswers``. An answer has at most so many counters: it must
-# fit into a message.
+# The question to a process, see ``answers_of``. An answer has at most this many counters: it
+# must fit into a message.
 RATES, MAX_COUNTERS = "rates", 250
 # The longest wait for the other processes, and how long their rates are used.
 ANSWER_SECONDS, FRESH_SECONDS = 0.5, 1.0

@@ -11,7 +11,7 @@ from idalloc_server.auth.audit import Audit
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.survey import Survey
 from idalloc_server.domain.witness.store import WitnessedStore
-from idalloc_server.node.answers import Answer, NodeAnswers
+from idalloc_server.node.answers import Answer, answers_of
 from idalloc_server.node.issuers import Issuers
 from idalloc_server.telemetry import families
 from idalloc_server.telemetry.log_queue import Share
@@ -48,7 +48,7 @@ class NodeReport:
         self._reserve: dict[str, float] = {}
         self._limited: dict[str, float] = {}  # by reason and sequence
         self.series = IssuedSeries(self.workers)
-        self.answers = NodeAnswers(self.issuers).by_question()
+        self.answers = answers_of(self.issuers)
 
     def pids(self) -> Mapping[str, int]:
         """Return the process id of this only process, see ``Source``."""

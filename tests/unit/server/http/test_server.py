@@ -14,7 +14,7 @@ from aiohttp import web
 
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.http import server as http
-from idalloc_server.http.readiness import Readiness
+from idalloc_server.http.probes import readyz
 from idalloc_server.http.server import HttpServer
 from idalloc_server.listen.connections import Limits
 from tests.support.waiting import hold_for_async, settle, until
@@ -252,7 +252,7 @@ async def test_address_in_use_is_named() -> None:
 )
 async def test_readyz_lists_checks(checks: dict[str, str], query: str, status: int, text: str) -> None:
     """Without a failed check the answer is short; a failed one is named."""
-    server = HttpServer("http_listen", "127.0.0.1:0", LIMITS, [("/readyz", Readiness(lambda: checks).readyz)])
+    server = HttpServer("http_listen", "127.0.0.1:0", LIMITS, [("/readyz", readyz(lambda: checks))])
     await server.start()
     async with aiohttp.ClientSession() as session, session.get(f"{server.url}readyz{query}") as reply:
         assert (reply.status, await reply.text()) == (status, text)

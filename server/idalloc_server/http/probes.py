@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping
 
 from aiohttp import web
 
-# By the name of a check: what is wrong; empty if it passes.
-Checks = Callable[[], Mapping[str, str]]
+from idalloc_server.http.server import Handler
 
 
 async def livez(request: web.BaseRequest) -> web.Response:
@@ -13,23 +12,21 @@ async def livez(request: web.BaseRequest) -> web.Response:
     return web.Response(text="ok\n")
 
 
-class Readiness:
-    """Answers ``/readyz``: 200 if all checks pass, else 503 with those that fail.
+def readyz(run_checks: Callable[[], Mapping[str, str]]) -> Handler:
+    """Return a handler that answers 200 if all checks pass, else 503 with those that fail.
 
     ``?verbose`` lists all checks.
 
     Args:
-        checks: Returns the present result of each check.
+        run_checks: Returns the problem that each check found, by its name; empty if it passes.
     """
 
-    def __init__(self, checks: Checks) -> None:
-        self._checks = checks
-
-    async def readyz(self, request: web.BaseRequest) -> web.Response:
-        """Answer with the checks."""
-        checks = self._checks()
+    async def answer(request: web.BaseRequest) -> web.Response:
+        checks = run_checks()
         failed = {name: problem for name, problem in checks.items() if problem}
         lines = ["ok"] if not failed else []
         if failed or "verbose" in request.query:
             lines = [f"[-]{name} failed: {problem}" if problem else f"[+]{name} ok" for name, problem in checks.items()]
         return web.Response(status=503 if failed else 200, text="\n".join(lines) + "\n")
+
+    return answer
