@@ -30,15 +30,11 @@ class _WouldLower(_Rejected):
 class Importer:
     """Imports an export file into a store. An import may be repeated.
 
-    Ends the leases of each sequence that exists in the store, also if the counters are equal,
+    It ends the leases of each sequence that exists in the store, also if the counters are equal,
     unless no node ever had a lease of it.
-
-    Args:
-        store: The target store.
-        clock: The clock.
     """
 
-    store: Store
+    store: Store  # the target
     clock: Clock
     problems: list[Problem] = field(default_factory=list)  # the rejected lines
     created: int = 0  # number of sequences created

@@ -1,6 +1,7 @@
 """Changes of the node's settings, in all workers of the server."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from idalloc_server.domain.document_ids.generator import DocIdGenerator, Save
@@ -40,34 +41,23 @@ class Workers(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class NodeChanges:
-    """Changes settings of this node.
+    """Changes settings of this node."""
 
-    Args:
-        doc_ids: Uses them in this process.
-        node_settings: Keeps them across restarts; None if they cannot be kept.
-        workers: All workers of the server; None if it is a single process.
-    """
-
-    def __init__(
-        self,
-        doc_ids: DocIdGenerator,
-        node_settings: NodeSettingsFile | None = None,
-        workers: Workers | None = None,
-    ) -> None:
-        self._doc_ids = doc_ids
-        self._node_settings = node_settings
-        self._workers = workers
+    doc_ids: DocIdGenerator  # uses the settings in this process
+    node_settings: NodeSettingsFile | None = None  # persists them; None if they cannot be persisted
+    workers: Workers | None = None  # all workers of the server; None for a single process
 
     @property
     def worker_count(self) -> int:
         """How many processes the server has."""
-        return self._workers.count if self._workers else 1
+        return self.workers.count if self.workers else 1
 
     @property
     def other_lease_count(self) -> int:
         """How many leases all other workers held about a second ago."""
-        return self._workers.other_lease_count if self._workers else 0
+        return self.workers.other_lease_count if self.workers else 0
 
     async def change(self, given: Mapping[str, int], persist: bool, timeout: float | None = None) -> None:
         """Change settings in all workers.
@@ -82,11 +72,11 @@ class NodeChanges:
         """
         save = None
         if persist:
-            if self._node_settings is None:
+            if self.node_settings is None:
                 raise InvalidRequest("persist", "this node cannot keep settings across restarts")
-            self._node_settings.check(given)
-            save = self._node_settings.save
-        if self._workers is not None:
-            await self._workers.change(given, save, timeout)
+            self.node_settings.check(given)
+            save = self.node_settings.save
+        if self.workers is not None:
+            await self.workers.change(given, save, timeout)
         else:
-            await self._doc_ids.change(**given, save=save)
+            await self.doc_ids.change(**given, save=save)

@@ -1,6 +1,7 @@
 """How fast all processes of a server issue ids."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.clock import Clock
@@ -13,38 +14,33 @@ RATES, MAX_COUNTERS = "rates", 250
 ANSWER_SECONDS, FRESH_SECONDS = 0.5, 1.0
 
 
+@dataclass(eq=False)
 class ServerRates:
     """The rates of all processes.
 
-    The others are asked for a counter at most once in ``FRESH_SECONDS``.
-
-    Args:
-        allocator: The allocator of this process.
-        clock: Measures how old the rates of others are.
-        workers: All workers of the server; None if it is a single process.
+    It asks the others for a counter at most once in ``FRESH_SECONDS``.
     """
 
-    def __init__(self, allocator: Allocator, clock: Clock, workers: Workers | None) -> None:
-        self._allocator = allocator
-        self._clock = clock
-        self._workers = workers
-        self._others: dict[str, float] = {}
-        self._since = 0.0
+    allocator: Allocator  # of this process
+    clock: Clock  # measures how old the rates of others are
+    workers: Workers | None  # all workers of the server; None for a single process
+    _others: dict[str, float] = field(init=False, default_factory=dict)  # the rates of others
+    _since: float = field(init=False, default=0.0)  # when they were empty
 
     async def __call__(self, counters: list[str]) -> Mapping[str, float]:
         """Return the rates in ids a second, by the names of counters; see ``Allocator.rates``.
 
         Processes that do not answer in time are left out.
         """
-        own = self._allocator.rates(counters)
-        if self._workers is None:
+        own = self.allocator.rates(counters)
+        if self.workers is None:
             return own
-        others = await self._of_others(self._workers, counters)
+        others = await self._of_others(self.workers, counters)
         return {name: own.get(name, 0.0) + others.get(name, 0.0) for name in counters}
 
     async def _of_others(self, workers: Workers, counters: list[str]) -> Mapping[str, float]:
-        if self._clock.boot() - self._since >= FRESH_SECONDS:
-            self._others, self._since = {}, self._clock.boot()
+        if self.clock.boot() - self._since >= FRESH_SECONDS:
+            self._others, self._since = {}, self.clock.boot()
         others = self._others
         unknown = [name for name in counters if name not in others]
         for start in range(0, len(unknown), MAX_COUNTERS):

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc_server.auth.call_types import AdmitRequest, Refund
@@ -24,25 +25,19 @@ Fill = Callable[[pb.AllocateRangeResponse, IdRange], bool]
 Fail = Callable[[pb.AllocateRangeResult, Exception], None]
 
 
+@dataclass(eq=False, slots=True)
 class RangeBatch:
-    """Takes a range for each request of a call: from the lease at once, or after a refill.
+    """Takes a range for each request of a call: from the lease at once, or after a refill."""
 
-    Args:
-        allocator: Issues the ranges.
-        admit: Authorizes and charges each request.
-        count_ids: Checks each request.
-    """
-
-    def __init__(self, allocator: Allocator, admit: AdmitRequest, count_ids: CountIds) -> None:
-        self._allocator = allocator
-        self._admit = admit
-        self._count_ids = count_ids
-        # The range or the error of each request, in order; None until the store answered.
-        self._outcomes: list[IdRange | Exception | None] = []
-        self._sequences: list[str] = []
-        self._refunds: dict[int, Refund] = {}
-        self._waiting: list[tuple[int, str, int]] = []
-        self._created: set[int] = set()
+    allocator: Allocator
+    admit: AdmitRequest  # authorizes and charges each request
+    count_ids: CountIds  # checks each request
+    # The range or the error of each request, in order; None until the store answered.
+    _outcomes: list[IdRange | Exception | None] = field(init=False, default_factory=list)
+    _sequences: list[str] = field(init=False, default_factory=list)
+    _refunds: dict[int, Refund] = field(init=False, default_factory=dict)
+    _waiting: list[tuple[int, str, int]] = field(init=False, default_factory=list)
+    _created: set[int] = field(init=False, default_factory=set)
 
     def add(self, request: pb.AllocateRangeRequest) -> None:
         """Take the range of the next request from the lease.
@@ -52,11 +47,11 @@ class RangeBatch:
         number, sequence = len(self._outcomes), request.sequence
         outcome: IdRange | Exception | None
         try:
-            refund = self._admit(sequence, request.id_count)
+            refund = self.admit(sequence, request.id_count)
             if refund is not None:
                 self._refunds[number] = refund
-            count = self._count_ids(request)
-            outcome = self._allocator.allocate_from_lease(sequence, count)
+            count = self.count_ids(request)
+            outcome = self.allocator.allocate_from_lease(sequence, count)
             if outcome is None:
                 self._waiting.append((number, sequence, count))
         except Exception as error:
@@ -65,9 +60,9 @@ class RangeBatch:
         self._sequences.append(sequence)
 
     async def wait(self, seconds: float | None) -> None:
-        """Take the other ranges from the store, each in its own task, until shortly before the deadline of the call.
+        """Take the other ranges from the store until shortly before the deadline of the call.
 
-        If the call is cancelled, all ids that it took are burned.
+        Each has its own task. If the call is cancelled, all ids that it took are burned.
 
         Args:
             seconds: The time until the deadline of the call; None if it has none.
@@ -88,11 +83,11 @@ class RangeBatch:
 
     async def _take(self, number: int, sequence: str, count: int) -> None:
         try:
-            self._outcomes[number] = await self._allocator.allocate(sequence, count)
+            self._outcomes[number] = await self.allocator.allocate(sequence, count)
         except Exception as error:
             self._outcomes[number] = error
         else:
-            if self._allocator.pop_created(sequence):
+            if self.allocator.pop_created(sequence):
                 self._created.add(number)
 
     def reply(self, fill: Fill, fail: Fail) -> pb.BatchAllocateRangesResponse:
@@ -125,4 +120,4 @@ class RangeBatch:
 
     def _burn(self, number: int, outcome: IdRange | Exception | None, cause: BurnCause) -> None:
         if isinstance(outcome, IdRange):
-            self._allocator.burned.add(self._sequences[number], outcome.period, cause, outcome.id_count)
+            self.allocator.burned.add(self._sequences[number], outcome.period, cause, outcome.id_count)

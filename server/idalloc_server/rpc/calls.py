@@ -11,6 +11,7 @@ transports have: docs/explanation/architecture.md lists them.
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
+from dataclasses import KW_ONLY, dataclass, field
 from operator import attrgetter
 from time import perf_counter
 from typing import Any, NamedTuple, NoReturn, Protocol
@@ -71,7 +72,7 @@ class TransportTraits(NamedTuple):
 
 
 def _field_reader(name: str, method: MethodDescriptor) -> _FieldReader:
-    """Return the function that reads the sequence and the number of ids from a request, if it has them."""
+    """Return a function that reads the sequence and the number of ids of a request, if it has them."""
     names = {"sequence": RULES[name].sequence_field}
     names |= {field: field for field in ("id_count", "total_id_count") if field in method.input_type.fields_by_name}
     getters = {key: attrgetter(field) for key, field in names.items() if field}
@@ -85,42 +86,20 @@ def _field_reader(name: str, method: MethodDescriptor) -> _FieldReader:
     return read
 
 
+@dataclass(eq=False)
 class CallLayer:
-    """The layer around the calls of this server's own services.
+    """The layer around the calls of this server's own services."""
 
-    Args:
-        metrics: Counts the calls.
-        draining: Whether calls are held or rejected.
-        access_control: Authenticates, authorizes and limits the calls.
-        store_health: The store's health, which failed calls change.
-        transport: What the layer must know of the transport.
-        log_each: Whether to log each call at level debug.
-        traces: Traces the calls; None if traces are off.
-
-    Attributes:
-        failed: The causes of failed calls.
-    """
-
-    def __init__(
-        self,
-        metrics: CallMetrics,
-        draining: Draining,
-        access_control: AccessControl,
-        store_health: StoreHealth,
-        *,
-        transport: TransportTraits,
-        log_each: bool,
-        traces: Traces | None = None,
-    ) -> None:
-        self.failed = FailedCalls()
-        self._metrics = metrics
-        self._draining = draining
-        self._delayed = DelayedAnswers()
-        self._access_control = access_control
-        self._store_health = store_health
-        self._log_each = log_each
-        self._traces = traces
-        self._transport = transport
+    metrics: CallMetrics  # counts the calls
+    draining: Draining  # holds or rejects calls
+    access_control: AccessControl  # authenticates, authorizes and limits the calls
+    store_health: StoreHealth  # which failed calls change
+    _: KW_ONLY
+    transport: TransportTraits
+    log_each: bool  # whether to log each call at level debug
+    traces: Traces | None = None  # None if traces are off
+    failed: FailedCalls = field(init=False, default_factory=FailedCalls)  # the causes of failed calls
+    _delayed: DelayedAnswers = field(init=False, default_factory=DelayedAnswers)
 
     def service(self, servicer: Servicer) -> Service:
         """Return the service of a servicer, with this layer and access control around each method."""
@@ -131,17 +110,17 @@ class CallLayer:
     def _handler(self, servicer: Servicer, method: MethodDescriptor) -> UnaryHandler:
         name = f"/{servicer.descriptor.full_name}/{method.name}"
         streams = method.server_streaming
-        checked = self._access_control.add_checks(name, getattr(servicer, method.name), streams=streams)
+        checked = self.access_control.add_checks(name, getattr(servicer, method.name), streams=streams)
         inner = self._writing_replies(checked) if streams else checked
         fields_of = _field_reader(name, method)
-        call = self._surround(name, self._metrics.method(name), inner, self._observer(name, fields_of))
-        if self._traces is None:
+        call = self._surround(name, self.metrics.method(name), inner, self._observer(name, fields_of))
+        if self.traces is None:
             return call
-        return self._traces.trace_call(name, call, fields_of, self._access_control.metadata_of)
+        return self.traces.trace_call(name, call, fields_of, self.access_control.metadata_of)
 
     def _observer(self, name: str, fields_of: _FieldReader) -> _Observer | None:
-        """Return what observes the end of each call, or None: then no code runs for it."""
-        log_each, traces = self._log_each, self._traces
+        """Return a function to call at the end of each call, or None to save its time."""
+        log_each, traces = self.log_each, self.traces
         if not log_each and traces is None:
             return None
 
@@ -149,7 +128,7 @@ class CallLayer:
             if traces is not None:
                 traces.end_call(code)
             if log_each:
-                caller = self._access_control.describe_caller(context)
+                caller = self.access_control.describe_caller(context)
                 _log.debug("call", method=name, code=code, ms=round(seconds * 1000, 3), **fields_of(request), **caller)
 
         return observe
@@ -157,7 +136,7 @@ class CallLayer:
     def _surround(
         self, name: str, calls: MethodCalls, handler: UnaryHandler, observe: _Observer | None
     ) -> UnaryHandler:
-        draining = self._draining
+        draining = self.draining
 
         async def call(request: Any, context: Context) -> Any:
             began = perf_counter()
@@ -191,25 +170,25 @@ class CallLayer:
         return call
 
     async def _answer_failure(self, context: Context, error: Exception, failure: status.Status) -> NoReturn:
-        if isinstance(error, Unauthenticated) and error.wait and not self._draining.has_begun:
+        if isinstance(error, Unauthenticated) and error.wait and not self.draining.has_begun:
             await self._delayed.wait(context.time_remaining())
         await self._abort(context, failure)
 
     async def _refuse_unread(self, name: str, context: Context) -> NoReturn:
-        """Refuse a call of a server that drains, which comes first, or one that cannot be decoded."""
-        if self._draining.has_begun:
-            await self._draining.hold_call(context)
-            self._access_control.refuse_unread(name, context, ServerDraining())
-        self._access_control.refuse_unread(name, context, undecodable_request())
+        """Refuse a call because the server drains, or else because it cannot be decoded."""
+        if self.draining.has_begun:
+            await self.draining.hold_call(context)
+            self.access_control.refuse_unread(name, context, ServerDraining())
+        self.access_control.refuse_unread(name, context, undecodable_request())
 
     def _writing_replies(self, handler: StreamHandler) -> UnaryHandler:
         async def write_all(request: Any, context: Context) -> None:
             # aclosing: the handler learns at once that its last reply was not written.
-            async with aclosing(handler(request, context, self._draining.admit_message)) as replies:
+            async with aclosing(handler(request, context, self.draining.admit_message)) as replies:
                 async for reply in replies:
                     try:
                         await context.write(reply)
-                    except self._transport.left_errors:
+                    except self.transport.left_errors:
                         raise asyncio.CancelledError from None  # The client left.
                     # native's write may not yield, nor report that the client left. Without this, a
                     # stream would block all other calls and miss its cancellation.
@@ -227,7 +206,7 @@ class CallLayer:
         if isinstance(error, Refusal):
             failure = status.from_refusal(error)
             self.failed.add(name, failure.code.name, error.reason, failure.message)
-            self._store_health.record_failure(error)
+            self.store_health.record_failure(error)
             return failure
         failure = status.internal()
         if self.failed.add(name, failure.code.name, "INTERNAL", type(error).__name__):
@@ -240,5 +219,5 @@ class CallLayer:
 
     async def _abort(self, context: Context, failure: status.Status) -> NoReturn:
         # native leaves a call unanswered if it cannot send one of the trailers.
-        trailers = [each for each in failure.trailers if self._transport.can_push_back or each[0] != status.PUSHBACK]
+        trailers = [each for each in failure.trailers if self.transport.can_push_back or each[0] != status.PUSHBACK]
         await context.abort(failure.code, failure.message, tuple(trailers))

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import suppress
+from dataclasses import dataclass, field
 from time import perf_counter
 
 from idalloc_server.auth.call_types import Context
@@ -9,23 +10,19 @@ from idalloc_server.domain.errors import ServerDraining
 from idalloc_server.telemetry.metrics import CallMetrics
 
 
+@dataclass(eq=False)
 class Draining:
-    """The state of draining, which begins with ``hold_new_calls`` or ``reject_calls`` and never ends.
+    """The state of draining.
 
-    Args:
-        metrics: Counts the calls.
-
-    Attributes:
-        has_begun: Whether new calls are held or rejected.
+    It begins with ``hold_new_calls`` or ``reject_calls``, and never ends.
     """
 
-    def __init__(self, metrics: CallMetrics) -> None:
-        self.has_begun = False
-        self._metrics = metrics
-        self._rejecting = asyncio.Event()
-        self._held = 0
-        self._ends_streams = False
-        self._none_running = asyncio.Event()
+    metrics: CallMetrics  # counts the calls
+    has_begun: bool = field(init=False, default=False)  # whether new calls are held or rejected
+    _rejecting: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    _held: int = field(init=False, default=0)
+    _ends_streams: bool = field(init=False, default=False)
+    _none_running: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 
     def hold_new_calls(self) -> None:
         """Hold new calls from now on, until ``reject_calls``."""
@@ -68,15 +65,18 @@ class Draining:
             self._none_running.set()
 
     async def wait_until_quiet(self, pause: float, timeout: float) -> None:
-        """Wait until no call runs and none has come for ``pause`` seconds, for ``timeout`` seconds at most."""
+        """Wait until no call runs and none has come for ``pause`` seconds.
+
+        It ends after ``timeout`` seconds in any case.
+        """
         deadline = perf_counter() + timeout
         known = -1
-        while (self._running or known < self._metrics.started) and perf_counter() + pause < deadline:
-            known = self._metrics.started
+        while (self._running or known < self.metrics.started) and perf_counter() + pause < deadline:
+            known = self.metrics.started
             await asyncio.sleep(pause)
 
     async def wait_for_calls(self, timeout: float) -> bool:
-        """Wait for running calls, for ``timeout`` seconds at most; return whether all have ended."""
+        """Wait for running calls at most ``timeout`` seconds; return whether all have ended."""
         if self._running:
             self._none_running.clear()
             with suppress(TimeoutError):
@@ -86,4 +86,4 @@ class Draining:
     @property
     def _running(self) -> int:
         """The number of running calls, without held ones."""
-        return self._metrics.in_flight - self._held
+        return self.metrics.in_flight - self._held

@@ -1,5 +1,6 @@
 """The servicer of idalloc.v1.NodeService."""
 
+from dataclasses import dataclass
 from importlib.metadata import version
 
 from idalloc.v1 import node_pb2
@@ -11,27 +12,17 @@ from idalloc_server.node.change import NodeChanges
 from idalloc_server.settings.persisted import SETTINGS
 
 
+@dataclass(eq=False)
 class NodeServicer:
-    """Describes this node, and changes its settings.
-
-    Args:
-        allocator: Issues ranges.
-        doc_ids: Generates document ids.
-        store: The store's address, without credentials.
-        changes: Changes the settings.
-        witness: The witness's address, without credentials; empty without one.
-    """
+    """Describes this node, and changes its settings."""
 
     descriptor = node_pb2.DESCRIPTOR.services_by_name["NodeService"]
 
-    def __init__(
-        self, allocator: Allocator, doc_ids: DocIdGenerator, store: str, changes: NodeChanges, witness: str = ""
-    ) -> None:
-        self._allocator = allocator
-        self._doc_ids = doc_ids
-        self._store = store
-        self._changes = changes
-        self._witness = witness
+    allocator: Allocator
+    doc_ids: DocIdGenerator
+    store: str  # the store's address, without credentials
+    changes: NodeChanges
+    witness: str = ""  # the witness's address, without credentials; empty without one
 
     async def GetNode(self, request: node_pb2.GetNodeRequest, context: Context) -> node_pb2.GetNodeResponse:
         """See node.proto."""
@@ -40,19 +31,19 @@ class NodeServicer:
     async def UpdateNode(self, request: node_pb2.UpdateNodeRequest, context: Context) -> node_pb2.UpdateNodeResponse:
         """See node.proto."""
         given = {field: getattr(request.node, field) for field in _fields_to_change(request)}
-        await self._changes.change(given, request.persist, context.time_remaining())
+        await self.changes.change(given, request.persist, context.time_remaining())
         return node_pb2.UpdateNodeResponse(node=self._node())
 
     def _node(self) -> node_pb2.Node:
         return node_pb2.Node(
-            **self._doc_ids.settings,
-            start_timestamp=self._doc_ids.start_timestamp,
+            **self.doc_ids.settings,
+            start_timestamp=self.doc_ids.start_timestamp,
             version=version("idalloc"),
-            store=self._store,
-            lease_count=self._allocator.lease_count + self._changes.other_lease_count,
-            worker_count=self._changes.worker_count,
-            store_error=self._allocator.store_health.error,
-            witness=self._witness,
+            store=self.store,
+            lease_count=self.allocator.lease_count + self.changes.other_lease_count,
+            worker_count=self.changes.worker_count,
+            store_error=self.allocator.store_health.error,
+            witness=self.witness,
         )
 
 

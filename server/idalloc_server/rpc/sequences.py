@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
@@ -57,29 +58,25 @@ _WITH_PRESENCE = frozenset({"start", "step", "min_value", "max_value"})
 _FIELDS = frozenset(field.name for field in pb.Sequence.DESCRIPTOR.fields)
 
 
+@dataclass(eq=False)
 class SequencesServicer:
-    """Translates requests and replies of sequences.
-
-    Args:
-        service: Administers the sequences.
-    """
+    """Translates requests and replies of sequences."""
 
     descriptor = pb.DESCRIPTOR.services_by_name["SequenceService"]
 
-    def __init__(self, service: SequenceService) -> None:
-        self._service = service
+    service: SequenceService
 
     async def CreateSequence(self, request: pb.CreateSequenceRequest, context: Context) -> pb.CreateSequenceResponse:
         """See sequences.proto."""
         change_token = self._change_token(request, request.request_id)
         with _prefix_fields("sequence"):
             given = _settings_of(request.sequence, _set_fields(request.sequence))
-            created = await self._service.create(request.sequence.name, given, change_token)
+            created = await self.service.create(request.sequence.name, given, change_token)
         return pb.CreateSequenceResponse(sequence=_to_message(created))
 
     async def GetSequence(self, request: pb.GetSequenceRequest, context: Context) -> pb.GetSequenceResponse:
         """See sequences.proto."""
-        return pb.GetSequenceResponse(sequence=_to_message(await self._service.get(request.name, request.period)))
+        return pb.GetSequenceResponse(sequence=_to_message(await self.service.get(request.name, request.period)))
 
     async def ListSequences(self, request: pb.ListSequencesRequest, context: Context) -> pb.ListSequencesResponse:
         """See sequences.proto."""
@@ -89,7 +86,7 @@ class SequencesServicer:
         after = _last_listed(request)
         readable = readable_sequences.get()
         try:
-            found, last_name = await self._service.list(
+            found, last_name = await self.service.list(
                 request.name_prefix, after, size, deleted=request.show_deleted, visible=readable
             )
         except SequenceInvalid as invalid:
@@ -120,13 +117,13 @@ class SequencesServicer:
         fields = _masked_fields(request)
         with _prefix_fields("sequence"):
             given = _settings_of(request.sequence, fields)
-            changed = await self._service.update(request.sequence.name, given, request.sequence.etag, change_token)
+            changed = await self.service.update(request.sequence.name, given, request.sequence.etag, change_token)
         return pb.UpdateSequenceResponse(**_to_reply(changed))
 
     async def DeleteSequence(self, request: pb.DeleteSequenceRequest, context: Context) -> pb.DeleteSequenceResponse:
         """See sequences.proto."""
         change_token = self._change_token(request, request.request_id)
-        changed = await self._service.delete(request.name, request.etag, change_token)
+        changed = await self.service.delete(request.name, request.etag, change_token)
         return pb.DeleteSequenceResponse(**_to_reply(changed))
 
     async def AdvanceSequence(self, request: pb.AdvanceSequenceRequest, context: Context) -> pb.AdvanceSequenceResponse:
@@ -134,12 +131,12 @@ class SequencesServicer:
         change_token = self._change_token(request, request.request_id)
         if not request.HasField("past"):
             raise InvalidRequest("past", "must be set, even if it is 0")
-        changed = await self._service.advance(request.name, request.past, request.period, request.etag, change_token)
+        changed = await self.service.advance(request.name, request.past, request.period, request.etag, change_token)
         return pb.AdvanceSequenceResponse(**_to_reply(changed))
 
     async def ParseId(self, request: pb.ParseIdRequest, context: Context) -> pb.ParseIdResponse:
         """See sequences.proto."""
-        parts = await self._service.parse(request.sequence, request.text)
+        parts = await self.service.parse(request.sequence, request.text)
         return pb.ParseIdResponse(
             value=parts.value,
             year=parts.year,
@@ -151,7 +148,7 @@ class SequencesServicer:
 
     def _change_token(self, request: Message, request_id: str) -> ChangeToken:
         content = request.DESCRIPTOR.full_name.encode() + b"\0" + request.SerializeToString(deterministic=True)
-        return self._service.change_token(request_id, content)
+        return self.service.change_token(request_id, content)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from idalloc_server.workers.messages import Message, decode, encode
@@ -13,23 +14,15 @@ _MAX_MESSAGE_BYTES = 2**20
 M = TypeVar("M", bound=Message)
 
 
+@dataclass(eq=False)
 class Pipe:
-    """One end of the connection between two processes, each of which sees the newest messages of the other.
+    """One end of the connection of two processes; it keeps the newest messages of the other one."""
 
-    Attributes:
-        has_ended: Whether the other process sends no more, since it has exited.
-
-    Args:
-        reader: Reads the other end's messages.
-        writer: Writes this end's messages.
-    """
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.has_ended = False
-        self._newest: dict[type[Message], Message] = {}
-        self._reader = reader
-        self._writer = writer
-        self._received = asyncio.Event()
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    has_ended: bool = field(init=False, default=False)  # whether the other process has exited
+    _newest: dict[type[Message], Message] = field(init=False, default_factory=dict)
+    _received: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 
     @classmethod
     async def over(cls, connection: socket.socket) -> "Pipe":
@@ -38,13 +31,13 @@ class Pipe:
 
     def send(self, message: Message) -> None:
         """Send a message without waiting; it is lost if the other process has exited."""
-        if not self._writer.is_closing():
-            self._writer.write(encode(message))
+        if not self.writer.is_closing():
+            self.writer.write(encode(message))
 
     async def receive(self) -> Message | None:
         """Receive and return the next message; return None after the last one."""
         try:
-            line = await self._reader.readline()
+            line = await self.reader.readline()
         except ConnectionError:
             line = b""
         message = decode(line) if line.endswith(b"\n") else None  # A killed process may leave half a line.
@@ -65,7 +58,10 @@ class Pipe:
         return any(kind in self._newest for kind in kinds)
 
     async def wait_until(self, condition: Callable[[], object]) -> None:
-        """Wait until a message makes a condition true, or the other process exits; another task must ``receive``."""
+        """Wait until a message makes a condition true, or the other process exits.
+
+        Another task must call ``receive``.
+        """
         while not self.has_ended and not condition():
             await self._received.wait()
 
@@ -75,6 +71,6 @@ class Pipe:
 
     async def close(self) -> None:
         """Close this end once everything is sent or the other end is gone."""
-        self._writer.close()
+        self.writer.close()
         with suppress(ConnectionError):
-            await self._writer.wait_closed()
+            await self.writer.wait_closed()

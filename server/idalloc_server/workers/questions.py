@@ -1,7 +1,12 @@
-"""Questions to workers, for what needs the store or the allocator: by the supervisor, and through it by a worker."""
+"""Questions to workers, for what needs the store or the allocator.
+
+The supervisor asks them, for itself or for another worker.
+"""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -11,17 +16,13 @@ from idalloc_server.workers.messages import Answered, Asked, Message, Rates, Rat
 from idalloc_server.workers.worker_process import WorkerProcess
 
 
+@dataclass(eq=False)
 class Questions:
-    """The supervisor's side: asks any worker that serves.
+    """The supervisor's side: asks any worker that serves."""
 
-    Args:
-        workers: The present workers.
-    """
-
-    def __init__(self, workers: Iterable[WorkerProcess]) -> None:
-        self._workers = workers
-        self._ids = count(1)
-        self._answers: dict[int, asyncio.Future[Answered]] = {}
+    workers: Iterable[WorkerProcess]  # the present ones
+    _ids: Iterator[int] = field(init=False, default_factory=partial(count, 1))
+    _answers: dict[int, asyncio.Future[Answered]] = field(init=False, default_factory=dict)
 
     async def ask(self, question: str, arguments: Mapping[str, Any], timeout: float) -> Any:
         """Return the answer of a worker.
@@ -35,7 +36,7 @@ class Questions:
             StoreUnavailable: No worker serves, none answered in time, or it exited, or it refused
                 with this message.
         """
-        worker = next((each for each in self._workers if each.is_serving), None)
+        worker = next((each for each in self.workers if each.is_serving), None)
         if worker is None:
             raise StoreUnavailable("no worker serves")
         return await self._ask(worker, question, arguments, timeout)
@@ -43,7 +44,7 @@ class Questions:
     async def ask_all(
         self, question: str, arguments: Mapping[str, Any], timeout: float, *, but: WorkerProcess | None = None
     ) -> list[Any]:
-        """Return the answers of all workers that serve and answered in time; the arguments are those of ``ask``.
+        """Return the answers of all workers that serve and answered in time.
 
         Args:
             question: The name of the question.
@@ -51,7 +52,7 @@ class Questions:
             timeout: The longest wait, in seconds.
             but: Do not ask this worker.
         """
-        workers = [each for each in self._workers if each.is_serving and each is not but]
+        workers = [each for each in self.workers if each.is_serving and each is not but]
         asked = (self._ask(each, question, arguments, timeout) for each in workers)
         answers = await asyncio.gather(*asked, return_exceptions=True)
         return [each for each in answers if not isinstance(each, BaseException)]
@@ -76,30 +77,26 @@ class Questions:
         return answered.result
 
     def receive(self, answered: Answered) -> None:
-        """Pass a worker's answer to the one who asked, unless the wait has ended."""
+        """Pass a worker's answer to the caller of ``ask``, unless its wait has ended."""
         answer = self._answers.get(answered.number)
         if answer and not answer.done():
             answer.set_result(answered)
 
 
+@dataclass(eq=False)
 class OtherRates:
-    """The side of a worker that wants the rates of all others.
+    """The side of a worker that wants the rates of all others."""
 
-    Args:
-        send: Sends a message to the supervisor.
-    """
-
-    def __init__(self, send: Callable[[Message], None]) -> None:
-        self._send = send
-        self._ids = count(1)
-        self._answers: dict[int, asyncio.Future[Mapping[str, float]]] = {}
+    send: Callable[[Message], None]  # sends a message to the supervisor
+    _ids: Iterator[int] = field(init=False, default_factory=partial(count, 1))
+    _answers: dict[int, asyncio.Future[Mapping[str, float]]] = field(init=False, default_factory=dict)
 
     async def ask(self, counters: list[str], timeout: float) -> Mapping[str, float]:
         """See ``Workers.other_rates``."""
         number = next(self._ids)
         answer: asyncio.Future[Mapping[str, float]] = asyncio.get_running_loop().create_future()
         self._answers[number] = answer
-        self._send(RatesWanted(number, counters, timeout))
+        self.send(RatesWanted(number, counters, timeout))
         try:
             async with asyncio.timeout(2 * timeout):
                 return await answer
@@ -109,24 +106,19 @@ class OtherRates:
             del self._answers[number]
 
     def receive(self, rates: Rates) -> None:
-        """Pass rates to the one who wants them, unless the wait has ended."""
+        """Pass rates to the caller of ``ask``, unless its wait has ended."""
         answer = self._answers.get(rates.number)
         if answer and not answer.done():
             answer.set_result(rates.rates)
 
 
+@dataclass(eq=False)
 class Answers:
-    """The worker's side: answers in a task for each question.
+    """The worker's side: answers in a task for each question."""
 
-    Args:
-        known: Answers each question by its name. An answer must fit into a message of the pipe.
-        send: Sends a message to the supervisor.
-    """
-
-    def __init__(self, known: Mapping[str, Answer], send: Callable[[Message], None]) -> None:
-        self._known = known
-        self._send = send
-        self._running: set[asyncio.Task[None]] = set()
+    known: Mapping[str, Answer]  # by the name of the question; an answer must fit into a message of the pipe
+    send: Callable[[Message], None]  # sends a message to the supervisor
+    _running: set[asyncio.Task[None]] = field(init=False, default_factory=set)
 
     def receive(self, asked: Asked) -> None:
         """Begin to answer a question."""
@@ -144,9 +136,9 @@ class Answers:
     async def _answer(self, asked: Asked) -> None:
         error, result = "", None
         try:
-            result = await self._known[asked.question](asked.arguments)
+            result = await self.known[asked.question](asked.arguments)
         except Refusal as refusal:
             error = str(refusal)
         except Exception as fault:
             error = f"the question {asked.question} failed: {fault!r}"
-        self._send(Answered(asked.number, error, result))
+        self.send(Answered(asked.number, error, result))

@@ -6,6 +6,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -18,33 +19,25 @@ from idalloc_server.workers.pipe import Pipe
 _log = structlog.get_logger("idalloc.supervisor")
 
 
+@dataclass(eq=False)
 class WorkerProcess:
-    """One worker process.
+    """One worker process."""
 
-    Attributes:
-        number: The worker's number, from 1; its replacement has the same one.
-        process: The process.
-        pipe: The connection to it.
-        exit: Receives its messages until it exits, and returns its exit code, negative for a
-            signal.
-        counts: Its newest metrics; empty once it has exited.
-        applied: The revision of the node's settings that it uses; -1 before it is ready.
-        serving_since: When it began to serve, in seconds of the loop's clock; infinite before.
-    """
-
-    exit: asyncio.Task[int]
-
-    def __init__(self, number: int, process: asyncio.subprocess.Process, pipe: Pipe) -> None:
-        self.number = number
-        self.process = process
-        self.pipe = pipe
-        self.counts: Mapping[str, Any] = Counts().to_json()
-        self.applied = -1
-        self.serving_since = math.inf
+    number: int  # from 1; its replacement has the same one
+    process: asyncio.subprocess.Process
+    pipe: Pipe  # the connection to it
+    # Receives its messages until it exits, and returns its exit code, negative for a signal.
+    exit: asyncio.Task[int] = field(init=False)
+    # Its newest metrics; empty once it has exited.
+    counts: Mapping[str, Any] = field(init=False, default_factory=lambda: Counts().to_json())
+    # The revision of the node's settings that it uses; -1 before it is ready.
+    applied: int = field(init=False, default=-1)
+    # When it began to serve, in seconds of the loop's clock; infinite before.
+    serving_since: float = field(init=False, default=math.inf)
 
     @classmethod
     async def start(cls, number: int) -> "WorkerProcess":
-        """Start a process, which then wait for ``Start``."""
+        """Start a process, which then waits for ``Start``."""
         ours, theirs = socket.socketpair()
         with theirs:
             # -P: Python imports no module from the current directory.
