@@ -133,7 +133,7 @@ def _target(file: str, path: str) -> str:
 
 
 def findings(root: Path) -> Iterator[str]:
-    """Yield what is wrong with the documentation of the repository at ``root`` and its built site."""
+    """Yield what is wrong with the documentation of a repository and with its built site."""
     config = tomllib.loads((root / "zensical.toml").read_text())["project"]
     # A page that the nav lists in vain is a dead link of every page.
     yield from [*nav_findings(config, root)] or site_findings(root / config["site_dir"])

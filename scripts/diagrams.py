@@ -12,7 +12,7 @@ ASSETS = Path(__file__).parent.parent / "docs/assets"
 
 
 def concepts() -> str:
-    """Return what stands where: clients, servers with leases in memory, one counter table."""
+    """Return the places: clients, servers with leases in memory, one counter table."""
     drawing = Drawing("Clients call servers, which issue ids from leases of one counter table", 800, 330)
     for x, text in ((105, "clients"), (400, "servers"), (685, "one store")):
         drawing.text(x, 32, text, colour=FAINT, size=13)

@@ -30,7 +30,7 @@ def digest_of(image: str) -> str:
     """Return the digest of an image: its own, or the one that the registry has for its tag.
 
     Raises:
-        ValueError: The image has a variable, or the answer is no digest.
+        ValueError: The image has a variable, or the answer is not a digest.
         subprocess.CalledProcessError: The registry does not have it, or does not answer.
     """
     if "$" in image:
@@ -40,7 +40,7 @@ def digest_of(image: str) -> str:
     command = ["docker", "buildx", "imagetools", "inspect", image, "--format", "{{.Manifest.Digest}}"]
     digest = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
     if not _DIGEST.fullmatch(digest):
-        raise ValueError(f"{image}: {digest!r} is no digest")
+        raise ValueError(f"{image}: {digest!r} is not a digest")
     return digest
 
 

@@ -63,7 +63,7 @@ sequence = "*"
 ids_per_second = {PLENTY}
 calls_per_second = {PLENTY}
 """
-# A request is over when nothing ran for so long; a store call on a busy disk takes less.
+# A request has ended when nothing ran for this long; a store call on a busy disk takes less.
 QUIET_SECONDS = 0.2
 
 Request = Callable[[], Awaitable[Any]]

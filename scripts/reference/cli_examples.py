@@ -33,7 +33,7 @@ idalloc store import --from-elasticsearch hits.jsonl --store "sqlite://$PWD/othe
 }
 EXIT_CODES = {
     "bench": "0 only if no call failed and `--verify` found nothing.",
-    "verify": "0 only if nothing was found. 1 with a finding. 2 if a file cannot be read or is no log.",
+    "verify": "0 only if nothing was found. 1 with a finding. 2 if a file cannot be read or is not a log.",
     "health": "0 only if the server answers SERVING.",
     "serve": "0 after SIGTERM or Ctrl-C. 1 if the store fails at startup or a worker was killed. 2 if a setting, a "
     "file or the store does not permit a start.",

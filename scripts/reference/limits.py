@@ -109,7 +109,7 @@ LIMITS = {
             "running calls of a connection",
             number(transport.MAX_STREAMS_PER_CONNECTION),
             "the client waits. Open several connections",
-            "all calls wait in one queue: so many of one connection can be ahead of another's",
+            "all calls wait in one queue: this many of one connection can be ahead of another's",
         ),
         Limit(
             "calls of a connection that `grpcio` has not freed, such as those that the client has reset",
@@ -237,7 +237,7 @@ LIMITS = {
             "error 5000, and the server closes the connection",
         ),
         Limit(
-            "size of a message that is no statement on a collection",
+            "size of a message that is not a statement on a collection",
             _kib(session.MAX_CONTROL_MESSAGE),
             "error 1153",
             "a long message of many short items would keep the others waiting",
@@ -247,7 +247,7 @@ LIMITS = {
             f"{listener.LOGIN_SECONDS:g} s; its TLS handshake {connections.HANDSHAKE_SECONDS:g} s, "
             f"and each wait for the client {connections.HEADER_SECONDS:g} s",
             "the server closes the connection",
-            "it begins anew when a session ends and its connection stays open",
+            "it starts again when a session ends and its connection stays open",
         ),
         Limit(
             "time of a session without a message",
@@ -477,7 +477,7 @@ LIMITS = {
         Limit(
             "sequences whose quotas a process keeps in memory",
             number(quotas.MAX_SEQUENCES),
-            "of those used least, the quota begins anew",
+            "the least recently used ones start again with a full quota",
         ),
         Limit(
             "wrong tokens of a host",

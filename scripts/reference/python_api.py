@@ -33,7 +33,7 @@ iterators and are not awaited. This section has what differs.
 """
 _SETTINGS = """\
 The arguments of [`create`](#clientsequencescreate) and [`update`](#clientsequencesupdate), as in
-[`Sequence`](api.md#sequence). None stands for the default.
+[`Sequence`](api.md#sequence). None selects the default.
 """
 _ERRORS = """\
 ## Exceptions

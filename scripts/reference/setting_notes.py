@@ -1,6 +1,4 @@
-"""What the page of settings says of a setting beyond its description in the code. Numbers come from
-the code.
-"""
+"""Notes of the page of settings beyond the descriptions in the code; numbers come from the code."""
 
 from pydantic import ValidationError
 
@@ -25,7 +23,7 @@ from scripts.reference.markdown import table
 
 
 def reserve_factor() -> float:
-    """Return for how many times outage_reserve a node's ids last at a steady rate."""
+    """Return how long a node's ids last at a steady rate, as a multiple of outage_reserve."""
     config, rate = AllocationConfig(lease_ttl=200.0, store_timeout=1.0, auto_create_sequences=True), 1e4
     steady = Reserve(config, 0.0)
     steady.expect(Demand(rate, 1, 0.0), 0, 0.0)
@@ -33,7 +31,7 @@ def reserve_factor() -> float:
 
 
 def lease_factor() -> float:
-    """Return how many times outage_reserve lease_ttl must be at least, besides store_timeout."""
+    """Return the factor of outage_reserve in the minimum of lease_ttl, which adds store_timeout."""
     try:
         Settings.model_validate({"lease_ttl": "1s", "outage_reserve": "100s", "store_timeout": "1s"})
     except ValidationError as refused:
@@ -181,12 +179,12 @@ their own, too ([limits](limits.md#ids-of-a-call)). More is [`INVALID_REQUEST`](
 backwards. Another sequence is refused with [`TOO_MANY_SEQUENCES`](errors.md#too_many_sequences). See
 [limits](limits.md#sequences).""",
     "request_id_window": """The server removes an answer after this time on the boot clock of the node that removes it.
-A restart of that node begins the time anew, so an answer may stay longer, and never shorter.""",
+A restart of that node restarts the time, so an answer may stay longer, but never shorter.""",
     "tls_cert": """The server speaks TLS 1.2 and 1.3, and nothing else. It checks the files at each new connection, and
 reads them again if they changed or on SIGHUP. Files that do not match change nothing: the log has
 [`certificates_not_reloaded`](log-events.md#certificates_not_reloaded). See [TLS](../guides/tls.md).""",
     "tls_key": "Without a passphrase. It must be given with `tls_cert`.",
-    "tls_client_ca": """Also clients of the health service need a certificate then. The server checks its expiry at each
+    "tls_client_ca": """Clients of the health service need a certificate, too. The server checks its expiry at each
 call and before each message of a stream. Without `access_file`, every client with such a certificate may call every
 RPC.""",
     "access_file": f"""The server looks at the file every {POLL_SECONDS:g} s, reads it after a change or SIGHUP, and
@@ -194,7 +192,7 @@ logs [`access_reloaded`](log-events.md#access_reloaded). An invalid file is fata
 the log has [`access_not_reloaded`](log-events.md#access_not_reloaded). A host that sends {BURST} wrong tokens at
 once gets {ATTEMPTS_PER_SECOND} further try a second. [The access file](#the-access-file) has the keys.""",
     "insecure": """A server that other machines can reach starts only if it has TLS and authenticates its callers, by
-`access_file` or by `tls_client_ca`. `insecure = true` permits it without: for a trial, or if a proxy does both.""",
+`access_file` or by `tls_client_ca`. `insecure = true` permits it without them: for a demo, or if a proxy does both.""",
     "trust_proxy": """The last address in `x-forwarded-for` then is the caller's in the audit log and the limits per
 host. Only with `listen = "unix:/PATH"`, which the server's user and group reach: each of them could send another
 address. The proxy must append the address of its peer, and speaks TLS: the server does not on this socket, so

@@ -30,13 +30,13 @@ The server takes each setting from the first of these places that has it:
 
 1. a flag of `idalloc serve`, such as `--lease-ttl 5m`
 2. an environment variable, such as `IDALLOC_LEASE_TTL=5m`
-3. what `idalloc node set --persist` kept, for three settings of document ids
+3. what `idalloc node set --persist` persisted, for three settings of document ids
 4. a TOML file, named by `--config FILE` or `IDALLOC_CONFIG`
 5. the default
 
 An unknown setting, or an invalid value, ends the start with exit code 2. The error names the place and the bound.
 `idalloc config show` prints what a server would run with, and where each value comes from. Give it the server's
-`--listen`, since what is kept belongs to that address.
+`--listen`, since persisted settings belong to that address.
 
 A duration is written `500ms`, `30s`, `2m` or `1h`, and in TOML as a text. A setting needs a restart, unless its section
 says otherwise. The server ignores the variables that Kubernetes sets for a service named `idalloc`.
@@ -72,7 +72,7 @@ _IDENTITY = {
     "name": "the name in errors and in the audit log; required",
     "token_sha256": "the SHA-256 of each token, in hexadecimal; `idalloc token new` prints it",
     "certificate": f"names in client certificates with their type: {', '.join(f'`{each}:`' for each in NAME_TYPES)}",
-    "allocate": "patterns of names of sequences whose ids it may allocate; `*` stands for any text",
+    "allocate": "patterns of names of sequences whose ids it may allocate; `*` matches any text",
     "read": "patterns of names of sequences that it may read",
     "admin": "patterns of names of sequences that it may change",
     "ids_per_second": "quota of ids",

@@ -128,7 +128,7 @@ def test_an_export_from_before_the_new_store_served_is_refused(tmp_path: Path) -
         code, error = back(older, named)
         assert (code, "has other sequences or counters than FILE" in error) == (2, True)
     code, error = back(content, f"--new-store={store}")
-    assert (code, "is the store that is to be reactivated" in error) == (2, True)
+    assert (code, "is the store to reactivate" in error) == (2, True)
     code, error = back(newest, f"--new-store=sqlite://{tmp_path}/missing.db")
     assert (code, "--new-store: cannot read" in error) == (2, True)
     assert "this store was retired" in start(store).stderr

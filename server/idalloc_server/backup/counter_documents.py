@@ -1,7 +1,7 @@
-"""Reads counters from documents of OpenSearch or Elasticsearch (not tested): lines of ``_bulk``, or hits of a search.
+"""Reads counters from documents of OpenSearch, or of Elasticsearch, which is not tested.
 
-Each document is a counter: its ``_id`` is the name, and one field has the highest id in use, as a
-number or as text.
+The documents are lines of ``_bulk``, or hits of a search. Each document is a counter: its ``_id``
+is the name, and one field has the highest id in use, as a number or as text.
 """
 
 import json
@@ -52,7 +52,7 @@ class _Reader:
     Attributes:
         action: The action whose document is the next line; None if the next line is an action or a
             hit.
-        name: The name of the counter in the last line, as far as it has one.
+        name: The name of the counter in the last line; None without one.
         source: The document in the last line.
     """
 
@@ -65,7 +65,7 @@ class _Reader:
         """Read a line, and return whether it has a document.
 
         Raises:
-            ValueError: The line is no JSON object, or none of these.
+            ValueError: The line is not a JSON object, or neither an action nor a hit.
             RecursionError: The line is nested too deeply.
         """
         action, self.action = self.action, None
@@ -108,7 +108,7 @@ def _counter(name: object, source: object, field: str) -> int:
     """Return the counter of a document.
 
     Raises:
-        InvalidRequest: The counter is missing, negative, fractional or no number; the error has its
+        InvalidRequest: The counter is missing, negative or not a whole number; the error has its
             name.
     """
     about = f"counter {name!r}"

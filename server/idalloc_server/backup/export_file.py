@@ -151,7 +151,7 @@ def row_line(row: Row) -> str:
 class Problem(NamedTuple):
     """A line that was not imported, or was imported with changes."""
 
-    line: int  # the line number, from 1
+    line: int  # its number, from 1
     message: str  # what is wrong
 
 
@@ -170,20 +170,20 @@ class ExportFile:
 
     problems: list[Problem] = field(default_factory=list)  # the invalid lines
     notes: list[Problem] = field(default_factory=list)  # the lines whose texts were changed
-    items: list[ExportedSequence] = field(default_factory=list)  # the sequences
-    claims: list[ExportedClaim] = field(default_factory=list)  # the start timestamps
+    items: list[ExportedSequence] = field(default_factory=list)
+    claims: list[ExportedClaim] = field(default_factory=list)
     # Why a name must be reserved unless the store has it: its line is invalid, or exports a
     # reservation.
     reserved: dict[str, str] = field(default_factory=dict)
 
     def skip(self, line: int, message: str, name: object = None, why: str = "") -> None:
-        """Add an invalid line, and reserves its name.
+        """Add an invalid line, and reserve its name.
 
         Args:
             line: The line number, from 1.
             message: What is wrong.
             name: The name in the line; any other value than a valid name is ignored.
-            why: The message without the name, if that is another one.
+            why: The message without the name; empty if ``message`` has no name.
         """
         self.problems.append(Problem(line, message))
         with suppress(ValueError, InvalidRequest):  # ValueError: an unpaired surrogate
@@ -193,7 +193,10 @@ class ExportFile:
 
 
 def read_export(lines: Iterable[bytes]) -> ExportFile:
-    """Parse an export file; aligns each counter to its lattice, in the direction of the step, as a store does."""
+    """Parse an export file.
+
+    It aligns each counter to its lattice in the direction of the step, as a store does.
+    """
     reader = _Reader()
     file = reader.file
     number = 0
@@ -317,7 +320,10 @@ def _check_last_value(last_value: int, sequence: Sequence) -> int:
 
 
 def _aligned(sequence: Sequence, value: int) -> int:
-    """Return the counter that a store keeps: aligned to the lattice, in the direction of the step, within BIGINT."""
+    """Return the counter that a store keeps.
+
+    It is aligned to the lattice in the direction of the step, and within BIGINT.
+    """
     return max(_LOWEST, min(MAX_ID, sequence.align(value)))
 
 

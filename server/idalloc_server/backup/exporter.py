@@ -51,12 +51,11 @@ async def retire(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     random: Callable[[int], bytes] = os.urandom,
 ) -> int:
-    """Retires a store: ends all its sequences, and waits until no node issues ids of them.
+    """Retire a store: end all its sequences, and wait until no node issues ids of them.
 
-    Marks the store as retired first: it then rejects everything that is created or claimed later.
-    Then replaces the
-        sequences by tombstones, which are exported as live sequences. Safe to repeat after a
-        failure.
+    First mark the store as retired: it then rejects everything that is created or claimed later.
+    Then replace the sequences by tombstones, which are exported as live sequences. A call may be
+    repeated after a failure.
 
     Args:
         store: The store; its nodes may be running.
@@ -88,7 +87,7 @@ async def retire(
 
 
 async def unretire(store: Store, clock: Clock) -> None:
-    """Undoes a retirement. The sequences stay deleted until they are imported or created again."""
+    """Undo a retirement. The sequences stay deleted until they are imported or created again."""
     for _ in range(_ATTEMPTS):
         row = await store.get(RETIREMENT)
         if row is None or row.deleted:

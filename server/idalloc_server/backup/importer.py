@@ -1,4 +1,4 @@
-"""Imports exported sequences into a store. Never lowers a counter (P2)."""
+"""Imports exported sequences into a store. It never lowers a counter (P2)."""
 
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -43,7 +43,7 @@ class Importer:
     unchanged: int = 0  # number of existing sequences that were equal and never leased
     claims: int = 0  # number of prefixes imported
     reserved: int = 0  # number of names reserved
-    # When no node issues an id at or before the imported counters any more, in seconds since 1970;
+    # From when on no node issues an id at or before the imported counters, in seconds since 1970;
     # None if no lease had to end.
     effective_at: float | None = None
     by: str = field(default_factory=lambda: f"import:{uuid4()}")
@@ -80,7 +80,7 @@ class Importer:
         self.problems.sort()
 
     async def _reserve(self, name: str, why: str) -> bool:
-        """Reserves a name that the store does not have, and returns whether it is reserved now."""
+        """Reserve a name that the store does not have; return whether it is reserved now."""
         try:
             row = await self.store.get(name)
         except SequenceInvalid:
@@ -137,7 +137,7 @@ class Importer:
         self.effective_at = max(self.effective_at or 0, effective_at)
 
     def _matches(self, line: Row, row: Row) -> bool:
-        """Whether the store's row matches the line.
+        """Return whether the store's row matches the line.
 
         Raises:
             _Rejected: The import would lower the counter, or delete or revive the sequence.
@@ -242,9 +242,9 @@ class Importer:
 
 
 def _leases_may_live(line: Row, row: Row) -> bool:
-    """Whether nodes may hold leases of the row, or of the exported sequence.
+    """Return whether nodes may hold leases of the row, or of the exported sequence.
 
-    Also if the counters are equal: a restored store may have issued the same ids again.
+    They may also if the counters are equal: a restored store may have issued the same ids again.
     """
     return max(line.lease_ms, row.lease_ms) > 0
 

@@ -1,4 +1,4 @@
-"""What must be proved before a retired store serves again: that no id was issued since the export that it imports."""
+"""Proves that a retired store may serve again: no id was issued since the imported export."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ async def check_new_store(retired: Store, new: Store, lines: Sequence[bytes], fi
     """Check that the store used since a retirement is retired, too, and that a file is its export.
 
     Args:
-        retired: The store to be reactivated.
+        retired: The store to reactivate.
         new: The store used since.
         lines: The lines of the file.
         file: Its content.
@@ -31,7 +31,7 @@ async def check_new_store(retired: Store, new: Store, lines: Sequence[bytes], fi
             "and import that file"
         )
     if here is not None and here.revised_by == there.revised_by:
-        raise _refused(f"{new.address} is the store that is to be reactivated; name the store that was used since")
+        raise _refused(f"{new.address} is the store to reactivate; name the store that was used since")
     if [line.strip() for line in lines if line.strip()] != [line.encode() async for line in export_lines(new)]:
         raise _refused(
             f"{new.address} has other sequences or counters than FILE, so it served after that export; import the "
@@ -41,7 +41,7 @@ async def check_new_store(retired: Store, new: Store, lines: Sequence[bytes], fi
 
 
 async def _check_complete(retired: Store, file: ExportFile) -> None:
-    """Check that a file has each sequence of the retired store, since its new store has them all."""
+    """Check that a file has each sequence of the retired store, as its new store has."""
     names, after = {item.row.name for item in file.items} | file.reserved.keys(), ""
     while rows := await retired.list("", after, _PAGE_ROWS, deleted=True, periods=False):
         after = rows[-1].name

@@ -166,6 +166,9 @@ def _cells(each: Comparison) -> Iterator[str]:
 
 
 def _as_json(each: Comparison) -> dict[str, Any]:
-    """Return a mark in the style of proto3's JSON mapping: 64-bit integers are texts, and empty fields are absent."""
+    """Return a mark in the style of proto3's JSON mapping.
+
+    64-bit integers are texts, and empty fields are absent.
+    """
     keys = ("kind", "name", "period", "lastId", "generation", "storeLastId", "storeGeneration", "state", "repair")
     return {key: value for key, value in zip(keys, _cells(each), strict=True) if value}

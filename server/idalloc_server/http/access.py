@@ -20,7 +20,7 @@ _STATUS = {
 
 
 def require_reader(access_control: AccessControl, handler: Handler) -> Handler:
-    """Return a handler that requires the role read on all sequences, if callers must authenticate."""
+    """Return a handler that requires the role read on all sequences, if callers authenticate."""
 
     async def check(request: web.BaseRequest) -> web.StreamResponse:
         try:
@@ -44,7 +44,7 @@ def _rejected(refusal: Refusal) -> web.Response:
 
 
 class _Caller:
-    """The parts of a gRPC call's context that access control reads, of an HTTP request."""
+    """An HTTP request as the parts of a gRPC call's context that access control reads."""
 
     def __init__(self, request: web.BaseRequest) -> None:
         self._request = request

@@ -1,7 +1,7 @@
 """Names of the server in requests.
 
-A browser's page from elsewhere must not reach the server under its own name. A web page of a
-stranger can let its own name lead to 127.0.0.1 (DNS rebinding). The browser then sends that name.
+A stranger's web page can let its own name lead to 127.0.0.1 (DNS rebinding). A browser that shows
+it sends that name, so the server answers only under its own names.
 """
 
 import re
@@ -18,7 +18,7 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]/@]+)(:[0-9]{1,5})?")
 
 
 class OwnNames:
-    """The names under which the server answers: those of loopback and of this machine, IP addresses, and given ones.
+    """The names under which the server answers: of loopback and this machine, IP addresses, others.
 
     Args:
         listen: The listen address, HOST:PORT.

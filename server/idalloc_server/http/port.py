@@ -1,4 +1,4 @@
-"""The HTTP port of a server, as the settings describe it: with its routes, its certificates and its access control."""
+"""The HTTP port of a server: its routes, its certificates and its access control."""
 
 import asyncio
 import platform
@@ -27,8 +27,8 @@ STARTS = "the server starts"
 class HttpPort:
     """The HTTP port, and the port of probes.
 
-    A process without them does not import this module: aiohttp's part in the time of a start is a
-    third.
+    A process without them does not import this module: aiohttp takes a third of the time of a
+    start.
 
     Args:
         settings: All settings, with ``http_listen`` or ``probe_listen``.
@@ -67,7 +67,10 @@ class HttpPort:
             self._servers["probes"] = HttpServer("probe_listen", settings.probe_listen, limits, probes)
 
     def _guarded_routes(self, settings: Settings, access_control: AccessControl) -> list[tuple[str, Handler]]:
-        """Return the routes for readers; without authentication they are for the server's own names."""
+        """Return the routes for readers.
+
+        Without authentication they answer only under the server's own names.
+        """
         data = {"/metrics": self._metrics, "/api/status": self._status, "/api/sequences": self._sequences}
         routes = [(path, require_reader(access_control, handler)) for path, handler in data.items()]
         names = OwnNames(settings.http_listen, filter(None, settings.http_hosts.split(",")))
@@ -80,7 +83,7 @@ class HttpPort:
 
     @property
     def urls(self) -> Mapping[str, str]:
-        """The URL of the HTTP port, ``http``, and that of probes, ``probes``; without those that are not served."""
+        """The URLs ``http`` and ``probes`` of the ports that are served."""
         return {name: server.url for name, server in self._servers.items()}
 
     async def start(self) -> None:

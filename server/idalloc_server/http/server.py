@@ -207,7 +207,7 @@ class _Protocol(web.RequestHandler):
             self._expect_headers()
 
     def skip_body(self) -> None:
-        """Take what has arrived for the body of the present request, not for a part of the next one."""
+        """Count bytes that have arrived as the present request's body, not as the next request."""
         self._has_part = False
 
     def end(self) -> None:

@@ -8,7 +8,7 @@ from idalloc_server.listen.transport import is_reachable
 from idalloc_server.telemetry import families, logs, service_manager
 from idalloc_server.telemetry.metrics import Counts
 
-# What a stranger can still cost there.
+# The page that states what a stranger can cost there.
 WITHOUT_PROXY = "https://example.com/idalloc/blob/main/docs/operations/grpc-without-proxy.md"
 
 _log = structlog.get_logger("idalloc")
@@ -17,7 +17,10 @@ _log = structlog.get_logger("idalloc")
 def announce_serving(
     address: str, store: str, prefix: int, ports: Mapping[str, str], *, workers: int = 1, created: str = ""
 ) -> None:
-    """Announce that health is SERVING, see ``logs.report_serving``; warn if other machines reach gRPC directly."""
+    """Announce that health is SERVING; warn if other machines reach gRPC directly.
+
+    The arguments are those of ``logs.report_serving``.
+    """
     logs.report_serving(address, store, prefix, ports, workers=workers, created=created)
     if is_reachable(address):
         _log.warning("grpc_without_proxy", address=address, see=WITHOUT_PROXY)

@@ -20,7 +20,9 @@ class Workers(Protocol):
         ...
 
     async def change(self, given: Mapping[str, int], save: Save | None, timeout: float | None) -> None:
-        """Change this worker as ``DocIdGenerator.change`` does, and then all others; a failure here ends the change.
+        """Change this worker as ``DocIdGenerator.change`` does, and then all others.
+
+        A failure of this worker ends the change.
 
         Args:
             given: The new values, by field.
@@ -34,9 +36,9 @@ class Workers(Protocol):
         ...
 
     async def other_rates(self, counters: list[str], timeout: float) -> Mapping[str, float]:
-        """Return how fast all other workers together issue ids, of those that answer within ``timeout`` seconds.
+        """Return how fast all other workers together issue ids, see ``Allocator.rates``.
 
-        See ``Allocator.rates``.
+        Workers that do not answer within ``timeout`` seconds are left out.
         """
         ...
 
@@ -64,11 +66,11 @@ class NodeChanges:
 
         Args:
             given: The settings to change, by field.
-            persist: Whether to keep them across restarts; otherwise they last until the next start.
+            persist: Whether to persist them; otherwise they last until the next start.
             timeout: How long the caller waits for other workers, in seconds; None for the default.
 
         Raises:
-            Refusal: The settings cannot be changed or kept.
+            Refusal: The settings cannot be changed or persisted.
         """
         save = None
         if persist:

@@ -28,20 +28,16 @@ _log = structlog.get_logger("idalloc")
 
 
 class Issuers:
-    """Issues ids with the start timestamp of this process, which ``start`` claims.
+    """Issues ids with the start timestamp of this process, which ``claim`` claims.
 
     Args:
-        settings: All settings.
-        clock: The clock.
         store: The open store.
         holder: The holder of the prefix.
-        start_timestamps: Claims the start timestamps of this process.
-        start: The first one.
-        workers: All workers of the server; None if it is a single process.
+        workers: All workers of the server; None for a single process.
 
     Attributes:
-        start: The start timestamp of the process.
-        start_timestamps: Keeps the prefix.
+        start: The first start timestamp of the process.
+        start_timestamps: Claims the start timestamps of this process, and keeps the prefix.
         allocator: Issues ranges.
         doc_ids: Generates document ids.
         uuids: Generates UUIDs.
@@ -118,7 +114,11 @@ class Issuers:
         ]
 
     async def close(self) -> bool:
-        """Return unused ids to the store, and log what was burned; return whether the store answered in time."""
+        """Return unused ids to the store, and log burned ids.
+
+        Returns:
+            Whether the store answered in time.
+        """
         in_time = await _in_time(self._close())
         for burn in self.allocator.burned.pop_new():
             log_burned(*burn)

@@ -37,13 +37,14 @@ class ProcessControl:
     """How a process is stopped, and made to reload its files."""
 
     drain_timeout: float  # how long running calls may continue after a stop, in seconds
-    stop_signals: tuple[signal.Signals, ...]  # They drain and end the process; SIGHUP reloads if it is none of them.
+    # They drain and end the process. SIGHUP reloads unless it is one of them.
+    stop_signals: tuple[signal.Signals, ...]
     stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
     reload_requested: asyncio.Event = field(default_factory=asyncio.Event)  # of the access file and the certificates
 
 
 class ProcessMode(Protocol):
-    """What a process asks of its server, and reports to it."""
+    """What a process asks of its server, and what it reports to the server."""
 
     control: ProcessControl  # stops the process, and makes it reload its files
     node_settings: NodeSettingsFile  # persists settings over restarts

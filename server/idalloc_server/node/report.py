@@ -1,4 +1,4 @@
-"""What a process that serves calls reports of itself: its metrics, and the checks of its readiness."""
+"""What a serving process reports of itself: its metrics and the checks of its readiness."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from idalloc_server.telemetry.logs import lost_lines
 from idalloc_server.telemetry.metrics import CallMetrics, Counts
 from idalloc_server.telemetry.series import OTHER, IssuedSeries, SeriesNames
 
-# The texts have no details: callers without authentication read them, and the log has the errors.
+# Texts of checks have no details: unauthenticated callers read them. The log has the errors.
 STORE_UNAVAILABLE = "the last calls of the store failed"
 # How many issuers of ids are sampled before other tasks of the event loop run.
 SAMPLED_AT_ONCE = 500
@@ -95,7 +95,7 @@ class NodeReport:
             self._survey = await self._allocator.survey()
 
     def checks(self) -> dict[str, str]:
-        """Return the problem that each check of readiness found, by its name; empty if it passes."""
+        """Return the problem that each check of readiness found, by name; empty if it passes."""
         late = self._survey.late_renewals
         return {
             "shutdown": "the server drains" if self.is_draining() else "",

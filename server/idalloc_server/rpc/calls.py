@@ -72,7 +72,7 @@ class TransportTraits(NamedTuple):
 
 
 def _field_reader(name: str, method: MethodDescriptor) -> _FieldReader:
-    """Return a function that reads the sequence and the number of ids of a request, if it has them."""
+    """Return a function that reads the sequence and the number of ids of a request."""
     names = {"sequence": RULES[name].sequence_field}
     names |= {field: field for field in ("id_count", "total_id_count") if field in method.input_type.fields_by_name}
     getters = {key: attrgetter(field) for key, field in names.items() if field}
@@ -102,7 +102,7 @@ class CallLayer:
     _delayed: DelayedAnswers = field(init=False, default_factory=DelayedAnswers)
 
     def service(self, servicer: Servicer) -> Service:
-        """Return the service of a servicer, with this layer and access control around each method."""
+        """Return a servicer's service, with this layer and access control around each method."""
         descriptor = servicer.descriptor
         handlers = {method.name: self._handler(servicer, method) for method in descriptor.methods}
         return Service(descriptor, descriptor.full_name, handlers)

@@ -16,8 +16,8 @@ from idalloc_server.rpc.calls import UNDECODABLE, Service
 from idalloc_server.settings.address import unix_path
 from idalloc_server.settings.model import Settings
 
-# What a server raises when a stream is written whose client has left: grpcio may raise it before it
-# cancels.
+# What a server raises when it writes a stream whose client has left: grpcio may raise it before it
+# cancels the call.
 LEFT_ERRORS = (grpc.aio.InternalError,)
 # A Unix socket is accessible to the server's user and group.
 SOCKET_UMASK = 0o117
@@ -37,8 +37,8 @@ def add_service(server: grpc.aio.Server, service: Service) -> None:
         make = _METHOD_HANDLERS[method.client_streaming, method.server_streaming]
         serialize = GetMessageClass(method.output_type).SerializeToString
         handlers[method.name] = make(service.handlers[method.name], _decoder(method), serialize)
-    # Older versions of grpcio ignore registered handlers; native passes calls of others to a grpcio
-    # server behind it.
+    # Older versions of grpcio ignore registered handlers; native passes calls of other handlers to
+    # a grpcio server behind it.
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.name, handlers),))
     server.add_registered_method_handlers(service.name, handlers)
 
@@ -59,7 +59,6 @@ class RpcPort:
     """The gRPC port of a process, bound at once unless it is shared.
 
     Args:
-        settings: All settings.
         shares_port: Whether this process is one of several workers, which bind the same port.
 
     Attributes:

@@ -91,7 +91,7 @@ class AuthenticatedReflection(_Base):  # type: ignore[misc]
 
 
 class _ReflectionPool:
-    """The default descriptor pool, with what clients of reflection need besides.
+    """The default descriptor pool, with what clients of reflection need in addition.
 
     - The file of a method: ghz requests the file of ``idalloc.v1.NodeService.GetNode``. Protobuf's
       pool finds services by name, but no methods.

@@ -25,8 +25,8 @@ STREAMS_SHARE = 0.8
 QUIET_SECONDS = 0.1
 # The longest wait for that: calls may run long, and callers may send without a pause.
 MAX_QUIET_WAIT_SECONDS = 1.0
-# The longest wait for clients to read the last replies and to acknowledge that their connection
-# closes.
+# The longest wait for clients to read the last replies and to acknowledge the close of their
+# connections.
 LAST_REPLIES_SECONDS = 5.0
 # The grace of the stop that sends GOAWAY; a stop without grace ends it. If both ended in one turn
 # of the event loop, grpcio would use a server that it has destroyed, and crash.
@@ -39,7 +39,6 @@ class RpcServices:
     """This server's own services, health and reflection, with one layer around every call.
 
     Args:
-        settings: All settings.
         port: The port that they are served on.
         access_control: Authenticates, authorizes and limits the calls.
         metrics: Counts the calls.
@@ -98,7 +97,9 @@ class RpcServices:
         drain_beside: Callable[[float], Coroutine[None, None, None]],
         wait_all_closed: Callable[[], Awaitable[None]],
     ) -> None:
-        """Reject new calls, close connections, and wait for running calls; end streams near ``timeout``.
+        """Reject new calls, close connections, and wait for running calls.
+
+        End streams near ``timeout``.
 
         Args:
             timeout: How long running calls may continue, in seconds.

@@ -31,10 +31,10 @@ def check_http_address(value: str) -> str:
 
 
 def check_host_names(value: str) -> str:
-    """Return a valid list of host names unchanged: without ports, separated by commas; it may be empty.
+    """Return a valid list of host names unchanged; it may be empty.
 
     Raises:
-        ValueError: It has something else.
+        ValueError: It is not a list of host names without ports, separated by commas.
     """
     if value and not re.fullmatch(r"[\w.-]+(,[\w.-]+)*", value, re.ASCII):
         raise ValueError("must be host names without ports, separated by commas, such as idalloc-1,idalloc.example.com")

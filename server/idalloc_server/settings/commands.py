@@ -68,7 +68,7 @@ def with_store(
     """Run a command's work on an open store; an error ends the command.
 
     Args:
-        work: The work.
+        work: What to do with the store.
         config_file: The option ``--config``.
         flags: The options of ``with_store_as_flags``.
         must_exist: Whether a missing file of a SQLite store is an error; otherwise it is created.
@@ -97,10 +97,10 @@ def with_settings(
     """Run a command's work with the settings; an error ends the command.
 
     Args:
-        work: The work.
+        work: What to do with the settings.
         config_file: The option ``--config``.
         flags: The options of ``with_settings_as_flags``.
-        place: What may fail to answer, for its error.
+        place: The store or witness that the work uses, as an error names it.
         log_level: The lowest level that is logged; None for the setting's.
     """
     try:

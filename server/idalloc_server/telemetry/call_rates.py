@@ -1,4 +1,4 @@
-"""How many calls each RPC has a second, and how long they take, over the last seconds."""
+"""How many calls a second each RPC has, and how long they take, over the last seconds."""
 
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from idalloc_server.telemetry.latencies import percentile
 from idalloc_server.telemetry.metrics import CallMetrics
 
-# The rates are those of so many seconds.
+# The rates are those of this many seconds.
 WINDOW_SECONDS = 10
 
 
@@ -35,7 +35,7 @@ class CallRates:
         self._samples.append(_Sample(at, handled, latencies))
 
     def by_method(self) -> list[Mapping[str, Any]]:
-        """Return the rates of each RPC that was called since the start, in the order of their names, as JSON values."""
+        """Return the rates of the RPCs called since the start, by name, as JSON values."""
         if not self._samples:
             return []
         first, last = self._samples[0], self._samples[-1]

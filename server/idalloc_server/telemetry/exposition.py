@@ -104,7 +104,7 @@ class _Processes(Collector):
 
 
 def code_name(code: str) -> str:
-    """Return a status code as Go prints it, such as ``DeadlineExceeded`` for ``DEADLINE_EXCEEDED``."""
+    """Return a status code as Go prints it: ``DeadlineExceeded`` for ``DEADLINE_EXCEEDED``."""
     if code == "CANCELLED":
         return "Canceled"
     return code if code == "OK" else "".join(word.capitalize() for word in code.split("_"))

@@ -1,6 +1,6 @@
-"""The metrics of a server besides those of its calls: name, labels, help, and how processes are merged.
+"""The metrics of a server besides those of its calls: name, labels, help, and merge of processes.
 
-A value has one key: its labels, separated by spaces. Only a last label may have spaces itself.
+A value has one key: its labels, separated by spaces. Only the last label may itself have spaces.
 """
 
 from collections import Counter
@@ -41,7 +41,11 @@ QUOTA_REASON, AUTH_REASONS = "QUOTA_EXCEEDED", ("UNAUTHENTICATED", "PERMISSION_D
 
 
 def at_sum_of_rates(seconds: Iterable[float]) -> float:
-    """Return the time until several processes together use up what each would use up in some seconds."""
+    """Return the time in which several processes use up a supply.
+
+    Args:
+        seconds: The time in which each process alone would use it up.
+    """
     times = list(seconds)
     return 1 / sum(1 / each for each in times) if all(times) else 0.0
 

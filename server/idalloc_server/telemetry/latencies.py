@@ -1,4 +1,7 @@
-"""Percentiles of durations, from counts in buckets that grow by a fifth: within 10 % of the true value."""
+"""Percentiles of durations, from counts in buckets.
+
+Buckets grow by a fifth, so a percentile is within 10 % of the true value.
+"""
 
 from collections.abc import Sequence
 from math import ceil, sqrt
@@ -14,7 +17,10 @@ def new_buckets() -> list[int]:
 
 
 def percentile(buckets: Sequence[int], share: float) -> float:
-    """Return the duration, in seconds, that this share of the counted durations does not exceed; 0 without any."""
+    """Return the duration, in seconds, that this share of the durations does not exceed.
+
+    It is 0 without durations.
+    """
     rank, seen = ceil(sum(buckets) * share), 0
     if rank:
         for bound, count in zip(BOUNDS, buckets, strict=False):

@@ -37,7 +37,7 @@ class _Gap(Counter[str]):
 class LogQueue:
     """Writes lines in order, in its own thread. Safe for threads, ``__del__`` and forks.
 
-    A line is lost if its share is full or the write fails; a line in its place has the number of
+    A line is lost if its share is full or the write fails. A line in its place has the number of
     lost lines. A forked child starts with an empty queue, since the parent writes the queued lines.
 
     Args:
@@ -126,9 +126,10 @@ class LogQueue:
 
 
 def _write(stream: int, line: bytes) -> bool:
-    """Write a line, in one call if the stream has room, since processes may share it; return whether it succeeded.
+    """Write a line; return whether that succeeded.
 
-    It bypasses ``sys.stderr``, whose lock the interpreter needs at exit.
+    It is written in one call if the stream has room, since processes may share the stream.
+    ``sys.stderr`` is not used: the interpreter needs its lock at exit.
     """
     while line:
         try:

@@ -63,7 +63,7 @@ def configure(level: str, **always: object) -> None:
 
 
 def _open_streams() -> None:
-    """Open standard streams that are closed: otherwise a file or socket would get their descriptors."""
+    """Open closed standard streams: otherwise a file or socket would get their descriptors."""
     while (opened := os.open(os.devnull, os.O_RDWR)) <= STDERR:
         os.set_inheritable(opened, True)
     os.close(opened)
@@ -82,7 +82,9 @@ def print_line(text: str, stream: int = STDOUT) -> None:
 def report_serving(
     address: str, store: str, prefix: int, ports: Mapping[str, str], *, workers: int, created: str
 ) -> None:
-    """Report on standard output that the server serves: in text on a terminal, as the event ``serving`` elsewhere.
+    """Report on standard output that the server serves.
+
+    A terminal gets text, anything else the event ``serving``.
 
     Args:
         address: The address that it serves on.
@@ -114,7 +116,10 @@ def report_serving(
 
 
 def report_not_started(error: str, exit_code: int) -> None:
-    """Report why the server did not start: one line on a terminal, the event ``not_started`` elsewhere."""
+    """Report why the server did not start.
+
+    A terminal gets one line of text, anything else the event ``not_started``.
+    """
     if os.isatty(STDERR):
         print_line(f"idalloc: {error}", STDERR)
     else:
@@ -122,7 +127,10 @@ def report_not_started(error: str, exit_code: int) -> None:
 
 
 def failure(error: object) -> dict[str, object]:
-    """Return the fields of an unexpected error that a caller may have caused: without its text, which may be theirs."""
+    """Return the fields of an unexpected error that a caller may have caused.
+
+    Its text is left out: it may be the caller's.
+    """
     trace = traceback.extract_tb(getattr(error, "__traceback__", None))
     places = [f"{each.filename}:{each.lineno} {each.name}" for each in trace]
     return {"error": type(error).__name__, "places": places}

@@ -52,7 +52,9 @@ class Timings:
 
 
 class MethodCalls(Timings):
-    """The calls of one RPC; calls that ended with their process have no duration, see ``Counts.end``.
+    """The calls of one RPC.
+
+    Calls that ended with their process have no duration, see ``Counts.end``.
 
     Attributes:
         started: How many calls began.
@@ -151,7 +153,10 @@ class FailedCalls:
 
 @dataclass
 class Counts:
-    """All metrics of a server or process, without those that describe the server; ``families`` names them."""
+    """All metrics of a server or process, without those that describe the server.
+
+    ``families`` names them.
+    """
 
     calls: CallMetrics = field(default_factory=CallMetrics)
     # The counters, by family and labels.
@@ -198,9 +203,10 @@ class Counts:
                 gauges[key] = GAUGES[name].merge((gauges[key], value)) if key in gauges else value
 
     def end(self) -> None:
-        """Record that the process exited: its gauges are gone; its running calls count as UNAVAILABLE.
+        """Record that the process exited.
 
-        That is what their callers see. Their duration is unknown, so no bucket has them.
+        Its gauges are gone, and its running calls count as UNAVAILABLE, as their callers see them.
+        Their duration is unknown, so no bucket has them.
         """
         for calls in self.calls.methods.values():
             if interrupted := calls.started - calls.handled.total():

@@ -1,4 +1,4 @@
-"""Which sequences have their own series: otherwise a million sequences would make a million series."""
+"""Which sequences have their own series: a million sequences must not make a million series."""
 
 import heapq
 from collections import Counter, OrderedDict
@@ -9,8 +9,8 @@ OTHER = ""
 # The most sequences with an own series, and how many ids a sequence must have issued before.
 MAX_SERIES = 100
 MIN_IDS = 10_000
-# The most sequences that a process counts in order to find those; beyond, the one counted first is
-# dropped.
+# The most sequences that a process counts in order to find those. At the limit it drops the one
+# that it counted first.
 MAX_COUNTED = 100_000
 
 
@@ -32,7 +32,11 @@ class SeriesNames:
         return len(self.names) >= MAX_SERIES
 
     def decide(self, issued: Mapping[str, int]) -> bool:
-        """Give series to sequences that issued enough ids, those with the most first; return whether any got one."""
+        """Give series to sequences that issued enough ids, those with the most ids first.
+
+        Returns:
+            Whether any sequence got one.
+        """
         enough = sorted(issued.keys() - set(self.names), key=lambda name: (-issued[name], name))
         new = [name for name in enough if issued[name] >= MIN_IDS][: MAX_SERIES - len(self.names)]
         self.names += new
@@ -45,8 +49,8 @@ class IssuedSeries:
     A count never decreases, also when a sequence gets its series.
 
     Args:
-        workers: How many processes share the calls. One of them has a part of ``MIN_IDS`` this
-            large at least.
+        workers: How many processes share the calls. At least one of them issues this part of
+            ``MIN_IDS``.
 
     Attributes:
         issued: The ids issued, by sequence with a series, and of all others.
@@ -56,7 +60,7 @@ class IssuedSeries:
         self.issued: Counter[str] = Counter({OTHER: 0})
         self._part = MIN_IDS / workers
         self._counted: OrderedDict[str, int] = OrderedDict()  # a dict finds its first key slowly after many deletions
-        self._enough: set[str] = set()  # those with their part
+        self._enough: set[str] = set()  # the counted ones that issued their part
         self._is_full = False
 
     def add(self, sequence: str, ids: int) -> None:
@@ -74,7 +78,10 @@ class IssuedSeries:
             self._enough.add(sequence)
 
     def candidates(self) -> dict[str, int]:
-        """Return the ids of sequences that may get a series: the largest ``MAX_SERIES`` with their part of it."""
+        """Return the ids of the sequences that may get a series.
+
+        They are the ``MAX_SERIES`` largest ones with this process' part of ``MIN_IDS``.
+        """
         largest = heapq.nlargest(MAX_SERIES, self._enough, key=self._counted.__getitem__)
         return {name: self._counted[name] for name in largest}
 

@@ -9,7 +9,9 @@ SEND_SECONDS = 1.0
 
 
 def notify(state: str) -> None:
-    """Send a state to the socket in ``NOTIFY_SOCKET``; do nothing if it is not set or cannot be reached.
+    """Send a state to the socket in ``NOTIFY_SOCKET``.
+
+    Do nothing if the variable is not set or the socket cannot be reached.
 
     Args:
         state: ``READY=1`` once the server serves, ``STOPPING=1`` once it begins to stop.
@@ -17,7 +19,7 @@ def notify(state: str) -> None:
     path = os.environ.get("NOTIFY_SOCKET", "")
     if not path.startswith(("/", "@")):
         return
-    address = "\0" + path[1:] if path.startswith("@") else path  # @ stands for an abstract socket
+    address = "\0" + path[1:] if path.startswith("@") else path  # @ marks an abstract socket
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection:
         connection.settimeout(SEND_SECONDS)
         connection.connect(address)

@@ -1,6 +1,7 @@
-"""OpenTelemetry traces: a span for each call and for each write to the store, exported as the variables OTEL_* say.
+"""OpenTelemetry traces: a span for each call and for each write to the store.
 
-The packages are those of ``idalloc[otel]``. They are imported only if traces are requested.
+The variables OTEL_* configure their export. The packages are those of ``idalloc[otel]``. They are
+imported only if traces are requested.
 """
 
 import asyncio
@@ -39,7 +40,10 @@ def is_requested(environ: Mapping[str, str]) -> bool:
 
 
 def open_traces(environ: Mapping[str, str]) -> "Traces | None":
-    """Return the traces that the variables OTEL_* request; None, after a warning, if that is not possible."""
+    """Return the traces that the variables OTEL_* request; None without a request.
+
+    If the server cannot trace, log a warning and return None.
+    """
     if not is_requested(environ):
         return None
     try:
@@ -101,7 +105,9 @@ class Traces:
         fields_of: Callable[[Any], dict[str, Any]],
         metadata_of: Callable[[Any], Iterable[tuple[str, Any]]],
     ) -> _Handler:
-        """Return a handler that runs ``handler`` in a span, below the caller's span if its metadata names one.
+        """Return a handler that runs ``handler`` in a span.
+
+        Its parent is the caller's span, if the metadata names one.
 
         Args:
             method: The full name of the method, such as ``/idalloc.v1.NodeService/GetNode``.
@@ -136,10 +142,12 @@ class Traces:
             span.set_status(self._trace.StatusCode.ERROR)
 
     def trace_writes(self, store: _T, address: str, methods: Iterable[str]) -> _T:
-        """Return a store with a span for each call of some of its methods, below the span of the call that waits.
+        """Return a store with a span for each call of some of its methods.
+
+        The parent is the span of the call that waits for the store.
 
         Args:
-            store: The store.
+            store: The store to wrap.
             address: Its address.
             methods: The names of the methods.
         """
@@ -172,7 +180,7 @@ class Traces:
 
         def shut_down() -> None:
             self._provider.shutdown()
-            with suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+            with suppress(RuntimeError):  # The loop is closed: nothing waits.
                 loop.call_soon_threadsafe(ended.set)
 
         # A daemon: an exporter that hangs delays neither the stop nor the exit.

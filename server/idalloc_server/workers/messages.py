@@ -1,6 +1,7 @@
-"""The messages of supervisor and workers, and their codec: a JSON object on a line, with the message's name.
+"""The messages of supervisor and workers, and their codec.
 
-A field holds a JSON value. Both processes run the same code, so a message needs no version.
+A line is a JSON array of the message's name and its fields, which have JSON values. Both processes
+run the same code, so a message needs no version.
 """
 
 import json
@@ -72,7 +73,10 @@ class Answered(Message):
 
 @dataclass(frozen=True)
 class RatesWanted(Message):
-    """The worker wants the rates of all others; each answers within ``timeout`` seconds, or is left out."""
+    """The worker wants the rates of all others.
+
+    A worker that does not answer within ``timeout`` seconds is left out.
+    """
 
     number: int
     counters: Sequence[str]
@@ -88,7 +92,10 @@ class TurnWanted(Message):
 
 @dataclass(frozen=True)
 class TurnEnded(Message):
-    """The worker has made its change, which the others follow; or it could not, and nothing is ``given``."""
+    """The worker has made its change, which the others follow.
+
+    If it failed, ``given`` is None.
+    """
 
     turn: int
     given: Mapping[str, int] | None

@@ -1,4 +1,4 @@
-"""The supervisor of several workers: starts them, replaces a worker that exits, and stops them in order.
+"""The supervisor of several workers: starts them, replaces one that exits, and stops them in order.
 
 It serves no call and creates no gRPC object. Each worker is a fresh process, since a fork of a
 process that uses gRPC hangs. A worker has its own leases and start timestamp. The supervisor owns
@@ -42,8 +42,8 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 SELF_STOP_SECONDS = 1.0
 # How much longer than drain_timeout a stop may take, to release leases and the prefix.
 STOP_MARGIN_SECONDS = 15.0
-# The longest wait for each of the two steps of a start; the first one has up to START_CALLS store
-# calls besides.
+# The longest wait for each of the two steps of a start; the first step may also take START_CALLS
+# store calls.
 REPLY_SECONDS, START_CALLS = 10.0, 5
 
 _log = structlog.get_logger("idalloc.supervisor")
@@ -53,7 +53,6 @@ class Supervisor:
     """Runs a server of several workers; ``_supervise`` replaces one that exits.
 
     Args:
-        settings: All settings.
         node_settings: Persists settings over restarts.
         created: The file of a store that this start creates; empty for an existing store.
     """
@@ -133,7 +132,10 @@ class Supervisor:
         return self._exit_code
 
     def _reserve_xproto(self) -> ReservedAddress | None:
-        """Reserve the address of the X Protocol's port, which all workers share, and put its port into the settings."""
+        """Reserve the address of the X Protocol's port, which all workers share.
+
+        Put the port into the settings.
+        """
         if not self._settings.xproto_listen:
             return None
         reserved = ReservedAddress(self._settings.xproto_listen, shared=True, setting="xproto_listen")
@@ -202,7 +204,11 @@ class Supervisor:
                     _log.warning("worker_not_started", worker=number, error=str(error))
 
     async def _receive_until_exit(self, worker: WorkerProcess) -> int:
-        """React to a worker's messages until it exits; return its exit code, negative for a signal."""
+        """Handle a worker's messages until it exits.
+
+        Returns:
+            Its exit code, negative for a signal.
+        """
         handlers: dict[type[Message], Callable[[WorkerProcess, Any], None]] = {
             messages.Counted: self._on_counted,
             messages.Answered: lambda _, answered: self._http.questions.receive(answered),
@@ -250,7 +256,10 @@ class Supervisor:
         task.add_done_callback(self._requests.discard)
 
     async def _send_rates(self, worker: WorkerProcess, wanted: messages.RatesWanted) -> None:
-        """Send a worker the sums of the others' rates: their answers together might be too long for a message."""
+        """Send a worker the sums of the others' rates.
+
+        All their answers together could be too long for a message.
+        """
         asked = {"counters": wanted.counters}
         answers = await self._http.questions.ask_all(RATES, asked, wanted.timeout, but=worker)
         worker.pipe.send(messages.Rates(wanted.number, sum_of(answers)))
@@ -269,7 +278,7 @@ class Supervisor:
         asyncio.get_running_loop().call_later(SELF_STOP_SECONDS, self._allow_exit, worker)
 
     def _decide_series(self) -> None:
-        """Give series to sequences that issued enough ids in all workers, and send the names to these."""
+        """Give series to sequences with enough ids in all workers, and broadcast the names."""
         issued: Counter[str] = Counter()
         for each in self._workers.values():
             if (candidates := each.pipe.newest(messages.Candidates)) and not each.pipe.has_ended:
@@ -278,7 +287,12 @@ class Supervisor:
             self._broadcast(messages.Series(self._series.names))
 
     async def _give_turn(self, worker: WorkerProcess, persisted: Mapping[str, int]) -> None:
-        """Let a worker change the node, when no other one does; ``persisted`` are the settings that it writes."""
+        """Let a worker change the node, when no other one does.
+
+        Args:
+            worker: The worker.
+            persisted: The settings that it persists, by field.
+        """
         async with self._turn_lock:
             self._turn += 1
             worker.pipe.send(messages.Turn(self._turn))

@@ -1,4 +1,7 @@
-"""The HTTP port of a server with several workers: the supervisor serves it, also while no worker is alive."""
+"""The HTTP port of a server with several workers.
+
+The supervisor serves it, also while no worker is alive.
+"""
 
 import asyncio
 import os
@@ -24,7 +27,6 @@ class SupervisorHttp:
     """Serves what the workers report.
 
     Args:
-        settings: All settings.
         policy: Identities and quotas; None if every caller may do everything.
         access_file: The file that ``policy`` is from.
         workers: The present workers.

@@ -32,8 +32,8 @@ from idalloc_server.workers.questions import Answers, OtherRates
 
 # The longest drain after the supervisor was killed: a new server needs the port.
 ORPHAN_DRAIN_SECONDS = 2.0
-# A change is answered after this share of the time that its caller has left, or after so long
-# without a deadline. Without a deadline a call has None left on grpcio, and centuries on native.
+# A change is answered after this share of the time that its caller has left, or after
+# CHANGE_SECONDS without a deadline. Such a call has None left on grpcio, and centuries on native.
 DEADLINE_SHARE, CHANGE_SECONDS, CENTURIES = 0.9, 60.0, 1e10
 # The pause before a worker tries again to apply a change.
 CHANGE_PAUSE_SECONDS = 5.0
@@ -42,7 +42,10 @@ _log = structlog.get_logger("idalloc.worker")
 
 
 class ChangePending(Retryable, reason="STORE_UNAVAILABLE", status="UNAVAILABLE"):
-    """Not all workers of the server have applied a change of the node yet; the others continue to try."""
+    """Not all workers of the server have applied a change of the node yet.
+
+    The others continue to try.
+    """
 
     # Longer than LONGEST_PUSHBACK_SECONDS: the caller has no time left in which gRPC's retry policy
     # could try again; it would end the call with DEADLINE_EXCEEDED in place of this error.
@@ -55,9 +58,6 @@ class ChangePending(Retryable, reason="STORE_UNAVAILABLE", status="UNAVAILABLE")
 
 class Worker:
     """The ``ProcessMode`` of a worker, and its side of the pipe to the supervisor.
-
-    Attributes:
-        settings: All settings.
 
     Args:
         pipe: The connection to the supervisor.
@@ -83,7 +83,7 @@ class Worker:
         self.changes: set[asyncio.Task[int]] = set()
 
     async def receive_until_orphaned(self, serving: asyncio.Task[None]) -> None:
-        """React to the supervisor's messages until it exits; then drain, or end a start."""
+        """Handle the supervisor's messages until it exits; then drain, or end the start."""
         handlers: dict[type[Message], Callable[[Any], None]] = {
             messages.AuthenticationRequired: self._on_authentication_required,
             messages.Reload: lambda _: self.control.reload_requested.set(),
@@ -152,7 +152,7 @@ class Worker:
             await self._answers.close()
 
     async def wait_all_closed(self) -> None:
-        """See ``ProcessMode``: a rejected caller must not reconnect to a worker that is about to close."""
+        """See ``ProcessMode``: a rejected caller must not reconnect to a worker about to close."""
         self._pipe.send(messages.Closed())
         if self._pipe.has(messages.Stop):
             await self._pipe.wait_for(messages.AllClosed)
@@ -200,13 +200,12 @@ class Worker:
 
     def _on_change_end(self, change: asyncio.Task[int]) -> None:
         self.changes.discard(change)
-        # Its caller may have left: without this, asyncio logs a refusal as an error that nobody has
-        # retrieved.
+        # Its caller may have left: then asyncio would log a refusal that was never retrieved.
         if not change.cancelled() and not isinstance(error := change.exception(), Refusal | None):
             _log.error("change_failed", exc_info=error)
 
     async def _change_first(self, given: Mapping[str, int], save: Save | None) -> int:
-        """Change this worker, in turn with others; return the revision with which the others follow."""
+        """Change this worker, in turn with others; return the revision that the others follow."""
         async with self._change_lock:
             last_turn = self._turn
             await self._pipe.wait_for(messages.Serve)
@@ -226,7 +225,7 @@ class Worker:
             return turn
 
     async def apply_changes(self) -> None:
-        """Apply what other workers changed first, and retry what fails, until the supervisor exits."""
+        """Apply what other workers changed first; retry failures, until the supervisor exits."""
         await self._pipe.wait_for(messages.Serve)
         while not self._pipe.has_ended:
             newest, pause = self._node.revision, None

@@ -32,8 +32,7 @@ LIMITS = {
     MAX_LEASE_SIZE: "max_lease_size",
 }
 
-# The page has no text of a caller in its files, loads nothing from elsewhere, and is shown in no
-# frame.
+# The page loads nothing from elsewhere, runs no inline script, and is shown in no frame.
 PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -49,15 +48,15 @@ class Source(Protocol):
     """What the HTTP port shows: a whole server in one process, or the supervisor of several."""
 
     def describe(self) -> Mapping[str, Any]:
-        """Return the addresses of the server, of its store, and of its witness if it has one, without secrets."""
+        """Return the addresses of the server, its store and its witness, without secrets."""
         ...
 
     def checks(self) -> Mapping[str, str]:
-        """Return the problem that each check of readiness found, by its name; empty if it passes."""
+        """Return the problem that each check of readiness found, by name; empty if it passes."""
         ...
 
     async def ask_all(self, question: str, arguments: Mapping[str, Any], timeout: float) -> list[Any]:
-        """Return the answers of all processes that answered in time to a question, as JSON values."""
+        """Return the answers of all processes that answered a question in time, as JSON values."""
         ...
 
     async def ask(self, question: str, arguments: Mapping[str, Any], timeout: float) -> Any:
@@ -69,7 +68,7 @@ class Source(Protocol):
         ...
 
     def counts(self) -> Counts:
-        """Return the metrics of the server, without those of the port's own."""
+        """Return the metrics of the server, without those that the port adds."""
         ...
 
     def pids(self) -> Mapping[str, int]:
@@ -81,7 +80,7 @@ class StatusPage:
     """Serves the page and its documents.
 
     Args:
-        clock: The clock.
+        clock: Dates the samples and the answers.
         node: What does not change while the server runs, as JSON values.
     """
 
