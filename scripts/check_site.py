@@ -1,5 +1,4 @@
-"""Refuses what Zensical accepts: pages out of the nav, dead links, images and anchors, content of
-other hosts.
+"""Refuses what Zensical accepts: pages out of the nav, dead links, content of other hosts.
 
 ``make docs`` runs it after the build: ``python scripts/check_site.py`` in the repository. It reads
 zensical.toml, the pages under docs/ and the built site, and prints a line for each finding.
@@ -77,9 +76,7 @@ def listed_pages(nav: Iterable[Any]) -> Iterator[str]:
 
 
 def nav_findings(config: dict[str, Any], root: Path) -> Iterator[str]:
-    """Yield the pages that only the nav or only the folder of documents has, and those that the
-    nav lists twice.
-    """
+    """Yield pages that only the nav or only the folder has, and those that the nav lists twice."""
     docs = root / config["docs_dir"]
     listed = [*listed_pages(config["nav"])]
     present = {file.relative_to(docs).as_posix() for file in docs.rglob("*.md")}

@@ -74,9 +74,7 @@ def request_path() -> str:
 
 
 def lease_life() -> str:
-    """Return the ids of one lease over time: refills, a renewal, and its expiry when the store is
-    away.
-    """
+    """Return a lease's ids over time: refills, a renewal, and its expiry without the store."""
     drawing = Drawing("The ids that a lease holds over time: refills, a renewal, and the expiry of the lease", 800, 420)
 
     def at(seconds: float, ids: float) -> Point:

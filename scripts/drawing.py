@@ -1,5 +1,4 @@
-"""Draws boxes, arrows, charts and sequence diagrams as SVG, on a light card that both themes of the
-site can show.
+"""Draws boxes, arrows, charts and sequence diagrams as SVG on a card that fits both themes.
 
 An image does not know the site's theme, since the reader can choose another one than the system's.
 So each drawing brings its background, and its colours have a contrast of at least 4.5 on it.
@@ -55,9 +54,7 @@ class Drawing:
         bold: bool = False,
         halo: bool = False,
     ) -> None:
-        """Write lines of text; ``y`` is the baseline of the first. A halo keeps lines off the
-        letters.
-        """
+        """Write lines of text; ``y`` is the baseline of the first. A halo keeps lines off it."""
         weight = ' font-weight="600"' if bold else ""
         weight += f' paint-order="stroke" stroke="{CARD}" stroke-width="5"' if halo else ""
         for row, line in enumerate(lines):
@@ -67,9 +64,7 @@ class Drawing:
             )
 
     def box(self, x: float, y: float, width: float, height: float, kind: str, *lines: str, top: bool = False) -> None:
-        """Draws a box; the first line is bold, except of a note. The text is centred unless it
-        begins at the top.
-        """
+        """Draw a box; the first line is bold, except of a note. ``top``: the text is not centred."""
         fill, outline = COLOURS[kind]
         self._parts.append(
             f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}" rx="6" '
@@ -90,7 +85,7 @@ class Drawing:
     def line(
         self, *points: Point, colour: str = LINE, dashed: bool = False, arrow: bool = True, wide: bool = False
     ) -> None:
-        """Draws a line through points, with an arrow at its end."""
+        """Draw a line through points, with an arrow at its end."""
         path = "M" + " L".join(f"{number(x)} {number(y)}" for x, y in points)
         dashes = ' stroke-dasharray="5 4"' if dashed else ""
         width = 2.5 if wide else 1.5
@@ -121,7 +116,7 @@ Step = tuple[str, str, Sequence[str]]
 
 
 def sequence_diagram(title: str, actors: Sequence[tuple[str, str]], steps: Sequence[Step], width: float = 800) -> str:
-    """Draws who sends what to whom, from top to bottom.
+    """Draw who sends what to whom, from top to bottom.
 
     Args:
         title: What the diagram shows.

@@ -15,9 +15,7 @@ MAX_FUNCTION_LINES = 60
 
 
 def source_files(root: Path) -> list[Path]:
-    """Return the files of server/ and client/, by their paths in the repository, without generated
-    code.
-    """
+    """Return the files of server/ and client/ by path in the repository, without generated code."""
     files = (file.relative_to(root) for source in SOURCES for file in (root / source).rglob("*.py"))
     return sorted(file for file in files if not any(file.is_relative_to(folder) for folder in GENERATED))
 
@@ -28,9 +26,7 @@ def line_count(text: str) -> int:
 
 
 def long_functions(file: Path, text: str) -> Iterator[str]:
-    """Yield a finding for each function that is too long; its docstring counts, its decorators do
-    not.
-    """
+    """Yield a finding for each function that is too long, counted without its decorators."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1

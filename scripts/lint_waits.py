@@ -1,5 +1,4 @@
-"""Refuses tests that wait for a fixed time: they are slow on a quiet machine and fail on a busy
-one.
+"""Refuses tests that wait for a fixed time: they are slow, and fail on a busy machine.
 
 ``make lint`` runs it: ``python scripts/lint_waits.py`` in the repository. It prints a line for each
 finding.
@@ -20,9 +19,7 @@ INSTEAD = "wait for an event (wait_until, until, settle), or name the reason (ho
 
 
 def fixed_waits(file: Path, text: str) -> Iterator[str]:
-    """Yield a finding for each call of a function ``sleep``, except ``sleep(0)``, which only lets
-    other tasks run.
-    """
+    """Yield a finding for each call of a function ``sleep``; ``sleep(0)`` may let others run."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "sleep":
             is_wait = [ast.unparse(argument) for argument in node.args] != ["0"]

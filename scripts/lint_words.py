@@ -1,5 +1,4 @@
-"""Refuses words that are banned from code, documents, protos and tests, and tests that do not say
-what they promise.
+"""Refuses banned words in code, documents, protos and tests, and tests without a promise.
 
 ``make lint`` runs it: ``python scripts/lint_words.py`` in the repository. It prints a line for each
 finding.

@@ -1,8 +1,6 @@
-"""Measure how many keys a second each strategy of docs/guides/choosing-a-key.md gives; print a
-Markdown table.
+"""Measure the keys a second of each strategy of docs/guides/choosing-a-key.md, as a table.
 
-    .venv/bin/python scripts/measure_strategies.py --store
-    'crate://crate@127.0.0.1:4200/?schema=strategies'
+    python scripts/measure_strategies.py --store 'crate://crate@127.0.0.1:4200/?schema=strategies'
 
 It starts a server on that store. The default is SQLite in a temporary folder, without the rows of
 CrateDB's own recipe. Client, server and store share the machine, so compare figures of one run
@@ -56,9 +54,7 @@ def in_threads(take: Callable[[], int], seconds: float) -> float:
 
 
 class Recipe:
-    """The sequence table of CrateDB's guide: read the row with its version, and write it back if
-    that is unchanged.
-    """
+    """The sequence table of CrateDB's guide: read a row, write it if its version is the same."""
 
     def __init__(self, store: str) -> None:
         parts = urlsplit(store)

@@ -1,5 +1,4 @@
-"""Writes the digest of each base image into a Dockerfile, so that a release can be built again from
-the same images.
+"""Writes each base image's digest into a Dockerfile, to build a release again from the same.
 
 ``python scripts/pin_base_images.py Dockerfile`` asks ``docker buildx imagetools`` for the digest
 that each tag has now, changes the file, and prints the images as a Markdown list. The last image is

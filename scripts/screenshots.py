@@ -1,5 +1,6 @@
-"""Write the pictures of the status page in docs/assets: `python -m scripts.screenshots`. It needs
-Chromium.
+"""Write the pictures of the status page in docs/assets: `python -m scripts.screenshots`.
+
+It needs Chromium.
 """
 
 import shutil

@@ -153,9 +153,7 @@ class Requests:
 
 
 async def trace(tracer: Tracer, folder: Path, access: str, kind: str, listed: str) -> None:
-    """Start the application, with an access file if ``access`` is not empty, and print a line for
-    each request.
-    """
+    """Start the application, with an access file if asked for; print a line for each request."""
     file = folder / f"access{kind}.toml"
     file.write_text(access)
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -58,9 +58,7 @@ def _calls(node: ast.AST) -> Iterator[ast.Call]:
 
 
 def _text(argument: ast.expr) -> str:
-    """Return the text of an argument; empty if it is a variable, or a single word, such as the
-    name of a field.
-    """
+    """Return the text of an argument; empty if it is a variable, or one word, such as a field."""
     if isinstance(argument, ast.Constant):
         text = str(argument.value)
     elif isinstance(argument, ast.JoinedStr):

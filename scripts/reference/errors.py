@@ -110,9 +110,7 @@ def read_proto() -> dict[str, ProtoComment]:
 
 
 def refusals() -> dict[str, type[Refusal]]:
-    """Return the server's class of each reason, whose subclasses have the same status and next
-    step.
-    """
+    """Return the server's class of each reason; its subclasses have its status and next step."""
     return {kind.reason: kind for kind in reversed([*_classes(server_errors, Refusal)]) if hasattr(kind, "reason")}
 
 

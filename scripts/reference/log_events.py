@@ -1,6 +1,4 @@
-"""log-events.md: each event that the server logs, found in its source, with its meaning in
-log_events.toml.
-"""
+"""log-events.md: each event that the server's source logs, with its meaning in log_events.toml."""
 
 import ast
 import tomllib

@@ -18,9 +18,7 @@ _NAME = re.compile(
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table. Its cells may not have the character |, which renderers escape in different
-    ways.
-    """
+    """Return a table. No cell may have the character |: renderers escape it in different ways."""
     lines = [columns, ["---"] * len(columns), *rows]
     if any("|" in cell for line in lines for cell in line):
         raise ValueError(f"a cell has the character |: {[line for line in lines if '|' in ' '.join(line)]}")

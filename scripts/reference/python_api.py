@@ -167,9 +167,7 @@ def _type(annotation: Any) -> str:
 
 
 def _differences(client: Any, other: Any) -> Iterator[str]:
-    """Yield the methods of the client for asyncio whose docstrings say more than those of the
-    other client.
-    """
+    """Yield the asyncio client's methods whose docstrings say more than the other client's."""
     for each in methods(client):
         text = one_line(each.docstring.value)
         is_same = text == one_line(other.all_members[each.name].docstring.value)

@@ -68,7 +68,7 @@ def transport(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(autouse=True)
 def answers_without_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hosts whose calls are rejected too often are answered at once, so that tests may reject many."""
+    """Hosts whose calls are rejected too often are answered at once: tests may reject many."""
     delay_answers(monkeypatch, 0.0)
 
 

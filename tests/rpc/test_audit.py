@@ -115,9 +115,7 @@ class TestSequences:
         assert len(single) + last["count"] == BURST + 20
 
     async def test_undecodable_and_draining_admin_calls_are_recorded(self, secured: Served) -> None:
-        """An administrative call that is undecodable, or that reaches a draining server, is
-        recorded.
-        """
+        """An administrative call that is undecodable, or during a drain, is recorded."""
         delete: Any = secured.channel.unary_unary("/idalloc.v1.SequenceService/DeleteSequence")
         with structlog.testing.capture_logs() as logs:
             for who in ("admin", "nobody"):

@@ -58,9 +58,7 @@ async def fill_lease(served: Served, name: str) -> None:
 
 @pytest.mark.parametrize("cold", [True, False], ids=["from the store", "from the lease"])
 async def test_each_request_gets_a_range_in_order(served: Served, cold: bool) -> None:
-    """P1: results are in the order of the requests, and a sequence that is named twice gets two
-    disjoint ranges.
-    """
+    """P1: results are in the requests' order; a sequence named twice gets two disjoint ranges."""
     first = 1
     if not cold:
         for name in ("orders", "lines"):
@@ -88,9 +86,7 @@ async def test_each_request_gets_a_range_in_order(served: Served, cold: bool) ->
     ids=["no name", "control character", "negative", "too many", "exhausted"],
 )
 async def test_an_error_is_that_of_allocate_range(served: Served, invalid: pb.AllocateRangeRequest) -> None:
-    """A request that fails has exactly the status of AllocateRange, and the others have their
-    ranges.
-    """
+    """A failed request has exactly the status of AllocateRange; the others have ranges."""
     served.store.rows["short"] = Row(Sequence(max_value=5), 0)
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await served.ids.AllocateRange(invalid)
@@ -137,9 +133,7 @@ async def test_a_full_batch_gets_a_thousand_ranges(served: Served) -> None:
 
 
 async def test_a_slow_request_does_not_lose_the_others(served: Served) -> None:
-    """A request that waits 50 ms before the deadline is UNAVAILABLE; others have ranges; no id is
-    lost.
-    """
+    """A request late by 50 ms before its deadline is UNAVAILABLE; the others lose no id."""
     await fill_lease(served, "warm")
     gate = served.store.hold("grant")
     reply = await served.ids.BatchAllocateRanges(batch(("slow", 7), ("warm", 2), ("cold", 3)), timeout=2)
@@ -156,9 +150,7 @@ async def test_a_slow_request_does_not_lose_the_others(served: Served) -> None:
 
 
 async def test_an_unavailable_store_fails_its_requests_only(served: Served) -> None:
-    """Without the store, requests that the lease serves have ranges, and the store's failure is
-    recorded.
-    """
+    """Without the store, leases serve requests, and the store's failure is recorded."""
     await fill_lease(served, "warm")
     served.store.down = True
     reply = await served.ids.BatchAllocateRanges(batch(("cold", 1), ("warm", 2)))
@@ -185,9 +177,7 @@ async def test_a_fault_fails_its_request_only(served: Served, monkeypatch: pytes
 
 
 async def test_a_cancelled_batch_burns_what_it_took(served: Served) -> None:
-    """P9: the ids that a cancelled call took are burned and counted; a request that waits takes
-    none.
-    """
+    """P9: ids that a cancelled call took are burned and counted; a waiting request takes none."""
     await fill_lease(served, "warm")
     gate = served.store.hold("grant")
     call = served.ids.BatchAllocateRanges(batch(("held", 7), ("warm", 2), ("cold", 3)))
@@ -204,9 +194,7 @@ async def test_a_cancelled_batch_burns_what_it_took(served: Served) -> None:
 
 
 async def test_ids_taken_before_a_pause_are_not_sent_after_it(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P4: if the process is paused past a lease while other requests wait, its ids are burned, also
-    those of memory.
-    """
+    """P4: ids of a process paused past the lease while others wait are burned, also held ones."""
     await fill_lease(served, "warm")
     boot, allocate, paused = SystemClock.boot, served.allocator.allocate, 0.0
 
@@ -239,9 +227,7 @@ async def test_a_running_batch_ends_in_a_drain(served: Served) -> None:
 
 
 async def test_the_role_is_required_on_each_sequence(secured: Served) -> None:
-    """A request for a sequence without the role is PERMISSION_DENIED and audited; the others have
-    their ranges.
-    """
+    """A request without the role is PERMISSION_DENIED and audited; the others have ranges."""
     with structlog.testing.capture_logs() as logs:
         request = batch(("mine", 1), ("yours", 1), ("more", 1))
         reply = await secured.ids.BatchAllocateRanges(request, metadata=bearer("narrow"))

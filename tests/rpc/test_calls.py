@@ -21,9 +21,7 @@ from tests.support.rpc_errors import details_of
 
 
 def test_every_error_reason_has_a_refusal_and_a_status() -> None:
-    """Each ErrorReason of the contract has an error class of the domain with a status code, and
-    each class a reason.
-    """
+    """Each ErrorReason has a domain error with a status code, and each such error a reason."""
     declared = {
         name.removeprefix("ERROR_REASON_")
         for name in error_reason_pb2.DESCRIPTOR.enum_types_by_name["ErrorReason"].values_by_name
@@ -101,9 +99,7 @@ async def test_causes_of_failed_calls_are_logged_as_counts(served: Served) -> No
 
 
 async def test_repeated_server_fault_is_logged_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault in every call is logged once a second with its places and its count, without a byte
-    of the request.
-    """
+    """A fault in every call is logged once a second, with places and count, without its request."""
 
     def broken(sequence: str, count: int) -> None:
         raise ZeroDivisionError(f"bytes of the request: {sequence}")
@@ -120,9 +116,7 @@ async def test_repeated_server_fault_is_logged_once(served: Served, monkeypatch:
 
 
 async def test_draining_server_rejects_calls_and_ends_streams(served: Served) -> None:
-    """P9: a draining server rejects new calls, then ends open streams before it takes ids for their
-    next message.
-    """
+    """P9: a drain rejects new calls, then ends streams before they take ids for a message."""
     request = pb.StreamRangesRequest(sequence="orders", total_id_count=MAX_ID, chunk_id_count=10)
     stream = served.ids.StreamRanges(request)
     received = (await anext(aiter(stream))).range.last_id
@@ -160,9 +154,7 @@ async def test_held_call_is_neither_served_nor_rejected_early(served: Served) ->
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
 async def test_reflection_finds_services_methods_and_files(served: Served, version: str) -> None:
-    """Both versions of reflection find the file of a service, a method and a message, and of
-    themselves.
-    """
+    """Both reflections find the file of a service, a method, a message, and of themselves."""
     service = f"grpc.reflection.{version}.ServerReflection"
     call: Any = served.channel.stream_stream(
         f"/{service}/ServerReflectionInfo",
@@ -190,9 +182,7 @@ def camel_case(name: str) -> str:
 
 
 async def test_reflection_sends_the_json_names_of_fields(served: Served) -> None:
-    """Clients that print JSON by reflection print the names that the command prints, also of nested
-    messages.
-    """
+    """JSON names by reflection are those that the command prints, also of nested messages."""
     stub: Any = reflection_pb2_grpc.ServerReflectionStub(served.channel)  # type: ignore[arg-type]
     asked = [reflection_pb2.ServerReflectionRequest(file_containing_symbol="idalloc.v1.Sequence")]
     [reply] = [reply async for reply in stub.ServerReflectionInfo(iter(asked), timeout=30)]

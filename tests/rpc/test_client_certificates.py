@@ -157,9 +157,7 @@ async def test_certificate_name_matches_only_with_its_type(
 
 @pytest.mark.parametrize("policy", [ACCESS, None])
 async def test_expired_certificate_is_rejected_on_every_call(ca: trustme.CA, policy: AccessPolicy | None) -> None:
-    """An expired certificate is rejected on open connections, for each kind of method and on open
-    streams.
-    """
+    """An expired certificate is rejected on open connections, in each method, and on streams."""
     clock = FakeClock(wall=time())
     async with serving("grpcio", policy, credentials=server_credentials(ca), auth_clock=clock) as served:
         credentials = issue(ca, x509.DNSName("billing.example.org"), seconds=600).trust(ca)

@@ -100,9 +100,7 @@ def test_every_rpc_is_called() -> None:
 
 
 async def test_short_deadlines_change_no_health(served: Served) -> None:
-    """While the store takes longer than callers wait, all others are served, and it is not reported
-    as failed.
-    """
+    """While callers wait for a slow store, all others are served; it is not reported as failed."""
     for name in CALLS_OF:
         served.store.rows[name] = Row(Sequence(), 0)
     served.store.rows["steady"] = Row(Sequence(min_lease_size=100_000), 0)
@@ -144,9 +142,7 @@ async def test_short_deadlines_change_no_health(served: Served) -> None:
 
 @pytest.mark.parametrize("deadline", [0.05, 0.02])
 async def test_short_batches_get_ids(served: Served, deadline: float) -> None:
-    """A batch of 50 ms or less gets its ids from a store that answers in time, also of a sequence
-    without a lease.
-    """
+    """A batch of 50 ms or less gets ids from a store that is in time, also without a lease."""
     served.store.latency = 0.002
 
     async def try_once(number: int) -> bool:

@@ -44,9 +44,7 @@ async def test_undecodable_request_is_invalid_argument(
 
 
 def _is_of_grpcio(record: logging.LogRecord) -> bool:
-    """Return whether grpcio's poller met the closed loop of an earlier test: its events may come
-    that late.
-    """
+    """Return whether grpcio's poller met the closed loop of an earlier test; that may be late."""
     return record.name == "asyncio" and "PollerCompletionQueue._handle_events" in record.getMessage()
 
 

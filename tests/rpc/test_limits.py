@@ -79,7 +79,7 @@ class TestRequests:
 
 class TestReplies:
     async def test_of_64_kb_and_a_few_bytes_arrive(self, served: Served) -> None:
-        """Replies of 65,530 to 65,540 bytes, around HTTP/2's first window of 65,535, arrive whole."""
+        """Replies of 65,530 to 65,540 bytes, around HTTP/2's first window of 65,535, are whole."""
         long = sequences_pb2.Sequence(name="0-00", description="x" * MAX_DESCRIPTION)
         await served.sequences.CreateSequence(sequences_pb2.CreateSequenceRequest(sequence=long))
         row = served.store.rows["0-00"].stored("0-00")
@@ -122,9 +122,7 @@ class TestCallsOfAConnection:
         assert announced == 100
 
     async def test_more_callers_than_the_limit_are_served(self, served: Served) -> None:
-        """Callers that share a connection are never refused, also when more of them call than the
-        limit.
-        """
+        """Callers of one connection are never refused, also when more call than the limit."""
         codes = await asyncio.gather(
             *(allocate_in_turn(served) for _ in range(3 * transports.MAX_STREAMS_PER_CONNECTION))
         )
@@ -134,9 +132,7 @@ class TestCallsOfAConnection:
     async def test_flood_delays_other_connections_by_its_limit_only(
         self, secured: Served, transport: str, kind: str
     ) -> None:
-        """A connection that floods has no more calls ahead of another's than its limit of open
-        calls.
-        """
+        """A flood has no more calls ahead of another connection than its limit of open calls."""
         method = secured.metrics.method("/idalloc.v1.IdAllocatorService/AllocateRange")
         mine = bearer("allocate")
         await secured.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"), metadata=mine)  # is connected
@@ -177,9 +173,7 @@ class TestConnections:
     async def test_silent_ones_end_after_handshake_seconds(
         self, monkeypatch: pytest.MonkeyPatch, transport: str
     ) -> None:
-        """A connection without HTTP/2's first frame ends after HANDSHAKE_SECONDS, not after gRPC's
-        two minutes.
-        """
+        """A connection without HTTP/2's first frame ends after HANDSHAKE_SECONDS, not 2 minutes."""
         monkeypatch.setattr(transports, "HANDSHAKE_SECONDS", 0.1)
         async with serving(transport) as served:
             host, _, port = served.address.rpartition(":")

@@ -27,9 +27,7 @@ async def filled(served: Served) -> Served:
 
 
 async def test_page_ends_at_1_mb(filled: Served) -> None:
-    """Large labels break no list: each page fits into a client's 4 MB, and all pages together are
-    complete.
-    """
+    """Large labels break no list: each page fits into a client's 4 MB; the pages are complete."""
     found: list[str] = []
     sizes: list[int] = []
     token = ""

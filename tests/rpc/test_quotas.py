@@ -84,7 +84,7 @@ async def error_of_allocate(
 async def test_exceeded_quota_has_subject_limit_and_retry_delay(
     metered: Served, clock: FakeClock, transport: str
 ) -> None:
-    """An exceeded quota has QuotaFailure, RetryInfo and the pushback trailer; the retry succeeds."""
+    """An exceeded quota has QuotaFailure, RetryInfo and the trailer; the retry succeeds."""
     await allocate(metered, "billing", 150)
     details = await error_of_allocate(metered, "billing")
     assert (details.code, details.info.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED")
@@ -99,7 +99,7 @@ async def test_exceeded_quota_has_subject_limit_and_retry_delay(
 
 
 async def test_quota_is_written_with_all_its_digits(transport: str) -> None:
-    """QUOTA_EXCEEDED has the limit as the access file has it, not rounded and without an exponent."""
+    """QUOTA_EXCEEDED has the access file's limit, not rounded and without an exponent."""
     policy = AccessPolicy([make_identity("billing", ids_per_second=12_345_678)])
     async with serving(transport, policy, auth_clock=FakeClock(), max_ids=20_000_000) as served:
         await allocate(served, "billing", 20_000_000)
@@ -235,7 +235,7 @@ async def test_stream_waits_for_its_quota(metered: Served, clock: FakeClock) -> 
 
 
 async def test_stream_starts_with_any_quota_left(metered: Served, clock: FakeClock) -> None:
-    """A stream starts if its quota is not empty, and its first chunk may put the quota into debt."""
+    """A stream starts if its quota is not empty; its first chunk may leave a debt."""
     await allocate(metered, "billing", 100)
     request = pb.StreamDocIdsRequest(total_id_count=12_000)
     with pytest.raises(grpc.aio.AioRpcError) as failed:
@@ -293,9 +293,7 @@ async def test_required_authentication_applies_to_open_streams(transport: str) -
 
 
 async def test_stream_cancelled_in_its_wait_burns_nothing(transport: str) -> None:
-    """P9: a stream whose client cancels while it waits for its quota ends, and its delivered ids
-    are not burned.
-    """
+    """P9: a stream cancelled while it waits for a quota ends; its delivered ids are not burned."""
     clock = CountingClock()
     async with serving(transport, ACCESS, auth_clock=clock) as served:
         request = pb.StreamRangesRequest(sequence="orders", total_id_count=1000, chunk_id_count=500)
@@ -309,9 +307,7 @@ async def test_stream_cancelled_in_its_wait_burns_nothing(transport: str) -> Non
 
 
 async def test_host_with_wrong_tokens_is_counted(metered: Served, clock: FakeClock) -> None:
-    """A wrong or revoked token is UNAUTHENTICATED at any rate; beyond that of a host the audit has
-    a count.
-    """
+    """A wrong or revoked token is UNAUTHENTICATED at any rate; the audit counts a host's excess."""
     with structlog.testing.capture_logs() as logs:
         for _ in range(BURST):
             assert (await error_of_allocate(metered, SECRET)).info.reason == "UNAUTHENTICATED"

@@ -41,9 +41,7 @@ async def test_range_has_all_promised_fields(served: Served) -> None:
 async def test_ids_taken_before_a_pause_are_not_sent_after_it(
     served: Served, monkeypatch: pytest.MonkeyPatch, streams: bool
 ) -> None:
-    """P4: if the process is paused past the lease between taking ids and filling the reply, the ids
-    are burned.
-    """
+    """P4: ids are burned if the process is paused past the lease before the reply is filled."""
     boot, allocate, paused = SystemClock.boot, served.allocator.allocate_after_refill, 0.0
 
     async def allocate_and_pause(sequence: str, count: int) -> IdRange:

@@ -76,7 +76,7 @@ async def test_retry_after_lost_store_reply_gets_the_written_ids(served: Served)
 
 @pytest.mark.parametrize("other", [{"id_count": 6}, {"sequence": "others"}], ids=str)
 async def test_request_id_of_another_request_is_rejected(served: Served, other: dict[str, object]) -> None:
-    """A request_id that was used for another request is REQUEST_ID_REUSED, without a retry delay."""
+    """A request_id of another request is REQUEST_ID_REUSED, without a retry delay."""
     await served.ids.AllocateRange(request())
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await served.ids.AllocateRange(request(**other))

@@ -42,9 +42,7 @@ def allocate(**fields: object) -> Call:
     ids=["range", "request_id", "texts", "stream", "get"],
 )
 async def test_a_call_on_a_reserved_name_has_the_reason(reserved: Served, call: Call) -> None:
-    """P1: no call takes ids of a counter that was not imported, and the error says why and what to
-    do.
-    """
+    """P1: no call takes ids of a counter that was not imported; the error has the next step."""
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await call(reserved)
     details = details_of(error.value)

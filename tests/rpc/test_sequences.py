@@ -178,7 +178,7 @@ async def test_unknown_mask_path_is_rejected(served: Served, mask: str, field: s
 
 
 async def test_update_mask_selects_the_changed_fields(served: Served) -> None:
-    """AIP-134: the update mask selects the changed fields; "*" selects all, no mask the set ones."""
+    """AIP-134: the update mask selects the changed fields; "*" is all, no mask the set ones."""
     await served.create(name="orders", description="one", labels={"a": "b"}, max_value=500)
     only_set = (await served.update(name="orders", description="two")).sequence
     assert (only_set.description, dict(only_set.labels), only_set.max_value) == ("two", {"a": "b"}, 500)
@@ -317,9 +317,7 @@ async def test_invalid_page_token_is_rejected(served: Served) -> None:
 
 
 async def test_list_with_a_corrupt_row_fails_and_names_it(served: Served) -> None:
-    """A corrupt row is not left out of a list: the list fails, and the error names the row and the
-    next step.
-    """
+    """A corrupt row is not left out of a list: the list fails with its name and the next step."""
     await served.create(name="bills")
     await served.create(name="orders")
     fault = Fault(applied=0, error=SequenceInvalid("bills", "its settings cannot be read: it is no JSON"))

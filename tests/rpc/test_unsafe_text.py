@@ -1,4 +1,4 @@
-"""Control characters and bidirectional marks: rejected in new text, and tolerated in stored text."""
+"""Control characters and bidirectional marks: rejected in new text, tolerated in stored text."""
 
 from __future__ import annotations
 

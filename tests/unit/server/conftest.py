@@ -1,4 +1,4 @@
-"""The unit tests of the server run in virtual time, except those of real connections and processes."""
+"""The server's unit tests run in virtual time, except those of real connections and processes."""
 
 import asyncio
 from collections.abc import Callable

@@ -37,9 +37,7 @@ def quiet() -> Iterator[None]:
 
 @pytest.fixture
 def search(record_property: Callable[[str, object], None]) -> Callable[[Scenario, int], Exploration]:
-    """Explores a scenario completely, and records what was found for
-    docs/operations/fault-tests.md.
-    """
+    """Explore a scenario completely; record the result for docs/operations/fault-tests.md."""
 
     def run(scenario: Scenario, extra: int) -> Exploration:
         budget = Budget(scenario.needed, extra)
@@ -148,7 +146,7 @@ def test_no_broken_check_is_overlooked(error: Exception, text: str) -> None:
 
 
 def test_a_violation_is_explained_and_replayed() -> None:
-    """A planted fault of the store is found, with its shortest trace and a command that repeats it."""
+    """A planted fault of the store is found, with its shortest trace and a command to repeat it."""
     scenario, budget = Scenario("planted", "", _tail_beside_a_grant, (2,)), Budget()
     found = explore(scenario, budget)
     assert "P" in found.problem

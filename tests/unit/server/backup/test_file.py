@@ -207,9 +207,7 @@ def test_a_timestamp_out_of_range_is_reported(settings: dict[str, Any], last_val
     ],
 )
 def test_a_counter_is_aligned_to_the_lattice(settings: dict[str, Any], last_value: int, counter: int) -> None:
-    """P1: a counter is aligned to the lattice in the direction of the step, and exports to the same
-    line.
-    """
+    """P1: a counter is aligned in the direction of the step, and exports to the same line."""
     content = json.dumps(line(settings, last_value=str(last_value))).encode()
     file = read_export([HEAD, content])
     assert file.problems == []

@@ -1,6 +1,4 @@
-"""Names that an import skipped: reserved until they are created with a start, advanced, or
-imported.
-"""
+"""Names that an import skipped: reserved until a create with a start, an advance or an import."""
 
 import json
 from typing import Any
@@ -65,9 +63,7 @@ async def refused(node: Node, name: str = "orders") -> str:
 
 class TestReservation:
     async def test_a_skipped_name_is_refused_with_its_reason(self, node: Node, store: MemoryStore) -> None:
-        """P1: a counter that was not imported does not start at 1, although its first use may
-        create a sequence.
-        """
+        """P1: a counter that was not imported does not start at 1 at its first use."""
         done = await run_import(store, NEGATIVE, b'{"_id":"boxes","_source":{"v":7}}')
         assert (done.created, done.reserved) == (1, 1)
         message = await refused(node)
@@ -77,9 +73,7 @@ class TestReservation:
         assert await node.take("boxes") == [8]
 
     async def test_reads_and_changes_are_refused_with_the_reason(self, node: Node, store: MemoryStore) -> None:
-        """Administration names the reason too, and a list of deleted sequences has it as the
-        description.
-        """
+        """Administration names the reason, too; a list of deleted sequences describes it."""
         await run_import(store, NEGATIVE)
         service = node.service
         for call in (
@@ -95,9 +89,7 @@ class TestReservation:
         assert listed.row.sequence.description.startswith("reserved: the import skipped it: is negative (-5)")
 
     async def test_a_call_with_a_request_id_is_refused(self, store: MemoryStore, clock: FakeClock) -> None:
-        """P7: a call with a request id is rejected as one without, and a retry of an earlier one is
-        burned.
-        """
+        """P7: a call with a request id is rejected, too; a retry of an earlier one is burned."""
         node = NodeWithRequestIds(store, clock)
         await node.take()
         del store.rows["orders"]  # as after a move to another store
@@ -127,9 +119,7 @@ class TestReservation:
         ],
     )
     async def test_each_line_with_a_name_reserves_it(self, node: Node, store: MemoryStore, lines: list[bytes]) -> None:
-        """P1: a name of which any line was skipped is reserved, also if another line of it is
-        valid.
-        """
+        """P1: a name with any skipped line is reserved, also if another line of it is valid."""
         assert (await run_import(store, *lines)).created == 0
         await refused(node)
 
@@ -196,7 +186,7 @@ class TestRelease:
         assert "kind" in given or await node.take("orders") == [given["start"]]
 
     async def test_an_advance_ends_it(self, node: Node, store: MemoryStore, clock: FakeClock) -> None:
-        """P1: AdvanceSequence makes a sequence with default settings that continues past the value."""
+        """P1: AdvanceSequence makes a default sequence that continues past the value."""
         await run_import(store, NEGATIVE)
         token = new_token()
         for _ in range(2):
@@ -213,9 +203,7 @@ class TestRelease:
             await node.service.advance("orders", 700, "", "", new_token())
 
     async def test_a_later_deletion_is_an_ordinary_one(self, node: Node, store: MemoryStore) -> None:
-        """A deleted sequence that was reserved once is created again behind its last id, without a
-        start.
-        """
+        """A deleted sequence, once reserved, is created again behind its last id, without start."""
         await run_import(store, NEGATIVE)
         await node.service.create("orders", {"start": 701}, new_token())
         await node.take("orders")
@@ -224,9 +212,7 @@ class TestRelease:
         assert await node.take("orders") == [702]
 
     async def test_a_corrected_line_ends_it(self, node: Node, store: MemoryStore) -> None:
-        """P1: a repeated import with the line corrected creates the sequence; a third one changes
-        nothing.
-        """
+        """P1: a repeated import with the line corrected creates the sequence, once."""
         await run_import(store, NEGATIVE)
         await refused(node)
         again = await run_import(store, NEGATIVE)
@@ -268,9 +254,7 @@ class TestExportFiles:
         assert name_of_period("bills", "2023") not in store.rows
 
     async def test_a_reservation_survives_a_transfer(self, node: Node, store: MemoryStore, clock: FakeClock) -> None:
-        """P1: an export has reservations, and an import into another store keeps them and their
-        reasons.
-        """
+        """P1: an export has reservations; an import elsewhere keeps them and their reasons."""
         await run_import(store, NEGATIVE)
         message = await refused(node)
         lines = [each async for each in export_lines(store)]

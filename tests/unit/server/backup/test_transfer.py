@@ -80,9 +80,7 @@ async def test_a_transfer_to_another_store_and_back_keeps_all(store: MemoryStore
 
 
 async def test_the_name_of_a_witnessed_store_stays(store: MemoryStore) -> None:
-    """P3: a move leaves the name that a store and its witness share behind; the new store gets its
-    own.
-    """
+    """P3: a move leaves the name of a store and its witness behind; the new store has its own."""
     await fill(store)
     lines = await export_of(store)
     witnessed = WitnessedStore(store, MemoryWitness(), 1.0)
@@ -134,9 +132,7 @@ async def test_a_restored_store_is_raised_and_leases_end(store: MemoryStore, clo
 async def test_equal_counters_end_live_leases(
     store: MemoryStore, clock: FakeClock, here: int, line: int, ended: int
 ) -> None:
-    """P5: leases may live by the row in the store or by the imported line; the longer of both
-    counts.
-    """
+    """P5: leases may live by the store's row or by the imported line; the longer counts."""
     await store.create(Row("orders", 500, Sequence(), 3, line, 1, "x"))
     lines = await export_of(store)
     restored = MemoryStore(clock)

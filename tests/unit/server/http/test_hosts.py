@@ -17,9 +17,7 @@ NAMES = OwnNames("ids.example.org:50080", ["idalloc-1", "Metrics.Example.ORG"])
     ],
 )
 def test_own_names_are_answered(host: str) -> None:
-    """Loopback names, IP addresses, the listen address and http_hosts, with any port and in any
-    case.
-    """
+    """Loopback names, IP addresses, the listen address and http_hosts; any port, any case."""
     assert NAMES.has(host)
 
 

@@ -69,9 +69,7 @@ async def test_slow_reader_is_dropped(served: HttpServer) -> None:
 async def test_request_that_does_not_end_is_closed(
     sent: bytes, answers: int, drips: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client that does not send the headers of a request in time loses the connection, also if it
-    sends slowly.
-    """
+    """A client whose headers are not complete in time loses the connection, also a slow one."""
     monkeypatch.setattr(http, "HEADER_SECONDS", 0.1)
     server = HttpServer("http_listen", "127.0.0.1:0", LIMITS, [])
     await server.start()
@@ -148,9 +146,7 @@ async def test_an_answer_for_a_client_that_left_leaves_nothing_behind() -> None:
 async def test_idle_connection_is_closed_and_one_in_use_is_not(
     parts: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The deadline for headers does not end a connection between two requests; the limit of idle
-    time does.
-    """
+    """Between two requests the limit of idle time ends a connection, not that of headers."""
     monkeypatch.setattr(http, "HEADER_SECONDS", 0.2)
     monkeypatch.setattr(http, "KEEPALIVE_SECONDS", 0.5)
     server = HttpServer("http_listen", "127.0.0.1:0", LIMITS, [])
@@ -180,9 +176,7 @@ async def test_idle_connection_is_closed_and_one_in_use_is_not(
     ],
 )
 async def test_errors_show_nothing_of_the_request(request_: bytes, status: int) -> None:
-    """Each error has the headers of every answer, and neither it nor the log has a byte of the
-    request.
-    """
+    """Each error has the headers of every answer; neither it nor the log has a request's byte."""
 
     async def answer(request: web.BaseRequest) -> web.Response:
         raise NotImplementedError
@@ -205,9 +199,7 @@ async def test_errors_show_nothing_of_the_request(request_: bytes, status: int) 
 
 
 async def test_faults_show_nothing_of_the_request() -> None:
-    """A fault in a handler is answered 500 with the headers of every answer; the log has its kind
-    and place only.
-    """
+    """A fault in a handler is answered 500 with all headers; the log has only kind and place."""
 
     async def fail(request: web.BaseRequest) -> web.Response:
         raise ValueError(request.query["secret"])

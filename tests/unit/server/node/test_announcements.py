@@ -13,9 +13,7 @@ from idalloc_server.node.announcements import announce_serving
     [("0.0.0.0:50051", 1), ("[::]:50051", 1), ("127.0.0.1:50051", 0), ("[::1]:50051", 0), ("unix:/run/ids.sock", 0)],
 )
 def test_reachable_grpc_port_is_warned_of(address: str, lines: int) -> None:
-    """One line, with the address of a page, warns of a gRPC port that other machines reach without
-    a proxy.
-    """
+    """One line warns of a gRPC port that others reach without a proxy, with a page's address."""
     with structlog.testing.capture_logs() as logs:
         announce_serving(address, "sqlite:///ids.db", 0, {})
     warnings = [line for line in logs if line["log_level"] == "warning"]

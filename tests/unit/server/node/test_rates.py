@@ -37,9 +37,7 @@ async def test_rates_of_all_processes_are_added(clock: FakeClock) -> None:
 
 
 async def test_others_are_asked_once_a_second(clock: FakeClock) -> None:
-    """However often a rate is read, the others are asked for it once in FRESH_SECONDS, a part at a
-    time.
-    """
+    """The others are asked for a rate once in FRESH_SECONDS, however often it is read."""
     workers = Others()
     rates = rates_of(workers, clock)
     for _ in range(3):
@@ -53,8 +51,6 @@ async def test_others_are_asked_once_a_second(clock: FakeClock) -> None:
 
 
 def test_an_answer_fits_into_a_message() -> None:
-    """The sums of MAX_COUNTERS counters with the longest names fit, whatever their letters and
-    periods.
-    """
+    """The sums of MAX_COUNTERS counters with the longest names of any letters fit."""
     names = [f"{number:03}" + "\N{SNOWMAN}" * 84 + "\x1f2026-11-21" for number in range(MAX_COUNTERS)]
     assert len(encode(Rates(1, dict.fromkeys(names, 1 / 3)))) < _MAX_MESSAGE_BYTES

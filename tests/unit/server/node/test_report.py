@@ -51,9 +51,7 @@ def report_of(allocator: Allocator, witnessed: WitnessedStore | None = None) -> 
 async def test_a_limited_reserve_is_reported_with_its_reason(
     store: MemoryStore, clock: FakeClock, settings: Sequence, reason: str
 ) -> None:
-    """A sequence with an own series is limited while its settings keep the reserve short, and not
-    afterwards.
-    """
+    """A sequence with an own series is limited only while its settings keep the reserve short."""
     make(store, "s", settings)
     nodes = SteadyNodes(store, clock, 1, [100], rate=10)
     [allocator] = nodes.allocators
@@ -102,7 +100,7 @@ async def test_a_drained_reserve_is_not_limited(store: MemoryStore, clock: FakeC
 async def test_other_leaves_out_limited_reserves(
     store: MemoryStore, clock: FakeClock, max_value: int, shown: bool
 ) -> None:
-    """The series of all sequences without an own one has no limited reserve, and is never limited."""
+    """The series of all sequences without an own one is never limited."""
     make(store, "s", Sequence(max_value=max_value))
     nodes = SteadyNodes(store, clock, 1, [1], rate=10)
     report = report_of(nodes.allocators[0])

@@ -78,9 +78,7 @@ BATCHES = st.tuples(st.lists(st.tuples(NAMES, st.integers(1, 30)), min_size=1, m
 def test_no_id_is_issued_twice(
     batches: list[tuple[Ids, str, int]], single: list[tuple[str, int]], delays: list[float]
 ) -> None:
-    """P1: no id is issued twice by batches and single calls, also if batches are cancelled or end
-    at their deadline.
-    """
+    """P1: batches and single calls issue no id twice, also if cancelled or at their deadline."""
     callers = Callers(delays)
 
     async def run() -> None:

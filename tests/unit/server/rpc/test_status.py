@@ -9,7 +9,7 @@ from idalloc_server.rpc.status import from_refusal
 
 @pytest.mark.parametrize(("ahead", "pushback"), [(61.5, "1500"), (1e12, "-1")])
 def test_long_retry_delay_forbids_grpc_retries(ahead: float, pushback: str) -> None:
-    """A retry delay beyond any deadline has the pushback -1, so gRPC's own policy does not retry."""
+    """A retry delay beyond any deadline has the pushback -1: gRPC's policy does not retry."""
     trailers = dict(from_refusal(SequenceAheadOfClock("ev", ahead, 60.0)).trailers)
     assert trailers["grpc-retry-pushback-ms"] == pushback
     details = status_pb2.Status.FromString(trailers["grpc-status-details-bin"]).details  # type: ignore[arg-type]

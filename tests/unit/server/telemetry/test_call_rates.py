@@ -22,9 +22,7 @@ def test_rates_are_those_of_the_window() -> None:
 
 
 def test_a_method_without_calls_in_the_window_has_no_percentiles() -> None:
-    """A method that was called before the window is listed with 0; one that was never called is
-    not.
-    """
+    """A method called before the window is listed with 0; one never called is not listed."""
     calls, rates = CallMetrics(), CallRates()
     calls.method("/a.B/Never")
     calls.method("/a.B/C").end("OK", 1.0)

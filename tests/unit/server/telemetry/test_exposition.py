@@ -103,9 +103,7 @@ def test_labels_of_any_sequence_parse() -> None:
 
 
 def test_only_optional_metrics_may_have_no_series() -> None:
-    """A server without a witness has no series of it: 0 would raise an alert. Others without labels
-    begin with 0.
-    """
+    """Without a witness its metric has no series: 0 would raise an alert. Others begin with 0."""
     counts = Counts()
     assert of("idalloc_witness_up", samples(counts)) is None
     assert of("idalloc_leases", samples(counts)) == 0

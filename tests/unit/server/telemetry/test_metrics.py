@@ -50,9 +50,7 @@ def test_add_sums_lost_log_lines_by_share() -> None:
 
 
 def test_gauges_of_processes_are_merged_by_family() -> None:
-    """Leases of two processes are summed; for the store, a reserve and its limit the worse process
-    counts.
-    """
+    """Leases of two processes are summed; of store, reserve and its limit the worse counts."""
     total = Counts()
     for leases, up, reserve, limited in ((3, 1, 90.0, {}), (4, 0, 60.0, {"remaining_ids orders": 1})):
         counts = Counts()

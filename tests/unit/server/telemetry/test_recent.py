@@ -22,7 +22,7 @@ def log(event: str, level: str = "info", **fields: object) -> None:
 
 
 def test_failed_calls_and_warnings_are_kept() -> None:
-    """Sums of failed calls and lines of level warning are kept, with their fields; others are not."""
+    """Sums of failed calls and lines of level warning are kept with their fields; no others."""
     log("calls", count=3)
     log("store_unavailable", "warning", error="away", exc_info=OSError("secret"))
     log("calls_failed", "warning", method="/a/B", code="NOT_FOUND", reason="SEQUENCE_NOT_FOUND", why="no x", count=2)

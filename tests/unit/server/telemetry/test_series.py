@@ -25,7 +25,7 @@ def test_sequence_gets_a_series_after_enough_ids() -> None:
 
 
 def test_ten_thousand_sequences_have_a_hundred_series() -> None:
-    """Only the first 100 sequences get a series; other never decreases, and the total is the sum."""
+    """Only the first 100 sequences get a series; `other` never decreases; the total is the sum."""
     names, series = SeriesNames(), IssuedSeries()
     before = total = 0
     for turn in range(3):
@@ -56,9 +56,7 @@ def test_a_sequence_named_other_is_not_the_sum_of_others() -> None:
 
 
 def test_workers_report_sequences_with_their_part() -> None:
-    """A sequence that issued 10,000 ids in all workers issued that many divided by their number in
-    one of them.
-    """
+    """A sequence with 10,000 ids in n workers issued 10,000 / n in at least one of them."""
     names, workers = SeriesNames(), [IssuedSeries(2), IssuedSeries(2)]
     for each in workers:
         each.add("orders", MIN_IDS // 2)
@@ -82,9 +80,7 @@ def test_counted_sequences_are_bounded() -> None:
 
 
 def test_reported_series_fit_into_a_message() -> None:
-    """The longest names in all series and candidates are far below the limit of a message to the
-    supervisor.
-    """
+    """The longest names in all series and candidates are far below a message's limit."""
     series = IssuedSeries(2)
     for number in range(2 * MAX_SERIES):
         series.add(f"{number:03}" + "\N{GRINNING FACE}" * 63, MIN_IDS)

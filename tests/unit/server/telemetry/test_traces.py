@@ -98,7 +98,7 @@ async def test_faults_of_the_server_are_errors(code: str, is_error: bool) -> Non
 
 
 async def test_a_failed_write_is_an_error() -> None:
-    """A write that fails is an error with its type, and a root without a call; reads have no span."""
+    """A failed write is an error with its type, and a root without a call; reads have no span."""
     exporter = InMemorySpanExporter()
     recorded = Traces(exporter)
     store = recorded.trace_writes(Store(), "crate://db:4200/", ["grant"])
@@ -146,9 +146,7 @@ def test_traces_that_are_not_possible_are_off(environ: dict[str, str], error: st
 
 
 def test_traces_without_the_extra_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without its packages the server serves without traces, and names the command that installs
-    them.
-    """
+    """Without its packages the server has no traces, and names the command to install them."""
 
     def missing(name: str, *arguments: Any) -> Any:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)

@@ -1,4 +1,4 @@
-"""The supervisor's part of a change of the node: one worker changes first, then all others follow."""
+"""The supervisor's part of a node's change: one worker changes first, then the others follow."""
 
 import asyncio
 import sys
@@ -14,9 +14,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share a
 
 
 async def test_others_apply_what_one_worker_changed(workers: FakeWorkers) -> None:
-    """What one worker changed is sent to the others, and who has applied it to all but the one that
-    did.
-    """
+    """What one worker changed is sent to the others, and each worker learns who applied it."""
     async with supervised(workers):
         one, other = await start_both(workers)
         await one.turn(prefix=9)
@@ -45,9 +43,7 @@ async def test_change_exchanges_six_messages(workers: FakeWorkers) -> None:
 async def test_worker_killed_in_its_turn(
     workers: FakeWorkers, monkeypatch: pytest.MonkeyPatch, persisted: bool
 ) -> None:
-    """The others follow a change whose worker was killed after it wrote the file; another change
-    has no effect.
-    """
+    """A change is followed if its worker was killed after it wrote the file, and only then."""
     monkeypatch.setattr(NodeSettingsFile, "read", lambda _: {"node_prefix": 9 if persisted else 4})
     async with supervised(workers):
         one, other = await start_both(workers)
@@ -71,7 +67,7 @@ async def test_refused_change_is_not_kept(workers: FakeWorkers) -> None:
 
 
 async def test_replacement_starts_with_the_newest_settings(workers: FakeWorkers) -> None:
-    """A worker that exits before it has applied a change is replaced by one with the new settings."""
+    """A worker that exits before it applied a change gets a successor with the new settings."""
     async with supervised(workers):
         one, other = await start_both(workers)
         await one.turn(prefix=9, auto_increment_increment=5)
@@ -96,9 +92,7 @@ async def test_change_reaches_a_worker_that_starts(workers: FakeWorkers) -> None
 
 
 async def test_lagging_worker_is_neither_ended_nor_waited_for(workers: FakeWorkers) -> None:
-    """A worker that has not applied a change goes on; the next change supersedes it for that
-    worker.
-    """
+    """A worker that has not applied a change goes on; the next change supersedes it there."""
     async with supervised(workers):
         one, other = await start_both(workers)
         await one.turn(prefix=9)
@@ -126,9 +120,7 @@ async def test_turns_are_given_in_order(workers: FakeWorkers) -> None:
 
 @pytest.mark.parametrize("has_turn", [True, False])
 async def test_exit_of_a_worker_ends_its_turn(workers: FakeWorkers, has_turn: bool) -> None:
-    """A worker that exits in its turn, or while it waits for one, does not block the changes of
-    others.
-    """
+    """A worker that exits in its turn, or while it waits, does not block others' changes."""
     async with supervised(workers):
         one, other = await start_both(workers)
         first, second = (one, other) if has_turn else (other, one)

@@ -80,7 +80,7 @@ async def test_refused_questions_raise(asked: tuple[Questions, Worker, Pipe]) ->
 
 
 async def test_wait_for_an_answer_ends(asked: tuple[Questions, Worker, Pipe]) -> None:
-    """A question ends when its time is over, when the worker exits, and at once without a worker."""
+    """A question ends at its timeout, when the worker exits, and at once without a worker."""
     questions, handle, worker = asked
     with pytest.raises(StoreUnavailable, match="in time"):
         await questions.ask("never", {}, 0.05)

@@ -162,7 +162,7 @@ class TestReplacing:
     async def test_unresponsive_replacement_is_killed_and_replaced(
         self, workers: FakeWorkers, short_timeout: str
     ) -> None:
-        """An unresponsive replacement is killed; the next one has the settings changed meanwhile."""
+        """An unresponsive replacement is killed; the next one has the newest settings."""
         async with supervised(workers, store_timeout=short_timeout):
             one, other = await start_both(workers)
             await one.exit()

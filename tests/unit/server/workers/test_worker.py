@@ -150,9 +150,7 @@ class TestChanging:
         await change
 
     async def test_deadline_says_how_many_have_applied(self, supervisor: Supervisor) -> None:
-        """At its deadline a change fails with the number of workers that have applied it, and goes
-        on.
-        """
+        """At its deadline a change fails with the number of workers that applied it; it goes on."""
         await supervisor.serve()
         early = asyncio.create_task(supervisor.worker.change({"prefix": 9}, None, timeout=0.0))
         with pytest.raises(ChangePending, match="0 of 2 workers"):
@@ -169,7 +167,7 @@ class TestChanging:
     async def test_change_without_a_deadline_is_bounded(
         self, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, timeout: float | None
     ) -> None:
-        """A change of a caller without a deadline is answered in bounded time, on both transports."""
+        """A change without a deadline is answered in bounded time, on both transports."""
         monkeypatch.setattr(worker_module, "CHANGE_SECONDS", 0.0)
         await supervisor.serve()
         async with asyncio.timeout(10):
@@ -234,9 +232,7 @@ class TestChanging:
     async def test_failure_after_the_caller_left(
         self, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, refused: bool
     ) -> None:
-        """A change that fails after its caller left raises no unretrieved error; the log has it if
-        it is a fault.
-        """
+        """A change that fails after its caller left is only logged, and only if it is a fault."""
         await supervisor.serve()
         unretrieved: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: unretrieved.append(context))
@@ -255,9 +251,7 @@ class TestChanging:
         assert [each["event"] for each in logs] == ([] if refused else ["change_failed"])
 
     def test_pending_change_forbids_a_retry_of_the_transport(self) -> None:
-        """At its deadline a caller with gRPC's retry policy gets this error: a retry has no time,
-        and would hide it.
-        """
+        """At its deadline a caller gets this error: a retry by gRPC's policy would hide it."""
         assert dict(status.from_refusal(ChangePending(1, 2)).trailers)[status.PUSHBACK] == "-1"
 
     async def test_exit_of_the_supervisor_ends_a_change(self, supervisor: Supervisor) -> None:
@@ -272,9 +266,7 @@ class TestChanging:
 
 class TestFollowing:
     async def test_worker_applies_what_another_one_changed(self, supervisor: Supervisor) -> None:
-        """A worker applies the newest settings without an event, and with a start timestamp of its
-        own.
-        """
+        """A worker applies the newest settings without an event, with its own start timestamp."""
         await supervisor.serve()
         events: list[object] = []
         with change_events.listening(lambda *change: events.append(change)):
@@ -285,9 +277,7 @@ class TestFollowing:
         assert events == []
 
     async def test_worker_without_the_store_tries_again(self, supervisor: Supervisor) -> None:
-        """P6: a worker that cannot reach the store issues ids with its old settings, and tries
-        again.
-        """
+        """P6: a worker without the store issues ids with its old settings, and tries again."""
         await supervisor.serve()
         supervisor.store.down = True
         supervisor.pipe.send(messages.NodeState(1, CHANGED, [0]))
@@ -317,9 +307,7 @@ class TestFollowing:
     async def test_own_change_first_applies_those_of_others(
         self, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A worker in its turn first applies what it could not apply before, and persists its own
-        change only.
-        """
+        """A worker in its turn first applies an earlier change, and persists only its own."""
         monkeypatch.setattr(worker_module, "CHANGE_PAUSE_SECONDS", 60.0)
         await supervisor.serve()
         supervisor.store.next("claim_start", unreachable())
