@@ -64,7 +64,7 @@ class Drawing:
             )
 
     def box(self, x: float, y: float, width: float, height: float, kind: str, *lines: str, top: bool = False) -> None:
-        """Draw a box; the first line is bold, except of a note. ``top``: the text is not centred."""
+        """Draw a box; the first line is bold, except of a note. With ``top`` it is not centred."""
         fill, outline = COLOURS[kind]
         self._parts.append(
             f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}" rx="6" '

@@ -133,7 +133,10 @@ async def test_a_full_batch_gets_a_thousand_ranges(served: Served) -> None:
 
 
 async def test_a_slow_request_does_not_lose_the_others(served: Served) -> None:
-    """A request late by 50 ms before its deadline is UNAVAILABLE; the others lose no id."""
+    """A request that waits 50 ms before the deadline is UNAVAILABLE; the others have ranges.
+
+    No id is lost.
+    """
     await fill_lease(served, "warm")
     gate = served.store.hold("grant")
     reply = await served.ids.BatchAllocateRanges(batch(("slow", 7), ("warm", 2), ("cold", 3)), timeout=2)
