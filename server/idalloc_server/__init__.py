@@ -1,1 +1,1 @@
-"""The idalloc server: unique ids over gRPC, from counters in CrateDB or SQLite."""
+"""The idalloc server: unique ids over gRPC, from counters in SQLite, CrateDB or OpenSearch."""

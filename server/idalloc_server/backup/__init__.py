@@ -1,1 +1,1 @@
-"""Backup: exports and imports all sequences of a store."""
+"""Exports and imports all sequences of a store, and shows the marks of a witness."""

@@ -7,6 +7,7 @@ is the name, and one field has the highest id in use, as a number or as text.
 import json
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from idalloc_server.backup.export_file import ExportedSequence, ExportFile, Problem
@@ -46,20 +47,14 @@ def read_lines(lines: Iterable[bytes], field: str = "") -> ExportFile:
     return file
 
 
+@dataclass
 class _Reader:
-    """Reads lines, of which an action and its document are two.
+    """Reads lines, of which an action and its document are two."""
 
-    Attributes:
-        action: The action whose document is the next line; None if the next line is an action or a
-            hit.
-        name: The name of the counter in the last line; None without one.
-        source: The document in the last line.
-    """
-
-    def __init__(self) -> None:
-        self.action: dict[str, Any] | None = None
-        self.name: object = None
-        self.source: object = None
+    # The action whose document is the next line; None if the next line is an action or a hit.
+    action: dict[str, Any] | None = None
+    name: object = None  # the name of the counter in the last line; None without one
+    source: object = None  # the document in the last line
 
     def read(self, line: bytes) -> bool:
         """Read a line, and return whether it has a document.

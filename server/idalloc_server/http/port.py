@@ -35,15 +35,12 @@ class HttpPort:
         access_control: Authenticates and authorizes the callers, except those of probes.
         clock: The clock by which certificates expire.
         method_types: The type of each RPC by its full name, such as ``unary``.
-
-    Attributes:
-        source: What the port shows; None while the server starts.
     """
 
     def __init__(
         self, settings: Settings, access_control: AccessControl, clock: Clock, method_types: Mapping[str, str]
     ) -> None:
-        self.source: Source | None = None
+        self.source: Source | None = None  # what the port shows; None while the server starts
         self._exposition = Exposition(self._counts, method_types, lambda: self.source.pids() if self.source else {})
         self._transport = settings.transport
         self._clock = clock

@@ -1,1 +1,1 @@
-"""One serving process: its report, its changes, and what it asks of its server."""
+"""One process that serves: what issues ids in it, its report, and changes of its settings."""

@@ -34,16 +34,6 @@ class Issuers:
         store: The open store.
         holder: The holder of the prefix.
         workers: All workers of the server; None for a single process.
-
-    Attributes:
-        start: The first start timestamp of the process.
-        start_timestamps: Claims the start timestamps of this process, and keeps the prefix.
-        allocator: Issues ranges.
-        doc_ids: Generates document ids.
-        uuids: Generates UUIDs.
-        request_ids: Issues ranges for calls with a request id.
-        sequences: Creates and changes sequences.
-        index: The sequences of the store.
     """
 
     def __init__(
@@ -57,11 +47,13 @@ class Issuers:
         workers: Workers | None,
     ) -> None:
         timeout, skew = settings.store_timeout, settings.max_clock_skew
-        self.start_timestamps, self.start = start_timestamps, start
+        self.start_timestamps = start_timestamps  # claims those of this process, and keeps the prefix
+        self.start = start  # the first one
         self.allocator = Allocator(store, clock, _allocation_config(settings))
         offset, increment = settings.auto_increment_offset, settings.auto_increment_increment
         self.doc_ids = DocIdGenerator(start_timestamps, start, offset=offset, increment=increment)
         self.uuids = UuidGenerator(clock)
+        # Issues ranges to calls with a request id.
         self.request_ids = IdempotentAllocator(
             self.allocator, store, clock, node=holder, window=settings.request_id_window, store_timeout=timeout
         )
@@ -73,7 +65,7 @@ class Issuers:
             max_clock_skew=skew,
             rates=ServerRates(self.allocator, clock, workers),
         )
-        self.index = SequenceIndex(self.sequences, clock)
+        self.index = SequenceIndex(self.sequences, clock)  # of all sequences in the store
 
     @classmethod
     async def claim(

@@ -61,17 +61,12 @@ class RpcPort:
     Args:
         shares_port: Whether this process is one of several workers, which bind the same port.
 
-    Attributes:
-        certificates: The TLS files; None without TLS.
-        server: The gRPC server.
-        address: Its address, with the port in use once bound.
-
     Raises:
         StartRefused: A file or the address cannot be used.
     """
 
     def __init__(self, settings: Settings, *, shares_port: bool) -> None:
-        self.certificates = None
+        self.certificates = None  # the TLS files; None without TLS
         if transport.uses_tls(settings):
             self.certificates = Certificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
         self._credentials = self.certificates.credentials() if self.certificates else None
@@ -81,7 +76,7 @@ class RpcPort:
             max_connection_age=settings.max_connection_age,
             max_connections=open_files.most_grpc_connections(settings),
         )
-        self.address = settings.listen
+        self.address = settings.listen  # with the port in use once bound
         self._reserved = None if shares_port else ReservedAddress(settings.listen)
         # Bind before the store is opened: a port in use costs no store call. A worker binds later,
         # since connections to its port would wait for it while other workers could answer. Its

@@ -44,11 +44,6 @@ class RpcServices:
         metrics: Counts the calls.
         store_health: The store's health, which failed calls change.
         traces: Traces the calls; None if traces are off.
-
-    Attributes:
-        calls: The layer around every call.
-        draining: Whether calls are held or rejected.
-        health: The health service.
     """
 
     health: HealthServicer

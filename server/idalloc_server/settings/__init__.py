@@ -1,1 +1,1 @@
-"""Settings from flags, environment and file; those that are persisted; addresses as text."""
+"""Settings from flags, environment and files, and what the commands share to use them."""

@@ -24,11 +24,6 @@ NAMES = tuple(SETTINGS.values())
 class NodeSettingsFile:
     """The persisted settings of the node with one listen address.
 
-    Attributes:
-        path: The file; None without a home folder, or if the port is 0 and so changes at each
-            start.
-        arguments: The arguments, as JSON values: another process of this server uses the same file.
-
     Args:
         folder: The user's state folder of idalloc; None for a user without a home folder.
         listen: The listen address, HOST:PORT or unix:/PATH.
@@ -37,12 +32,14 @@ class NodeSettingsFile:
 
     def __init__(self, folder: Path | str | None, listen: str, overrides: Mapping[str, str] | None = None) -> None:
         self._overrides = dict(overrides or {})
+        # As JSON values: another process of this server uses the same file.
         self.arguments = (str(folder) if folder else None, listen, self._overrides)
         host, _, port = listen.rpartition(":")
         number = None if unix_path(listen) else int(port)
         self._no_path = "the user has no home folder: set XDG_STATE_HOME" if folder is None else ""
         if number == 0:
             self._no_path = "listen has port 0, which changes at each start: choose a port"
+        # None without a home folder, or if the port is 0 and so changes at each start.
         self.path: Path | None = None
         if folder is not None and not self._no_path:
             name = listen if number is None else f"{host.strip('[]')}-{number}"

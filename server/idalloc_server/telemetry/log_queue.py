@@ -42,9 +42,6 @@ class LogQueue:
 
     Args:
         lost_line: Returns the line that reports lost lines by share.
-
-    Attributes:
-        lost: The number of lost lines, by share.
     """
 
     def __init__(self, lost_line: Callable[[Counter[str]], str]) -> None:
@@ -54,7 +51,7 @@ class LogQueue:
             os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
-        self.lost: Counter[str] = Counter()
+        self.lost: Counter[str] = Counter()  # the number of lost lines, by share
         # Reentrant: a __del__ may log inside their methods.
         self._lock = threading.RLock()
         self._entries: SimpleQueue[tuple[Share, bytes, int] | _Gap | threading.Event] = SimpleQueue()

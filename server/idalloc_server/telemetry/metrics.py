@@ -27,17 +27,14 @@ class Timings:
     """A histogram of durations.
 
     prometheus_client's Histogram costs several times as much per call, see docs/adr/0009.
-
-    Attributes:
-        seconds: The sum of all durations.
-        buckets: How many durations were at most ``BUCKETS[i]`` and more than the bound before; the
-            last bucket has the longer ones.
     """
 
     __slots__ = ("buckets", "seconds")
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.seconds = 0.0  # the sum of all durations
+        # How many durations were at most ``BUCKETS[i]`` and more than the bound before; the last
+        # bucket has the longer ones.
         self.buckets = [0] * (len(BUCKETS) + 1)
 
     def observe(self, seconds: float) -> None:
@@ -55,20 +52,15 @@ class MethodCalls(Timings):
     """The calls of one RPC.
 
     Calls that ended with their process have no duration, see ``Counts.end``.
-
-    Attributes:
-        started: How many calls began.
-        handled: How many ended, by status code.
-        latencies: The timed calls in the buckets of ``latencies``.
     """
 
     __slots__ = ("handled", "latencies", "started")
 
     def __init__(self) -> None:
         super().__init__()
-        self.started = 0
-        self.handled: Counter[str] = Counter()
-        self.latencies = new_buckets()
+        self.started = 0  # how many calls began
+        self.handled: Counter[str] = Counter()  # how many ended, by status code
+        self.latencies = new_buckets()  # the timed calls, in the buckets of ``latencies``
 
     def end(self, code: str, seconds: float) -> None:
         """Count a call that ended."""

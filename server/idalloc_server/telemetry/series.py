@@ -18,9 +18,6 @@ class SeriesNames:
     """The sequences with an own series: the first ones that issue ``MIN_IDS``.
 
     They keep it until the server ends.
-
-    Attributes:
-        names: Their names.
     """
 
     def __init__(self) -> None:
@@ -51,13 +48,10 @@ class IssuedSeries:
     Args:
         workers: How many processes share the calls. At least one of them issues this part of
             ``MIN_IDS``.
-
-    Attributes:
-        issued: The ids issued, by sequence with a series, and of all others.
     """
 
     def __init__(self, workers: int = 1) -> None:
-        self.issued: Counter[str] = Counter({OTHER: 0})
+        self.issued: Counter[str] = Counter({OTHER: 0})  # ids by sequence with a series, and of all others
         self._part = MIN_IDS / workers
         self._counted: OrderedDict[str, int] = OrderedDict()  # a dict finds its first key slowly after many deletions
         self._enough: set[str] = set()  # the counted ones that issued their part

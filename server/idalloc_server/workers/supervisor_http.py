@@ -31,10 +31,6 @@ class SupervisorHttp:
         access_file: The file that ``policy`` is from.
         workers: The present workers.
         counts: Returns the sum of their metrics, and of exited ones.
-
-    Attributes:
-        questions: Asks a worker.
-        ask: See ``Source``.
     """
 
     def __init__(
@@ -48,8 +44,8 @@ class SupervisorHttp:
         clock = SystemClock()
         self._workers = workers
         self._counts = counts
-        self.questions = Questions(workers)
-        self.ask = self.questions.ask
+        self.questions = Questions(workers)  # asks a worker
+        self.ask = self.questions.ask  # see ``Source``
         self._access_file = access_file if settings.http_listen else None
         self._access_control = AccessControl(
             clock,
