@@ -137,10 +137,10 @@ class _Node:
             issuers=issuers,
             audit=access_control.audit,
             store_calls=stores.calls,
-            described={"address": opened.port.address, "store": stores.counters.address},
+            addresses={"address": opened.port.address, "store": stores.counters.address},
             workers=settings.workers,
             is_draining=lambda: self._rpc.draining.has_begun,
-            count_more=self._xproto.count,
+            add_port_metrics=self._xproto.count,
             witnessed=stores.witnessed,
         )
         self._rpc.add(

@@ -10,7 +10,7 @@ import structlog
 from aiohttp import HttpVersion10, HttpVersion11, web
 
 from idalloc_server.listen.connections import HANDSHAKE_SECONDS, HEADER_SECONDS, Accepted, Limits, Listener
-from idalloc_server.telemetry.logs import failure
+from idalloc_server.telemetry.logs import failure_fields
 
 # How long a connection is used; then it is closed after its present answer. This and the next limit
 # also end connections whose client reads its answer too slowly.
@@ -124,7 +124,7 @@ class HttpServer:
         except web.HTTPException as error:
             answer = _error(error.status, error.reason)
         except Exception as error:
-            _log.error("http_request_failed", **failure(error))
+            _log.error("http_request_failed", **failure_fields(error))
             answer = _error(HTTPStatus.INTERNAL_SERVER_ERROR)
         finally:
             protocol.set_answering(False)
@@ -227,7 +227,7 @@ class _Protocol(web.RequestHandler):
         if self._has_ended:
             self._count_refused("ended")
         elif status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            _log.error("http_request_failed", **failure(exc))
+            _log.error("http_request_failed", **failure_fields(exc))
         else:
             self._count_refused(type(exc).__name__)  # such as InvalidHeader
         answer = with_headers(_error(status))
@@ -239,7 +239,7 @@ class _Protocol(web.RequestHandler):
         if self._has_ended:
             self._count_refused("ended")
         else:
-            _log.error("http_request_failed", **failure(kw.get("exc_info")))
+            _log.error("http_request_failed", **failure_fields(kw.get("exc_info")))
 
     @property
     def _has_ended(self) -> bool:

@@ -18,7 +18,7 @@ import structlog
 from idalloc_server.auth.rejected_callers import host_of
 from idalloc_server.files.descriptors import reserve
 from idalloc_server.listen.reservation import cannot_bind
-from idalloc_server.telemetry.logs import failure
+from idalloc_server.telemetry.logs import failure_fields
 
 # The most connections of the HTTP port, and of the port of probes.
 MAX_HTTP_CONNECTIONS, MAX_PROBE_CONNECTIONS = 200, 16
@@ -243,7 +243,7 @@ class Listener:
         except (OSError, TimeoutError):
             pass  # The client left, or took too long.
         except Exception as error:
-            _log.error("connection_failed", port=self.setting, **failure(error))
+            _log.error("connection_failed", port=self.setting, **failure_fields(error))
 
     def _release(self, connection: Accepted) -> None:
         del self._tasks[connection]

@@ -35,10 +35,10 @@ class ServerRates:
         own = self.allocator.rates(counters)
         if self.workers is None:
             return own
-        others = await self._of_others(self.workers, counters)
+        others = await self._ask_others(self.workers, counters)
         return {name: own.get(name, 0.0) + others.get(name, 0.0) for name in counters}
 
-    async def _of_others(self, workers: Workers, counters: list[str]) -> Mapping[str, float]:
+    async def _ask_others(self, workers: Workers, counters: list[str]) -> Mapping[str, float]:
         if self.clock.boot() - self._since >= FRESH_SECONDS:
             self._others, self._since = {}, self.clock.boot()
         others = self._others

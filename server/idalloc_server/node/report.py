@@ -33,10 +33,10 @@ class NodeReport:
     issuers: Issuers
     audit: Audit
     store_calls: Counter[str]  # by method and outcome
-    described: Mapping[str, Any]  # the addresses of the server and of its store
+    addresses: Mapping[str, Any]  # of the server and of its store
     workers: int  # how many processes the server has; only a single one decides which sequences have a series
     is_draining: Callable[[], bool]
-    count_more: Callable[[Counts], None]  # adds the metrics of other ports
+    add_port_metrics: Callable[[Counts], None]  # adds the metrics of other ports
     witnessed: WitnessedStore | None = None  # the store, if it has a witness
     series: IssuedSeries = field(init=False)
     answers: dict[str, Answer] = field(init=False)  # to questions of the HTTP port, by name, with JSON values
@@ -57,7 +57,7 @@ class NodeReport:
     def describe(self) -> Mapping[str, Any]:
         """Return the addresses of the server and of what it uses, see ``Source``."""
         witness = {} if self.witnessed is None else {"witness": self.witnessed.witness_address}
-        return {**self.described, **witness}
+        return {**self.addresses, **witness}
 
     async def ask(self, question: str, arguments: Mapping[str, Any], timeout: float) -> Any:
         """Return the answer to a question of the HTTP port, see ``Source``."""
@@ -135,5 +135,5 @@ class NodeReport:
         }
         if self.witnessed is not None:
             counts.gauges[families.WITNESS_UP] = {"": int(self.witnessed.is_witness_up)}
-        self.count_more(counts)
+        self.add_port_metrics(counts)
         return counts

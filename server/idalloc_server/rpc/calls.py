@@ -210,7 +210,7 @@ class CallLayer:
             return failure
         failure = status.internal()
         if self.failed.add(name, failure.code.name, "INTERNAL", type(error).__name__):
-            _log.error("call_failed", method=name, **logs.failure(error))
+            _log.error("call_failed", method=name, **logs.failure_fields(error))
         return failure
 
     async def abort(self, context: Context, refusal: Refusal) -> None:

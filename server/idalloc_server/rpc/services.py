@@ -89,7 +89,7 @@ class RpcServices:
     async def drain(
         self,
         timeout: float,
-        drain_beside: Callable[[float], Coroutine[None, None, None]],
+        drain_other_port: Callable[[float], Coroutine[None, None, None]],
         wait_all_closed: Callable[[], Awaitable[None]],
     ) -> None:
         """Reject new calls, close connections, and wait for running calls.
@@ -98,7 +98,7 @@ class RpcServices:
 
         Args:
             timeout: How long running calls may continue, in seconds.
-            drain_beside: Drains another port at the same time, within its argument in seconds.
+            drain_other_port: Drains another port at the same time, within its argument in seconds.
             wait_all_closed: See ``ProcessMode``.
         """
         loop = asyncio.get_running_loop()
@@ -114,7 +114,7 @@ class RpcServices:
         else:
             self.draining.reject_calls()
         # Beside the calls: each connection ends when its statement has ended.
-        beside = asyncio.create_task(drain_beside(remaining(STREAMS_SHARE)))
+        beside = asyncio.create_task(drain_other_port(remaining(STREAMS_SHARE)))
         await self.draining.wait_until_quiet(QUIET_SECONDS, timeout=min(MAX_QUIET_WAIT_SECONDS, timeout / 2))
         closing = None
         if self._can_send_goaway:

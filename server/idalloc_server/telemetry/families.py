@@ -40,7 +40,7 @@ XPROTO_CONNECTIONS = "idalloc_xproto_connections"
 QUOTA_REASON, AUTH_REASONS = "QUOTA_EXCEEDED", ("UNAUTHENTICATED", "PERMISSION_DENIED")
 
 
-def at_sum_of_rates(seconds: Iterable[float]) -> float:
+def time_at_combined_rate(seconds: Iterable[float]) -> float:
     """Return the time in which several processes use up a supply.
 
     Args:
@@ -128,7 +128,7 @@ GAUGES = {
         "Seconds until a sequence has no ids left in the store, at the rate of this server; only the 20 sequences in "
         "use with the shortest time.",
         ("sequence",),
-        at_sum_of_rates,
+        time_at_combined_rate,
     ),
     CERTIFICATE_EXPIRES: Family(
         "When the first certificate in a file expires, in seconds since 1970, by setting.", ("file",), min

@@ -126,7 +126,7 @@ def report_not_started(error: str, exit_code: int) -> None:
         _start_log.error("not_started", error=error, exit_code=exit_code)
 
 
-def failure(error: object) -> dict[str, object]:
+def failure_fields(error: object) -> dict[str, object]:
     """Return the fields of an unexpected error that a caller may have caused.
 
     Its text is left out: it may be the caller's.

@@ -42,7 +42,7 @@ class Questions:
         return await self._ask(worker, question, arguments, timeout)
 
     async def ask_all(
-        self, question: str, arguments: Mapping[str, Any], timeout: float, *, but: WorkerProcess | None = None
+        self, question: str, arguments: Mapping[str, Any], timeout: float, *, exclude: WorkerProcess | None = None
     ) -> list[Any]:
         """Return the answers of all workers that serve and answered in time.
 
@@ -50,9 +50,9 @@ class Questions:
             question: The name of the question.
             arguments: Its arguments, as JSON values.
             timeout: The longest wait, in seconds.
-            but: Do not ask this worker.
+            exclude: A worker not to ask.
         """
-        workers = [each for each in self.workers if each.is_serving and each is not but]
+        workers = [each for each in self.workers if each.is_serving and each is not exclude]
         asked = (self._ask(each, question, arguments, timeout) for each in workers)
         answers = await asyncio.gather(*asked, return_exceptions=True)
         return [each for each in answers if not isinstance(each, BaseException)]

@@ -261,7 +261,7 @@ class Supervisor:
         All their answers together could be too long for a message.
         """
         asked = {"counters": wanted.counters}
-        answers = await self._http.questions.ask_all(RATES, asked, wanted.timeout, but=worker)
+        answers = await self._http.questions.ask_all(RATES, asked, wanted.timeout, exclude=worker)
         worker.pipe.send(messages.Rates(wanted.number, sum_of(answers)))
 
     def _on_applied(self, worker: WorkerProcess, applied: messages.Ready | messages.Applied) -> None:
