@@ -35,7 +35,7 @@ REFUSALS = {
 
 
 async def allocate(served: Served, request: pb.AllocateRangeRequest, metadata: int = 0) -> grpc.StatusCode:
-    """Return the status of a call with so many bytes of metadata."""
+    """Return the status of a call with this many bytes of metadata."""
     try:
         await served.ids.AllocateRange(request, metadata=(("x-long", "x" * metadata),), timeout=20)
     except grpc.aio.AioRpcError as error:
@@ -50,13 +50,13 @@ async def allocate_many(served: Served, metadata: int) -> set[grpc.StatusCode]:
 
 
 async def list_all(served: Served, prefix: str) -> sequences_pb2.ListSequencesResponse:
-    """Return the reply with all sequences whose names start so."""
+    """Return the reply with all sequences whose names have this prefix."""
     request = sequences_pb2.ListSequencesRequest(page_size=1000, name_prefix=prefix)
     return await served.sequences.ListSequences(request, timeout=20)
 
 
 async def allocate_in_turn(served: Served) -> grpc.StatusCode:
-    """Return the status of two calls, one after the other: the first that is no OK."""
+    """Return the first status of two successive calls that is not OK, or OK."""
     request = pb.AllocateRangeRequest(sequence="orders")
     codes = [await allocate(served, request) for _ in range(2)]
     return next((code for code in codes if code != grpc.StatusCode.OK), grpc.StatusCode.OK)

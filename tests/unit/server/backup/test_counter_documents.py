@@ -42,7 +42,7 @@ def test_the_field_of_the_counter_can_be_named() -> None:
     ],
 )
 def test_an_unusable_counter_is_refused_by_name(value: bytes, why: str) -> None:
-    """P1: a counter that wrapped, has a fraction or is no number is not imported."""
+    """P1: a counter that wrapped, has a fraction or is not a number is not imported."""
     file = read_lines([b'{"_id":"orders","_source":{"v":' + value + b"}}"])
     assert file.items == []
     assert file.problems[0].message.startswith("counter 'orders'")
@@ -61,12 +61,12 @@ def test_an_unusable_counter_is_refused_by_name(value: bytes, why: str) -> None:
     ],
 )
 def test_an_unusable_line_is_refused(lines: list[bytes], why: str) -> None:
-    """A line that is no counter is named."""
+    """The error of a line without a counter names the line."""
     assert why in read_lines(lines).problems[0].message
 
 
 def test_the_work_is_linear_in_the_lines() -> None:
-    """Twice the lines are twice the work, also if each name is in two of them."""
+    """The work grows with the lines only, also if each name is in two of them."""
 
     def work(count: int) -> int:
         lines = [b'{"_id":"n%d","_source":{"v":%d}}' % (number, number) for number in range(count)] * 2

@@ -35,5 +35,5 @@ def test_the_name_of_this_machine_is_answered() -> None:
     ],
 )
 def test_other_names_are_not(host: str) -> None:
-    """A name that a stranger can own, and what is no host, is refused."""
+    """A name that a stranger can own is refused, and so is a value that is not a host."""
     assert not NAMES.has(host)

@@ -51,6 +51,6 @@ async def test_others_are_asked_once_a_second(clock: FakeClock) -> None:
 
 
 def test_an_answer_fits_into_a_message() -> None:
-    """The sums of MAX_COUNTERS counters with the longest names of any letters fit."""
+    """The sums of MAX_COUNTERS counters with the longest names of any letters fit a message."""
     names = [f"{number:03}" + "\N{SNOWMAN}" * 84 + "\x1f2026-11-21" for number in range(MAX_COUNTERS)]
     assert len(encode(Rates(1, dict.fromkeys(names, 1 / 3)))) < _MAX_MESSAGE_BYTES

@@ -32,7 +32,7 @@ async def refuse(arguments: Mapping[str, Any]) -> Any:
 
 
 async def never(arguments: Mapping[str, Any]) -> Any:
-    """Answer never."""
+    """Never answer."""
     await asyncio.Event().wait()
 
 
@@ -71,7 +71,7 @@ async def test_answers_reach_the_one_who_asked(asked: tuple[Questions, Worker, P
 
 
 async def test_refused_questions_raise(asked: tuple[Questions, Worker, Pipe]) -> None:
-    """A refusal of the worker reaches the one who asked; an unknown question is an error, too."""
+    """A refusal of the worker reaches the caller of ask; an unknown question is an error, too."""
     questions, _, _ = asked
     with pytest.raises(StoreUnavailable, match="the store is away"):
         await questions.ask("refuse", {}, 10)

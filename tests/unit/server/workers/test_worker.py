@@ -84,7 +84,7 @@ class Supervisor:
         assert (await self.expect(messages.TurnEnded)).turn == turn
 
     async def wait_failures(self, times: int) -> None:
-        """Wait until the worker has failed so often to reach the store for a change."""
+        """Wait until the worker has failed this often to reach the store for a change."""
         async with asyncio.timeout(10):
             for _ in range(times):
                 await self._failures.get()
