@@ -27,7 +27,7 @@ ENDLESS = pb.StreamDocIdsRequest(total_id_count=2**31, chunk_id_count=2_000, vie
 
 
 async def until_stalled(served: Served, streams: int) -> None:
-    """Wait until so many streams are open and blocked by clients that do not read."""
+    """Wait until this many streams are open and blocked by clients that do not read."""
     method = served.metrics.method("/idalloc.v1.IdAllocatorService/StreamDocIds")
     before = -1
     while True:
