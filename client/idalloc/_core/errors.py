@@ -194,10 +194,7 @@ class PermissionDenied(IdallocError, reason="PERMISSION_DENIED", code=grpc.Statu
 
 
 class Unavailable(IdallocError, reason="UNAVAILABLE", code=grpc.StatusCode.UNAVAILABLE):
-    """The same call may succeed later.
-
-    Ids that this call took are never issued to another caller.
-    """
+    """The same call may succeed later. The ids of this one are never issued to another caller."""
 
 
 class StoreUnavailable(Unavailable, reason="STORE_UNAVAILABLE"):
