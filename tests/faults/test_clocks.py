@@ -251,7 +251,7 @@ def _calls(client: idalloc.Client) -> list[Callable[[], object]]:
     doc_ids, uuids = _RisingTexts(), _RisingTexts()
     return [
         lambda: client.allocate_range("orders", 10),
-        lambda: client.allocate_range("orders", 5, exactly_once=True),
+        lambda: client.allocate_range("orders", 5, idempotent=True),
         lambda: client.allocate_texts("invoices", 7),
         lambda: client.allocate_range("rising", 3),
         lambda: doc_ids.check(client.doc_ids(10)),

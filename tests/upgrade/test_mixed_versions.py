@@ -93,7 +93,7 @@ class Mix:
         issued: list[tuple[str, str, int | str]] = []
         for _ in range(5):
             for size in SIZES:
-                ids = self.allocate(version, sequence, size, exactly_once=size == SIZES[-1])
+                ids = self.allocate(version, sequence, size, idempotent=size == SIZES[-1])
                 issued += [(sequence, ids.period, each) for each in ids]
                 issued += [("document ids", "", each) for each in self.clients[version].doc_ids(size)]
         return issued

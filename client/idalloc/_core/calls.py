@@ -37,11 +37,11 @@ def allocate_range(
     n: int,
     *,
     request_id: str | uuid.UUID | None = None,
-    exactly_once: bool = False,
+    idempotent: bool = False,
     texts: bool = False,
 ) -> Call[Range]:
-    """Return a call for a range of n ids; ``exactly_once`` adds a new request id unless there is one."""
-    if request_id is None and exactly_once:
+    """Return a call for a range of n ids; ``idempotent`` adds a request id if none is given."""
+    if request_id is None and idempotent:
         request_id = uuid.uuid4()
     if request_id is not None and not str(request_id):  # on the wire, empty means none
         raise invalid("request_id", "must be a UUID, not empty")

@@ -69,7 +69,7 @@ class Client(BaseClient):
         n: int = 1,
         *,
         request_id: str | uuid.UUID | None = None,
-        exactly_once: bool = False,
+        idempotent: bool = False,
         texts: bool = False,
     ) -> Range:
         """Allocate n ids in one contiguous range. They belong to the caller without a time limit.
@@ -87,8 +87,8 @@ class Client(BaseClient):
             n: The number of ids, from 1 to the server's max_ids_per_call (1,000,000 by default).
             request_id: A UUID of version 4 that the caller keeps, to repeat this call after an
                 error or a crash.
-            exactly_once: Whether to generate a request id for the retries within this call's
-                timeout.
+            idempotent: Whether to generate a request id if none is given, so that the retries
+                within this call's timeout return the same range.
             texts: Whether to fill ``Range.texts``, the ids in the sequence's format; then n is at
                 most 10,000.
 
@@ -100,7 +100,7 @@ class Client(BaseClient):
             RequestIdBurned: The sequence was changed since; the recorded ids may no longer be
                 issued.
         """
-        call = calls.allocate_range(sequence, n, request_id=request_id, exactly_once=exactly_once, texts=texts)
+        call = calls.allocate_range(sequence, n, request_id=request_id, idempotent=idempotent, texts=texts)
         return self._call(call)
 
     def allocate_ranges(self, requests: Iterable[tuple[str, int]]) -> list[Range | IdallocError]:
@@ -130,7 +130,7 @@ class Client(BaseClient):
         n: int = 1,
         *,
         request_id: str | uuid.UUID | None = None,
-        exactly_once: bool = False,
+        idempotent: bool = False,
     ) -> list[str]:
         """Allocate n ids as texts in the sequence's format, such as ``INV-2026-000042``.
 
@@ -138,12 +138,12 @@ class Client(BaseClient):
             sequence: As in ``allocate_range``.
             n: The number of ids, 1 to 10,000.
             request_id: As in ``allocate_range``.
-            exactly_once: As in ``allocate_range``.
+            idempotent: As in ``allocate_range``.
 
         Returns:
             The texts, in the order of the ids.
         """
-        call = calls.allocate_range(sequence, n, request_id=request_id, exactly_once=exactly_once, texts=True)
+        call = calls.allocate_range(sequence, n, request_id=request_id, idempotent=idempotent, texts=True)
         return list(self._call(call).texts)
 
     def parse_id(self, sequence: str, text: str) -> ParsedId:

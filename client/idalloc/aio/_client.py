@@ -52,7 +52,7 @@ class Client(BaseClient):
         n: int = 1,
         *,
         request_id: str | uuid.UUID | None = None,
-        exactly_once: bool = False,
+        idempotent: bool = False,
         texts: bool = False,
     ) -> Range:
         """As ``idalloc.Client.allocate_range``; but concurrent calls for one sequence are coalesced.
@@ -62,8 +62,8 @@ class Client(BaseClient):
         has its own timeout and its own error. The ids of a caller that was cancelled meanwhile are
         a gap.
         """
-        call = calls.allocate_range(sequence, n, request_id=request_id, exactly_once=exactly_once, texts=texts)
-        if request_id is not None or exactly_once or texts:
+        call = calls.allocate_range(sequence, n, request_id=request_id, idempotent=idempotent, texts=texts)
+        if request_id is not None or idempotent or texts:
             return await self._call(call)
         return await self._coalescer.allocate(sequence, n, call)
 
@@ -77,10 +77,10 @@ class Client(BaseClient):
         n: int = 1,
         *,
         request_id: str | uuid.UUID | None = None,
-        exactly_once: bool = False,
+        idempotent: bool = False,
     ) -> list[str]:
         """As ``idalloc.Client.allocate_texts``."""
-        call = calls.allocate_range(sequence, n, request_id=request_id, exactly_once=exactly_once, texts=True)
+        call = calls.allocate_range(sequence, n, request_id=request_id, idempotent=idempotent, texts=True)
         return list((await self._call(call)).texts)
 
     async def parse_id(self, sequence: str, text: str) -> ParsedId:

@@ -24,8 +24,8 @@ def callers(client: idalloc.aio.Client, options: dict[str, Any]) -> list[Callabl
     sequence, size = options["sequence"], options["id_count"]
     ids = client.ids(sequence)
 
-    async def ranges(exactly_once: bool = False) -> int:
-        return len(await client.allocate_range(sequence, size, exactly_once=exactly_once))
+    async def ranges(idempotent: bool = False) -> int:
+        return len(await client.allocate_range(sequence, size, idempotent=idempotent))
 
     async def texts() -> int:
         return len(await client.allocate_texts(sequence, size))
@@ -42,7 +42,7 @@ def callers(client: idalloc.aio.Client, options: dict[str, Any]) -> list[Callabl
 
     make = {
         "ranges": ranges,
-        "once": lambda: ranges(exactly_once=True),
+        "once": lambda: ranges(idempotent=True),
         "texts": texts,
         "ids": one_by_one,
         "stream": stream,

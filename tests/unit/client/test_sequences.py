@@ -157,12 +157,12 @@ def test_a_retried_change_keeps_its_request_id(server: FakeServer, call: Call) -
 
 
 def test_request_ids_are_sent_only_on_demand(server: FakeServer, call: Call) -> None:
-    """P7: a request id is sent only if it is given, or if exactly_once is set."""
+    """P7: a request id is sent only if it is given, or if idempotent is True."""
     given = uuid.uuid4()
     assert call(lambda client: client.allocate_range("a", 2, request_id=given)).ids == range(1, 3)
     assert call(lambda client: client.allocate_range("a", 2, request_id=str(given))).ids == range(1, 3)
     for _ in range(2):
-        call(lambda client: client.allocate_range("a", exactly_once=True))
+        call(lambda client: client.allocate_range("a", idempotent=True))
     call(lambda client: client.allocate_range("a"))
     *_, once, again, none = (request.request_id for request in server.requests["AllocateRange"])
     assert uuid.UUID(once).version == uuid.UUID(again).version == 4
@@ -170,10 +170,10 @@ def test_request_ids_are_sent_only_on_demand(server: FakeServer, call: Call) -> 
     assert none == ""
 
 
-def test_exactly_once_keeps_its_request_id_in_retries(server: FakeServer, call: Call) -> None:
-    """P7: exactly_once sends one request id in all retries of a call."""
+def test_idempotent_keeps_its_request_id_in_retries(server: FakeServer, call: Call) -> None:
+    """P7: idempotent sends one request id in all retries of a call."""
     server.fail_next("AllocateRange", "STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE, times=2)
-    call(lambda client: client.allocate_range("a", exactly_once=True))
+    call(lambda client: client.allocate_range("a", idempotent=True))
     assert len({request.request_id for request in server.requests["AllocateRange"]}) == 1
 
 

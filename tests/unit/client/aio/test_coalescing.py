@@ -323,7 +323,7 @@ async def test_other_sequences_and_request_ids_do_not_wait(gate: Gate, client: i
     calls = start(
         client.allocate_range("orders"),
         client.allocate_range("others"),
-        client.allocate_range("orders", exactly_once=True),
+        client.allocate_range("orders", idempotent=True),
         client.allocate_range("orders", request_id="7bd1b7ec-9d44-4ea1-8dd5-8e1eb2a1c1f5"),
     )
     await wait_for_held(gate, 4)

@@ -24,7 +24,7 @@ async def first(items: Any) -> object:
 
 CALLS: dict[str, Callable[[idalloc.aio.Client], Coroutine[Any, Any, Any]]] = {
     "allocate_range": lambda client: client.allocate_range("orders"),
-    "exactly once": lambda client: client.allocate_range("orders", exactly_once=True),
+    "idempotent": lambda client: client.allocate_range("orders", idempotent=True),
     "ids": lambda client: first(client.ids("orders")),
     "stream_ranges": lambda client: first(client.stream_ranges("orders", 2)),
     "node": lambda client: client.node(),

@@ -100,7 +100,7 @@ async def all_of(stream: AsyncIterator[Any]) -> list[Any]:
 
 WAYS: dict[str, Callable[[idalloc.aio.Client], Awaitable[Any]]] = {
     "range": lambda client: client.allocate_range("orders", 3),
-    "request id": lambda client: client.allocate_range("orders", 3, exactly_once=True),
+    "request id": lambda client: client.allocate_range("orders", 3, idempotent=True),
     "texts": lambda client: client.allocate_texts("orders", 3),
     "pool": lambda client: anext(client.ids("orders")),
     "stream": lambda client: all_of(client.stream_ranges("orders", 3)),

@@ -64,7 +64,7 @@ def test_a_record_has_the_request_id(client: idalloc.Client, path: Path) -> None
     """P7: a record has the request id of its call, and a repeated call the same ids."""
     for _ in range(2):
         assert client.allocate_range("orders", 5, request_id=REQUEST_ID).ids == range(1, 6)
-    client.allocate_texts("orders", 2, exactly_once=True)
+    client.allocate_texts("orders", 2, idempotent=True)
     first, again, texts = issued_log.read(path).records
     assert first.ids == again.ids == range(1, 6)
     assert first.request == again.request == issued_log.request_number(REQUEST_ID)

@@ -66,9 +66,9 @@ CALLS: dict[str, tuple[Callable[[idalloc.Client], Any], Callable[[idalloc.aio.Cl
 WAYS: dict[str, tuple[Callable[[idalloc.Client], Any], Callable[[idalloc.aio.Client], Awaitable[Any]]]] = {
     "ids": (lambda c: list(islice(c.ids("orders"), 50)), lambda c: anext(c.ids("orders"))),
     "texts": (lambda c: c.allocate_texts("orders"), lambda c: c.allocate_texts("orders")),
-    "exactly once": (
-        lambda c: c.allocate_range("orders", exactly_once=True),
-        lambda c: c.allocate_range("orders", exactly_once=True),
+    "idempotent": (
+        lambda c: c.allocate_range("orders", idempotent=True),
+        lambda c: c.allocate_range("orders", idempotent=True),
     ),
     "shared calls": (
         lambda c: c.allocate_range("orders"),
