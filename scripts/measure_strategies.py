@@ -123,7 +123,7 @@ def measure(client: idalloc.Client, store: str, seconds: float) -> Iterator[tupl
     yield "sequence: `client.ids()`, one by one", rate(lambda: sum(1 for _ in islice(ids, 10_000)), seconds)
     yield (
         "formatted: `{value:crockford:8}{check}`, 1,000 a call",
-        rate(lambda: len(client.allocate_texts(names["text"], 1000)), seconds),
+        rate(lambda: len(client.allocate_range(names["text"], 1000, texts=True).texts), seconds),
     )
     yield "document id: 1,000 a call", rate(lambda: len(client.doc_ids(1000)), seconds)
 

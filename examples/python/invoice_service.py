@@ -52,7 +52,7 @@ async def lifespan(_: Starlette) -> AsyncIterator[State]:
 async def create_invoice(request: Request) -> Response:
     key = request_key(request)
     client: idalloc.aio.Client = request.state.client
-    [number] = await client.allocate_texts(SEQUENCE, request_id=key)
+    [number] = (await client.allocate_range(SEQUENCE, request_id=key, texts=True)).texts
     # Write the invoice here, with the key or the number as its primary key, so that a repeat does
     # not write it twice.
     return JSONResponse({"number": number}, status_code=201)

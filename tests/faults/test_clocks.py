@@ -167,7 +167,7 @@ class TestJumps:
                     clock.set_wall_clock(at.timestamp())
                     scenario.count_faults()
                     for _ in range(3):
-                        got = client.allocate_texts("invoices", 7)
+                        got = client.allocate_range("invoices", 7, texts=True).texts
                         periods.append(at.astimezone(zone).date().isoformat())
                         assert {text.split("/")[0] for text in got} == {periods[-1]}
                         texts += got
@@ -252,7 +252,7 @@ def _calls(client: idalloc.Client) -> list[Callable[[], object]]:
     return [
         lambda: client.allocate_range("orders", 10),
         lambda: client.allocate_range("orders", 5, idempotent=True),
-        lambda: client.allocate_texts("invoices", 7),
+        lambda: client.allocate_range("invoices", 7, texts=True),
         lambda: client.allocate_range("rising", 3),
         lambda: doc_ids.check(client.doc_ids(10)),
         lambda: uuids.check(list(map(str, client.uuids(10)))),

@@ -141,7 +141,7 @@ class Pool:
         """
         if allocated.period:
             raise InvalidRequest(
-                f"sequence {self._sequence!r} restarts in each period, so its numbers repeat: use allocate_texts",
+                f"sequence {self._sequence!r} has a reset, so its numbers repeat: use allocate_range(…, texts=True)",
                 metadata={"field": "sequence"},
             )
         ids = allocated.ids

@@ -74,8 +74,8 @@ class Client(BaseClient):
     ) -> Range:
         """Allocate n ids in one contiguous range. They belong to the caller without a time limit.
 
-        The numbers of a sequence with a reset repeat in each period; ``allocate_texts`` returns
-        texts with the period.
+        The numbers of a sequence with a reset repeat in each period; ``texts=True`` adds texts with
+        the period.
 
         If a reply is lost, a retry, by gRPC or by the caller, allocates another range, and the
         first one is a gap. To avoid the gap, pass a request id: the server records the reply before
@@ -89,8 +89,8 @@ class Client(BaseClient):
                 error or a crash.
             idempotent: Whether to generate a request id if none is given, so that the retries
                 within this call's timeout return the same range.
-            texts: Whether to fill ``Range.texts``, the ids in the sequence's format; then n is at
-                most 10,000.
+            texts: Whether to fill ``Range.texts`` with the ids in the sequence's format, such as
+                ``INV-2026-000042``; then n is at most 10,000.
 
         Returns:
             The range: a sequence of its ids. Its step is the sequence's, which may be negative.
@@ -123,28 +123,6 @@ class Client(BaseClient):
             InvalidRequest: There are no requests, or more than 1,000.
         """
         return self._call(calls.allocate_ranges(requests))
-
-    def allocate_texts(
-        self,
-        sequence: str,
-        n: int = 1,
-        *,
-        request_id: str | uuid.UUID | None = None,
-        idempotent: bool = False,
-    ) -> list[str]:
-        """Allocate n ids as texts in the sequence's format, such as ``INV-2026-000042``.
-
-        Args:
-            sequence: As in ``allocate_range``.
-            n: The number of ids, 1 to 10,000.
-            request_id: As in ``allocate_range``.
-            idempotent: As in ``allocate_range``.
-
-        Returns:
-            The texts, in the order of the ids.
-        """
-        call = calls.allocate_range(sequence, n, request_id=request_id, idempotent=idempotent, texts=True)
-        return list(self._call(call).texts)
 
     def parse_id(self, sequence: str, text: str) -> ParsedId:
         """Parse the text of an id by the sequence's format.

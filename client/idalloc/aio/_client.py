@@ -71,18 +71,6 @@ class Client(BaseClient):
         """As ``idalloc.Client.allocate_ranges``; it shares no call with others."""
         return await self._call(calls.allocate_ranges(requests))
 
-    async def allocate_texts(
-        self,
-        sequence: str,
-        n: int = 1,
-        *,
-        request_id: str | uuid.UUID | None = None,
-        idempotent: bool = False,
-    ) -> list[str]:
-        """As ``idalloc.Client.allocate_texts``."""
-        call = calls.allocate_range(sequence, n, request_id=request_id, idempotent=idempotent, texts=True)
-        return list((await self._call(call)).texts)
-
     async def parse_id(self, sequence: str, text: str) -> ParsedId:
         """As ``idalloc.Client.parse_id``."""
         return await self._call(calls.parse_id(sequence, text))

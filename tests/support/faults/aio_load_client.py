@@ -28,7 +28,7 @@ def callers(client: idalloc.aio.Client, options: dict[str, Any]) -> list[Callabl
         return len(await client.allocate_range(sequence, size, idempotent=idempotent))
 
     async def texts() -> int:
-        return len(await client.allocate_texts(sequence, size))
+        return len((await client.allocate_range(sequence, size, texts=True)).texts)
 
     async def one_by_one() -> int:
         return len([await anext(ids) for _ in range(size)])

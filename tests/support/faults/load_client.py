@@ -49,7 +49,7 @@ def calls(client: idalloc.Client, options: dict[str, Any]) -> Iterator[Callable[
     make: dict[str, Callable[[], int]] = {
         "ranges": lambda: len(client.allocate_range(sequence, next(next_size))),
         "once": lambda: len(client.allocate_range(sequence, size, idempotent=True)),
-        "texts": lambda: len(client.allocate_texts(sequence, size)),
+        "texts": lambda: len(client.allocate_range(sequence, size, texts=True).texts),
         "ids": lambda: sum(1 for _ in zip(range(size), ids, strict=False)),
         "stream": stream,
         "docids": lambda: len(client.doc_ids(size)),

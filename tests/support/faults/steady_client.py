@@ -94,7 +94,7 @@ def main(options: dict[str, Any]) -> None:
             TEN: lambda: len(client.allocate_range(KINDS[TEN], 10)),
             MANY: lambda: len(client.allocate_range(KINDS[MANY], next(sizes))),
             BATCHES: Batches(target, log, timeout).call,
-            FORMATTED: lambda: len(client.allocate_texts(KINDS[FORMATTED], TEXTS)),
+            FORMATTED: lambda: len(client.allocate_range(KINDS[FORMATTED], TEXTS, texts=True).texts),
         }
         threads = [threading.Thread(target=repeat, args=[kind, call, calls]) for kind, call in make.items()]
         for thread in threads:

@@ -177,12 +177,11 @@ def test_idempotent_keeps_its_request_id_in_retries(server: FakeServer, call: Ca
     assert len({request.request_id for request in server.requests["AllocateRange"]}) == 1
 
 
-def test_allocate_texts_and_parse_id(server: FakeServer, call: Call) -> None:
-    """allocate_texts and texts=True return texts, and parse_id their parts."""
+def test_texts_and_parse_id(server: FakeServer, call: Call) -> None:
+    """texts=True returns texts, and parse_id their parts."""
     assert call(lambda client: client.allocate_range("b", 2, texts=True)).texts == ("T-0001", "T-0002")
     streamed = call(lambda client: client.stream_ranges("c", 3, 2, texts=True))
     assert [each.texts for each in streamed] == [("T-0001", "T-0002"), ("T-0003",)]
-    assert call(lambda client: client.allocate_texts("a", 2)) == ["T-0001", "T-0002"]
     parts = call(lambda client: client.parse_id("a", "T-0042"))
     assert (parts.value, parts.year, parts.month, parts.check) == (42, 2026, None, "7")
     with pytest.raises(idalloc.InvalidRequest):
@@ -214,5 +213,5 @@ def test_update_node(server: FakeServer, call: Call) -> None:
 def test_ids_rejects_a_sequence_with_a_reset(server: FakeServer, call: Call) -> None:
     """P1: ids() of a sequence with a reset raises InvalidRequest, because its numbers repeat."""
     server.period = "2026"
-    with pytest.raises(idalloc.InvalidRequest, match="allocate_texts"):
+    with pytest.raises(idalloc.InvalidRequest, match="texts=True"):
         call(lambda client: next(client.ids("a")) if isinstance(client, idalloc.Client) else anext(client.ids("a")))

@@ -43,7 +43,7 @@ async def test_each_call_is_one_record(server: FakeServer, client: idalloc.aio.C
     server.fail_next("AllocateRange", "STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE)
     assert (await client.allocate_range("orders", 5)).ids == range(1, 6)
     assert (await client.allocate_range("orders", 2, request_id=REQUEST_ID)).ids == range(6, 8)
-    assert await client.allocate_texts("orders", 2) == ["T-0008", "T-0009"]
+    assert (await client.allocate_range("orders", 2, texts=True)).texts == ("T-0008", "T-0009")
     first, second, third = issued_log.read(path).records
     assert (first.name, first.period, first.ids) == ("orders", "2026", range(1, 6))
     assert (first.generation, first.node, first.rising) == (3, 7 << 32, True)
@@ -101,7 +101,7 @@ async def all_of(stream: AsyncIterator[Any]) -> list[Any]:
 WAYS: dict[str, Callable[[idalloc.aio.Client], Awaitable[Any]]] = {
     "range": lambda client: client.allocate_range("orders", 3),
     "request id": lambda client: client.allocate_range("orders", 3, idempotent=True),
-    "texts": lambda client: client.allocate_texts("orders", 3),
+    "texts": lambda client: client.allocate_range("orders", 3, texts=True),
     "pool": lambda client: anext(client.ids("orders")),
     "stream": lambda client: all_of(client.stream_ranges("orders", 3)),
     "document ids": lambda client: client.doc_ids(3),

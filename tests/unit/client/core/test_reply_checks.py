@@ -47,7 +47,7 @@ CALLERS: dict[str, list[tuple[str, Way]]] = {
         ("allocate_range", lambda client: client.allocate_range("orders", 5)),
         ("ids", lambda client: client.ids("orders")),
     ],
-    "AllocateRange texts": [("allocate_texts", lambda client: client.allocate_texts("orders", 5))],
+    "AllocateRange texts": [("texts", lambda client: client.allocate_range("orders", 5, texts=True))],
     "BatchAllocateRanges": [("allocate_ranges", lambda client: client.allocate_ranges([("orders", 5), ("lines", 5)]))],
     "StreamRanges": [("stream_ranges", lambda client: client.stream_ranges("orders", 10, 5))],
     "GenerateDocId": [("doc_ids", lambda client: client.doc_ids(5))],

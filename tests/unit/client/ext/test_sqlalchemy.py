@@ -122,7 +122,7 @@ def test_threads_can_share_a_default(server: FakeServer, monkeypatch: pytest.Mon
 def test_a_sequence_with_a_reset_is_rejected(server: FakeServer) -> None:
     """A sequence with a reset raises InvalidRequest, because its numbers repeat."""
     server.period = "2026"
-    with idalloc.Client(server.target) as client, pytest.raises(idalloc.InvalidRequest, match="allocate_texts"):
+    with idalloc.Client(server.target) as client, pytest.raises(idalloc.InvalidRequest, match="texts=True"):
         idalloc_default("invoices", client)()
 
 

@@ -65,7 +65,7 @@ CALLS: dict[str, tuple[Callable[[idalloc.Client], Any], Callable[[idalloc.aio.Cl
 # Further methods that use the same RPCs.
 WAYS: dict[str, tuple[Callable[[idalloc.Client], Any], Callable[[idalloc.aio.Client], Awaitable[Any]]]] = {
     "ids": (lambda c: list(islice(c.ids("orders"), 50)), lambda c: anext(c.ids("orders"))),
-    "texts": (lambda c: c.allocate_texts("orders"), lambda c: c.allocate_texts("orders")),
+    "texts": (lambda c: c.allocate_range("orders", texts=True), lambda c: c.allocate_range("orders", texts=True)),
     "idempotent": (
         lambda c: c.allocate_range("orders", idempotent=True),
         lambda c: c.allocate_range("orders", idempotent=True),
