@@ -74,9 +74,9 @@ class Bench:
         """Add document ids as runs and as texts."""
         client = self._stack.enter_context(idalloc.Client(server.address, timeout=30))
         cpu, what = partial(_cpu, server), f"idalloc {transport}, document ids"
-        self._add(f"doc ids {transport}", f"{what}: `stream_doc_ids`", sdk.doc_ids(client), 1, "SDK", cpu)
+        self._add(f"doc_ids {transport}", f"{what}: `stream_doc_ids`", sdk.doc_ids(client), 1, "SDK", cpu)
         texts = sdk.doc_id_texts(server.address)
-        self._add(f"doc id texts {transport}", f"{what}: texts on the wire", texts, 1, "generated stub", cpu)
+        self._add(f"doc_id texts {transport}", f"{what}: texts on the wire", texts, 1, "generated stub", cpu)
 
     def add_shared_calls(self, server: Server) -> None:
         """Add many callers of one asyncio client."""

@@ -37,7 +37,7 @@ QUESTIONS = (
         "Ids a second, many ids a request",
         "Each contender takes blocks of ids, or many ids in one message.",
         (
-            *("ids grpcio", "ids native", "ids crate", "writers grpcio", "doc ids grpcio", "doc id texts grpcio"),
+            *("ids grpcio", "ids native", "ids crate", "writers grpcio", "doc_ids grpcio", "doc_id texts grpcio"),
             *("postgres segment 1", "postgres segment 16", "etcd 1000 at 1", "etcd 1000 at 16", "opensearch 100"),
             "redis pipelined",
         ),

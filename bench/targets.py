@@ -38,7 +38,7 @@ def of(
     rows.append(_at_least("ids/s, `ids()` in one thread / Redis INCRBY one by one, pipelined 16", 3, incrby))
     rows += [
         _at_least(f"document ids/s at the client, {how}, {one}", 5e6, _ids_rate(contenders, f"{key} {one}"))
-        for key, how in (("doc ids", "`stream_doc_ids`"), ("doc id texts", "as texts on the wire"))
+        for key, how in (("doc_ids", "`stream_doc_ids`"), ("doc_id texts", "as texts on the wire"))
         for one in ("grpcio", "native")
     ]
     rows += [_workers(contenders, one, own_cores) for one in ("grpcio", "native")]

@@ -68,7 +68,7 @@ class TestSamePrefixAndSecond:
             with logs.clients([*later, *[node_with_workers] * 4]) as newer:
                 assert not set(take(clients[killed:] + newer)) & set(starts[:killed])
         verdict = scenario.prove(f"{count + killed + 2} processes", logs=logs.files)
-        assert verdict.report["documentIds"] == (count + count + 4) * 100 * rounds
+        assert verdict.report["docIds"] == (count + count + 4) * 100 * rounds
 
     @pytest.mark.long
     def test_all_but_one_are_refused_with_prefix_conflict_refuse(

@@ -46,7 +46,7 @@ class Verdict:
     ids: int  # the number of distinct ids
     findings: Findings  # the violations
     sequences: list[SequenceStats]  # counts by sequence and period
-    document_ids: int  # the number of distinct document ids
+    doc_ids: int  # the number of distinct document ids
     stall: float  # the longest time between two consecutive replies of one log, in seconds
     seconds: float  # the duration of the verification
     cut: list[Path]  # the logs that end in the middle of a record
@@ -119,7 +119,7 @@ def to_json(verdict: Verdict) -> dict[str, Any]:
             }
             for stats in verdict.sequences
         ],
-        "documentIds": verdict.document_ids,
+        "docIds": verdict.doc_ids,
         "longestStallSeconds": round(verdict.stall, 6),
         "seconds": round(verdict.seconds, 3),
         "cut": [str(path) for path in verdict.cut],
@@ -146,8 +146,8 @@ def _lines(verdict: Verdict) -> Iterator[str]:
                 causes = ", ".join(f"{ids:,} {cause}" for cause, ids in sorted(each.burned.items()))
                 yield f"{'':{width}}  burned: {causes}"
         yield ""
-    if verdict.document_ids:
-        yield f"{verdict.document_ids:,} document ids"
+    if verdict.doc_ids:
+        yield f"{verdict.doc_ids:,} document ids"
     for path in verdict.cut:
         yield f"{path} ends in the middle of a record, which was ignored"
     yield f"the longest stall took {verdict.stall:,.3f} s"

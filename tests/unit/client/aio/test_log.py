@@ -85,7 +85,7 @@ async def test_each_range_of_a_stream_is_a_record(server: FakeServer, client: id
     assert records[0].asked == records[1].asked <= records[1].answered < records[2].asked
 
 
-async def test_document_ids_are_logged_before_they_are_returned(client: idalloc.aio.Client, path: Path) -> None:
+async def test_doc_ids_are_logged_before_they_are_returned(client: idalloc.aio.Client, path: Path) -> None:
     """Document ids of calls and streams are in the log before they are returned."""
     got = await client.doc_ids(3)
     async for batch in client.stream_doc_ids(25, 10):

@@ -62,7 +62,7 @@ def test_json_is_the_proto3_mapping(server: FakeServer, run: Command) -> None:
     assert json.loads(run("health", "--json")) == {"status": "SERVING"}
 
 
-def test_many_document_ids_are_streamed(server: FakeServer, run: Command) -> None:
+def test_many_doc_ids_are_streamed(server: FakeServer, run: Command) -> None:
     """docid calls StreamDocIds for more ids than one message can have."""
     assert len(set(run("docid", "25000").split())) == 25_000
     assert not server.requests["GenerateDocId"]
@@ -70,7 +70,7 @@ def test_many_document_ids_are_streamed(server: FakeServer, run: Command) -> Non
     assert [len(json.loads(line)["docIds"]) for line in lines] == [10_000, 10_000, 5_000]
 
 
-def test_document_ids_use_mysql_variables(server: FakeServer, run: Command) -> None:
+def test_doc_ids_use_mysql_variables(server: FakeServer, run: Command) -> None:
     """--offset and --increment reach both RPCs for document ids."""
     run("docid", "2", "--offset", "3", "--increment", "10")
     run("docid", "10001", "--offset", "3", "--increment", "10")

@@ -52,14 +52,14 @@ def test_ids_are_logged_in_every_output_format(line: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", ["1", "3", "25000"])
-def test_printed_document_ids_are_logged(count: str, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_doc_ids_are_logged(count: str, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--log records the document ids that the command prints."""
     assert cli.main(["docid", count, "--log", str(path)]) == 0
     assert capsys.readouterr().out.split() == issued_log.read(path).texts
 
 
 @pytest.mark.parametrize("count", ["3", "25000"])
-def test_document_ids_as_json_are_logged(count: str, path: Path) -> None:
+def test_doc_ids_as_json_are_logged(count: str, path: Path) -> None:
     """--log records document ids that are printed as JSON."""
     assert cli.main(["docid", count, "--json", "--log", str(path)]) == 0
     assert len(issued_log.read(path).texts) == int(count)

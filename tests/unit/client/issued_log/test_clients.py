@@ -145,7 +145,7 @@ def test_each_range_of_a_stream_is_a_record(server: FakeServer, client: idalloc.
     assert records[0].asked == records[1].asked <= records[1].answered < records[2].asked
 
 
-def test_document_ids_are_logged_before_they_are_returned(client: idalloc.Client, path: Path) -> None:
+def test_doc_ids_are_logged_before_they_are_returned(client: idalloc.Client, path: Path) -> None:
     """Document ids of calls and streams are in the log before they are returned."""
     got = client.doc_ids(3)
     for batch in client.stream_doc_ids(25, 10):

@@ -137,7 +137,7 @@ def test_any_range_survives_a_round_trip(
     assert [without_times(record) for record in records] == [expected] * 2
 
 
-def test_each_run_of_document_ids_is_a_record(path: Path) -> None:
+def test_each_run_of_doc_ids_is_a_record(path: Path) -> None:
     """Each run of document ids is a record with its prefix, serials and times."""
     log = IssuedLog(path)
     runs = [
@@ -160,7 +160,7 @@ def test_each_run_of_document_ids_is_a_record(path: Path) -> None:
 )
 @settings(max_examples=50)
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_document_ids_survive_a_round_trip(encoding: str, serials: list[int], heads: list[str]) -> None:
+def test_doc_ids_survive_a_round_trip(encoding: str, serials: list[int], heads: list[str]) -> None:
     """Document ids are read back unchanged and in order."""
     texts = [f"{head}{serial:016x}" for head, serial in zip(heads, serials, strict=False)]
     with TemporaryDirectory() as folder:
@@ -174,7 +174,7 @@ def test_document_ids_survive_a_round_trip(encoding: str, serials: list[int], he
     assert all(record.step > 0 for record in logged.records)
 
 
-def test_a_reply_without_document_ids_is_rejected(path: Path) -> None:
+def test_a_reply_without_doc_ids_is_rejected(path: Path) -> None:
     """A reply without runs of document ids raises ValueError."""
     log = IssuedLog(path)
     with pytest.raises(ValueError, match="no runs"):

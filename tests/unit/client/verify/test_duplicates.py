@@ -50,12 +50,12 @@ def test_duplicate_across_large_steps_is_found(verifier: VerifyCommand) -> None:
     verifier.finds(f"orders: {7 + one * 2**19} was issued twice", twice=1)
 
 
-def test_duplicate_document_id_is_found(verifier: VerifyCommand) -> None:
+def test_duplicate_doc_ids_is_found(verifier: VerifyCommand) -> None:
     """P1: two records with the same document id are a finding."""
     verifier.log(Planted(1, 10, 0, doc_ids=DOCS), Planted(11, 10, 5, doc_ids=DOCS))
     verifier.log(Planted(10, 10, 0, 9, step=10, doc_ids=DOCS))
     report = verifier.finds(f"document id {DOCS}000000000000000a was issued twice", twice=2)
-    assert report["documentIds"] == report["ids"] == 28
+    assert report["docIds"] == report["ids"] == 28
 
 
 def test_retry_with_another_range_is_a_duplicate(verifier: VerifyCommand) -> None:

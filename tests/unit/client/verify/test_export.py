@@ -42,7 +42,7 @@ def test_id_without_exported_counter_is_found(verifier: VerifyCommand, rows: lis
 
 
 @pytest.mark.parametrize("claims", [[], [(0, 0x6B017BCE)], [(1, 0x7B017BCE)]])
-def test_document_ids_without_a_claim_are_found(verifier: VerifyCommand, claims: list[tuple[int, int]]) -> None:
+def test_doc_ids_without_a_claim_are_found(verifier: VerifyCommand, claims: list[tuple[int, int]]) -> None:
     """P6: document ids of a start timestamp that the export does not claim are a finding."""
     verifier.log(Planted(1, 10, doc_ids=DOCS))
     verifier.export(*({"prefix": prefix, "last_start": str(start)} for prefix, start in claims))

@@ -21,7 +21,7 @@ def test_rising_ids_with_negative_step_are_found(verifier: VerifyCommand) -> Non
     verifier.finds(f"orders: -1 is out of order: {LATER}", "-11…-20", disordered=1)
 
 
-def test_falling_document_ids_are_found(verifier: VerifyCommand) -> None:
+def test_falling_doc_ids_are_found(verifier: VerifyCommand) -> None:
     """P6: document ids of one process must rise."""
     verifier.log(Planted(11, 10, 0, 1, doc_ids=DOCS), Planted(2, 3, 2, 3, doc_ids=DOCS))
     verifier.finds(f"document id {DOCS}0000000000000002 is out of order: {LATER}", disordered=1)
