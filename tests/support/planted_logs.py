@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+FORMAT = 2
 BOOT_TIME = 1_700_000_000_000_000_000
 BOOT_ID = "9f1c6a52-0000-4000-8000-000000000001"
 
@@ -45,20 +46,17 @@ class Planted:
 
 @dataclass
 class PlantedLog:
-    """A log, which can be written in both formats."""
+    """A log, which can be written as rows or as lines."""
 
     records: Sequence[Planted]
     boot_id: str = BOOT_ID
     boot_time: int = BOOT_TIME
     boot_offset: int | None = 0
     more: bytes = field(default=b"")  # appended to the records
-    form: int = 2  # the version of the format
 
     def header(self) -> str:
-        header: dict[str, Any] = {"idalloc_log": self.form, "boot_id": self.boot_id, "boot_time_ns": self.boot_time}
-        if self.form > 1:
-            header["boot_offset_ns"] = self.boot_offset
-        return json.dumps(header | {"client": "x 1"})
+        times = {"boot_time_ns": self.boot_time, "boot_offset_ns": self.boot_offset}
+        return json.dumps({"idalloc_log": FORMAT, "boot_id": self.boot_id, **times, "client": "x 1"})
 
     def write(self, path: Path) -> Path:
         path.write_bytes((self.lines() if path.suffix == ".jsonl" else self.rows()) + self.more)
@@ -69,20 +67,19 @@ class PlantedLog:
         return "".join(f"{line}\n" for line in lines).encode()
 
     def rows(self) -> bytes:
-        text, to_rows = self.header().encode(), checked if self.form > 1 else _to_rows_format_1
-        rows, numbers = [to_rows(b"IDALLOC" + struct.pack("<BI", self.form, len(text)) + text)], dict[str, int]()
+        text = self.header().encode()
+        rows, numbers = [checked(b"IDALLOC" + struct.pack("<BI", FORMAT, len(text)) + text)], dict[str, int]()
         for record in self.records:
             name = record.name
             if name not in numbers:
                 numbers[name] = len(numbers)
                 length = len(name.encode())
-                rows += [row(self.form, kind=2, name=numbers[name], count=length), to_rows(name.encode())]
+                rows += [row(kind=2, name=numbers[name], count=length), checked(name.encode())]
             rows.append(self._row(record, numbers[name]))
         return b"".join(rows)
 
     def _row(self, record: Planted, name: int) -> bytes:
         return row(
-            self.form,
             flags=(1 if record.rising else 0) | (2 if record.doc_ids else 0),
             name=name,
             generation=0 if record.doc_ids else record.generation,
@@ -111,13 +108,11 @@ class PlantedLog:
         return line | times
 
 
-def row(form: int = 2, *, kind: int = 1, flags: int = 0, name: int = 0, request: int = 0, **fields: int) -> bytes:
+def row(*, kind: int = 1, flags: int = 0, name: int = 0, request: int = 0, **fields: int) -> bytes:
     """Return a row of a binary log."""
     names = ("generation", "node", "first", "step", "count", "asked", "answered")
     assert set(fields) <= set(names)
     begin = struct.pack("<BBHIqqqqqqq", kind, flags, 0, name, *(fields.get(each, 0) for each in names))
-    if form == 1:
-        return begin + struct.pack("<Q", request >> 64 | 1 if request else 0)
     return checked(begin + request.to_bytes(16))
 
 
@@ -125,7 +120,3 @@ def checked(data: bytes) -> bytes:
     """Return data as rows, each with its checksum."""
     contents = [data[at : at + 84].ljust(84, b"\0") for at in range(0, len(data), 84)]
     return b"".join(each + zlib.crc32(each, 0x2144DF1C).to_bytes(4, "little") for each in contents)
-
-
-def _to_rows_format_1(data: bytes) -> bytes:
-    return data + bytes(-len(data) % 72)

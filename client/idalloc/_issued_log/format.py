@@ -18,9 +18,6 @@ A file may end within a row or a line, if its writer was killed.
 
 In the header, ``boot_offset_ns`` is how far the boot clock of the process is ahead of the
 machine's, because a container may run in a time namespace. It is null if unknown.
-
-Format 1 had no ``boot_offset_ns``. Its rows had 72 bytes and no checksum, and the first 8 bytes of
-a request id as a number with the lowest bit set.
 """
 
 import json

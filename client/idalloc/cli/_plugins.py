@@ -11,7 +11,6 @@ from typer.core import TyperCommand, TyperGroup
 
 from idalloc.cli._options import add_group_options, with_output
 from idalloc.cli._printer import write_stderr
-from idalloc.cli._usage import UsageError
 
 GROUP = "idalloc.commands"
 
@@ -22,8 +21,6 @@ _HELP = {
     "token": "Create tokens for the access file.",
     "witness": "Show and delete the high-water marks that a witness keeps.",
 }
-# Former names of commands, and their names now.
-_RENAMED = {"parse": "sequences parse", "export": "store export", "import": "store import"}
 
 
 class CommandGroup(TyperGroup):
@@ -44,8 +41,6 @@ class CommandGroup(TyperGroup):
         name = args[0]
         if name in _plugins():
             return name, _load(_plugins()[name]), args[1:]
-        if name in _RENAMED and not ctx.resilient_parsing:  # completion reports no errors
-            raise UsageError(f"No such command {name!r}: it is now `idalloc {_RENAMED[name]}`", ctx)
         return super().resolve_command(ctx, args)
 
 

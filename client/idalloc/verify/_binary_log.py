@@ -2,7 +2,6 @@
 
 import codecs
 import json
-import struct
 import zlib
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -12,11 +11,11 @@ import numpy.typing as npt
 
 from idalloc._issued_log import format as _log
 from idalloc.verify._columns import Bits, factorize
-from idalloc.verify._logs import COMMON, HALF, MAX_HEADER, ROW, InvalidFile, Log, Rows, TruncatedHeader
+from idalloc.verify._logs import MAX_HEADER, ROW, InvalidFile, Log, Rows, TruncatedHeader
 from idalloc.verify._names import Names, begins_name, is_name, is_shared_part
 from idalloc.verify._strict_json import parse
 
-_ROW_FORMAT_1 = np.dtype([*COMMON, ("request_head", "<u8")])
+_ROW_SIZE, _CONTENT_SIZE = ROW.itemsize, _log.CONTENT.size
 # The longest name; a longer one is damaged.
 _MAX_NAME = 512
 _DAMAGED = 255  # replaces the kind of a damaged row
@@ -24,9 +23,6 @@ _DAMAGED = 255  # replaces the kind of a damaged row
 
 class BinaryLog(Log):
     """A binary log: rows of fixed size, with a checksum each."""
-
-    _form = ROW
-    _content = _log.CONTENT
 
     def rewind(self) -> None:
         """Go back to the first record."""
@@ -37,15 +33,15 @@ class BinaryLog(Log):
 
     def read(self, max_records: int) -> Rows:
         """Read the next records, at least one if any is left."""
-        wanted, size = max_records, self._form.itemsize
+        wanted = max_records
         while not self.ended:
-            available = (self._size - self._at) // size
-            rows = np.fromfile(self.path, self._form, min(wanted, available), offset=self._at)
+            available = (self._size - self._at) // _ROW_SIZE
+            rows = np.fromfile(self.path, ROW, min(wanted, available), offset=self._at)
             short = len(rows) < min(wanted, available)
             last = len(rows) == available or short
-            first_row = self._at // size
+            first_row = self._at // _ROW_SIZE
             records, used = self._split_names(rows, first_row, last)
-            self._at += used * size
+            self._at += used * _ROW_SIZE
             if last and used == len(rows):
                 self.ended = True
                 self.cut |= self._at < self._size and not short
@@ -53,7 +49,7 @@ class BinaryLog(Log):
                     self._add_malformed(f"the file ended at row {first_row + len(rows)} while it was read")
             wanted = max_records if used else 2 * wanted
             if len(records):
-                records = self._drop_invalid(self._to_current_format(records), first_row)
+                records = self._drop_invalid(records, first_row)
                 records = self._resolve_names(records, first_row)
             if len(records):
                 return records
@@ -62,11 +58,14 @@ class BinaryLog(Log):
     def _kinds(self, rows: Rows) -> npt.NDArray[np.uint8]:
         """Return the kind of each row, _DAMAGED if its checksum is wrong."""
         kinds: npt.NDArray[np.uint8] = rows["kind"]
-        content, size = rows.view(np.uint8).data, self._form.itemsize
+        content = rows.view(np.uint8).data
         if zlib.crc32(content, _log.CHECK_START) != _log.CHECK_START:
             kinds = kinds.copy()
             for place in range(len(rows)):
-                if zlib.crc32(content[place * size : (place + 1) * size], _log.CHECK_START) != _log.CHECK_START:
+                if (
+                    zlib.crc32(content[place * _ROW_SIZE : (place + 1) * _ROW_SIZE], _log.CHECK_START)
+                    != _log.CHECK_START
+                ):
                     kinds[place] = _DAMAGED
         return kinds
 
@@ -87,7 +86,7 @@ class BinaryLog(Log):
             if not self._is_name(rows, place, length):
                 self._add_malformed(f"row {first_row + place} is neither a record nor a name")
                 continue
-            at = place + 1 + -(-length // self._content.size)
+            at = place + 1 + -(-length // _CONTENT_SIZE)
             if at > len(rows) and not last:
                 used = place
                 kept[place:] = False
@@ -104,17 +103,15 @@ class BinaryLog(Log):
         """Return whether a row is a valid header of a name."""
         if rows["kind"][place] != _log.NAME or not 0 < length <= _MAX_NAME:
             return False
-        row = self._content.pack(_log.NAME, 0, 0, int(rows["name"][place]), 0, 0, 0, 0, length, 0, 0, self._no_request)
-        return rows[place : place + 1].tobytes()[: self._content.size] == row
-
-    _no_request: Any = bytes(16)
+        row = _log.CONTENT.pack(_log.NAME, 0, 0, int(rows["name"][place]), 0, 0, 0, 0, length, 0, 0, b"")
+        return rows[place : place + 1].tobytes()[:_CONTENT_SIZE] == row
 
     def _read_name(self, rows: Rows, kinds: npt.NDArray[np.uint8], length: int, row: int) -> bool:
         """Read a name, whose last rows may be missing at the end of the file; return whether it is valid."""
         if (kinds == _DAMAGED).any():
             self._add_malformed(f"the name in row {row} is damaged")
             return False
-        content = rows[1:].view(np.uint8).reshape(-1, self._form.itemsize)[:, : self._content.size].tobytes()
+        content = rows[1:].view(np.uint8).reshape(-1, _ROW_SIZE)[:, :_CONTENT_SIZE].tobytes()
         whole = len(content) >= length
         try:
             text = codecs.getincrementaldecoder("utf-8")().decode(content[:length], whole)
@@ -149,10 +146,6 @@ class BinaryLog(Log):
                 wrong |= doc_ids & (rows[field] != 0)
         return self._drop(rows, wrong, first_row, "has invalid fields")
 
-    def _to_current_format(self, rows: Rows) -> Rows:
-        """Return rows in the current format."""
-        return rows
-
     def _resolve_names(self, rows: Rows, first_row: int) -> Rows:
         """Replace the file's numbers of names by those in Names."""
         distinct, places = factorize(rows["name"])
@@ -171,58 +164,32 @@ class BinaryLog(Log):
         return rows[~wrong]
 
 
-class BinaryLogFormat1(BinaryLog):
-    """A log of format 1: its rows have no checksum, and half of each request id."""
-
-    _form = _ROW_FORMAT_1
-    _content = struct.Struct("<BBHIqqqqqqqQ")
-    _no_request = 0
-
-    def _kinds(self, rows: Rows) -> npt.NDArray[np.uint8]:
-        kinds: npt.NDArray[np.uint8] = rows["kind"]
-        return kinds
-
-    def _to_current_format(self, rows: Rows) -> Rows:
-        converted = np.zeros(len(rows), ROW)
-        for field in self._form.names or ():
-            converted[field] = rows[field]
-        return converted
-
-    def read(self, max_records: int) -> Rows:
-        """Read the next records, at least one if any is left."""
-        rows = super().read(max_records)
-        rows["flags"] |= np.where(rows["request_head"] != 0, np.uint8(HALF), np.uint8(0))
-        return rows
-
-
 def open_binary_log(path: Path, number: int, names: Names, file: BinaryIO) -> Log:
     """Open a binary log.
 
     Raises `TruncatedHeader`, or `InvalidFile` if its header cannot be read.
     """
     [form] = file.read(1) or [_log.FORMAT]
-    if form not in (1, _log.FORMAT):
-        raise InvalidFile(f"{path}: this log is of format {form}; this version reads formats 1 and {_log.FORMAT}")
-    log = BinaryLog if form == _log.FORMAT else BinaryLogFormat1
-    row, content = log._form.itemsize, log._content.size
+    if form != _log.FORMAT:
+        raise InvalidFile(f"{path}: this log is of format {form}; this version reads format {_log.FORMAT}")
     begin = len(_log.MAGIC) + _log.LENGTH.size
     length = file.read(_log.LENGTH.size)
     end = begin + (_log.LENGTH.unpack(length)[0] if len(length) == _log.LENGTH.size else 0)
-    rows = -(-end // content)
-    if len(length) < _log.LENGTH.size or path.stat().st_size < rows * row:
+    rows = -(-end // _CONTENT_SIZE)
+    if len(length) < _log.LENGTH.size or path.stat().st_size < rows * _ROW_SIZE:
         raise TruncatedHeader(path)
     damaged = InvalidFile(f"{path}: the header of this log is damaged")
     if end > MAX_HEADER:
         raise damaged
     file.seek(0)
-    data = file.read(rows * row)
-    if form == _log.FORMAT and zlib.crc32(data, _log.CHECK_START) != _log.CHECK_START:
+    data = file.read(rows * _ROW_SIZE)
+    if zlib.crc32(data, _log.CHECK_START) != _log.CHECK_START:
         raise damaged
-    text = b"".join(data[at : at + content] for at in range(0, len(data), row))
+    text = b"".join(data[at : at + _CONTENT_SIZE] for at in range(0, len(data), _ROW_SIZE))
     header = _parse_or_none(text[begin:end])
-    if header is None or any(text[end:]) or json.dumps(header.get("idalloc_log")) != str(form):
+    if header is None or any(text[end:]) or json.dumps(header.get("idalloc_log")) != str(_log.FORMAT):
         raise damaged
-    return log(path, number, header, rows * row, names)
+    return BinaryLog(path, number, header, rows * _ROW_SIZE, names)
 
 
 def _parse_or_none(text: bytes) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from idalloc._issued_log.format import DOC_IDS, RISING, SERIAL_OFFSET
 from idalloc.verify._columns import Bits, distance
-from idalloc.verify._logs import HALF, Log, Rows, blocks
+from idalloc.verify._logs import Log, Rows, blocks
 from idalloc.verify._names import Names
 
 # The records that are kept for each query.
@@ -28,7 +28,6 @@ class Record(NamedTuple):
     asked: int  # when the call began, in nanoseconds since the Unix epoch
     answered: int  # when the reply arrived, in nanoseconds since the Unix epoch
     request: tuple[int, int]  # the request id as two integers; zeros without one
-    half: bool  # whether the log has only half of the request id
 
     @classmethod
     def of(cls, log: int, row: np.void, boot_time: int = 0) -> "Record":
@@ -45,7 +44,6 @@ class Record(NamedTuple):
             asked=numbers["asked"] + boot_time,
             answered=numbers["answered"] + boot_time,
             request=(numbers["request_head"], numbers["request_tail"]),
-            half=bool(numbers["flags"] & HALF),
         )
 
     @property
@@ -124,9 +122,7 @@ class Messages:
         """Return the message for an id that was issued twice."""
         others = [each for each in records[1:] if not _is_retry(each, records[0])]
         shown = [*records[:1], *others[:1]]
-        text = f"{self.identifier(name, number)} was issued twice: " + "; ".join(map(self.record, shown))
-        halves = len(shown) > 1 and (shown[0].half or shown[1].half) and _ids(shown[0]) == _ids(shown[1])
-        return f"{text}; a log of format 1 has half of the request id, which cannot identify a retry" * halves or text
+        return f"{self.identifier(name, number)} was issued twice: " + "; ".join(map(self.record, shown))
 
     def disordered(self, late: Record, records: list[Record]) -> str:
         """Return the message for a record that does not follow one that was answered before it was asked for."""
@@ -191,8 +187,7 @@ def _ids(record: Record) -> tuple[int, int, int, int]:
 
 
 def _is_retry(one: Record, other: Record) -> bool:
-    known = any(one.request) and not one.half and not other.half
-    return known and one.request == other.request and _ids(one) == _ids(other)
+    return any(one.request) and one.request == other.request and _ids(one) == _ids(other)
 
 
 def _time(nanoseconds: int) -> str:

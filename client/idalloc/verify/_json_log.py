@@ -135,5 +135,5 @@ def _check_format(path: Path, header: dict[str, Any]) -> None:
     form = header["idalloc_log"]
     if type(form) is not int or not 0 < form < 2**31:
         raise InvalidFile(f"{path}: the header of this log is damaged")
-    if form > _log.FORMAT:
-        raise InvalidFile(f"{path}: this log is of format {form}; this version reads formats 1 and {_log.FORMAT}")
+    if form != _log.FORMAT:
+        raise InvalidFile(f"{path}: this log is of format {form}; this version reads format {_log.FORMAT}")

@@ -10,25 +10,27 @@ import numpy.typing as npt
 from idalloc._core.text import escaped
 from idalloc.verify._names import Names
 
-COMMON = [
-    ("kind", "u1"),
-    ("flags", "u1"),
-    ("zero", "<u2"),
-    ("name", "<u4"),
-    ("generation", "<i8"),
-    ("node", "<i8"),
-    ("first", "<i8"),
-    ("step", "<i8"),
-    ("count", "<i8"),
-    ("asked", "<i8"),
-    ("answered", "<i8"),
-]
 # A row of a binary log; a record's name is its number in Names, not in the file.
-ROW = np.dtype([*COMMON, ("request_head", "<u8"), ("request_tail", "<u8"), ("zeros", "<u4"), ("check", "<u4")])
+ROW = np.dtype(
+    [
+        ("kind", "u1"),
+        ("flags", "u1"),
+        ("zero", "<u2"),
+        ("name", "<u4"),
+        ("generation", "<i8"),
+        ("node", "<i8"),
+        ("first", "<i8"),
+        ("step", "<i8"),
+        ("count", "<i8"),
+        ("asked", "<i8"),
+        ("answered", "<i8"),
+        ("request_head", "<u8"),
+        ("request_tail", "<u8"),
+        ("zeros", "<u4"),
+        ("check", "<u4"),
+    ]
+)
 Rows: TypeAlias = npt.NDArray[np.void]
-
-# A flag in memory only: format 1 has half of each request id.
-HALF = 128
 
 # The longest header; a longer one is damaged.
 MAX_HEADER = 64 * 1024

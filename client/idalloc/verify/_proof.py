@@ -14,7 +14,7 @@ from idalloc.verify._batches import batches
 from idalloc.verify._columns import Bits, Ints, distance, factorize_rows, total
 from idalloc.verify._evidence import Messages, Query, Record, answered_before, look_up, of_generation
 from idalloc.verify._files import Exported, Files
-from idalloc.verify._logs import HALF, MAX_MESSAGES, MAX_TIME, Log, Rows
+from idalloc.verify._logs import MAX_MESSAGES, MAX_TIME, Log, Rows
 from idalloc.verify._names import Names
 from idalloc.verify._order import Calls, Groups, OrderChecker
 from idalloc.verify._runs import MemoryLimits, Runs
@@ -360,11 +360,11 @@ class _Tags:
         self._keys = np.frombuffer(os.urandom(2 * (1 + 2 * len(self._FIELDS)) * 8), np.uint64).reshape(2, -1)
 
     def of(self, rows: Rows, request: Tags) -> Tags:
-        """Return the tag of each record; 0 without a request id (`request` is 0), or with only half of one."""
+        """Return the tag of each record; 0 if it has no request id (`request` is 0)."""
         tags = np.zeros(len(rows), np.uint64)
         if not request.any():
             return tags
-        known = (request != 0) & (rows["flags"] & HALF == 0)
+        known = request != 0
         columns = [np.ascontiguousarray(rows[field][known]).view(np.uint64) for field in self._FIELDS]
         halves = [half for column in columns for half in (column & _LOW, column >> _32)]
         high, low = (

@@ -152,18 +152,3 @@ def test_characters_that_the_stream_lacks_are_escaped(server: FakeServer, monkey
             patched.setattr(sys, "stdout", stream)
             assert cli.main(["sequences", "show", "注文", "--output", output]) == 0
         assert b"\\u6ce8\\u6587" in buffer.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("line", "name"),
-    [
-        ("parse orders T-1", "sequences parse"),
-        ("--json export --store sqlite:///ids.db", "store export"),
-        ("import --unretire FILE", "store import"),
-    ],
-)
-def test_former_name_is_an_error_with_the_new_one(line: str, name: str, run: Command) -> None:
-    """The former name of a command is one line with its name now, and exit code 2."""
-    error = run.error_line(2, *line.split())
-    assert error.endswith(f"it is now `idalloc {name}` (see idalloc --help)")
-    assert "parse" not in run("--help").replace("and parse", "")

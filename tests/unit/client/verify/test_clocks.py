@@ -1,4 +1,4 @@
-"""`idalloc verify` compares times of logs only on the machine's clock, and reads logs of format 1."""
+"""`idalloc verify` compares times of logs only on the machine's clock."""
 
 import json
 import os
@@ -15,29 +15,20 @@ from idalloc.verify._verdict import verify
 from tests.support.planted_logs import BOOT_ID, Planted, PlantedLog
 from tests.support.verify_command import findings_of
 
-DOCS = "00006b017bcf"
 FORMATS = pytest.mark.parametrize("name", ["a.log", "a.jsonl"])
 
 
 @FORMATS
-def test_logs_of_format_1_are_read(tmp_path: Path, name: str) -> None:
-    """P1: a duplicate is found in and across logs of format 1."""
-    records = [Planted(1, 10), Planted(11, 10, period="2026"), Planted(1, 4, doc_ids=DOCS), Planted(21, 5, rising=True)]
-    old = PlantedLog(records, form=1).write(tmp_path / name)
-    verdict = verify([old])
-    assert (verdict.ids, verdict.records, verdict.findings.any) == (29, 4, False)
-    assert findings_of(old, PlantedLog([Planted(1, 10)]).write(tmp_path / "valid.log")) == {"twice": 10}
-
-
-@FORMATS
-def test_logs_of_format_1_have_no_common_clock(tmp_path: Path, name: str) -> None:
+def test_logs_of_unknown_offset_have_no_common_clock(tmp_path: Path, name: str) -> None:
     """Times of two logs are compared only if both have the offset of their clocks."""
     early, late = Planted(11, 10, 0, 1, node=7), Planted(1, 10, 2, 3, node=7)
-    old = PlantedLog([early], form=1).write(tmp_path / name)
-    new = PlantedLog([late]).write(tmp_path / f"new-{name}")
+    one = PlantedLog([early], boot_offset=None).write(tmp_path / name)
+    other = PlantedLog([late]).write(tmp_path / f"known-{name}")
     unknown = PlantedLog([late], boot_offset=None).write(tmp_path / f"unknown-{name}")
-    assert findings_of(old, new) == findings_of(PlantedLog([early]).write(tmp_path / f"2-{name}"), unknown) == {}
-    assert findings_of(PlantedLog([early, late], form=1).write(tmp_path / f"both-{name}")) == {"disordered": 1}
+    known = PlantedLog([early]).write(tmp_path / f"2-{name}")
+    assert findings_of(one, other) == findings_of(known, unknown) == findings_of(one, unknown) == {}
+    both = PlantedLog([early, late], boot_offset=None).write(tmp_path / f"both-{name}")
+    assert findings_of(both) == {"disordered": 1}
 
 
 @FORMATS

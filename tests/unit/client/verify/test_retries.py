@@ -6,7 +6,7 @@ import pytest
 
 from idalloc.verify._runs import MemoryLimits
 from tests.support.planted_logs import Planted, PlantedLog
-from tests.support.verify_command import findings_of, messages_of
+from tests.support.verify_command import findings_of
 
 REQUEST = "11111111-2222-4333-8444-555555555555"
 # Equal to REQUEST in the first 8 of 16 bytes.
@@ -47,10 +47,3 @@ def test_retry_is_recognized_across_formats(tmp_path: Path) -> None:
     other = PlantedLog(records).write(tmp_path / "2.jsonl")
     other.write_text(other.read_text().replace("aaaaaaaaaaaa", "AAAAAAAAAAAA"))
     assert findings_of(one, other) == {}
-
-
-def test_half_a_request_id_does_not_identify_a_retry(tmp_path: Path) -> None:
-    """P1: rows of format 1 have half of the request id, which cannot identify a retry."""
-    log = PlantedLog([Planted(1, 3, request_id=REQUEST)] * 2, form=1).write(tmp_path / "old.log")
-    assert findings_of(log) == {"twice": 3}
-    assert "half of the request id" in messages_of(log)
