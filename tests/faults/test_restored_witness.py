@@ -86,4 +86,4 @@ def test_without_a_witness_fresh_nodes_repeat_ids(scenario: Scenario, store: Cop
     scenario.wait_for_records(clients, more=100)
     for client in clients:
         assert not client.stop().errors
-    assert scenario.verify(exported=False).findings["twice"] > 0
+    assert scenario.verify(exported=False).findings["duplicates"] > 0

@@ -321,7 +321,7 @@ def test_no_damage_elsewhere_hides_a_repeat(folder: Path, form: str, tried: str)
     file = folder / ("a.log" if form == "rows" else "a.jsonl")
     other = PlantedLog([Planted(404, 1, 20, request_id="00000001-0000-4000-8000-000000000000")]).write(folder / "b.log")
     file.write_bytes(before + record + behind)
-    assert verify([file, other]).findings.twice == 1
+    assert verify([file, other]).findings.duplicates == 1
 
     def damaged(valid: bytes) -> st.SearchStrategy[bytes]:
         places = st.tuples(*[st.integers(0, len(valid))] * 2, *[st.integers(0, len(spliced))] * 2)

@@ -11,7 +11,7 @@ from idalloc.verify._runs import MemoryLimits
 from idalloc.verify._verdict import verify
 from tests.support.planted_logs import Planted, PlantedLog
 
-NO_FINDINGS = {"twice": 0, "disordered": 0, "beyond": 0, "malformed": 0}
+NO_FINDINGS = {"duplicates": 0, "outOfOrder": 0, "beyondExport": 0, "malformed": 0}
 
 
 class VerifyCommand:
@@ -68,7 +68,7 @@ def counter(sequence: str, last_value: int | None, **more: Any) -> dict[str, Any
 def findings_of(*paths: Path, limits: MemoryLimits | None = None) -> dict[str, int]:
     """Verify files, and return the counts of findings above 0."""
     found = verify(paths, limits).findings
-    counts = {"twice": found.twice, "disordered": found.disordered, "beyond": found.beyond}
+    counts = {"duplicates": found.duplicates, "outOfOrder": found.out_of_order, "beyondExport": found.beyond_export}
     return {kind: count for kind, count in (counts | {"malformed": found.malformed}).items() if count}
 
 

@@ -85,8 +85,8 @@ def _verified(verdict: Verdict) -> dict[str, Any]:
     findings = verdict.findings
     return {
         "ids": verdict.ids,
-        "twice": findings.twice,
-        "disordered": findings.disordered,
+        "duplicates": findings.duplicates,
+        "outOfOrder": findings.out_of_order,
         "malformed": findings.malformed,
         "findings": findings.messages,
     }
@@ -158,8 +158,8 @@ def _verdict_lines(verdict: Verdict) -> Iterator[str]:
         yield f"verified {verdict.ids:,} ids, warm-up included: none issued twice, none out of order"
         return
     yield (
-        f"WRONG: of {verdict.ids:,} ids, {findings.twice:,} were issued twice; "
-        f"{findings.disordered:,} replies are out of order, {findings.malformed:,} are malformed"
+        f"WRONG: of {verdict.ids:,} ids, {findings.duplicates:,} were issued twice; "
+        f"{findings.out_of_order:,} replies are out of order, {findings.malformed:,} are malformed"
     )
     yield from (f"  {message}" for message in findings.messages)
 

@@ -44,7 +44,7 @@ class BinaryLog(Log):
             self._at += used * _ROW_SIZE
             if last and used == len(rows):
                 self.ended = True
-                self.cut |= self._at < self._size and not short
+                self.truncated |= self._at < self._size and not short
                 if short:
                     self._add_malformed(f"the file ended at row {first_row + len(rows)} while it was read")
             wanted = max_records if used else 2 * wanted
@@ -93,7 +93,7 @@ class BinaryLog(Log):
                 break
             if self._read_name(rows[place : min(at, len(rows))], kinds[place:at], length, first_row + place):
                 kept[place:at] = False
-                self.cut |= at > len(rows)
+                self.truncated |= at > len(rows)
             else:  # the length itself may be damaged: continue at the next row of a valid kind
                 others = range(place + 1, len(rows))
                 at = next((each for each in others if kinds[each] in (_log.RECORD, _log.NAME)), len(rows))

@@ -118,13 +118,13 @@ class Messages:
         times = f"asked {_time(record.asked)}, answered {_time(record.answered)}"
         return f"{ids} in {self._logs[record.log].path} ({times})"
 
-    def twice(self, name: int, number: int, records: list[Record]) -> str:
+    def duplicate(self, name: int, number: int, records: list[Record]) -> str:
         """Return the message for an id that was issued twice."""
         others = [each for each in records[1:] if not _is_retry(each, records[0])]
         shown = [*records[:1], *others[:1]]
         return f"{self.identifier(name, number)} was issued twice: " + "; ".join(map(self.record, shown))
 
-    def disordered(self, late: Record, records: list[Record]) -> str:
+    def out_of_order(self, late: Record, records: list[Record]) -> str:
         """Return the message for a record that does not follow one that was answered before it was asked for."""
         start = self.identifier(late.name, late.first)
         text = f"{start} is out of order: it was asked for after the same or a later id was answered"
@@ -137,7 +137,7 @@ class Messages:
         text = f"{identifier} of generation {newer} is out of order: generation {older} has {last}"
         return "; ".join([text, *map(self.record, records)])
 
-    def beyond(self, record: Record, limit: str) -> str:
+    def beyond_export(self, record: Record, limit: str) -> str:
         """Return the message for a record past the export."""
         return f"{self.identifier(record.name, record.last)} is beyond {limit}: {self.record(record)}"
 

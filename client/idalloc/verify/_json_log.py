@@ -46,7 +46,7 @@ class JsonLog(Log):
             records.append(self._record(line))
         except (ValueError, TypeError, struct.error):
             if not line.endswith(b"\n") and len(line) < _MAX_LINE and _is_cut(line):
-                self.cut = True
+                self.truncated = True
                 return
             self._add_malformed(f"line {self._row + 1} is not a valid record")
         while not line.endswith(b"\n") and len(line) == _MAX_LINE:  # skip the rest of a line that is too long

@@ -63,7 +63,7 @@ class Log:
             the log's clock from the machine's, is unknown.
         boot_time: The time of that boot by the log's clock, in nanoseconds since the Unix epoch.
         ended: Whether the whole log was read.
-        cut: Whether the log ends in the middle of a record.
+        truncated: Whether the log ends in the middle of a record.
         malformed: The number of malformed records.
         messages: The messages of the first of them.
     """
@@ -87,7 +87,7 @@ class Log:
         self._row = 0
         self._size = self.path.stat().st_size
         self.ended = False
-        self.cut = False
+        self.truncated = False
         self.malformed = 0
         self.messages: list[str] = []
 

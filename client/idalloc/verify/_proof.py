@@ -47,11 +47,11 @@ class ExtentKey(NamedTuple):
 class Findings:
     """Violations."""
 
-    twice: int = 0  # ids that are in two records
+    duplicates: int = 0  # ids that are in two records
     # Records that do not follow one that was answered before they were asked for, and generations
     # that do not follow an older one.
-    disordered: int = 0
-    beyond: int = 0  # records with ids past the exported counter
+    out_of_order: int = 0
+    beyond_export: int = 0  # records with ids past the exported counter
     malformed: int = 0  # invalid records and lines
     # The messages of the first violations of each kind.
     messages: list[str] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Findings:
     @property
     def any(self) -> bool:
         """Whether there is any violation."""
-        return bool(self.twice or self.disordered or self.beyond or self.malformed)
+        return bool(self.duplicates or self.out_of_order or self.beyond_export or self.malformed)
 
 
 class Proof:
@@ -136,7 +136,7 @@ class Proof:
         # The complement makes descending ids rise along the order.
         back, front = np.where(down, ~first, first), np.where(down, ~last, last)
         calls = Calls(name * 2 + down, rows["asked"], rows["answered"], back, front)
-        self._find_disordered(rows, logs, calls, request, per_node, over_all)
+        self._find_out_of_order(rows, logs, calls, request, per_node, over_all)
         self._runs.add(Spans(name, low, high, width, self._tags.of(rows, request)))
 
     def _valid_ids(self, rows: Rows, logs: Ints) -> Bits:
@@ -203,11 +203,11 @@ class Proof:
         limits = np.array([_MIN_INT64 if bound is None else bound for bound in bounds], np.int64)
         beyond = closed[codes] | (front > limits[codes])
         if beyond.any():
-            self.findings.beyond += int(beyond.sum())
+            self.findings.beyond_export += int(beyond.sum())
             for at in np.flatnonzero(beyond)[: MAX_MESSAGES - len(self._beyond)]:
                 self._beyond.append(self._record(rows, logs, at))
 
-    def _find_disordered(
+    def _find_out_of_order(
         self, rows: Rows, logs: Ints, calls: Calls, request: Tags, per_node: OrderChecker, over_all: OrderChecker
     ) -> None:
         """Check the order of calls, whose groups are still their names and directions."""
@@ -223,12 +223,12 @@ class Proof:
                 continue
             some = Calls._make(column[chosen] for column in calls)
             some = some._replace(group=self._groups.numbers(some.group, nodes[chosen]))
-            disordered, reach = order.check(some)
-            if disordered.any():
-                places = np.flatnonzero(chosen)[disordered]
+            late, reach = order.check(some)
+            if late.any():
+                places = np.flatnonzero(chosen)[late]
                 wrong[places], furthest[places] = True, reach
         if wrong.any():
-            self.findings.disordered += int(wrong.sum())
+            self.findings.out_of_order += int(wrong.sum())
             for at in np.flatnonzero(wrong)[: MAX_MESSAGES - len(self._late)]:
                 record = self._record(rows, logs, at)
                 reach_of = int(furthest[at])
@@ -248,7 +248,7 @@ class Proof:
                 self.ids[int(piece.name[begin])] += total(steps[begin:end]) + end - begin
             for name, count in count_shared(piece, self._duplicates).items():
                 self.ids[name] -= count
-        self.findings.twice = self._duplicates.ids
+        self.findings.duplicates = self._duplicates.ids
 
     def _overlaps(self) -> Iterator[tuple[int, tuple[int, int], tuple[int, int]]]:
         """Yield name, older and newer generation, last id of the one and first id of the other, if these overlap."""
@@ -274,23 +274,23 @@ class Proof:
     def _write_messages(self) -> None:
         logs = self._files.logs
         overlaps = list(self._overlaps())
-        self.findings.disordered += len(overlaps)
+        self.findings.out_of_order += len(overlaps)
         overlaps = overlaps[: MAX_MESSAGES - len(self._late)]
-        twice = self._duplicates.examples
-        queries = [Query(name, number) for name, number in twice]
+        duplicates = self._duplicates.examples
+        queries = [Query(name, number) for name, number in duplicates]
         for record, reach, node in self._late:
             queries.append(Query(record.name, reach, answered_before(record, logs[record.log], node)))
         for name, generations, numbers in overlaps:
             for generation, number in zip(generations, numbers, strict=True):
                 queries.append(Query(name, number, of_generation(generation)))
         results = iter(look_up(logs, queries, self._limits.records))
-        messages = [self._messages.twice(name, number, next(results)) for name, number in twice]
-        messages += [self._messages.disordered(record, next(results)) for record, _, _ in self._late]
+        messages = [self._messages.duplicate(name, number, next(results)) for name, number in duplicates]
+        messages += [self._messages.out_of_order(record, next(results)) for record, _, _ in self._late]
         for name, generations, numbers in overlaps:
             records = [*next(results)[:1], *next(results)[:1]]
             messages.append(self._messages.overlap(name, generations, numbers, records))
         messages += [
-            self._messages.beyond(record, self._export_limits.describe(record.name)) for record in self._beyond
+            self._messages.beyond_export(record, self._export_limits.describe(record.name)) for record in self._beyond
         ]
         self.findings.messages = messages + self._malformed[:MAX_MESSAGES]
 

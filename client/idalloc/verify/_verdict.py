@@ -49,7 +49,7 @@ class Verdict:
     doc_ids: int  # the number of distinct document ids
     stall: float  # the longest time between two consecutive replies of one log, in seconds
     seconds: float  # the duration of the verification
-    cut: list[Path]  # the logs that end in the middle of a record
+    truncated: list[Path]  # the logs that end in the middle of a record
     exported: bool  # whether there was an export to compare with
 
 
@@ -85,7 +85,7 @@ def verify(paths: Iterable[Path], limits: MemoryLimits | None = None) -> Verdict
         sum(ids for name, ids in proof.ids.items() if name & 1),
         proof.stall / 1e9,
         time.monotonic() - start,
-        [log.path for log in files.logs if log.cut],
+        [log.path for log in files.logs if log.truncated],
         files.exported is not None,
     )
 
@@ -98,9 +98,9 @@ def to_json(verdict: Verdict) -> dict[str, Any]:
         "records": verdict.records,
         "ids": verdict.ids,
         "findings": {
-            "twice": findings.twice,
-            "disordered": findings.disordered,
-            "beyond": findings.beyond,
+            "duplicates": findings.duplicates,
+            "outOfOrder": findings.out_of_order,
+            "beyondExport": findings.beyond_export,
             "malformed": findings.malformed,
         },
         "messages": findings.messages,
@@ -122,7 +122,7 @@ def to_json(verdict: Verdict) -> dict[str, Any]:
         "docIds": verdict.doc_ids,
         "longestStallSeconds": round(verdict.stall, 6),
         "seconds": round(verdict.seconds, 3),
-        "cut": [str(path) for path in verdict.cut],
+        "truncated": [str(path) for path in verdict.truncated],
     }
 
 
@@ -148,7 +148,7 @@ def _lines(verdict: Verdict) -> Iterator[str]:
         yield ""
     if verdict.doc_ids:
         yield f"{verdict.doc_ids:,} document ids"
-    for path in verdict.cut:
+    for path in verdict.truncated:
         yield f"{path} ends in the middle of a record, which was ignored"
     yield f"the longest stall took {verdict.stall:,.3f} s"
     records, logs = _counted(verdict.records, "record"), _counted(verdict.logs, "log")
@@ -158,8 +158,9 @@ def _lines(verdict: Verdict) -> Iterator[str]:
         yield f"PROVED for {read}: none issued twice, none out of order, {beyond}"
         return
     yield (
-        f"WRONG in {read}: {findings.twice:,} ids were issued twice, {findings.disordered:,} ranges are out of order, "
-        f"{findings.beyond:,} are beyond the export, {findings.malformed:,} are malformed"
+        f"WRONG in {read}: {findings.duplicates:,} ids were issued twice, "
+        f"{findings.out_of_order:,} ranges are out of order, "
+        f"{findings.beyond_export:,} are beyond the export, {findings.malformed:,} are malformed"
     )
     yield from (f"  {message}" for message in findings.messages)
 

@@ -287,7 +287,7 @@ class Scenario:
                 what,
                 verdict.ids,
                 self._faults,
-                verdict.findings["twice"],
+                verdict.findings["duplicates"],
                 verdict.missing,
                 verdict.unattributed,
                 verdict.stall,

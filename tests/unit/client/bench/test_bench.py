@@ -105,7 +105,7 @@ def test_each_scenario_calls_its_rpcs_and_verifies(server: FakeServer, run: Benc
     assert set(server.requests) == {rpc["rpc"] for rpc in report["rpcs"]} == rpcs
     assert sum(map(len, server.requests.values())) == report["count"] == 40
     assert report["ids"] == report["verified"]["ids"] == sum(server._next.values()) - len(server._next)
-    assert report["verified"] | {"twice": 0, "disordered": 0, "malformed": 0, "findings": []} == report["verified"]
+    assert report["verified"] | {"duplicates": 0, "outOfOrder": 0, "malformed": 0, "findings": []} == report["verified"]
     assert {getattr(r, "sequence", "orders") for requests in server.requests.values() for r in requests} == {"orders"}
 
 
@@ -118,7 +118,7 @@ def test_overlapping_ranges_are_found(server: FakeServer, run: BenchCommand, nam
     change_ranges(server, overlap)
     report = run.json(*args, *FEW, "--verify", code=1)
     assert report["statusCodeDistribution"] == {"OK": 40}
-    assert report["verified"]["twice"] == 1
+    assert report["verified"]["duplicates"] == 1
     assert "issued twice" in report["verified"]["findings"][0]
     assert run.json(*args, *FEW)["verified"] is None  # nothing is checked without --verify
 
@@ -138,8 +138,8 @@ def test_ids_out_of_order_are_found(server: FakeServer, run: BenchCommand, name:
     change_ranges(server, backwards)
     args, _ = SCENARIOS[name]
     report = run.json(*args, "--total", "4", "--concurrency", "1", "--warm-up", "0s", "--verify", code=1)
-    assert report["verified"]["twice"] == 0
-    assert report["verified"]["disordered"] == 3
+    assert report["verified"]["duplicates"] == 0
+    assert report["verified"]["outOfOrder"] == 3
 
 
 @pytest.mark.parametrize("name", ["stream", "docids, streamed"])
@@ -156,7 +156,7 @@ def test_chunk_out_of_order_is_malformed(server: FakeServer, run: BenchCommand, 
     assert "PROTOCOL_ERROR" in failure
     assert "the last one of the previous message" in failure
     assert count == report["verified"]["malformed"] == 4
-    assert report["verified"]["disordered"] == 3  # the first messages
+    assert report["verified"]["outOfOrder"] == 3  # the first messages
     assert report["ids"] == report["verified"]["ids"] == 40
     assert len(log.read_text().splitlines()) == 1 + 4
 
@@ -167,9 +167,9 @@ def test_rising_sequence_is_checked_over_all_nodes(server: FakeServer, run: Benc
     nodes = count(7 << 32)
     server._node_id = lambda: next(nodes)  # type: ignore[method-assign]
     args = ("--total", "4", "--concurrency", "1", "--warm-up", "0s", "--verify")
-    assert run.json(*args)["verified"]["disordered"] == 0
+    assert run.json(*args)["verified"]["outOfOrder"] == 0
     server.also = {"ordering": pb.ORDERING_RISING}
-    assert run.json(*args, "--sequence", "rising", code=1)["verified"]["disordered"] == 3
+    assert run.json(*args, "--sequence", "rising", code=1)["verified"]["outOfOrder"] == 3
 
 
 def test_failed_calls_are_counted_and_not_retried(server: FakeServer, run: BenchCommand) -> None:

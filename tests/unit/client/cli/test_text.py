@@ -163,7 +163,7 @@ def test_verify_escapes_names_of_files_and_sequences(capture: Capture, tmp_path:
         code, out, err = capture("verify", str(log), *more)
         assert (code, err) == (1, "")
         check_escaped(out)
-        assert not more or json.loads(out)["findings"]["twice"]
+        assert not more or json.loads(out)["findings"]["duplicates"]
     code, out, err = capture("verify", str(tmp_path / HOSTILE))
     assert (code, out) == (2, "")
     check_escaped(err, max_lines=1)

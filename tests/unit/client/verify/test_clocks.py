@@ -28,7 +28,7 @@ def test_logs_of_unknown_offset_have_no_common_clock(tmp_path: Path, name: str) 
     known = PlantedLog([early]).write(tmp_path / f"2-{name}")
     assert findings_of(one, other) == findings_of(known, unknown) == findings_of(one, unknown) == {}
     both = PlantedLog([early, late], boot_offset=None).write(tmp_path / f"both-{name}")
-    assert findings_of(both) == {"disordered": 1}
+    assert findings_of(both) == {"outOfOrder": 1}
 
 
 @FORMATS
@@ -38,7 +38,7 @@ def test_order_is_checked_on_the_machines_clock(tmp_path: Path, name: str, offse
     here = PlantedLog([Planted(11, 10, 100, 101, node=7)]).write(tmp_path / name)
     record = Planted(1, 10, 110 + offset, 111 + offset, node=7)
     late = PlantedLog([record], boot_offset=offset).write(tmp_path / f"late-{name}")
-    assert findings_of(here, late) == {"disordered": 1}
+    assert findings_of(here, late) == {"outOfOrder": 1}
     record = Planted(21, 10, 110 + offset, 111 + offset, node=7)
     assert findings_of(here, PlantedLog([record], boot_offset=offset).write(tmp_path / f"next-{name}")) == {}
 
@@ -47,7 +47,7 @@ def test_boot_id_is_case_insensitive(tmp_path: Path) -> None:
     """Two spellings of a boot id are one machine."""
     early = PlantedLog([Planted(11, 10, 0, 1, node=7)]).write(tmp_path / "1.log")
     late = PlantedLog([Planted(1, 10, 2, 3, node=7)], boot_id=BOOT_ID.upper()).write(tmp_path / "2.log")
-    assert findings_of(early, late) == {"disordered": 1}
+    assert findings_of(early, late) == {"outOfOrder": 1}
 
 
 WRITE = """
@@ -71,7 +71,7 @@ def test_logs_of_real_time_namespaces_are_in_order(tmp_path: Path, form: str) ->
     for path, first, command in zip(paths, [11, 21, 1], [[*unshare, "--fork"], [], [*unshare, "--fork"]], strict=True):
         subprocess.run([*command, sys.executable, "-c", WRITE, str(path), str(first)], check=True, timeout=50)
     assert findings_of(*paths[:2]) == {}
-    assert findings_of(paths[1], paths[2]) == {"disordered": 1}
+    assert findings_of(paths[1], paths[2]) == {"outOfOrder": 1}
 
 
 @FORMATS
@@ -110,4 +110,4 @@ def test_kernel_without_time_namespaces_has_one_clock(tmp_path: Path) -> None:
     paths = [tmp_path / "late.log", tmp_path / "early.log"]
     for path, first in zip(paths, [11, 1], strict=True):
         subprocess.run([*unshare, sys.executable, "-c", WRITE, str(path), str(first)], check=True, timeout=50)
-    assert findings_of(*paths) == {"disordered": 1}
+    assert findings_of(*paths) == {"outOfOrder": 1}

@@ -90,7 +90,7 @@ def test_invalid_line_is_malformed(tmp_path: Path, damaged: bytes) -> None:
 def test_line_cut_at_any_byte_is_reported_as_cut(tmp_path: Path, end: int) -> None:
     """P1: the beginning of a record at the end of a file is what a killed writer leaves."""
     verdict = verify([log_with_lines(tmp_path, json_line(rising=True, node=1, sequence="größe")[:end])])
-    assert (verdict.findings.any, len(verdict.cut), verdict.ids) == (False, 1, 10)
+    assert (verdict.findings.any, len(verdict.truncated), verdict.ids) == (False, 1, 10)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_damaged_length_hides_no_records(tmp_path: Path, length: int) -> None:
     path.write_bytes(whole + row(kind=2, name=0, count=length) + whole[-4 * len(name) :])
     found = findings_of(path)
     assert found["malformed"] >= 1
-    assert found["twice"] == 13
+    assert found["duplicates"] == 13
 
 
 @pytest.mark.parametrize(

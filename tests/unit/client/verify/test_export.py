@@ -15,7 +15,7 @@ def test_id_beyond_the_exported_counter_is_found(verifier: VerifyCommand) -> Non
     """P2: an id past the exported counter is a finding."""
     log = verifier.log(Planted(1, 10), Planted(11, 10), Planted(21, 1))
     verifier.export(counter("orders", 15), counter("others", 100))
-    report = verifier.finds(f"orders: 20 is beyond the exported last value, 15: 11…20 in {log}", beyond=2)
+    report = verifier.finds(f"orders: 20 is beyond the exported last value, 15: 11…20 in {log}", beyondExport=2)
     assert report["sequences"][0]["lastValue"] == 15
 
 
@@ -23,14 +23,14 @@ def test_id_below_a_descending_counter_is_found(verifier: VerifyCommand) -> None
     """P2: with a negative step, an id below the exported counter is a finding."""
     verifier.log(Planted(100, 10, step=-2), Planted(80, 2, step=-2))
     verifier.export(counter("orders", 80))
-    verifier.finds("orders: 78 is beyond the exported last value, 80", beyond=1)
+    verifier.finds("orders: 78 is beyond the exported last value, 80", beyondExport=1)
 
 
 def test_id_beyond_its_periods_counter_is_found(verifier: VerifyCommand) -> None:
     """P2: each period has a counter of its own in the export."""
     verifier.log(Planted(1, 10, period="2026"), Planted(1, 5, period="2027"))
     verifier.export(counter("orders", 0), counter("orders", 9, period="2026"), counter("orders", 10, period="2027"))
-    verifier.finds("orders of 2026: 10 is beyond the exported last value, 9", beyond=1)
+    verifier.finds("orders of 2026: 10 is beyond the exported last value, 9", beyondExport=1)
 
 
 @pytest.mark.parametrize("rows", [[], [counter("orders", None)], [counter("orders", 9, period="2026")]])
@@ -38,7 +38,7 @@ def test_id_without_exported_counter_is_found(verifier: VerifyCommand, rows: lis
     """P2: an id of a sequence without an exported counter is a finding."""
     verifier.log(Planted(1, 1))
     verifier.export(*rows)
-    verifier.finds("orders: 1 is beyond the export, which has no counter for it: 1", beyond=1)
+    verifier.finds("orders: 1 is beyond the export, which has no counter for it: 1", beyondExport=1)
 
 
 @pytest.mark.parametrize("claims", [[], [(0, 0x6B017BCE)], [(1, 0x7B017BCE)]])
@@ -46,7 +46,7 @@ def test_doc_ids_without_a_claim_are_found(verifier: VerifyCommand, claims: list
     """P6: document ids of a start timestamp that the export does not claim are a finding."""
     verifier.log(Planted(1, 10, doc_ids=DOCS))
     verifier.export(*({"prefix": prefix, "last_start": str(start)} for prefix, start in claims))
-    verifier.finds(f"document id {DOCS}000000000000000a is beyond", beyond=1)
+    verifier.finds(f"document id {DOCS}000000000000000a is beyond", beyondExport=1)
 
 
 def test_skipped_ids_of_an_advance_are_missing(verifier: VerifyCommand) -> None:

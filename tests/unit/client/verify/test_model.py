@@ -22,9 +22,9 @@ SEQUENCES = [("up", ""), ("down", ""), ("bills", "2026"), ("bills", "2027")]
 class Findings(NamedTuple):
     """The model's findings."""
 
-    twice: int
-    disordered: int
-    beyond: int
+    duplicates: int
+    out_of_order: int
+    beyond_export: int
     ids: int
 
 
@@ -84,14 +84,14 @@ def model(logs: list[list[Planted]]) -> Findings:
     for record in replies.values():
         step = abs(record.step)
         lattices[record.name][step, record.first % step] += record.ids
-    twice = sum(len(ids) - len(set(ids)) for name in lattices.values() for ids in name.values())
-    twice += sum(
+    duplicates = sum(len(ids) - len(set(ids)) for name in lattices.values() for ids in name.values())
+    duplicates += sum(
         len(set(one) & set(other)) for name in lattices.values() for one, other in combinations(name.values(), 2)
     )
-    beyond = sum(is_beyond(record) for _, record in calls)
+    beyond_export = sum(is_beyond(record) for _, record in calls)
     ids = sum(len(set().union(*name.values())) for name in lattices.values())
-    disordered = len([call for call in calls if is_late(call, calls)]) + overlaps(calls)
-    return Findings(twice, disordered, beyond, ids)
+    out_of_order = len([call for call in calls if is_late(call, calls)]) + overlaps(calls)
+    return Findings(duplicates, out_of_order, beyond_export, ids)
 
 
 def is_beyond(record: Planted) -> bool:
@@ -154,16 +154,16 @@ def test_verifier_equals_a_model_of_every_id(logs: list[list[Planted]], limits: 
         small, large = verify(paths, limits), verify(paths)
     for verdict in (small, large):
         found = verdict.findings
-        assert (found.twice > 0, found.twice) == (expected.twice > 0, expected.twice)
-        assert found.beyond == expected.beyond
+        assert (found.duplicates > 0, found.duplicates) == (expected.duplicates > 0, expected.duplicates)
+        assert found.beyond_export == expected.beyond_export
         assert found.malformed == 0
         assert verdict.records == sum(map(len, logs))
-        if not found.twice:
+        if not found.duplicates:
             assert verdict.ids == expected.ids
     # With little memory a violation of order may be missed, but there is no false alarm.
-    assert large.findings.disordered == expected.disordered
-    assert small.findings.disordered <= expected.disordered
-    event(f"twice: {expected.twice > 0}, disordered: {expected.disordered > 0}")
+    assert large.findings.out_of_order == expected.out_of_order
+    assert small.findings.out_of_order <= expected.out_of_order
+    event(f"duplicates: {expected.duplicates > 0}, out of order: {expected.out_of_order > 0}")
 
 
 def test_order_is_checked_across_batches(tmp_path: Path) -> None:
@@ -175,6 +175,6 @@ def test_order_is_checked_across_batches(tmp_path: Path) -> None:
     logs = [sorted([*calls, late, ahead], key=lambda record: record.end), [early, behind]]
     (tmp_path / "x").mkdir()
     paths = write(tmp_path / "x", logs)
-    assert model(logs).disordered == 3  # `ahead` is behind its node's last range, and `behind` is behind `ahead`
+    assert model(logs).out_of_order == 3  # `ahead` is behind its node's last range, and `behind` is behind `ahead`
     for records in (1, 16, 64, 1000):
-        assert verify(paths, MemoryLimits(records, 1000, 1000)).findings.disordered == 3
+        assert verify(paths, MemoryLimits(records, 1000, 1000)).findings.out_of_order == 3

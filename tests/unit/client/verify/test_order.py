@@ -12,44 +12,44 @@ def test_falling_ids_of_one_node_are_found(verifier: VerifyCommand) -> None:
     """A node's range must follow those answered before it was asked for."""
     early = verifier.log(Planted(11, 10, 0, 1, node=NODE))
     late = verifier.log(Planted(1, 10, 2, 3, node=NODE), boot_time=BOOT_TIME - 10**15)
-    verifier.finds(f"1…10 in {late}", f"11…20 in {early}", disordered=1)
+    verifier.finds(f"1…10 in {late}", f"11…20 in {early}", outOfOrder=1)
 
 
 def test_rising_ids_with_negative_step_are_found(verifier: VerifyCommand) -> None:
     """With a negative step, a node's ids must fall."""
     verifier.log(Planted(-11, 10, 0, 1, node=NODE, step=-1), Planted(-1, 10, 2, 3, node=NODE, step=-1))
-    verifier.finds(f"orders: -1 is out of order: {LATER}", "-11…-20", disordered=1)
+    verifier.finds(f"orders: -1 is out of order: {LATER}", "-11…-20", outOfOrder=1)
 
 
 def test_falling_doc_ids_are_found(verifier: VerifyCommand) -> None:
     """P6: document ids of one process must rise."""
     verifier.log(Planted(11, 10, 0, 1, doc_ids=DOCS), Planted(2, 3, 2, 3, doc_ids=DOCS))
-    verifier.finds(f"document id {DOCS}0000000000000002 is out of order: {LATER}", disordered=1)
+    verifier.finds(f"document id {DOCS}0000000000000002 is out of order: {LATER}", outOfOrder=1)
 
 
 def test_rising_sequence_is_ordered_across_nodes(verifier: VerifyCommand) -> None:
     """A sequence that rises over all nodes must rise from any node to any other."""
     verifier.log(Planted(11, 10, 0, 1, node=NODE, rising=True))
     verifier.log(Planted(1, 10, 2, 3, node=OTHER_NODE, rising=True))
-    verifier.finds(f"orders: 1 is out of order: {LATER}", "11…20", disordered=1)
+    verifier.finds(f"orders: 1 is out of order: {LATER}", "11…20", outOfOrder=1)
 
 
 def test_falling_generation_is_found(verifier: VerifyCommand) -> None:
     """P5: ids of a newer generation must follow those of an older one."""
     verifier.log(Planted(1, 10, generation=3), Planted(11, 10, generation=2), Planted(31, 2, generation=3))
-    verifier.finds("orders: 1 of generation 3 is out of order: generation 2 has 20", disordered=1)
+    verifier.finds("orders: 1 of generation 3 is out of order: generation 2 has 20", outOfOrder=1)
 
 
 def test_generation_at_last_id_of_older_one_is_found(verifier: VerifyCommand) -> None:
     """P5: a generation that begins with the last id of an older one is a finding."""
     verifier.log(Planted(1, 10), Planted(10, 10, generation=2))
-    verifier.finds("orders: 10 of generation 2 is out of order: generation 1 has 10", twice=1, disordered=1)
+    verifier.finds("orders: 10 of generation 2 is out of order: generation 1 has 10", duplicates=1, outOfOrder=1)
 
 
 def test_generations_with_negative_step_are_ordered(verifier: VerifyCommand) -> None:
     """P5: with a negative step, ids of a newer generation must be lower."""
     verifier.log(Planted(-1, 10, generation=2, step=-1), Planted(-11, 10, generation=1, step=-1))
-    verifier.finds("orders: -1 of generation 2 is out of order: generation 1 has -20", disordered=1)
+    verifier.finds("orders: -1 of generation 2 is out of order: generation 1 has -20", outOfOrder=1)
 
 
 def test_interleaved_nodes_are_valid(verifier: VerifyCommand) -> None:

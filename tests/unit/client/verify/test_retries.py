@@ -18,9 +18,9 @@ FORMATS = pytest.mark.parametrize("name", ["a.log", "a.jsonl"])
 def test_request_ids_equal_in_one_half_are_different(tmp_path: Path, name: str) -> None:
     """P1: only an equal request id makes the same range a retry."""
     records = [Planted(1, 3, request_id=REQUEST), Planted(1, 3, request_id=SIMILAR)]
-    assert findings_of(PlantedLog(records).write(tmp_path / name)) == {"twice": 3}
+    assert findings_of(PlantedLog(records).write(tmp_path / name)) == {"duplicates": 3}
     other_half = Planted(1, 3, request_id=SIMILAR.replace("1", "2"))
-    assert findings_of(PlantedLog([records[1], other_half]).write(tmp_path / f"2{name}")) == {"twice": 3}
+    assert findings_of(PlantedLog([records[1], other_half]).write(tmp_path / f"2{name}")) == {"duplicates": 3}
 
 
 @FORMATS
@@ -37,7 +37,7 @@ def test_request_ids_equal_in_one_half_are_different(tmp_path: Path, name: str) 
 def test_retry_must_equal_the_first_reply(tmp_path: Path, name: str, other: Planted, limits: MemoryLimits) -> None:
     """P7: another range, direction or generation under the same request id is a duplicate."""
     log = PlantedLog([Planted(1, 4, request_id=REQUEST), other, Planted(9, 1)]).write(tmp_path / name)
-    assert findings_of(log, limits=limits)["twice"] >= 1
+    assert findings_of(log, limits=limits)["duplicates"] >= 1
 
 
 def test_retry_is_recognized_across_formats(tmp_path: Path) -> None:

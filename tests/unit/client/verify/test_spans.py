@@ -95,4 +95,4 @@ def test_common_step_beyond_64_bits(verifier: VerifyCommand) -> None:
     verifier.log(Planted(0, 2**20, step=one), Planted(1, 2**20, step=other))
     assert verifier.passes()["ids"] == 2**21
     verifier.log(*(Planted(MAX, 2, sequence="falling", step=-step) for step in (2**62 + 1, 3**39)))
-    verifier.finds(f"falling: {MAX} was issued twice", twice=1)
+    verifier.finds(f"falling: {MAX} was issued twice", duplicates=1)

@@ -89,15 +89,15 @@ def test_record_cut_by_a_kill_is_reported(verifier: VerifyCommand) -> None:
     assert report["ids"] == (20 if verifier.suffix == "jsonl" else 10)
     cut.write_bytes(cut.read_bytes()[:-9])
     report = verifier.passes()
-    assert (report["ids"], report["cut"]) == (10, [str(cut)])
-    assert str(whole) not in report["cut"]
+    assert (report["ids"], report["truncated"]) == (10, [str(cut)])
+    assert str(whole) not in report["truncated"]
 
 
 def test_name_cut_by_a_kill_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A name that a killed writer left incomplete is reported as cut."""
     verifier = VerifyCommand(tmp_path, "log", capsys)
     log = verifier.log(Planted(1, 10), more=row(kind=2, name=1, count=100) + checked(b"a" * 84))
-    assert verifier.passes()["cut"] == [str(log)]
+    assert verifier.passes()["truncated"] == [str(log)]
 
 
 def test_names_that_resemble_rows_are_read(verifier: VerifyCommand) -> None:
