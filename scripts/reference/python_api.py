@@ -90,7 +90,7 @@ def methods(cls: Any) -> Iterator[Any]:
     """Yield the public methods of a class, its own first."""
     members = {**cls.members, **{name: each for name, each in cls.all_members.items() if name not in cls.members}}
     for name, member in members.items():
-        if member.is_function and not name.startswith("_") and name != "clear_after_fork":
+        if member.is_function and not name.startswith("_"):
             yield member
 
 

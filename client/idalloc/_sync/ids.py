@@ -64,7 +64,7 @@ class Ids(Iterator[int]):
         """Discard all prefetched ids. A thread that is in ``next()`` may still return one."""
         self._pool.clear()
 
-    def clear_after_fork(self) -> None:
+    def _clear_after_fork(self) -> None:
         """Discard the prefetched ids of the parent process."""
         self._lock = threading.Lock()
         leak(self._prefetch)

@@ -43,7 +43,7 @@ class Sequences:
         """
         return self._client._call(calls.create(name, settings))
 
-    def get(self, name: str, period: str = "") -> Sequence:
+    def get(self, name: str, *, period: str = "") -> Sequence:
         """Return a sequence: its settings, its counter and the estimated time of exhaustion.
 
         Args:

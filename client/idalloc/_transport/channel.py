@@ -68,7 +68,7 @@ class IdHolder(Protocol):
     def clear(self) -> None:
         """Discard the ids."""
 
-    def clear_after_fork(self) -> None:
+    def _clear_after_fork(self) -> None:
         """Discard the ids in a forked child, where a lock that another thread held is never released."""
 
 
@@ -210,7 +210,7 @@ class Connection:
         leak(self._pending)
         self._pending = set()
         for holder in list(self._holders):
-            holder.clear_after_fork()
+            holder._clear_after_fork()
         if self._stubs is not None:
             leak(self._stubs)
             self._stubs = None

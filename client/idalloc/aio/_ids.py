@@ -42,7 +42,7 @@ class Ids(AsyncIterator[int]):
         """Discard all prefetched ids."""
         self._pool.clear()
 
-    def clear_after_fork(self) -> None:
+    def _clear_after_fork(self) -> None:
         """Discard the prefetched ids of the parent process."""
         leak(self._prefetch)
         self._prefetch = None

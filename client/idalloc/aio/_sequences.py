@@ -18,7 +18,7 @@ class Sequences:
         """As ``idalloc.Client.sequences.create``."""
         return await self._client._call(calls.create(name, settings))
 
-    async def get(self, name: str, period: str = "") -> Sequence:
+    async def get(self, name: str, *, period: str = "") -> Sequence:
         """As ``idalloc.Client.sequences.get``."""
         return await self._client._call(calls.get(name, period))
 

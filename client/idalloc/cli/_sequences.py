@@ -152,7 +152,7 @@ def create(context: typer.Context, name: Name, **settings: Any) -> None:
 def show(context: typer.Context, name: Name, period: Period = "") -> None:
     """Show a sequence: its settings, its counter, and when it will be exhausted."""
     with connect(context) as client:
-        sequence = client.sequences.get(name, period)
+        sequence = client.sequences.get(name, period=period)
     context.obj.record(_fields.sequence_fields(sequence), sequence.to_dict)
 
 
