@@ -4,7 +4,7 @@
         list(client.allocate_range("orders", 3))  # [1, 2, 3]
         client.doc_ids(3)  # ["0000674b2a…", …]
         client.sequences.create("invoices", format="INV-{year}-{value:06d}", reset="yearly")
-        client.allocate_range("invoices", 2, texts=True).texts  # ("INV-2026-000001", "INV-2026-000002")
+        client.allocate_range("invoices", 2, texts=True).texts  # ("INV-2026-000001", …)
         for i in client.ids("orders"):  # endless; most ids cost no call
             print(i)
 
@@ -94,8 +94,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on first use, because `idalloc health` needs none of it, and the server only
-    # `idalloc.v1`.
+    # Imported on first use: `idalloc health` needs none of it, and the server only `idalloc.v1`.
     if name == "__version__":
         return version("idalloc")
     if name not in __all__:

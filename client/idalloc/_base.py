@@ -68,7 +68,7 @@ class BaseClient:
 
     @classmethod
     def from_environment(cls, *, timeout: float = DEFAULT_TIMEOUT, log: str | os.PathLike[str] | None = None) -> Self:
-        """Return a client that is configured by the environment variables of the command ``idalloc``.
+        """Return a client configured by the environment variables of the command ``idalloc``.
 
         They are IDALLOC_SERVER, IDALLOC_TLS, IDALLOC_CA, IDALLOC_CERT, IDALLOC_KEY,
         IDALLOC_SERVER_NAME, IDALLOC_TOKEN, IDALLOC_TOKEN_FILE and IDALLOC_TOKEN_INSECURE. Files are
@@ -95,7 +95,7 @@ class BaseClient:
         return with_trace_context(self._config.metadata)
 
     def _now(self) -> int:
-        """Return the time on the clock of the log, to be read before a request is sent."""
+        """Return the time on the log's clock; call it before a request is sent."""
         return 0 if self._log is None else self._log.now()
 
     def _record(self, request: Message, response: Message, asked: int) -> None:

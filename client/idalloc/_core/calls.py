@@ -1,4 +1,4 @@
-"""The calls to IdAllocatorService and NodeService: their requests, and the conversion of their replies."""
+"""The calls to IdAllocatorService and NodeService: requests, and conversion of replies."""
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator

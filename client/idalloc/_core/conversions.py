@@ -22,7 +22,6 @@ def expand_run(first: str, step: int, count: int) -> list[str]:
         first: The first id: the 12 characters that the ids share, then the serial in 16 hexadecimal
             digits.
         step: The distance between serials, at least 1.
-        count: The number of ids.
     """
     shared, serial = first[:12], int(first[12:], 16)
     doc_ids: list[str] = []

@@ -1,7 +1,7 @@
 """The exceptions of both clients.
 
 * IdallocError
-    x InvalidRequest              an argument or a field of the request is invalid; also a ValueError
+    x InvalidRequest              an argument or field of the request is invalid; also a ValueError
     x SequenceNotFound            the sequence does not exist
     x SequenceExhausted           the sequence has fewer ids left than requested
     x SequenceInvalid             the sequence's row in the store is corrupt
@@ -81,7 +81,7 @@ class InvalidRequest(IdallocError, ValueError, reason="INVALID_REQUEST", code=gr
 
     @property
     def field(self) -> str:
-        """The name of the argument, or of the field on the wire; empty if the server did not specify it."""
+        """The argument's name, or the field's on the wire; empty if the server did not name it."""
         return self.metadata.get("field", "")
 
 
@@ -91,7 +91,7 @@ def invalid(field: str, problem: str) -> InvalidRequest:
 
 
 class SequenceNotFound(IdallocError, reason="SEQUENCE_NOT_FOUND", code=grpc.StatusCode.NOT_FOUND):
-    """The sequence does not exist, and the server does not create sequences on first use; or it was deleted."""
+    """The sequence was deleted, or it does not exist and the server creates none on first use."""
 
 
 class SequenceExhausted(IdallocError, reason="SEQUENCE_EXHAUSTED", code=grpc.StatusCode.OUT_OF_RANGE):
@@ -164,7 +164,7 @@ class StoreRefused(IdallocError, reason="STORE_REFUSED", code=grpc.StatusCode.FA
 
 
 class StoreWentBackwards(IdallocError, reason="STORE_WENT_BACKWARDS", code=grpc.StatusCode.FAILED_PRECONDITION):
-    """The store is behind a state that the server saw before: it was restored from a backup, or lost data."""
+    """The server saw a later state of the store: it was restored from a backup, or lost data."""
 
 
 class DocIdTimestampRefused(IdallocError, reason="DOC_ID_TIMESTAMP_REFUSED", code=grpc.StatusCode.FAILED_PRECONDITION):
@@ -221,7 +221,7 @@ class SequenceAheadOfClock(Unavailable, reason="SEQUENCE_AHEAD_OF_CLOCK"):
 
 
 class ServerUnreachable(Unavailable, reason="SERVER_UNREACHABLE"):
-    """The service did not answer: no server listens on the target, the connection broke, or TLS failed.
+    """No answer: no server listens on the target, the connection broke, or TLS failed.
 
     If TLS failed for a known cause, ``metadata["tls"]`` names it. The server's certificate has an
     untrusted CA (``untrusted``), has expired (``expired``), or lacks the expected name (``name``),

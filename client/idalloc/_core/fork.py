@@ -42,7 +42,7 @@ def wiped_on_fork(value: float) -> Iterator[float]:
 
 
 def process_marker() -> Iterator[float]:
-    """Return the marker of this process: an endless iterator of 1.0, and of 0.0 in the child of any fork."""
+    """Return this process's marker: an endless iterator of 1.0, and of 0.0 in a fork's child."""
     global _marker
     if not next(_marker):
         _marker = wiped_on_fork(1.0)

@@ -32,9 +32,9 @@ MIN_RETRY_DELAY = 0.01
 
 
 def boot_clock() -> Iterator[float]:
-    """Return an endless iterator of the time in seconds, on a clock that cannot be set and that counts suspended time.
+    """Return an endless iterator of seconds on a clock that counts suspended time.
 
-    An iterator, because it can be read for every id without running Python code.
+    The clock cannot be set. An iterator can be read for every id without running Python code.
     """
     if hasattr(time, "CLOCK_BOOTTIME"):
         return map(time.clock_gettime, repeat(time.CLOCK_BOOTTIME))
@@ -44,11 +44,11 @@ def boot_clock() -> Iterator[float]:
 
 
 class PoolRequest(NamedTuple):
-    """A call for a range, the time before it was sent, and the marker of the process that sends it."""
+    """A call for a range."""
 
     call: Call[Range]
-    sent_at: float
-    process: Iterator[float]
+    sent_at: float  # the time before it was sent
+    process: Iterator[float]  # the marker of the process that sends it
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,7 @@ class RangePart:
     # Threads may share it.
     ids: Iterator[int]
     unchecked: Iterator[int]  # the iterator that ``ids`` takes from
-    # Yields the time when the ids expire; 0.0 in the child of a fork. All parts of a range share
-    # it.
+    # Yields the time when the ids expire; 0.0 in the child of a fork. Parts of a range share it.
     deadline: Iterator[float]
 
 
@@ -76,13 +75,10 @@ class Pool:
 
     A signal handler may raise in any method. Then ids can be lost, but no id is returned twice: one
     ``extend`` adds a range, one ``popleft`` removes a part, and one assignment makes it current.
-
-    Attributes:
-        current: The part in use. Its ``ids`` end when they are used up or expired; ``advance``
-            replaces it.
     """
 
     def __init__(self, sequence: str, clock: Iterator[float] | None = None) -> None:
+        # The part in use. Its ids end when they are used up or expired; `advance` replaces it.
         self.current = _EMPTY
         self._sequence = sequence
         self._clock = boot_clock() if clock is None else clock
@@ -169,7 +165,7 @@ class Pool:
         return False
 
     def retry_delay(self, error: IdallocError, deadline: float, *, was_prefetched: bool) -> float:
-        """Adapt the size of the next range to an error, and return how many seconds to wait before its request.
+        """Adapt the next range's size to an error; return the seconds to wait before its request.
 
         Args:
             error: The error of the last request.

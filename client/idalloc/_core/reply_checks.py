@@ -93,12 +93,10 @@ def unparsable(request: Message) -> ProtocolError:
 
 
 def check_chunk(request: StreamRequest, reply: StreamReply, missing: int) -> int:
-    """Check one message of a stream.
+    """Check one message of a stream, the reply to its request.
 
     Args:
-        request: The request of the stream.
-        reply: The message.
-        missing: How many ids of the total had not arrived before it.
+        missing: How many ids of the total had not arrived before the message.
 
     Returns:
         The number of ids in the message.
@@ -121,7 +119,6 @@ def check_order(reply: StreamReply, before: tuple[str, Any] | None) -> tuple[str
     """Check that the ids of a stream's message come after those of the previous message.
 
     Args:
-        reply: The message.
         before: What this function returned for the previous message; None for the first one.
 
     Returns:
@@ -293,7 +290,7 @@ def _check_node(reply: node_pb2.GetNodeResponse | node_pb2.UpdateNodeResponse) -
 
 
 def quote(value: object) -> str:
-    """Return a value for an error message: a text is truncated, and unprintable characters are escaped."""
+    """Return a value for an error message; texts are truncated and escaped."""
     if not isinstance(value, str):
         return str(value)
     return f"{value[:_QUOTED_LENGTH]!r}{'…' if len(value) > _QUOTED_LENGTH else ''}"

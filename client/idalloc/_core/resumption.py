@@ -13,18 +13,17 @@ from idalloc._core.reply_checks import StreamReply, StreamRequest, check_chunk, 
 
 T = TypeVar("T")
 
-# How often a stream is attempted without progress before its error is raised. With the delays below
-# that takes more than half a minute, in which a server restarts.
+# How many attempts a stream makes without progress before it raises its error. With the delays
+# below they take more than half a minute, in which a server restarts.
 MAX_ATTEMPTS = 12
-# The same before the first message, since there may be no server: the error is raised after 3 to 5
-# seconds.
+# The same before the first message, when there may be no server: they take 3 to 5 seconds.
 MAX_FIRST_ATTEMPTS = 6
 INITIAL_BACKOFF = 0.1
 MAX_BACKOFF = 5.0
 # The longest retry_after, in seconds, that a stream waits for. A quota may take hours; then the
 # caller must know.
 MAX_RETRY_AFTER = 30.0
-# The stream is cancelled if it does not end within so many seconds after its total arrived.
+# The client cancels a stream that does not end within this many seconds after its total arrived.
 END_TIMEOUT = 5.0
 
 
@@ -37,14 +36,11 @@ class Stream(Generic[T]):
         request: The request for the total.
         convert: Returns what the caller gets for a message.
         timeout: Limit of all attempts in seconds; None for no limit.
-
-    Attributes:
-        missing: How many ids of the total have not arrived.
     """
 
     def __init__(self, request: StreamRequest, convert: Callable[[Any], T], timeout: float | None) -> None:
         self.convert = convert
-        self.missing = at_least_one("total", request.total_id_count)
+        self.missing = at_least_one("total", request.total_id_count)  # how many ids have not arrived
         self._request = request
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._failures = 0

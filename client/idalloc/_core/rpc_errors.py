@@ -36,8 +36,7 @@ _NO_ANSWER = (ServerUnreachable, DeadlineExceeded)
 
 # The largest protobuf Duration in seconds: 10,000 years.
 _MAX_DURATION_SECONDS = 315_576_000_000
-# The largest ``retry_after``: a program that waits for it must not wait for years because a server
-# says so.
+# The largest ``retry_after``: no server may make a program wait for years.
 _MAX_RETRY_AFTER = 3_600.0
 # gRPC's message for a reply that it cannot parse.
 _UNPARSABLE = "Exception deserializing response!"
@@ -66,7 +65,7 @@ def translate_rpc_errors(target: str) -> Iterator[None]:
 
 
 def cause_of(error: grpc.RpcError) -> grpc.RpcError | None:
-    """Return gRPC's error as the cause of an exception; None if a traceback would show unsafe characters of it."""
+    """Return gRPC's error as a cause; None if a traceback would show its unsafe characters."""
     message = cast(FailedCall, error).details() or ""
     return error if escaped(message) == message else None
 
@@ -119,7 +118,7 @@ def _without_details(code: grpc.StatusCode, message: str, target: str, retry_aft
 def _details(
     trailers: Iterable[tuple[str, str | bytes]] | None,
 ) -> tuple[error_details_pb2.ErrorInfo | None, float | None]:
-    """Return the service's ErrorInfo and the seconds in RetryInfo; None for each that is absent or unparsable."""
+    """Return the service's ErrorInfo, and the seconds in RetryInfo, or None for what is absent."""
     packed = [value for key, value in trailers or () if key == DETAILS_KEY and isinstance(value, bytes)]
     return _unpack(detail for value in packed for detail in _status(value).details)
 

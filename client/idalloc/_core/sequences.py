@@ -118,14 +118,10 @@ def _to_sequence(reply: pb.CreateSequenceResponse | pb.GetSequenceResponse) -> S
 
 
 class Pages:
-    """Pagination of one list.
-
-    Attributes:
-        more: Whether there is a next page.
-    """
+    """Pagination of one list."""
 
     def __init__(self, prefix: str, show_deleted: bool) -> None:
-        self.more = True
+        self.more = True  # whether there is a next page
         self._request = new_request(
             pb.ListSequencesRequest, page_size=PAGE_SIZE, name_prefix=prefix, show_deleted=show_deleted
         )
@@ -137,7 +133,7 @@ class Pages:
         return Call(self._request, self._advance)
 
     def _advance(self, response: pb.ListSequencesResponse) -> list[Sequence]:
-        """Check the order of a page, and make the request the one for the next page.
+        """Check the order of a page, and prepare the request for the next page.
 
         Raises:
             ProtocolError: The names are not in ascending order, or empty pages never end.

@@ -8,5 +8,5 @@ _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\
 
 
 def escaped(text: str) -> str:
-    r"""Return the text on one line, with control and bidirectional characters escaped, such as ``\u202e``."""
+    r"""Return the text on one line, with unsafe characters escaped, such as ``\u202e``."""
     return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

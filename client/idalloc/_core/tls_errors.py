@@ -24,8 +24,8 @@ _CAUSES = (
         "the server's certificate is not valid for the expected name",
     ),
     (r"WRONG_VERSION_NUMBER|HTTP_REQUEST", "plaintext", "the server does not use TLS"),
-    # A server with TLS does this to a client without, and one with client certificates to a client
-    # with a wrong one.
+    # A server with TLS does this to a client without TLS, and one that requires client certificates
+    # to a client with a wrong one.
     (
         r"failed to connect to all addresses; last error: .*(Socket closed|Connection reset)",
         "closed",

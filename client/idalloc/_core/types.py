@@ -19,7 +19,10 @@ from idalloc.v1 import id_allocator_pb2, node_pb2, sequences_pb2
 
 
 class Reply:
-    """A dataclass with the fields of a protobuf message, which may also be built by hand, for example in a test."""
+    """A dataclass with the fields of a protobuf message.
+
+    It may also be built by hand, for example in a test.
+    """
 
     __slots__ = ()
     _MESSAGE: ClassVar[type[Message]]
@@ -42,7 +45,7 @@ _ORDERING = id_allocator_pb2.Ordering.DESCRIPTOR
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range(Reply, collections.abc.Sequence[int]):
-    """A contiguous range of ids: a sequence of ``int``, as ``list(range)``, ``len(range)`` and ``range[0]`` show.
+    """A contiguous range of ids: a sequence of ``int``, with ``len()``, indices and iteration.
 
     Attributes:
         first_id: The first id.
@@ -276,7 +279,7 @@ def from_message(kind: type[AnyReply], message: Message) -> AnyReply:
 
 @lru_cache
 def enum_text(enum: EnumDescriptor, number: int) -> str:
-    """Return the text of an enum value, such as ``"rising"``: empty for 0, a number if a newer server added it."""
+    """Return an enum value's text, such as ``"rising"``: empty for 0, a number if it is unknown."""
     if not number:
         return ""
     known = enum.values_by_number.get(number)

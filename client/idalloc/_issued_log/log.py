@@ -8,6 +8,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -56,15 +57,13 @@ class IssuedLog:
             raise
 
     def now(self) -> int:
-        """Return the time in nanoseconds since 1970, on a clock that cannot be set while the log is open."""
+        """Return nanoseconds since 1970, on a clock that cannot be set while the log is open."""
         return self._boot_time + _boot_clock()
 
     def range(self, request: "RangeRequest", response: "RangeResponse", asked: int) -> None:
         """Record a range that has just arrived.
 
         Args:
-            request: The request.
-            response: The reply.
             asked: ``now()`` before the request was sent.
         """
         answered = self.now()
@@ -110,7 +109,7 @@ class IssuedLog:
                 file.close()
 
     def reset_after_fork(self) -> None:
-        """Give up the parent's file in the child of a fork, and its lock, which a thread of the parent may hold."""
+        """Give up the parent's file, and its lock, which a thread of the parent may hold."""
         self._state = _ProcessState(process_marker())
 
     def _current_state(self) -> "_ProcessState":
@@ -161,28 +160,17 @@ class IssuedLog:
         raise AssertionError
 
 
+@dataclass(slots=True)
 class _ProcessState:
-    """The state of a log in one process.
+    """The state of a log in one process."""
 
-    Attributes:
-        process: The marker of the process.
-        lock: Held while the file is written.
-        file: The file, after it is created.
-    """
-
-    def __init__(self, process: Iterator[float]) -> None:
-        self.process = process
-        self.lock = threading.Lock()
-        self.file: _File | None = None
+    process: Iterator[float]  # the marker of the process
+    lock: threading.Lock = field(default_factory=threading.Lock)  # held while the file is written
+    file: "_File | None" = None  # after it is created
 
 
 class _File:
-    """A new file to which records are appended as a whole or not at all.
-
-    Attributes:
-        encoder: Encodes the records.
-        close: Closes the file, once.
-    """
+    """A new file to which records are appended as a whole or not at all."""
 
     def __init__(self, path: Path, encoder: Encoder) -> None:
         self.encoder = encoder
@@ -190,6 +178,7 @@ class _File:
         self._size = 0  # of the complete records
         self._is_torn = False  # whether a part of a record may follow them
         self._descriptors: list[int] = []  # one, after it is created
+        # Closes the file, once.
         self.close = weakref.finalize(self, deque, map(os.close, self._descriptors), 0)
         self.close.atexit = False  # at exit, other threads may still write
 
@@ -209,7 +198,7 @@ class _File:
     def append(self, data: bytes) -> None:
         """Write all data or, with an exception, nothing.
 
-        The next call truncates what this one could not.
+        What this call cannot remove after an error, the next one does.
         """
         try:
             self._truncate()
@@ -249,7 +238,7 @@ def _boot_id() -> str:
 
 
 def _boot_offset() -> int | None:
-    """Return by how many nanoseconds this process's boot clock is ahead of the machine's; None if unknown."""
+    """Return how many ns this process's boot clock is ahead of the machine's; None if unknown."""
     try:
         namespaces = [each.name for each in Path("/proc/self/ns").iterdir()]
         if namespaces and "time" not in namespaces:  # the kernel has no time namespaces

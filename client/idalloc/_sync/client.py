@@ -131,7 +131,7 @@ class Client(BaseClient):
 
         Args:
             sequence: As in ``allocate_range``.
-            text: The text.
+            text: The id's text, such as ``INV-2026-000042``.
 
         Returns:
             The number in the text, and its date parts and check characters.
@@ -230,7 +230,7 @@ class Client(BaseClient):
         return [each for call in calls.uuids(n, version) for each in self._call(call)]
 
     def node(self) -> Node:
-        """Return the version, the store and the document id settings of the server process that answers."""
+        """Return the version, store and document id settings of the server process that answers."""
         return self._call(calls.node())
 
     def update_node(
@@ -241,7 +241,7 @@ class Client(BaseClient):
         auto_increment_increment: int | None = None,
         persist: bool = False,
     ) -> Node:
-        """Change the document id settings of the server process that answers, at once and for all callers.
+        """Change the document id settings of the server process that answers, for all callers.
 
         Args:
             prefix: The prefix, 0 to 65535; None, here and below, keeps the setting.

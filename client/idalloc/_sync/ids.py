@@ -14,7 +14,7 @@ from idalloc._core.rpc_errors import cause_of, from_rpc_error, translate_rpc_err
 from idalloc._sync.base import BaseClient
 from idalloc._transport.channel import Stubs, leak
 
-# A call that gRPC has not ended so many seconds after its deadline is abandoned.
+# The client abandons a call that gRPC has not ended this many seconds after its deadline.
 DEADLINE_GRACE = 1.0
 
 
@@ -22,9 +22,8 @@ class Ids(Iterator[int]):
     """An endless iterator over the ids of one sequence.
 
     It prefetches ranges, larger ones the faster ids are used: most ids cost no call. It returns
-    each id once, in the
-        sequence's order while one server answers. Before each id it checks the time, and discards
-        ids that are older than the server allows (``ttl``).
+    each id once, in the sequence's order while one server answers. Before each id it checks the
+    time, and discards ids that are older than the server allows (``ttl``).
 
     Threads may share one ``Ids``, with ``next()`` and with loops: each id goes to one thread. After
     a loop has ended, by ``break`` or by an error, another loop continues with the next id.
@@ -33,9 +32,8 @@ class Ids(Iterator[int]):
     Python (uWSGI). After the client is closed, it raises ``RuntimeError``.
 
     A signal handler may raise at any moment: ids may be lost, but no id is returned twice, and
-    ``next()`` works
-        afterwards. The handler must not call a method of the client or of its ``Ids``, including
-        ``close``.
+    ``next()`` works afterwards. The handler must not call a method of the client or of its ``Ids``,
+    including ``close``.
 
     Raises:
         SequenceExhausted: The sequence has no more ids.
@@ -129,14 +127,9 @@ class Ids(Iterator[int]):
 
 
 class _Prefetch(NamedTuple):
-    """A range that was requested and has not been received.
-
-    Attributes:
-        asked: When it was requested, on the clock of the log of issued ids.
-        stubs: The stubs of the channel.
-    """
+    """A range that was requested and has not been received."""
 
     request: PoolRequest
-    asked: int
+    asked: int  # when it was requested, on the clock of the log of issued ids
     future: "grpc.Future[Any]"
-    stubs: Stubs
+    stubs: Stubs  # of the call's channel

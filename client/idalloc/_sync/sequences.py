@@ -12,9 +12,8 @@ class Sequences:
     """Administration of sequences: ``client.sequences``.
 
     Each change carries a new request id: the server applies it once, even if gRPC retries it
-    because a reply was lost.
-        Other nodes may use the old settings until the ``effective_time`` in the reply;
-        ``effective_delay`` is the time until then.
+    because a reply was lost. Other nodes may use the old settings until the ``effective_time`` in
+    the reply; ``effective_delay`` is the time until then.
 
     All methods raise the errors of ``Client``. Before they send anything, they raise
     ``InvalidRequest`` for a value that does not fit into its field, such as a number beyond 64 bits
@@ -38,7 +37,6 @@ class Sequences:
         Raises:
             SequenceExists: A sequence of that name exists.
             InvalidRequest: A setting is invalid.
-            InvalidRequest: A setting does not fit into its field, or is an unknown enum text.
             TypeError: A setting has the wrong type, or is unknown.
         """
         return self._client._call(calls.create(name, settings))
@@ -47,7 +45,7 @@ class Sequences:
         """Return a sequence: its settings, its counter and the estimated time of exhaustion.
 
         Args:
-            name: The name.
+            name: As in ``create``.
             period: As in ``advance``.
 
         Raises:
@@ -70,7 +68,7 @@ class Sequences:
         """Change settings of a sequence.
 
         Args:
-            name: The name.
+            name: As in ``create``.
             etag: If given, the change fails if the sequence was changed after this etag was read.
             settings: The settings to change, see ``idalloc.SequenceSettings``; None restores the
                 default. Labels are replaced as a whole. Kind, reset, time zone and the sign of step
@@ -86,7 +84,7 @@ class Sequences:
         """Delete a sequence. If it is created again, it continues after its last id.
 
         Args:
-            name: The name.
+            name: As in ``create``.
             etag: As in ``update``.
         """
         return self._client._call(calls.delete(name, etag))
@@ -98,7 +96,7 @@ class Sequences:
         or below ``past`` (at or above, if the sequence counts down).
 
         Args:
-            name: The name.
+            name: As in ``create``.
             past: The largest id in use, or the smallest one if the sequence counts down.
             period: The period of the counter, such as ``"2026-11"``, if the sequence has a reset;
                 empty for the current period.

@@ -29,8 +29,7 @@ from idalloc.v1.sequences_pb2_grpc import SequenceServiceStub
 # other stream runs.
 MAX_CONNECTIONS = 4
 
-# Read at import: importlib suppresses what a signal handler raises, and then reports a missing
-# file.
+# Read at import: importlib suppresses what a signal handler raises, and reports a missing file.
 _SERVICE_CONFIG = json.loads(files("idalloc.v1").joinpath("service_config.json").read_text())
 # gRPC's retry policy waits as long as the trailer grpc-retry-pushback-ms requests, even days. A
 # unary call ends at its timeout, but a stream may have none: `Stream` does all retries of streams.
@@ -44,7 +43,7 @@ _leaked: list[object] = []
 
 
 def channel_options(config: ChannelConfig) -> list[tuple[str, str | int]]:
-    """Return the options of a channel: the retry policy of unary calls, connection settings and those of the config."""
+    """Return a channel's options: the retry policy, connection settings and those of the config."""
     return [
         ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
         ("grpc.service_config_disable_resolution", 1),  # a DNS record must not replace it
@@ -53,8 +52,7 @@ def channel_options(config: ChannelConfig) -> list[tuple[str, str | int]]:
         # gRPC's default waits up to two minutes before it reconnects; streams give up earlier.
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.max_reconnect_backoff_ms", 2_000),
-        # Keepalive: a call without a deadline, such as a stream, must also detect that the server
-        # vanished.
+        # A call without a deadline, such as a stream, must also detect that the server vanished.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.primary_user_agent", _USER_AGENT),
@@ -69,7 +67,7 @@ class IdHolder(Protocol):
         """Discard the ids."""
 
     def _clear_after_fork(self) -> None:
-        """Discard the ids in a forked child, where a lock that another thread held is never released."""
+        """Discard the ids in a fork's child, where a lock of another thread is never released."""
 
 
 class Stubs(NamedTuple):
@@ -106,13 +104,10 @@ class Connection:
     Args:
         open_stubs: Opens a channel and returns its stubs.
         is_asyncio: Whether the channel is one of ``grpc.aio``.
-
-    Attributes:
-        streams: The streams that run on it; see ``least_busy``.
     """
 
     def __init__(self, open_stubs: Callable[[], Stubs], *, is_asyncio: bool) -> None:
-        self.streams: set[object] = set()
+        self.streams: set[object] = set()  # those that run on it; see `least_busy`
         self._open_stubs = open_stubs
         self._is_asyncio = is_asyncio
         self._stubs: Stubs | None = None
@@ -153,7 +148,6 @@ class Connection:
         channel and the call are never closed, because that takes the same locks.
 
         Args:
-            stubs: The stubs of the channel.
             call: The call, if it has begun.
         """
         try:
@@ -167,7 +161,7 @@ class Connection:
             raise
 
     def keep_until_done(self, future: "grpc.Future[Any]") -> None:
-        """Reference a call until it is done. To be called within ``abandon_if_interrupted``.
+        """Keep a reference to a call until it is done; for use in ``abandon_if_interrupted``.
 
         gRPC locks a call when it is garbage-collected, in the code that drops the last reference.
         If a signal handler raised there, the lock would stay locked, and the channel's thread would
@@ -177,16 +171,16 @@ class Connection:
         future.add_done_callback(self._pending.discard)
 
     def responses(self, stubs: Stubs, call: Iterable[T]) -> Iterator[T]:
-        """Yield the responses of a synchronous stream, received within ``abandon_if_interrupted``."""
+        """Yield the responses of a synchronous stream within ``abandon_if_interrupted``."""
         with self.abandon_if_interrupted(stubs, call):
             yield from call
 
     def register(self, holder: IdHolder) -> None:
-        """Register an object whose ids are discarded when the client is closed, and in the child of a fork."""
+        """Register an object whose ids are discarded at the client's close, and after a fork."""
         self._holders.add(holder)
 
     def close(self) -> Stubs | None:
-        """Reject further calls, discard all ids, and return the stubs of the open channel for the caller to close."""
+        """Reject further calls, discard all ids, and return the stubs, for the caller to close."""
         _handle_fork()
         with self._lock:
             self._closed = True
@@ -218,7 +212,7 @@ class Connection:
 
 @contextmanager
 def least_busy(connections: Sequence[Connection]) -> Iterator[Connection]:
-    """Yield the first connection with the fewest streams, and count a stream on it for the duration of the block.
+    """Yield the first connection with the fewest streams, and count the block as a stream.
 
     So concurrent streams use several connections, and with them several processes of a server.
     """
@@ -250,12 +244,15 @@ _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
 def leak(thing: object) -> None:
-    """Keep a channel or a call open until the process ends: closing it takes locks that may never be released."""
+    """Keep a channel or a call open until the process ends.
+
+    Closing it takes locks that may never be released.
+    """
     _leaked.append(thing)
 
 
 def _handle_fork() -> None:
-    """Reset all connections if this process is the child of a fork, including a fork that bypassed Python.
+    """Reset all connections in the child of a fork, including a fork that bypassed Python.
 
     If a signal handler raises in it, the next call does all of it again.
     """

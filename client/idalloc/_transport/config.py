@@ -19,18 +19,13 @@ _BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "fals
 
 
 class ChannelConfigError(ValueError):
-    """A setting of the channel is invalid.
-
-    Attributes:
-        setting: The setting: an argument of ``ChannelSettings`` or ``ChannelConfig``.
-        problem: What is wrong with it. It never contains a secret.
-    """
+    """A setting of the channel is invalid."""
 
     def __init__(self, setting: str, problem: str) -> None:
         problem = escaped(problem)
         super().__init__(f"{setting}: {problem}")
-        self.setting = setting
-        self.problem = problem
+        self.setting = setting  # an argument of `ChannelSettings` or `ChannelConfig`
+        self.problem = problem  # never contains a secret
 
 
 class ChannelArguments(TypedDict):
@@ -45,19 +40,7 @@ class ChannelArguments(TypedDict):
 class ChannelConfig:
     """How to call a target: credentials, metadata and channel options.
 
-    Its repr does not show the token.
-
-    Args:
-        target: The target; this and the other arguments as in ``idalloc.Client``.
-        token: The bearer token.
-        credentials: The TLS credentials.
-        server_name: The name in the server's certificate.
-        insecure: Whether the token may be sent to another machine without TLS.
-
-    Attributes:
-        credentials: The TLS credentials; None for a plaintext connection.
-        metadata: The metadata of each call.
-        options: The channel options.
+    The arguments are those of ``idalloc.Client``. Its repr does not show the token.
 
     Raises:
         ChannelConfigError: The target is a URL or has no port, the token is malformed, or it would
@@ -75,7 +58,7 @@ class ChannelConfig:
     ) -> None:
         _check_target(target)
         self.credentials = credentials
-        self.metadata: tuple[tuple[str, str], ...] | None = None
+        self.metadata: tuple[tuple[str, str], ...] | None = None  # of each call
         self.options: list[tuple[str, str | int]] = []
         if server_name:
             if credentials is None:
@@ -256,7 +239,7 @@ def read_token(file: str | os.PathLike[str]) -> str:
 def _load_credentials(
     ca: str | os.PathLike[str] | None, cert: str | os.PathLike[str] | None, key: str | os.PathLike[str] | None
 ) -> "grpc.ChannelCredentials":
-    """Return TLS credentials from files, and check them, because gRPC does not report what is wrong with them."""
+    """Return TLS credentials from files, and check them: gRPC does not report what is wrong."""
     import ssl  # imported late: `idalloc --help` and plaintext connections do not need it
 
     import grpc
@@ -288,7 +271,7 @@ def _load_credentials(
 
 
 def _system_roots() -> bytes | None:
-    """Return the system's CA certificates; None for those bundled with gRPC if the system has none."""
+    """Return the system's CA certificates; None, for those bundled with gRPC, if it has none."""
     if os.environ.get("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"):  # gRPC reads this file by itself
         return None
     import ssl

@@ -6,7 +6,7 @@ _Metadata = tuple[tuple[str, str], ...]
 
 
 def with_trace_context(metadata: _Metadata | None) -> _Metadata | None:
-    """Return the metadata of a call, with the trace context of the active OpenTelemetry span if there is one.
+    """Return a call's metadata with the trace context of the active OpenTelemetry span, if any.
 
     OpenTelemetry is not imported: without the program's own import no span is active.
     """

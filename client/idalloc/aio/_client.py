@@ -55,12 +55,12 @@ class Client(BaseClient):
         idempotent: bool = False,
         texts: bool = False,
     ) -> Range:
-        """As ``idalloc.Client.allocate_range``; but concurrent calls for one sequence are coalesced.
+        """As ``idalloc.Client.allocate_range``; concurrent calls for one sequence are coalesced.
 
-        Calls without a request id and texts wait while another call for the same sequence is in
-        flight. Then one call allocates the ids of all of them, in the order of arrival. Each caller
-        has its own timeout and its own error. The ids of a caller that was cancelled meanwhile are
-        a gap.
+        A call with neither a request id nor texts waits while another call for the same sequence is
+        in flight. Then one call allocates the ids of all that wait, in the order of arrival. Each
+        caller has its own timeout and its own error. The ids of a caller that was cancelled
+        meanwhile are a gap.
         """
         call = calls.allocate_range(sequence, n, request_id=request_id, idempotent=idempotent, texts=texts)
         if request_id is not None or idempotent or texts:

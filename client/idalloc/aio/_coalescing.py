@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import suppress
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from inspect import CORO_SUSPENDED, getcoroutinestate
 from typing import Any, TypeAlias
 
@@ -23,34 +23,24 @@ _Result: TypeAlias = Range | IdallocError | OSError | None
 _Waiters: TypeAlias = "dict[asyncio.Future[_Result], int]"
 
 
+@dataclass(slots=True)
 class _Queue:
-    """The callers of one sequence while a call for it is in flight.
+    """The callers of one sequence while a call for it is in flight."""
 
-    Attributes:
-        waiting: The waiters whose call has not been sent.
-        in_flight: The waiters whose call has been sent.
-        first_call: The call of the first caller.
-        task: Makes the calls after that.
-    """
-
-    def __init__(self) -> None:
-        self.waiting: _Waiters = {}
-        self.in_flight: _Waiters = {}
-        self.first_call: Coroutine[Any, Any, Range] | None = None
-        self.task: asyncio.Task[None] | None = None
+    waiting: _Waiters = field(default_factory=dict)  # those whose call has not been sent
+    in_flight: _Waiters = field(default_factory=dict)  # those whose call has been sent
+    first_call: Coroutine[Any, Any, Range] | None = None  # the first caller's
+    task: asyncio.Task[None] | None = None  # makes the calls after that
 
     def is_busy(self) -> bool:
-        """Return whether a call is in flight.
-
-        A call that a signal handler's exception ended is not.
-        """
+        """Return whether a call is in flight, unless a signal handler's exception ended it."""
         if self.task is not None and not self.task.done():
             return True
         return self.first_call is not None and getcoroutinestate(self.first_call) == CORO_SUSPENDED
 
 
 class CallCoalescer:
-    """Makes one call for all callers that arrive while another call for the same sequence is in flight.
+    """Makes one call for all callers that arrive during another call for the same sequence.
 
     If no call is in flight, a caller calls at once. Otherwise it waits for the end of that call,
     and shares the next one with all other waiters. The next call is sent after they arrived. So a
@@ -139,7 +129,10 @@ class CallCoalescer:
 
 
 def _batches(waiters: _Waiters, max_count: int) -> list[_Waiters]:
-    """Batch waiters in FIFO order, at most ``max_count`` ids each; an oversized request forms its own batch."""
+    """Batch waiters in FIFO order, at most ``max_count`` ids each.
+
+    An oversized request forms its own batch.
+    """
     batches: list[_Waiters] = []
     left = 0
     for waiter, count in waiters.items():

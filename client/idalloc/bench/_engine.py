@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -30,10 +31,10 @@ from idalloc.verify._verdict import Verdict, verify
 
 # The resolution of counts over time.
 INTERVAL_NS = 100_000_000
-# The event loop may wake up early by so many seconds.
+# The event loop may wake up this many seconds early.
 TIMER_RESOLUTION = 0.001
 
-# The pause in seconds of a caller after UNAVAILABLE: such calls fail at once, and would keep this
+# A caller's pause, in seconds, after UNAVAILABLE: such calls fail at once and would keep this
 # process busy.
 PAUSE = 0.1
 
@@ -45,50 +46,23 @@ _OPTIONS = [
 ]
 
 
+@dataclass(slots=True)
 class Tally:
-    """Counts and latencies of one RPC.
+    """Counts and latencies of one RPC."""
 
-    Attributes:
-        rpc: The RPC's name.
-        latencies: Latencies of successful calls; for a stream, from its start to its end.
-        messages: Latencies of a stream's messages: each from the previous one, or the start, to its
-            arrival.
-        ids: The number of received ids.
-        errors: The number of failed calls, by status and reason.
-        cut_streams: The number of streams that the bench ended with its duration.
-    """
-
-    def __init__(self, rpc: str) -> None:
-        self.rpc = rpc
-        self.latencies = Latencies()
-        self.messages = Latencies()
-        self.ids = 0
-        self.errors: Counter[tuple[grpc.StatusCode, str]] = Counter()
-        self.cut_streams = 0
+    rpc: str  # the RPC's name
+    # Latencies of successful calls; for a stream, from its start to its end.
+    latencies: Latencies = field(default_factory=Latencies)
+    # Latencies of a stream's messages: each from the previous one, or the start, to its arrival.
+    messages: Latencies = field(default_factory=Latencies)
+    ids: int = 0  # the number of received ids
+    # The number of failed calls, by status and reason.
+    errors: Counter[tuple[grpc.StatusCode, str]] = field(default_factory=Counter)
+    cut_streams: int = 0  # the number of streams that the bench ended with its duration
 
 
 class Bench:
-    """One run of a plan.
-
-    Args:
-        plan: The plan.
-        access: The channel's credentials, options and metadata.
-        log: The log of issued ids, if any.
-
-    Attributes:
-        plan: The plan.
-        tallies: Counts and latencies, by RPC.
-        messages: The first message of each status and reason.
-        malformed: The number of replies that violate the contract, the warm-up's included. They are
-            not logged.
-        malformed_messages: The messages of the first of them.
-        verdict: The result of `verify`; None before it.
-        date: When counting began.
-        seconds: The time from then to the last reply.
-        cpu_seconds: The CPU time of this process in that time.
-        calls_over_time: The number of replies and stream messages, by interval of `INTERVAL_NS`.
-        ids_over_time: The number of ids, by interval of `INTERVAL_NS`.
-    """
+    """One run of a plan."""
 
     def __init__(self, plan: Plan, access: ChannelConfig, log: IssuedLog | None = None) -> None:
         self.plan = plan
@@ -96,13 +70,16 @@ class Bench:
         self._log = log
         self._calls = planned_calls(plan)
         self.tallies = {call.rpc: Tally(call.rpc) for call in self._calls}
+        # The first message of each status and reason.
         self.messages: dict[tuple[grpc.StatusCode, str], str] = {}
+        # Replies that violate the contract, the warm-up's included. They are not logged.
         self.malformed = 0
-        self.malformed_messages: list[str] = []
-        self.verdict: Verdict | None = None
-        self.date = datetime.now(UTC)
-        self.seconds = 0.0
-        self.cpu_seconds = 0.0
+        self.malformed_messages: list[str] = []  # of the first of them
+        self.verdict: Verdict | None = None  # the result of `verify`
+        self.date = datetime.now(UTC)  # when counting began
+        self.seconds = 0.0  # the time from then to the last reply
+        self.cpu_seconds = 0.0  # the CPU time of this process in that time
+        # The number of replies and stream messages, and of ids, by interval of `INTERVAL_NS`.
         self.calls_over_time: Counter[int] = Counter()
         self.ids_over_time: Counter[int] = Counter()
         self._counting = False
@@ -148,7 +125,7 @@ class Bench:
                 await channel.close()
 
     def verify(self, log: Path) -> None:
-        """Verify the log of this bench after its run, as `idalloc verify` does, and add the malformed replies.
+        """Verify the log of this bench as `idalloc verify` does, and add the malformed replies.
 
         Raises:
             InvalidFile: The log cannot be read, or the temporary folder cannot be written.
@@ -241,7 +218,7 @@ class Bench:
             tally.latencies.add(time.perf_counter_ns() - began)
 
     def _stream_timeout(self, call: Call) -> float:
-        """Return the timeout of a stream, that of a call for each message, up to the end of the duration."""
+        """Return a stream's timeout: a call's for each message, up to the end of the duration."""
         timeout = self.plan.timeout * -(-call.ids // call.chunk)
         return timeout if self._time_limit is None else min(timeout, self._time_limit - time.monotonic())
 
@@ -251,7 +228,7 @@ class Bench:
     def _handle_reply(
         self, call: Call, reply: Any, check: Callable[[Any, Any], object], asked: int, now: int, counted: bool
     ) -> int:
-        """Check, log and count a reply or a stream's message; return the number of its ids, 0 if it is invalid."""
+        """Check, log and count a reply or a message; return the number of its ids, 0 if invalid."""
         try:
             check(call.message, reply)
         except ProtocolError as error:
@@ -284,16 +261,12 @@ class Bench:
             self.messages.setdefault((code, reason), message)
 
 
+@dataclass(slots=True)
 class _StreamLeft:
-    """What is left of a stream: its messages must have no more ids, and be in order.
+    """What is left of a stream: its messages must have no more ids, and be in order."""
 
-    Attributes:
-        ids: The number of ids that have not arrived.
-    """
-
-    def __init__(self, ids: int) -> None:
-        self.ids = ids
-        self._last: tuple[str, Any] | None = None
+    ids: int  # the number of ids that have not arrived
+    _last: tuple[str, Any] | None = None
 
     def check(self, request: Any, reply: Any) -> None:
         """Check a message.

@@ -4,23 +4,17 @@ from collections.abc import Iterable, Iterator
 
 from hdrh.histogram import HdrHistogram  # type: ignore[import-untyped]
 
-# One hour. The percentiles of longer calls are cut to it.
+# One hour. Longer latencies count as this in the percentiles.
 MAX_LATENCY_NS = 3_600_000_000_000
 PERCENTAGES = (50.0, 90.0, 95.0, 99.0, 99.9)
 
 
 class Latencies:
-    """A histogram of latencies in nanoseconds, exact to 0.1 %.
-
-    Attributes:
-        fastest: The exact minimum; 0 if there is none.
-        slowest: The exact maximum; 0 if there is none.
-        count: The number of latencies.
-    """
+    """A histogram of latencies in nanoseconds, exact to 0.1 %."""
 
     def __init__(self) -> None:
-        self.fastest = 0
-        self.slowest = 0
+        self.fastest = 0  # exact; 0 if there is none
+        self.slowest = 0  # exact; 0 if there is none
         self.count = 0
         self._sum = 0
         # Counts by the first eleven bits: ten times as fast as HdrHistogram.record_value.
@@ -69,7 +63,7 @@ class Latencies:
             yield percentage, max(value, self.fastest)
 
     def distribution(self, steps: int) -> Iterator[tuple[int, int]]:
-        """Yield even steps from the fastest to the slowest latency, each with its count since the step before."""
+        """Yield even steps from fastest to slowest, each with its count since the step before."""
         width = (self.slowest - self.fastest) / steps
         counts = [0] * (steps + 1)
         for value, count in self._counts.items():

@@ -1,4 +1,7 @@
-"""The command `idalloc`: the client's commands, and commands of packages by the entry point `idalloc.commands`."""
+"""The command `idalloc`: the client's commands, and those of other packages.
+
+Other packages register commands by the entry point `idalloc.commands`.
+"""
 
 import os
 import sys
@@ -6,8 +9,7 @@ from collections.abc import Sequence
 
 import typer
 
-# Set before gRPC is imported: its core logs errors that the command reports in one line, or
-# retries.
+# Set before gRPC is imported: its core logs errors that the command reports itself, or retries.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from idalloc.cli import _bench, _connection, _health, _ids, _node, _protos, _sequences, _verify
@@ -54,8 +56,7 @@ def main(args: Sequence[str] | None = None) -> int:
         code = app(args, prog_name="idalloc", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader closed the pipe, as `| head` does. Python flushes stdout once more at exit and
-        # would fail.
+        # The reader closed the pipe, as `| head` does. At exit Python would flush stdout and fail.
         sys.stdout = sys.stderr
         return 1
     except (KeyboardInterrupt, typer.Abort):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def advance_all(context: typer.Context, *, no_wait: bool) -> None:
-    """Advance each sequence past its own last id, and wait until all changes are effective on all nodes.
+    """Advance each sequence past its own last id, and wait until all changes are effective.
 
     A server with a witness moves the sequence past its mark, too. A refused sequence does not end
     the command.

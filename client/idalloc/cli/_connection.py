@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from idalloc import Client, InvalidRequest, SequenceNotFound
     from idalloc._transport.config import ChannelArguments
 
-# How many sequences are compared with a name that does not exist: those with its first letter, and
-# of all.
+# How many sequences are compared with a name that does not exist: of those with its first letter,
+# and of all.
 _LISTED = 1_000
 
 
@@ -139,7 +139,7 @@ def connect(context: typer.Context, log: Path | None = None) -> Iterator["Client
 
 
 def _near_names(client: "Client", error: "SequenceNotFound") -> str:
-    """Return which sequences have names near that of one not found; empty if the caller may list none."""
+    """Return names near that of a sequence not found; empty if the caller may list none."""
     from difflib import get_close_matches
     from itertools import chain, islice
 

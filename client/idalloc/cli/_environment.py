@@ -1,4 +1,4 @@
-"""Finds environment variables that begin with IDALLOC_ and have no effect, such as mistyped ones."""
+"""Finds environment variables named IDALLOC_… that have no effect, such as mistyped ones."""
 
 import re
 from collections.abc import Iterator, Mapping

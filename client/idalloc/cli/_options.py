@@ -103,7 +103,7 @@ def add_options(command: Any, options: Mapping[str, Any]) -> Any:
 
 
 def with_output(command: Any, options: Mapping[str, Any] = _OUTPUT) -> Any:
-    """Add the options for the output to a command or a group, and set ``context.obj`` to the printer that they choose.
+    """Add the output options to a command or a group, and set ``context.obj`` to their printer.
 
     The options may be given before and after a command's name; the last one applies.
 
@@ -147,7 +147,7 @@ def add_group_options(group: typer.Typer, decorate: Callable[[Any], Any] = with_
 
 
 def nearest(context: typer.Context, option: str) -> Any:
-    """Return the value of an option, the last one if several levels have it; None if it was not given."""
+    """Return an option's value, the last one if several levels have it; None if not given."""
     level: Any = context
     while level is not None:
         if level.params.get(option) is not None:

@@ -34,7 +34,7 @@ def progress(total: int) -> Iterator[Callable[[int], None]]:
 
 
 def wait(seconds: float) -> None:
-    """Wait so many seconds until a change is effective on all nodes."""
+    """Wait this many seconds until a change is effective on all nodes."""
     if seconds <= 0:
         return
     end = time.monotonic() + seconds

@@ -13,14 +13,15 @@ from idalloc.cli._options import with_output
 @with_output
 def protos(
     context: typer.Context,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder; it is made if it does not exist.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder; it is created if it does not exist.")],
 ) -> None:
-    """Write the .proto files, the retry policy (service_config.json) and the descriptor set (idalloc.binpb).
+    """Write the .proto files, service_config.json and idalloc.binpb.
 
-    DIR is then the import path of protoc, buf, ghz and grpcurl; it includes the files of Google's
-    that they import. Leave these, DIR/google, out of a Java build: grpc-protobuf brings their
-    classes. `grpcurl -protoset` and `ghz --protoset` take the descriptor set alone. Files of the
-    same names are replaced.
+    service_config.json is the retry policy, idalloc.binpb the descriptor set. DIR is then the
+    import path of protoc, buf, ghz and grpcurl; it includes the files of Google's that they import.
+    Leave these, DIR/google, out of a Java build: grpc-protobuf brings their classes. The options
+    `grpcurl -protoset` and `ghz --protoset` take the descriptor set alone. Files of the same names
+    are replaced.
     """
     with as_file(files("idalloc") / "protos") as source:
         written = []

@@ -1,4 +1,4 @@
-"""`idalloc sequences`: the commands that create, list, show, update, advance and delete sequences, and parse ids."""
+"""`idalloc sequences`: the commands that manage sequences and parse their ids."""
 
 import re
 from functools import partial
@@ -122,7 +122,7 @@ def list_(
         bool, typer.Option("--show-deleted", metavar="", help="List deleted sequences, too.")
     ] = False,
 ) -> None:
-    """List sequences: as a table on a terminal, else one per line, with columns separated by tabs."""
+    """List sequences: in a table on a terminal, else one per line, with tabs between columns."""
     with connect(context) as client:
         sequences = list(client.sequences.list(prefix, show_deleted=show_deleted))
     context.obj.rows(

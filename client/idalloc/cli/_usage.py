@@ -14,12 +14,12 @@ _COUNT_OPTIONS = re.compile(r"--?(n|c|num|number|count|id[-_]count|ids|total)")
 
 
 class _Usage(NamedTuple):
-    """A usage error: typer's message, the option that it names or "", the command's context, the command line."""
+    """A usage error."""
 
-    message: str
-    option: str
-    context: Any
-    args: Sequence[str]
+    message: str  # typer's
+    option: str  # the option that it names, or ""
+    context: Any  # the command's
+    args: Sequence[str]  # the command line
 
     def has_parameter(self, name: str) -> bool:
         return any(param.name == name for param in self.context.command.params)

@@ -20,12 +20,12 @@ def verify(
         ),
     ],
 ) -> None:
-    """Prove from the logs of any number of clients that no id was issued twice, and that all are in order.
+    """Prove from clients' logs that no id was issued twice, and that all are in order.
 
-    All logs must be of one store. The command recognizes each file by its content. With an export
-    that was made after the logs, it also checks that no id is past the exported counter, and counts
-    missing ids. Node logs give their causes; the others are unattributed. The exit code is 0 only
-    if there is no finding.
+    There may be any number of logs, all of one store. The command recognizes each file by its
+    content. With an export that was made after the logs, it also checks that no id is past the
+    exported counter, and counts missing ids. Node logs give their causes; the others are
+    unattributed. The exit code is 0 only if there is no finding.
 
     Memory stays below a gigabyte for logs of any size: the rest goes to the temporary folder
     (TMPDIR), at most 40 bytes for each record.

@@ -1,8 +1,10 @@
 """Primary keys of SQLAlchemy models from an idalloc sequence, for any database.
 
     class Order(Base):
-        __tablename__ = "orders" id: Mapped[int] = mapped_column(BigInteger, primary_key=True,
-        default=idalloc_default("orders"))
+        __tablename__ = "orders"
+        id: Mapped[int] = mapped_column(
+            BigInteger, primary_key=True, default=idalloc_default("orders")
+        )
 
 In a ``MappedAsDataclass`` class use ``insert_default=``, because there ``default=`` is the
 dataclass's default.

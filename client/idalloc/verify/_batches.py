@@ -1,6 +1,7 @@
 """Reads several logs in parallel, in the order of time."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -8,16 +9,12 @@ from idalloc.verify._columns import Ints
 from idalloc.verify._logs import ROW, Log, Rows
 
 
+@dataclass(slots=True)
 class Stall:
-    """Finds the longest time between two consecutive replies of a log.
+    """Finds the longest time between two consecutive replies of a log."""
 
-    Attributes:
-        longest: The time in nanoseconds.
-    """
-
-    def __init__(self) -> None:
-        self.longest = 0
-        self._last: int | None = None
+    longest: int = 0  # in nanoseconds
+    _last: int | None = None
 
     def add(self, answered: Ints) -> None:
         """Add the times of the next replies.
@@ -35,13 +32,13 @@ class Stall:
         self._last = max(int(answered[-1]), self._last or 0)
 
 
+@dataclass(slots=True)
 class _Feed:
     """A log, and the records that were read but not yet processed."""
 
-    def __init__(self, log: Log) -> None:
-        self.log = log
-        self.stall = Stall()
-        self.rows: Rows = np.empty(0, ROW)
+    log: Log
+    stall: Stall = field(default_factory=Stall)
+    rows: Rows = field(default_factory=lambda: np.empty(0, ROW))
 
     def fill(self, share: int) -> None:
         """Read on to about `share` records, and at least one record if one is left."""
@@ -69,7 +66,7 @@ def batches(logs: Sequence[Log], max_records: int, stalls: list[int]) -> Iterato
     If a log is not in the order of its replies, its late records are in a later batch.
 
     Args:
-        logs: The logs.
+        logs: Logs of one boot.
         max_records: About how many records to hold at a time; at least 16 of each log.
         stalls: The list to which the longest stall of each log is appended.
 

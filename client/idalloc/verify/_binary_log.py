@@ -27,8 +27,8 @@ class BinaryLog(Log):
     def rewind(self) -> None:
         """Go back to the first record."""
         super().rewind()
-        # By the file's number of a name: its numbers in Names as a sequence and as document ids; -1
-        # if it is invalid.
+        # By the file's number of a name: its numbers in Names as a sequence and as document ids, -1
+        # for an invalid one.
         self._numbers: dict[int, tuple[int, int]] = {}
 
     def read(self, max_records: int) -> Rows:
@@ -62,15 +62,13 @@ class BinaryLog(Log):
         if zlib.crc32(content, _log.CHECK_START) != _log.CHECK_START:
             kinds = kinds.copy()
             for place in range(len(rows)):
-                if (
-                    zlib.crc32(content[place * _ROW_SIZE : (place + 1) * _ROW_SIZE], _log.CHECK_START)
-                    != _log.CHECK_START
-                ):
+                row = content[place * _ROW_SIZE : (place + 1) * _ROW_SIZE]
+                if zlib.crc32(row, _log.CHECK_START) != _log.CHECK_START:
                     kinds[place] = _DAMAGED
         return kinds
 
     def _split_names(self, rows: Rows, first_row: int, last: bool) -> tuple[Rows, int]:
-        """Read and remove the names among rows; return the records, and the number of rows processed."""
+        """Read and remove the names among rows; return the records and the number of rows used."""
         kinds = self._kinds(rows)
         if bool((kinds == _log.RECORD).all()):
             return rows, len(rows)
@@ -107,7 +105,7 @@ class BinaryLog(Log):
         return rows[place : place + 1].tobytes()[:_CONTENT_SIZE] == row
 
     def _read_name(self, rows: Rows, kinds: npt.NDArray[np.uint8], length: int, row: int) -> bool:
-        """Read a name, whose last rows may be missing at the end of the file; return whether it is valid."""
+        """Read a name, whose last rows may be missing in the file; return whether it is valid."""
         if (kinds == _DAMAGED).any():
             self._add_malformed(f"the name in row {row} is damaged")
             return False

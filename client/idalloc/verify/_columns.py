@@ -9,7 +9,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Bits: TypeAlias = npt.NDArray[np.bool_]
 Positions: TypeAlias = npt.NDArray[np.intp]
 
-# Up to so many distinct values, comparing is faster than sorting.
+# Up to this many distinct values, comparing is faster than sorting.
 _FEW = 8
 
 

@@ -1,6 +1,7 @@
 """Messages of findings: the id, and the records that show it."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -61,7 +62,7 @@ class Query(NamedTuple):
 
 
 def look_up(logs: Iterable[Log], queries: list[Query], max_records: int) -> list[list[Record]]:
-    """Read all logs once more, so many records at a time, and return the first records that match each query."""
+    """Read all logs once more, in blocks, and return the first records that match each query."""
     results: list[list[Record]] = [[] for _ in queries]
     if not queries:
         return results
@@ -94,17 +95,12 @@ def _has_id(rows: Rows, number: int) -> Bits:
     return np.asarray(ahead & (offset % width == 0) & (offset // width < rows["count"].astype(np.uint64)))
 
 
+@dataclass(slots=True)
 class Messages:
-    """Formats findings as messages.
+    """Formats findings as messages."""
 
-    Args:
-        names: The names, by number.
-        logs: The logs, by number.
-    """
-
-    def __init__(self, names: Names, logs: list[Log]) -> None:
-        self._names = names
-        self._logs = logs
+    _names: Names  # the names, by number
+    _logs: list[Log]  # the logs, by number
 
     def identifier(self, name: int, number: int) -> str:
         """Return an id with its sequence."""
@@ -125,7 +121,7 @@ class Messages:
         return f"{self.identifier(name, number)} was issued twice: " + "; ".join(map(self.record, shown))
 
     def out_of_order(self, late: Record, records: list[Record]) -> str:
-        """Return the message for a record that does not follow one that was answered before it was asked for."""
+        """Return the message for a record that was asked for after a later id was answered."""
         start = self.identifier(late.name, late.first)
         text = f"{start} is out of order: it was asked for after the same or a later id was answered"
         return "; ".join([f"{text}: {self.record(late)}", *map(self.record, records[:1])])

@@ -1,4 +1,4 @@
-"""Recognizes input files by their content, opens logs of issued ids, and reads exports and logs of nodes."""
+"""Recognizes input files by content, opens logs of issued ids, reads exports and nodes' logs."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from idalloc.verify._logs import MAX_MESSAGES, InvalidFile, Log, TruncatedHeader
 from idalloc.verify._names import Names, sequence_name
 from idalloc.verify._strict_json import parse
 
-# A node's log may begin with other lines, such as a library's warning: the kind is in one of so
+# A node's log may begin with other lines, such as a library's warning: the kind is in one of this
 # many lines.
 _FIRST_LINES = 100
 # The longest line of an export or a node's log.
@@ -209,7 +209,7 @@ def _read_node_log(path: Path, file: BinaryIO, files: Files) -> None:
 
 
 def _parse_leniently(line: bytes) -> dict[str, Any]:
-    """Parse an object that `parse` might reject; return an empty one if the line is not an object."""
+    """Parse an object that `parse` might reject; return an empty one if it is not an object."""
     try:
         content = json.loads(line.decode())
     except (ValueError, RecursionError):

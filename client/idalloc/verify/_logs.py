@@ -54,27 +54,18 @@ class TruncatedHeader(InvalidFile):
 
 
 class Log:
-    """A log, read from its beginning to its end.
-
-    Attributes:
-        path: The file.
-        number: Its index among all logs.
-        boot_id: The machine's boot that its times belong to; empty if the boot, or the offset of
-            the log's clock from the machine's, is unknown.
-        boot_time: The time of that boot by the log's clock, in nanoseconds since the Unix epoch.
-        ended: Whether the whole log was read.
-        truncated: Whether the log ends in the middle of a record.
-        malformed: The number of malformed records.
-        messages: The messages of the first of them.
-    """
+    """A log, read from its beginning to its end."""
 
     def __init__(self, path: Path, number: int, header: dict[str, Any], begin: int, names: Names) -> None:
         self.path = path
-        self.number = number
+        self.number = number  # its index among all logs
         boot_id, ahead = header.get("boot_id"), header.get("boot_offset_ns")
+        # The time of the boot by the log's clock, in nanoseconds since the Unix epoch.
         self.boot_time = _time(header.get("boot_time_ns"), path) + (0 if ahead is None else _time(ahead, path))
         if not isinstance(boot_id, str) or not boot_id.isascii():
             raise InvalidFile(f"{path}: the header of this log is damaged")
+        # The machine's boot that the times belong to; empty if the boot, or the offset of the log's
+        # clock from the machine's, is unknown.
         self.boot_id = "" if ahead is None else boot_id.lower()
         _time(self.boot_time, path)
         self._begin = begin
@@ -86,10 +77,10 @@ class Log:
         self._at = self._begin
         self._row = 0
         self._size = self.path.stat().st_size
-        self.ended = False
-        self.truncated = False
-        self.malformed = 0
-        self.messages: list[str] = []
+        self.ended = False  # whether the whole log was read
+        self.truncated = False  # whether the log ends in the middle of a record
+        self.malformed = 0  # the number of malformed records
+        self.messages: list[str] = []  # of the first of them
 
     def read(self, max_records: int) -> Rows:
         """Read the next records, at least one if any is left."""

@@ -1,4 +1,4 @@
-"""Checks the order of ids: a range must follow every range that was answered before it was asked for."""
+"""Checks that each range follows all ranges that were answered before it was asked for."""
 
 from typing import NamedTuple
 
@@ -78,7 +78,7 @@ class OrderChecker:
         return wrong, furthest[wrong]
 
     def _forget(self, calls: Calls, earliest: int) -> None:
-        """Keep the calls that calls still in flight may have to be compared with, up to the limit."""
+        """Keep the calls with which calls in flight may have to be compared, up to the limit."""
         old = calls.answered < earliest
         if len(old) - int(old.sum()) > self._max_calls:
             oldest = np.partition(calls.answered, len(old) - self._max_calls)[len(old) - self._max_calls]
@@ -107,7 +107,7 @@ class Groups:
         self._numbers: dict[tuple[int, ...], int] = {}
 
     def numbers(self, *columns: Ints) -> Ints:
-        """Return the number of each row's group: rows that columns form are in one group if equal."""
+        """Return the number of the group of each row; equal rows of the columns are one group."""
         examples, codes = factorize_rows(*columns)
         keys = zip(*(column[examples].tolist() for column in columns), strict=True)
         numbers = [self._numbers.setdefault(key, len(self._numbers)) for key in keys]

@@ -63,25 +63,14 @@ class Findings:
 
 
 class Proof:
-    """A check of all logs.
-
-    Args:
-        files: The logs and exports.
-        limits: The limits of memory.
-
-    Attributes:
-        findings: The violations.
-        records: The number of records.
-        ids: The number of distinct ids, by the number of their name.
-        extents: The extents of the ids.
-        stall: The longest time between two consecutive replies of one log, in nanoseconds.
-    """
+    """A check of all logs."""
 
     def __init__(self, files: Files, limits: MemoryLimits) -> None:
         self.findings = Findings()
         self.records = 0
-        self.ids: defaultdict[int, int] = defaultdict(int)
+        self.ids: defaultdict[int, int] = defaultdict(int)  # distinct ids, by the number of their name
         self.extents: dict[ExtentKey, Extent] = {}
+        # The longest time between two consecutive replies of one log, in nanoseconds.
         self.stall = 0
         self._files = files
         self._limits = limits
@@ -251,7 +240,12 @@ class Proof:
         self.findings.duplicates = self._duplicates.ids
 
     def _overlaps(self) -> Iterator[tuple[int, tuple[int, int], tuple[int, int]]]:
-        """Yield name, older and newer generation, last id of the one and first id of the other, if these overlap."""
+        """Yield overlaps of generations.
+
+        Yields:
+            The name, the older and the newer generation, the last id of the older one and the first
+            id of the newer one.
+        """
         ends: defaultdict[tuple[int, bool], dict[int, tuple[int, int]]] = defaultdict(dict)
         for key, extent in self.extents.items():
             if key.name & 1:
@@ -295,16 +289,16 @@ class Proof:
         self.findings.messages = messages + self._malformed[:MAX_MESSAGES]
 
 
+@dataclass(slots=True)
 class _ExportLimits:
     """The limits of ids by the exports."""
 
-    def __init__(self, exported: Exported, names: Names) -> None:
-        self._exported = exported
-        self._names = names
-        self._known: dict[tuple[int, bool], int | None] = {}
+    _exported: Exported
+    _names: Names
+    _known: dict[tuple[int, bool], int | None] = field(default_factory=dict)
 
     def last(self, name: int, down: bool) -> int | None:
-        """Return a name's last possible id along the order (`~id` if ids fall); None if it can have no ids."""
+        """Return a name's last valid id along the order (`~id` if ids fall); None without one."""
         key = name, down
         if key not in self._known:
             self._known[key] = self._find(name, down)
@@ -331,7 +325,7 @@ class _ExportLimits:
 
 
 def _by_boot(logs: list[Log]) -> list[list[Log]]:
-    """Group logs of one boot, whose times can be compared; a log of an unknown boot is its own group."""
+    """Group logs of one boot, as their times can be compared; one of an unknown boot is alone."""
     groups: defaultdict[tuple[str, int], list[Log]] = defaultdict(list)
     for log in logs:
         groups[log.boot_id, -1 if log.boot_id else log.number].append(log)
@@ -347,11 +341,11 @@ def _invalid_times(rows: Rows) -> Bits:
 
 
 class _Tags:
-    """Tags that are equal, and not 0, for replies to retries: the same range, generation and request id.
+    """Tags that are equal, and not 0, for replies to retries.
 
-    A tag is a universal hash (two times multilinear, https://arxiv.org/abs/1202.4961) with random
-    keys: two different records, chosen without the keys, have the same tag with a probability of
-    2^-64.
+    These have the same range, generation and request id. A tag is a universal hash (two times
+    multilinear, https://arxiv.org/abs/1202.4961) with random keys: two different records, chosen
+    without the keys, have the same tag with a probability of 2^-64.
     """
 
     _FIELDS = ("request_head", "request_tail", "generation", "first", "step", "count")

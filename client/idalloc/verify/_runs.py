@@ -15,7 +15,7 @@ _NAME_AND_LOW = np.dtype([("name", "<i8"), ("low", "<i8")])
 
 
 class MemoryLimits(NamedTuple):
-    """How much is held in memory at a time."""
+    """The most that is held in memory at a time."""
 
     records: int = 2**17  # the records of all logs together
     spans: int = 2_000_000
@@ -50,8 +50,7 @@ class Runs:
     """Collects spans, and yields them in the order of names and ids.
 
     Args:
-        limits: The limits of memory.
-        duplicates: Where the ids that merged spans share are counted.
+        duplicates: Counts the ids that merged spans share.
     """
 
     def __init__(self, limits: MemoryLimits, duplicates: Duplicates) -> None:
@@ -61,7 +60,7 @@ class Runs:
         self._rows = 0
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._runs: list[_Run] = []
-        # One of so many rows of each run is a sample, at which all runs can be split.
+        # One of this many rows of each run is a sample, at which all runs can be split.
         self._distance = max(1, limits.piece // 2048)
         self._samples: list[tuple[Ints, Ints]] = []
 

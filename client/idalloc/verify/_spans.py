@@ -1,6 +1,7 @@
-"""Spans of ids, from a lowest to a highest one in even steps, and the ids that are in two of them."""
+"""Spans of ids, from a lowest to a highest one in even steps, and ids that are in two spans."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import combinations, product
 from math import gcd
 from typing import NamedTuple
@@ -35,7 +36,7 @@ class Spans(NamedTuple):
         return Spans._make(column[which] for column in self)
 
     def steps(self) -> npt.NDArray[np.uint64]:
-        """Return the number of steps from the lowest to the highest id of each span: one less than its ids."""
+        """Return the number of steps in each span, which is one less than the number of its ids."""
         room = distance(self.high, self.low)
         if not self.rows or (int(self.step.min()) == int(self.step.max()) == 1):
             return room
@@ -76,8 +77,8 @@ class Spans(NamedTuple):
     def packed(self) -> npt.NDArray[np.void]:
         """Return the spans in the format of a file."""
         rows = np.empty(self.rows, SPAN)
-        for field, column in zip(self._fields, self, strict=True):
-            rows[field] = column
+        for name, column in zip(self._fields, self, strict=True):
+            rows[name] = column
         return rows
 
     @classmethod
@@ -96,19 +97,16 @@ def concatenated(parts: Iterable[Spans]) -> Spans:
     return Spans._make(np.concatenate(columns) for columns in zip(*parts, strict=True))
 
 
+@dataclass(slots=True)
 class Duplicates:
-    """A counter of ids that were issued more than once.
+    """A counter of ids that were issued more than once."""
 
-    Attributes:
-        ids: The number of duplicates: n - 1 for an id in n spans of equal steps; of different
-            steps, each pair counts.
-        examples: The name's number and the id of some of them.
-    """
-
-    def __init__(self, max_examples: int) -> None:
-        self.ids = 0
-        self.examples: list[tuple[int, int]] = []
-        self._max_examples = max_examples
+    _max_examples: int
+    # The number of duplicates: n - 1 for an id in n spans of equal steps; of different steps, each
+    # pair counts.
+    ids: int = 0
+    # The name's number and the id of some of them.
+    examples: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, ids: int, examples: Iterable[tuple[int, int]]) -> None:
         """Count ids, with examples that may be known already."""
@@ -169,7 +167,7 @@ def count_shared(spans: Spans, duplicates: Duplicates) -> dict[int, int]:
 
     Args:
         spans: Spans sorted by name and lowest id; spans of equal steps do not overlap.
-        duplicates: Where the ids are counted.
+        duplicates: Counts the ids.
 
     Returns:
         The number of such ids, by the number of their name.
