@@ -1,7 +1,8 @@
-"""Allocations per second of BatchAllocateRanges, beside single calls, on a server with a SQLite
-store.
+"""Allocations per second of BatchAllocateRanges, beside single calls, on SQLite.
 
-python -m bench.batches [--transport native] [--seconds 5] [--requests 1000]    prints both figures in one line.
+python -m bench.batches [--transport native] [--seconds 5] [--requests 1000]
+
+It prints both figures in one line.
 """
 
 import argparse

@@ -108,9 +108,7 @@ fetches MySQL, and Debian's `libaio1` and `libnuma1`.
 
 
 def write() -> None:
-    """Write the page and the charts; a part without results in .build/bench stays as it is on the
-    page.
-    """
+    """Write the page and the charts; parts without results in .build/bench stay on the page."""
     results = {
         path: json.loads(path.read_text())
         for path in (PEERS, OPENSEARCH, FAULTS, FIRST_SECONDS, GROWTH, XPROTO)
@@ -142,9 +140,7 @@ def write() -> None:
 
 
 def _machines(results: dict[Path, dict[str, Any]], old: dict[str, str]) -> Iterator[str]:
-    """Yield what machine each part was measured on; the line of a part that did not run now is
-    kept.
-    """
+    """Yield the machine of each part; the line of a part that did not run now is kept."""
     yield _MACHINE_TITLE
     before = old.get(_MACHINE_TITLE, "").splitlines()
     for path, what in (

@@ -89,9 +89,7 @@ class Windows:
         scenario.wait_until(lambda: all(each.records for each in self._noop), "a call of each caller", 120)
 
     def run(self, fault: Fault) -> None:
-        """Run a window without the fault, one during it and one after it. Those of repeated runs
-        are one.
-        """
+        """Run windows before, during and after the fault. Those of repeated runs are merged."""
         bounds = self._bounds[fault.name]
         enough = 1.5 * self._seconds + 2
         self._scenario.wait_until(lambda: min(map(reserve, self._nodes)) >= enough, f"a reserve of {enough} s", 240)
@@ -148,9 +146,7 @@ def _beside(found: dict[str, Any], noop: dict[str, Any]) -> dict[str, Any]:
 
 
 def reserve(node: Server) -> float:
-    """Return how many seconds the ids in a node's memory last at the present rate; 0 without a
-    rate.
-    """
+    """Return how many seconds a node's ids in memory last at the present rate; 0 without one."""
     return metric(node, "idalloc_reserve_seconds")
 
 

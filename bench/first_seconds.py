@@ -47,9 +47,7 @@ class Nodes(NamedTuple):
 
 
 def settings(reserve: float) -> dict[str, Any]:
-    """Return the settings of a node: the defaults, or short ones in proportion to a shorter
-    reserve.
-    """
+    """Return a node's settings: the defaults, or short ones in proportion to a shorter reserve."""
     if reserve == DEFAULT_RESERVE:
         return {}
     return {"outage_reserve": f"{reserve:g}s", "store_timeout": f"{reserve / 4:g}s", "lease_ttl": f"{reserve * 2:g}s"}

@@ -94,9 +94,7 @@ def serve_names(address: str, count: int, until: float) -> int:
 
 
 def measure_sequences(names: int, seconds: float) -> Iterator[Sequence[str]]:
-    """Yield start time and memory for each number of stored sequences, and memory after serving
-    them.
-    """
+    """Yield start time and memory for each number of stored sequences, before and after serving."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=machine.DISK)))
         # The server of many names has its store in memory, and keeps its leases.

@@ -1,6 +1,4 @@
-"""How long a call takes while the store hangs: the store's processes are paused, or its file is
-locked.
-"""
+"""How long a call takes while the store hangs: paused processes, or a locked file."""
 
 import signal
 import sqlite3

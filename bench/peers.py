@@ -213,9 +213,7 @@ def _cpu(server: Server) -> float:
 
 
 def measure_refills(folder: Path, rounds: int, seconds: float) -> list[dict[str, Any]]:
-    """Measure p99 at a steady rate with small leases and with one large lease, on a fast and a slow
-    store.
-    """
+    """Measure p99 at a steady rate with small leases and one large lease, on two stores."""
     results = []
     for what, module, flags in (
         ("SQLite", "idalloc_server", ["--listen=127.0.0.1:0"]),

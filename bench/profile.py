@@ -28,9 +28,7 @@ Stacks = Counter[tuple[str, ...]]
 
 
 def read_stacks(raw: str) -> Stacks:
-    """Return the samples of the event loop's thread by their frames, from the outermost one inside
-    of the loop.
-    """
+    """Return the samples of the event loop's thread by frames, from the outermost in the loop."""
     found: Stacks = Counter()
     for line in raw.splitlines():
         stack, _, count = line.rpartition(" ")
@@ -48,9 +46,7 @@ def share_of_ours(stacks: Stacks) -> float:
 
 
 def draw(stacks: Stacks, title: str) -> str:
-    """Return a flame graph as SVG: a box for each frame above its caller, as wide as its share of
-    the samples.
-    """
+    """Return a flame graph as SVG: each frame above its caller, as wide as its samples."""
     boxes: Counter[tuple[str, ...]] = Counter()
     for frames, count in stacks.items():
         for depth in range(1, len(frames) + 1):

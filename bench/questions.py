@@ -1,6 +1,4 @@
-"""The questions that a user asks of the benchmarks, each with a chart of the contenders that answer
-it.
-"""
+"""The questions that the benchmarks answer, each with a chart of its contenders."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

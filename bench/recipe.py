@@ -1,6 +1,4 @@
-"""The recipe of CrateDB's guide: read the counter, and write the next value if no other writer has
-changed it.
-"""
+"""The recipe of CrateDB's guide: read the counter, and write the next value if it is unchanged."""
 
 import base64
 import json
@@ -124,9 +122,7 @@ class Writers:
         self._rows = rows
 
     def turn(self, seconds: float) -> Turn:
-        """Take ids for ``seconds`` or longer. A call is one attempt to get an id, including its
-        pauses.
-        """
+        """Take ids for ``seconds`` or longer; a call is one attempt with its pauses."""
         takes: list[Callable[[], int]] = [partial(one_id, row) for row in self._rows]
         return in_threads(takes, max(seconds, _MIN_SECONDS))
 

@@ -97,9 +97,7 @@ class Contender:
 
 
 def measure_refills(rounds: int, against: Path | None) -> None:
-    """Print the CPU time of each kind of call, and its ratio to that of another checkout, if there
-    is one.
-    """
+    """Print the CPU time of each kind of call, and its ratio to another checkout's, if any."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         checkouts = [ROOT, *([against] if against else [])]
         contenders = [Contender(each, Path(folder) / f"{number}.db") for number, each in enumerate(checkouts)]

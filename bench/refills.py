@@ -1,6 +1,4 @@
-"""Whether callers notice refills of leases: p99 of unary calls at a steady rate, with and without
-refills.
-"""
+"""Whether callers notice refills: p99 of calls at a steady rate, with and without refills."""
 
 import sqlite3
 from collections.abc import Iterator

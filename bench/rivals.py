@@ -1,6 +1,4 @@
-"""Redis, PostgreSQL and etcd on loopback, with an fsync for each acknowledged write, and their
-drivers.
-"""
+"""Redis, PostgreSQL and etcd on loopback, with an fsync for each write, and their drivers."""
 
 import base64
 import csv

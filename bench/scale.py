@@ -1,6 +1,4 @@
-"""Store writes of many nodes and sequences, in simulated time: real allocators, and a store in
-memory that counts.
-"""
+"""Store writes of many nodes and sequences, in simulated time, with real allocators."""
 
 import asyncio
 import heapq
@@ -85,9 +83,7 @@ async def writes_a_second(nodes: int, sequences: int, interval: float) -> tuple[
 
 
 def simulate() -> Iterator[Sequence[str]]:
-    """Yield the writes a second for each number of nodes on one sequence, and for each use of many
-    sequences.
-    """
+    """Yield writes a second, by number of nodes on one sequence, and by use of many sequences."""
     for nodes, sequences, interval in [(nodes, 1, 1.0) for nodes in NODES] + [(1, *each) for each in SEQUENCES]:
         with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
             first, later = runner.run(writes_a_second(nodes, sequences, interval))

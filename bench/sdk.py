@@ -1,6 +1,4 @@
-"""Contenders that use the Python client in this process, and the memory of idle streams in a
-server.
-"""
+"""Contenders that use the Python client in this process, and the memory of idle streams."""
 
 import asyncio
 import time
@@ -40,7 +38,7 @@ def ranges(client: idalloc.Client, threads: int) -> Callable[[float], Turn]:
 
 
 def doc_ids(client: idalloc.Client) -> Callable[[float], Turn]:
-    """Take document ids with ``stream_doc_ids``, which requests runs and format the texts itself."""
+    """Take document ids with ``stream_doc_ids``, which requests runs and formats the texts."""
     return lambda seconds: loop(lambda: sum(map(len, client.stream_doc_ids(_DOC_IDS))), seconds, 0)
 
 
@@ -57,9 +55,7 @@ def doc_id_texts(address: str) -> Callable[[float], Turn]:
 
 
 def shared_calls(address: str, *, shared: bool) -> Callable[[float], Turn]:
-    """Make a thousand concurrent calls with one asyncio client, which merges them if ``shared``;
-    else one RPC each.
-    """
+    """Make 1,000 concurrent calls with an asyncio client; it coalesces them if ``shared``."""
 
     async def drive(seconds: float) -> Turn:
         latencies: list[float] = []

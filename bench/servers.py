@@ -111,9 +111,7 @@ def free_port() -> int:
 
 
 def cores() -> tuple[list[int], list[int]]:
-    """Return the cores of the servers and of the load generator: half each, or all for both on few
-    cores.
-    """
+    """Return the cores of servers and load generator: half each, or all for both if few."""
     half = len(_CORES) // 2
     enough = len(_CORES) >= _CORES_TO_SHARE and shutil.which("taskset")
     return (_CORES[:half], _CORES[half:]) if enough else (_CORES, _CORES)

@@ -105,7 +105,7 @@ def median(turns: Iterable[Turn], figure: str) -> float | None:
 
 
 def ratio(above: Contender | None, below: Contender | None, figure: str, below_figure: str = "") -> float | None:
-    """Return the median of the rounds' ratios; None without a round in which both have the figure."""
+    """Return the median of the rounds' ratios; None if no round has the figure of both."""
     if above is None or below is None:
         return None
     ratios = []
@@ -118,9 +118,7 @@ def ratio(above: Contender | None, below: Contender | None, figure: str, below_f
 
 
 def percentile(values: Sequence[float], percentage: float) -> float | None:
-    """Return the smallest value that is at least ``percentage`` percent of the values; None without
-    values.
-    """
+    """Return the smallest value that is at least ``percentage`` % of the values; None if empty."""
     return sorted(values)[max(1, math.ceil(len(values) * percentage / 100)) - 1] if values else None
 
 

@@ -1,6 +1,4 @@
-"""What a witness costs: calls from leases, and first uses of sequences, each of which waits for the
-store.
-"""
+"""What a witness costs: calls from leases, and first uses of sequences."""
 
 import asyncio
 import time
@@ -18,9 +16,7 @@ _numbers = count()
 
 
 def first_uses(address: str, calls: int, concurrency: int) -> float:
-    """Return how many first uses of sequences a second one caller makes, with so many calls in
-    flight.
-    """
+    """Return the first uses of sequences a second, with this many calls in flight."""
 
     async def drive() -> float:
         async with grpc.aio.insecure_channel(address) as channel:

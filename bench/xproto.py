@@ -59,9 +59,7 @@ class _Callers(threading.Thread):
 
 
 def _measure(rounds: int, seconds: float) -> dict[str, Any]:
-    """Return the figures of each round: adds at both servers, and gRPC callers of idalloc beside
-    adds.
-    """
+    """Return each round's figures: adds at both servers, and gRPC callers beside adds."""
     interpreter = environments.mysqlx_python()
     adds: dict[str, list[dict[str, float]]] = {"idalloc": [], "MySQL": []}
     callers: dict[str, list[dict[str, float]]] = {"nothing": [], "adds to MySQL": [], "adds to idalloc": []}

@@ -16,9 +16,7 @@ AT_ONCE = 1000
 
 
 def main() -> None:
-    """Add single documents, then many at once, each for the given time; a connection, a schema of
-    its own.
-    """
+    """Add single documents, then many at once, each for the given time, in a new schema."""
     port, seconds = int(sys.argv[1]), float(sys.argv[2])
     session = mysqlx.get_session(f"mysqlx://root:@127.0.0.1:{port}?ssl-mode=DISABLED&compression=DISABLED")
     schema = session.create_schema("bench")

@@ -182,9 +182,7 @@ def test_a_part_without_results_stays_on_the_page(tmp_path: Path, monkeypatch: p
 
 
 def test_each_question_has_its_chart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page has a chart for each question that a contender answers, with the figure of that
-    question.
-    """
+    """The page has a chart with the figure of each question that a contender answers."""
     monkeypatch.setattr(document, "DOCUMENT", tmp_path / "page.md")
     shown = peers_result()["contenders"][0]
     bulk = shown | {"key": "etcd 1000 at 1", "name": "etcd", "in_flight": 1, "rate": 5.0, "ids_rate": 5_000.0}
@@ -210,9 +208,7 @@ def test_the_keys_of_the_questions_are_contenders() -> None:
 
 @pytest.mark.parametrize(("value", "verdict"), [(1_500.0, "met"), (999.0, "**missed**"), (None, "did not run")])
 def test_the_counter_document_shows_refused_calls(value: float | None, verdict: str) -> None:
-    """The comparison with the counter document has the refused share of each contender, and the
-    target.
-    """
+    """The counter document's comparison has each contender's refused share, and the target."""
     shown = peers_result()["contenders"][0]
     contenders = [shown | {"name": name, "refused": share} for name, share in (("recipe", 0.412), ("ours", None))]
     result = {"rounds": 5, "seconds": 2.0, "contenders": contenders, "target": 1_000}

@@ -29,9 +29,7 @@ def section(during: float | None, after: float | None = 0.01, noop_after: float 
     [(0.25, 0.25, 1, 1), (0.251, 0.01, 0, 0), (0.01, 0.251, 1, 0), (None, 0.01, 0, 0)],
 )
 def test_the_longest_call_counts(during: float | None, after: float, met: int, met_after: int) -> None:
-    """P10: a row meets the goal only if no call took longer than 250 ms during the fault; those
-    after it are beside.
-    """
+    """P10: a row meets the goal if no call took over 250 ms during the fault, whatever follows."""
     expected = f"250 ms during the fault: {met} of 1 rows; during it and after it: {met_after} of 1."
     assert expected in section(during, after)
 

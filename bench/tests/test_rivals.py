@@ -29,9 +29,7 @@ class Counter:
 def test_the_counter_continues_the_stored_value(
     stored: str | None, after: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A first call creates the counter or continues it; a later one continues after another
-    client's write.
-    """
+    """A call creates the counter or continues it, also after another client's write."""
     counter, client = Counter(stored), Etcd("127.0.0.1:1", 10)
     monkeypatch.setattr(client, "_call", counter)
     assert client.take() == 10

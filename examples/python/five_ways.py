@@ -40,7 +40,7 @@ class Program:
         self._has_answered = False
 
     def pool(self) -> None:
-        """Take ids one by one. ``ids()`` requests ranges ahead, and discards ids that are too old."""
+        """Take ids one by one. ``ids()`` requests ranges in advance, and discards old ids."""
         ids = self._client.ids(self._sequence)
         first = last = self._retry(lambda: next(ids))
         for _ in range(self._total - 1):
@@ -72,9 +72,7 @@ class Program:
         show_all("doc-ids", self._client.stream_doc_ids(self._total))
 
     def _retry(self, call: Callable[[], T]) -> T:
-        """Call until it succeeds: for the restart of a lone server, the client's timeout may be too
-        short.
-        """
+        """Call until it succeeds: a restart of a lone server may exceed the client's timeout."""
         since: float | None = None
         while True:
             try:

@@ -30,9 +30,7 @@ class Command:
         return out
 
     def error_line(self, code: int, *args: object) -> str:
-        """Run a command that must print nothing but one line on standard error, and return that
-        line.
-        """
+        """Run a command that must print one line on standard error, and return that line."""
         assert cli.main([*map(str, args)]) == code
         out, err = self._capsys.readouterr()
         assert out == ""

@@ -12,7 +12,7 @@ with serving() as server:
     server.effective_delay = 0.2        # seconds until a change is effective
     server.period = "2026"              # the period of all ranges, as of a sequence with a reset
     server.also = {"generation": 3}     # further fields of replies with ranges
-    server.authorizations["GetNode"]    # the metadata `authorization` of each call of a method, None if absent
+    server.authorizations["GetNode"]    # the metadata `authorization` of each call, None if absent
     server.traceparents["GetNode"]      # the same of the metadata `traceparent`
     server.failing["orders"] = status   # the error of each request of a batch for a sequence
     server.tokens = {"secret"}          # calls without one of these tokens are rejected

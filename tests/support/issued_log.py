@@ -1,6 +1,4 @@
-"""A reader of logs of issued ids that is independent of the writer: it follows the documented
-format only.
-"""
+"""A reader of logs of issued ids, written from the documented format alone."""
 
 import json
 import struct

@@ -130,9 +130,7 @@ def _instructions(code: CodeType) -> dict[int, str]:
 
 @cache
 def _no_checks(code: CodeType) -> frozenset[int]:
-    """Return the offsets where a coroutine or generator resumes and CPython does not check for
-    signals.
-    """
+    """Return where a coroutine or generator resumes without CPython checking for signals."""
     return frozenset(
         each.offset for each in dis.get_instructions(code) if each.opname == "RESUME" and (each.arg or 0) & 3 >= 2
     )

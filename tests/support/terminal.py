@@ -1,6 +1,4 @@
-"""A reader's terminals: run shell commands and Python code in one folder, and servers in the
-background.
-"""
+"""A reader's terminals: shell commands, Python code and background servers in one folder."""
 
 import os
 import pty
@@ -153,9 +151,7 @@ class Terminal:
         return code, "".join(lines if ended else lines[:shown_lines])
 
     def python(self, code: str) -> tuple[bool, str]:
-        """Run Python code in the page's interpreter; return whether it raised nothing, and what it
-        prints.
-        """
+        """Run Python code in the page's interpreter; return its success and its output."""
         if self._python is None:
             self._python = self._start(sys.executable, "-uc", PYTHON)
         program, start = self._python, len(self._python.printed())

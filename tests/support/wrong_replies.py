@@ -176,9 +176,7 @@ def _advance(name: str, error: str, **other: Any) -> WrongReply:
 
 
 def _list(name: str, page: Callable[[str], tuple[list[str], str]], error: str, valid_ids: int = 0) -> WrongReply:
-    """Return a wrong reply of ListSequences; ``page`` maps a page token to names and the next
-    token.
-    """
+    """Return a wrong reply of ListSequences; ``page`` maps a token to names and the next token."""
 
     def answer(request: sequences_pb2.ListSequencesRequest) -> sequences_pb2.ListSequencesResponse:
         names, token = page(request.page_token)

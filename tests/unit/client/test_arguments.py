@@ -66,9 +66,7 @@ def test_other_methods_name_an_invalid_argument() -> None:
 )
 @pytest.mark.parametrize("client", [idalloc.Client, idalloc.aio.Client], ids=["threads", "asyncio"])
 def test_a_client_rejects_arguments_of_wrong_types(client: Any, arguments: dict[str, Any], message: str) -> None:
-    """A client rejects a timeout or credentials of a wrong type when it is created, not at its
-    first call.
-    """
+    """A client rejects a timeout or credentials of a wrong type when it is created."""
     with pytest.raises(TypeError, match=message):
         client(TARGET, **arguments)
 
@@ -91,9 +89,7 @@ WRONG_CALLS: dict[str, Callable[[Any], object]] = {
 
 @pytest.mark.parametrize("name", WRONG_CALLS)
 def test_control_characters_of_arguments_are_escaped(name: str) -> None:
-    """An error that shows an argument, an option or a file's name cannot control the terminal that
-    shows it.
-    """
+    """An argument, an option or a file's name in an error cannot control the terminal."""
     with idalloc.Client(TARGET, timeout=1) as client, pytest.raises(Exception) as raised:  # noqa: PT011
         WRONG_CALLS[name](client)
     assert escaped(str(raised.value)) == str(raised.value)

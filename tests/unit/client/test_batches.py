@@ -53,9 +53,7 @@ def test_results_are_in_the_order_of_the_requests(server: FakeServer, allocate: 
 
 @both
 def test_an_error_is_returned_in_its_place(server: FakeServer, allocate: Allocate) -> None:
-    """A request that failed has its exception in the list, with all details; the others have their
-    ranges.
-    """
+    """A failed request has its exception in the list, with all details; others have ranges."""
     code = grpc.StatusCode.OUT_OF_RANGE
     server.failing["short"] = status_of("SEQUENCE_EXHAUSTED", code, remaining=3, largest_range=2)
     server.failing["slow"] = status_of("STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE, retry_after=0.25)
@@ -82,9 +80,7 @@ def test_an_error_is_returned_in_its_place(server: FakeServer, allocate: Allocat
 def test_an_error_of_another_server_is_an_exception(
     server: FakeServer, allocate: Allocate, error: status_pb2.Status, kind: type[Exception], reason: str
 ) -> None:
-    """An error without details, of a newer server or with invalid details is an exception of the
-    base classes.
-    """
+    """An error with unknown, invalid or no details is an exception of the base classes."""
     server.failing["orders"] = error
     [found] = allocate(server.target, [("orders", 1)])
     assert type(found) is kind

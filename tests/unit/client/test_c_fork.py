@@ -131,9 +131,7 @@ def test_a_c_fork_returns_ids_of_its_own(server: FakeServer, script: str, way: s
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_c_fork_without_grpcs_support_raises(server: FakeServer, way: str) -> None:
-    """P8: if gRPC does not survive the fork, the child gets an error and none of the prefetched
-    ids.
-    """
+    """P8: if gRPC does not survive the fork, the child gets an error and no prefetched id."""
     before, parent, *children = run(server, IDS, way, fork_support=False)
     assert all_different([before, parent])
     for [refusal] in children:
@@ -171,7 +169,7 @@ fork(lambda: chain.from_iterable(go_on()), threads=2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("script", [AIO_IDS, AIO_STREAM], ids=["ids", "stream"])
 def test_a_c_fork_of_asyncio_raises(server: FakeServer, script: str, way: str) -> None:
-    """P8: an asyncio client returns none of the parent's ids in the child, and its error says why."""
+    """P8: an asyncio client returns no id of the parent in the child; its error says why."""
     before, parent, *children = run(server, WARM_LOOP + script, way)
     assert all_different([before, parent])
     for [refusal] in children:

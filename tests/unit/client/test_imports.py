@@ -33,9 +33,7 @@ def run(script: str, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_client_needs_grpc_and_protobuf_alone(server: FakeServer) -> None:
-    """All public names, and both clients, work without any package beyond the client's own
-    dependencies.
-    """
+    """All public names, and both clients, need only the client's own dependencies."""
     done = run(
         """
 import asyncio, idalloc

@@ -199,9 +199,7 @@ def test_uuids_are_generated_in_several_calls(server: FakeServer, call: Call) ->
 
 
 def test_update_node(server: FakeServer, call: Call) -> None:
-    """update_node changes the settings that are given, and no other; it rejects values that are no
-    integers.
-    """
+    """update_node changes only the settings that are given; it rejects values of other types."""
     assert call(lambda client: client.update_node(prefix=0, auto_increment_offset=3)).prefix == 0
     node = call(lambda client: client.node())
     assert (node.prefix, node.auto_increment_offset, node.version) == (0, 3, "1.2.3")

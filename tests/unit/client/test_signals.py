@@ -1,6 +1,4 @@
-"""An exception of a signal handler, anywhere in the client: no id twice, no lock that stays locked,
-no hang.
-"""
+"""An exception of a signal handler anywhere in the client: no duplicate, no lock held, no hang."""
 
 import asyncio
 import os
@@ -35,7 +33,7 @@ def server() -> Iterator[FakeServer]:
 
 
 def at_each_place(take: Callable[[Places], None]) -> int:
-    """Run a scenario once per place, with an exception at that place; return the number of places."""
+    """Run a scenario once per place, with an exception there; return the number of places."""
     number = 0
     while True:
         number += 1

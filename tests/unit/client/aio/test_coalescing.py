@@ -77,9 +77,7 @@ async def wait_for_held(gate: Gate, calls: int) -> None:
 
 @asynccontextmanager
 async def call_in_flight(gate: Gate, client: idalloc.aio.Client, sequence: str = "orders") -> AsyncIterator[None]:
-    """Hold a call for one id during the block; then answer it, and hold the next calls until
-    ``set``.
-    """
+    """Hold a call for one id during the block, then answer it and hold the next until ``set``."""
     gate.clear()
     [first] = start(client.allocate_range(sequence))
     await wait_for_held(gate, 1)

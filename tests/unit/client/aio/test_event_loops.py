@@ -34,9 +34,7 @@ CALLS: dict[str, Callable[[idalloc.aio.Client], Coroutine[Any, Any, Any]]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_second_event_loop_is_an_error(server: FakeServer, name: str) -> None:
-    """Each call in a second ``asyncio.run`` says what is wrong and what to do; ``close`` works
-    there.
-    """
+    """Each call in a second ``asyncio.run`` raises an error with a next step; ``close`` works."""
     client = idalloc.aio.Client(server.target)
     asyncio.run(CALLS[name](client))
     sent = sum(map(len, server.requests.values()))

@@ -35,9 +35,7 @@ async def client(server: FakeServer, path: Path) -> AsyncIterator[idalloc.aio.Cl
 
 
 async def test_each_call_is_one_record(server: FakeServer, client: idalloc.aio.Client, path: Path) -> None:
-    """Each call is one record with its sequence, period, node and request id, including its
-    retries.
-    """
+    """Each call with its retries is one record: sequence, period, node and request id."""
     server.also = {"generation": 3, "ordering": pb.ORDERING_RISING}
     server.period = "2026"
     server.fail_next("AllocateRange", "STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE)

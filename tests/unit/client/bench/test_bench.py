@@ -144,9 +144,7 @@ def test_ids_out_of_order_are_found(server: FakeServer, run: BenchCommand, name:
 
 @pytest.mark.parametrize("name", ["stream", "docids, streamed"])
 def test_chunk_out_of_order_is_malformed(server: FakeServer, run: BenchCommand, tmp_path: Path, name: str) -> None:
-    """A message whose ids do not follow those of its stream's last message ends the stream, and is
-    not logged.
-    """
+    """A message whose ids do not follow those before it ends its stream, and is not logged."""
     change_ranges(server, backwards)
     args, _ = SCENARIOS[name]
     log = tmp_path / "issued.jsonl"

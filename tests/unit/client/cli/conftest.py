@@ -1,6 +1,4 @@
-"""Fixtures of the command's tests: a fake server in the environment, and the command in this
-process.
-"""
+"""Fixtures of the command's tests: a fake server, and the command in this process."""
 
 from collections.abc import Iterator
 

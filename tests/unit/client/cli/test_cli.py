@@ -86,9 +86,7 @@ def test_node_prints_fields(server: FakeServer, run: Command) -> None:
 
 
 def test_the_last_of_several_options_applies(server: FakeServer, run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of --server and --timeout before and after a noun and a verb, the last one applies, before
-    the environment.
-    """
+    """The last --server and --timeout applies, at any level, before the environment."""
     monkeypatch.setenv("IDALLOC_SERVER", "127.0.0.1:1")
     monkeypatch.setenv("IDALLOC_TIMEOUT", "1h")
     run("--server", server.target, "node", "show")

@@ -29,7 +29,7 @@ def test_health_request_is_encoded_as_protobuf(service: str) -> None:
 
 
 def test_health_reports_failing_store_and_error(server: FakeServer, run: Command) -> None:
-    """The store's error is reported; the exit code stays 0 while the server serves from its leases."""
+    """The store's error is reported; the exit code is 0 while the server serves from leases."""
     server.health.set("store", health_pb2.HealthCheckResponse.NOT_SERVING)
     server.node.store_error = "cannot connect"
     reply = {"status": "SERVING", "failing": {"store": "cannot connect"}}

@@ -1,6 +1,4 @@
-"""`--output table|text|json` and `--json`: where they may stand, what they select, and that they
-exclude each other.
-"""
+"""`--output table|text|json` and `--json`: their places, their effect and their conflicts."""
 
 import io
 import json
@@ -66,9 +64,7 @@ def out_of(capsys: pytest.CaptureFixture[str], *args: str) -> str:
 def test_output_may_stand_before_and_after_every_word(
     command: tuple[str, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path, server: FakeServer
 ) -> None:
-    """Every command prints JSON with --output json or --json, before and after the noun and the
-    verb.
-    """
+    """Every command prints JSON with --output json or --json, given at any level."""
     *names, rest = command
     for option in ("--json", "--output json"):
         for place in range(len(names) + 1):

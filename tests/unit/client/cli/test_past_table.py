@@ -92,9 +92,7 @@ def test_password_is_read_from_variable(
 def test_advance_past_largest_id_of_column(
     server: FakeServer, run: Command, monkeypatch: pytest.MonkeyPatch, step: int, function: str
 ) -> None:
-    """--past-table refreshes the table and uses its largest id, or the smallest one if the step is
-    negative.
-    """
+    """--past-table refreshes the table, and uses its largest id; smallest for a negative step."""
     database = Database(-77)
     monkeypatch.setattr(pytest.importorskip("crate.client.http"), "Client", database.client)
     server.sequences["orders"] = pb.Sequence(name="orders", step=step, remaining=5)

@@ -54,9 +54,7 @@ def test_plugin_command_acts_like_a_built_in_one(run: Command, monkeypatch: pyte
 
 
 def test_plugin_prints_by_the_printer_of_the_context(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command of another package that has a context has --output, at all levels; one without has
-    not.
-    """
+    """A command of another package has --output at all levels if it takes a context."""
     import typer
 
     group = typer.Typer()

@@ -14,9 +14,7 @@ from tests.support.paths import ROOT
 
 
 def test_protos_writes_the_files_of_the_repository(run: Command, tmp_path: Path) -> None:
-    """The .proto files and the retry policy are those of the repository; Google's files are among
-    them.
-    """
+    """The .proto files, Google's included, and the retry policy are those of the repository."""
     printed = run("protos", str(tmp_path / "new" / "folder")).splitlines()
     written = {Path(line).relative_to(tmp_path / "new" / "folder"): Path(line) for line in printed}
     kinds = ("*.proto", "service_config.json")
@@ -50,7 +48,7 @@ def test_descriptor_set_has_all_files_and_json_names(run: Command, tmp_path: Pat
 
 
 def test_protos_replaces_older_files(run: Command, tmp_path: Path) -> None:
-    """A second run, as after an update, replaces what the first one wrote; the files are writable."""
+    """A second run, as after an update, replaces the files of the first; they are writable."""
     policy = tmp_path / "idalloc" / "v1" / "service_config.json"
     run("protos", str(tmp_path))
     policy.write_text("old")

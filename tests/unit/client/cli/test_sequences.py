@@ -102,9 +102,7 @@ def test_list_shows_why_a_name_is_reserved(server: FakeServer, run: Command) -> 
 
 
 def test_list_prints_columns_separated_by_tabs(server: FakeServer, run: Command) -> None:
-    """A line has the counter, its use, rate and forecast, and settings that differ from the
-    defaults.
-    """
+    """A line has the counter, its use, rate, forecast and the settings that are not defaults."""
     sequence = pb.Sequence(name="x y", last_value=41, used_ratio=0.9999, ids_per_second=1234.5, step=-2, min_value=-9)
     sequence.max_value, sequence.format, sequence.reset, sequence.time_zone = 50, "{value}", pb.RESET_DAILY, "UTC"
     sequence.ordering, sequence.labels["k"] = ORDERING_RISING, "v"
@@ -167,9 +165,7 @@ def test_show_prints_fields(server: FakeServer, run: Command) -> None:
 
 
 def test_changes_wait_until_effective(server: FakeServer, run: Command) -> None:
-    """P5: update, advance and delete return when the change is effective, or at once with
-    --no-wait.
-    """
+    """P5: a change returns when it is effective, or at once with --no-wait."""
     run("sequences", "create", "orders")
     server.effective_delay = 0.3
     for line in ("update orders --step 2", "advance orders --past -7", "delete orders"):
@@ -195,13 +191,13 @@ class TestAdvanceAll:
         return server
 
     def advanced(self, server: FakeServer) -> dict[str, int]:
-        """Return the value that each sequence was advanced past; each must have been advanced once."""
+        """Return the value that each sequence was advanced past, which must be one."""
         requests = server.requests["AdvanceSequence"]
         assert len({request.name for request in requests}) == len(requests)
         return {request.name: request.past for request in requests}
 
     def test_each_live_sequence_is_advanced(self, server: FakeServer, run: Command) -> None:
-        """Sequences of all pages are advanced past their last id, or the value before their start."""
+        """Sequences of all pages are advanced past their last id, or the one before their start."""
         lines = run("sequences", "advance", "--all").splitlines()
         assert self.advanced(server) == {"a": 41, "b": 0, "c": -5}
         assert [line.partition(", effective time 2")[0] for line in lines] == [

@@ -85,9 +85,7 @@ Capture = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(params=["terminal", "pipe"])
 def capture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Capture:
-    """Return a function that runs a command, on a terminal or in a pipe, and returns its exit code
-    and output.
-    """
+    """Return a function that runs a command, on a terminal or in a pipe: exit code and output."""
 
     def run(line: str, *more: str) -> tuple[int, str, str]:
         kind = Terminal if request.param == "terminal" else io.StringIO
@@ -170,7 +168,7 @@ def test_verify_escapes_names_of_files_and_sequences(capture: Capture, tmp_path:
 
 
 def test_only_the_printer_writes_to_streams() -> None:
-    """Every command prints by idalloc.cli._printer, which escapes texts; progress bars have none."""
+    """Every command prints by idalloc.cli._printer, which escapes texts; progress bars do not."""
     folder = Path(cli.__file__).parent
     for file in sorted(folder.glob("*.py")):
         if file in (Path(_printer.__file__), Path(_progress.__file__)):

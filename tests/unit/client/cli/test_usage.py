@@ -49,9 +49,7 @@ WITH_PORT = [
 
 @pytest.mark.parametrize("target", WITHOUT_PORT)
 def test_target_without_port_is_a_usage_error(target: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A target without a port is an error: gRPC would call port 443, where another server may
-    listen.
-    """
+    """A target without a port is an error: gRPC would call port 443."""
     for args in (
         ("--server", target, "health"),
         ("allocate", "orders", "--server", target),
@@ -133,9 +131,7 @@ def test_invalid_count_is_explained(line: str, message: str, capsys: pytest.Capt
 def test_what_is_missing_or_misplaced_is_named(
     line: str, message: str, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A group without a command lists its commands, and an option of the whole command says where
-    it stands.
-    """
+    """A group without a command lists its commands; a misplaced option's error names its place."""
     assert error_of(capsys, *line.split()) == f"idalloc: {message} (see {command} --help)"
 
 
@@ -176,9 +172,7 @@ def test_server_and_kubernetes_variables_are_known(
 
 
 def test_client_and_server_know_the_same_variables() -> None:
-    """The client's lists have every setting of the server, and the server ignores the client's
-    variables.
-    """
+    """The client knows all settings of the server; the server ignores the client's variables."""
     assert {name.upper() for name in Settings.model_fields} <= set(_environment.SERVER)
     assert all(_NOT_SETTINGS.fullmatch(name) for name in _environment.CLIENT)
 

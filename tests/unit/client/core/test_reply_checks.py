@@ -1,6 +1,4 @@
-"""Replies that violate the contract: both clients and the command raise one error, and return none
-of the ids.
-"""
+"""Replies that violate the contract: clients and command raise an error and return no id."""
 
 import asyncio
 import json
@@ -174,7 +172,7 @@ BENCHES = [
 def test_a_wrong_reply_is_one_error_and_returns_nothing(
     wrong: WrongReply, by: Callable[[str, Way, list[Any]], None], way: Way
 ) -> None:
-    """A wrong reply raises one ProtocolError that names the field, and none of its ids is returned."""
+    """A wrong reply raises one ProtocolError that names the field, and returns no id."""
     given: list[Any] = []
     with serving_wrong(wrong) as target:
         error = bounded(lambda: by(target, way, given))
@@ -189,9 +187,7 @@ def test_a_wrong_reply_is_one_error_and_returns_nothing(
 def test_the_command_reports_a_wrong_reply_in_one_line(
     wrong: WrongReply, args: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command prints one line with the reason, prints nothing of the wrong reply, and exits
-    with 1.
-    """
+    """The command prints one line with the reason, nothing of the wrong reply, and exits with 1."""
     codes: list[int] = []
     with serving_wrong(wrong) as target:
         error = bounded(lambda: codes.append(cli.main(["--server", target, "--timeout", "10s", *args])))
@@ -208,9 +204,7 @@ def test_the_command_reports_a_wrong_reply_in_one_line(
 def test_the_bench_counts_a_wrong_reply_as_failed(
     wrong: WrongReply, args: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The bench counts a wrong reply as a failed call, with its reason, and counts only ids of
-    valid messages.
-    """
+    """The bench counts a wrong reply as a failed call with its reason, and none of its ids."""
     once = ["--total", "1", "--concurrency", "1", "--warm-up", "0s", "--json"]
     codes: list[int] = []
     with serving_wrong(wrong) as target:

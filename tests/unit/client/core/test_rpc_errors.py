@@ -63,9 +63,7 @@ def test_error_details_are_attributes_of_the_exception() -> None:
 
 
 def test_invalid_counts_in_metadata_read_as_0() -> None:
-    """A count that is not a decimal below 2^63 reads as 0, so a server cannot make a property
-    raise.
-    """
+    """A count that is not a decimal below 2^63 is 0: no server can make a property raise."""
     details = trailers("SEQUENCE_EXHAUSTED", grpc.StatusCode.OUT_OF_RANGE, remaining="9" * 5000, largest_range="\u00b2")
     error = from_rpc_error(Failure(grpc.StatusCode.OUT_OF_RANGE, "none left", details), "here:1")
     assert isinstance(error, idalloc.SequenceExhausted)
@@ -94,9 +92,7 @@ def test_a_proxys_rejection_has_the_services_exception() -> None:
 
 
 def test_quota_exceeded_has_retry_after() -> None:
-    """QuotaExceeded is Unavailable and has retry_after; another RESOURCE_EXHAUSTED error is not
-    Unavailable.
-    """
+    """QuotaExceeded is Unavailable with retry_after; other RESOURCE_EXHAUSTED errors are not."""
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
     error = from_rpc_error(Failure(code, "slow down", trailers("QUOTA_EXCEEDED", code, 1.5)), "here:1")
     assert isinstance(error, idalloc.QuotaExceeded)
@@ -136,9 +132,7 @@ def hostile_failures() -> dict[str, Failure]:
 
 @pytest.mark.parametrize("name", hostile_failures())
 def test_control_characters_of_servers_are_escaped(name: str) -> None:
-    """A server's text cannot control the terminal that shows an exception, its traceback or its log
-    line.
-    """
+    """A server's text cannot control a terminal through an exception, its traceback or a log."""
     failure = hostile_failures()[name]
     with pytest.raises(idalloc.IdallocError) as raised, translate_rpc_errors("here:1"):
         raise failure

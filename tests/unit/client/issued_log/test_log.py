@@ -274,7 +274,7 @@ def test_threads_write_complete_records(path: Path) -> None:
 
 @pytest.mark.parametrize("more", [0, 1, 87, 88, 100, 175])
 def test_a_failed_write_leaves_no_part_of_a_record(path: Path, more: int) -> None:
-    """A write to a full disk raises OSError and leaves the file as it was; the next write succeeds."""
+    """A write to a full disk raises OSError and leaves the file unchanged; the next succeeds."""
     log = IssuedLog(path)
     log.range(range_request("orders"), reply(1), log.now())
     before = path.read_bytes()
@@ -351,9 +351,7 @@ print(os.getpid(), written, any(codes), idle, *children)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.parametrize("taken", ["taken", "free"])
 def test_children_of_forks_write_separate_files(path: Path, taken: str) -> None:
-    """P8: each child of a fork writes a file of its own, even if a thread of the parent held the
-    lock.
-    """
+    """P8: each child of a fork writes its own file, even if a parent's thread held the lock."""
     done = subprocess.run(
         [sys.executable, "-c", FORKS, path.name, taken],
         cwd=path.parent,

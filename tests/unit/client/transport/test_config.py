@@ -198,9 +198,7 @@ def test_invalid_credentials_are_reported(certificates: Certificates) -> None:
 
 
 async def test_server_name_overrides_the_targets_name(certificates: Certificates) -> None:
-    """server_name is the expected name in the certificate, also for a list of addresses, and
-    requires TLS.
-    """
+    """server_name, the name in the certificate, works for lists of addresses and requires TLS."""
     name = "idalloc.example.org"
     with serving(credentials=certificates.server(name)) as server:
         for target in (server.target, f"ipv4:{server.target},127.0.0.1:1"):

@@ -82,9 +82,7 @@ def test_closing_ends_the_streams_on_all_connections(client: idalloc.Client) -> 
 
 
 async def test_asyncio_streams_are_spread_over_connections(server: Peers) -> None:
-    """The asyncio client uses one connection for sequential streams, and several for concurrent
-    ones.
-    """
+    """The asyncio client uses several connections for concurrent streams, otherwise one."""
     async with idalloc.aio.Client(server.target) as client:
         for _ in range(2):
             assert [each.ids async for each in client.stream_ranges("orders", 20, 10)] != []

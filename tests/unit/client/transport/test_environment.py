@@ -33,7 +33,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 async def test_from_environment_configures_tls_and_token(
     certificates: Certificates, environment: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """from_environment() of both clients reads target, certificates and token from the environment."""
+    """from_environment() of both clients reads target, certificates and token."""
     assert idalloc.Client.from_environment().target == "127.0.0.1:50051"
     shown = certificates.client("billing")
     file = tmp_path / "token"
@@ -71,9 +71,7 @@ async def test_from_environment_configures_tls_and_token(
     ],
 )
 def test_an_invalid_variable_is_named(environment: pytest.MonkeyPatch, variables: dict[str, str], message: str) -> None:
-    """An invalid environment variable raises ValueError, which names it and does not contain the
-    token.
-    """
+    """An invalid variable raises ValueError, which names it and does not contain the token."""
     for name, value in variables.items():
         environment.setenv(f"IDALLOC_{name}", value)
     with pytest.raises(ValueError, match=message) as caught:

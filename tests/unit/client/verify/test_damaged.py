@@ -1,6 +1,4 @@
-"""`idalloc verify` on damaged and hostile logs: it fails without a traceback, and proves nothing
-wrong.
-"""
+"""`idalloc verify` on damaged and hostile logs: no traceback, and no wrong proof."""
 
 import json
 from pathlib import Path

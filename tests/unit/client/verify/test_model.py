@@ -1,4 +1,4 @@
-"""The verifier, with little memory and with much, compared with a model that knows every single id."""
+"""The verifier, with little and with much memory, compared with a model of every id."""
 
 import tempfile
 from collections import defaultdict
@@ -145,9 +145,7 @@ def write(folder: Path, logs: list[list[Planted]]) -> list[Path]:
 @given(LOGS, SMALL_LIMITS)
 @example([[Planted(1, 3, 0, 1, "up", node=1), Planted(1, 1, 5, 6, "up", node=1)]], MemoryLimits(1, 1, 1))
 def test_verifier_equals_a_model_of_every_id(logs: list[list[Planted]], limits: MemoryLimits) -> None:
-    """P1: the verifier finds what a model of every id finds; with little memory it may miss only
-    order.
-    """
+    """P1: the verifier finds what a model finds; with little memory it may miss only order."""
     expected = model(logs)
     with tempfile.TemporaryDirectory() as folder:
         paths = write(Path(folder), logs)

@@ -19,9 +19,7 @@ def log_one_id(log: IssuedLog, sequence: str) -> None:
 
 
 def test_names_after_a_full_disk_are_valid(tmp_path: Path) -> None:
-    """P1: names whose records were not written leave gaps between the numbers, which are no
-    finding.
-    """
+    """P1: gaps in the numbers, left by names whose records were not written, are no finding."""
     path = tmp_path / "a.log"
     log = IssuedLog(path)
     with room_for(path, 0):
@@ -57,9 +55,7 @@ def test_high_numbers_of_names_cost_no_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flags", [0, 2, 128])
 def test_log_with_only_invalid_records_is_read(tmp_path: Path, flags: int) -> None:
-    """P1: each record with invalid fields or an undefined name is a finding, even if no other is
-    left.
-    """
+    """P1: a record with invalid fields or an undefined name is a finding, even the last one."""
     path = PlantedLog([], more=2 * row(flags=flags, step=1, count=1)).write(tmp_path / "a.log")
     verdict = verify([path])
     assert (verdict.findings.malformed, verdict.ids) == (2, 0)

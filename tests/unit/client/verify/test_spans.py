@@ -53,9 +53,7 @@ def duplicates_of(replies: list[range]) -> tuple[int, set[int]]:
 @given(st.lists(ranges(), min_size=1, max_size=6), MEETINGS, st.integers(-3, 3))
 @example([range(MIN, MAX, MAX), range(MIN + 1, MAX, MAX - 1)], 0, 0)
 def test_overlaps_equal_those_of_every_id(replies: list[range], at: int, offset: int) -> None:
-    """P1: shared ids of spans of any step, sign and place are counted exactly, also if the spans
-    are split.
-    """
+    """P1: ids shared by spans of any step, sign and place are counted exactly, also if split."""
     expected, twice = duplicates_of(replies)
     duplicates = Duplicates(99)
     spans = merged(spans_of(replies), duplicates)
@@ -88,9 +86,7 @@ def test_shared_ids_beyond_64_bits(replies: list[range], twice: int) -> None:
 
 
 def test_common_step_beyond_64_bits(verifier: VerifyCommand) -> None:
-    """P1: spans that overlap, with a common step beyond 2^64, are compared; those that share an id
-    are found.
-    """
+    """P1: overlapping spans with a common step beyond 2^64 are compared; a shared id is found."""
     one, other = 2**33 + 1, 2**33 + 3
     verifier.log(Planted(0, 2**20, step=one), Planted(1, 2**20, step=other))
     assert verifier.passes()["ids"] == 2**21
