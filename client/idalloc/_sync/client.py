@@ -241,7 +241,9 @@ class Client(BaseClient):
         auto_increment_increment: int | None = None,
         persist: bool = False,
     ) -> Node:
-        """Change the document id settings of the server process that answers, for all callers.
+        """Change the document id settings of the server process that answers.
+
+        The change is effective at once, for all callers.
 
         Args:
             prefix: The prefix, 0 to 65535; None, here and below, keeps the setting.

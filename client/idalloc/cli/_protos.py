@@ -15,7 +15,7 @@ def protos(
     context: typer.Context,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder; it is created if it does not exist.")],
 ) -> None:
-    """Write the .proto files, service_config.json and idalloc.binpb.
+    """Write the .proto files, the retry policy and the descriptor set of the services.
 
     service_config.json is the retry policy, idalloc.binpb the descriptor set. DIR is then the
     import path of protoc, buf, ghz and grpcurl; it includes the files of Google's that they import.
