@@ -1,8 +1,9 @@
-"""``Client(log=)``: the ids of each method are in the log."""
+"""``Client(log=)`` of both clients: the ids of each method are in the log."""
 
+import asyncio
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -45,22 +46,75 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def client(server: FakeServer, path: Path) -> Iterator[idalloc.Client]:
+def threads_client(server: FakeServer, path: Path) -> Iterator[idalloc.Client]:
     with idalloc.Client(server.target, log=path) as client:
         yield client
 
 
-def test_a_range_is_one_record(server: FakeServer, client: idalloc.Client, path: Path) -> None:
+@pytest.fixture
+async def aio_client(server: FakeServer, path: Path) -> AsyncIterator[idalloc.aio.Client]:
+    async with idalloc.aio.Client(server.target, log=path, timeout=20) as client:
+        yield client
+
+
+class Blocking:
+    """An asyncio client whose methods block, as those of the client for threads."""
+
+    def __init__(self, client: idalloc.aio.Client, runner: asyncio.Runner) -> None:
+        self._client, self._runner = client, runner
+
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(self._client, name)
+        return self._block(member) if callable(member) else member
+
+    def _block(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **options: Any) -> Any:
+            called = method(*args, **options)
+            return self._all(called) if isinstance(called, AsyncIterator) else self._runner.run(called)
+
+        return run
+
+    def _all(self, values: AsyncIterator[Any]) -> Iterator[Any]:
+        async def take() -> Any:
+            return await anext(values, None)
+
+        return iter(lambda: self._runner.run(take()), None)
+
+
+KINDS = {"threads": idalloc.Client, "asyncio": idalloc.aio.Client}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def client(server: FakeServer, path: Path, kind: str) -> Iterator[Any]:
+    """Return a client of either kind, used in the same way."""
+    if kind == "threads":
+        with idalloc.Client(server.target, log=path) as client:
+            yield client
+        return
+    with asyncio.Runner() as runner:
+        blocking = Blocking(idalloc.aio.Client(server.target, log=path, timeout=20), runner)
+        yield blocking
+        blocking.close()
+
+
+def test_a_range_is_one_record(server: FakeServer, client: Any, path: Path) -> None:
     """A range is one record with its sequence, period, generation, node and ordering."""
     server.also = {"generation": 3, "ordering": pb.ORDERING_RISING}
     server.period = "2026"
     assert client.allocate_range("orders", 5).ids == range(1, 6)
-    [record] = issued_log.read(path).records
-    assert (record.name, record.period, record.ids, record.request) == ("orders", "2026", range(1, 6), 0)
-    assert (record.generation, record.node, record.rising) == (3, 7 << 32, True)
+    assert client.allocate_range("orders", 2).ids == range(6, 8)
+    first, second = issued_log.read(path).records
+    assert (first.name, first.period, first.ids, first.request) == ("orders", "2026", range(1, 6), 0)
+    assert (first.generation, first.node, first.rising) == (3, 7 << 32, True)
+    assert first.asked <= first.answered < second.asked
 
 
-def test_a_record_has_the_request_id(client: idalloc.Client, path: Path) -> None:
+def test_a_record_has_the_request_id(client: Any, path: Path) -> None:
     """P7: a record has the request id of its call, and a repeated call the same ids."""
     for _ in range(2):
         assert client.allocate_range("orders", 5, request_id=REQUEST_ID).ids == range(1, 6)
@@ -71,20 +125,22 @@ def test_a_record_has_the_request_id(client: idalloc.Client, path: Path) -> None
     assert texts.request not in (0, first.request)
 
 
-def test_texts_are_logged_as_a_range(client: idalloc.Client, path: Path) -> None:
+def test_texts_are_logged_as_a_range(client: Any, path: Path) -> None:
     """A range with texts is logged as its numbers."""
     assert client.allocate_range("orders", 3, texts=True).texts == ("T-0001", "T-0002", "T-0003")
     assert issued_log.read(path).ids == [1, 2, 3]
 
 
-def test_a_records_times_enclose_the_servers_work(server: FakeServer, client: idalloc.Client, path: Path) -> None:
+def test_a_records_times_enclose_the_servers_work(
+    server: FakeServer, threads_client: idalloc.Client, path: Path
+) -> None:
     """asked is before the server received the request, and answered after its reply."""
     server.hold = gate = Gate()
-    log = client._log
+    log = threads_client._log
     assert log
     with ThreadPoolExecutor() as threads:
         before = log.now()
-        call = threads.submit(client.allocate_range, "orders")
+        call = threads.submit(threads_client.allocate_range, "orders")
         assert gate.arrived.wait(20)
         meanwhile = log.now()
         gate.set()
@@ -93,7 +149,7 @@ def test_a_records_times_enclose_the_servers_work(server: FakeServer, client: id
     assert before <= record.asked < meanwhile < record.answered <= log.now()
 
 
-def test_retries_of_a_call_are_one_record(server: FakeServer, client: idalloc.Client, path: Path) -> None:
+def test_retries_of_a_call_are_one_record(server: FakeServer, client: Any, path: Path) -> None:
     """A call that gRPC retried is one record."""
     server.fail_next("AllocateRange", "STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE, times=2)
     client.allocate_range("orders", 5)
@@ -101,7 +157,7 @@ def test_retries_of_a_call_are_one_record(server: FakeServer, client: idalloc.Cl
     assert issued_log.read(path).ids == [1, 2, 3, 4, 5]
 
 
-def test_a_failed_call_is_not_logged(server: FakeServer, client: idalloc.Client, path: Path) -> None:
+def test_a_failed_call_is_not_logged(server: FakeServer, client: Any, path: Path) -> None:
     """A failed call leaves no record."""
     server.fail_next("AllocateRange", "SEQUENCE_NOT_FOUND", grpc.StatusCode.NOT_FOUND)
     with pytest.raises(idalloc.SequenceNotFound):
@@ -109,7 +165,7 @@ def test_a_failed_call_is_not_logged(server: FakeServer, client: idalloc.Client,
     assert issued_log.read(path).records == []
 
 
-def test_a_prefetched_range_is_logged_before_its_ids(client: idalloc.Client, path: Path) -> None:
+def test_a_prefetched_range_is_logged_before_its_ids(client: Any, path: Path) -> None:
     """A range of ids() is in the log before its first id is returned."""
     ids = client.ids("orders")
     for _ in range(300):
@@ -119,9 +175,9 @@ def test_a_prefetched_range_is_logged_before_its_ids(client: idalloc.Client, pat
     assert len(logged.records) < 100
 
 
-def test_threads_that_share_ids_get_only_logged_ids(client: idalloc.Client, path: Path) -> None:
+def test_threads_that_share_ids_get_only_logged_ids(threads_client: idalloc.Client, path: Path) -> None:
     """P1: threads that share one Ids get each id once, and only logged ids."""
-    ids = client.ids("orders")
+    ids = threads_client.ids("orders")
     with ThreadPoolExecutor() as threads:
         taken = [each.result() for each in [threads.submit(lambda: list(islice(ids, 2000))) for _ in range(4)]]
     got = {value for each in taken for value in each}
@@ -131,7 +187,7 @@ def test_threads_that_share_ids_get_only_logged_ids(client: idalloc.Client, path
     assert len(logged) == len(set(logged))
 
 
-def test_each_range_of_a_stream_is_a_record(server: FakeServer, client: idalloc.Client, path: Path) -> None:
+def test_each_range_of_a_stream_is_a_record(server: FakeServer, client: Any, path: Path) -> None:
     """Each range of a stream is in the log before it is yielded."""
     server.break_after = 2
     got: list[int] = []
@@ -145,7 +201,7 @@ def test_each_range_of_a_stream_is_a_record(server: FakeServer, client: idalloc.
     assert records[0].asked == records[1].asked <= records[1].answered < records[2].asked
 
 
-def test_doc_ids_are_logged_before_they_are_returned(client: idalloc.Client, path: Path) -> None:
+def test_doc_ids_are_logged_before_they_are_returned(client: Any, path: Path) -> None:
     """Document ids of calls and streams are in the log before they are returned."""
     got = client.doc_ids(3)
     for batch in client.stream_doc_ids(25, 10):
@@ -154,15 +210,16 @@ def test_doc_ids_are_logged_before_they_are_returned(client: idalloc.Client, pat
     assert len(issued_log.read(path).records) == 1 + 3
 
 
-def test_uuids_are_not_logged(client: idalloc.Client, path: Path) -> None:
+def test_uuids_are_not_logged(client: Any, path: Path) -> None:
     """Calls for UUIDs and nodes leave no record."""
     client.uuids(3)
     client.node()
     assert issued_log.read(path).records == []
 
 
-WAYS: dict[str, Callable[[idalloc.Client], Any]] = {
+WAYS: dict[str, Callable[[Any], Any]] = {
     "range": lambda client: client.allocate_range("orders", 3),
+    "request id": lambda client: client.allocate_range("orders", 3, idempotent=True),
     "texts": lambda client: client.allocate_range("orders", 3, texts=True),
     "pool": lambda client: next(client.ids("orders")),
     "stream": lambda client: list(client.stream_ranges("orders", 3)),
@@ -172,7 +229,7 @@ WAYS: dict[str, Callable[[idalloc.Client], Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_ids_that_cannot_be_logged_are_not_returned(way: str, client: idalloc.Client, path: Path) -> None:
+def test_ids_that_cannot_be_logged_are_not_returned(way: str, client: Any, path: Path) -> None:
     """If the log cannot be written, OSError is raised and the ids are not returned."""
     client.allocate_range("orders", 3)
     with room_for(path, 40), pytest.raises(OSError, match="issued"):
@@ -184,7 +241,7 @@ def test_ids_that_cannot_be_logged_are_not_returned(way: str, client: idalloc.Cl
     assert len(logged.records) == 2
 
 
-def test_ids_continue_after_a_full_disk(client: idalloc.Client, path: Path) -> None:
+def test_ids_continue_after_a_full_disk(client: Any, path: Path) -> None:
     """ids() continues after a full disk, and returns only logged ids, each once."""
     ids = client.ids("orders")
     before = {next(ids)}
@@ -196,18 +253,22 @@ def test_ids_continue_after_a_full_disk(client: idalloc.Client, path: Path) -> N
     assert not before & {*after}
 
 
-def test_an_existing_log_file_is_rejected(server: FakeServer, path: Path) -> None:
+def test_an_existing_log_file_is_rejected(server: FakeServer, client: Any, path: Path, kind: str) -> None:
     """A log file that exists is rejected and left unchanged."""
-    with idalloc.Client(server.target, log=path) as client:
-        client.allocate_range("orders", 3)
+    client.allocate_range("orders", 3)
+    other = path.with_name("other.log")
+    other.write_text("mine")
+    for existing in (path, str(path), other):
         with pytest.raises(FileExistsError):
-            idalloc.Client(server.target, log=str(path))
+            KINDS[kind](server.target, log=existing)
+    client.close()
     with pytest.raises(FileExistsError):
-        idalloc.Client(server.target, log=path)
+        KINDS[kind](server.target, log=path)
     assert issued_log.read(path).ids == [1, 2, 3]
+    assert other.read_text() == "mine"
 
 
-def test_the_log_is_closed_with_the_client(client: idalloc.Client, path: Path) -> None:
+def test_the_log_is_closed_with_the_client(client: Any, path: Path) -> None:
     """close() closes the log."""
     client.allocate_range("orders", 3)
     assert client._log
@@ -217,6 +278,33 @@ def test_the_log_is_closed_with_the_client(client: idalloc.Client, path: Path) -
     with pytest.raises(RuntimeError, match="closed"):
         client.allocate_range("orders")
     assert issued_log.read(path).ids == [1, 2, 3]
+
+
+async def test_coalesced_calls_are_one_record(server: FakeServer, aio_client: idalloc.aio.Client, path: Path) -> None:
+    """Coalesced calls are one record, which contains the ids of each caller."""
+    got = await asyncio.gather(*(aio_client.allocate_range("orders", n) for n in range(1, 40)))
+    asked = [request.id_count for request in server.requests["AllocateRange"]]
+    logged = issued_log.read(path)
+    assert [record.id_count for record in logged.records] == asked
+    assert len(asked) < 39
+    assert sorted(value for ids in got for value in ids) == sorted(logged.ids)
+
+
+async def test_each_coalesced_caller_gets_the_logs_error(
+    server: FakeServer, aio_client: idalloc.aio.Client, path: Path
+) -> None:
+    """If a coalesced call cannot be logged, each caller gets an OSError of its own."""
+    await aio_client.allocate_range("orders", 3)
+    with room_for(path, 40):
+        answers = await asyncio.gather(
+            *(aio_client.allocate_range("orders") for _ in range(20)), return_exceptions=True
+        )
+    assert [type(answer) for answer in answers] == [OSError] * 20
+    assert len({id(answer) for answer in answers}) == 20
+    assert [request.id_count for request in server.requests["AllocateRange"]] == [3, 1, 19]  # no more ids are burned
+    assert issued_log.read(path).ids == [1, 2, 3]
+    after = await asyncio.gather(*(aio_client.allocate_range("orders") for _ in range(20)))
+    assert {value for ids in after for value in ids} <= set(issued_log.read(path).ids)
 
 
 SHARED = """
