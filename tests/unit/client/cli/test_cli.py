@@ -141,34 +141,6 @@ def test_unexpected_exception_is_one_line(run: Command, monkeypatch: pytest.Monk
     assert run.error_line(1, "node", "show").startswith("idalloc: ZeroDivisionError: one two")
 
 
-@pytest.mark.parametrize(
-    ("line", "named"),
-    [
-        ("allocate", "SEQUENCE"),
-        ("allocate orders many", "COUNT"),
-        ("allocate orders 0", "COUNT"),
-        ("allocate orders 9223372036854775808", "COUNT"),
-        ("stream orders", "--total"),
-        ("stream orders --total 0", "--total"),
-        ("docid 1 --offset 65536", "'--offset': must be a whole number from 0 to 65535"),
-        ("node show --timeout 5", "--timeout"),
-        ("node show --timeout 0s", "--timeout"),
-        ("--timeout 5 health", "--timeout"),
-        ("node show --server http://127.0.0.1:50051", "'--server': must be HOST:PORT"),
-        ("--server https://127.0.0.1:50051 health", "'--server': must be HOST:PORT"),
-        ("node show --bogus", "--bogus"),
-        ("allocat orders", "'allocate'"),
-        ("allocate \udcff", "UTF-8"),
-        ("sequences create \udcff", "UTF-8"),
-        ("health \udcff", "UTF-8"),
-    ],
-)
-def test_usage_error_is_one_line_and_exits_with_2(server: FakeServer, run: Command, line: str, named: str) -> None:
-    """A usage error is one line that names the argument; nothing is sent."""
-    assert named in run.error_line(2, *line.split())
-    assert not server.requests
-
-
 def test_help_and_version_are_printed(run: Command, capsys: pytest.CaptureFixture[str]) -> None:
     """--help lists all commands and their arguments; --version prints the package's version."""
     for command in ("allocate", "stream", "docid", "node", "health", "serve", "config"):

@@ -94,34 +94,6 @@ def test_the_last_output_applies(run: Command) -> None:
     assert run("--output", "text", "node", "show", "--output", "json", "--json").startswith("{")
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (
-            "--output table --json node show",
-            "--output table and --json are mutually exclusive; give one of them (see idalloc -",
-        ),
-        (
-            "node --output text --json show",
-            "--output text and --json are mutually exclusive; give one of them (see idalloc nod",
-        ),
-        (
-            "sequences delete orders --json --output text",
-            "--output text and --json are mutually exclusive; give one of them",
-        ),
-        ("health --output yaml", "Invalid value for '--output': must be one of table, text, json, not 'yaml'"),
-        ("bench --output report.json", "Invalid value for '--output': must be one of table, text, json, not 'report"),
-        ("serve --json", "No such option: --json"),
-        ("store export --json", "No such option: --json"),
-    ],
-)
-def test_contradictory_output_is_a_usage_error(line: str, message: str, run: Command, server: FakeServer) -> None:
-    """An invalid or contradictory output is one line with exit code 2; nothing is sent."""
-    server.requests.clear()
-    assert run.error_line(2, *line.split()).startswith(f"idalloc: {message}")
-    assert not server.requests
-
-
 @pytest.mark.parametrize("line", ["node show", "sequences list"])
 def test_the_default_is_a_table_on_a_terminal(
     line: str, run: Command, server: FakeServer, monkeypatch: pytest.MonkeyPatch

@@ -1,7 +1,6 @@
 """`idalloc sequences`: the requests that it sends and what it prints."""
 
 import json
-import shlex
 import sys
 import time
 from typing import Any
@@ -256,51 +255,6 @@ def test_no_progress_bar_if_a_change_is_effective_at_once(monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     _progress.wait(0.0)
     assert not terminal.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("line", "named"),
-    [
-        ("sequences", ""),
-        ("sequences create", "NAME"),
-        ("sequences create a --step 1.5", "--step"),
-        ("sequences create a --start 9223372036854775808", "--start"),
-        ("sequences create a --kind odd", "--kind"),
-        ("sequences create a --kind ''", "'--kind': must be one of counter, timestamp-ms, timestamp-us, not ''"),
-        ("sequences create a --label b", "--label"),
-        ("sequences advance a", "--past"),
-        ("sequences advance --past 1", "give the NAME of a sequence, or --all"),
-        *(
-            (f"sequences advance --all {other}", "--all excludes NAME")
-            for other in ("a", "--past 0", "--past-table crate://h/a.b.c", "--period 2026", '--etag "1"')
-        ),
-        ("sequences advance a --past default", "'--past': must be a whole number of 64 bits, not 'default' (see"),
-        ("sequences advance a --past abc", "'--past': must be a whole number of 64 bits, not 'abc' (see"),
-        (
-            "sequences create a --step abc",
-            "'--step': must be a whole number of 64 bits, or the word default, not 'abc'",
-        ),
-        ("sequences advance a --past ''", "'--past': must be a whole number of 64 bits, not '' (see"),
-        ("sequences update a --kind counter", "'--kind': cannot be changed after creation"),
-        ("sequences update a --reset never", "'--reset': cannot be changed after creation"),
-        ("sequences update a --time-zone UTC", "'--time-zone': cannot be changed after creation"),
-        ("sequences advance a --past 1 --past-table crate://h/a.b", "--past"),
-        ("node set", "nothing"),
-        ("node set --prefix 65536", "'--prefix': must be a whole number from 0 to 65535"),
-        ("node set --prefix x", "'--prefix': must be a whole number from 0 to 65535"),
-        ("node set --auto-increment-offset 0", "must be a whole number from 1 to 65535"),
-        ("node set --auto-increment-increment 65536", "must be a whole number from 1 to 65535"),
-        ("uuid --version 1", "--version"),
-        ("allocate a --request-id 7", "--request-id"),
-        ("allocate a --texts --ranges", "--texts"),
-        ("sequences parse a", "TEXT"),
-    ],
-)
-def test_usage_error_names_argument_and_exits_with_2(server: FakeServer, capsys: Any, line: str, named: str) -> None:
-    """A usage error names the argument; nothing is sent."""
-    assert cli.main(shlex.split(line)) == 2
-    assert named in "".join(capsys.readouterr())
-    assert not server.requests
 
 
 def test_update_help_lists_only_changeable_settings(run: Command) -> None:

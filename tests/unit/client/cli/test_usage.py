@@ -1,9 +1,9 @@
 """Errors of the command line and the environment name what is wrong and what to write."""
 
 import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,27 +12,13 @@ from idalloc import aio, cli
 from idalloc.cli import _environment
 from idalloc_server.settings.model import Settings
 from idalloc_server.settings.sources import _NOT_SETTINGS
-from tests.support.fake_server import FakeServer, serving
+from tests.support.command_line import Command
+from tests.support.fake_server import FakeServer
 
 
 @pytest.fixture(autouse=True)
 def environment(clean_environment: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return clean_environment
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with serving() as server:
-        yield server
-
-
-def error_of(capsys: pytest.CaptureFixture[str], *args: str) -> str:
-    """Run an invalid command line, and return its one line on standard error."""
-    assert cli.main(args) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    [line] = err.splitlines()
-    return line
 
 
 WITHOUT_PORT = [
@@ -48,14 +34,14 @@ WITH_PORT = [
 
 
 @pytest.mark.parametrize("target", WITHOUT_PORT)
-def test_target_without_port_is_a_usage_error(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_target_without_port_is_a_usage_error(target: str, run: Command) -> None:
     """A target without a port is an error: gRPC would call port 443."""
     for args in (
         ("--server", target, "health"),
         ("allocate", "orders", "--server", target),
         ("bench", "--server", target),
     ):
-        line = error_of(capsys, *args)
+        line = run.error_line(2, *args)
         assert line.startswith("idalloc: Invalid value for '--server': must be HOST:PORT, such as localhost:50051")
         assert line.endswith(f"not {target!r} (see idalloc --help)")
 
@@ -78,61 +64,113 @@ def test_targets_with_ports_and_sockets_are_accepted(target: str) -> None:
     idalloc.Client(target).close()
 
 
-def test_invalid_server_variable_is_named(environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_server_variable_is_named(environment: pytest.MonkeyPatch, run: Command) -> None:
     """The error names IDALLOC_SERVER if that holds the invalid target."""
     environment.setenv("IDALLOC_SERVER", "localhost")
-    assert "Invalid value for IDALLOC_SERVER: must be HOST:PORT" in error_of(capsys, "allocate", "orders")
-    assert "'--server': must be HOST:PORT" in error_of(capsys, "--server", "other", "allocate", "orders")
+    assert "Invalid value for IDALLOC_SERVER: must be HOST:PORT" in run.error_line(2, "allocate", "orders")
+    assert "'--server': must be HOST:PORT" in run.error_line(2, "--server", "other", "allocate", "orders")
+
+
+COUNT = "Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not"
+HAS_COUNT = "COUNT is an argument: idalloc"
+NUMBER, SHORT = "must be a whole number of 64 bits", "must be a whole number from 0 to 65535"
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("allocate orders -3", "Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not '-3'"),
-        ("allocate orders -30 --json", "Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not '-30'"),
-        ("allocate orders x", "Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not 'x'"),
-        ("docid -1", "Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not '-1'"),
-        ("uuid -25", "Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not '-25'"),
-        ("allocate orders --count 3", "No such option: --count; COUNT is an argument: idalloc allocate SEQUENCE COUNT"),
-        ("allocate orders --count=3", "No such option: --count; COUNT is an argument: idalloc allocate SEQUENCE COUNT"),
-        ("allocate orders -n 3", "No such option: -n; COUNT is an argument: idalloc allocate SEQUENCE COUNT"),
-        ("docid --count 3", "No such option: --count; COUNT is an argument: idalloc docid COUNT"),
-        ("uuid -n 3", "No such option: -n; COUNT is an argument: idalloc uuid COUNT"),
-        ("stream orders --count 5", "No such option: --count; give the number of ids with --total"),
-        ("stream orders 100", "Missing option '--total': The total number of ids."),
-        ("stream orders", "Missing option '--total': The total number of ids."),
-        ("allocate", "Missing argument 'SEQUENCE': The sequence's name."),
-        ("allocate orders --jsn", "No such option: --jsn (Possible options: --json)"),
-    ],
-)
-def test_invalid_count_is_explained(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The error names the argument, its value and the correct form."""
-    command = line.split()[0]
-    assert error_of(capsys, *line.split()) == f"idalloc: {message} (see idalloc {command} --help)"
-
-
-@pytest.mark.parametrize(
-    ("line", "message", "command"),
-    [
-        ("node --json", "Missing command; give one of show, set", "idalloc node"),
-        ("token --json", "Missing command; give one of new", "idalloc token"),
-        (
-            "allocate orders --tls",
-            "No such option: --tls; give it before the command: idalloc --tls allocate",
-            "idalloc allocate",
-        ),
+        # COUNT
+        ("allocate orders -3", f"idalloc: {COUNT} '-3' (see idalloc allocate --help)"),
+        ("allocate orders -30 --json", f"idalloc: {COUNT} '-30' (see idalloc allocate --help)"),
+        ("allocate orders x", f"idalloc: {COUNT} 'x' (see idalloc allocate --help)"),
+        ("allocate orders many", f"idalloc: {COUNT} 'many' ("),
+        ("allocate orders 0", f"idalloc: {COUNT} '0' ("),
+        ("allocate orders 9223372036854775808", f"idalloc: {COUNT} '9223372036854775808' ("),
+        ("docid -1", f"idalloc: {COUNT} '-1' (see idalloc docid --help)"),
+        ("uuid -25", f"idalloc: {COUNT} '-25' (see idalloc uuid --help)"),
+        ("allocate orders --count 3", f"No such option: --count; {HAS_COUNT} allocate SEQUENCE COUNT (see idalloc a"),
+        ("allocate orders --count=3", f"No such option: --count; {HAS_COUNT} allocate SEQUENCE COUNT (see idalloc a"),
+        ("allocate orders -n 3", f"No such option: -n; {HAS_COUNT} allocate SEQUENCE COUNT (see idalloc allocate --"),
+        ("docid --count 3", f"No such option: --count; {HAS_COUNT} docid COUNT (see idalloc docid --help)"),
+        ("uuid -n 3", f"No such option: -n; {HAS_COUNT} uuid COUNT (see idalloc uuid --help)"),
+        ("stream orders --count 5", "No such option: --count; give the number of ids with --total (see idalloc str"),
+        ("stream orders 100", "idalloc: Missing option '--total': The total number of ids. (see idalloc stream --h"),
+        ("stream orders", "idalloc: Missing option '--total': The total number of ids. (see idalloc stream --help)"),
+        ("stream orders --total 0", "'--total': must be a whole number from 1 to 2^63-1, not '0'"),
+        # What is missing, misplaced or mistyped
+        ("allocate", "idalloc: Missing argument 'SEQUENCE': The sequence's name. (see idalloc allocate --help)"),
+        ("sequences create", "Missing argument 'NAME'"),
+        ("sequences parse a", "Missing argument 'TEXT'"),
+        ("node --json", "idalloc: Missing command; give one of show, set (see idalloc node --help)"),
+        ("token --json", "idalloc: Missing command; give one of new (see idalloc token --help)"),
+        ("allocate orders --tls", "No such option: --tls; give it before the command: idalloc --tls allocate (see id"),
         (
             "sequences list --token-file x",
-            "No such option: --token-file; give it before the command: idalloc --token-file sequences list",
-            "idalloc sequences list",
+            "No such option: --token-file; give it before the command: idalloc --token-file sequences list (see idal",
         ),
+        ("allocate orders --jsn", "idalloc: No such option: --jsn (Possible options: --json) (see idalloc allocate -"),
+        ("node show --bogus", "No such option: --bogus"),
+        ("allocat orders", "'allocate'"),
+        ("allocate \udcff", "UTF-8"),
+        ("sequences create \udcff", "UTF-8"),
+        ("health \udcff", "UTF-8"),
+        # Server, timeout and output
+        ("node show --timeout 5", "'--timeout': must be a positive duration"),
+        ("node show --timeout 0s", "'--timeout': must be a positive duration"),
+        ("--timeout 5 health", "'--timeout': must be a positive duration"),
+        ("node show --server http://127.0.0.1:50051", "'--server': must be HOST:PORT"),
+        ("--server https://127.0.0.1:50051 health", "'--server': must be HOST:PORT"),
+        ("--output table --json node show", "idalloc: --output table and --json are mutually exclusive; give one of"),
+        ("--output table --json node show", "give one of them (see idalloc --help)"),
+        ("node --output text --json show", "idalloc: --output text and --json are mutually exclusive; give one of th"),
+        ("node --output text --json show", "give one of them (see idalloc node --help)"),
+        ("sequences delete orders --json --output text", "idalloc: --output text and --json are mutually exclusive; "),
+        ("health --output yaml", "idalloc: Invalid value for '--output': must be one of table, text, json, not 'yaml'"),
+        ("bench --output report.json", "Invalid value for '--output': must be one of table, text, json, not 'report"),
+        ("serve --json", "idalloc: No such option: --json"),
+        ("store export --json", "idalloc: No such option: --json"),
+        # Settings and options of sequences and nodes
+        ("sequences create a --step 1.5", f"'--step': {NUMBER}"),
+        ("sequences create a --start 9223372036854775808", f"'--start': {NUMBER}"),
+        ("sequences create a --step abc", f"'--step': {NUMBER}, or the word default, not 'abc'"),
+        ("sequences create a --kind odd", "'--kind': must be one of"),
+        ("sequences create a --kind ''", "'--kind': must be one of counter, timestamp-ms, timestamp-us, not ''"),
+        ("sequences create a --label b", "'--label': must have the form KEY=VALUE"),
+        ("sequences advance a", "give either --past or --past-table"),
+        ("sequences advance --past 1", "give the NAME of a sequence, or --all"),
+        *(
+            (f"sequences advance --all {other}", "--all excludes NAME")
+            for other in ("a", "--past 0", "--past-table crate://h/a.b.c", "--period 2026", '--etag "1"')
+        ),
+        ("sequences advance a --past default", f"'--past': {NUMBER}, not 'default' (see"),
+        ("sequences advance a --past abc", f"'--past': {NUMBER}, not 'abc' (see"),
+        ("sequences advance a --past ''", f"'--past': {NUMBER}, not '' (see"),
+        ("sequences advance a --past 1 --past-table crate://h/a.b", "--past"),
+        ("sequences update a --kind counter", "'--kind': cannot be changed after creation"),
+        ("sequences update a --reset never", "'--reset': cannot be changed after creation"),
+        ("sequences update a --time-zone UTC", "'--time-zone': cannot be changed after creation"),
+        ("node set", "nothing to change"),
+        ("node set --prefix 65536", f"'--prefix': {SHORT}"),
+        ("node set --prefix x", f"'--prefix': {SHORT}"),
+        ("node set --auto-increment-offset 0", "must be a whole number from 1 to 65535"),
+        ("node set --auto-increment-increment 65536", "must be a whole number from 1 to 65535"),
+        ("docid 1 --offset 65536", f"'--offset': {SHORT}"),
+        ("uuid --version 1", "'--version': must be one of 4, 7"),
+        ("allocate a --request-id 7", "--request-id"),
+        ("allocate a --texts --ranges", "--ranges and --texts are mutually exclusive"),
     ],
 )
-def test_what_is_missing_or_misplaced_is_named(
-    line: str, message: str, command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A group without a command lists its commands; a misplaced option's error names its place."""
-    assert error_of(capsys, *line.split()) == f"idalloc: {message} (see {command} --help)"
+def test_usage_error_is_one_line_and_exits_with_2(server: FakeServer, run: Command, line: str, message: str) -> None:
+    """A usage error is one line that names the argument and its value; nothing is sent."""
+    assert message in run.error_line(2, *shlex.split(line))
+    assert not server.requests
+
+
+def test_group_without_a_command_prints_its_help(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    """A group without a command prints its help, with exit code 2."""
+    assert cli.main(["sequences"]) == 2
+    assert "Usage: idalloc sequences" in "".join(capsys.readouterr())
+    assert not server.requests
 
 
 @pytest.mark.parametrize(
