@@ -1,5 +1,6 @@
-"""Measures the cost of access control per call: servers without it, with tokens, and with quotas
-take turns.
+"""Measures the cost of access control per call: without it, with tokens, and with quotas.
+
+Servers of each kind take turns.
 
 python -m bench.access_control    (ghz makes the calls)
 """

@@ -35,12 +35,7 @@ _UPDATE = "/idalloc-bench-recipe/_update/orders?_source=last_value&retry_on_conf
 
 
 class Writer:
-    """A client of the recipe, with its own connection.
-
-    Args:
-        host: HOST:PORT.
-        count: The ids of a call.
-    """
+    """A client of the recipe, with its own connection to HOST:PORT, for ``count`` ids a call."""
 
     def __init__(self, host: str, count: int) -> None:
         name, _, port = host.rpartition(":")

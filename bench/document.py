@@ -1,5 +1,4 @@
-"""Write docs/operations/benchmarks.md and its chart from the results of the last runs in
-.build/bench.
+"""Write docs/operations/benchmarks.md and its chart from the last results in .build/bench.
 
 python -m bench.document    writes them without measuring.
 """

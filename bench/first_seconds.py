@@ -1,5 +1,6 @@
-"""Measure calls while the store is away soon after the first call, or after a restart: part of
-`make bench-faults`.
+"""Measure calls while the store is away soon after the first call, or after a restart.
+
+`make bench-faults` runs it.
 
 python -m bench.first_seconds [--stores sqlite stand-in] [--outage-reserve 10] [--used 5 15]
 

@@ -28,17 +28,12 @@ IN_BULK = 64
 
 
 class Bench:
-    """All contenders.
-
-    Attributes:
-        contenders: The contenders by key; ``targets`` uses the keys.
-        skipped: Why contenders are missing.
-        hangs: By the key of a contender, what makes its store hang.
-    """
+    """All contenders."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self.contenders: dict[str, Contender] = {}
-        self.skipped: list[str] = []
+        self.contenders: dict[str, Contender] = {}  # by key; `targets` uses the keys
+        self.skipped: list[str] = []  # why contenders are missing
+        # By the key of a contender, what makes its store hang.
         self.hangs: dict[str, Callable[[], hangs.Hang]] = {}
         self._folder = folder
         self._stack = stack

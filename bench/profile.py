@@ -1,5 +1,6 @@
-"""Show where the event loop spends a call: `make profile` writes flame graphs of a server and of
-the no-op server.
+"""Show where the event loop spends a call.
+
+`make profile` writes flame graphs of a server and of the no-op server.
 
 Needs ghz, and py-spy on the PATH, whose samples these are. C code without Python frames, such as
 gRPC's and uvloop's, counts for the Python function that called it.

@@ -21,15 +21,12 @@ _MANY = 10_000_000
 
 
 class Refills:
-    """Two sequences of one server: one with small leases, one with a lease for the whole run.
-
-    Attributes:
-        counts: Store writes for each sequence, in each turn.
-    """
+    """Two sequences of one server: one with small leases, one with a lease for the whole run."""
 
     def __init__(self, server: Server, path: Path) -> None:
         self._address = server.address
         self._path = path
+        # Store writes for each sequence, in each turn.
         self.counts: dict[str, list[int]] = {"small": [], "large": []}
         with idalloc.Client(server.address) as client:
             client.sequences.create("small", max_lease_size=_LEASE)

@@ -99,8 +99,9 @@ def redis_benchmark(address: str, seconds: float, in_flight: int) -> Turn:
 
 @contextmanager
 def postgres(folder: Path) -> Iterator[Server]:
-    """Run PostgreSQL with its defaults (fsync and synchronous commit are on), and create the
-    sequence and the table.
+    """Run PostgreSQL with its defaults, and create the sequence and the table.
+
+    By default fsync and synchronous commit are on.
 
     Raises:
         Missing: PostgreSQL or pgbench is not installed.
@@ -168,8 +169,9 @@ def etcd(folder: Path) -> Iterator[Server]:
 
 
 class Etcd:
-    """A client that keeps a counter in etcd: a transaction writes the next value if no other client
-    has changed it.
+    """A client that keeps a counter in etcd.
+
+    A transaction writes the next value if no other client has changed it.
 
     It remembers the last value that it saw, so that without other clients each call is one
     transaction. It uses etcd's JSON gateway over a persistent connection.

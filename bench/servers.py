@@ -73,8 +73,7 @@ def started(
     """Start a process on the servers' cores; stop it at the end of the block.
 
     Args:
-        command: The command.
-        folder: Its working directory.
+        folder: The command's working directory.
         user: Its user; None for the present one.
         stdout: Where its output goes.
         stop: The signal that stops it.

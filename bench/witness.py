@@ -38,8 +38,8 @@ def measure_witness(servers: dict[str, Server], leased: Callable[[str, int], flo
 
     Args:
         servers: The servers by their names in the report.
-        leased: Returns how many calls a second are served from leases, of an address, in so many
-            calls.
+        leased: Returns the calls a second that a server serves from leases, by its address and a
+            number of calls.
         rounds: How often the servers take turns.
         calls: Calls a turn.
     """

@@ -1,5 +1,6 @@
-"""Run by the Python of MySQL's client: add documents for some seconds, and print how long that
-took.
+"""Add documents for some seconds, and print how long each add took.
+
+The Python of MySQL's client runs it.
 
 usage: xproto_driver.py PORT SECONDS
 """

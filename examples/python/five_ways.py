@@ -1,5 +1,6 @@
-"""Get ids from an idalloc server in five ways, as the programs in examples/go, examples/java and
-examples/node do.
+"""Get ids from an idalloc server in five ways.
+
+The programs in examples/go, examples/java and examples/node do the same.
 
     pip install idalloc
     python five_ways.py --total 100000

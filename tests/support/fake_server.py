@@ -5,7 +5,7 @@ with serving() as server:
     server.fail_next("AllocateRange", "STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE)
     server.last["orders"] = 10          # the sequence's last id
     server.ttl = 0.2                    # seconds for which a pool may keep ids
-    server.break_after = 2              # the next stream breaks after so many messages
+    server.break_after = 2              # the next stream breaks after this many messages
     server.hold.clear()                 # calls wait until hold.set()
     server.requests["AllocateRange"]    # the requests, in order
     server.sequences["orders"]          # the sequence in SequenceService

@@ -33,15 +33,11 @@ class Places:
 
     Args:
         number: The place at which to raise, from 1; 0 for none.
-
-    Attributes:
-        count: The number of places so far.
-        raised: The file, line and instruction at which it raised; empty if it has not.
     """
 
     def __init__(self, number: int) -> None:
-        self.count = 0
-        self.raised = ""
+        self.count = 0  # the number of places so far
+        self.raised = ""  # the file, line and instruction at which it raised
         self._number = number
         self._steps = 0
         self._called: dict[FrameType, int] = {}  # frames whose last instruction was a call, and its offset
@@ -90,9 +86,6 @@ class Conditions:
 
     Args:
         number: The lock after which to raise, from 1.
-
-    Attributes:
-        raised: Whether it raised.
     """
 
     def __init__(self, number: int) -> None:

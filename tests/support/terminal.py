@@ -89,16 +89,11 @@ class Program:
 
 
 class Terminal:
-    """A reader in the folder ``folder``/page.
-
-    Attributes:
-        folder: The folder.
-        ports: The page's ports, and the free ones that take their place.
-        path: Where commands are looked for.
-    """
+    """A reader in the folder ``folder``/page."""
 
     def __init__(self, folder: Path, ports: Mapping[int, int]) -> None:
-        self.folder, self.ports = folder / "page", ports
+        self.folder = folder / "page"
+        self.ports = ports  # the page's ports, and the free ones that take their place
         self.path = f"{Path(sys.executable).parent}:{ROOT}/.build/bin:{os.environ['PATH']}"
         self._state, home, address = folder / "state", folder / "home", f"127.0.0.1:{ports[50051]}"
         self._programs: list[Program] = []

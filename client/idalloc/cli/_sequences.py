@@ -71,8 +71,8 @@ SETTINGS = {
     "json_safe": Annotated[
         bool | None, typer.Option("--json-safe", metavar="", help="Limit ids to 2^53-1, exact in JSON and doubles.")
     ],
-    "offset": _number("With --increment: the number of this cluster, 1 to the increment."),
-    "increment": _number("The number of independent clusters whose ids must differ; replaces --step."),
+    "offset": _number("With --increment: the number of this installation, 1 to the increment."),
+    "increment": _number("The number of independent installations whose ids must differ; replaces --step."),
     "ordering": _choice(
         "ordering", "Ids rise within each node, or (slower) across all nodes; default: rising-per-node."
     ),
