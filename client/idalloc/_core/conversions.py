@@ -16,12 +16,10 @@ def to_doc_ids(reply: pb.GenerateDocIdResponse | pb.StreamDocIdsResponse) -> lis
 
 
 def expand_run(first: str, step: int, count: int) -> list[str]:
-    """Expand a run of document ids.
+    """Expand a run of document ids whose serials are ``step`` apart.
 
-    Args:
-        first: The first id: the 12 characters that the ids share, then the serial in 16 hexadecimal
-            digits.
-        step: The distance between serials, at least 1.
+    An id has the 12 characters that all ids of a run share, then the serial in 16 hexadecimal
+    digits.
     """
     shared, serial = first[:12], int(first[12:], 16)
     doc_ids: list[str] = []

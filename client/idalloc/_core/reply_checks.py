@@ -93,10 +93,7 @@ def unparsable(request: Message) -> ProtocolError:
 
 
 def check_chunk(request: StreamRequest, reply: StreamReply, missing: int) -> int:
-    """Check one message of a stream, the reply to its request.
-
-    Args:
-        missing: How many ids of the total had not arrived before the message.
+    """Check one message of a stream, before which ``missing`` ids of the total had not arrived.
 
     Returns:
         The number of ids in the message.
@@ -118,8 +115,7 @@ def check_chunk(request: StreamRequest, reply: StreamReply, missing: int) -> int
 def check_order(reply: StreamReply, before: tuple[str, Any] | None) -> tuple[str, Any]:
     """Check that the ids of a stream's message come after those of the previous message.
 
-    Args:
-        before: What this function returned for the previous message; None for the first one.
+    ``before`` is what this function returned for the previous message; None for the first one.
 
     Returns:
         The message's period or shared characters, within which ids are in order, and its last id.

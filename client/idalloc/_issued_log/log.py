@@ -61,11 +61,7 @@ class IssuedLog:
         return self._boot_time + _boot_clock()
 
     def range(self, request: "RangeRequest", response: "RangeResponse", asked: int) -> None:
-        """Record a range that has just arrived.
-
-        Args:
-            asked: ``now()`` before the request was sent.
-        """
+        """Record a range that has just arrived; ``asked`` is ``now()`` before the request."""
         answered = self.now()
         self._write(lambda encoder: encoder.range(request, response, asked, answered))
 

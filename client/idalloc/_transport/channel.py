@@ -145,10 +145,7 @@ class Connection:
 
         After such an exception a lock of the channel may stay locked, or its thread may be missing.
         So after any exception that is not gRPC's own, the next call opens a new channel. The old
-        channel and the call are never closed, because that takes the same locks.
-
-        Args:
-            call: The call, if it has begun.
+        channel and ``call``, if it has begun, are never closed, because that takes the same locks.
         """
         try:
             yield
