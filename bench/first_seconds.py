@@ -41,7 +41,7 @@ _NAMES = {SQLITE: "SQLite", STAND_IN: "CrateDB, stand-in", CRATEDB: "CrateDB"}
 class Nodes(NamedTuple):
     """Running nodes."""
 
-    servers: list[Server]  # the nodes
+    servers: list[Server]
     restart: Callable[[int], None]  # kills a node, and starts it again at the same address
     # Makes the store unavailable within its block.
     outage: Callable[[], AbstractContextManager[None]]

@@ -10,8 +10,8 @@ from bench.hangs import HANG_SECONDS
 class Question(NamedTuple):
     """A question, and who answers it."""
 
-    file: str  # the chart's file name
-    title: str  # the title in the document
+    file: str
+    title: str
     axis: str  # what the bars are
     about: str  # how to read the chart
     keys: tuple[str, ...] | None  # the keys of the contenders; None for those whose store hung

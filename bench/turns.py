@@ -15,7 +15,7 @@ class Turn(NamedTuple):
 
     calls: int  # answered calls; 0 for a client that prefetches ids
     ids: int  # received ids
-    seconds: float  # the duration
+    seconds: float
     p50: float | None  # median latency in seconds; None without single calls
     p99: float | None  # 99th percentile of the latency
     client_cpu: float  # CPU seconds of the driver

@@ -50,7 +50,7 @@ _OPTIONS = [
 class Tally:
     """Counts and latencies of one RPC."""
 
-    rpc: str  # the RPC's name
+    rpc: str
     # Latencies of successful calls; for a stream, from its start to its end.
     latencies: Latencies = field(default_factory=Latencies)
     # Latencies of a stream's messages: each from the previous one, or the start, to its arrival.

@@ -21,7 +21,7 @@ _MIX = {"AllocateRange": 70, "GenerateDocId": 20, "StreamRanges": 6, "StreamDocI
 class Plan:
     """The options of a bench."""
 
-    target: str  # the server's address
+    target: str
     scenario: str = "unary"  # one of `SCENARIOS`
     sequence: str = "bench"  # the sequence to allocate from
     id_count: int = 1  # the ids of a unary call
@@ -40,8 +40,8 @@ class Plan:
 class Call:
     """An RPC with a fixed request."""
 
-    rpc: str  # the RPC's name
-    message: Any  # the request
+    rpc: str
+    message: Any  # of the request
     response: Any  # the reply's class
     ids: int  # the ids that it requests
     chunk: int  # the ids of its stream's messages; 0 for a unary call

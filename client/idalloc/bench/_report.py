@@ -14,7 +14,7 @@ from idalloc.verify._verdict import Verdict
 # The percentages and the steps of the histogram in ghz's report.
 _GHZ_PERCENTAGES = (10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0)
 _GHZ_STEPS = 10
-# The share of a core from which on the bench itself limits the rate.
+# From this share of a core, the bench itself limits the rate.
 _BUSY = 0.9
 
 

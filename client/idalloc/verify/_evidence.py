@@ -21,11 +21,11 @@ class Record(NamedTuple):
 
     log: int  # the number of its log
     name: int  # the number of its name
-    generation: int  # the sequence's generation
+    generation: int
     node: int  # the id of the server process; 0 if unknown
-    first: int  # the first id
+    first: int
     step: int  # the difference of consecutive ids
-    id_count: int  # the number of ids
+    id_count: int
     asked: int  # when the call began, in nanoseconds since the Unix epoch
     answered: int  # when the reply arrived, in nanoseconds since the Unix epoch
     request: tuple[int, int]  # the request id as two integers; zeros without one
@@ -57,7 +57,7 @@ class Query(NamedTuple):
     """A query for the records that have an id."""
 
     name: int  # the number of the id's name
-    number: int  # the id
+    number: int
     matches: Callable[[Log, Rows], Bits] | None = None  # selects rows of a log; None selects all
 
 

@@ -46,8 +46,8 @@ class Exported:
 class Files:
     """The input files."""
 
-    names: Names  # the names in the logs
-    logs: list[Log] = field(default_factory=list)  # the logs of issued ids
+    names: Names
+    logs: list[Log] = field(default_factory=list)
     exported: Exported | None = None  # the content of the exports; None without any
     # The burned ids in logs of nodes, by name and cause.
     burned: dict[str, Counter[str]] = field(default_factory=dict)

@@ -29,8 +29,8 @@ _MIN_INT64, _MAX_INT64 = -(2**63), 2**63 - 1
 class Extent:
     """The extent of the ids of one step and remainder, in one generation of a sequence."""
 
-    low: int  # the lowest id
-    high: int  # the highest id
+    low: int
+    high: int
     records: int  # the number of their records
 
 

@@ -20,8 +20,8 @@ class Spans(NamedTuple):
     """Columns of spans."""
 
     name: Ints  # the number of the ids' name
-    low: Ints  # the lowest id
-    high: Ints  # the highest id
+    low: Ints
+    high: Ints
     step: Ints  # the difference of consecutive ids, above 0
     # Equal and not 0 for replies to retries of one request with the same range; else 0.
     tag: npt.NDArray[np.uint64]

@@ -19,12 +19,12 @@ from idalloc.verify._runs import MemoryLimits
 class SequenceStats:
     """Counts of the ids of a sequence, or of one of its periods."""
 
-    sequence: str  # the sequence's name
+    sequence: str
     period: str  # the period; empty without one
     ids: int  # the number of distinct ids in the logs
     ranges: int  # the number of records
-    first: int  # the first id
-    last: int  # the last id
+    first: int
+    last: int
     last_value: int | None  # the exported counter, if any
     # The number of ids in no log, from the first id to `last_value`, or to the last id without an
     # export.
@@ -41,10 +41,10 @@ class SequenceStats:
 class Verdict:
     """The result of a verification."""
 
-    logs: int  # the number of logs
-    records: int  # the number of records
+    logs: int
+    records: int
     ids: int  # the number of distinct ids
-    findings: Findings  # the violations
+    findings: Findings
     sequences: list[SequenceStats]  # counts by sequence and period
     doc_ids: int  # the number of distinct document ids
     stall: float  # the longest time between two consecutive replies of one log, in seconds
