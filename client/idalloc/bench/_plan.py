@@ -41,7 +41,7 @@ class Call:
     """An RPC with a fixed request."""
 
     rpc: str
-    message: Any  # of the request
+    message: Any  # the request, not serialized
     response: Any  # the reply's class
     ids: int  # the ids that it requests
     chunk: int  # the ids of its stream's messages; 0 for a unary call
