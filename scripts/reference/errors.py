@@ -124,7 +124,7 @@ def page() -> str:
     comments, classes, by_reason = read_proto(), exceptions(), refusals()
     sections = [_section(by_reason[reason], comments[reason], classes[reason]) for reason in sorted(comments)]
     others = [
-        (f"`{kind.__name__}`", f"`{reason}`", kind.default_code.name, summary(kind))
+        (f"`{kind.__name__}`", f"`{reason}`", kind.default_code.name, description(kind))
         for reason, kind in sorted(classes.items())
         if reason not in comments and kind is not IdallocError
     ]
@@ -145,9 +145,9 @@ def page() -> str:
     )
 
 
-def summary(kind: type[IdallocError]) -> str:
-    """Return the first paragraph of a class's docstring."""
-    return prose(one_line((inspect.getdoc(kind) or "").partition("\n\n")[0]))
+def description(kind: type[IdallocError]) -> str:
+    """Return a class's docstring without its attributes."""
+    return prose(one_line((inspect.getdoc(kind) or "").partition("\n\nAttributes:")[0]))
 
 
 def _section(refusal: type[Refusal], comment: ProtoComment, kind: type[IdallocError]) -> str:

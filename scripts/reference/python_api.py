@@ -11,7 +11,7 @@ import idalloc
 from idalloc._core import defaults
 from idalloc._core import errors as error_classes
 from scripts.reference import links
-from scripts.reference.errors import exceptions, summary
+from scripts.reference.errors import description, exceptions
 from scripts.reference.markdown import ROOT, block, document, one_line, prose, table
 
 _HEAD = """\
@@ -202,7 +202,7 @@ def _exceptions(module: Any) -> str:
         (
             f"`{kind.__name__}`",
             f"[`{reason}`]({links.REASONS[reason]})" if reason in links.REASONS else f"`{reason}`",
-            summary(kind),
+            description(kind),
         )
         for reason, kind in sorted(exceptions().items(), key=lambda each: each[1].__name__)
         if kind is not error_classes.IdallocError
