@@ -108,7 +108,7 @@ class TestForgetRecorded:
         assert await store.forget_recorded(retention_at(seen, 3600.0), 10) == 1
 
     async def test_records_are_removed_in_batches(self, store: Store) -> None:
-        """P7: one call examines at most so many records as it is given."""
+        """P7: one call examines at most ``limit`` records."""
         await store.record([allocation(f"{number}") for number in range(7)])
         seen = retention_at(await store.newest_recorded())
         await store.record([allocation("young")])

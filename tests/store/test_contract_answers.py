@@ -96,7 +96,7 @@ EACH_CALL = [pytest.param(call, marks=[] if call in SOME else [pytest.mark.test_
 
 
 def mix(proxy: MixingProxy, call: str, kind: Any) -> Call:
-    """Mixes up the answers of one call from now on, and returns the call."""
+    """Mix up the answers of one call from now on, and return the call."""
     run, path, statement = CALLS[call]
     proxy.chosen = lambda target, body: path in target or statement.encode() in body
     proxy.mix = kind

@@ -89,7 +89,7 @@ class TestInsert:
             assert await all_of(documents) == [B]
 
     async def test_pages_are_ordered_by_bytes(self, documents: Documents) -> None:
-        """NF2: keys are compared as bytes: case, trailing spaces and Unicode forms are different."""
+        """NF2: keys are compared as bytes: case, trailing spaces and Unicode forms differ."""
         keys = ["", "A", "a", "a ", "\u00e9", "e\u0301", "ÿ", "𐀀", "�"]
         await documents.insert("s", "c", [Document(key, "{}") for key in keys])
         expected = sorted(keys, key=str.encode)

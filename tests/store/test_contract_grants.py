@@ -113,7 +113,7 @@ class TestGrant:
     async def test_a_counter_at_or_past_the_floor_is_granted(
         self, store: Store, opener: Opener, row: dict[str, int], floor: GrantFloor
     ) -> None:
-        """P3: a counter at or past what the node saw, in its generation or a later one, is granted."""
+        """P3: a counter at or past what the node saw, in its generation or later, is granted."""
         await opener.put("s", **row)
         some = await store.grant("s", 2, 1000, floor)
         assert some is not None
@@ -186,7 +186,7 @@ class TestGrant:
     async def test_a_corrupt_row_is_refused_and_not_changed(
         self, store: Store, opener: Opener, row: dict[str, int | None]
     ) -> None:
-        """A row without last_value, or with a step of 0, raises SequenceInvalid and stays as it is."""
+        """A row without last_value, or with step 0, raises SequenceInvalid and stays as it is."""
         await opener.put("s", **row)
         with pytest.raises(SequenceInvalid, match="'s' cannot be used"):
             await store.grant("s", 5, 1000)
@@ -254,7 +254,7 @@ LATER = Demand(0.25, 7, 1_700_000_060)
 
 
 async def with_demand(store: Store, demand: Demand | None = DEMAND, wanted: int = 5) -> Grant:
-    """Grants ids of the sequence s with a demand."""
+    """Grant ids of the sequence s with a demand."""
     granted = await store.grant("s", wanted, 1000, demand=demand)
     assert granted is not None
     return granted
@@ -305,7 +305,7 @@ class TestDemand:
         assert (renewed.generation, renewed.demand) == (2, DEMAND)
 
     async def test_an_empty_grant_writes_it(self, store: Store) -> None:
-        """A grant of more than is left, or behind the floor, grants nothing and writes the demand."""
+        """A grant of more than is left, or behind the floor, is empty and writes the demand."""
         await store.create(new_row("s", Sequence(max_value=10)))
         refused = await with_demand(store, wanted=11)
         assert (refused.granted, refused.demand) == (0, DEMAND)
@@ -327,7 +327,7 @@ class TestDemand:
 # A person or another program wrote these.
 @pytest.mark.parametrize("edited", ["", "5", "fast 1 2", "1e999 1 2", "-1 1 2", "0 1 2", "1 -1 2", "1 1 -2", "nan 1 2"])
 async def test_an_edited_demand_is_none(store: Store, opener: Opener, edited: str) -> None:
-    """P10: a demand that cannot be read is None, fails no grant, and is replaced by the next one."""
+    """P10: an invalid demand is None, fails no grant, and is replaced by the next one."""
     await opener.put("s", last_value=3, demand=edited)
     granted = await grant(store, "s", 2)
     assert (granted.last_value, granted.demand) == (5, None)

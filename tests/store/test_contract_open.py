@@ -15,7 +15,7 @@ from tests.support.store_rows import grant, ids_of, new_row
 
 class TestOpen:
     async def test_counters_and_claims_survive_a_restart(self, opener: Opener) -> None:
-        """P1, P6: the next process continues after the granted ids and the claimed start timestamp."""
+        """P1, P6: the next process continues after the granted ids and claimed start timestamp."""
         first = await opener.open()
         await first.create(new_row("s"))
         await first.grant("s", 10, 1000)

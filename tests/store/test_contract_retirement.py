@@ -56,7 +56,7 @@ class TestRetiredStore:
         assert await store.get("new") is None
 
     async def rows(self, store: Store) -> list[Row]:
-        """Return all rows, without lease_ms: CrateDB stores lease_ms even if nothing was granted."""
+        """Return all rows without lease_ms, which CrateDB stores even if nothing was granted."""
         return [row._replace(lease_ms=0) for row in await store.list("", "", 9, deleted=True, periods=True)]
 
     async def test_live_sequences_are_granted_until_they_are_deleted(self, store: Store) -> None:

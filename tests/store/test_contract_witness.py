@@ -130,7 +130,7 @@ class TestReplace:
         assert await witness.read(list(marks)) == marks
 
     async def test_any_name_and_token_is_kept(self, witness: Witness) -> None:
-        """P3: names of 255 bytes with a period, with separators and in Unicode are distinct marks."""
+        """P3: names of 255 bytes with a period, separators and Unicode are distinct marks."""
         marks = {name: mark(number, f"{number}'\"\\ é") for number, name in enumerate(NAMES)}
         assert await witness.replace([Replacement(name, each, "") for name, each in marks.items()]) == set(marks)
         assert await witness.read(NAMES) == marks

@@ -1,4 +1,4 @@
-"""The requirements of MySQL's WL#10955 that concern stored documents, by its names, on every store."""
+"""The requirements on stored documents of MySQL's WL#10955, by its names, on every store."""
 
 import asyncio
 

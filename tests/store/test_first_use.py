@@ -94,7 +94,7 @@ async def test_a_first_use_of_an_existing_row_costs_one_call(node: Node, other: 
 async def test_two_nodes_that_create_at_once_share_no_id(
     node: Node, other: Store, clock: FakeClock, store: Store
 ) -> None:
-    """P1: of two nodes with the same clock one creates the sequence, and both get ids of their own."""
+    """P1: of two nodes with one clock one creates the sequence, and both get distinct ids."""
     nodes = [node, Node(other, clock), Node(store, clock)]
     taken = await asyncio.gather(*(each.allocate("s", 3) for each in nodes))
     assert sorted(ids(*taken)) == list(range(1, 10))
@@ -122,7 +122,7 @@ async def test_a_replayed_creation_grants_its_own_ids(
 
 
 async def test_a_replay_after_a_change_burns_the_ids(node: Node, store: Store, other: Store) -> None:
-    """P1, P5: if the sequence was changed before the replay that answers, the creator gets new ids."""
+    """P1, P5: if the sequence changed before the replay that answers, the creator gets new ids."""
 
     async def create_twice(row: Row) -> Row:
         await store.create(row)
@@ -136,7 +136,7 @@ async def test_a_replay_after_a_change_burns_the_ids(node: Node, store: Store, o
 
 
 async def test_a_creation_without_an_answer_burns_its_ids(node: Node, store: Store) -> None:
-    """P1, P9: the ids of a creation whose answer was lost are counted as burned and never issued."""
+    """P1, P9: the ids of a creation whose answer is lost are counted as burned, never issued."""
 
     async def lose_answer(row: Row) -> Row:
         await store.create(row)
@@ -151,7 +151,7 @@ async def test_a_creation_without_an_answer_burns_its_ids(node: Node, store: Sto
 
 
 async def test_a_creation_that_arrives_late_changes_nothing(node: Node, store: Store) -> None:
-    """P1: a creation that the store applies after the node has created the row anew grants nothing."""
+    """P1: a creation that the store applies after the node recreated the row grants nothing."""
     late: list[Row] = []
 
     async def delay(row: Row) -> Row:

@@ -64,7 +64,7 @@ async def counter(store: Store, name: str = "s") -> int:
 
 
 async def issued_twice(opener: Opener, *issued: list[int]) -> list[int]:
-    """Issues more ids than any node held, on a new node, and returns the repeated ids."""
+    """Issue more ids than any node held, on a new node, and return the repeated ids."""
     fresh = Node(await opener.open())
     await fresh.grant(100)
     fresh.issue(100)
@@ -74,7 +74,7 @@ async def issued_twice(opener: Opener, *issued: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("opener", ALL, indirect=True)
 async def test_a_single_node_gives_every_unused_id_back(opener: Opener) -> None:
-    """P9: a clean stop burns nothing if no other node wrote the rows, for any number of sequences."""
+    """P9: a clean stop burns nothing if no other node wrote the rows of any sequence."""
     store = await opener.open()
     nodes = {name: Node(store, name) for name in NAMES}
     for name in NAMES:

@@ -63,7 +63,7 @@ class FakeClock:
         return self.wall_seconds
 
     def advance(self, seconds: float) -> None:
-        """Advances both clocks."""
+        """Advance both clocks."""
         self.boot_seconds += seconds
         self.wall_seconds += seconds
 

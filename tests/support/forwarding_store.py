@@ -27,7 +27,7 @@ class ForwardingStore(ABC):
 
     @abstractmethod
     async def _call(self, method: str, *arguments: Any) -> Any:
-        """Answers a call; ``list`` has its keywords as the last arguments."""
+        """Answer a call; ``list`` has its keywords as the last arguments."""
 
     async def open(self) -> None:
         await self._call("open")

@@ -14,7 +14,7 @@ from tests.support.store_rows import new_row
 
 
 async def main(path: Path, rounds: int) -> None:
-    """Grants two ids per round."""
+    """Grant two ids per round."""
     for _ in range(rounds):
         store = SqliteStore(path, SystemClock(), busy_timeout=60)
         await store.open()

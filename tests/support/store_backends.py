@@ -37,7 +37,7 @@ class Backend(Protocol):
     url: str  # the URL for ``open_store``
 
     async def make_guide_table(self) -> None:
-        """Make a table of sequences that has a name and a last_value only, as in CrateDB's guide."""
+        """Make a table of sequences with only name and last_value, as in CrateDB's guide."""
         ...
 
     async def put(self, name: str, columns: Mapping[str, int | str | None]) -> None:
@@ -53,7 +53,7 @@ class Backend(Protocol):
         ...
 
     async def advance(self, seconds: float) -> None:
-        """Advances the store's clock."""
+        """Advance the store's clock."""
         ...
 
     async def set_back(self, seconds: float) -> None:
@@ -286,7 +286,7 @@ class CrateBackend(SqlBackend):
 
 
 async def skip_before_oids(sql: Callable[[str], Awaitable[Sequence[Any]]]) -> None:
-    """Skips a test on a CrateDB that cannot tell a table from another one of its name."""
+    """Skip a test on a CrateDB that cannot tell a table from another one of its name."""
     ((version,), *_) = await sql("SELECT version['number'] FROM sys.nodes")
     if tuple(map(int, version.split(".")[:2])) < (6, 3):
         pytest.skip(f"CrateDB {version} has no OIDs of tables")

@@ -47,7 +47,7 @@ def ids_of(grant: Grant | None) -> range:
 
 
 async def grant(store: Store, name: str, wanted: int, lease_ms: int = 1000) -> Grant:
-    """Grants ids of an existing sequence."""
+    """Grant ids of an existing sequence."""
     granted = await store.grant(name, wanted, lease_ms)
     assert granted is not None
     return granted

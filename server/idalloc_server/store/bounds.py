@@ -32,7 +32,7 @@ def ids_left(last_value: int, step: int, min_value: int | None, max_value: int |
 
 
 def advance_counter(last_value: int, at_least: int, sequence: Sequence) -> int:
-    """Return the counter, advanced to ``at_least`` or past it, to the next point of the sequence's lattice.
+    """Return the counter, moved to the first point of its lattice at or past ``at_least``.
 
     The counter never moves back. If the next point exceeds the range of BIGINT, the counter goes to
     the end of that range, which is past its bound.

@@ -10,10 +10,10 @@ from idalloc_server.domain.errors import StartRefused, shown_path
 
 
 class _Scheme(NamedTuple):
-    """How a parameter of the URL authenticates: the scheme of the header, and whether a file has the secret."""
+    """How a parameter of the URL authenticates."""
 
-    name: str
-    is_file: bool
+    name: str  # the scheme of the Authorization header
+    is_file: bool  # whether the parameter names a file that holds the secret
 
 
 _SCHEMES = {
@@ -40,7 +40,7 @@ def has_secret(url: str) -> bool:
 
 
 def authorization(user: str, password: str | None, parameters: dict[str, str], example: str) -> str | None:
-    """Return the value of the HTTP Authorization header (RFC 7617, RFC 6750), or None for an anonymous client.
+    """Return the value of the Authorization header (RFC 7617, RFC 6750); None without credentials.
 
     Args:
         user: The user; empty if the URL has none.
@@ -92,7 +92,7 @@ def tls_context(parameters: dict[str, str]) -> ssl.SSLContext | None:
 
 
 def certificate_problem(error: Exception) -> str:
-    """Return why a server's certificate was refused, with the next step; empty for any other error of a connection."""
+    """Return why a server's certificate was refused, with the next step; empty for other errors."""
     reason = getattr(error, "certificate_error", None)
     if not isinstance(reason, ssl.SSLCertVerificationError):
         return ""

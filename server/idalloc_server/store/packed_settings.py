@@ -1,6 +1,7 @@
-"""Encodes a sequence's settings in a row: numbers that statements compute with are columns, the rest is JSON.
+"""Encodes a sequence's settings in a row.
 
-The demand of a counter is one text.
+Numbers that statements compute with are columns, the rest is JSON. The demand of a counter is one
+text.
 """
 
 import json
@@ -83,7 +84,7 @@ def stored_time(name: str, field: str, value: object, per_second: int = 1) -> fl
     Args:
         name: The name of the row.
         field: The name of the column.
-        value: What the row has.
+        value: The stored value.
         per_second: The units of the value in a second.
 
     Raises:
@@ -99,15 +100,12 @@ def stored_time(name: str, field: str, value: object, per_second: int = 1) -> fl
 
 
 def pack_demand(demand: Demand | None) -> str | None:
-    """Return a demand as a row has it: ``RATE LARGEST_CALL AT``, with the digits that ``Demand`` documents."""
+    """Return a demand as stored: ``RATE LARGEST_CALL AT``; see ``Demand`` for the digits."""
     return None if demand is None else f"{demand.rate:.6g} {demand.largest_call} {demand.at:.0f}"
 
 
 def unpack_demand(packed: object) -> Demand | None:
-    """Return the demand of a row.
-
-    It is a hint, and people can edit rows: None for anything that is no demand.
-    """
+    """Return the demand of a row. It is a hint that people can edit: None if it is invalid."""
     if not isinstance(packed, str):
         return None
     try:

@@ -159,7 +159,7 @@ def keeps_documents(url: str) -> bool:
 
 
 def open_documents(url: str, timeout: float = 40.0) -> "Documents":
-    """Return the documents beside the counters of a store, not connected yet; ``Documents.open`` connects.
+    """Return a store's documents, not connected yet; ``Documents.open`` connects.
 
     Args:
         url: The setting ``store``; see ``open_store``.

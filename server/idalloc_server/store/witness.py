@@ -1,4 +1,4 @@
-"""What the witnesses of all kinds share: the place apart from the store, and the marks as they are stored."""
+"""What all kinds of witnesses share: the place apart from the store, and the stored marks."""
 
 import os
 import re
@@ -25,7 +25,7 @@ def refused_as_witness() -> Iterator[None]:
 
 
 def check_files(witness: Path, files: Mapping[Path, str]) -> None:
-    """Refuses a witness in a file of the store, also by another name.
+    """Refuse a witness in a file of the store, also by another name.
 
     Args:
         witness: The file of the witness.
@@ -42,7 +42,7 @@ def check_files(witness: Path, files: Mapping[Path, str]) -> None:
 
 
 def check_hosts(witness: Collection[str], store: Collection[str]) -> None:
-    """Refuses a witness in the cluster of the store.
+    """Refuse a witness in the cluster of the store.
 
     Args:
         witness: ``host:port`` of each host of the witness.
@@ -60,7 +60,7 @@ def check_hosts(witness: Collection[str], store: Collection[str]) -> None:
 
 
 def is_on_one_disk(first: Path, second: Path) -> bool:
-    """Whether two files, which may be missing, are on one device; False if that cannot be found out."""
+    """Whether two files, which may be missing, are on one device; False if that is unknown."""
     try:
         return _device(first) == _device(second)
     except OSError:

@@ -81,7 +81,7 @@ async def test_an_add_revives_no_removed_document(crate: CrateEmulator, open_wit
 
 @pytest.mark.parametrize("match", ["document_collections", LOOK_UP])
 async def test_an_add_waits_for_a_master(crate: CrateEmulator, open_with: OpenWith, match: str) -> None:
-    """An add during an election, when live hosts refuse at once, is stored when there is a master."""
+    """An add during an election, which live hosts refuse at once, is stored once it has ended."""
     documents = await open_with(f"{crate.host},127.0.0.1:{await crate.listen()}", 20)
     crate.inject(Fault("error", match=match, times=3))
     assert await documents.insert("s", "c", ADDED) == Inserted(3, 0)

@@ -22,7 +22,7 @@ WRITE = "UNNEST"
 
 
 def queries() -> list[str]:
-    """Return the guide's statements: for the names of tables, to refresh one, and for its batches."""
+    """Return the guide's statements: for table names, to refresh a table, and for its batches."""
     page = (ROOT / "docs/guides/mysql-xdevapi.md").read_text()
     [block] = [each for each in blocks(page) if each.language == "sql"]
     return block.text.replace("\n", "").rstrip(";").split(";")

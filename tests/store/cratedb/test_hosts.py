@@ -53,7 +53,7 @@ async def make_http() -> AsyncIterator[MakeHttp]:
 
 
 async def soon(call: Awaitable[object]) -> object:
-    """Awaits a call that must end long before its own timeout of a minute."""
+    """Await a call that must end long before its own timeout of a minute."""
     return await asyncio.wait_for(call, 20)
 
 
@@ -201,7 +201,7 @@ class TestReturningHosts:
         assert nodes[0].writes == 1
 
     async def test_the_only_host_is_probed_after_a_restart(self, nodes: list[FakeNode], make_http: MakeHttp) -> None:
-        """P9: nothing is burned on a single host that is not ready, and the error says why."""
+        """P9: nothing is burned on a single host that is not ready, and the error gives the reason."""
         http = make_http(nodes[0])
         await nodes[0].stop()
         with pytest.raises(StoreUnreachable, match="cannot connect"):

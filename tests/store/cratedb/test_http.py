@@ -90,7 +90,7 @@ class TestWrites:
     async def test_an_unknown_outcome_has_the_code_and_the_status(
         self, crate: CrateEmulator, make_http: MakeHttp
     ) -> None:
-        """STORE_UNAVAILABLE: the error has the host, and CrateDB's message, code and HTTP status."""
+        """STORE_UNAVAILABLE: the error has the host and CrateDB's message, code and HTTP status."""
         crate.inject(Fault("error", status=503, code=5031))
         with pytest.raises(StoreOutcomeUnknown, match="ClusterBlockException") as caught:
             await make_http(crate.host).write(ADD, 1, "s")

@@ -71,7 +71,7 @@ class RecipeClient:
 
 
 async def ranges(allocator: Allocator, at_least: int, others: "list[asyncio.Task[None]]") -> list[IdRange]:
-    """Allocates ranges from memory and from the store, while the recipe clients run."""
+    """Allocate ranges from memory and from the store, while the recipe clients run."""
     taken = []
     for number in itertools.count():
         if number >= at_least:

@@ -90,7 +90,7 @@ class Cluster:
 
 @pytest.fixture(params=["emulator", *([pytest.param("cratedb", marks=pytest.mark.cratedb)] if REAL_CRATEDB else [])])
 async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
-    """A schema of its own on the emulator, or on a real CrateDB if IDALLOC_TEST_CRATEDB_URL is set."""
+    """A schema on the emulator, or on a real CrateDB if IDALLOC_TEST_CRATEDB_URL is set."""
     async with contextlib.AsyncExitStack() as opened:
         emulator = None
         if request.param == "emulator":
@@ -212,7 +212,7 @@ class TestStart:
         ],
     )
     async def test_an_unsuitable_table_is_refused(self, cluster: Cluster, columns: str, message: str) -> None:
-        """A start names the statement to run and changes nothing; after that statement it succeeds."""
+        """A start names the statement to run and changes nothing; after it a start succeeds."""
         await cluster.sql(f"CREATE TABLE {{}}sequences ({columns}) CLUSTERED INTO 1 SHARDS")
         with pytest.raises(StartRefused, match=re.escape(message)) as caught:
             await cluster.open()

@@ -46,7 +46,7 @@ class TestVersions:
 
 class TestTables:
     async def test_new_tables_are_durable(self, emulator: CrateEmulator, store: Store) -> None:
-        """P1: new tables have one shard, replicas, and a translog that is synced with each request."""
+        """P1: new tables have one shard, replicas, and a translog synced with each request."""
         await store.open()
         made = [statement for statement in emulator.writes() if statement.startswith("CREATE")]
         assert len(made) == 3
@@ -60,7 +60,7 @@ class TestTables:
     async def test_a_second_start_changes_nothing(
         self, emulator: CrateEmulator, store: Store, clock: FakeClock
     ) -> None:
-        """A start on complete tables needs no DDL, and writes nothing but its check of privileges."""
+        """A start on complete tables needs no DDL; it only writes to check privileges."""
         await store.open()
         before = len(emulator.writes())
         emulator.statements.denied = {"DDL", "sys"}
@@ -141,7 +141,7 @@ class TestPrivileges:
         assert message.endswith('; run GRANT DML ON SCHEMA "ids" TO "someone"')
 
     async def test_a_wrong_password_is_refused(self, emulator: CrateEmulator, clock: FakeClock) -> None:
-        """A wrong password refuses the start, and neither the message nor the address contains it."""
+        """A wrong password refuses the start; neither the message nor the address contains it."""
         emulator.require_password("alice", "right")
         store = open_store(f"crate://alice:wrong-one@{emulator.host}/", clock)
         message = await refusal(store)

@@ -106,7 +106,7 @@ class TestVersions:
                 await start(opensearch)
 
     async def test_a_hidden_compatibility_mode_is_named(self) -> None:
-        """Without the versions of the nodes, the error names the setting to remove, and no upgrade."""
+        """Without the nodes' versions, the error names the setting to remove, and no upgrade."""
         async with OpenSearchStandIn() as opensearch:
             opensearch.cluster.version = {"number": "7.10.2"}
             opensearch.inject(Fault("error", match="/_nodes/_all", status=403, type="security_exception"))

@@ -139,7 +139,7 @@ class TestPages:
         "last", [page(total=4), page(aggregations={"writes": {"sum": 9}})], ids=["added", "changed"]
     )
     async def test_an_index_written_meanwhile_is_refused(self, pages: Pages, last: Any) -> None:
-        """P1: a counter that a client advanced during the import is not imported as it was before."""
+        """P1: a counter that a client advances during the import is not imported as before."""
         pages.last = last
         with pytest.raises(StoreRefused, match="was written while it was read, so nothing was imported: stop"):
             await read(pages.host, "counters", clients_stopped=True)
@@ -209,7 +209,7 @@ def test_a_url_without_one_index_is_refused(url: str) -> None:
 @pytest.mark.parametrize("host", OPENSEARCH, indirect=True)
 class TestIndex:
     async def test_all_counters_of_a_blocked_index_are_read(self, host: str) -> None:
-        """P1: all counters are read, with those of the last second, in pages that the index allows."""
+        """P1: all counters, also of the last second, are read in pages that the index allows."""
         index = Index(host)
         with pytest.raises(StoreRefused, match="check the name of the index"):
             await read(host, index.name)
@@ -225,7 +225,7 @@ class TestIndex:
         await index.ask("DELETE", f"/{index.name}")
 
     async def test_the_request_of_the_runbook_blocks_writes(self, host: str) -> None:
-        """The block that waits for the updates under way is found too, and an empty index is read."""
+        """The block that waits for running updates is found too; an empty index is read."""
         index = Index(host)
         await index.ask("PUT", f"/{index.name}", {"settings": {"number_of_shards": 1}})
         await index.ask("PUT", f"/{index.name}/_block/write")
@@ -274,7 +274,7 @@ class TestRealIndex:
         await index.ask("DELETE", f"/{','.join(names)}")
 
     async def test_a_scroll_that_ended_is_refused(self, version: str, opensearch_host: Callable[[str], str]) -> None:
-        """P1: a scroll that ended, with its node or after a minute, is not the end of the counters."""
+        """P1: a scroll that ended, with its node or after a minute, does not end the counters."""
         index = Index(opensearch_host(version))
         for number in range(3):
             await index.count(f"counter-{number}", number)

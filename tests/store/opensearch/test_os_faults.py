@@ -110,7 +110,7 @@ class TestUnknownOutcomes:
 
 class TestRejected:
     async def test_the_flood_stage_block_is_rejected(self, opensearch: OpenSearchStandIn, store: Store) -> None:
-        """STORE_UNAVAILABLE: a 429 of a block proves that nothing was applied, so no id is burned."""
+        """STORE_UNAVAILABLE: a block's 429 proves that nothing was applied, so no id is burned."""
         opensearch.inject(Fault("error", match="GRANT", status=429, type="cluster_block_exception"))
         with pytest.raises(StoreAnsweredError) as caught:
             await store.grant("s", 5, 1000)

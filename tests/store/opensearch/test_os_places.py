@@ -54,7 +54,7 @@ async def in_use(opener: Opener) -> Store:
 @EVERYWHERE
 @pytest.mark.parametrize("reconnects", [False, True])
 async def test_a_rollover_is_not_followed(opener: Opener, backend: OpenSearchBackend, reconnects: bool) -> None:
-    """P3: after a rollover no sequence begins at 1 again, also one that this process has not used."""
+    """P3: after a rollover no sequence begins at 1 again, not even one that was never used here."""
     await backend.make_older_indices()
     store = await in_use(opener)
     status, answer = await backend.send("POST", f"/{backend.alias}/_rollover")

@@ -73,7 +73,7 @@ async def test_a_start_before_the_recovery_can_be_repeated(opensearch: OpenSearc
 
 
 async def test_a_recovery_during_a_start_makes_no_index(opensearch: OpenSearchStandIn) -> None:
-    """P1: an alias that one early answer does not know is looked for again before anything is made."""
+    """P1: an alias that is unknown to one early answer is read again before it is created."""
     store = open_store(f"opensearch://{opensearch.host}/", FakeClock())
     await store.open()
     await store.claim_start(3, 1000, "me", 60.0)

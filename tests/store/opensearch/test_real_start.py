@@ -82,7 +82,7 @@ async def test_ids_continue_after_a_restart_of_all_nodes(node: OpenSearchNode) -
 
 
 async def test_a_node_without_a_manager_is_away(node: OpenSearchNode) -> None:
-    """P10: a start on a node without an elected cluster manager can be repeated, and makes nothing."""
+    """P10: a start on a node without a cluster manager can be repeated, and creates nothing."""
     node.settings |= NOBODY
     start(node)
     await assert_recorded(node, "no manager")

@@ -106,7 +106,7 @@ async def test_the_documented_role_is_enough(opened: Open) -> None:
 
 
 async def test_the_least_permissions_are_enough(node: SecuredNode, opened: Open) -> None:
-    """After the first start by another user, a start and all requests need these permissions only."""
+    """After a first start by another user, a start and all requests need only these permissions."""
     await opened()
     node.grant(CLUSTER, INDEX)
     await use(await opened())
@@ -205,7 +205,7 @@ async def test_a_permission_lost_while_running_is_named(node: SecuredNode, opene
 
 
 async def test_a_changed_password_is_first_unavailable(node: SecuredNode, opened: Open) -> None:
-    """STORE_UNAVAILABLE: nothing is applied, and the same server continues with the right password."""
+    """STORE_UNAVAILABLE: nothing is applied; the server continues with the right password."""
     store = await opened()
     await store.create(requested_row("s"))
     node.put_role(ROLE, password="an-Other-long-passw0rd")

@@ -33,7 +33,7 @@ def execute(path: Path, *statements: str) -> None:
 
 
 async def last_granted(store: SqliteStore, wanted: int = 1) -> int:
-    """Grants ids of the sequence s, and returns the counter."""
+    """Grant ids of the sequence s, and return the counter."""
     granted = await store.grant("s", wanted, 1000)
     assert granted is not None
     return granted.last_value

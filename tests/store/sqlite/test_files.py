@@ -66,7 +66,7 @@ class TestOpenStore:
 
     @pytest.mark.parametrize("suffix", SUFFIXES)
     async def test_a_second_link_stops_grants(self, store: SqliteStore, path: Path, suffix: str) -> None:
-        """P1: a process that opens the other link has other files beside it, and so another lock."""
+        """P1: a process that opens the other link has other files beside it, so another lock."""
         assert await last_granted(store) == 1
         link = path.with_name("link")
         link.hardlink_to(beside(path, suffix))
@@ -145,7 +145,7 @@ class TestStart:
             await store.close()
 
     async def test_a_link_into_a_missing_folder_creates_it(self, path: Path, clock: FakeClock, tmp_path: Path) -> None:
-        """P1: the folder of the target is created and tested for locks, not the folder of the link."""
+        """P1: the folder of the target is created and tested for locks, not that of the link."""
         path.symlink_to(tmp_path / "new" / "ids.db")
         store = await opened(path, clock)
         assert await last_granted(store) == 1

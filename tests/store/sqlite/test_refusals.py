@@ -85,7 +85,7 @@ class TestStart:
     async def test_an_unsuitable_table_is_refused(
         self, store: SqliteStore, path: Path, columns: str, message: str
     ) -> None:
-        """A start names the statement to run and changes nothing; after that statement it succeeds."""
+        """A start names the statement to run and changes nothing; after it a start succeeds."""
         execute(path, f"CREATE TABLE sequences ({columns})")
         before = path.read_bytes()
         with pytest.raises(StartRefused, match=message) as caught:

@@ -25,7 +25,7 @@ class TestReplacedFile:
     async def test_a_new_file_in_its_place_grants_nothing(
         self, store: SqliteStore, path: Path, clock: FakeClock
     ) -> None:
-        """P3: a store whose file another process replaced by a new one grants and claims nothing."""
+        """P3: a store whose file another process replaced grants and claims nothing."""
         for leftover in path.parent.glob("idalloc.db*"):
             leftover.unlink()
         another = SqliteStore(path, clock)

@@ -1,4 +1,4 @@
-"""CrateDB clusters for tests: the emulator or a real one, also behind a proxy that injects faults."""
+"""CrateDB clusters for tests: the emulator, or a real one, also behind a proxy with faults."""
 
 import http.client
 import json
@@ -113,7 +113,7 @@ class CrateCluster:
             return 0
 
     def disrupt(self, action: Literal["pause", "resume", "kill", "start"], node: str) -> None:
-        """Disrupts a node of a real cluster, or restores it."""
+        """Disrupt a node of a real cluster, or restore it."""
         done = subprocess.run([*shlex.split(HARM_COMMAND), action, node], capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, f"{action} {node}: {done.stderr}"
 

@@ -163,7 +163,7 @@ class CrateEmulator:
         return web.json_response({**answer, "duration": 0.1})
 
     def _delete_each(self, statement: str, rows: list[list[Any]]) -> dict[str, Any]:
-        """Answers as CrateDB 6.4.3: with versions, a row that is missing or has another one is a
+        """Answer as CrateDB 6.4.3: with versions, a row that is missing or has another one is a
         version conflict.
         """
         results: list[dict[str, Any]] = []

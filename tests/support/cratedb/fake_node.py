@@ -53,7 +53,7 @@ class FakeNode:
         return self
 
     async def stop(self) -> None:
-        """Refuses connections, and resets the open ones; returns when clients on this loop have
+        """Refuse connections, and reset the open ones; return when clients on this loop have
         noticed.
         """
         if self._server is not None:

@@ -23,14 +23,14 @@ class UnknownStatement(Exception):
 
 
 def check_columns(table: sqlite3.Row, columns: Sequence[str]) -> None:
-    """Refuses columns that the table does not have."""
+    """Refuse columns that the table does not have."""
     for name in columns:
         if name not in json.loads(table["columns"]) and name not in _SYSTEM_COLUMNS:
             raise SqlError(404, 4043, f"ColumnUnknownException[Column {name} unknown]")
 
 
 def check_usable(table: sqlite3.Row, operation: str) -> None:
-    """Refuses an operation on a table that is closed or blocked, as recorded for each block."""
+    """Refuse an operation on a table that is closed or blocked, as recorded for each block."""
     settings = json.loads(table["settings"])
     message = f"""The relation "{table["schema"]}.{table["name"]}" doesn't support or allow {operation} operations"""
     if json.loads(table["properties"])["closed"] and operation != "OPEN":
@@ -50,7 +50,7 @@ def check_usable(table: sqlite3.Row, operation: str) -> None:
 
 
 def check_table(db: sqlite3.Connection, table: sqlite3.Row) -> None:
-    """Refuses a statement if a row violates a CHECK afterwards; the caller rolls back."""
+    """Refuse a statement if a row violates a CHECK afterwards; the caller rolls back."""
     for name, (clause, _) in json.loads(table["properties"])["checks"].items():
         sql = f'SELECT 1 FROM "{table["schema"]}.{table["name"]}" WHERE NOT ({clause})'
         if db.execute(sql).fetchone():
@@ -58,14 +58,14 @@ def check_table(db: sqlite3.Connection, table: sqlite3.Row) -> None:
 
 
 def check_sets(found: re.Match[str]) -> None:
-    """Refuses an update of the primary key."""
+    """Refuse an update of the primary key."""
     if found["sets"] and re.match(rf"(.*,\s*)?{found['key']}\s*=", found["sets"]):
         message = f"ColumnValidationException[Validation failed for {found['key']}: Updating a primary key"
         raise SqlError(400, 4003, f"{message} is not supported]")
 
 
 def check_arguments(text: str, args: Sequence[Any]) -> None:
-    """Refuses arguments of a wrong type or size, and missing ones."""
+    """Refuse arguments of a wrong type or size, and missing ones."""
     for value in args:
         if isinstance(value, bool):
             raise SqlError(400, 4000, "SQLParseException[Cannot convert a boolean]")

@@ -164,7 +164,7 @@ class Tables:
         return count_of(1)
 
     def _swap(self, found: re.Match[str], _: Sequence[Any]) -> Answer:
-        """Exchanges the names of two tables, whose OIDs stay with their rows."""
+        """Exchange the names of two tables, whose OIDs stay with their rows."""
         self._require("DDL")
         one, other = (found["schema"] or "doc", found["table"]), (found["schema2"] or "doc", found["table2"])
         aside = ("", "swapped")

@@ -65,7 +65,7 @@ class OpenSearchCluster:
         return sum(shard["state"] == "STARTED" for shard in self._shards())
 
     def kill(self, name: str) -> None:
-        """Kills a node with SIGKILL."""
+        """Kill a node with SIGKILL."""
         self._nodes[name].send(signal.SIGKILL)
         self._nodes[name].stop()
 
@@ -75,11 +75,11 @@ class OpenSearchCluster:
         self._nodes[name].wait_for_ports()
 
     def pause(self, name: str) -> None:
-        """Pauses a node with SIGSTOP."""
+        """Pause a node with SIGSTOP."""
         self._nodes[name].send(signal.SIGSTOP)
 
     def resume(self, name: str) -> None:
-        """Resumes a paused node."""
+        """Resume a paused node."""
         self._nodes[name].send(signal.SIGCONT)
 
     def _others(self, name: str) -> list[OpenSearchNode]:

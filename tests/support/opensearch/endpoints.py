@@ -63,7 +63,7 @@ class Request:
         return self.lines[0] if self.lines else {}
 
     def expect(self, *options: str) -> None:
-        """Refuses to guess what other parameters mean."""
+        """Refuse to guess what other parameters mean."""
         if unknown := self.options.keys() - set(options):
             raise UnknownRequest(f"the parameters {', '.join(sorted(unknown))}")
 
@@ -85,7 +85,7 @@ class Cluster:
 
     Attributes:
         now_ms: Its clock.
-        version: What it says of itself.
+        version: The version that it reports.
         tagline: The same, in words.
         node_versions: The version of each of its nodes.
         extra_scripts: Scripts of a test, by their sources.
@@ -127,7 +127,7 @@ class Cluster:
             self.indices = known
 
     def _check_recovered(self, request: Request) -> None:
-        """Refuses what a node refuses until the state of its cluster is recovered; it knows no
+        """Refuse what a node refuses until the state of its cluster is recovered; it knows no
         index for the rest.
         """
         block = "blocked by: [SERVICE_UNAVAILABLE/1/state not recovered / initialized];"
@@ -212,7 +212,7 @@ class Cluster:
         return 200, {"acknowledged": True}
 
     def _explain(self, index: str) -> dict[str, Any]:
-        """Answers as the plugin for lifecycle policies, which the recordings do not have."""
+        """Answer as the plugin for lifecycle policies, which the recordings do not have."""
         setting = "index.plugins.index_state_management.policy_id"
         return {index: {setting: self.policies.get(index)}, "total_managed_indices": int(index in self.policies)}
 

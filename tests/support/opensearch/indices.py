@@ -67,19 +67,19 @@ class Index:
         return {"index": self.name, "shard": "0", "index_uuid": self.uuid}
 
     def check_writable(self) -> None:
-        """Refuses a write that a block forbids."""
+        """Refuse a write that a block forbids."""
         blocks = [(403, "FORBIDDEN/4/index closed")] if self.is_closed else []
         blocks += [kind for name, kind in _BLOCKS.items() if self.settings.get(f"index.blocks.{name}") == "true"]
         for status, text in blocks[:1]:
             raise Refusal(status, "cluster_block_exception", f"index [{self.name}] blocked by: [{text}];")
 
     def check_readable(self) -> None:
-        """Refuses a read of a closed index."""
+        """Refuse a read of a closed index."""
         if self.is_closed:
             raise Refusal(400, "index_closed_exception", "closed", index=self.name, index_uuid=self.uuid)
 
     def check_version(self, key: str, seq_no: int | None, term: int | None) -> None:
-        """Refuses a compare-and-set on another version."""
+        """Refuse a compare-and-set on another version."""
         if seq_no is None:
             return
         found = self.documents.get(key)

@@ -44,7 +44,7 @@ class Pages:
         self.requests: list[tuple[str, str, Any]] = []
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
-        """Answers a request."""
+        """Answer a request."""
         text = await request.text()
         body = json.loads(text) if text else None
         self.requests.append((request.method, request.path, body))

@@ -1,4 +1,4 @@
-"""The recorded exchanges with a real OpenSearch, and how an answer is compared with a recorded one."""
+"""The recorded exchanges with a real OpenSearch, and the comparison of answers with them."""
 
 import json
 from dataclasses import dataclass

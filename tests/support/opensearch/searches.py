@@ -189,7 +189,7 @@ def _matches(query: dict[str, Any], key: str, found: Document) -> bool:
 
 
 def _refuse_expensive(query: dict[str, Any], sort: list[dict[str, str]]) -> None:
-    """Refuses what OpenSearch refuses with ``search.allow_expensive_queries: false``.
+    """Refuse what OpenSearch refuses with ``search.allow_expensive_queries: false``.
 
     OpenSearch 3.8.0 makes a range of a sort by one keyword over all documents, and refuses that
     with 500.

@@ -30,7 +30,7 @@ def _optional_int(value: Any) -> int | None:
 
 
 def check_update(key: str, options: dict[str, Any], body: dict[str, Any]) -> Versions:
-    """Refuses an update that contradicts itself."""
+    """Refuse an update that contradicts itself."""
     if unknown := body.keys() - _UPDATE_KEYS:
         raise UnknownRequest(f"an update with {', '.join(sorted(unknown))}")
     versions = Versions(options)

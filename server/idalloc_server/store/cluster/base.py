@@ -1,4 +1,4 @@
-"""The steps of a call that are the same in each cluster: what is clamped, and when the retirement row is read."""
+"""The steps of a call that all clusters share: clamping, and when the retirement row is read."""
 
 from abc import ABC, abstractmethod
 

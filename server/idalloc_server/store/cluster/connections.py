@@ -49,8 +49,7 @@ class Request(Generic[_T]):
     method: str  # the HTTP method; POST for a write, which aiohttp never repeats
     path: str  # the path and query, percent-encoded
     body: bytes | None  # the body, if any
-    # Reads an answer from the host's name, the HTTP status and the content; raises
-    # ``StoreFailure``.
+    # Reads an answer: the host's name, the HTTP status and the content; raises ``StoreFailure``.
     read: Callable[[str, int, bytes], _T]
     subject: str = ""  # what the request is about, for the next step in an error
 
@@ -87,15 +86,15 @@ class Connections:
         self._closed = False
 
     def set_place_check(self, request: Request[None]) -> None:
-        """Set the read that each later connection begins with; it raises ``StoreExchanged`` for another store."""
+        """Set the first read of new connections; it raises ``StoreExchanged`` for another store."""
         self._place_check = request
 
     def close(self) -> None:
-        """Keep no connection after its call from now on."""
+        """Close each connection after its call from now on."""
         self._closed = True
 
     async def exchange(self, host: Host, request: Request[_T], *, is_fresh: bool = False) -> _T:
-        """Send one request over one connection, and keep the connection only after a successful answer."""
+        """Send one request over one connection, which is kept only after a successful answer."""
         connection = Connection(self._new_session()) if is_fresh or not host.idle else host.idle.pop()
         keep = False
         try:
@@ -115,8 +114,7 @@ class Connections:
                 await connection.session.close()
 
     async def _send_over(self, connection: Connection, host: Host, request: Request[_T]) -> _T:
-        # Without ``encoded`` yarl would change the path: it resolves a sequence's name such as
-        # ``..``.
+        # Without ``encoded`` yarl would resolve a sequence's name such as ``..`` in the path.
         url = yarl.URL(f"{'http' if self._tls is None else 'https'}://{host.name}{request.path}", encoded=True)
         body = io.BytesIO(request.body) if request.body and len(request.body) > _LARGE_BODY else request.body
         try:  # aiohttp never retries a POST, but would follow a redirect with one.

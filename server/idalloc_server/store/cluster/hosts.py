@@ -12,10 +12,10 @@ from idalloc_server.domain.errors import StoreAnsweredError, StoreUnreachable
 
 @dataclass(eq=False)
 class Connection:
-    """A session of one connection; ``is_checked`` if it was seen to reach the opened store."""
+    """A session of one connection."""
 
     session: aiohttp.ClientSession
-    is_checked: bool = False
+    is_checked: bool = False  # whether it was seen to reach the opened store
 
 
 @dataclass(eq=False)
@@ -27,7 +27,7 @@ class Host:
 
 
 class Hosts:
-    """The hosts in order of preference: the host that answered last comes first, the host that failed last comes last.
+    """The hosts in order of preference: first the one that answered last, last the one that failed.
 
     Only the preferred host gets writes, and only while it is ``ready``. A restarted host accepts
     connections seconds before it serves, so every new preferred host must pass a probe before its
@@ -58,7 +58,7 @@ class Hosts:
         return self._order[0]
 
     def prefer(self, host: Host, *, ready: bool) -> None:
-        """Move a host that answered to the front; ``ready`` if its answer shows that it serves writes."""
+        """Move a host that answered to the front; ``ready`` if it showed that it serves writes."""
         if host is not self._order[0]:
             self._order.remove(host)
             self._order.insert(0, host)
@@ -66,7 +66,7 @@ class Hosts:
         self.ready |= ready
 
     def demote(self, host: Host) -> None:
-        """Move a host that failed to the end; if it was the preferred host, the next one needs a probe."""
+        """Move a host that failed to the end; a new preferred host needs a probe."""
         if host is self._order[0]:
             self.ready = False
         self._order.remove(host)

@@ -19,8 +19,7 @@ from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR
 from idalloc_server.domain.store.records import Grant, Revision, Row, RowVersion
 from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retiring_revision
 
-# The most sequences of which a process remembers the generation that it checked for a retired
-# store.
+# The most sequences whose checked generation a process remembers.
 _MAX_CHECKED = 100_000
 
 
@@ -63,7 +62,7 @@ class RetirementChecks:
     async def end_if_retired(self, row: Row) -> Row:
         """Return a row that was written.
 
-        If the store was retired meanwhile, deletes the row again and refuses.
+        If the store was retired meanwhile, delete the row again and refuse.
         """
         if row.deleted or row.name == RETIREMENT:
             return row
@@ -87,10 +86,7 @@ class RetirementChecks:
             raise _not_given_back(refusal) from refusal
 
     async def accept_grant(self, name: str, grant: Grant | None) -> Grant | None:
-        """Return the grant of an answer.
-
-        Gives it back if the store is retired, or its retirement is unknown.
-        """
+        """Return the grant of an answer; give it back if the store is retired, or that is unknown."""
         # The counter of a period is used only under a proof of its sequence, which is checked.
         if grant is None or PERIOD_SEPARATOR in name or self._checked_generations.get(name) == grant.generation:
             return grant

@@ -1,4 +1,4 @@
-"""The HTTP transport to a cluster: chooses hosts, and never sends a write twice unless it was certainly not applied."""
+"""The HTTP transport to a cluster: chooses hosts, repeats no write that may have been applied."""
 
 import asyncio
 import ssl
@@ -27,8 +27,7 @@ _T = TypeVar("_T")
 class HostTimeouts(NamedTuple):
     """Timeouts of ``Transport`` for one of several hosts, in seconds."""
 
-    # For a connection. Less than ``silence``, since a write that was not sent goes to the next
-    # host.
+    # For a connection. Less than ``silence``: a write that was not sent goes to the next host.
     connect: float = 1.5
     # How long a write waits for its answer before the host is checked for being alive.
     silence: float = 2.0
@@ -118,7 +117,7 @@ class Transport(ABC):
             raise StoreUnreachable("the store is closed, since this server stops; use another server")
 
     async def send_write(self, request: Request[_T], *, may_fail_over: bool = True) -> _T:
-        """Send a write to one host, and to the next one only if this host certainly did not apply it.
+        """Send a write to one host; to the next one only if this host certainly did not apply it.
 
         That is: no connection could be made, or the host may be starting. If the last host may be
         starting but passes a probe, it gets the write once more.
@@ -180,8 +179,7 @@ class Transport(ABC):
                     if isinstance(error, StoreAnsweredError | StoreRefused) and not self.may_be_starting(error):
                         raise
                     failed.append((host, error))
-            # The read itself may be slow: the most preferred silent host gets it again, without a
-            # time limit.
+            # The read may be slow: the most preferred silent host gets it again, without a limit.
             try:
                 if silent:
                     return await self._read_from(silent[0], request)
@@ -197,7 +195,7 @@ class Transport(ABC):
         return answer
 
     async def _read_after_failures(self, failed: Sequence[tuple[Host, StoreFailure]], request: Request[_T]) -> _T:
-        """Handle the errors of all hosts: that of a live one counts, and of several the last one."""
+        """Handle the errors of all hosts: that of a live one counts, of several the last one."""
         host, failure = max(reversed(failed), key=lambda each: each[1].http_status is not None)
         if self.may_be_starting(failure):
             return await self._retry_after_start(host, request, failure)
@@ -295,7 +293,7 @@ class Transport(ABC):
             end.reschedule(asyncio.get_running_loop().time())
 
     async def _send(self, host: Host, request: Request[_T], *, is_read: bool = False) -> _T:
-        """Send one request, and demotes the host if it failed.
+        """Send one request, and demote the host if it failed.
 
         A write that ends without an answer demotes its host. A read does not: its caller may have
         run out of time, or another node with the copy that it went to may be silent.
@@ -313,7 +311,7 @@ class Transport(ABC):
                 await self._demote(host)
 
     async def _demote(self, host: Host) -> None:
-        """Prefers other hosts, and drops the host's connections, which may be dead when it returns."""
+        """Prefer other hosts, and close this host's idle connections, which may be dead."""
         self._hosts.demote(host)
         await close_idle(host)
 

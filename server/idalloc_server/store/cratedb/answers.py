@@ -1,4 +1,4 @@
-"""Decodes CrateDB's HTTP answers: was the statement applied, can a retry succeed, and what must an operator do.
+"""Decodes CrateDB's HTTP answers: was it applied, can a retry succeed, what must an operator do?
 
 After an HTTP status of 400 to 499, except 408, the statement was not applied. After any other error
 it may have been. Codes:
@@ -92,7 +92,7 @@ def read_answer(host: str, status: int, content: bytes, parse: Callable[[Any], _
 
 
 def may_be_starting(error: StoreFailure) -> bool:
-    """Whether this may be the answer of a node that has not loaded the cluster's tables and users yet.
+    """Whether a node that has not loaded the cluster's tables and users yet may answer this.
 
     A restarted node was seen to answer 404 for an existing table, and 401 for a right password, for
     8 s.

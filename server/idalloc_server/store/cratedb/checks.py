@@ -143,7 +143,7 @@ def _check_columns(schema: str, table: Table, columns: Sequence[_Column]) -> Non
 
 
 async def _check_constraints(http: CrateHttp, schema: str, table: Table, columns: Sequence[_Column]) -> None:
-    """Refuses a CHECK on a column that idalloc writes.
+    """Refuse a CHECK on a column that idalloc writes.
 
     Its new rows have NULL elsewhere, which passes a CHECK.
     """

@@ -14,8 +14,7 @@ from idalloc_server.store.cratedb.http import CrateHttp
 
 _T = TypeVar("_T")
 
-# The pause before the next attempt: an election, or a copy that becomes the primary, takes about a
-# second.
+# Before the next attempt. An election, or the promotion of a copy, takes about a second.
 PAUSE_SECONDS = 0.2
 
 # When the calls of this task must have ended, by the loop's clock.
@@ -23,7 +22,7 @@ _deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
 
 
 class DocumentHttp:
-    """Sends statements as ``CrateHttp`` does, and again while a live host answers that it has not applied them.
+    """Sends statements by ``CrateHttp``, again while a live host answers that it applied nothing.
 
     Args:
         http: The transport.

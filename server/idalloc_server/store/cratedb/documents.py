@@ -1,4 +1,4 @@
-"""Documents in a CrateDB cluster: a table for each collection, since names of collections may be any texts.
+"""Documents in a CrateDB cluster, each collection in its own table, whose name is a digest.
 
 CrateDB has no transactions. An insert marks its rows with an id of its batch. If a key was there
 first, it deletes the rows of its batch; a process that ends before leaves them. Each acknowledged
@@ -42,8 +42,8 @@ _P = ParamSpec("_P")
 _ROWS_AN_INSERT = 1000
 MAX_CHANGED_DOCUMENTS = 100_000  # a statement keeps their keys in memory
 _ATTEMPTS = 5
-# How long an insert may be sent again: a row that comes back within 60 s (index.gc_deletes) has a
-# later _version.
+# How long an insert may be sent again. A row that is inserted again within 60 s of its deletion
+# (index.gc_deletes) has a later _version.
 _REPEAT_SECONDS = 30.0
 
 _UNINDEXED = "TEXT INDEX OFF STORAGE WITH (columnstore = false)"  # indexed, a text has at most 32,766 bytes
@@ -271,7 +271,7 @@ class CrateDocuments:
         return ours
 
     async def _check_untouched(self, table: str, keys: Sequence[str], sent: int) -> None:
-        """Check rows after an insert that was sent several times: one that others removed must not come back."""
+        """Check rows after a repeated insert: one that others removed must not come back."""
         for part in _parts(keys, PAGE):
             versions = await self._http.read(f"SELECT doc_id, _version FROM {table} WHERE {_any_key(part)}", *part)
             if any(int(str(version)) > sent for _, version in versions):
@@ -308,7 +308,7 @@ class CrateDocuments:
 
     @_within_timeout
     async def _rewrite(self, table: str, row: _Row, selection: Selection, change: Change) -> bool | None:
-        """Change a document; return whether it is another now, or None if it does not meet the condition any more."""
+        """Change a document; return whether its text changed, or None if it no longer matches."""
         for attempt in count(1):
             if not await self._thread.run(LEAST_STEPS, selection.matches, row.document):
                 return None
@@ -324,7 +324,7 @@ class CrateDocuments:
         raise WriteConflict(row.document.key)
 
     async def _replace(self, table: str, row: _Row, text: str | None) -> bool:
-        """Replace or delete a row that has not changed since it was read, and keep it from an undo."""
+        """Replace or delete a row that is unchanged since it was read, and keep it from an undo."""
         if text == row.document.text and row.batch is None:
             return True
         where = "WHERE doc_id = ? AND _seq_no = ? AND _primary_term = ?"
@@ -335,7 +335,7 @@ class CrateDocuments:
         return bool(await self._http.write(update, text, *version))
 
     async def _page(self, table: str, after: str | None, keys: Sequence[str] | None = None) -> list[_Row]:
-        """Read the rows of a page, by their keys, which reads the newest versions; see ``Documents.page``."""
+        """Read the newest versions of a page's rows, by their keys; see ``Documents.page``."""
         if keys is not None and len(keys) == 1:
             return await self._read(table, keys) if after is None else []
         while found := await self._lengths(table, after, keys):
@@ -347,7 +347,7 @@ class CrateDocuments:
         return []
 
     async def _lengths(self, table: str, after: str | None, keys: Sequence[str] | None) -> list[tuple[str, int]]:
-        """Return keys that exist, sorted, with the lengths of their documents: up to ``PAGE``, and none at the end."""
+        """Return the next existing keys, sorted, at most ``PAGE``, and their documents' lengths."""
         read = f"SELECT doc_id, LENGTH(doc) FROM {table}"
         if keys is None:
             where, arguments = ("", []) if after is None else (" WHERE doc_id > ?", [after])
@@ -386,7 +386,7 @@ class CrateDocuments:
 
 @contextmanager
 def _unknown_after(applied: Callable[[], object]) -> Iterator[None]:
-    """Raise a failure as one with an unknown outcome if a part of the statement was applied before."""
+    """Raise a failure as one with an unknown outcome if a part was applied before."""
     try:
         yield
     except StoreFailure as error:

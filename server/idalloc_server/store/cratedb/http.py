@@ -61,7 +61,7 @@ class CrateHttp(Transport):
         return await self.send_write(self._sql(statement, arguments), may_fail_over=may_fail_over)
 
     async def write_each(self, statement: str, arguments: Sequence[Sequence[object]]) -> int:
-        """Send a write without RETURNING, to be run with each list of arguments, once and to one host only.
+        """Run a write without RETURNING once with each list of arguments, on one host only.
 
         Returns:
             How many of the runs changed a row; the others failed, or found no row.
@@ -104,7 +104,7 @@ class CrateHttp(Transport):
             )
 
     def _sql(self, statement: str, arguments: Sequence[object]) -> Request[list[Row]]:
-        """Return the request of a statement, tied to its answer, which CrateDB lets return literals.
+        """Return the request of a statement, tied to its answer by literals that CrateDB returns.
 
         The answer repeats a text that no other request has, and the OID of the table. A statement
         without rows cannot.

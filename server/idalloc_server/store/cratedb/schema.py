@@ -1,4 +1,4 @@
-"""Creates idalloc's tables in CrateDB, adopts existing ones, and refuses an unsafe cluster or table.
+"""Creates idalloc's tables in CrateDB, adopts existing ones, refuses an unsafe cluster or table.
 
 Every step reads first and creates only what is missing. Any number of processes may start at once,
 and a user without the privilege DDL can start if the tables are complete, or lack optional columns
@@ -68,7 +68,7 @@ async def set_up(http: CrateHttp, schema: str, tables: Sequence[Table]) -> bool:
 
 
 def check_version(version: str) -> None:
-    """Refuses a version of CrateDB whose updates or defaults are broken.
+    """Refuse a version of CrateDB whose updates or defaults are broken.
 
     Raises:
         StartRefused: The version is unsupported or unknown.
@@ -80,7 +80,7 @@ def check_version(version: str) -> None:
 
 
 async def _count_nodes(http: CrateHttp) -> int | None:
-    """Check every node's version; return the number of nodes, or None if the user may not see them."""
+    """Check all nodes' versions; return their number, or None if the user may not see them."""
     try:
         rows = await http.read("SELECT version['number'] FROM sys.nodes")
     except (StoreAnsweredError, StoreRefused) as error:
@@ -93,7 +93,7 @@ async def _count_nodes(http: CrateHttp) -> int | None:
 
 
 async def _create_missing(http: CrateHttp, schema: str, table: Table) -> bool:
-    """Create a table, or the columns that it lacks; return whether it has the optional ones, too."""
+    """Create a table, or the columns that it lacks; return whether it has the optional ones."""
     found: dict[str, str] = {}
     missing: list[str] = []
     failure: StoreFailure | None = None

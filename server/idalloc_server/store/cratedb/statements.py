@@ -75,10 +75,10 @@ _TIMESTAMPS = (
 
 
 def _reaching(value: str, rising: bool, size: str, offset: str) -> str:
-    """Return SQL for the first point of the lattice at or past ``value``, or the end of BIGINT if that comes first.
+    """Return SQL for the first point of the lattice at or past ``value``.
 
-    ``size`` is at most 2^61, and ``offset`` is 1 to 2 times it; so each dividend is positive, and
-    at most 3 times it.
+    The result is the end of BIGINT if that comes first. ``size`` is at most 2^61, and ``offset`` is
+    1 to 2 times it; so each dividend is positive, and at most 3 times it.
     """
     if rising:
         distance = f"MOD({offset} - MOD({value}, {size}), {size})"
@@ -187,9 +187,10 @@ class Statements:
         )
 
     def list(self, *, deleted: bool, periods: bool) -> str:
-        """Return the statement that lists rows as of the last refresh: after a name, like a pattern, limit.
+        """Return the statement that lists rows as of the last refresh.
 
-        Without periods ``$4`` is the pattern of their names.
+        Its arguments: a name before the first row, a LIKE pattern, the limit, and without periods
+        the pattern of their names.
         """
         where = "name > $1 AND name LIKE $2"
         if not deleted:
@@ -203,11 +204,11 @@ class Statements:
         return self._revise[sequence.step > 0]
 
     def open_period(self, sequence: Sequence) -> str:
-        """Return the statement that creates or renews the counter of a period; see ``_open_period_statement``."""
+        """Return the statement that opens a period's counter; see ``_open_period_statement``."""
         return self._open_period[sequence.step > 0]
 
     def record(self, count: int) -> str:
-        """Return the statement that records this many allocations: the columns of ALLOCATION of each."""
+        """Return the statement that records this many allocations, with the columns ALLOCATION."""
         width = ALLOCATION.count(",") + 1
         rows = ", ".join(f"({_numbers(1 + width * row, width)}, CURRENT_TIMESTAMP)" for row in range(count))
         return (
@@ -239,7 +240,10 @@ class Statements:
         return f"UPDATE {self._sequences} SET {sets} WHERE name = $1 RETURNING {ROW}"
 
     def _open_period_statement(self, rising: bool) -> str:
-        """$1 name, $2 counter, $3 to $7 step, bounds, settings, mode, $8 generation, $9 and $10 the lattice."""
+        """$1 name, $2 counter, $3 step, $4 and $5 bounds, $6 settings, $7 mode.
+
+        $8 generation, $9 and $10 the lattice.
+        """
         choose = "GREATEST" if rising else "LEAST"
         sets = _sets(
             f"{_GENERATION} < excluded.generation",
@@ -276,7 +280,7 @@ class WitnessStatements:
         return f"SELECT {_MARK} FROM {self._marks} WHERE {' OR '.join(['name = ?'] * count)}"
 
     def replace(self, count: int) -> str:
-        """Return the statement that replaces this many marks; each has all columns of the table, in their order.
+        """Return the statement that replaces this many marks, each by all columns in their order.
 
         A mark whose token is not ``seen`` stays. So does the new mark if the cluster applies the
         statement twice.

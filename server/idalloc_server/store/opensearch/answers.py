@@ -1,4 +1,4 @@
-"""Decodes OpenSearch's answers: was the write applied, can a retry succeed, and what must an operator do.
+"""Decodes OpenSearch's answers: was it applied, can a retry succeed, what must an operator do?
 
 A 409 is unknown: a node sends a write again when the primary's node goes away, and then refuses
 what it has applied. Types of errors differ between versions, so only the few in this module decide.
@@ -59,11 +59,11 @@ _T = TypeVar("_T")
 
 
 class AliasUnknown(StoreAnsweredError):
-    """The node knows no such alias or index; perhaps its cluster has not recovered its state yet."""
+    """The node knows no such alias or index; its cluster may not have recovered its state yet."""
 
 
 class AliasMissing(StoreRefused):
-    """There is no such alias or index: a node with the state of its cluster said so."""
+    """A node with the state of its cluster knows no such alias or index."""
 
 
 class RowInvalid(StoreRefused):
@@ -169,7 +169,7 @@ def _kinds(error: object) -> tuple[str | None, list[str]]:
 
 
 def _reason(error: dict[str, Any]) -> str:
-    """Return the reason of an error and of its innermost cause, which says what a script did."""
+    """Return the reason of an error and of its innermost cause, such as a script's exception."""
     reason = str(error.get("reason"))
     cause: Any = error
     while isinstance(cause.get("caused_by"), dict):
@@ -178,7 +178,7 @@ def _reason(error: dict[str, Any]) -> str:
 
 
 def _next_step(kind: str | None, reason: str, subject: str) -> str:
-    """Return what an operator does, by the type of an error; a name in its reason decides nothing."""
+    """Return the next step by the type of an error; a name in its reason decides nothing."""
     if kind == _SECURITY:
         return _missing_privilege(reason, subject)
     number = next(iter(_BLOCK_NUMBER.findall(reason) if kind == _BLOCKED else ()), "")

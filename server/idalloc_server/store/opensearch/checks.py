@@ -27,7 +27,7 @@ class StoredIndex:
     uuid: str  # its UUID, which no other index has
     fields: Mapping[str, Mapping[str, Any]]  # the mapping of each field
     settings: Mapping[str, Any]  # its settings, with defaults, by their full names
-    # What its mapping says of ``_source`` and ``_routing``; empty for the default.
+    # The options of ``_source`` and ``_routing`` in its mapping; empty for the default.
     meta_fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def setting(self, name: str, default: str = "") -> str:
@@ -122,7 +122,7 @@ def _warn_without_replica(alias: str, found: StoredIndex) -> None:
 
 
 def _check_meta_fields(found: StoredIndex) -> None:
-    """Refuses rows that lose fields, or that cannot be written by their key alone: an index template sets such."""
+    """Refuse a mapping (of an index template) that loses fields, or needs more than a row's key."""
     source, routing = (found.meta_fields.get(field, {}) for field in ("_source", "_routing"))
     loses_fields = source.get("enabled") is False or source.get("includes") or source.get("excludes")
     for name, meta, is_wrong in (("_source", source, loses_fields), ("_routing", routing, routing.get("required"))):

@@ -1,4 +1,4 @@
-"""Reads all documents of an index of another program, or fails: a part of them is never returned."""
+"""Reads all documents of another program's index, or fails: it never returns a part of them."""
 
 import json
 from contextlib import suppress
@@ -12,7 +12,7 @@ from idalloc_server.store.opensearch.http import OpenSearchHttp
 
 _PAGE = 1_000
 _SCROLL = "1m"
-# These statistics are other ones after each write to the index.
+# Each write to the index changes these statistics.
 _WRITES = {"track_total_hits": True, "aggs": {"writes": {"stats": {"field": "_seq_no"}}}}
 _BLOCKS = ("write", "read_only")
 _UNAUTHORIZED, _NOT_FOUND = 401, 404
@@ -91,7 +91,7 @@ async def _read_settings(http: OpenSearchHttp, index: str) -> _Settings:
 
 
 def _check_blocked(index: str, writable: list[str]) -> None:
-    """Raise ``StoreRefused`` if an index accepts writes: its clients would take ids that are imported already."""
+    """Raise ``StoreRefused`` if an index accepts writes: clients would take imported ids again."""
     if writable:
         raise StoreRefused(
             f"index {', '.join(writable)} accepts writes, so nothing was imported: a client of {index} that still runs "

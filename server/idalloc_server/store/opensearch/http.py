@@ -9,13 +9,12 @@ from idalloc_server.store.opensearch import answers
 from idalloc_server.store.opensearch.answers import AliasUnknown
 
 _HTTP_UNAVAILABLE = 503
-# The number of the block that a cluster has until its state is recovered. Before, its nodes know no
-# index.
+# The block that a cluster has until it has recovered its state; before, its nodes know no index.
 _NOT_RECOVERED = "1"
 
 
 def _read_state(host: str, status: int, content: bytes) -> None:
-    """Raise ``StoreFailure`` unless a node has an elected cluster manager, and the state of the cluster."""
+    """Raise ``StoreFailure`` unless the node has a cluster manager and the cluster's state."""
     state: Any = answers.read_answer(host, status, content, parse=dict)
     problem = None
     if state.get("master_node") is None:

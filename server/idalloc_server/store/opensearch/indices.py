@@ -42,7 +42,7 @@ class Index:
         return f"{prefix}-{self.suffix}"
 
     def new_name(self, prefix: str) -> str:
-        """Return the name of a new index, which no policy rolls over: that needs a number at the end."""
+        """Return a new index's name. No policy rolls it over: that needs a number at the end."""
         return f"{self.alias(prefix)}-data"
 
     def definition(self, prefix: str) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class Places:
             self._without_nonce.add(alias)
 
     def tie(self, alias: str, key: str, *, has_script: bool = True) -> Tie:
-        """Return what the answer to a write of this row must repeat; only a script can write a nonce."""
+        """Return what the answer to a write must repeat; only a script can write a nonce."""
         place = self._opened.get(alias)
         has_nonce = has_script and place is not None and alias not in self._without_nonce
         return Tie(alias, place, key, secrets.token_hex(8) if has_nonce else "")

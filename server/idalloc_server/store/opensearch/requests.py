@@ -75,7 +75,7 @@ class Requests:
         self._write = f"require_alias=true&timeout={int(timeout * 1000 * _SHARE_OF_TIMEOUT)}ms"
 
     def set_window(self, index: Index, hits: int) -> None:
-        """Set the most hits that one search of an index may have: its ``index.max_result_window``."""
+        """Set the most hits of one search of an index: its ``index.max_result_window``."""
         self._windows[index.suffix] = hits
 
     def page(self, index: Index) -> int:
@@ -85,7 +85,7 @@ class Requests:
     def grant(
         self, name: str, wanted: int, lease_ms: int, floor: GrantFloor, demand: str | None
     ) -> Request[Written | None]:
-        """Advances a counter; None if there is no row."""
+        """Advance a counter; None if there is no row."""
         written = {"demand": demand} if demand and self.keeps_demand else {}
         script = _script(scripts.GRANT, wanted=wanted, lease_ms=lease_ms, **_floor(floor), **written)
         return self._update(self._sequences, name, {"script": script}, f"{_GRANT_FIELDS},demand")
@@ -93,7 +93,7 @@ class Requests:
     def grant_timestamps(
         self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor
     ) -> Request[Written | None]:
-        """Advances a counter of timestamps; None if there is no row."""
+        """Advance a counter of timestamps; None if there is no row."""
         script = _script(scripts.STAMPS, wanted=wanted, lease_ms=lease_ms, now=now, ahead=ahead, **_floor(floor))
         return self._update(self._sequences, name, {"script": script}, _GRANT_FIELDS)
 
@@ -120,7 +120,10 @@ class Requests:
         return self._update(self._sequences, name, {"script": _script(scripts.TOUCH)}, "true")
 
     def retirement(self) -> Request[list[Source | None]]:
-        """Write the retirement row unchanged, if there is one, and another document: its write confirms the first."""
+        """Write the retirement row unchanged, if there is one.
+
+        Another document is last: its write confirms the row.
+        """
         touch = {"script": _script(scripts.TOUCH)}
         items = [_update_item(RETIREMENT, touch), _update_item(_CONFIRMATION, {**touch, "upsert": {}})]
         return self._bulk(self._sequences, items, expected=(ROW_MISSING,), is_whole=True)
@@ -136,7 +139,7 @@ class Requests:
         return self._update(self._sequences, name, body, "generation,last_value")
 
     def list_rows(self, prefix: str, after: str, limit: int, *, deleted: bool, periods: bool) -> Request[list[Hit]]:
-        """Find rows as of the last refresh, by name: those after a name, from the first one with a prefix on.
+        """Find rows as of the last refresh, by name: those after a name, from a prefix on.
 
         A cluster may refuse a range or a prefix of names (``search.allow_expensive_queries``), but
         no ``search_after``.
@@ -162,12 +165,12 @@ class Requests:
         return self._search(self._sequences, body, hits_of)
 
     def naming(self, key: str, index: Index = SEQUENCES) -> str:
-        """Return the request by which an operator gives a row the name, or the prefix, that its key is."""
+        """Return the request by which an operator sets a row's name, or prefix, to its key."""
         body = json.dumps({"doc": {"name": key} if index is SEQUENCES else {"prefix": int(key)}})
         return f"POST /{index.alias(self._prefix)}/_update/{quote(key, safe='')} {body}"
 
     def claim(self, prefix: int, at_least: int, holder: str, stale_ms: int) -> Request[Written | None]:
-        """Claims a start timestamp."""
+        """Claim a start timestamp."""
         body = _upsert(scripts.CLAIM, prefix=prefix, at_least=at_least, holder=holder, stale_ms=stale_ms)
         return self._update(self._starts, str(prefix), body, "true")
 
@@ -200,7 +203,7 @@ class Requests:
         return self._search(self._starts, body, hits_of)
 
     def record(self, rows: Sequence[Source]) -> Request[list[Source | None]]:
-        """Record allocations, or write the earlier ones unchanged; None for one whose outcome is unknown."""
+        """Record allocations, or write earlier ones unchanged; None for an unknown outcome."""
         items = [_update_item(row["request_id"], _upsert(scripts.RECORD, row=row)) for row in rows]
         return self._bulk(self._allocations, items)
 
@@ -254,7 +257,7 @@ class Requests:
         return self._bulk(self._marks, items, expected=(ROW_MISSING,), is_whole=True)
 
     def replace_marks(self, marks: Sequence[tuple[Source, str]]) -> Request[list[Source | None]]:
-        """Replace marks that have a token, or write the present ones unchanged; None if the outcome is unknown."""
+        """Replace marks that have the token, write others unchanged; None if that is unknown."""
         items = [_update_item(row["name"], _upsert(scripts.MARK, row=row, seen=seen)) for row, seen in marks]
         return self._bulk(self._marks, items)
 

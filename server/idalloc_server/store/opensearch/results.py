@@ -1,4 +1,4 @@
-"""Reads OpenSearch's answers to ``Requests``: rows after a write, items of ``_bulk``, hits of a search."""
+"""Reads OpenSearch's answers to ``Requests``: written rows, items of ``_bulk``, hits."""
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -34,8 +34,7 @@ _UNDISGUISE = (
     "user the cluster permission cluster:monitor/nodes/info"
 )
 _MAX_ATTEMPTS = 3
-# The settings that name a lifecycle policy, of OpenSearch and Elasticsearch, and the request that
-# removes it.
+# The settings that name a lifecycle policy, and the request that removes it.
 _ISM_POLICY = "index.plugins.index_state_management.policy_id"
 _POLICY_SETTINGS = {
     _ISM_POLICY: "POST /_plugins/_ism/remove/{}",
@@ -52,11 +51,11 @@ def _request(method: str, path: str, parse: Any, body: object = None, none_for: 
 
 
 class _Release(NamedTuple):
-    """What a cluster says of itself; ``is_disguised`` if it is an OpenSearch that gives a version of Elasticsearch."""
+    """The release that a cluster reports."""
 
     distribution: str
     number: str
-    is_disguised: bool
+    is_disguised: bool  # whether it is an OpenSearch that reports a version of Elasticsearch
 
 
 def _release(answer: Any) -> _Release:
@@ -129,7 +128,7 @@ async def set_up(http: OpenSearchHttp, requests: Requests, prefix: str, indices:
 
 
 def check_version(distribution: str, number: str) -> None:
-    """Refuses a version that is too old.
+    """Refuse a version that is too old.
 
     Raises:
         StartRefused: The version is unsupported or unknown.
@@ -141,7 +140,7 @@ def check_version(distribution: str, number: str) -> None:
 
 
 async def _check_versions(http: OpenSearchHttp) -> int | None:
-    """Check every node's version; return the number of nodes, or None if the user may not see them."""
+    """Check all nodes' versions; return their number, or None if the user may not see them."""
     release = await _read_release(http)
     if not release.is_disguised:
         check_version(release.distribution, release.number)
@@ -189,7 +188,7 @@ async def _read_node_versions(http: OpenSearchHttp, release: _Release) -> list[s
 
 
 async def _check_state(http: OpenSearchHttp) -> None:
-    """Raise ``StoreFailure`` until the cluster has a manager and its state: it knows no index before."""
+    """Raise ``StoreFailure`` until the cluster has a manager, and its state with the indices."""
     try:
         await http.send_read(http.ALIVE)
     except StoreRefused as error:
@@ -256,7 +255,7 @@ async def _read_index(http: OpenSearchHttp, alias: str) -> StoredIndex | None:
 
 
 async def _check_policy(http: OpenSearchHttp, found: StoredIndex) -> None:
-    """Refuses an index with a lifecycle policy, which may roll it over or delete it."""
+    """Refuse an index with a lifecycle policy, which may roll it over or delete it."""
     policies = {found.settings.get(name): remove for name, remove in _POLICY_SETTINGS.items()}
     explain = _request("GET", f"/_plugins/_ism/explain/{found.name}", lambda answer: answer.get(found.name) or {})
     try:
@@ -284,7 +283,7 @@ async def _check_policy(http: OpenSearchHttp, found: StoredIndex) -> None:
 
 
 async def _add_optional(http: OpenSearchHttp, alias: str, index: Index, field: str, found: StoredIndex) -> bool:
-    """Add an optional field; without the privilege for that returns False, and log it."""
+    """Add an optional field; without the privilege for that, log it and return False."""
     mapping = index.optional[field]
     if found.fields.get(field, {}).get("type") == mapping["type"]:
         return True

@@ -78,7 +78,7 @@ class Database:
             raise StoreRefused(f"the file {self._path} {error}; restart this node") from error
 
     def transact(self, work: Callable[[sqlite3.Connection], _T], begin: str = "BEGIN IMMEDIATE") -> asyncio.Future[_T]:
-        """Begins a transaction as ``write`` does, and returns its future.
+        """Begin a transaction as ``write`` does, and return its future.
 
         Raises:
             StoreUnreachable: The store is closed.

@@ -35,7 +35,7 @@ _TABLES = (
 
 
 def documents_path(store: Path) -> Path:
-    """Return the file of the documents beside the file of the counters, such as ``idalloc-documents.db``."""
+    """Return the documents' file, beside the counters', such as ``idalloc-documents.db``."""
     return store.with_stem(f"{store.stem}-documents")
 
 
@@ -266,7 +266,7 @@ def _chosen(db: sqlite3.Connection, collection: int, selection: Selection) -> It
 
 
 def _rewrite(db: sqlite3.Connection, collection: int, key: str, text: str | None) -> bool:
-    """Change or delete a document; return whether it is another now."""
+    """Change or delete a document; return whether it changed."""
     row = (collection, key.encode())
     if text is None:
         return db.execute("DELETE FROM documents WHERE collection = ? AND key = ?", row).rowcount == 1

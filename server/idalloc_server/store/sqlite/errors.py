@@ -37,5 +37,5 @@ def is_busy(error: Exception) -> bool:
 
 
 def code(error: Exception) -> int:
-    """Return SQLite's extended result code (https://www.sqlite.org/rescode.html), or 0 for an error of Python."""
+    """Return SQLite's extended result code (https://www.sqlite.org/rescode.html), or 0."""
     return getattr(error, "sqlite_errorcode", None) or 0

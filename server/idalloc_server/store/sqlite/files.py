@@ -30,9 +30,10 @@ class FilesChanged(Exception):
 
 
 class DatabaseFiles:
-    """A database, its write-ahead log (``-wal``) and its shared memory (``-shm``), as this process opened them.
+    """A database with the ``-wal`` and ``-shm`` beside it, as this process opened them.
 
-    SQLite keeps its write lock in ``-shm`` and new commits in ``-wal``, and finds both by the path
+    SQLite keeps its write lock in ``-shm`` (shared memory) and new commits in ``-wal`` (write-ahead
+    log), and finds both by the path
     of the database. Two processes on one database that have other files beside it see neither each
     other's locks nor each other's commits, and issue the same ids. Three measures prevent this:
 
@@ -67,8 +68,7 @@ class DatabaseFiles:
         self._real_path = real_path
         # Each file's path, what it is, its device and inode.
         self._opened: list[tuple[str, str, int, int]] = []
-        # Opened for writing, since an overlay file system replaces a file when it is first opened
-        # so.
+        # Opened for writing: an overlay file system replaces a file at the first such opening.
         self._descriptor = _open_or_create(self._real_path)
         try:
             self._check_names()
@@ -123,7 +123,7 @@ class DatabaseFiles:
                 raise FilesChanged(f"has another name: {found}", found)
 
     def close(self) -> None:
-        """Releases the lock; the connection must already be closed."""
+        """Release the lock; the connection must already be closed."""
         os.close(self._descriptor)
 
     def _beside(self, suffix: str) -> Path:

@@ -12,10 +12,11 @@ _Job = tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[..., Any],
 
 
 class JobThread:
-    """Runs jobs one after another on a thread of its own, which costs half as much as an executor of one thread.
+    """Runs jobs one after another on a thread of its own.
 
-    A job whose future is cancelled before it begins is dropped; otherwise it completes. The process
-    can exit while a job runs, which then ends as in a crash.
+    It costs half as much as an executor of one thread. A job whose future is cancelled before it
+    begins is dropped; otherwise it completes. The process can exit while a job runs, which then
+    ends as in a crash.
 
     Args:
         name: The thread's name.
@@ -28,7 +29,7 @@ class JobThread:
         self._is_closed = False
 
     def run(self, job: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
-        """Queues a job, and returns its future, which belongs to the running event loop.
+        """Queue a job, and return its future, which belongs to the running event loop.
 
         Raises:
             RuntimeError: The thread was closed, or cannot be started.

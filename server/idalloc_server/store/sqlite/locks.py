@@ -1,4 +1,4 @@
-"""File locks: a check that the file system enforces them, and a lock that detects other files of a database."""
+"""File locks: a check that the file system enforces them, and one that detects other files."""
 
 import os
 import struct

@@ -8,8 +8,7 @@ from collections.abc import Sequence as Many
 from idalloc_server.domain.store.records import RecordedAllocation
 from idalloc_server.domain.store.retention import RecordPosition, Retention
 
-# The least distance between the times of two records, in seconds; a REAL distinguishes much smaller
-# ones.
+# The least distance between the times of two records, in seconds; a REAL has finer ones.
 _MIN_DISTANCE = 0.001
 _COLUMNS = ", ".join(RecordedAllocation._fields)
 _VALUES = ", ".join("?" for _ in RecordedAllocation._fields)

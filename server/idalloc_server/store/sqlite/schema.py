@@ -1,4 +1,4 @@
-"""Opens a SQLite file: creates idalloc's tables, adopts the guide's two-column table, refuses other databases."""
+"""Opens a SQLite file: creates idalloc's tables, adopts the guide's, refuses other databases."""
 
 import os
 import sqlite3
@@ -13,8 +13,7 @@ from idalloc_server.store.sqlite.errors import is_busy
 from idalloc_server.store.sqlite.files import DatabaseFiles
 from idalloc_server.store.sqlite.locks import check_locks
 
-# PRAGMA application_id of the store, of the documents and of the witness: "idlc", "idld" and
-# "idlw".
+# PRAGMA application_id of the store ("idlc"), the documents ("idld") and the witness ("idlw").
 APPLICATION_ID = 0x69646C63
 DOCUMENTS_ID = 0x69646C64
 WITNESS_ID = 0x69646C77
@@ -162,7 +161,7 @@ def create_own_tables(
 
 
 def create_tables(db: sqlite3.Connection, path: Path) -> None:
-    """Create the tables of the counters, or adopts the guide's.
+    """Create the tables of the counters, or adopt the guide's two-column table.
 
     Raises:
         StartRefused: The database is not idalloc's.
@@ -187,10 +186,7 @@ def create_tables(db: sqlite3.Connection, path: Path) -> None:
 
 
 def _check_database(db: sqlite3.Connection, path: Path) -> set[str]:
-    """Return the columns of the table of sequences, if it exists.
-
-    Refuses a database that is not idalloc's.
-    """
+    """Return the columns of the table of sequences, if any; refuse another program's database."""
     application_id = db.execute("PRAGMA application_id").fetchone()[0]
     tables = {
         name
@@ -212,7 +208,7 @@ def _check_database(db: sqlite3.Connection, path: Path) -> set[str]:
 
 
 def _check_columns(db: sqlite3.Connection, path: Path) -> None:
-    """Refuses an adopted table with a column on which idalloc's statements would fail."""
+    """Refuse an adopted table with a column on which idalloc's statements would fail."""
     for _, name, _, not_null, default, _, hidden in db.execute("PRAGMA table_xinfo(sequences)"):
         if hidden and name in _SEQUENCES:
             why = "is generated, and idalloc writes it"
@@ -227,7 +223,7 @@ def _check_columns(db: sqlite3.Connection, path: Path) -> None:
 
 
 def _switch_to_wal(db: sqlite3.Connection, path: Path, deadline: float) -> None:
-    """Switches the file to write-ahead logging, for every process."""
+    """Switch the file to write-ahead logging, for every process."""
     mode = None
     while mode is None:
         try:
