@@ -14,28 +14,23 @@ As a process, which prints its URL and accepts faults as JSON at ``POST /_emulat
 
 import argparse
 import asyncio
-import base64
 import contextlib
 import dataclasses
-import socket
 import ssl
-import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from aiohttp import web
 
 from tests.support.cratedb.refusals import SqlError, UnknownStatement
 from tests.support.cratedb.statements import Statements, without_ties
+from tests.support.http_emulator import HttpEmulator, HttpFault
 from tests.support.waiting import hold_for_async
-
-# SO_LINGER on, 0 seconds: closing sends RST instead of FIN.
-_RST = struct.pack("ii", 1, 0)
 
 
 @dataclass
-class Fault:
+class Fault(HttpFault):
     """A fault in the next statements."""
 
     # ``drop``: the connection is closed without an answer; ``reset``: the same by RST; ``hang``:
@@ -43,29 +38,15 @@ class Fault:
     # twice, and the second answer is sent; ``partial``: a bulk INSERT writes each second row only;
     # ``error``: the answer is an error; ``garbage``: the answer is not JSON.
     kind: Literal["drop", "reset", "hang", "delay", "duplicate", "partial", "error", "garbage"]
-    times: int = 1  # the number of statements with the fault; -1 for all
-    match: str = ""  # only statements that contain this text
-    port: int | None = None  # only statements on this port
     # Whether the statement is applied, for ``drop``, ``reset``, ``hang`` and ``garbage``.
     applied: bool = True
-    seconds: float = 0.0  # the delay
-    status: int = 503  # the HTTP status of the error
     code: int = 5031  # CrateDB's code of the error; 0 for an answer in plain text
     # The message of the error.
     message: str = "ClusterBlockException[blocked by: [MASTER_NOT_DISCOVERED/2/no master];]"
 
 
-class CrateEmulator:
-    """A cluster with any number of ports.
-
-    Attributes:
-        statements: The executor of the statements, with the clock, the versions and the denied
-            privileges.
-        requests: Every received statement, with its port.
-        unknown: The statements that it does not know; a test must check that there are none.
-        meanwhile: What other clients do before the next statement that contains a text, in this
-            order.
-        authorization: The required value of the Authorization header, if any.
+class CrateEmulator(HttpEmulator[Fault]):
+    """A cluster with any number of ports. The text of a request is its statement.
 
     Args:
         file: The SQLite file of the tables; in memory by default.
@@ -73,56 +54,27 @@ class CrateEmulator:
     """
 
     def __init__(self, file: str = ":memory:", tls: ssl.SSLContext | None = None) -> None:
+        # Executes the statements; has the clock, the versions and the denied privileges.
         self.statements = Statements(file)
-        self.requests: list[tuple[int, str]] = []
-        self.unknown: list[str] = []
+        # What other clients do before the next statement that contains a text, in this order.
         self.meanwhile: list[tuple[str, Callable[[], Awaitable[object]]]] = []
-        self.authorization: str | None = None
-        self._faults: list[Fault] = []
-        self._tls = tls
-        self._ports: list[int] = []
         app = web.Application(client_max_size=100 * 2**20)
         app.router.add_get("/", self._root)
         app.router.add_post("/_sql", self._sql)
         app.router.add_post("/_emulator/faults", self._add_faults)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-
-    @property
-    def host(self) -> str:
-        """The first port's ``host:port``."""
-        return f"127.0.0.1:{self._ports[0]}"
-
-    async def __aenter__(self) -> Self:
-        await self._runner.setup()
-        await self.listen()
-        return self
+        super().__init__(web.AppRunner(app, shutdown_timeout=0.1), tls)
 
     async def __aexit__(self, *_: object) -> None:
-        await self._runner.cleanup()
+        await super().__aexit__()
         self.statements.close()
-
-    async def listen(self, port: int = 0) -> int:
-        """Open one more port and return it."""
-        listening = socket.create_server(("127.0.0.1", port))
-        await web.SockSite(self._runner, listening, ssl_context=self._tls).start()
-        self._ports.append(int(listening.getsockname()[1]))
-        return self._ports[-1]
-
-    def inject(self, *faults: Fault) -> None:
-        """Add faults, in this order."""
-        self._faults.extend(faults)
-
-    def require_password(self, user: str, password: str) -> None:
-        """Require this user and password from now on."""
-        self.authorization = f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
 
     def writes(self) -> list[str]:
         """Return the received statements except SELECT."""
         return [statement for _, statement in self.requests if not statement.startswith("SELECT")]
 
     async def _root(self, request: web.Request) -> web.StreamResponse:
-        if (refused := self._unauthorized(request)) is not None:
-            return refused
+        if not self._is_authorized(request):
+            return _unauthorized()
         version = {"number": self.statements.versions[0], "build_snapshot": False}
         answer = {"ok": True, "status": 200, "name": "emulator", "cluster_name": "emulator", "version": version}
         return web.json_response(answer)
@@ -131,13 +83,12 @@ class CrateEmulator:
         body = await request.json()
         # What faults and tests compare is the statement without its ties.
         statement, args = without_ties(str(body["stmt"]))[0], body.get("args") or []
-        port = _port(request)
-        self.requests.append((port, statement))
-        if (refused := self._unauthorized(request)) is not None:
-            return refused
+        self._keep(request, statement)
+        if not self._is_authorized(request):
+            return _unauthorized()
         if self.meanwhile and self.meanwhile[0][0] in statement:
             await self.meanwhile.pop(0)[1]()
-        fault = self._pop_fault(port, statement)
+        fault = self._pop_fault(request, statement)
         if fault is None:
             return self._execute(str(body["stmt"]), args, body)
         return await self._fail(fault, request, str(body["stmt"]), args, body)
@@ -195,29 +146,7 @@ class CrateEmulator:
             self._execute(statement, args, body)
         if fault.kind == "garbage":
             return web.Response(text="<html>")
-        if fault.kind == "hang":
-            await asyncio.Event().wait()
-        if (transport := request.transport) is not None:
-            if fault.kind == "reset":
-                transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST)
-                transport.abort()
-            else:
-                transport.close()
-        return web.Response()
-
-    def _pop_fault(self, port: int, statement: str) -> Fault | None:
-        for fault in self._faults:
-            if fault.match in statement and fault.port in (None, port):
-                fault.times -= 1
-                if fault.times == 0:
-                    self._faults.remove(fault)
-                return fault
-        return None
-
-    def _unauthorized(self, request: web.Request) -> web.Response | None:
-        if self.authorization in (None, request.headers.get("Authorization")):
-            return None
-        return web.Response(status=401, text="password authentication failed for user")
+        return await self._end(request, fault)
 
     async def _add_faults(self, request: web.Request) -> web.Response:
         for fault in await request.json():
@@ -225,9 +154,8 @@ class CrateEmulator:
         return web.json_response([dataclasses.asdict(fault) for fault in self._faults])
 
 
-def _port(request: web.Request) -> int:
-    assert request.transport is not None
-    return int(request.transport.get_extra_info("sockname")[1])
+def _unauthorized() -> web.Response:
+    return web.Response(status=401, text="password authentication failed for user")
 
 
 def _error(status: int, code: int, message: str) -> web.Response:

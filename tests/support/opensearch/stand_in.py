@@ -12,29 +12,24 @@ As a process, which prints its URL::
 """
 
 import asyncio
-import base64
 import contextlib
 import copy
 import json
-import socket
 import ssl
-import struct
 import time
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from aiohttp import web
 
+from tests.support.http_emulator import HttpEmulator, HttpFault
 from tests.support.opensearch.endpoints import Cluster, Request
 from tests.support.opensearch.refusals import Refusal, UnknownRequest
 from tests.support.waiting import hold_for_async
 
-# SO_LINGER on, 0 seconds: closing sends RST instead of FIN.
-_RST = struct.pack("ii", 1, 0)
-
 
 @dataclass
-class Fault:
+class Fault(HttpFault):
     """A fault in the next requests."""
 
     # ``drop``: the connection is closed without an answer; ``reset``: the same by RST; ``hang``:
@@ -42,27 +37,14 @@ class Fault:
     # twice, and the second answer is sent; ``error``: the answer is an error; ``garbage``: the
     # answer is the HTML of a proxy; ``cut``: the answer lacks a field.
     kind: Literal["drop", "reset", "hang", "delay", "duplicate", "error", "garbage", "cut"]
-    times: int = 1  # the number of requests with the fault; -1 for all
-    match: str = ""  # only requests whose ``Request.text`` contains this
-    port: int | None = None  # only requests on this port
-    # Whether the request is applied, for all kinds but ``delay`` and ``duplicate``; by default not
-    # for ``error``.
+    # Whether the request is applied, but for ``delay`` and ``duplicate``; None: unless ``error``.
     applied: bool | None = None
-    seconds: float = 0.0  # the delay
-    status: int = 503  # the HTTP status of the error
     type: str = "unavailable_shards_exception"  # the type of the error
-    path: tuple[str | int, ...] = ()  # the keys and places of the field that is cut
+    path: tuple[str | int, ...] = ()  # the keys and indices of the field that is cut
 
 
-class OpenSearchStandIn:
-    """A cluster of one node with any number of ports.
-
-    Attributes:
-        cluster: The indices, the clock and the versions.
-        answers: The JSON of every answer.
-        requests: The ``Request.text`` of every request, with its port.
-        unknown: The requests that it does not know; a test must check that there are none.
-        authorization: The required value of the Authorization header, if any.
+class OpenSearchStandIn(HttpEmulator[Fault]):
+    """A cluster of one node with any number of ports. The text of a request is ``Request.text``.
 
     Args:
         tls: The TLS context of the server; None for plain HTTP.
@@ -70,60 +52,16 @@ class OpenSearchStandIn:
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.cluster = Cluster(lambda: round(time.time() * 1000))
-        self.requests: list[tuple[int, str]] = []
-        self.answers: list[Any] = []
-        self.unknown: list[str] = []
-        self.authorization: str | None = None
-        self._faults: list[Fault] = []
-        self._tls = tls
-        self._ports: list[int] = []
+        self.answers: list[Any] = []  # the JSON of every answer
         # Without a router, which would interpret the path: a document's id may be `..`.
-        self._runner = web.ServerRunner(web.Server(self._answer), shutdown_timeout=0.1)
-
-    @property
-    def host(self) -> str:
-        """The first port's ``host:port``."""
-        return f"127.0.0.1:{self._ports[0]}"
-
-    async def __aenter__(self) -> Self:
-        await self._runner.setup()
-        await self.listen()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._runner.cleanup()
-
-    async def listen(self, port: int = 0) -> int:
-        """Open one more port and return it."""
-        listening = socket.create_server(("127.0.0.1", port))
-        await web.SockSite(self._runner, listening, ssl_context=self._tls).start()
-        self._ports.append(int(listening.getsockname()[1]))
-        return self._ports[-1]
-
-    def inject(self, *faults: Fault) -> None:
-        """Add faults, in this order."""
-        self._faults.extend(faults)
-
-    def clear_faults(self) -> None:
-        """Remove all faults."""
-        self._faults.clear()
-
-    def require_password(self, user: str, password: str) -> None:
-        """Require this user and password from now on."""
-        self.authorization = f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
-
-    def texts(self) -> list[str]:
-        """Return the text of every request."""
-        return [text for _, text in self.requests]
+        super().__init__(web.ServerRunner(web.Server(self._answer), shutdown_timeout=0.1), tls)
 
     async def _answer(self, received: web.BaseRequest) -> web.StreamResponse:
         request = Request(received.method, received.raw_path, await received.text())
-        assert received.transport is not None
-        port = int(received.transport.get_extra_info("sockname")[1])
-        self.requests.append((port, request.text))
-        if self.authorization not in (None, received.headers.get("Authorization")):
+        self._keep(received, request.text)
+        if not self._is_authorized(received):
             return web.Response(status=401, text="Unauthorized")
-        fault = self._pop_fault(port, request.text)
+        fault = self._pop_fault(received, request.text)
         if fault is None:
             return self._execute(request)
         if fault.kind == "delay":
@@ -152,24 +90,7 @@ class OpenSearchStandIn:
             return web.json_response(refusal.body(), status=fault.status)
         if fault.kind == "garbage":
             return web.Response(text="<html>\n<h1>502 Bad Gateway</h1>\n</html>", content_type="text/html")
-        if fault.kind == "hang":
-            await asyncio.Event().wait()
-        if (transport := received.transport) is not None:
-            if fault.kind == "reset":
-                transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST)
-                transport.abort()
-            else:
-                transport.close()
-        return web.Response()
-
-    def _pop_fault(self, port: int, text: str) -> Fault | None:
-        for fault in self._faults:
-            if fault.match in text and fault.port in (None, port):
-                fault.times -= 1
-                if fault.times == 0:
-                    self._faults.remove(fault)
-                return fault
-        return None
+        return await self._end(received, fault)
 
 
 def _without(answer: Any, path: tuple[str | int, ...]) -> Any:
