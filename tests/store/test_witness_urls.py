@@ -10,7 +10,7 @@ from idalloc_server.store.cratedb.witness import CrateWitness
 from idalloc_server.store.opensearch.witness import OpenSearchWitness
 from idalloc_server.store.sqlite.witness import SqliteWitness
 from idalloc_server.store.urls import open_witness
-from idalloc_server.store.witness import is_on_one_disk
+from idalloc_server.store.witness import is_on_same_disk
 
 STORE = "sqlite:///var/lib/idalloc/ids.db"
 # In no file system, so on no disk of a test.
@@ -81,9 +81,7 @@ def test_the_cluster_of_the_store_is_refused(url: str, store: str) -> None:
 class TestFiles:
     @pytest.mark.parametrize("is_there", [False, True])
     def test_the_file_of_the_store_is_refused(self, tmp_path: Path, is_there: bool) -> None:
-        """P3: the file of the store, or of its documents, is no witness, by any path and also
-        before it is made.
-        """
+        """P3: a file of the store or its documents is no witness, by any path, even if missing."""
         folder = tmp_path / "real"
         folder.mkdir()
         (tmp_path / "link").symlink_to(folder)
@@ -106,9 +104,7 @@ class TestFiles:
         open_witness(f"sqlite://{folder}/marks.db", f"sqlite://{folder}/ids.db")
 
     async def test_the_disk_of_the_store_is_logged(self, tmp_path: Path) -> None:
-        """P3: a start warns of a witness on the disk of the store, whose folder need not be there
-        yet.
-        """
+        """P3: a start warns of a witness on the store's disk, whose folder may not exist yet."""
         for store, warned in ((tmp_path / "no" / "such" / "ids.db", True), (ELSEWHERE, False)):
             witness = open_witness(f"sqlite://{tmp_path}/marks/marks.db", f"sqlite://{store}")
             with capture_logs() as logs:
@@ -119,5 +115,5 @@ class TestFiles:
 
     def test_a_disk_that_cannot_be_examined_is_not_logged(self, tmp_path: Path) -> None:
         """An unreadable folder does not end the start."""
-        assert is_on_one_disk(tmp_path / "a.db", tmp_path / "b" / "c.db")
-        assert not is_on_one_disk(tmp_path / "a.db", tmp_path / f"{'x' * 300}" / "c.db")
+        assert is_on_same_disk(tmp_path / "a.db", tmp_path / "b" / "c.db")
+        assert not is_on_same_disk(tmp_path / "a.db", tmp_path / f"{'x' * 300}" / "c.db")

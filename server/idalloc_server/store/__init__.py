@@ -1,1 +1,1 @@
-"""The stores of counters, start timestamps and recorded allocations."""
+"""The stores of counters, documents and witnesses, by the kind of database."""

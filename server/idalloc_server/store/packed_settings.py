@@ -28,8 +28,7 @@ _IN_JSON = (
     "description",
 )
 
-# The column `mode`; NULL for an ordinary counter. Ids are granted only from ordinary counters and
-# counters of periods.
+# The column `mode`; NULL for an ordinary counter. Only such and counters of periods grant ids.
 PERIOD = "period"
 RESET = "reset"
 TIMESTAMP = "timestamp"
@@ -79,13 +78,7 @@ def unpack(name: str, step: int | None, min_value: int | None, max_value: int | 
 
 
 def stored_time(name: str, field: str, value: object, per_second: int = 1) -> float | None:
-    """Return a time of a row in seconds since 1970, or None.
-
-    Args:
-        name: The name of the row.
-        field: The name of the column.
-        value: The stored value.
-        per_second: The units of the value in a second.
+    """Return a row's time, stored in units of ``per_second``, in seconds since 1970, or None.
 
     Raises:
         SequenceInvalid: The time is outside of the years 1 to 9999, so no date and no reply can
@@ -95,7 +88,9 @@ def stored_time(name: str, field: str, value: object, per_second: int = 1) -> fl
         return None
     if not isinstance(value, int | float) or not _YEAR_1 <= value / per_second < _YEAR_10000:
         shown = f"{value:.0f}" if isinstance(value, float) else repr(value)
-        raise SequenceInvalid(name, f"its {field} is {shown}, in no year of 1 to 9999; set it to null, or to a time")
+        raise SequenceInvalid(
+            name, f"its {field} is {shown}, outside of the years 1 to 9999; set it to null, or to a time"
+        )
     return value / per_second
 
 

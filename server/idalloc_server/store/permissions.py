@@ -12,8 +12,7 @@ FOLDER_MODE = 0o700
 def make_folder(folder: Path) -> None:
     """Create a folder and its missing parents with mode 700, independent of the umask.
 
-    Existing folders keep their mode.
-    Safe for concurrent calls of several processes.
+    Existing folders keep their mode. Safe for concurrent calls of several processes.
 
     Raises:
         OSError: A folder cannot be made.

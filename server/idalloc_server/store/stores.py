@@ -29,24 +29,18 @@ class Stores:
     Args:
         url: The URL of both.
         witness: The URL of the witness; empty without one.
-        clock: The clock of the store.
+        clock: See ``open_store``.
         timeout: The timeout of a call, and of the attempts to open an unavailable store, in
             seconds.
         traces: Traces the writes; None if traces are off.
         has_documents: Whether documents are served.
-
-    Attributes:
-        calls: Counts the calls of the store and of its witness, by method and outcome.
-        witnessed: The store of the counters if it has a witness, which is asked about each grant.
-        counters: The store of the counters.
-        documents: The store of documents; None if they are not served.
     """
 
     def __init__(
         self, url: str, witness: str, clock: Clock, timeout: float, traces: Traces | None, *, has_documents: bool
     ) -> None:
-        self.calls: Counter[str] = Counter()
-        self.witnessed: WitnessedStore | None = None
+        self.calls: Counter[str] = Counter()  # of the store and its witness, by method and outcome
+        self.witnessed: WitnessedStore | None = None  # the counters, if they have a witness
         self._timeout = timeout
         store = counted(open_store(url, clock, timeout), self.calls)
         if traces is not None:
@@ -56,6 +50,7 @@ class Stores:
             self.witnessed = WitnessedStore(store, opened, timeout)
             store = cast(Store, self.witnessed)
         self.counters: Store = store
+        # None if documents are not served
         self.documents: Documents | None = open_documents(url, timeout) if has_documents else None
 
     @property

@@ -4,7 +4,7 @@ import re
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from idalloc_server.domain.clock import Clock
@@ -17,20 +17,26 @@ from idalloc_server.store.witness import check_files, check_hosts, refused_as_wi
 
 if TYPE_CHECKING:
     from idalloc_server.documents.protocol import Documents
+    from idalloc_server.store.cluster.transport import Transport
     from idalloc_server.store.cratedb.http import CrateHttp
     from idalloc_server.store.opensearch.http import OpenSearchHttp
 
-_CRATE_PORT = 4200
-_OPENSEARCH_PORT = 9200
-_OPENSEARCH_KINDS = ("opensearch", "elasticsearch")
-# The product, an example and the usual port of each kind of cluster.
-_CLUSTERS = {
-    "crate": ("CrateDB", "crate://user:password@host:4200/?schema=doc", _CRATE_PORT),
-    **{
-        kind: ("OpenSearch", f"{kind}://user:password@host:9200/?prefix=idalloc", _OPENSEARCH_PORT)
-        for kind in _OPENSEARCH_KINDS
-    },
+_Http = TypeVar("_Http", bound="Transport")
+
+
+class _Kind(NamedTuple):
+    """The URLs of one kind of cluster."""
+
+    product: str
+    example: str
+    port: int  # the usual one
+
+
+_OPENSEARCH_KINDS = {
+    name: _Kind("OpenSearch", f"{name}://user:password@host:9200/?prefix=idalloc", 9200)
+    for name in ("opensearch", "elasticsearch")
 }
+_CLUSTERS = {"crate": _Kind("CrateDB", "crate://user:password@host:4200/?schema=doc", 4200), **_OPENSEARCH_KINDS}
 _SCHEMA = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 _PREFIX = re.compile(r"[a-z0-9][a-z0-9_.-]{0,199}")
 _HOST = re.compile(r"(?P<name>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?")
@@ -176,7 +182,7 @@ def open_documents(url: str, timeout: float = 40.0) -> "Documents":
     if separator and kind == "crate":
         from idalloc_server.store.cratedb.documents import CrateDocuments
 
-        http, schema, _ = _crate_http(url, timeout)
+        _, http, schema = _crate_http(url, timeout)
         return CrateDocuments(http, schema, timeout)
     raise _invalid(f"a store of kind {kind!r} keeps no documents")
 
@@ -198,13 +204,11 @@ def open_index(url: str, timeout: float = 40.0) -> "tuple[OpenSearchHttp, str]":
         raise _invalid(
             "the URL of an index begins with opensearch:// or elasticsearch:// (not tested); append ?tls=true for HTTPS"
         )
-    example = f"{parts.scheme}://user:password@host:9200/index"
+    kind = _OPENSEARCH_KINDS[parts.scheme]._replace(example=f"{parts.scheme}://user:password@host:9200/index")
     if not _PREFIX.fullmatch(index):
-        raise _invalid(f"the URL of an index ends with the name of the index: {example}")
-    accepted = ("tls", "ca", *SECRETS, *API_KEYS)
-    cluster = _split_cluster(parts._replace(path="/").geturl(), "OpenSearch", example, _OPENSEARCH_PORT, accepted)
-    http = OpenSearchHttp(cluster.hosts, authorization=cluster.authorization, tls=cluster.tls, timeout=timeout)
-    return http, index
+        raise _invalid(f"the URL of an index ends with the name of the index: {kind.example}")
+    cluster = _split_cluster(parts._replace(path="/").geturl(), kind, ("tls", "ca", *SECRETS, *API_KEYS))
+    return cluster.connect(OpenSearchHttp, timeout), index
 
 
 class _Cluster(NamedTuple):
@@ -213,55 +217,57 @@ class _Cluster(NamedTuple):
     hosts: list[str]  # ``host:port`` of each host
     authority: str  # the user and the hosts, for people
     authorization: str | None  # the value of the Authorization header, if any
-    tls: ssl.SSLContext | None  # the TLS context; None for plain HTTP
-    parameters: dict[str, str]  # all parameters
+    tls: ssl.SSLContext | None  # None for plain HTTP
+    parameters: dict[str, str]
 
     def address(self, kind: str, parameter: str, value: str) -> str:
         """Return the address without secrets."""
         return f"{kind}://{self.authority}/?{parameter}={value}{'&tls=true' if self.tls else ''}"
 
+    def connect(self, http: type[_Http], timeout: float) -> _Http:
+        """Return the transport to the cluster."""
+        return http(self.hosts, authorization=self.authorization, tls=self.tls, timeout=timeout)
 
-def _crate_http(url: str, timeout: float) -> "tuple[CrateHttp, str, str]":
-    """Return the transport of a URL, its schema, and its address for people."""
-    cluster = _split_cluster(url, *_CLUSTERS["crate"], ("schema", "tls", "ca", *SECRETS))
+
+def _crate_http(url: str, timeout: float) -> "tuple[str, CrateHttp, str]":
+    """Return the address of a URL for people, its transport, and its schema."""
+    from idalloc_server.store.cratedb.http import CrateHttp
+
+    cluster = _split_cluster(url, _CLUSTERS["crate"], ("schema", "tls", "ca", *SECRETS))
     schema = cluster.parameters.get("schema", "doc")
     if not _SCHEMA.fullmatch(schema):
         raise _invalid("the parameter schema must consist of letters, digits, _ and -")
-    from idalloc_server.store.cratedb.http import CrateHttp
-
-    http = CrateHttp(cluster.hosts, authorization=cluster.authorization, tls=cluster.tls, timeout=timeout)
-    return http, schema, cluster.address("crate", "schema", schema)
+    return cluster.address("crate", "schema", schema), cluster.connect(CrateHttp, timeout), schema
 
 
-def _opensearch_http(url: str, kind: str, timeout: float) -> "tuple[OpenSearchHttp, str, str]":
-    """Return the transport of a URL, its prefix, and its address for people."""
-    cluster = _split_cluster(url, *_CLUSTERS[kind], ("prefix", "tls", "ca", *SECRETS, *API_KEYS))
+def _opensearch_http(url: str, kind: str, timeout: float) -> "tuple[str, OpenSearchHttp, str]":
+    """Return the address of a URL for people, its transport, and its prefix."""
+    from idalloc_server.store.opensearch.http import OpenSearchHttp
+
+    cluster = _split_cluster(url, _CLUSTERS[kind], ("prefix", "tls", "ca", *SECRETS, *API_KEYS))
     prefix = cluster.parameters.get("prefix", "idalloc")
     if not _PREFIX.fullmatch(prefix):
         raise _invalid("the parameter prefix must consist of a-z, 0-9, _, - and ., and begin with a letter or digit")
-    from idalloc_server.store.opensearch.http import OpenSearchHttp
-
-    http = OpenSearchHttp(cluster.hosts, authorization=cluster.authorization, tls=cluster.tls, timeout=timeout)
-    return http, prefix, cluster.address(kind, "prefix", prefix)
+    return cluster.address(kind, "prefix", prefix), cluster.connect(OpenSearchHttp, timeout), prefix
 
 
-def _split_cluster(url: str, product: str, example: str, port: int, accepted: Sequence[str]) -> _Cluster:
+def _split_cluster(url: str, kind: _Kind, accepted: Sequence[str]) -> _Cluster:
     # Messages repeat only names of parameters: if a character is not percent-encoded, any other
     # part may be a password.
     parts = _split(url)
     if parts.path not in ("", "/") or parts.fragment or "@" in parts.query:
         raise _invalid(
-            f"the URL of {product} has only parameters after its hosts: {example}, "
+            f"the URL of {kind.product} has only parameters after its hosts: {kind.example}, "
             "with reserved characters percent-encoded"
         )
     credentials, _, hosts = parts.netloc.rpartition("@")
-    names = _host_names(hosts, product, example, port)
+    names = _host_names(hosts, kind)
     user, has_password, password = (unquote(part) for part in credentials.partition(":"))
     parameters = _parse_parameters(parts.query, accepted)
     return _Cluster(
         hosts=names,
         authority=f"{f'{user}@' if user else ''}{','.join(names)}",
-        authorization=authorization(user, password if has_password else None, parameters, example),
+        authorization=authorization(user, password if has_password else None, parameters, kind.example),
         tls=tls_context(parameters),
         parameters=parameters,
     )
@@ -269,20 +275,20 @@ def _split_cluster(url: str, product: str, example: str, port: int, accepted: Se
 
 def _hosts(url: str) -> list[str]:
     """Return ``host:port`` of each host of a cluster."""
-    return _host_names(_split(url).netloc.rpartition("@")[2], *_CLUSTERS[_kind(url)])
+    return _host_names(_split(url).netloc.rpartition("@")[2], _CLUSTERS[_kind(url)])
 
 
-def _host_names(hosts: str, product: str, example: str, port: int) -> list[str]:
-    return [_host(host, product, example, port) for host in hosts.split(",")]
+def _host_names(hosts: str, kind: _Kind) -> list[str]:
+    return [_host(host, kind) for host in hosts.split(",")]
 
 
-def _host(text: str, product: str, example: str, default_port: int) -> str:
+def _host(text: str, kind: _Kind) -> str:
     found = _HOST.fullmatch(text)
-    port = int(found["port"] or default_port) if found else 0
+    port = int(found["port"] or kind.port) if found else 0
     if found is None or not 1 <= port <= 65535:
         raise _invalid(
-            f"the hosts of a URL of {product} are written host:port,host2:port: {example.partition('?')[0]}, "
-            "with the reserved characters of the password percent-encoded"
+            f"the hosts of a URL of {kind.product} are written host:port,host2:port: "
+            f"{kind.example.partition('?')[0]}, with the reserved characters of the password percent-encoded"
         )
     return f"{found['name']}:{port}"
 

@@ -51,15 +51,15 @@ def check_hosts(witness: Collection[str], store: Collection[str]) -> None:
     Raises:
         StartRefused: They have a host in common.
     """
-    known = {_machine(host) for host in store}
+    known = {_normalized(host) for host in store}
     for host in witness:
-        if _machine(host) in known:
+        if _normalized(host) in known:
             raise StartRefused(
                 "witness", f"{host} is a host of the store, and {_WHY_APART}; name another cluster, or a SQLite file"
             )
 
 
-def is_on_one_disk(first: Path, second: Path) -> bool:
+def is_on_same_disk(first: Path, second: Path) -> bool:
     """Whether two files, which may be missing, are on one device; False if that is unknown."""
     try:
         return _device(first) == _device(second)
@@ -96,7 +96,7 @@ def _device(path: Path) -> int:
     return next(folder.stat().st_dev for folder in folders if folder.is_dir())
 
 
-def _machine(host: str) -> str:
+def _normalized(host: str) -> str:
     """Return ``host:port`` so that the usual names of one host are equal."""
     name, _, port = host.lower().rpartition(":")
     return f"{'localhost' if name in _LOOPBACK else name}:{port}"

@@ -61,9 +61,7 @@ class TestPausedHosts:
     async def test_a_write_to_a_paused_host_ends_after_3_s(
         self, nodes: list[FakeNode], paused: str, make_http: MakeHttp
     ) -> None:
-        """P10: with the default timeouts a paused host costs a refill about 3 s, not
-        ``store_timeout``.
-        """
+        """P10: by default a paused host costs a refill about 3 s, not ``store_timeout``."""
         http = make_http(paused, nodes[0], timeout=40.0, host_timeouts=HostTimeouts())
         begun = asyncio.get_running_loop().time()
         with pytest.raises(StoreOutcomeUnknown, match="did not answer, nor did it answer GET /"):
@@ -73,9 +71,7 @@ class TestPausedHosts:
     async def test_the_next_write_goes_to_a_host_that_serves(
         self, nodes: list[FakeNode], paused: str, make_http: MakeHttp
     ) -> None:
-        """P10: no write returns to a demoted host while another one serves, also after that one
-        failed once.
-        """
+        """P10: no write returns to a demoted host while another serves, even if it failed once."""
         http = make_http(paused, nodes[0])
         with pytest.raises(StoreOutcomeUnknown):
             await soon(http.write(ADD, 1, "s"))
@@ -111,9 +107,7 @@ class TestPausedHosts:
         assert [node.writes for node in nodes] == [1, 0, 0]
 
     async def test_a_host_without_a_master_is_demoted(self, nodes: list[FakeNode], make_http: MakeHttp) -> None:
-        """P10: a node cut off from the cluster delays writes for a minute, and answers 503 to ``GET
-        /``.
-        """
+        """P10: a node that is cut off delays writes for a minute, and answers 503 to ``GET /``."""
         http = make_http(*nodes)
         nodes[0].writes_wait.clear()
         write = asyncio.create_task(http.write(ADD, 1, "s"))
@@ -157,9 +151,7 @@ class TestReturningHosts:
     async def test_a_restarted_host_gets_no_write_before_it_serves(
         self, nodes: list[FakeNode], make_http: MakeHttp, state: State
     ) -> None:
-        """P9: a restarted node accepts HTTP before it serves; a write there would be burned or
-        refused.
-        """
+        """P9: a restarted node accepts HTTP before it serves; a write would burn or be refused."""
         back, other, _ = nodes
         http = make_http(back, other, timeout=4.0)  # a busy machine answers a probe within 2 s
         await back.stop()
@@ -201,7 +193,7 @@ class TestReturningHosts:
         assert nodes[0].writes == 1
 
     async def test_the_only_host_is_probed_after_a_restart(self, nodes: list[FakeNode], make_http: MakeHttp) -> None:
-        """P9: nothing is burned on a single host that is not ready, and the error gives the reason."""
+        """P9: nothing is burned on a single host that is not ready; the error gives the reason."""
         http = make_http(nodes[0])
         await nodes[0].stop()
         with pytest.raises(StoreUnreachable, match="cannot connect"):
@@ -221,9 +213,7 @@ class TestReturningHosts:
         assert [node.writes for node in nodes] == [1, 1, 0]
 
     async def test_a_read_of_an_unknown_table_fails_over(self, nodes: list[FakeNode], make_http: MakeHttp) -> None:
-        """A read of an unknown table goes to the next host; it is refused if no host knows the
-        table.
-        """
+        """A read of an unknown table goes to the next host; it is refused if no host knows it."""
         http = make_http(*nodes, host_timeouts=PATIENT)
         nodes[0].state = "knows no table"
         assert await soon(http.read(READ, "s")) == [[0]]
@@ -272,7 +262,7 @@ class TestConditionalWrites:
         self, nodes: list[FakeNode], make_http: MakeHttp, what: str
     ) -> None:
         """P2, P5: a write that depends on the state of the row is sent to one host at most."""
-        store = CrateStore(make_http(*nodes[:2]), "doc", "crate://")
+        store = CrateStore("crate://", make_http(*nodes[:2]), "doc")
         change = Revision(Sequence(), at_least=0, by="token", at=0.0, deleted=True)  # this kind needs no read first
         calls = {
             "give_back": store.give_back("s", 5, (1, 1, 1)),
@@ -317,7 +307,7 @@ class TestConditionalWrites:
 
     async def test_a_grant_fails_over(self, emulator: CrateEmulator, nodes: list[FakeNode]) -> None:
         """P10: a grant that was not sent goes to the next host."""
-        store = CrateStore(CrateHttp([nodes[0].host, emulator.host], timeout=60.0), "doc", "crate://")
+        store = CrateStore("crate://", CrateHttp([nodes[0].host, emulator.host], timeout=60.0), "doc")
         await nodes[0].stop()
         await store.open()
         assert await soon(store.grant("s", 5, 1000)) is None

@@ -1,6 +1,4 @@
-"""Faults of CrateDB that need an operator, at a start and while a server runs; also on a real
-CrateDB.
-"""
+"""Faults of CrateDB that need an operator, at a start and while serving; also on a real CrateDB."""
 
 import contextlib
 import re
@@ -40,20 +38,13 @@ FULL_DISK = (StoreAnsweredError, StoreOutcomeUnknown)
 
 
 class Cluster:
-    """A schema of its own, and a user with privileges on it only.
-
-    Attributes:
-        url: The store's URL for that user.
-        schema: The schema.
-        user: The user.
-        is_real: Whether it is a real CrateDB.
-    """
+    """A schema of its own, and a user with privileges on it only."""
 
     def __init__(self, host: str, superuser: str, *, is_real: bool) -> None:
-        self.is_real = is_real
+        self.is_real = is_real  # whether it is a real CrateDB
         self.schema = f"idalloc_test_{uuid.uuid4().hex[:12]}"
         self.user = f"{self.schema}_user"
-        self.url = f"crate://{self.user}@{host}/?schema={self.schema}"
+        self.url = f"crate://{self.user}@{host}/?schema={self.schema}"  # for that user
         self._stores: list[Store] = []
         self._backend = CrateBackend(f"crate://{superuser}@{host}/?schema={self.schema}")
 
@@ -131,9 +122,7 @@ class TestRunningServer:
         assert granted.last_value == 10  # the refused grants were not applied
 
     async def test_a_full_disk_recovers(self, cluster: Cluster) -> None:
-        """STORE_UNAVAILABLE: CrateDB sets read_only_allow_delete at its flood-stage watermark, and
-        removes it.
-        """
+        """STORE_UNAVAILABLE: CrateDB sets and removes read_only_allow_delete by its watermarks."""
         store = await cluster.open()
         await store.create(requested_row("s"))
         await cluster.sql('ALTER TABLE {}sequences SET ("blocks.read_only_allow_delete" = true)')
@@ -146,9 +135,7 @@ class TestRunningServer:
 
     @pytest.mark.parametrize("table", ["sequences", "start_timestamps"])
     async def test_a_dropped_table_is_refused(self, cluster: Cluster, table: str) -> None:
-        """STORE_REFUSED: every call is refused without a table, also one without a probe. P3: a new
-        one is another.
-        """
+        """STORE_REFUSED: without a table every call is refused. P3: a new table is another one."""
         store = await cluster.open()
         await cluster.sql(f"DROP TABLE {{}}{table}")
         for _ in range(3):
@@ -160,7 +147,7 @@ class TestRunningServer:
             await (store.grant("s", 1, 1000) if table == "sequences" else store.keep_prefix(1, "me", 60.0))
 
     async def test_a_dropped_column_is_refused(self, cluster: Cluster) -> None:
-        """STORE_REFUSED: the message says to restore the column."""
+        """STORE_REFUSED: the message asks to restore the column."""
         store = await cluster.open()
         await store.create(requested_row("s"))
         await cluster.sql("ALTER TABLE {}sequences DROP COLUMN writes")
@@ -168,9 +155,7 @@ class TestRunningServer:
             await store.grant("s", 1, 1000)
 
     async def test_a_user_without_any_privilege_is_refused(self, cluster: Cluster) -> None:
-        """STORE_REFUSED: CrateDB answers that the schema is unknown; the message names the
-        privileges.
-        """
+        """STORE_REFUSED: CrateDB reports an unknown schema; the message names the privileges."""
         store = await cluster.open()
         await cluster.revoke("DDL", "DML", "DQL")
         for _ in range(2):
@@ -258,9 +243,7 @@ class TestStart:
         assert await store.grant("s", 10, 1000) is not None
 
     async def test_without_ddl_an_older_table_serves(self, cluster: Cluster) -> None:
-        """P10: a start that may not add the column demand serves without it; after the named
-        statement it keeps it.
-        """
+        """P10: a start that may not add the column demand serves; the named statement adds it."""
         store = await cluster.open()
         await store.create(requested_row("s"))
         await cluster.sql("ALTER TABLE {}sequences DROP COLUMN demand")
@@ -345,11 +328,9 @@ class TestUnauthorized:
     async def test_a_lasting_401_is_refused(
         self, emulator: CrateEmulator, start: float, error: type[Exception]
     ) -> None:
-        """STORE_REFUSED: a 401 is rejected at first, and refused once it lasts longer than a host's
-        start.
-        """
+        """STORE_REFUSED: a 401 is rejected at first, and refused if it outlasts a host's start."""
         http = CrateHttp([emulator.host], host_timeouts=HostTimeouts(start=start))
-        store = CrateStore(http, "ids", "crate://")
+        store = CrateStore("crate://", http, "ids")
         await store.open()
         emulator.require_password("alice", "new")
         for _ in range(2):  # the second waits for a probe, which is refused too
@@ -364,7 +345,7 @@ class TestUnauthorized:
     async def test_a_401_after_an_unknown_table_is_rejected(self, emulator: CrateEmulator) -> None:
         """A restarted host that knows neither table nor user is rejected, not refused."""
         http = CrateHttp([emulator.host])
-        store = CrateStore(http, "ids", "crate://")
+        store = CrateStore("crate://", http, "ids")
         await store.open()
         for use in (lambda: store.grant("s", 1, 1000), lambda: store.get("s")):
             emulator.inject(
@@ -378,7 +359,7 @@ class TestUnauthorized:
 
     async def test_a_repeated_read_is_never_unknown(self, emulator: CrateEmulator) -> None:
         """A read that is repeated after a start, and loses its answer, is unreachable."""
-        store = CrateStore(CrateHttp([emulator.host]), "ids", "crate://")
+        store = CrateStore("crate://", CrateHttp([emulator.host]), "ids")
         await store.open()
         emulator.inject(
             Fault("error", status=404, code=4041, message="RelationUnknown[Relation 'ids.sequences' unknown]"),
@@ -393,7 +374,7 @@ class TestUnauthorized:
         """P10: in a rolling restart a host that does not know its users yet is skipped."""
         other = f"127.0.0.1:{await emulator.listen()}"
         http = CrateHttp([emulator.host, other])
-        store = CrateStore(http, "ids", "crate://")
+        store = CrateStore("crate://", http, "ids")
         await store.open()
         port = int(emulator.host.rpartition(":")[2])
         for _ in range(2):
@@ -422,9 +403,7 @@ class TestDocuments:
             await cluster.sql(f"DROP TABLE {{}}{table}")
 
     async def test_without_ddl_prepared_tables_serve(self, cluster: Cluster, documents: Documents) -> None:
-        """With prepared tables DQL and DML suffice for a start, and for all statements on
-        documents.
-        """
+        """With prepared tables DQL and DML suffice for a start and all statements on documents."""
         await cluster.revoke("DDL")
         started = open_documents(cluster.url)
         await started.open()
@@ -438,9 +417,7 @@ class TestDocuments:
         await started.close()
 
     async def test_without_ddl_no_collection_is_half_created(self, cluster: Cluster, documents: Documents) -> None:
-        """Without DDL a new collection, and a drop, are refused with the GRANT to run, and leave
-        nothing.
-        """
+        """Without DDL a new collection, and a drop, are refused with the GRANT; nothing is left."""
         await cluster.revoke("DDL")
         with pytest.raises(StoreRefused, match="Missing 'DDL' privilege") as caught:
             await documents.create_collection("s", "new")

@@ -1,6 +1,4 @@
-"""Answers that are lost, late, repeated or of a proxy: nothing is granted twice, and every error is
-typed.
-"""
+"""Answers that are lost, late, repeated or a proxy's: nothing is granted twice; typed errors."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -74,9 +72,7 @@ class TestUnknownOutcomes:
     async def test_an_unclear_answer_is_unknown_and_not_retried(
         self, opensearch: OpenSearchStandIn, store: Store, fault: Fault, moved: int
     ) -> None:
-        """P1: a write without a clear answer is sent once; the next grant is behind what it may
-        have taken.
-        """
+        """P1: a write without a clear answer is sent once; the next grant skips its ids."""
         opensearch.inject(Fault(**{**vars(fault), "match": "GRANT"}))
         with pytest.raises(StoreOutcomeUnknown) as caught:
             await store.grant("s", 5, 1000)
@@ -87,9 +83,7 @@ class TestUnknownOutcomes:
         assert granted.last_value == BEFORE + moved + 1
 
     async def test_a_lost_quorum_is_unknown(self, opensearch: OpenSearchStandIn) -> None:
-        """P1: without a quorum a write hangs; it ends by the timeout of the store, and nothing is
-        granted from it.
-        """
+        """P1: without a quorum a write hangs until the store's timeout; nothing is granted."""
         store = open_store(f"opensearch://{opensearch.host}/", FakeClock(), timeout=0.5)
         await store.open()
         await store.create(requested_row("s"))
@@ -121,9 +115,7 @@ class TestRejected:
     async def test_a_row_edited_past_the_mapping_is_refused(
         self, opensearch: OpenSearchStandIn, store: Store, value: object
     ) -> None:
-        """SEQUENCE_INVALID: a row that a snapshot or another mapping left with no number grants
-        nothing.
-        """
+        """SEQUENCE_INVALID: a row that a snapshot or mapping left without a number is refused."""
         opensearch.cluster.indices["idalloc-sequences-data"].documents["s"].source["last_value"] = value
         with pytest.raises(SequenceInvalid, match="'s'"):
             await store.grant("s", 5, 1000)
@@ -168,9 +160,7 @@ class TestReplays:
     async def test_a_tail_given_back_twice_moves_the_counter_once(
         self, opensearch: OpenSearchStandIn, store: Store
     ) -> None:
-        """P2: the second application finds another version; the answer says that nothing was given
-        back.
-        """
+        """P2: the second application finds another version; it answers that nothing was moved."""
         first = await grant(store, "s", 10)
         opensearch.inject(Fault("duplicate", match="BACK"))
         assert not await store.give_back("s", 4, first.version)
@@ -222,7 +212,7 @@ class TestHosts:
         paused = int(opensearch.host.rpartition(":")[2])
         other = await opensearch.listen()
         hosts = [opensearch.host, f"127.0.0.1:{other}"]
-        store = OpenSearchStore(OpenSearchHttp(hosts, timeout=60.0, host_timeouts=QUICK), "idalloc", "", 60.0)
+        store = OpenSearchStore("", OpenSearchHttp(hosts, timeout=60.0, host_timeouts=QUICK), "idalloc", 60.0)
         await store.open()
         await store.create(requested_row("s"))
         opensearch.inject(Fault("hang", times=-1, port=paused))

@@ -1,6 +1,4 @@
-"""A real OpenSearch with its security plugin: TLS, credentials, and the privileges of the
-documented role.
-"""
+"""A real OpenSearch with its security plugin: TLS, credentials, and the documented role."""
 
 import base64
 import hmac
@@ -133,9 +131,7 @@ async def test_an_older_index_serves_with_the_least_permissions(node: SecuredNod
 
 @pytest.mark.parametrize("lacking", [*CLUSTER, *INDEX])
 async def test_each_missing_permission_is_named(node: SecuredNode, opened: Open, lacking: str) -> None:
-    """A user without one permission cannot start, and the error names that permission as what to
-    grant.
-    """
+    """A user without one permission cannot start, and the error names that permission."""
     await opened()
     node.grant([each for each in CLUSTER if each != lacking], [each for each in INDEX if each != lacking])
     with pytest.raises(StartRefused) as caught:
@@ -150,12 +146,10 @@ async def test_each_missing_permission_is_named(node: SecuredNode, opened: Open,
 
 
 async def test_a_first_start_names_its_permissions(node: SecuredNode, opened: Open) -> None:
-    """A user who may not create indices is refused with the permissions for that, and nothing is
-    made.
-    """
+    """A user who may not create indices is refused with the permissions; nothing is created."""
     node.grant(CLUSTER, INDEX)
     needed = re.escape(f"grant the user {', '.join(FIRST_START)} on ")
-    with pytest.raises(StartRefused, match=f"{needed}.*; or create it first by another user"):
+    with pytest.raises(StartRefused, match=f"{needed}.*; or create it first as another user"):
         await opened()
     node.grant(CLUSTER, [*INDEX, *FIRST_START])
     await use(await opened())
@@ -163,9 +157,7 @@ async def test_a_first_start_names_its_permissions(node: SecuredNode, opened: Op
 
 @pytest.mark.parametrize("lacking", ["", *IMPORT_CLUSTER, *IMPORT_INDEX])
 async def test_an_import_names_a_missing_permission(node: SecuredNode, lacking: str) -> None:
-    """An import of an index needs these permissions only, and the error names one that the user
-    lacks.
-    """
+    """An import of an index needs only these permissions; the error names a missing one."""
     index = f"recipe-{uuid.uuid4().hex[:8]}"
     node.grant(["*"], ["*"])
     url = f"opensearch://{SECRET}{node.host}/{index}?ca={node.certificates.ca}"
@@ -191,9 +183,7 @@ async def test_another_prefix_is_refused(opened: Open) -> None:
 
 
 async def test_a_permission_lost_while_running_is_named(node: SecuredNode, opened: Open) -> None:
-    """STORE_REFUSED: the same server continues when the permission is granted again; no id is lost
-    or repeated.
-    """
+    """STORE_REFUSED: the server continues once it has the permission; no id is lost or repeated."""
     store = await opened()
     await store.create(requested_row("s"))
     assert (await grant(store, "s", 10)).last_value == 10
@@ -226,7 +216,7 @@ async def test_a_changed_password_is_first_unavailable(node: SecuredNode, opened
     ids=["password", "none", "api key", "token"],
 )
 async def test_wrong_credentials_are_refused(node: SecuredNode, opened: Open, user: str, query: str) -> None:
-    """A start with wrong credentials says what to check, and shows no secret."""
+    """A start with wrong credentials names what to check, and shows no secret."""
     with pytest.raises(StartRefused, match=r"check the host, and the user and the password.*answered 401") as caught:
         await opened(user, f"&ca={node.certificates.ca}{query}")
     assert "wr0ng" not in str(caught.value)

@@ -1,1 +1,1 @@
-"""What the stores of clusters share: the way to a host, rows, and the order of a call's steps."""
+"""What all clusters share: the HTTP transport, rows, and the order of a call's steps."""

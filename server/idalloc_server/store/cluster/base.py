@@ -1,6 +1,7 @@
 """The steps of a call that all clusters share: clamping, and when the retirement row is read."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 from idalloc_server.domain.errors import NULL_LAST_VALUE, SequenceDeleted, SequenceInvalid
 from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP
@@ -14,23 +15,17 @@ from idalloc_server.store.packed_settings import PERIOD, TIMESTAMP
 COUNTERS, TIMESTAMPS = (None, PERIOD), (TIMESTAMP,)
 
 
+@dataclass(eq=False)
 class ClusterStore(ABC):
     """The common part of the stores in clusters, which have no transactions; see ``Store``.
 
     ``RetirementChecks`` describes how a retired store refuses.
-
-    Args:
-        address: The address of the cluster for people, without secrets.
     """
 
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self._retirement = RetirementChecks(self)
+    address: str  # the cluster's address for people, without secrets
 
-    @property
-    def address(self) -> str:
-        """See ``Store.address``."""
-        return self._address
+    def __post_init__(self) -> None:
+        self._retirement = RetirementChecks(self)
 
     @abstractmethod
     async def get(self, name: str) -> Row | None:

@@ -9,7 +9,7 @@ import io
 import socket
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import aiohttp
@@ -54,40 +54,23 @@ class Request(Generic[_T]):
     subject: str = ""  # what the request is about, for the next step in an error
 
 
+@dataclass(eq=False)
 class Connections:
-    """Sends requests to hosts, each over a connection of its own.
+    """Sends requests to hosts, each over a connection of its own."""
 
-    Args:
-        product: The name of the database, for errors.
-        port: Its usual HTTP port.
-        alive: The request that may not depend on another node; it needs no check of the place.
-        headers: The headers of each request.
-        tls: The TLS context; None for plain HTTP.
-        timeouts: The timeouts of a request.
-    """
+    product: str  # the name of the database, for errors
+    port: int  # its usual HTTP port
+    alive: Request[Any]  # depends on no other node, and needs no identity check
+    headers: dict[str, str]  # of each request
+    tls: ssl.SSLContext | None  # None for plain HTTP
+    timeouts: aiohttp.ClientTimeout  # of a request
+    _identity_check: Request[None] | None = field(default=None, init=False)
+    _logged_at: float = field(default=-_LOG_SECONDS, init=False)
+    _closed: bool = field(default=False, init=False)
 
-    def __init__(
-        self,
-        product: str,
-        port: int,
-        alive: Request[Any],
-        headers: dict[str, str],
-        tls: ssl.SSLContext | None,
-        timeouts: aiohttp.ClientTimeout,
-    ) -> None:
-        self._product = product
-        self._port = port
-        self._alive = alive
-        self._headers = headers
-        self._tls = tls
-        self._timeouts = timeouts
-        self._place_check: Request[None] | None = None
-        self._logged_at = -_LOG_SECONDS
-        self._closed = False
-
-    def set_place_check(self, request: Request[None]) -> None:
+    def set_identity_check(self, request: Request[None]) -> None:
         """Set the first read of new connections; it raises ``StoreExchanged`` for another store."""
-        self._place_check = request
+        self._identity_check = request
 
     def close(self) -> None:
         """Close each connection after its call from now on."""
@@ -98,9 +81,9 @@ class Connections:
         connection = Connection(self._new_session()) if is_fresh or not host.idle else host.idle.pop()
         keep = False
         try:
-            if self._place_check and not connection.is_checked and request is not self._alive:
+            if self._identity_check and not connection.is_checked and request is not self.alive:
                 try:
-                    await self._send_over(connection, host, self._place_check)
+                    await self._send_over(connection, host, self._identity_check)
                 except StoreFailure as error:  # the request itself was not sent
                     raise read_failure(error) from error
                 connection.is_checked = True
@@ -115,30 +98,30 @@ class Connections:
 
     async def _send_over(self, connection: Connection, host: Host, request: Request[_T]) -> _T:
         # Without ``encoded`` yarl would resolve a sequence's name such as ``..`` in the path.
-        url = yarl.URL(f"{'http' if self._tls is None else 'https'}://{host.name}{request.path}", encoded=True)
+        url = yarl.URL(f"{'http' if self.tls is None else 'https'}://{host.name}{request.path}", encoded=True)
         body = io.BytesIO(request.body) if request.body and len(request.body) > _LARGE_BODY else request.body
         try:  # aiohttp never retries a POST, but would follow a redirect with one.
             async with connection.session.request(
-                request.method, url, data=body, headers=self._headers, allow_redirects=False
+                request.method, url, data=body, headers=self.headers, allow_redirects=False
             ) as response:
                 content = await response.read()
             return request.read(host.name, response.status, content)
         except WrongAnswer as error:
             self._log_wrong_answer(host, error)
             raise StoreOutcomeUnknown(
-                f"{self._product} at {host.name} returned an answer {error}; check the proxy in front of it"
+                f"{self.product} at {host.name} returned an answer {error}; check the proxy in front of it"
             ) from error
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             problem = certificate_problem(error) or f"{one_line(error)}; start it, or correct host and port in its URL"
-            raise StoreUnreachable(f"cannot connect to {self._product} at {host.name}: {problem}") from error
+            raise StoreUnreachable(f"cannot connect to {self.product} at {host.name}: {problem}") from error
         except aiohttp.ClientResponseError as error:
             raise StoreOutcomeUnknown(
-                f"the server at {host.name} is not {self._product}'s HTTP endpoint; set its port, usually {self._port}"
+                f"the server at {host.name} is not {self.product}'s HTTP endpoint; set its port, usually {self.port}"
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             kind = StoreConnectionLost if isinstance(error, _LOST) else StoreOutcomeUnknown
             raise kind(
-                f"{self._product} at {host.name} was sent a statement and did not answer: {one_line(error)}; try again"
+                f"{self.product} at {host.name} was sent a statement and did not answer: {one_line(error)}; try again"
             ) from error
 
     def _log_wrong_answer(self, host: Host, error: WrongAnswer) -> None:
@@ -151,11 +134,11 @@ class Connections:
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=1,
-                ssl=True if self._tls is None else self._tls,
+                ssl=True if self.tls is None else self.tls,
                 resolver=_Resolver(),
                 socket_factory=_new_socket,
             ),
-            timeout=self._timeouts,
+            timeout=self.timeouts,
             cookie_jar=aiohttp.DummyCookieJar(),
         )
 

@@ -36,14 +36,11 @@ class Hosts:
 
     Args:
         names: ``host:port`` of each host, in the initial order of preference.
-
-    Attributes:
-        ready: Whether the preferred host may get a write without a probe.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         self._order = [Host(name) for name in names]
-        self.ready = True
+        self.ready = True  # whether the preferred host may get a write without a probe
 
     def __len__(self) -> int:
         return len(self._order)

@@ -5,6 +5,7 @@ generation of a sequence. If there is none after a write, the write came before 
 export.
 """
 
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from idalloc_server.domain.errors import (
@@ -33,20 +34,16 @@ class _Rows(Protocol):
     async def give_back(self, name: str, count: int, version: RowVersion) -> bool: ...
 
 
+@dataclass(eq=False)
 class RetirementChecks:
-    """The checks of one store in this process.
+    """The checks of one store in this process."""
 
-    Args:
-        store: The store.
-    """
-
-    def __init__(self, store: _Rows) -> None:
-        self._store = store
-        self._checked_generations: dict[str, int] = {}
+    store: _Rows
+    _checked_generations: dict[str, int] = field(default_factory=dict, init=False)
 
     async def before_write(self, name: str = "") -> None:
         """Raise ``StoreRetired`` if the store is retired; ``name`` is the sequence of the call."""
-        raise_if_retired(await self._store.get(RETIREMENT), name)
+        raise_if_retired(await self.store.get(RETIREMENT), name)
 
     async def after_write(self) -> Row | None:
         """Return the retirement row, after a write.
@@ -55,7 +52,7 @@ class RetirementChecks:
             StoreOutcomeUnknown: The row could not be read; it may precede the write.
         """
         try:
-            return await self._store.get(RETIREMENT)
+            return await self.store.get(RETIREMENT)
         except StoreFailure as error:
             raise _retirement_unknown(error) from error
 
@@ -68,7 +65,7 @@ class RetirementChecks:
             return row
         found = await self.after_write()
         if found is not None and not found.deleted:
-            await self._store.revise(row.name, row.revision, retiring_revision(row, found))
+            await self.store.revise(row.name, row.revision, retiring_revision(row, found))
         raise_if_retired(found, row.name)
         return row
 
@@ -86,7 +83,7 @@ class RetirementChecks:
             raise _not_given_back(refusal) from refusal
 
     async def accept_grant(self, name: str, grant: Grant | None) -> Grant | None:
-        """Return the grant of an answer; give it back if the store is retired, or that is unknown."""
+        """Return the grant of an answer; give it back if the store is retired, or may be."""
         # The counter of a period is used only under a proof of its sequence, which is checked.
         if grant is None or PERIOD_SEPARATOR in name or self._checked_generations.get(name) == grant.generation:
             return grant
@@ -96,7 +93,7 @@ class RetirementChecks:
             raise _retirement_unknown(error) from error
         except (StoreRetired, StoreRefused) as refusal:
             try:
-                is_back = not grant.granted or await self._store.give_back(name, grant.granted, grant.version)
+                is_back = not grant.granted or await self.store.give_back(name, grant.granted, grant.version)
             except StoreFailure:
                 is_back = False
             if is_back:

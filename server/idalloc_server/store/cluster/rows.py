@@ -43,12 +43,8 @@ def parse_grant(
 ) -> Grant:
     """Return the grant of an answer. A row of another mode has nothing left to grant.
 
-    Args:
-        name: The name of the sequence.
-        source: The row after the write.
-        version: Its sequence number and primary term.
-        modes: The modes of rows that the statement grants from.
-        written: Reads a number that the write has put into the row.
+    ``source`` is the row after the write, ``version`` its sequence number and primary term.
+    ``written`` reads a number that the write has put into the row.
 
     Raises:
         SequenceDeleted: The row is a tombstone.

@@ -54,7 +54,7 @@ class Transport(ABC):
     Args:
         hosts: ``host:port`` of each host, in the order of preference.
         authorization: The value of the Authorization header, if any.
-        tls: The TLS context; None for plain HTTP.
+        tls: None for plain HTTP.
         timeout: The timeout of an answer, in seconds.
         connect_timeout: The timeout of a connection if there is only one host, in seconds.
         host_timeouts: When to try another host, if there are several.
@@ -101,9 +101,9 @@ class Transport(ABC):
     async def check_serves(self, host: Host) -> None:  # noqa: B027 - optional
         """Raise ``StoreFailure`` if a host that is alive cannot serve; part of a probe."""
 
-    def set_place_check(self, request: Request[None]) -> None:
-        """See ``Connections.set_place_check``."""
-        self._connections.set_place_check(request)
+    def set_identity_check(self, request: Request[None]) -> None:
+        """See ``Connections.set_identity_check``."""
+        self._connections.set_identity_check(request)
 
     async def close(self) -> None:
         """Close the idle connections; a connection in use is closed when its call ends."""
@@ -120,11 +120,8 @@ class Transport(ABC):
         """Send a write to one host; to the next one only if this host certainly did not apply it.
 
         That is: no connection could be made, or the host may be starting. If the last host may be
-        starting but passes a probe, it gets the write once more.
-
-        Args:
-            request: The write.
-            may_fail_over: Whether the write may go to the next host after it was tried on one.
+        starting but passes a probe, it gets the write once more. Without ``may_fail_over`` only one
+        host gets the write.
 
         Returns:
             What ``request.read`` returns.
@@ -314,6 +311,12 @@ class Transport(ABC):
         """Prefer other hosts, and close this host's idle connections, which may be dead."""
         self._hosts.demote(host)
         await close_idle(host)
+
+
+def raise_if_server_failed(error: StoreFailure) -> None:
+    """Raise an error with a status of 5xx again: unlike another one, it may end by itself."""
+    if error.http_status is not None and error.http_status >= 500:
+        raise error
 
 
 def is_unauthorized(error: StoreFailure) -> bool:

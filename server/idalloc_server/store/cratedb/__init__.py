@@ -1,1 +1,1 @@
-"""A CrateDB cluster, over its HTTP endpoint."""
+"""Counters, documents and a witness in a CrateDB cluster, over its HTTP endpoint."""

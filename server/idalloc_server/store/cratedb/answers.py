@@ -24,11 +24,9 @@ _HTTP_OK = 200
 _HTTP_REQUEST_TIMEOUT = 408
 _HTTP_TOO_MANY_REQUESTS = 429
 
-# HTTP 400 and 403: the table is closed, or has blocks.read, blocks.write or blocks.read_only. An
-# operator set it.
+# HTTP 400 and 403: an operator closed the table, or set blocks.read, .write or .read_only.
 _TABLE_BLOCKED = (4007, 4032, 4033, 4034, 4035, 4036)
-# HTTP 403: blocks.read_only_allow_delete. The cluster sets it when a disk is nearly full, and
-# removes it later.
+# HTTP 403: blocks.read_only_allow_delete, which the cluster sets while a disk is nearly full.
 _DISK_NEARLY_FULL = 4037
 # HTTP 404: RelationUnknown or SchemaUnknownException, also for a user without any privilege.
 _TABLE_UNKNOWN = (4041, 4045)
@@ -44,9 +42,8 @@ _STEPS = {
 }
 # HTTP 404 with code 4040: the shard is starting or moving.
 _SHARD_NOT_STARTED = "IllegalIndexShardStateException"
-# Codes with HTTP 409, a conflict with another client; a retry may succeed. 4091: a row with this
-# primary key exists. 4092: another write changed the row meanwhile (its _seq_no differs). 4093: the
-# table exists.
+# HTTP 409, a conflict with another client; a retry may succeed. 4091: a row with this key exists.
+# 4092: another write changed the row meanwhile (its _seq_no differs). 4093: the table exists.
 _CONFLICT = range(4090, 4100)
 
 TABLE = re.compile(r'"[\w-]+"\."\w+"')
@@ -59,14 +56,7 @@ _T = TypeVar("_T")
 
 
 def read_answer(host: str, status: int, content: bytes, parse: Callable[[Any], _T], statement: str) -> _T:
-    """Return the parsed content of a successful answer.
-
-    Args:
-        host: ``host:port`` of the sender, for the error.
-        status: The HTTP status.
-        content: The body.
-        parse: Reads the JSON of a successful answer.
-        statement: The statement that was sent.
+    """Return what ``parse`` makes of a successful answer.
 
     Raises:
         StoreRefused: The statement was not applied, and fails again until an operator acts.

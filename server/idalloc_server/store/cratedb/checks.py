@@ -75,8 +75,7 @@ async def check_privileges(http: CrateHttp, schema: str, table: Table) -> None:
     # A column of the key cannot be updated.
     write = f"DELETE FROM {reference}" if column == table.key else f"UPDATE {reference} SET {column} = {column}"
     try:
-        # The write first: it waits for the shard of a table that another process is creating; a
-        # read then fails.
+        # The write first: it waits for the shard of a new table, where a read fails.
         await http.write(f"{write} WHERE {table.key} = ?", missing_key)
         await http.read(f"SELECT {column} FROM {reference} WHERE {table.key} = ?", missing_key)
     except StoreRefused as error:

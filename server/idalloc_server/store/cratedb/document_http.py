@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -21,22 +22,17 @@ PAUSE_SECONDS = 0.2
 _deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
 
 
+@dataclass(eq=False)
 class DocumentHttp:
-    """Sends statements by ``CrateHttp``, again while a live host answers that it applied nothing.
+    """Sends statements by ``CrateHttp``, again while a live host answers that it applied none."""
 
-    Args:
-        http: The transport.
-        timeout: The timeout of a call with its attempts, in seconds.
-    """
-
-    def __init__(self, http: CrateHttp, timeout: float) -> None:
-        self._http = http
-        self._timeout = timeout
+    http: CrateHttp
+    timeout: float  # of a call with its attempts, in seconds
 
     @contextmanager
     def within_timeout(self) -> Iterator[None]:
         """Give all calls of the block together the timeout of one."""
-        token = _deadline.set(asyncio.get_running_loop().time() + self._timeout)
+        token = _deadline.set(asyncio.get_running_loop().time() + self.timeout)
         try:
             yield
         finally:
@@ -44,21 +40,21 @@ class DocumentHttp:
 
     async def read(self, statement: str, *arguments: object) -> list[Row]:
         """See ``CrateHttp.read``."""
-        return await self._send(partial(self._http.read, statement, *arguments), StoreUnreachable)
+        return await self._send(partial(self.http.read, statement, *arguments), StoreUnreachable)
 
     async def write(self, statement: str, *arguments: object) -> list[Row]:
         """See ``CrateHttp.write``."""
-        return await self._send(partial(self._http.write, statement, *arguments), StoreOutcomeUnknown)
+        return await self._send(partial(self.http.write, statement, *arguments), StoreOutcomeUnknown)
 
     async def write_each(self, statement: str, arguments: Sequence[Sequence[object]]) -> int:
         """See ``CrateHttp.write_each``."""
-        return await self._send(partial(self._http.write_each, statement, arguments), StoreOutcomeUnknown)
+        return await self._send(partial(self.http.write_each, statement, arguments), StoreOutcomeUnknown)
 
     async def _send(self, call: Callable[[], Awaitable[_T]], late: type[StoreFailure]) -> _T:
         """Call until a host answers; raise ``late`` if none has at the deadline."""
         loop = asyncio.get_running_loop()
-        deadline = _deadline.get() or loop.time() + self._timeout
-        message = f"CrateDB did not answer within {self._timeout:g} s; repair the cluster"
+        deadline = _deadline.get() or loop.time() + self.timeout
+        message = f"CrateDB did not answer within {self.timeout:g} s; repair the cluster"
         if loop.time() >= deadline:
             raise StoreUnreachable(message)
         while True:

@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial, wraps
 from itertools import accumulate, count
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
@@ -75,32 +76,28 @@ class _Row(NamedTuple):
     batch: str | None
 
 
+@dataclass(eq=False)
 class CrateDocuments:
-    """Documents in a CrateDB cluster; see ``Documents``.
+    """Documents in a CrateDB cluster; see ``Documents``."""
 
-    Args:
-        http: The transport.
-        schema: The schema of the tables; letters, digits, ``_`` and ``-``.
-        timeout: The timeout of a statement, and of each document that a statement changes, in
-            seconds.
-    """
+    transport: CrateHttp
+    schema: str  # of the tables; letters, digits, ``_`` and ``-``
+    timeout: float  # of a statement, and of each document that a statement changes, in seconds
 
-    def __init__(self, http: CrateHttp, schema: str, timeout: float) -> None:
-        self._transport = http
-        self._http = DocumentHttp(http, timeout)
-        self._schema = schema
+    def __post_init__(self) -> None:
+        self._http = DocumentHttp(self.transport, self.timeout)
         self._thread = SideThread("documents")  # chooses
-        self._schemas = DOCUMENT_SCHEMAS.reference(schema)
-        self._collections = DOCUMENT_COLLECTIONS.reference(schema)
+        self._schemas = DOCUMENT_SCHEMAS.reference(self.schema)
+        self._collections = DOCUMENT_COLLECTIONS.reference(self.schema)
 
     async def open(self) -> None:
         """See ``Documents.open``."""
-        await set_up(self._transport, self._schema, DOCUMENT_TABLES)
+        await set_up(self.transport, self.schema, DOCUMENT_TABLES)
 
     async def close(self) -> None:
         """See ``Documents.close``."""
         self._thread.close()
-        await self._transport.close()
+        await self.transport.close()
 
     async def create_schema(self, name: str) -> bool:
         """See ``Documents.create_schema``."""
@@ -141,7 +138,7 @@ class CrateDocuments:
         created = applied = bool(await self._http.write(insert, key, schema, name))
         columns = f"doc_id TEXT PRIMARY KEY, doc {_UNINDEXED}, batch {_UNINDEXED}"
         with _unknown_after(lambda: applied):
-            if not await self._http.read(KEY_COLUMNS, self._schema, f"documents_{key}"):
+            if not await self._http.read(KEY_COLUMNS, self.schema, f"documents_{key}"):
                 try:
                     await self._http.write(f"CREATE TABLE IF NOT EXISTS {self._table(key)} ({columns}) {_WITH}")
                 except StoreRefused:
@@ -367,7 +364,7 @@ class CrateDocuments:
         )
 
     def _table(self, key: str) -> str:
-        return f'"{self._schema}"."documents_{key}"'
+        return f'"{self.schema}"."documents_{key}"'
 
     async def _find(self, schema: str, name: str) -> str:
         """Return the table of a collection."""

@@ -142,8 +142,7 @@ def _tied_rows(answer: Any, nonce: str, reference: str, oid: int | None) -> list
         raise WrongAnswer("to another statement")
     if oid is None:
         return [row[1:] for row in rows]
-    # Without rows the name of the column has the OID, since CrateDB computes it before it executes
-    # the statement.
+    # Without rows the column's name has the OID: CrateDB computes it before it executes.
     found = {str(row[1]) for row in rows} or {cols[1]}
     if any(each != str(oid) for each in found if each.lstrip("-").isdecimal()):
         raise StoreExchanged(f"the table {reference} with the OID {oid}", f"one with the OID {', '.join(found)}")

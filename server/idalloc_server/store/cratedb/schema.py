@@ -18,6 +18,7 @@ from idalloc_server.domain.errors import (
     StoreRefused,
 )
 from idalloc_server.store import packed_settings
+from idalloc_server.store.cluster.transport import raise_if_server_failed
 from idalloc_server.store.cratedb import checks
 from idalloc_server.store.cratedb.http import CrateHttp
 from idalloc_server.store.cratedb.tables import Table
@@ -35,10 +36,7 @@ _MAX_ATTEMPTS = 3
 async def set_up(http: CrateHttp, schema: str, tables: Sequence[Table]) -> bool:
     """Check the cluster and create the tables and columns that are missing.
 
-    Args:
-        http: The transport.
-        schema: The schema of the tables.
-        tables: The tables; a host that does not know the first one gets no write.
+    A host that does not know the first table gets no write.
 
     Returns:
         Whether the tables have their optional columns: the user may have no privilege to add them.
@@ -51,8 +49,7 @@ async def set_up(http: CrateHttp, schema: str, tables: Sequence[Table]) -> bool:
     try:
         check_version(await http.version())
     except (StoreAnsweredError, StoreRefused) as error:
-        if error.http_status is not None and error.http_status >= 500:
-            raise
+        raise_if_server_failed(error)
         raise StartRefused("store", f"check the host, the user and the password or jwt of the URL: {error}") from error
     nodes = await _count_nodes(http)
     is_complete = True
@@ -84,8 +81,7 @@ async def _count_nodes(http: CrateHttp) -> int | None:
     try:
         rows = await http.read("SELECT version['number'] FROM sys.nodes")
     except (StoreAnsweredError, StoreRefused) as error:
-        if error.http_status is not None and error.http_status >= 500:
-            raise
+        raise_if_server_failed(error)
         return None
     for (version,) in rows:
         check_version(str(version))

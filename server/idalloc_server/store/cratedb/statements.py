@@ -40,8 +40,7 @@ RESULT = (*_RESULT.split(", "), "demand")
 # The number of idalloc's writes of this row. `_seq_no` counts the writes of all rows.
 _WRITES = "COALESCE(writes, 0) + 1"
 
-# The largest distance that a counter moves in one grant. It keeps the differences below from an
-# overflow.
+# The largest distance that a counter moves in one grant, so that no difference below overflows.
 _MAX_DISTANCE = 2**63 - 1
 _STEP = f"COALESCE(step, {DEFAULT_STEP})"
 _GENERATION = f"COALESCE(generation, {DEFAULT_GENERATION})"
@@ -74,7 +73,7 @@ _TIMESTAMPS = (
 )
 
 
-def _reaching(value: str, rising: bool, size: str, offset: str) -> str:
+def _align(value: str, rising: bool, size: str, offset: str) -> str:
     """Return SQL for the first point of the lattice at or past ``value``.
 
     The result is the end of BIGINT if that comes first. ``size`` is at most 2^61, and ``offset`` is
@@ -225,7 +224,7 @@ class Statements:
         choose, within = ("GREATEST", "<=") if rising else ("LEAST", ">=")
         sets = _sets(
             f"COALESCE(rev, 0) = $2 AND last_value {within} $3",
-            last_value=_reaching(f"{choose}(last_value, $4)", rising, "$5", "$6"),
+            last_value=_align(f"{choose}(last_value, $4)", rising, "$5", "$6"),
             step="$7",
             min_value="$8",
             max_value="$9",
@@ -247,7 +246,7 @@ class Statements:
         choose = "GREATEST" if rising else "LEAST"
         sets = _sets(
             f"{_GENERATION} < excluded.generation",
-            last_value=_reaching(f"{choose}(last_value, excluded.last_value)", rising, "$9", "$10"),
+            last_value=_align(f"{choose}(last_value, excluded.last_value)", rising, "$9", "$10"),
             **{name: f"excluded.{name}" for name in ("step", "min_value", "max_value", "settings", "generation")},
             writes=_WRITES,
         )

@@ -101,8 +101,7 @@ ALLOCATIONS = Table(
 )
 # In the order of their creation. The first one shows whether a host knows the tables.
 STORE_TABLES = (SEQUENCES, START_TIMESTAMPS, ALLOCATIONS)
-# ``seen`` is the token that the last write replaced: a statement can refer to new values of columns
-# only.
+# ``seen`` is the replaced token: a statement can refer only to new values of columns.
 WITNESS_MARKS = Table(
     "witness_marks",
     "name",

@@ -2,10 +2,12 @@
 
 from collections.abc import Collection
 from collections.abc import Sequence as Many
+from dataclasses import dataclass
 
 from idalloc_server.domain.witness.marks import Replacement, WitnessMark
-from idalloc_server.store.cratedb import schema, statements
 from idalloc_server.store.cratedb.http import CrateHttp
+from idalloc_server.store.cratedb.schema import set_up
+from idalloc_server.store.cratedb.statements import WitnessStatements
 from idalloc_server.store.cratedb.tables import WITNESS_MARKS
 from idalloc_server.store.witness import parse_mark, refused_as_witness
 
@@ -13,61 +15,53 @@ from idalloc_server.store.witness import parse_mark, refused_as_witness
 _NAMES_A_READ = 200
 
 
+@dataclass(eq=False)
 class CrateWitness:
     """A witness in a CrateDB cluster; see ``Witness``.
 
     A read by key may go to any copy, also to one that was cut off and is behind. Then the tokens
     that it returns are old, and a replacement that gives them is refused.
-
-    Args:
-        http: The transport.
-        schema: The schema of the table; letters, digits, ``_`` and ``-``.
-        address: The address of the cluster for people, without secrets.
     """
 
-    def __init__(self, http: CrateHttp, schema: str, address: str) -> None:
-        self._http = http
-        self._schema = schema
-        self._address = address
-        self._sql = statements.WitnessStatements(schema)
+    address: str  # the cluster's address for people, without secrets
+    http: CrateHttp
+    schema: str  # of the table; letters, digits, ``_`` and ``-``
 
-    @property
-    def address(self) -> str:
-        """See ``Witness.address``."""
-        return self._address
+    def __post_init__(self) -> None:
+        self._sql = WitnessStatements(self.schema)
 
     async def open(self) -> None:
         """See ``Witness.open``."""
         with refused_as_witness():
-            await schema.set_up(self._http, self._schema, (WITNESS_MARKS,))
+            await set_up(self.http, self.schema, (WITNESS_MARKS,))
 
     async def read(self, names: Collection[str]) -> dict[str, WitnessMark]:
         """See ``Witness.read``."""
         keys, found = list(names), dict[str, WitnessMark]()
         for start in range(0, len(keys), _NAMES_A_READ):
             part = keys[start : start + _NAMES_A_READ]
-            rows = await self._http.read(self._sql.read(len(part)), *part)
+            rows = await self.http.read(self._sql.read(len(part)), *part)
             found |= {name: parse_mark(name, fields) for name, *fields in rows}
         return found
 
     async def replace(self, replacements: Many[Replacement]) -> set[str]:
         """See ``Witness.replace``."""
         values = [value for name, mark, seen in replacements for value in (name, *mark, seen)]
-        rows = await self._http.write(self._sql.replace(len(replacements)), *values)
+        rows = await self.http.write(self._sql.replace(len(replacements)), *values)
         # If one of several rows fails, CrateDB reports no error; the row is missing.
         tokens = {row[0]: row[1] for row in rows}
         return {name for name, mark, _ in replacements if tokens.get(name) == mark.token}
 
     async def list(self, after: str, limit: int) -> list[tuple[str, WitnessMark]]:
         """See ``Witness.list``."""
-        await self._http.read(self._sql.refresh)
-        rows = await self._http.read(self._sql.list, after, limit)
+        await self.http.read(self._sql.refresh)
+        rows = await self.http.read(self._sql.list, after, limit)
         return [(name, parse_mark(name, fields)) for name, *fields in rows]
 
     async def forget(self, names: Collection[str]) -> int:
         """See ``Witness.forget``."""
-        return await self._http.write_each(self._sql.forget, [[name] for name in names])
+        return await self.http.write_each(self._sql.forget, [[name] for name in names])
 
     async def close(self) -> None:
         """See ``Witness.close``."""
-        await self._http.close()
+        await self.http.close()

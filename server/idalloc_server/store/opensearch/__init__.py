@@ -1,1 +1,1 @@
-"""The store in OpenSearch, or in Elasticsearch, which is not tested."""
+"""Counters and a witness in OpenSearch, or in Elasticsearch, which is not tested."""

@@ -19,8 +19,7 @@ INDEX_EXISTS = "resource_already_exists_exception"
 CONFLICT = "version_conflict_engine_exception"
 _BLOCKED = "cluster_block_exception"
 _SECURITY = "security_exception"
-# A block in the reason of its error, as in [FORBIDDEN/8/index write (api)]: no name of an index has
-# a slash.
+# A block in an error's reason, as in [FORBIDDEN/8/index write (api)]: no index name has a slash.
 _BLOCK_NUMBER = re.compile(r"\[[A-Z_]+/(\d+)/")
 # The next steps, by the type of the error, or by the number of a block. OpenSearch removes the
 # blocks read_only and metadata only by a request that sets nothing else.
@@ -38,15 +37,13 @@ _BLOCK_STEPS = {
     "8": 'run PUT /{subject}/_settings {{"index.blocks.write": null}}',
     "9": 'run PUT /{subject}/_settings {{"index.blocks.metadata": null}}',
 }
-# A missing privilege, as OpenSearch's security plugin names it. It checks these for the cluster,
-# others for an index.
+# A missing privilege, by OpenSearch's security plugin: these for the cluster, others for an index.
 _MISSING_PRIVILEGE = re.compile(r"no permissions for \[(.+?)\] and ")
 _CLUSTER_PRIVILEGE = re.compile(r"cluster:.*|indices:data/(write/bulk|read/scroll)")
 _TOO_MANY_SCRIPTS = "circuit_breaking_exception"
 # The errors of a script that read a text, a double or null where the row must have a number.
 _WRONG_VALUE = ("class_cast_exception", "null_pointer_exception")
-# The write of a row whose value does not fit its field, by OpenSearch and by Elasticsearch (not
-# tested).
+# A value that does not fit its field, by OpenSearch and by Elasticsearch (not tested).
 _WRONG_FIELD = ("mapper_parsing_exception", "document_parsing_exception")
 
 CHECK_PROXY = "check what answers between this server and OpenSearch, such as a proxy"
@@ -79,15 +76,9 @@ def read_answer(
     subject: str = "",
     none_for: Collection[str] = (),
 ) -> _T | None:
-    """Return the parsed content of a successful answer, or None.
+    """Return what ``parse`` makes of a successful answer; None for an error of ``none_for``.
 
-    Args:
-        host: ``host:port`` of the sender, for the error.
-        status: The HTTP status.
-        content: The body.
-        parse: Reads the JSON of a successful answer.
-        subject: The alias of the request, for the next step.
-        none_for: The types of errors for which the result is None.
+    The next step in an error names ``subject``, the alias of the request.
 
     Raises:
         StoreRefused: The request was not applied, and fails again until an operator acts.
@@ -128,8 +119,7 @@ def failure(host: str, status: int, error: object, subject: str) -> StoreFailure
     reason = str(_reason(error) if isinstance(error, dict) else error)
     message = f"OpenSearch at {host} answered {status}{f' ({kind})' if kind else ''}: {one_line(reason)}"
     message = message.rstrip(";")
-    # A full queue refuses before it executes, but after a node has sent the request again it proves
-    # nothing.
+    # A full queue refuses before it executes; after a node's own retry that proves nothing.
     is_queue_full = status == _TOO_MANY_REQUESTS and kind != _BLOCKED
     if not 400 <= status < 500 or status in _UNKNOWN_STATUS or is_queue_full:
         return StoreOutcomeUnknown(f"{message}; try again, and repair the cluster if it lasts", http_status=status)

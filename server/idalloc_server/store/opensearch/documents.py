@@ -35,13 +35,10 @@ class _Page(NamedTuple):
 
 
 async def read_documents(http: OpenSearchHttp, index: str, *, clients_stopped: bool = False) -> list[dict[str, Any]]:
-    """Return all hits of an index, as of now. Works from Elasticsearch 7 on.
+    """Return all hits of an index, or of an alias, as of now. Works from Elasticsearch 7 on.
 
-    Args:
-        http: The cluster.
-        index: The index, or an alias.
-        clients_stopped: Whether the index may accept writes. One during the call is an error in any
-            case.
+    The index may accept writes only if ``clients_stopped``; one during the call is an error in any
+    case.
 
     Raises:
         StoreRefused: The index is missing, accepts writes, or was written meanwhile.

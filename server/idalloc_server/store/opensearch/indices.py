@@ -4,16 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# Not indexed: only scripts and `_source` have them. Without `coerce: false` a row could keep 1.5 or
-# "12".
+# Not indexed: only scripts and `_source` have them. Without `coerce: false` 1.5 or "12" would stay.
 _NUMBER = {"type": "long", "index": False, "doc_values": False, "coerce": False}
 _TEXT = {"type": "keyword", "index": False, "doc_values": False}
 _INDEXED_NUMBER = {"type": "long", "coerce": False}
 _INDEXED_TEXT = {"type": "keyword"}
 _INDEXED_BOOLEAN = {"type": "boolean"}
 
-# GET by id and updates need no refresh, lists make one. A pipeline of an index template could
-# change rows.
+# GET by id and updates need no refresh, lists make one. A template's pipeline could change rows.
 _SETTINGS = {
     "number_of_shards": 1,
     "auto_expand_replicas": "0-2",

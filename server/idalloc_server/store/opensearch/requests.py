@@ -13,7 +13,7 @@ from idalloc_server.store.cluster.connections import Request
 from idalloc_server.store.opensearch import scripts
 from idalloc_server.store.opensearch.answers import CONFLICT, ROW_MISSING
 from idalloc_server.store.opensearch.indices import ALLOCATIONS, SEQUENCES, START_TIMESTAMPS, WITNESS, Index
-from idalloc_server.store.opensearch.places import Places
+from idalloc_server.store.opensearch.opened_indices import OpenedIndices
 from idalloc_server.store.opensearch.results import (
     Hit,
     Source,
@@ -57,15 +57,11 @@ class Requests:
     Args:
         prefix: The beginning of the aliases.
         timeout: The timeout of a call, in seconds.
-
-    Attributes:
-        places: The opened indices, which answers are compared with.
-        keeps_demand: Whether the index of the sequences has a field for the demand.
     """
 
     def __init__(self, prefix: str, timeout: float) -> None:
-        self.places = Places()
-        self.keeps_demand = True
+        self.opened = OpenedIndices()  # the opened indices, which answers are compared with
+        self.keeps_demand = True  # whether the index of the sequences has a field for the demand
         self._prefix = prefix
         self._sequences = SEQUENCES.alias(prefix)
         self._starts = START_TIMESTAMPS.alias(prefix)
@@ -304,7 +300,7 @@ class Requests:
 
     def _search(self, alias: str, body: object, parse: Callable[[Any], _T]) -> Request[_T]:
         def parse_checked(answer: Any) -> _T:
-            self.places.check_hits(alias, answer)
+            self.opened.check_hits(alias, answer)
             return parse(answer)
 
         path = f"/{alias}/_search?allow_partial_search_results=false"
@@ -319,7 +315,7 @@ class Requests:
         condition: str = _RETRIES,
         none_for: Collection[str] = (ROW_MISSING,),
     ) -> Request[Written | None]:
-        tie = self.places.tie(alias, key)
+        tie = self.opened.tie(alias, key)
         source = f"{fields},nonce" if tie.nonce and fields not in ("true", "false") else fields
         path = f"/{alias}/_update/{quote(key, safe='')}?{self._write}&_source={source}&{condition}"
         read = partial(read_update, tie=tie, none_for=none_for)
@@ -333,7 +329,7 @@ class Requests:
         *,
         is_whole: bool = False,
     ) -> Request[list[Source | None]]:
-        ties = [self.places.tie(alias, item.key, has_script=item.action == "update") for item in items]
+        ties = [self.opened.tie(alias, item.key, has_script=item.action == "update") for item in items]
         lines: list[object] = []
         for item, tie in zip(items, ties, strict=True):
             lines.append({item.action: {"_id": item.key, **item.options}})

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from idalloc_server.domain.errors import StoreFailure
 from idalloc_server.store.cluster.connections import WrongAnswer
 from idalloc_server.store.opensearch.answers import failure, read_answer
-from idalloc_server.store.opensearch.places import Tie
+from idalloc_server.store.opensearch.opened_indices import Tie
 
 _T = TypeVar("_T")
 Source = dict[str, Any]
@@ -85,17 +85,10 @@ def read_bulk(
     expected: Collection[str],
     is_whole: bool,
 ) -> list[Source | None]:
-    """Read the answer to ``_bulk``, which is 200 whatever its items did.
+    """Read the answer to ``_bulk``, which is 200 even if items failed.
 
-    Args:
-        host: ``host:port`` of the sender.
-        status: The HTTP status.
-        content: The body.
-        alias: The alias of the request.
-        ties: What each item must repeat.
-        expected: The types of errors for which an item's result is None.
-        is_whole: Whether any other error of an item is one of the request; otherwise only if all
-            items failed.
+    An item whose error has an ``expected`` type has the result None. Any other error of an item is
+    an error of the request if the request ``is_whole``, or if all items failed.
 
     Returns:
         For each item the row, or an empty one without ``_source``; None for one that failed.

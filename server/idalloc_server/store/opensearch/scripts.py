@@ -21,9 +21,8 @@ s.writes = (s.writes == null ? 0L : (long)s.writes) + 1L;"""
 _NONCE = """
 if (params.nonce != null) { ctx._source.nonce = params.nonce; }"""
 
-# The first point of the lattice at or past `v`, or the end of BIGINT if that comes first; `p` is
-# params.
-_REACH = """    long v = p.at_least; long size = p.size; long off = p.offset;
+# The first lattice point at or past `v`, or the end of BIGINT if that comes first; `p` is params.
+_ALIGN = """    long v = p.at_least; long size = p.size; long off = p.offset;
     if (up ? last > v : last < v) { v = last; }
     if (up) { long way = (off - v % size) % size; if (v > 9223372036854775806L - way) { v = 9223372036854775806L - way; } v += way; }
     else { long way = (off + v % size) % size; if (v < -9223372036854775807L + way) { v = -9223372036854775807L + way; } v -= way; }
@@ -93,7 +92,7 @@ if (rev == (long)p.rev && s.last_value != null) {
   long last = s.last_value; boolean up = (long)p.row.step > 0L;
   if (up ? last <= (long)p.limit : last >= (long)p.limit) {
 """
-    + _REACH
+    + _ALIGN
     + """    long gen = s.generation == null ? 1L : (long)s.generation; gen += (long)p.grows; if (gen < (long)p.generation) { gen = (long)p.generation; }
     s.putAll(p.row); if (p.row.mode == null) { s.remove('mode'); }
     s.last_value = v; s.generation = gen; s.rev = rev + 1L;"""
@@ -113,7 +112,7 @@ else {
   if (gen < (long)p.generation) {
     long last = s.last_value; boolean up = (long)p.row.step > 0L;
 """
-    + _REACH
+    + _ALIGN
     + """    s.putAll(p.row); s.last_value = v; s.generation = (long)p.generation;"""
     + _COUNT_WRITE
     + """

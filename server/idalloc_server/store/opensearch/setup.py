@@ -15,12 +15,13 @@ import structlog
 from idalloc_server.domain.errors import StartRefused, StoreAnsweredError, StoreRefused
 from idalloc_server.store import packed_settings
 from idalloc_server.store.cluster.connections import Request
+from idalloc_server.store.cluster.transport import raise_if_server_failed
 from idalloc_server.store.opensearch import checks
 from idalloc_server.store.opensearch.answers import INDEX_EXISTS, AliasMissing, read_answer
 from idalloc_server.store.opensearch.checks import StoredIndex
 from idalloc_server.store.opensearch.http import OpenSearchHttp
 from idalloc_server.store.opensearch.indices import Index
-from idalloc_server.store.opensearch.places import Place
+from idalloc_server.store.opensearch.opened_indices import OpenedIndex
 from idalloc_server.store.opensearch.requests import MAX_HITS, Requests, json_body
 
 _log = structlog.get_logger(__name__)
@@ -29,7 +30,7 @@ _MIN_OPENSEARCH = (2, 17)
 # Older ones may retry an item of _bulk without end.
 _MIN_ELASTICSEARCH = (8, 9)
 _SUPPORTED = "OpenSearch 2.17 or newer, or to Elasticsearch 8.9 or newer, which is not tested"
-_UNDISGUISE = (
+_END_COMPATIBILITY_MODE = (
     'run PUT /_cluster/settings {"persistent": {"compatibility.override_main_response_version": null}}, or grant the '
     "user the cluster permission cluster:monitor/nodes/info"
 )
@@ -55,14 +56,14 @@ class _Release(NamedTuple):
 
     distribution: str
     number: str
-    is_disguised: bool  # whether it is an OpenSearch that reports a version of Elasticsearch
+    in_compatibility_mode: bool  # an OpenSearch that reports a version of Elasticsearch
 
 
 def _release(answer: Any) -> _Release:
     number, distribution = str(answer["version"]["number"]), answer["version"].get("distribution")
     if distribution is None and "OpenSearch" in str(answer.get("tagline")):
-        return _Release("opensearch", number, is_disguised=True)
-    return _Release(str(distribution or "elasticsearch"), number, is_disguised=False)
+        return _Release("opensearch", number, in_compatibility_mode=True)
+    return _Release(str(distribution or "elasticsearch"), number, in_compatibility_mode=False)
 
 
 def _stored_indices(answer: Any) -> list[StoredIndex]:
@@ -95,12 +96,8 @@ CLOCK: Request[float] = _request(
 async def set_up(http: OpenSearchHttp, requests: Requests, prefix: str, indices: Sequence[Index]) -> None:
     """Check the cluster and create the indices and fields that are missing.
 
-    Args:
-        http: The transport.
-        requests: The requests, which get what is found.
-        prefix: The beginning of the aliases.
-        indices: The indices, in the order of their creation: if the last one exists, all were made
-            once.
+    ``requests`` gets what is found. The order of ``indices`` is that of their creation: if the last
+    one exists, all were created once.
 
     Raises:
         StartRefused: The version, an index or a privilege of the user is unsuitable.
@@ -118,13 +115,13 @@ async def set_up(http: OpenSearchHttp, requests: Requests, prefix: str, indices:
         await _check_policy(http, found)
         requests.set_window(index, int(found.settings.get("index.max_result_window", MAX_HITS)))
         for field, mapping in checks.check(alias, index, found, nodes).items():
-            await _admit(http, _put_field(alias, field, mapping), alias)
+            await _send_creation(http, _put_field(alias, field, mapping), alias)
         has_nonce = await _add_optional(http, alias, index, "nonce", found)
-        requests.places.open(alias, Place(found.name, found.uuid), has_nonce=has_nonce)
+        requests.opened.add(alias, OpenedIndex(found.name, found.uuid), has_nonce=has_nonce)
         if "demand" in index.optional:
             requests.keeps_demand = await _add_optional(http, alias, index, "demand", found)
         await _check_privileges(http, requests, index, alias)
-    http.set_place_check(requests.places.check_request())
+    http.set_identity_check(requests.opened.check_request())
 
 
 def check_version(distribution: str, number: str) -> None:
@@ -142,7 +139,7 @@ def check_version(distribution: str, number: str) -> None:
 async def _check_versions(http: OpenSearchHttp) -> int | None:
     """Check all nodes' versions; return their number, or None if the user may not see them."""
     release = await _read_release(http)
-    if not release.is_disguised:
+    if not release.in_compatibility_mode:
         check_version(release.distribution, release.number)
     if release.distribution != "opensearch":
         _log.warning("elasticsearch_is_untested", version=release.number)
@@ -158,8 +155,7 @@ async def _read_release(http: OpenSearchHttp) -> _Release:
     try:
         return await http.send_read(_VERSION)
     except (StoreAnsweredError, StoreRefused) as error:
-        if error.http_status is not None and error.http_status >= 500:
-            raise
+        raise_if_server_failed(error)
         if error.http_status == _HTTP_FORBIDDEN and isinstance(error, StoreRefused):
             raise StartRefused("store", f"the version of the cluster cannot be read: {error}") from error
         raise StartRefused(
@@ -171,18 +167,17 @@ async def _read_node_versions(http: OpenSearchHttp, release: _Release) -> list[s
     """Return every node's version, or None if the user may not see them.
 
     Raises:
-        StartRefused: They are unknown, and the cluster's release is a disguise.
+        StartRefused: They are unknown, and the cluster is in compatibility mode.
     """
     try:
         return await http.send_read(_NODES)
     except (StoreAnsweredError, StoreRefused) as error:
-        if error.http_status is not None and error.http_status >= 500:
-            raise
-        if release.is_disguised:
+        raise_if_server_failed(error)
+        if release.in_compatibility_mode:
             raise StartRefused(
                 "store",
                 f"the cluster calls itself {release.number} by compatibility.override_main_response_version, and the "
-                f"versions of its nodes cannot be read: {error}; {_UNDISGUISE}",
+                f"versions of its nodes cannot be read: {error}; {_END_COMPATIBILITY_MODE}",
             ) from error
         return None
 
@@ -217,7 +212,7 @@ async def _create_missing(http: OpenSearchHttp, requests: Requests, prefix: str,
             if await _read_index(http, alias) is None:
                 path = f"/{index.new_name(prefix)}"
                 create = _request("PUT", path, dict, index.definition(prefix), none_for=(INDEX_EXISTS,))
-                await _admit(http, create, alias)
+                await _send_creation(http, create, alias)
             elif index is not last and await _has_documents(http, requests, index):
                 raise StartRefused(
                     "store",
@@ -262,8 +257,7 @@ async def _check_policy(http: OpenSearchHttp, found: StoredIndex) -> None:
         managed = await http.send_read(explain)
     except (StoreAnsweredError, StoreRefused) as error:
         # 400 or 404: the cluster has no such plugin.
-        if error.http_status is not None and error.http_status >= 500:
-            raise
+        raise_if_server_failed(error)
         if error.http_status == _HTTP_FORBIDDEN:
             _log.warning(
                 "lifecycle_policy_unknown",
@@ -332,13 +326,13 @@ async def _check_privileges(http: OpenSearchHttp, requests: Requests, index: Ind
         raise StartRefused("store", f"the index of {alias} cannot be used: {error}") from error
 
 
-async def _admit(http: OpenSearchHttp, request: Request[Any], alias: str) -> None:
+async def _send_creation(http: OpenSearchHttp, request: Request[Any], alias: str) -> None:
     """Send a request that creates something; a refusal is one of the start."""
     try:
         await http.send_write(request)
     except StoreRefused as error:
         raise StartRefused(
-            "store", f"cannot create or complete the index of {alias}: {error}; or create it first by another user"
+            "store", f"cannot create or complete the index of {alias}: {error}; or create it first as another user"
         ) from error
 
 

@@ -1,6 +1,7 @@
 """The store in an OpenSearch cluster: counters, start timestamps and recorded allocations."""
 
 from collections.abc import Sequence as Many
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from idalloc_server.domain.errors import SequenceInvalid, StoreOutcomeUnknown, StoreRefused
@@ -33,28 +34,25 @@ from idalloc_server.store.opensearch.rows import parse_grant, parse_row, row_fie
 _T = TypeVar("_T")
 
 
+@dataclass(eq=False)
 class OpenSearchStore(ClusterStore):
     """A store in a cluster of OpenSearch, or of Elasticsearch (not tested); see ``Store``.
 
     A read by id is confirmed by no other copy: a node that was cut off answers it for as long as
     that lasts. So ``get`` and ``recorded`` write the row unchanged.
-
-    Args:
-        http: The transport.
-        prefix: The beginning of the names of the aliases.
-        address: The address of the cluster for people, without secrets.
-        timeout: The timeout of a call, in seconds.
     """
 
-    def __init__(self, http: OpenSearchHttp, prefix: str, address: str, timeout: float) -> None:
-        super().__init__(address)
-        self._http = http
-        self._prefix = prefix
-        self._requests = Requests(prefix, timeout)
+    http: OpenSearchHttp
+    prefix: str  # the beginning of the names of the aliases
+    timeout: float  # of a call, in seconds
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._requests = Requests(self.prefix, self.timeout)
 
     async def open(self) -> None:
         """See ``Store.open``. Creates the indices at the first start only."""
-        await setup.set_up(self._http, self._requests, self._prefix, INDICES)
+        await setup.set_up(self.http, self._requests, self.prefix, INDICES)
 
     async def _grant(
         self, name: str, wanted: int, lease_ms: int, floor: GrantFloor, demand: Demand | None
@@ -91,7 +89,7 @@ class OpenSearchStore(ClusterStore):
     async def get(self, name: str) -> Row | None:
         """See ``Store.get``."""
         if name == RETIREMENT:
-            source, _ = await self._http.send_write(self._requests.retirement())
+            source, _ = await self.http.send_write(self._requests.retirement())
         else:
             written = await self._write_row(name, self._requests.get(name))
             source = None if written is None else written.source
@@ -102,14 +100,14 @@ class OpenSearchStore(ClusterStore):
 
         A row whose name is not its key would be left out of some lists: it fails all of them.
         """
-        await self._http.send_read(self._requests.refresh(SEQUENCES))
-        unnamed = await self._http.send_read(self._requests.unnamed())
+        await self.http.send_read(self._requests.refresh(SEQUENCES))
+        unnamed = await self.http.send_read(self._requests.unnamed())
         self._check_names(unnamed)
         rows: list[Row] = []
         while len(rows) < limit:
             size = min(limit - len(rows), self._requests.page(SEQUENCES))
             request = self._requests.list_rows(prefix, after, size, deleted=deleted, periods=periods)
-            hits = await self._http.send_read(request)
+            hits = await self.http.send_read(request)
             self._check_names(hits)
             found = [hit for hit in hits if hit.id.startswith(prefix)]
             rows += [parse_row(hit.id, hit.source) for hit in found if periods or PERIOD_SEPARATOR not in hit.id]
@@ -147,18 +145,18 @@ class OpenSearchStore(ClusterStore):
     async def record(self, allocations: Many[RecordedAllocation]) -> dict[str, RecordedAllocation]:
         """See ``Store.record``."""
         rows = [allocation._asdict() for allocation in allocations]
-        found = [_allocation(source) for source in await self._http.send_write(self._requests.record(rows)) if source]
+        found = [_allocation(source) for source in await self.http.send_write(self._requests.record(rows)) if source]
         return {allocation.request_id: allocation for allocation in found}
 
     async def recorded(self, request_id: str) -> RecordedAllocation | None:
         """See ``Store.recorded``."""
-        written = await self._http.send_write(self._requests.recorded(request_id))
+        written = await self.http.send_write(self._requests.recorded(request_id))
         return None if written is None else _allocation(written.source)
 
     async def newest_recorded(self) -> RecordPosition | None:
         """See ``Store.newest_recorded``."""
-        await self._http.send_read(self._requests.refresh(ALLOCATIONS))
-        newest = await self._http.send_read(self._requests.newest())
+        await self.http.send_read(self._requests.refresh(ALLOCATIONS))
+        newest = await self.http.send_read(self._requests.newest())
         if newest is None:
             return None
         hit, written_at = newest
@@ -166,30 +164,30 @@ class OpenSearchStore(ClusterStore):
 
     async def count_recorded(self, limit: int) -> int:
         """See ``Store.count_recorded``."""
-        await self._http.send_read(self._requests.refresh(ALLOCATIONS))
-        return await self._http.send_read(self._requests.count(ALLOCATIONS))
+        await self.http.send_read(self._requests.refresh(ALLOCATIONS))
+        return await self.http.send_read(self._requests.count(ALLOCATIONS))
 
     async def forget_recorded(self, retention: Retention, limit: int) -> int:
         """See ``Store.forget_recorded``."""
-        await self._http.send_read(self._requests.refresh(ALLOCATIONS))
+        await self.http.send_read(self._requests.refresh(ALLOCATIONS))
         latest = round(retention.last.written_at * 1000)
-        hits = await self._http.send_read(self._requests.oldest(latest, limit))
+        hits = await self.http.send_read(self._requests.oldest(latest, limit))
         expired = [hit for hit in hits if retention.is_over(hit.seq_no, hit.term, hit.source.get("window_ms"))]
         if not expired:
             return 0
-        deleted = await self._http.send_write(self._requests.forget(expired), may_fail_over=False)
+        deleted = await self.http.send_write(self._requests.forget(expired), may_fail_over=False)
         return sum(source is not None for source in deleted)
 
     async def give_back(self, name: str, count: int, version: RowVersion) -> bool:
         """See ``Store.give_back``."""
         try:
-            written = await self._http.send_write(self._requests.give_back(name, count, version), may_fail_over=False)
+            written = await self.http.send_write(self._requests.give_back(name, count, version), may_fail_over=False)
         except RowInvalid:
             return False
         return written is not None and (written.source.get("generation") or 1) == version[2]
 
     async def _claim_start(self, prefix: int, at_least: int, holder: str, stale_after_ms: int) -> Claim:
-        written = await self._http.send_write(self._requests.claim(prefix, at_least, holder, stale_after_ms))
+        written = await self.http.send_write(self._requests.claim(prefix, at_least, holder, stale_after_ms))
         if written is None:
             raise StoreOutcomeUnknown(f"OpenSearch returned no row for the claim of prefix {prefix}; try again")
         row = written.source
@@ -198,19 +196,19 @@ class OpenSearchStore(ClusterStore):
 
     async def keep_prefix(self, prefix: int, holder: str, stale_after: float) -> None:
         """See ``Store.keep_prefix``."""
-        await self._http.send_write(self._requests.keep(prefix, holder, round(stale_after * 1000)))
+        await self.http.send_write(self._requests.keep(prefix, holder, round(stale_after * 1000)))
 
     async def release_prefix(self, prefix: int, holder: str) -> None:
         """See ``Store.release_prefix``."""
-        await self._http.send_write(self._requests.release(prefix, holder))
+        await self.http.send_write(self._requests.release(prefix, holder))
 
     async def claimed_starts(self) -> dict[int, int]:
         """See ``Store.claimed_starts``."""
-        await self._http.send_read(self._requests.refresh(START_TIMESTAMPS))
+        await self.http.send_read(self._requests.refresh(START_TIMESTAMPS))
         found: dict[int, int] = {}
         after: int | None = None
         while True:
-            hits = await self._http.send_read(self._requests.starts(after))
+            hits = await self.http.send_read(self._requests.starts(after))
             for hit in hits:
                 if str(after := hit.source.get("prefix")) != hit.id:
                     named = f"run {self._requests.naming(hit.id, START_TIMESTAMPS)}"
@@ -223,19 +221,19 @@ class OpenSearchStore(ClusterStore):
 
     async def raise_start(self, prefix: int, last_start: int) -> None:
         """See ``Store.raise_start``."""
-        await self._http.send_write(self._requests.raise_start(prefix, last_start))
+        await self.http.send_write(self._requests.raise_start(prefix, last_start))
 
     async def now(self) -> float | None:
         """See ``Store.now``."""
-        return await self._http.send_read(setup.CLOCK)
+        return await self.http.send_read(setup.CLOCK)
 
     async def close(self) -> None:
         """See ``Store.close``."""
-        await self._http.close()
+        await self.http.close()
 
     async def _write_row(self, name: str, request: Request[_T], *, may_fail_over: bool = True) -> _T:
         try:
-            return await self._http.send_write(request, may_fail_over=may_fail_over)
+            return await self.http.send_write(request, may_fail_over=may_fail_over)
         except RowInvalid as error:
             raise SequenceInvalid(name, f"a number in its row was edited: {error}") from error
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from collections.abc import Sequence as Many
+from dataclasses import dataclass
 from typing import Any
 
 from idalloc_server.domain.witness.marks import Replacement, WitnessMark
@@ -12,43 +13,35 @@ from idalloc_server.store.opensearch.requests import Requests
 from idalloc_server.store.witness import parse_mark, refused_as_witness
 
 
+@dataclass(eq=False)
 class OpenSearchWitness:
     """A witness in a cluster of OpenSearch, or of Elasticsearch (not tested); see ``Witness``.
 
     ``read`` writes the marks unchanged, since a read by id is confirmed by no other copy.
-
-    Args:
-        http: The transport.
-        prefix: The beginning of the name of the alias.
-        address: The address of the cluster for people, without secrets.
-        timeout: The timeout of a call, in seconds.
     """
 
-    def __init__(self, http: OpenSearchHttp, prefix: str, address: str, timeout: float) -> None:
-        self._http = http
-        self._prefix = prefix
-        self._address = address
-        self._requests = Requests(prefix, timeout)
+    address: str  # the cluster's address for people, without secrets
+    http: OpenSearchHttp
+    prefix: str  # the beginning of the alias's name
+    timeout: float  # of a call, in seconds
 
-    @property
-    def address(self) -> str:
-        """See ``Witness.address``."""
-        return self._address
+    def __post_init__(self) -> None:
+        self._requests = Requests(self.prefix, self.timeout)
 
     async def open(self) -> None:
         """See ``Witness.open``."""
         with refused_as_witness():
-            await setup.set_up(self._http, self._requests, self._prefix, (WITNESS,))
+            await setup.set_up(self.http, self._requests, self.prefix, (WITNESS,))
 
     async def read(self, names: Collection[str]) -> dict[str, WitnessMark]:
         """See ``Witness.read``."""
-        *found, _ = await self._http.send_write(self._requests.read_marks(names))
+        *found, _ = await self.http.send_write(self._requests.read_marks(names))
         return {name: _mark(name, source) for name, source in zip(names, found, strict=True) if source is not None}
 
     async def replace(self, replacements: Many[Replacement]) -> set[str]:
         """See ``Witness.replace``."""
         marks = [({"name": name, **mark._asdict()}, seen) for name, mark, seen in replacements]
-        found = await self._http.send_write(self._requests.replace_marks(marks))
+        found = await self.http.send_write(self._requests.replace_marks(marks))
         return {
             name
             for (name, mark, _), source in zip(replacements, found, strict=True)
@@ -57,11 +50,11 @@ class OpenSearchWitness:
 
     async def list(self, after: str, limit: int) -> list[tuple[str, WitnessMark]]:
         """See ``Witness.list``."""
-        await self._http.send_read(self._requests.refresh(WITNESS))
+        await self.http.send_read(self._requests.refresh(WITNESS))
         marks: list[tuple[str, WitnessMark]] = []
         while len(marks) < limit:
             size = min(limit - len(marks), self._requests.page(WITNESS))
-            hits = await self._http.send_read(self._requests.list_marks(after, size))
+            hits = await self.http.send_read(self._requests.list_marks(after, size))
             marks += [(hit.id, _mark(hit.id, hit.source)) for hit in hits]
             if len(hits) < size:
                 break
@@ -70,12 +63,12 @@ class OpenSearchWitness:
 
     async def forget(self, names: Collection[str]) -> int:
         """See ``Witness.forget``."""
-        deleted = await self._http.send_write(self._requests.forget_marks(names))
+        deleted = await self.http.send_write(self._requests.forget_marks(names))
         return sum(source is not None for source in deleted)
 
     async def close(self) -> None:
         """See ``Witness.close``."""
-        await self._http.close()
+        await self.http.close()
 
 
 def _mark(name: str, source: dict[str, Any]) -> WitnessMark:

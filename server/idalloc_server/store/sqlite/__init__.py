@@ -1,1 +1,1 @@
-"""The store in a SQLite file, shared by processes on one machine."""
+"""Counters, documents and a witness in SQLite files, shared by processes on one machine."""

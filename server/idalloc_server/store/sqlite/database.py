@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,30 +24,21 @@ from idalloc_server.store.sqlite.schema import roll_back
 _T = TypeVar("_T")
 
 
+@dataclass(eq=False)
 class Database:
     """A SQLite file whose transactions run one after another on a thread.
 
     An acknowledged write survives a power cut. A cancelled call is dropped if its transaction has
     not begun; otherwise the transaction completes.
-
-    Args:
-        path: The file; it and its folder are created if they are missing.
-        busy_timeout: How long a transaction waits while another process writes, in seconds.
-        create_tables: Creates the tables that are missing, and refuses another program's database.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        busy_timeout: float,
-        create_tables: Callable[[sqlite3.Connection, Path], None] = schema.create_tables,
-    ) -> None:
-        self._path = path
-        self._busy_timeout = busy_timeout
-        self._create_tables = create_tables
-        self._thread = JobThread("sqlite")
-        self._connection: sqlite3.Connection | None = None
-        self._files: DatabaseFiles | None = None
+    path: Path  # the file; it and its folder are created if they are missing
+    busy_timeout: float  # how long a transaction waits for other writers, in seconds
+    # Creates the tables that are missing, and refuses another program's database.
+    create_tables: Callable[[sqlite3.Connection, Path], None] = schema.create_tables
+    _thread: JobThread = field(default_factory=lambda: JobThread("sqlite"), init=False)
+    _connection: sqlite3.Connection | None = field(default=None, init=False)
+    _files: DatabaseFiles | None = field(default=None, init=False)
 
     async def open(self) -> None:
         """Open the file.
@@ -75,7 +67,7 @@ class Database:
         try:
             return await self.transact(work, begin)
         except FilesChanged as error:
-            raise StoreRefused(f"the file {self._path} {error}; restart this node") from error
+            raise StoreRefused(f"the file {self.path} {error}; restart this node") from error
 
     def transact(self, work: Callable[[sqlite3.Connection], _T], begin: str = "BEGIN IMMEDIATE") -> asyncio.Future[_T]:
         """Begin a transaction as ``write`` does, and return its future.
@@ -104,7 +96,7 @@ class Database:
             files.check()
             answer = work(db)
         except (sqlite3.Error, OverflowError) as error:
-            raise failure_of(self._path, error) from error
+            raise failure_of(self.path, error) from error
         except PermissionError as error:
             raise StoreRefused(
                 f"the file {error.filename} cannot be examined: {error.strerror}; let the user of this server read it"
@@ -119,9 +111,8 @@ class Database:
         try:
             files.check()
         except (FilesChanged, OSError) as error:
-            # The process may have been paused after the first check, while others replaced the
-            # files.
-            raise StoreOutcomeUnknown(f"SQLite at {self._path}, after the commit: {error}") from error
+            # Others may have replaced the files while the process was paused after the first check.
+            raise StoreOutcomeUnknown(f"SQLite at {self.path}, after the commit: {error}") from error
         return answer
 
     def _commit(self, db: sqlite3.Connection) -> None:
@@ -129,20 +120,20 @@ class Database:
             db.execute("COMMIT")
         except sqlite3.Error as error:
             kind = StoreAnsweredError if is_busy(error) else StoreOutcomeUnknown
-            raise kind(f"SQLite at {self._path}, at the commit: {error}", code=code(error)) from error
+            raise kind(f"SQLite at {self.path}, at the commit: {error}", code=code(error)) from error
 
     def _open(self) -> None:
         if self._connection is not None:
             return
         try:
-            self._connection, self._files = schema.connect(self._path, self._busy_timeout, self._create_tables)
+            self._connection, self._files = schema.connect(self.path, self.busy_timeout, self.create_tables)
         except (OSError, sqlite3.Error) as error:
             if is_busy(error):
-                raise StoreAnsweredError(f"SQLite at {self._path}: {error}", code=code(error)) from error
+                raise StoreAnsweredError(f"SQLite at {self.path}: {error}", code=code(error)) from error
             why = error.strerror if isinstance(error, OSError) else error
             raise StartRefused(
                 "store",
-                f"cannot use {self._path} as a SQLite database: {why}; "
+                f"cannot use {self.path} as a SQLite database: {why}; "
                 "choose a new file or one of idalloc's, in a folder that can be written to",
             ) from error
 

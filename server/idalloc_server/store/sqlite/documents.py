@@ -148,9 +148,8 @@ class SqliteDocuments:
     ) -> list[Document]:
         """See ``Documents.page``."""
         if keys is None:
-            return await self._read(lambda db: _page(_from(db, _collection(db, schema, name), after)))
-        # Part by part, so that others have the thread of the file between them: most keys may be
-        # missing.
+            return await self._read(lambda db: _page(_documents_after(db, _collection(db, schema, name), after)))
+        # Most keys may be missing: part by part, others have the file's thread between them.
         start = 0 if after is None else bisect_right(keys, after)
         while True:
             part = keys[start : start + _KEYS_A_READ]
@@ -228,7 +227,7 @@ def _page_by_key(schema: str, name: str, keys: Sequence[str], db: sqlite3.Connec
     return _page(_by_key(db, _collection(db, schema, name), keys))
 
 
-def _from(db: sqlite3.Connection, collection: int, after: str | None) -> Iterator[Document]:
+def _documents_after(db: sqlite3.Connection, collection: int, after: str | None) -> Iterator[Document]:
     """Yield the documents after a key; SQLite reads a row when it is asked for."""
     select = "SELECT key, text FROM documents WHERE collection = ?"
     arguments: list[object] = [collection]
@@ -255,7 +254,7 @@ def _chosen(db: sqlite3.Connection, collection: int, selection: Selection) -> It
     """
     chooser, keys, after = Chooser(selection), selection.keys, None
     while not chooser.is_done:
-        found = _from(db, collection, after) if keys is None else _by_key(db, collection, keys)
+        found = _documents_after(db, collection, after) if keys is None else _by_key(db, collection, keys)
         page = _page(found)
         if not page:
             break

@@ -9,8 +9,7 @@ from pathlib import Path
 from idalloc_server.domain.errors import StoreAnsweredError, StoreFailure, StoreRefused
 
 _RESTORE = "stop all servers of the file, and restore it from a backup or an export"
-# Errors that last until an operator acts. All others (busy, full disk, I/O error, out of memory)
-# may recover.
+# Errors that last until an operator acts; all others (busy, full disk, I/O error) may recover.
 _NEXT_STEPS = {
     sqlite3.SQLITE_READONLY: "make the file, its folder and its disk writable for the user of this server",
     sqlite3.SQLITE_PERM: "make the file, its folder and its disk writable for the user of this server",

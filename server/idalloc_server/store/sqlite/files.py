@@ -18,15 +18,11 @@ _CLOSE_SECONDS = 2.0
 
 
 class FilesChanged(Exception):
-    """The files are not the opened ones, or have another name.
-
-    Attributes:
-        found: What was found in place of the opened files.
-    """
+    """The files are not the opened ones, or have another name."""
 
     def __init__(self, message: str, found: str) -> None:
         super().__init__(message)
-        self.found = found
+        self.found = found  # in place of the opened files
 
 
 class DatabaseFiles:

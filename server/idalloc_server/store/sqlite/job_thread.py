@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
@@ -11,22 +12,19 @@ _T = TypeVar("_T")
 _Job = tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 
+@dataclass(eq=False)
 class JobThread:
     """Runs jobs one after another on a thread of its own.
 
     It costs half as much as an executor of one thread. A job whose future is cancelled before it
     begins is dropped; otherwise it completes. The process can exit while a job runs, which then
     ends as in a crash.
-
-    Args:
-        name: The thread's name.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._thread: Thread | None = None
-        self._is_closed = False
+    name: str  # of the thread
+    _jobs: SimpleQueue[_Job | None] = field(default_factory=SimpleQueue, init=False)
+    _thread: Thread | None = field(default=None, init=False)
+    _is_closed: bool = field(default=False, init=False)
 
     def run(self, job: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
         """Queue a job, and return its future, which belongs to the running event loop.
@@ -37,7 +35,7 @@ class JobThread:
         if self._is_closed:
             raise RuntimeError("the thread is closed")
         if self._thread is None:
-            thread = Thread(target=self._run_jobs, name=self._name, daemon=True)
+            thread = Thread(target=self._run_jobs, name=self.name, daemon=True)
             thread.start()  # raises RuntimeError at a limit of threads
             self._thread = thread
         loop = asyncio.get_running_loop()

@@ -26,9 +26,8 @@ _OWNERS = {
 # PRAGMA user_version; it increases with each change that older servers cannot read.
 _SCHEMA_VERSION = 0
 
-# `writes` counts idalloc's writes of a row. Only `writes` and last_value together show whether a
-# row changed. The value stays the same in a renewal, and returns to an earlier one when an unused
-# tail is given back.
+# `writes` counts idalloc's writes of a row. Only it and last_value together show whether a row
+# changed: a renewal keeps the value, and a tail that is given back returns to an earlier one.
 _SEQUENCES = {
     "name": "TEXT PRIMARY KEY",
     "last_value": "INTEGER",
@@ -61,12 +60,9 @@ def connect(
 ) -> tuple[sqlite3.Connection, DatabaseFiles]:
     """Open a database, and create the file and its folder if they are missing.
 
-    Every commit reaches the disk. Safe for concurrent calls of several processes.
-
-    Args:
-        path: The file.
-        busy_timeout: How long a statement waits while another process writes, in seconds.
-        create_tables: Creates the tables that are missing, and refuses another program's database.
+    Every commit reaches the disk. Safe for concurrent calls of several processes. A statement waits
+    for ``busy_timeout`` seconds while another process writes. ``create_tables`` creates the tables
+    that are missing, and refuses another program's database.
 
     Returns:
         The connection, and its files, which must be closed after it.
@@ -134,17 +130,11 @@ def _make_folder(folder: Path) -> list[Path]:
 def create_own_tables(
     db: sqlite3.Connection, path: Path, application_id: int, tables: Collection[str], next_step: str
 ) -> None:
-    """Create the tables of a database that has no counters.
-
-    Args:
-        db: The database.
-        path: Its file, for the error.
-        application_id: Its ``PRAGMA application_id``.
-        tables: The definitions of its tables.
-        next_step: What an operator does with a database of another program.
+    """Create the tables of a database that has no counters, from their definitions.
 
     Raises:
-        StartRefused: It is another program's, or has other tables of idalloc.
+        StartRefused: It is another program's, or has other tables of idalloc; the error ends with
+            ``next_step``.
     """
     db.execute("BEGIN IMMEDIATE")
     try:

@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Sequence as Many
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -27,28 +28,26 @@ from idalloc_server.store.sqlite.files import FilesChanged
 _BUSY_TIMEOUT = 5.0
 
 
+@dataclass(eq=False)
 class SqliteStore:
     """A store in one file; see ``Store``.
 
     An acknowledged write survives a power cut. All transactions run one after another on their own
     thread. A cancelled call is dropped if its transaction has not begun; otherwise the transaction
     completes.
-
-    Args:
-        path: The file; it and its folder are created if they are missing.
-        clock: The clock for the times of prefix holders and recorded allocations.
-        busy_timeout: How long a transaction waits while another process writes, in seconds.
     """
 
-    def __init__(self, path: Path, clock: Clock, busy_timeout: float = _BUSY_TIMEOUT) -> None:
-        self._path = path
-        self._clock = clock
-        self._database = Database(path, busy_timeout)
+    path: Path  # the file; it and its folder are created if they are missing
+    clock: Clock  # for the times of prefix holders and recorded allocations
+    busy_timeout: float = _BUSY_TIMEOUT  # how long a transaction waits for other writers, in seconds
+
+    def __post_init__(self) -> None:
+        self._database = Database(self.path, self.busy_timeout)
 
     @property
     def address(self) -> str:
         """See ``Store.address``."""
-        return f"sqlite://{self._path}"
+        return f"sqlite://{self.path}"
 
     async def open(self) -> None:
         """See ``Store.open``."""
@@ -97,7 +96,7 @@ class SqliteStore:
 
     async def record(self, allocations: Many[RecordedAllocation]) -> dict[str, RecordedAllocation]:
         """See ``Store.record``."""
-        return await self._database.write(lambda db: recorded.record(db, allocations, self._clock.wall()))
+        return await self._database.write(lambda db: recorded.record(db, allocations, self.clock.wall()))
 
     async def recorded(self, request_id: str) -> RecordedAllocation | None:
         """See ``Store.recorded``."""
@@ -176,7 +175,7 @@ class SqliteStore:
         await self._database.close()
 
     def _set_holder(self, db: sqlite3.Connection, prefix: int, holder: str, stale_after: float) -> None:
-        now = self._clock.wall()
+        now = self.clock.wall()
         db.execute(
             "UPDATE start_timestamps SET holder = ?, seen_at = ? WHERE prefix = ?"
             " AND (holder IS NULL OR holder = ? OR seen_at IS NULL OR seen_at + ? <= ?)",
@@ -184,4 +183,4 @@ class SqliteStore:
         )
 
     def _went_backwards(self, name: str, error: FilesChanged) -> StoreWentBackwards:
-        return StoreWentBackwards(name, seen=f"the file {self._path}", found=error.found)
+        return StoreWentBackwards(name, seen=f"the file {self.path}", found=error.found)

@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Collection
 from collections.abc import Sequence as Many
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -10,7 +11,7 @@ import structlog
 from idalloc_server.domain.witness.marks import Replacement, WitnessMark
 from idalloc_server.store.sqlite.database import Database
 from idalloc_server.store.sqlite.schema import WITNESS_ID, create_own_tables
-from idalloc_server.store.witness import is_on_one_disk, parse_mark, refused_as_witness
+from idalloc_server.store.witness import is_on_same_disk, parse_mark, refused_as_witness
 
 _log = structlog.get_logger(__name__)
 
@@ -28,36 +29,34 @@ _REPLACE = (
 _LIST = "SELECT name, generation, value, step, token, gaps FROM marks WHERE name > ? ORDER BY name LIMIT ?"
 
 
+@dataclass(eq=False)
 class SqliteWitness:
     """A witness in one file; see ``Witness``.
 
     Each call is one transaction, and a commit survives a power cut.
-
-    Args:
-        path: The file; it and its folder are created if they are missing.
-        store: The file of the store, if it is one.
-        busy_timeout: How long a transaction waits while another process writes, in seconds.
     """
 
-    def __init__(self, path: Path, store: Path | None = None, busy_timeout: float = _BUSY_TIMEOUT) -> None:
-        self._path = path
-        self._store = store
-        self._database = Database(path, busy_timeout, _create_tables)
+    path: Path  # the file; it and its folder are created if they are missing
+    store: Path | None = None  # the file of the store, if it is one
+    busy_timeout: float = _BUSY_TIMEOUT  # how long a transaction waits for other writers, in seconds
+
+    def __post_init__(self) -> None:
+        self._database = Database(self.path, self.busy_timeout, _create_tables)
 
     @property
     def address(self) -> str:
         """See ``Witness.address``."""
-        return f"sqlite://{self._path}"
+        return f"sqlite://{self.path}"
 
     async def open(self) -> None:
         """See ``Witness.open``. Logs a warning if the witness is on the disk of the store."""
         with refused_as_witness():
             await self._database.open()
-        if self._store is not None and is_on_one_disk(self._path, self._store):
+        if self.store is not None and is_on_same_disk(self.path, self.store):
             _log.warning(
                 "witness_on_the_stores_disk",
-                witness=str(self._path),
-                store=str(self._store),
+                witness=str(self.path),
+                store=str(self.store),
                 next_step="name a file on another disk in the setting witness",
             )
 

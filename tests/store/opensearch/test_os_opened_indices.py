@@ -38,7 +38,7 @@ def lines() -> Iterator[list[structlog.typing.EventDict]]:
 async def forget_connections(store: Store) -> None:
     """Close the idle connections, as a load balancer does."""
     assert isinstance(store, OpenSearchStore)
-    for host in store._http._hosts:
+    for host in store.http._hosts:
         while host.idle:
             await host.idle.pop().session.close()
 
@@ -72,9 +72,7 @@ async def test_a_rollover_is_not_followed(opener: Opener, backend: OpenSearchBac
 
 @EVERYWHERE
 async def test_answers_of_a_moved_alias_are_refused(opener: Opener, backend: OpenSearchBackend) -> None:
-    """P6, P7: an alias of another index gives no request id a second answer, and claims no start
-    timestamp.
-    """
+    """P6, P7: an alias of another index repeats no request id and claims no start timestamp."""
     store = await in_use(opener)
     allocation = RecordedAllocation("r", "used", 1, 10, 1, 1, "", 0, "node")
     await store.record([allocation])
@@ -93,9 +91,7 @@ async def test_answers_of_a_moved_alias_are_refused(opener: Opener, backend: Ope
 
 @EVERYWHERE
 async def test_an_index_made_again_is_refused(opener: Opener, backend: OpenSearchBackend) -> None:
-    """P3: an index with the name of the opened one, but another UUID, is noticed on the next
-    connection.
-    """
+    """P3: an index with the same name, but another UUID, is noticed on the next connection."""
     store = await in_use(opener)
     _, found = await backend.send("GET", f"/{backend.alias}")
     ((name, index),) = found.items()
@@ -120,9 +116,7 @@ async def test_new_indices_cannot_be_rolled_over(opener: Opener, backend: OpenSe
 async def test_older_indices_are_served_and_moved(
     opener: Opener, backend: OpenSearchBackend, lines: list[structlog.typing.EventDict]
 ) -> None:
-    """P1: a start warns of an index that can be rolled over; the requests that it names move it
-    without a loss.
-    """
+    """P1: a start warns of an index that can roll over; the named requests move it safely."""
     await backend.make_older_indices()
     await (await in_use(opener)).close()
     warnings = [line for line in lines if line["event"] == "index_can_roll_over"]
@@ -144,9 +138,7 @@ async def test_older_indices_are_served_and_moved(
 async def test_without_the_right_to_add_a_field_it_serves(
     opener: Opener, backend: OpenSearchBackend, lines: list[structlog.typing.EventDict], request: pytest.FixtureRequest
 ) -> None:
-    """P1, P10: a user who may not change the mapping starts without the nonce and the demand; the
-    log has the step.
-    """
+    """P1, P10: a user who may not add fields starts without nonce and demand, as the log shows."""
     await backend.make_older_indices()
     stand_in(request).inject(Fault("error", times=-1, match="/_mapping", status=403, type="security_exception"))
     store = await in_use(opener)
@@ -202,9 +194,7 @@ async def test_a_field_of_another_type_is_left_alone(
 async def test_a_lifecycle_policy_stops_the_start(
     opener: Opener, backend: OpenSearchBackend, setting: str, remove: str, request: pytest.FixtureRequest
 ) -> None:
-    """P3: a policy may roll over or delete an index, so the start names it and the request that
-    removes it.
-    """
+    """P3: a policy may replace or delete an index; the start names it and how to remove it."""
     await (await opener.open()).close()
     cluster, index = stand_in(request).cluster, f"{backend.alias}-data"
     if setting == "explained":

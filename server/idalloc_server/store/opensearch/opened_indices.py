@@ -14,7 +14,7 @@ from idalloc_server.store.cluster.connections import Request, WrongAnswer
 from idalloc_server.store.opensearch.answers import read_answer
 
 
-class Place(NamedTuple):
+class OpenedIndex(NamedTuple):
     """An index as this process opened it. A new index never has the UUID of an older one."""
 
     name: str
@@ -28,7 +28,7 @@ class Tie(NamedTuple):
     """What an answer must repeat."""
 
     alias: str  # the alias of the request
-    place: Place | None  # the index behind it; None before the store is open
+    opened: OpenedIndex | None  # the index behind it; None before the store is open
     key: str  # the key of the row
     nonce: str  # a text that no other request has; empty if the index has no field for it
 
@@ -55,36 +55,36 @@ class Tie(NamedTuple):
             raise WrongAnswer(f"that is not about the key {self.key!r}")
         if self.nonce and not error and answer.get("get", {}).get("_source", {}).get("nonce") != self.nonce:
             raise WrongAnswer(f"to another write of the key {self.key!r}")
-        if self.place:
-            found = error.get("index", self.place.name) if error else answer["_index"]
-            if found != self.place.name:
-                raise StoreExchanged(f"{self.place} behind the alias {self.alias}", f"the index {found}")
+        if self.opened:
+            found = error.get("index", self.opened.name) if error else answer["_index"]
+            if found != self.opened.name:
+                raise StoreExchanged(f"{self.opened} behind the alias {self.alias}", f"the index {found}")
 
 
-class Places:
+class OpenedIndices:
     """The indices that this process opened, by alias."""
 
     def __init__(self) -> None:
-        self._opened: dict[str, Place] = {}
+        self._by_alias: dict[str, OpenedIndex] = {}
         self._without_nonce: set[str] = set()
 
-    def open(self, alias: str, place: Place, *, has_nonce: bool) -> None:
+    def add(self, alias: str, opened: OpenedIndex, *, has_nonce: bool) -> None:
         """Keep the index behind an alias. Later answers of another one are refused."""
-        self._opened[alias] = place
+        self._by_alias[alias] = opened
         if not has_nonce:
             self._without_nonce.add(alias)
 
     def tie(self, alias: str, key: str, *, has_script: bool = True) -> Tie:
         """Return what the answer to a write must repeat; only a script can write a nonce."""
-        place = self._opened.get(alias)
-        has_nonce = has_script and place is not None and alias not in self._without_nonce
-        return Tie(alias, place, key, secrets.token_hex(8) if has_nonce else "")
+        opened = self._by_alias.get(alias)
+        has_nonce = has_script and opened is not None and alias not in self._without_nonce
+        return Tie(alias, opened, key, secrets.token_hex(8) if has_nonce else "")
 
     def check_hits(self, alias: str, answer: Mapping[str, Any]) -> None:
         """Raise ``StoreExchanged`` if a search found rows in another index than the opened one."""
-        if place := self._opened.get(alias):
-            for found in {str(hit["_index"]) for hit in answer["hits"]["hits"]} - {place.name}:
-                raise StoreExchanged(f"{place} behind the alias {alias}", f"the index {found}")
+        if opened := self._by_alias.get(alias):
+            for found in {str(hit["_index"]) for hit in answer["hits"]["hits"]} - {opened.name}:
+                raise StoreExchanged(f"{opened} behind the alias {alias}", f"the index {found}")
 
     def check_request(self) -> Request[None]:
         """Return the request that reads and checks the indices behind all aliases.
@@ -92,7 +92,7 @@ class Places:
         Its reader raises ``StoreExchanged`` if one is another than the opened one. A missing one is
         left to the writes, which name it.
         """
-        aliases = ",".join(self._opened)
+        aliases = ",".join(self._by_alias)
         read = partial(read_answer, parse=self._check_all, subject=aliases)
         return Request(
             "GET",
@@ -103,11 +103,11 @@ class Places:
         )
 
     def _check_all(self, answer: Mapping[str, Any]) -> None:
-        for alias, place in self._opened.items():
+        for alias, opened in self._by_alias.items():
             found = {
-                Place(name, index["settings"]["index"]["uuid"])
+                OpenedIndex(name, index["settings"]["index"]["uuid"])
                 for name, index in answer.items()
                 if alias in index.get("aliases", ())
             }
-            if found and found != {place}:
-                raise StoreExchanged(f"{place} behind the alias {alias}", " and ".join(map(str, sorted(found))))
+            if found and found != {opened}:
+                raise StoreExchanged(f"{opened} behind the alias {alias}", " and ".join(map(str, sorted(found))))
