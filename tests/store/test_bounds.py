@@ -20,9 +20,7 @@ signs = st.sampled_from((1, -1))
 def test_an_advance_never_goes_back_and_lands_on_the_lattice(
     last_value: int, at_least: int, start: int, size: int, sign: int
 ) -> None:
-    """P2: an advanced counter is at or past both values, on a point of the lattice or at the end of
-    BIGINT.
-    """
+    """P2: an advance reaches both values, on a point of the lattice or at the end of BIGINT."""
     sequence = Sequence(start=start, step=sign * size, min_value=MIN_ID)
     found = advance_counter(last_value, at_least, sequence)
     assert MIN_BIGINT <= found <= 2**63 - 1
@@ -53,9 +51,7 @@ def test_an_advance_finds_the_first_point_of_the_lattice(
 def test_granted_timestamps_are_free_and_near_the_clock(
     last_value: int, max_value: int, wanted: int, now: int, ahead: int
 ) -> None:
-    """P1: a grant has only timestamps past the counter, and within the allowed distance of the
-    clock.
-    """
+    """P1: granted timestamps are past the counter, and within the allowed distance of the clock."""
     free = [value for value in range(now, max_value + 1) if value > last_value]
     allowed = [value for value in free if value <= now + ahead][:wanted]
     result = timestamp_grant(last_value, max_value, wanted, now, ahead)

@@ -28,9 +28,7 @@ class TestRecord:
         assert await other.recorded("two") == two
 
     async def test_the_earlier_record_wins(self, store: Store, opener: Opener) -> None:
-        """P7: a request_id keeps its first allocation; later ones for the same id get it as the
-        answer.
-        """
+        """P7: a request_id keeps its first allocation, which later records of that id return."""
         other = await opener.open()
         await store.record([allocation("b", 1)])
         answer = await other.record([allocation("a", 2), allocation("b", 2), allocation("c", 2)])

@@ -66,8 +66,7 @@ async def record(store: Store, name: str) -> object:
     return made
 
 
-# Each is called for the key a and then for the key b, or twice for a, and what shows that a request
-# is of it.
+# Each is called for the keys a and b, or twice for a; and what shows that a request is of it.
 CALLS: dict[str, tuple[Call, str, str]] = {
     "grant": (lambda store, name: store.grant(name, 10, 1000), "-sequences/_update/", "SET granted"),
     "timestamps": (
@@ -127,9 +126,7 @@ async def test_a_repeated_answer_is_refused(behind: Store, proxy: MixingProxy, c
 
 @over_http
 async def test_mixed_up_grants_issue_no_id_twice(behind: Store, proxy: MixingProxy) -> None:
-    """P1, P3: through a proxy that mixes up answers no id is granted twice, and one line a second
-    is logged.
-    """
+    """P1, P3: if a proxy mixes up answers no id is granted twice; one line a second is logged."""
     issued: dict[str, list[int]] = {"a": [], "b": []}
 
     async def take(name: str, count: int) -> None:
@@ -149,9 +146,7 @@ async def test_mixed_up_grants_issue_no_id_twice(behind: Store, proxy: MixingPro
 
 
 async def test_an_exchanged_store_grants_nothing(opener: Opener) -> None:
-    """P3: if another store answers under the name, nothing of its answers is used, and the error
-    names both.
-    """
+    """P3: no answer of another store under the name is used, and the error names both."""
     if isinstance(opener.backend, CrateBackend):
         await skip_before_oids(opener.backend.sql)
     store = await opener.open()

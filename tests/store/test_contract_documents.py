@@ -102,9 +102,7 @@ class TestInsert:
         assert not await documents.page("s", "c", "a ", some)
 
     async def test_a_page_ends_at_its_length(self, documents: Documents) -> None:
-        """A page has documents up to the one that reaches the length of a page, so that large ones
-        need no memory.
-        """
+        """A page ends with the document that reaches its length: large ones need no memory."""
         sizes = {"a": PAGE_TEXT - 4, "b": 10, "c": 10, "d": 2 * PAGE_TEXT, "e": 10}
         await documents.insert("s", "c", [Document(key, "é" * size) for key, size in sizes.items()])
         for keys in (None, sorted(sizes)):
@@ -115,9 +113,7 @@ class TestInsert:
             assert pages == ["ab", "cd", "e"]
 
     async def test_missing_keys_do_not_end_a_read(self, documents: Documents) -> None:
-        """A page of keys has documents as long as there are any after it, however many keys have
-        none.
-        """
+        """A page of keys has documents if there are any after it, however many keys have none."""
         await documents.insert("s", "c", [Document("k0999", "{}")])
         keys = [f"k{number:04}" for number in range(1000)]
         assert [document.key for document in await documents.page("s", "c", None, keys)] == ["k0999"]
@@ -136,9 +132,7 @@ class TestInsert:
         assert [document.key for document in await all_of(documents)] == ["02099"]
 
     async def test_upsert_counts(self, documents: Documents) -> None:
-        """New, replaced and identical documents are counted apart; of equal keys the last one
-        stays.
-        """
+        """New, replaced and identical documents are counted apart; the last of equal keys stays."""
         await documents.insert("s", "c", [A, B])
         other = Document("b", '{"_id": "b", "n": 1}')
         twice = [Document("d", "{}"), Document("d", '{"n": 2}')]
@@ -146,9 +140,7 @@ class TestInsert:
         assert await all_of(documents) == [A, other, C, twice[1]]
 
     async def test_one_of_two_writers_wins(self, documents: Documents, opener: Opener) -> None:
-        """F7: of nodes that insert the same keys at once, one wins each key's batch; nothing of the
-        others is left.
-        """
+        """F7: of nodes that insert the same keys at once one wins; the others leave nothing."""
         other = open_documents(opener.backend.url)
         await other.open()
         try:

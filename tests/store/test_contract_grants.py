@@ -138,9 +138,7 @@ class TestGrant:
     async def test_a_counter_at_or_past_its_bound_is_not_moved(
         self, store: Store, opener: Opener, row: dict[str, int]
     ) -> None:
-        """P2: a grant past the bound grants nothing and moves nothing, also with an adopted row
-        past its bound.
-        """
+        """P2: a grant past the bound is empty and moves nothing, also in an adopted row past it."""
         await opener.put("s", **row)
         for wanted in (0, 1, MAX_ID):
             none = await grant(store, "s", wanted)
@@ -271,9 +269,7 @@ class TestDemand:
         assert (await with_demand(store, None, wanted=0)).demand is None
 
     async def test_a_grant_replaces_it(self, store: Store, opener: Opener) -> None:
-        """A grant, or a renewal, returns the demand that it writes; one without a demand keeps the
-        last one.
-        """
+        """A grant or a renewal returns the demand that it writes; without one it keeps the last."""
         await store.create(new_row("s"))
         assert (await with_demand(store)).demand == DEMAND
         other = await opener.open()
@@ -283,9 +279,7 @@ class TestDemand:
         assert (await grant(store, "s", 0)).demand == LATER
 
     async def test_other_writes_keep_it(self, store: Store) -> None:
-        """A change of settings, a create, a returned tail and a deletion with a revival keep the
-        demand.
-        """
+        """A revision, a create, a returned tail, a deletion and a revival keep the demand."""
         await store.create(new_row("s"))
         granted = await with_demand(store)
         assert await store.give_back("s", 2, granted.version)

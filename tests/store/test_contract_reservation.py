@@ -23,9 +23,7 @@ LINES = [b'{"_id":"%s","_source":{"v":-5}}' % name for name in (b"orders", b"box
 @pytest.mark.parametrize("opener", ALL, indirect=True)
 class TestReservedNames:
     async def test_a_reserved_name_is_refused_until_it_is_released(self, store: Store, clock: FakeClock) -> None:
-        """P1: a skipped counter never starts at 1: its calls are rejected until it is created,
-        advanced or imported.
-        """
+        """P1: a skipped counter never starts at 1: calls fail until a create, advance or import."""
         importer = Importer(store, clock)
         await importer.run(read_lines(LINES))
         assert importer.reserved == len(LINES)

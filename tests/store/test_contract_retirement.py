@@ -78,9 +78,7 @@ class TestRetiredStore:
         assert await store.get(RETIREMENT) == RETIREMENT_ROW
 
     async def test_a_deleted_row_ends_the_retirement(self, store: Store) -> None:
-        """A tombstone of the retirement row undoes the retirement, and the row can be written
-        again.
-        """
+        """A tombstone of the retirement row undoes the retirement; the row can be written again."""
         await store.create(RETIREMENT_ROW)
         await store.revise(RETIREMENT, 0, Revision(RETIREMENT_ROW.sequence, 0, "undo", AT, deleted=True))
         assert await store.create(new_row("new")) == new_row("new")
@@ -105,9 +103,7 @@ class TestRetiredStore:
 
 
 def test_an_ended_row_is_exported_as_moved() -> None:
-    """P1: a row that a retirement ends is a tombstone of the next generation, made by the
-    retirement.
-    """
+    """P1: a row that a retirement ends is the retirement's tombstone of the next generation."""
     ended = retiring_revision(Row("s", 5, Sequence(), 7), RETIREMENT_ROW)
     assert (ended.deleted, ended.generation, ended.by.startswith(RETIRED_BY)) == (True, 8, True)
     assert issubclass(StoreRetired, SequenceDeleted)  # the allocator drops its lease

@@ -196,9 +196,7 @@ class TestLattice:
     async def test_a_counter_is_advanced_to_the_lattice(
         self, store: Store, start: int, size: int, sign: int, last_value: int, at_least: int, period: bool
     ) -> None:
-        """P2: a revision or a new period moves a counter to the next point of the lattice, and
-        never back.
-        """
+        """P2: a revision or a new period moves a counter to the next lattice point, never back."""
         sequence = Sequence(start=start, step=sign * size, min_value=MIN_ID, max_value=MAX_ID)
         name = f"{PERIOD if period else 's'} {start} {sequence.step} {last_value} {at_least}"
         await store.create(new_row(name, sequence, last_value=last_value))
@@ -270,9 +268,7 @@ class TestPeriods:
         assert (row.last_value, row.sequence, row.generation) == (15, YEARLY, 3)
 
     async def test_an_older_period_gets_the_new_settings(self, store: Store) -> None:
-        """P5: open_period of a newer generation changes the settings, and never moves the counter
-        back.
-        """
+        """P5: open_period of a newer generation changes the settings, and moves no counter back."""
         await store.open_period(PERIOD, YEARLY, 5, 1)
         first = await grant(store, PERIOD, 3)
         wider = Sequence(start=10, step=10, reset=Reset.YEARLY)

@@ -106,9 +106,7 @@ class TestReplace:
             token = won.token
 
     async def test_a_repeated_replacement_changes_nothing(self, witness: Witness) -> None:
-        """P3: a replacement that is repeated after a lost answer succeeds; after the next one it
-        changes nothing.
-        """
+        """P3: a replacement repeated after a lost answer succeeds, but not after a later one."""
         first = Replacement("a", mark(10, "one"), "")
         second = Replacement("a", mark(20, "two"), "one")
         for _ in range(2):

@@ -1,6 +1,4 @@
-"""The requirements of MySQL's WL#10955 that concern made ids, by its names: listeners on every
-store.
-"""
+"""The requirements on made ids of MySQL's WL#10955, by its names: listeners on every store."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -109,9 +107,7 @@ async def test_f5_ids_are_returned_in_a_notice(nodes: Nodes) -> None:
 
 
 async def test_f6_the_prefix_can_be_set(nodes: Nodes) -> None:
-    """F6: SET GLOBAL mysqlx_document_id_unique_prefix changes the prefix of the ids made from then
-    on.
-    """
+    """F6: SET GLOBAL mysqlx_document_id_unique_prefix changes the prefix of later made ids."""
     client = await nodes.client()
     (before,) = (await client.add("{}")).ids
     assert (await client.sql("SET GLOBAL mysqlx_document_id_unique_prefix = 258")).code == 0
@@ -121,9 +117,7 @@ async def test_f6_the_prefix_can_be_set(nodes: Nodes) -> None:
 
 
 async def test_f7_a_refused_batch_leaves_nothing(nodes: Nodes) -> None:
-    """F7: of two nodes that add the same own _id at once one wins; the other gets 5116 and stores
-    nothing.
-    """
+    """F7: of two nodes that add one _id at once one wins; the other gets 5116 and adds nothing."""
     clients = [await nodes.client(prefix) for prefix in (1, 2)]
     for number in range(5):
         replies = await asyncio.gather(*(client.add("{}", f'{{"_id": "own{number}"}}') for client in clients))

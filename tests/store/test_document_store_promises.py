@@ -51,9 +51,7 @@ async def stored(documents: Documents) -> list[Document]:
 
 class TestRequirements:
     async def test_f1_an_id_is_a_field_that_never_changes(self, documents: Documents) -> None:
-        """F1: _id is a field like any other; setting it is 5053, and a patch with another keeps the
-        old one.
-        """
+        """F1: _id is a field; setting it is 5053, and a patch with another keeps the old one."""
         await reply_to(documents, insert('{"_id": "a", "n": 1}'))
         for kind in (crud.UPDATE_TYPE_ITEM_SET, crud.UPDATE_TYPE_ITEM_REPLACE, crud.UPDATE_TYPE_ITEM_REMOVE):
             assert code_of(await reply_to(documents, update(kind, "_id", "b"))) == 5053
@@ -68,18 +66,14 @@ class TestRequirements:
         assert code_of(await reply_to(documents, insert('{"_id": "42"}'))) == 5116
 
     async def test_f3_the_client_may_give_the_id(self, documents: Documents) -> None:
-        """F3: an _id of the client stays, also an escaped one; without a made id there is no notice
-        of ids.
-        """
+        """F3: an _id of the client stays, also an escaped one; without a made id, no notice."""
         reply = await reply_to(documents, insert('{"_id": "own"}', '{"\\u005fid": "escaped"}'))
         assert [each.key for each in await stored(documents)] == ["escaped", "own"]
         assert reply[1:] == [frames.rows_affected(2), frames.DONE_EXECUTING]
         assert code_of(await reply_to(documents, insert(f'{{"_id": "{"é" * 17}"}}'))) == 1406
 
     async def test_f4_the_server_makes_missing_ids(self, documents: Documents) -> None:
-        """F4: a document without _id gets one, which is stored in it; an _id further inside does
-        not count.
-        """
+        """F4: a document without _id gets one, stored in it; a nested _id does not count."""
         await reply_to(documents, insert('{"o": {"_id": 1}}'))
         assert await stored(documents) == [Document(_FIRST, f'{{"o": {{"_id": 1}}, "_id": "{_FIRST}"}}')]
 
@@ -94,9 +88,7 @@ class TestRequirements:
         ]
 
     async def test_f7_a_second_use_is_an_error(self, documents: Documents) -> None:
-        """F7: an _id in use is 5116, nothing of the message is stored, and its made ids are counted
-        as burned.
-        """
+        """F7: an _id in use is 5116; nothing of the message is stored; its made ids are burned."""
         caller = FakeCaller()
         await reply_to(documents, insert('{"_id": "a", "n": 1}'), caller)
         assert code_of(await reply_to(documents, insert('{"n": 2}', '{"_id": "a"}', '{"n": 3}'), caller)) == 5116
@@ -104,9 +96,7 @@ class TestRequirements:
         assert caller.burned == 2
 
     async def test_nf2_ids_are_compared_as_bytes(self, documents: Documents) -> None:
-        """NF2: ids that differ in case, in a trailing space or in their Unicode form are different
-        ids.
-        """
+        """NF2: ids that differ in case, a trailing space or their Unicode form are different."""
         ids = ["x", "X", "x ", "\u00e9", "e\u0301"]
         reply = await reply_to(documents, insert(*(f'{{"_id": "{each}"}}' for each in ids)))
         assert reply[-1] == frames.DONE_EXECUTING
@@ -121,9 +111,7 @@ class TestRequirements:
         assert await stored(documents) == []
 
     async def test_an_unknown_collection_goes_before_an_invalid_document(self, documents: Documents) -> None:
-        """An insert into a collection that does not exist is 1146, whatever its documents are, and
-        counts its ids.
-        """
+        """An insert into an unknown collection is 1146 for any documents, and counts its ids."""
         caller = FakeCaller()
         await documents.drop_collection("s", "c")
         assert code_of(await reply_to(documents, insert("{}", "{"), caller)) == 1146

@@ -1,6 +1,4 @@
-"""An upsert without _id whose made id a client has used already does what MySQL 8.0.31 did, on
-every store.
-"""
+"""An upsert without _id whose made id a client has used acts as in MySQL 8.0.31, on every store."""
 
 from collections.abc import Iterator
 
@@ -39,9 +37,7 @@ def upsert(*texts: str) -> crud_pb2.Insert:
 async def test_an_upsert_replaces_the_document_of_its_made_id(
     documents: Documents, stored: dict[str, int], affected: int
 ) -> None:
-    """The client's document is replaced: two rows are affected, or none if it was equal; the id is
-    in the reply.
-    """
+    """The client's document is replaced: two rows affected, none if equal; the reply has the id."""
     [made] = serials(2)
     (name, value), *_ = stored.items()
     assert (await run(documents, insert(f'{{"_id": "{made}", "{name}": {value}}}'))).affected == 1
@@ -51,9 +47,7 @@ async def test_an_upsert_replaces_the_document_of_its_made_id(
 
 
 async def test_an_upsert_of_several_replaces_and_adds(documents: Documents) -> None:
-    """Of three documents the second meets a client's: four rows are affected, and the reply has
-    three ids.
-    """
+    """Of three documents the second meets a client's: four rows affected, three ids returned."""
     [met] = serials(3)
     await run(documents, insert(f'{{"_id": "{met}", "client": 2}}'))
     reply = await run(documents, upsert('{"a": 1}', '{"a": 2}', '{"a": 3}'), 2, 3, 4)

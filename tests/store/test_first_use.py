@@ -28,9 +28,7 @@ pytestmark = pytest.mark.parametrize("opener", ALL, indirect=True)
 
 
 class CountedStore:
-    """The store as one node uses it; counts the calls, and runs ``creating`` in place of its next
-    create.
-    """
+    """The store of one node; counts the calls, and runs ``creating`` in place of a create."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -70,9 +68,7 @@ def node(store: Store, clock: FakeClock) -> Node:
 
 
 async def test_a_first_use_costs_two_store_calls(node: Node, store: Store) -> None:
-    """P1, P5: the first use looks for the row and creates it with its ids; the row has the TTL of
-    the lease.
-    """
+    """P1, P5: the first use looks for the row and creates it with its ids and the lease's TTL."""
     assert ids(await node.allocate("s", 3)) == [1, 2, 3]
     assert node.counted.calls == ["grant", "create"]
     row = await read_row(store, "s")
@@ -105,9 +101,7 @@ async def test_two_nodes_that_create_at_once_share_no_id(
 async def test_a_replayed_creation_grants_its_own_ids(
     node: Node, store: Store, other: Store, ids_before_replay: int
 ) -> None:
-    """P1: a replay of the creation returns the creator's ids, also after another node has advanced
-    the counter.
-    """
+    """P1: a replayed creation returns the creator's ids, even if another node got later ones."""
     granted: list[int] = []
 
     async def create_twice(row: Row) -> Row:
@@ -168,9 +162,7 @@ async def test_a_creation_that_arrives_late_changes_nothing(node: Node, store: S
 
 
 async def test_a_node_that_was_paused_issues_nothing(node: Node, store: Store, other: Store, clock: FakeClock) -> None:
-    """P4, P9: the ids of a creation are burned if the process was paused until their lease has
-    expired.
-    """
+    """P4, P9: the ids of a creation are burned if a pause of the process outlasts their lease."""
 
     async def pause(row: Row) -> Row:
         stored = await store.create(row)
@@ -234,9 +226,7 @@ async def test_a_row_created_in_between_is_used(node: Node, store: Store, other:
 
 
 async def test_ids_of_a_creation_that_nobody_got_are_counted(node: Node, store: Store) -> None:
-    """P2, P9: ids of the creation that nobody got are counted at the stop, since the row's version
-    is unknown.
-    """
+    """P2, P9: ids of a creation that nobody got count at the stop, as the version is unknown."""
     waiting: list[asyncio.Task[Any]] = []
 
     async def cancel_caller(row: Row) -> Row:

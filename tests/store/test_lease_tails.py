@@ -16,15 +16,11 @@ NAMES = ["a", "b", "c", "d"]
 
 
 class Node:
-    """One sequence on one node: its lease, and the issued ids.
-
-    Attributes:
-        issued: The issued ids.
-        seen: The counter after the node's last write; the store must never return a lower one.
-    """
+    """One sequence on one node: its lease, and the issued ids."""
 
     def __init__(self, store: Store, name: str = "s") -> None:
         self.issued: list[int] = []
+        # The counter after the node's last write; the store must never return a lower one.
         self.seen = 0
         self.store = store
         self._name = name
@@ -158,9 +154,7 @@ async def test_a_tail_ends_at_a_recipe_client_and_a_give_back(opener: Opener) ->
 @pytest.mark.parametrize("wanted", [0, 7])
 @pytest.mark.parametrize("answered", ["first", "second"])
 async def test_a_tail_ends_at_a_replayed_grant(opener: Opener, wanted: int, answered: str) -> None:
-    """P1: a grant that the cluster applied twice counts as another node's, whichever answer
-    arrived.
-    """
+    """P1: a grant that the cluster applied twice counts as another node's, for either answer."""
     node = Node(await opener.open())
     await node.store.create(new_row("s"))
     await node.grant(10)
@@ -200,9 +194,7 @@ async def replay(opener: Opener, wanted: int) -> None:
 
 @pytest.mark.parametrize("opener", ALL, indirect=True)
 async def test_every_write_of_the_row_is_counted(opener: Opener, clock: FakeClock) -> None:
-    """P2: the count of writes of a row grows by one with each write of idalloc, and by no other
-    row's.
-    """
+    """P2: each write of idalloc adds one to the row's count of writes, and to no other row's."""
     store, other = await opener.open(), await opener.open()
     await store.create(new_row("s"))
     await store.create(new_row("t"))

@@ -17,9 +17,7 @@ times = st.floats(min_value=0, max_value=253_402_300_798)
 
 @given(rates, calls, times)
 def test_a_rounded_demand_is_kept_exactly(rate: float, largest_call: int, at: float) -> None:
-    """A node recognizes its own demand: one of 6 digits and whole seconds is read as it was
-    written.
-    """
+    """A node recognizes its own demand: 6 digits and whole seconds are read as written."""
     demand = Demand(float(f"{rate:.6g}"), largest_call, round(at))
     assert unpack_demand(pack_demand(demand)) == demand
 

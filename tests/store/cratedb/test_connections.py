@@ -69,9 +69,7 @@ class TestConnections:
 
     @pytest.mark.parametrize("status", [400, 401, 404, 409, 500, 503])
     async def test_a_connection_is_closed_after_any_error(self, make_http: MakeHttp, status: int) -> None:
-        """P1: after 400 (4004) CrateDB has the statement queued, and would run it with the next
-        one.
-        """
+        """P1: after 400 (4004) CrateDB has queued the statement, and would run it with the next."""
         connections = Connections(answering(status, b'{"error": {"code": 4004, "message": "no"}}'))
         async with connections.serve() as host:
             http = make_http(host)

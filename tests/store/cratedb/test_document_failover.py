@@ -1,6 +1,4 @@
-"""Documents while CrateDB fails over: an add reaches a live host in its timeout, and none outlives
-it.
-"""
+"""Documents while CrateDB fails over: an add reaches a live host within its timeout, or ends."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -51,9 +49,7 @@ OpenWith = Callable[[str, float], Awaitable[Documents]]
 async def test_an_add_survives_a_killed_host(
     crate: CrateEmulator, open_with: OpenWith, kind: str, applied: bool
 ) -> None:
-    """An add whose host is killed is sent to the next one, and stored once, also if the first had
-    applied it.
-    """
+    """An add whose host is killed goes to the next one; it is stored once, even if applied."""
     documents = await open_with(f"{crate.host},127.0.0.1:{await crate.listen()}", 20)
     crate.inject(Fault(kind, match=INSERT, applied=applied))  # type: ignore[arg-type]
     assert await documents.insert("s", "c", ADDED) == Inserted(3, 0)
@@ -64,9 +60,7 @@ async def test_an_add_survives_a_killed_host(
 
 
 async def test_an_add_revives_no_removed_document(crate: CrateEmulator, open_with: OpenWith) -> None:
-    """An add that is sent again after another client removed a document of it says that the outcome
-    is unknown.
-    """
+    """A repeated add has an unknown outcome if another client removed a document of it."""
     documents = await open_with(crate.host, 20)
 
     async def lose_and_remove() -> None:
@@ -93,9 +87,7 @@ async def test_an_add_waits_for_a_master(crate: CrateEmulator, open_with: OpenWi
 async def test_no_add_outlives_the_timeout(
     crate: CrateEmulator, open_with: OpenWith, match: str, error: type[StoreFailure]
 ) -> None:
-    """An add to hosts that do not answer ends with store_timeout, and says whether something may be
-    written.
-    """
+    """An add to silent hosts ends with store_timeout, and states what may be written."""
     documents = await open_with(f"{crate.host},127.0.0.1:{await crate.listen()}", 0.3)
     crate.inject(Fault("hang", match=match, times=-1, applied=False))
     begun = asyncio.get_running_loop().time()

@@ -51,9 +51,7 @@ async def change(store: Documents, batch: list[Document]) -> list[Document]:
 async def test_a_lost_add_deletes_no_changed_document(
     documents: Documents, opener: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 50 adds that lose, none deletes a document that another client changed, and none leaves
-    one of its own.
-    """
+    """Of 50 adds that lose, none deletes a document that others changed, or leaves its own."""
     monkeypatch.setattr(crate_documents, "_ROWS_AN_INSERT", ROWS_A_STATEMENT)
     other = open_documents(opener.backend.url)
     await other.open()

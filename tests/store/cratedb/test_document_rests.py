@@ -29,9 +29,7 @@ def queries() -> list[str]:
 
 
 async def test_the_guide_s_query_finds_what_a_crash_left() -> None:
-    """A server that dies within an add leaves a part, which readers find, and the guide's query as
-    a batch.
-    """
+    """A server that dies within an add leaves a part, which readers and the guide's query find."""
     names, refresh, batches = queries()
     added = [Document(f"0007{number:024x}", "{}") for number in range(ROWS_A_STATEMENT + 1)]
     async with CrateEmulator() as crate:

@@ -1,6 +1,4 @@
-"""An add that undoes itself on CrateDB deletes what it wrote, and no document that another client
-changed since.
-"""
+"""An add that undoes itself on CrateDB deletes its rows, and none that others changed since."""
 
 from collections.abc import Awaitable, Callable
 
@@ -101,9 +99,7 @@ CHANGES = pytest.mark.parametrize(
 async def test_a_lost_race_keeps_what_others_changed(
     crate: CrateEmulator, documents: Documents, batch: list[Document], change: Meanwhile, acknowledged: Document
 ) -> None:
-    """A document whose change was acknowledged stays, also one with equal text, if the add loses a
-    race for a key.
-    """
+    """A document with an acknowledged change, even to equal text, stays if the add loses a race."""
     await lose(crate, documents, batch, change)
     assert await first(documents) == [acknowledged]
 
@@ -142,8 +138,6 @@ async def test_a_failure_keeps_what_others_changed(
 async def test_an_undo_deletes_its_own_unchanged_rows(
     crate: CrateEmulator, documents: Documents, undoing: list[Meanwhile], left: list[Document]
 ) -> None:
-    """A refused insert of a key does not keep its row; a change at any moment of the undo does,
-    also by SQL.
-    """
+    """A refused insert of a key does not keep its row; a change during the undo does."""
     await lose(crate, documents, FEW, *undoing)
     assert await first(documents) == left

@@ -80,8 +80,7 @@ class TestWrites:
         with pytest.raises(StoreRefused, match=r"RelationUnknown\[Relation 'doc.nope' unknown\]") as caught:
             await http.write("UPDATE nope SET last_value = 1 WHERE name = 's'")
         assert (caught.value.code, caught.value.http_status) == (4041, 404)
-        # Once to each host, as a starting host knows no tables, and again to the last one after its
-        # probe.
+        # To each host, as a starting one knows no tables, and to the last one after its probe.
         assert len(crate.writes()) == 3
         with pytest.raises(StoreRefused, match="ColumnUnknownException"):
             await http.write("UPDATE sequences SET nocol = 1 WHERE name = 's'")

@@ -29,15 +29,11 @@ ROOM = 30.0  # seconds
 
 
 class RecipeClient:
-    """A recipe client, for a thread of its own, with a connection of its own.
-
-    Attributes:
-        ids: The ids that it took.
-    """
+    """A recipe client, for a thread of its own, with a connection of its own."""
 
     def __init__(self, backend: CrateBackend, stop: threading.Event) -> None:
         parts = urlsplit(backend.url)
-        self.ids: list[int] = []
+        self.ids: list[int] = []  # that it took
         self._host = parts.netloc.rpartition("@")[2].partition(",")[0]
         self._user = backend.user or None
         self._table = f'"{backend.schema}".sequences'

@@ -56,8 +56,7 @@ class TestReplays:
         first = await store.grant("s", 10, 1000)
         assert first is not None
         emulator.inject(Fault("duplicate", match="granted"))
-        # The second time the version differs, so the answer is that nothing was given back, which
-        # is safe.
+        # The second time the version differs: the answer that nothing was given back is safe.
         assert not await store.give_back("s", 4, first.version)
         renewed = await store.grant("s", 0, 1000)
         assert renewed is not None
@@ -87,9 +86,7 @@ class TestReplays:
     async def test_a_first_use_applied_twice_grants_once(
         self, emulator: CrateEmulator, store: Store, clock: FakeClock
     ) -> None:
-        """P1: a first use whose creation the cluster applies twice gets the ids from the start,
-        once.
-        """
+        """P1: a first use whose creation is applied twice gets the ids from the start, once."""
         await store.open()
         emulator.inject(Fault("duplicate", match="INSERT"))
         allocator = Allocator(store, clock, CONFIG)
@@ -98,9 +95,7 @@ class TestReplays:
     async def test_a_first_use_without_an_answer_burns_its_ids(
         self, emulator: CrateEmulator, store: Store, clock: FakeClock
     ) -> None:
-        """P1, P9: the ids of a creation whose connection broke are burned, and the next ones follow
-        them.
-        """
+        """P1, P9: the ids of a creation whose connection broke are burned; the next ones follow."""
         await store.open()
         emulator.inject(Fault("drop", match="INSERT"))
         allocator = Allocator(store, clock, CONFIG)
@@ -156,9 +151,7 @@ class TestReplays:
         assert len(emulator.writes()) == before + 1
 
     async def test_an_older_table_of_allocations_gets_a_window(self, emulator: CrateEmulator, store: Store) -> None:
-        """P7: the table of allocations of an older version gets the missing column and keeps its
-        rows.
-        """
+        """P7: an older table of allocations gets the missing column and keeps its rows."""
         columns = "sequence TEXT, first_id BIGINT, id_count BIGINT, step BIGINT, generation BIGINT, period TEXT,"
         for statement in (
             f"CREATE TABLE ids.allocations (request_id TEXT PRIMARY KEY, {columns} prefix INTEGER, node TEXT,"
@@ -181,8 +174,7 @@ class TestReplays:
         newest = await store.newest_recorded()
         assert newest
         seen = Retention([(newest, 3600.0)], 3600.0)
-        # Between this node's SELECT and its DELETE another node deletes the record, and the id is
-        # recorded again.
+        # Between this SELECT and DELETE another node deletes the record; the id is recorded again.
         emulator.inject(Fault("delay", seconds=0.2, match="DELETE"))
         removing = asyncio.create_task(store.forget_recorded(seen, 10))
         await until(lambda: emulator.writes()[-1].startswith("DELETE"))

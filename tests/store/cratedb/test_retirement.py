@@ -49,9 +49,7 @@ class TestRaces:
         call: Awaitable[object],
         error: type[Refusal] = StoreRetired,
     ) -> None:
-        """Make a call, with the retirement row written just before one of its statements is
-        applied.
-        """
+        """Make a call; the retirement row is written just before one of its statements."""
         await stores[1].create(RETIREMENT_ROW._replace(deleted=True))
         execute = emulator.statements.execute
 
@@ -76,9 +74,7 @@ class TestRaces:
             await stores[1].grant("late", 1, 1000)
 
     async def test_a_late_create_with_ids_has_an_unknown_outcome(self, emulator: CrateEmulator, stores: Stores) -> None:
-        """P9: the ids of a create that the retirement row overtakes are burned, so that they are
-        counted.
-        """
+        """P9: the ids of a create that the retirement row overtakes are burned, and so counted."""
         call = stores[0].create(new_row("late", last_value=5))
         await self.overtake(emulator, stores, "INSERT INTO", call, StoreOutcomeUnknown)
         row = await read_row(stores[1], "late")
@@ -95,9 +91,7 @@ class TestRaces:
         await self.overtake(emulator, stores, "(prefix, last_start, holder", claim(stores[0]))
 
     async def test_an_orphaned_row_grants_nothing(self, emulator: CrateEmulator, stores: Stores) -> None:
-        """P1: if the creator crashed before it deleted the row, the first grant of any process is
-        given back.
-        """
+        """P1: if the creator crashed before it deleted the row, the first grant is given back."""
         await stores[1].create(new_row("orphan"))
         await stores[1].create(new_row("known"))
         assert await stores[0].grant("known", 1, 1000)
@@ -114,9 +108,7 @@ class TestRaces:
     async def test_a_grant_with_an_unreadable_retirement_is_unknown(
         self, emulator: CrateEmulator, stores: Stores
     ) -> None:
-        """P9: the ids of a grant are burned and counted if the retirement row cannot be read after
-        it.
-        """
+        """P9: a grant's ids are burned and counted if the retirement row is unreadable after it."""
         await stores[1].create(new_row("orders"))
         emulator.inject(Fault("error", match="SELECT name", times=-1, status=403, code=4037))
         with pytest.raises(StoreUnavailable, match="whether it is retired") as refused:

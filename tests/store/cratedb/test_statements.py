@@ -61,9 +61,7 @@ class TestArithmetic:
     @pytest.mark.parametrize("unit", [1_000, 1_000_000])
     async def test_a_wrong_node_clock_is_replaced_by_the_stores(self, cluster: Store, unit: int) -> None:
         # The description and the labels contain the JSON of the other kind.
-        """A node's clock that is far ahead does not move the timestamps; text in the settings is
-        not misread.
-        """
+        """A node's clock that is far ahead moves no timestamp; settings' texts are not misread."""
         kind = Kind.TIMESTAMP_MS if unit == 1_000 else Kind.TIMESTAMP_US
         sequence = Sequence(kind=kind, description='"kind": 3, \\"kind\\": 3', labels={"kind": "3"})
         await cluster.create(requested_row("s", sequence))

@@ -1,6 +1,4 @@
-"""The table of a witness: answers that are lost or repeated, edited rows, and a place that was
-exchanged.
-"""
+"""The table of a witness: lost or repeated answers, edited rows, and an exchanged table."""
 
 from collections.abc import AsyncIterator
 
@@ -31,9 +29,7 @@ def backend(emulator: CrateEmulator) -> CrateBackend:
 
 
 async def test_a_replacement_applied_twice_succeeds(emulator: CrateEmulator, witness: Witness) -> None:
-    """P3: the second answer to a replacement that the cluster applies twice is that of the first
-    one.
-    """
+    """P3: a replacement that the cluster applies twice has the answer of the first one."""
     emulator.inject(Fault("duplicate", match="excluded.seen"))
     assert await witness.replace([Replacement("a", TWO, "one"), Replacement("b", TWO, "")]) == {"a", "b"}
     assert await witness.read(["a", "b"]) == {"a": TWO, "b": TWO}
@@ -41,9 +37,7 @@ async def test_a_replacement_applied_twice_succeeds(emulator: CrateEmulator, wit
 
 @pytest.mark.parametrize("applied", [False, True])
 async def test_a_lost_answer_is_repeated(emulator: CrateEmulator, witness: Witness, applied: bool) -> None:
-    """P3: a replacement without an answer has an unknown outcome, and is sent once; the same one
-    may follow.
-    """
+    """P3: a replacement without an answer is unknown, and sent once; the same one may follow."""
     emulator.inject(Fault("drop", match="excluded.seen", applied=applied))
     sent = len(emulator.writes())
     with pytest.raises(StoreOutcomeUnknown):
@@ -73,9 +67,7 @@ async def test_another_table_under_the_name_is_refused(witness: Witness, backend
 
 
 async def test_a_table_of_another_program_is_refused(emulator: CrateEmulator, backend: CrateBackend) -> None:
-    """P3: a table of this name with other columns, or one that loses writes, is refused as the
-    setting witness.
-    """
+    """P3: a table with other columns, or that loses writes, is refused as the setting witness."""
     for definition, why in (
         ("(name TEXT PRIMARY KEY, generation TEXT)", "column generation must be BIGINT"),
         (

@@ -62,9 +62,7 @@ class TestIndex:
     def test_an_index_without_replicas_is_logged(
         self, nodes: int | None, replicas: str, expand: str, warned: bool
     ) -> None:
-        """A start on several nodes logs a warning for an index without replicas, with the next
-        step.
-        """
+        """A start on several nodes warns of an index without replicas, with the next step."""
         with capture_logs() as logs:
             check(ALIAS, SEQUENCES, stored(number_of_replicas=replicas, auto_expand_replicas=expand), nodes)
         found = [log["next_step"] for log in logs if log["event"] == "index_without_replica"]
@@ -215,9 +213,7 @@ async def test_each_kind_of_credentials_is_sent(user: str, query: str, header: s
     ],
 )
 def test_a_host_without_a_cluster_manager_is_not_alive(status: int, answer: dict[str, Any], alive: bool) -> None:
-    """P10: a node that was cut off answers reads as before, so only its own view of the cluster
-    shows it.
-    """
+    """P10: a node that was cut off answers reads as before; only its own state shows it."""
     read = OpenSearchHttp.ALIVE.read
     if alive:
         read("h:9200", status, json.dumps(answer).encode())

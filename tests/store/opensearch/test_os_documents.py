@@ -100,9 +100,7 @@ class TestPages:
         ids=str,
     )
     async def test_a_page_that_is_not_whole_is_refused(self, pages: Pages, wrong: Any, at: int) -> None:
-        """P1: a page that lacks a shard, was cut short or is no answer of a search is not the end
-        of the counters.
-        """
+        """P1: a page that lacks a shard, is cut short or is no answer does not end the counters."""
         pages.pages[at] = wrong
         with pytest.raises(StoreUnavailable, match=NEXT_STEP):
             await read(pages.host, "counters")
@@ -233,9 +231,7 @@ class TestIndex:
         await index.ask("DELETE", f"/{index.name}")
 
     async def test_an_update_changes_what_is_compared(self, host: str) -> None:
-        """P1: an update while the index is read is noticed, also if the number of counters stays
-        the same.
-        """
+        """P1: an update during the read is noticed, also with an equal number of counters."""
         index = Index(host)
         await index.count("a", 1)
         body = {"size": 0, "track_total_hits": True, "aggs": {"writes": {"stats": {"field": "_seq_no"}}}}
@@ -253,9 +249,7 @@ class TestRealIndex:
     async def test_an_alias_of_several_indices_is_read(
         self, version: str, opensearch_host: Callable[[str], str]
     ) -> None:
-        """P1: the counters of all shards of all indices of an alias are read, once all of them are
-        blocked.
-        """
+        """P1: all shards of all indices of an alias are read, once all of them are blocked."""
         index = Index(opensearch_host(version))
         names = [f"{index.name}-{at}" for at in range(2)]
         for at, name in enumerate(names):

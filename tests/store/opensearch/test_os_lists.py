@@ -1,6 +1,4 @@
-"""Lists and exports on OpenSearch leave out no row that is served, whatever an operator sets; also
-on a real one.
-"""
+"""Lists and exports on OpenSearch leave out no served row, whatever an operator sets."""
 
 import re
 from collections.abc import AsyncIterator
@@ -49,9 +47,7 @@ class TestEditedNames:
     async def test_a_row_without_its_name_is_not_left_out(
         self, opener: Opener, backend: OpenSearchBackend, edited: dict[str, object]
     ) -> None:
-        """SEQUENCE_INVALID: a list names the row that is served under its key, and the request that
-        repairs it.
-        """
+        """SEQUENCE_INVALID: a list names a row that lacks its name, and the repairing request."""
         store = await opener.open()
         for name in ("a", "t"):
             await store.create(requested_row(name))
@@ -96,9 +92,7 @@ class TestSettings:
         await assert_complete(await opener.open())
 
     async def test_a_smaller_window_is_refused_by_name(self, opener: Opener, backend: OpenSearchBackend) -> None:
-        """STORE_REFUSED: a window that was made smaller while the server runs is named, with the
-        next step.
-        """
+        """STORE_REFUSED: a window that shrinks while a server runs is named with the next step."""
         store = await opener.open()
         await send(backend, "PUT", "/{}/_settings", {"index.max_result_window": 2})
         with pytest.raises(StoreRefused, match=r"Result window is too large.*; restart this server") as caught:

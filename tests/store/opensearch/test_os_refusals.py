@@ -1,6 +1,4 @@
-"""Faults of OpenSearch that need an operator, at a start and while a server runs; also on a real
-OpenSearch.
-"""
+"""Faults of OpenSearch that need an operator, at a start and while serving; also on a real one."""
 
 import json
 import re
@@ -137,9 +135,7 @@ class TestStart:
     async def test_a_mapping_of_a_template_is_refused(
         self, opener: Opener, backend: OpenSearchBackend, mapping: dict[str, object], named: str
     ) -> None:
-        """P1: an index whose rows lose fields, or take no write by key, is named with the repair;
-        nothing is used.
-        """
+        """P1: an index whose rows lose fields, or take no write by key, is refused, untouched."""
         path = "/_index_template/idalloc-test"
         template = {"index_patterns": [f"{backend.alias}-*"], "priority": 500, "template": {"mappings": mapping}}
         await send(backend, "PUT", path, template)
@@ -184,9 +180,7 @@ class TestRunningServer:
     async def test_a_refusal_names_the_request_to_run(
         self, opener: Opener, backend: OpenSearchBackend, method: str, path: str, body: object
     ) -> None:
-        """STORE_REFUSED: after the next step in the message the same server continues, and nothing
-        was applied.
-        """
+        """STORE_REFUSED: nothing was applied; after the named step the same server continues."""
         store = await opener.open()
         await store.create(requested_row("s"))
         await send(backend, method, path, body)
@@ -198,9 +192,7 @@ class TestRunningServer:
         assert (await grant(store, "s", 10)).last_value == 10
 
     async def test_a_full_disk_recovers(self, opener: Opener, backend: OpenSearchBackend) -> None:
-        """STORE_UNAVAILABLE: OpenSearch sets this block at its flood-stage watermark, and removes
-        it.
-        """
+        """STORE_UNAVAILABLE: OpenSearch sets and removes this block by its disk watermarks."""
         store = await opener.open()
         await store.create(requested_row("s"))
         await send(backend, "PUT", "/{}/_settings", FLOOD_STAGE)
@@ -258,9 +250,7 @@ class TestEditedRows:
             await store.revise("s", 0, Revision(Sequence(), 5, "me", 1.5))
 
     async def test_a_text_is_not_stored(self, opener: Opener, backend: OpenSearchBackend) -> None:
-        """P1: the mapping refuses a text or a fraction in place of a number, with the row as it
-        was.
-        """
+        """P1: the mapping refuses a text or a fraction in place of a number; the row stays."""
         store = await opener.open()
         await store.create(requested_row("s"))
         for value in ("41", 1.5, 2**63):

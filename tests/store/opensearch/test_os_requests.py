@@ -76,9 +76,7 @@ class TestBulk:
         assert RECORD.read("h", 200, bulk(MADE, refused)) == [{"name": "s"}, None]
 
     def test_a_missing_alias_is_refused(self) -> None:
-        """STORE_REFUSED: ``_bulk`` answers 200 for a missing alias, perhaps before the cluster has
-        its state.
-        """
+        """STORE_REFUSED: ``_bulk`` answers 200 for a missing alias, perhaps before the recovery."""
         missing = [error(404, "index_not_found_exception", key) for key in "rq"]
         with pytest.raises(AliasUnknown):
             RECORD.read("h", 200, bulk(*missing))
@@ -104,7 +102,7 @@ class TestBulk:
         ],
     )
     def test_an_answer_of_another_shape_is_unknown(self, answer: bytes) -> None:
-        """P7: an answer without what each item must have says nothing of this request."""
+        """P7: an answer without what each item must have proves nothing about this request."""
         with pytest.raises(StoreOutcomeUnknown, match="; check what answers"):
             RECORD.read("h", 200, answer)
 

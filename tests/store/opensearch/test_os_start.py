@@ -1,6 +1,4 @@
-"""A cluster that starts: until it has recovered its state it knows no index, so nothing may be
-concluded or made.
-"""
+"""A cluster that starts: until it has recovered its state, nothing may be concluded or created."""
 
 from collections.abc import Awaitable, Callable
 
@@ -28,9 +26,7 @@ async def start(opensearch: OpenSearchStandIn) -> None:
 
 
 async def test_a_call_before_the_recovery_is_unavailable(opensearch: OpenSearchStandIn) -> None:
-    """STORE_UNAVAILABLE: no call asks for a snapshot of an alias that the cluster has; ids continue
-    afterwards.
-    """
+    """STORE_UNAVAILABLE: no error asks to restore an existing alias; ids continue afterwards."""
     store = open_store(f"opensearch://{opensearch.host}/", FakeClock())
     await store.open()
     await store.create(requested_row("s"))
@@ -57,9 +53,7 @@ async def test_a_call_before_the_recovery_is_unavailable(opensearch: OpenSearchS
 
 
 async def test_a_start_before_the_recovery_can_be_repeated(opensearch: OpenSearchStandIn) -> None:
-    """P1: until the state is recovered, a start makes no index, and is neither refused nor
-    successful.
-    """
+    """P1: until the recovery a start creates no index, and is neither refused nor successful."""
     await start(opensearch)
     known = dict(opensearch.cluster.indices)
     opensearch.cluster.is_recovered = False
@@ -96,9 +90,7 @@ async def test_a_start_without_a_manager_can_be_repeated(opensearch: OpenSearchS
 
 
 async def test_a_lost_alias_is_confirmed_before_it_is_named(opensearch: OpenSearchStandIn) -> None:
-    """STORE_REFUSED: only a recovered cluster that twice knows no alias makes an operator restore
-    it.
-    """
+    """STORE_REFUSED: only a recovered cluster that twice knows no alias asks to restore it."""
     store = open_store(f"opensearch://{opensearch.host}/", FakeClock())
     await store.open()
     await store.create(requested_row("s"))
@@ -117,9 +109,7 @@ async def test_a_lost_alias_is_confirmed_before_it_is_named(opensearch: OpenSear
 
 
 async def test_a_hidden_state_refuses_the_start(opensearch: OpenSearchStandIn) -> None:
-    """P10: a user who may not see whether a node has a cluster manager cannot start; the error says
-    what to grant.
-    """
+    """P10: a user who may not see the cluster manager cannot start; the error has the grant."""
     fault = Fault("error", match="/_cluster/state", times=-1, status=403, type="security_exception")
     opensearch.inject(fault)
     with pytest.raises(StartRefused, match=r"the state of the cluster cannot be read: .*; grant the user"):

@@ -1,6 +1,4 @@
-"""Every error of the store on OpenSearch ends with the next step, also where an answer lacks what
-it must have.
-"""
+"""Every error of the store on OpenSearch ends with the next step, also for an incomplete answer."""
 
 import asyncio
 import re
@@ -82,9 +80,7 @@ CALLS = [
 
 
 async def error_of(call: Callable[[], Awaitable[object]]) -> Exception | None:
-    """Return the typed error of a call, whose message ends with the next step; None if it
-    succeeds.
-    """
+    """Return a call's typed error, whose message ends with the next step; None if it succeeds."""
     [error] = await asyncio.gather(call(), return_exceptions=True)
     if not isinstance(error, BaseException):
         return None
@@ -94,9 +90,7 @@ async def error_of(call: Callable[[], Awaitable[object]]) -> Exception | None:
 
 
 def paths(answer: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Yield the place of each field of an answer, but for those that idalloc only compares with
-    its own.
-    """
+    """Yield the path of each field of an answer, but for those that idalloc only compares."""
     inner = answer.items() if isinstance(answer, dict) else enumerate(answer) if isinstance(answer, list) else ()
     for key, value in inner:
         if key not in ("aliases", "defaults", "properties"):
@@ -106,9 +100,7 @@ def paths(answer: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str |
 
 @pytest.mark.parametrize("name", CALLS)
 async def test_an_answer_without_a_field_is_typed(opensearch: OpenSearchStandIn, store: Store, name: str) -> None:
-    """An answer of 200 that lacks a field is an error of the store with a next step, never
-    INTERNAL.
-    """
+    """A 200 answer without a field is an error of the store with a next step, never INTERNAL."""
     opensearch.requests.clear()
     opensearch.answers.clear()
     assert await error_of(calls(store)[name]) is None
@@ -141,7 +133,7 @@ ANSWERS = [
 async def test_each_error_ends_with_the_next_step(
     opensearch: OpenSearchStandIn, store: Store, name: str, fault: Fault
 ) -> None:
-    """Whatever the cluster answers, the error of each call says what to do next."""
+    """Whatever the cluster answers, the error of each call names the next step."""
     opensearch.inject(Fault(**{**vars(fault), "times": -1}))
     error = await error_of(calls(store)[name])
     # A tail whose row is gone or invalid is not given back.
@@ -149,7 +141,7 @@ async def test_each_error_ends_with_the_next_step(
 
 
 async def test_errors_of_no_answer_end_with_the_next_step(opensearch: OpenSearchStandIn, store: Store) -> None:
-    """A wrong host, a wrong password and a closed store say what to do next."""
+    """The errors for a wrong host, a wrong password and a closed store name the next step."""
     for url in ("opensearch://127.0.0.1:1/", "opensearch://127.0.0.1:1,127.0.0.1:2/"):
         nowhere = open_store(url, FakeClock(), timeout=0.5)
         assert await error_of(nowhere.open)
@@ -180,7 +172,7 @@ async def test_errors_of_no_answer_end_with_the_next_step(opensearch: OpenSearch
 async def test_an_edited_row_ends_with_the_next_step(
     opensearch: OpenSearchStandIn, store: Store, field: str, value: object
 ) -> None:
-    """SEQUENCE_INVALID: each error of a row says what to write."""
+    """SEQUENCE_INVALID: each error of a row names what to write."""
     opensearch.cluster.indices["idalloc-sequences-data"].documents["s"].source[field] = value
     errors = [await error_of(calls(store)[name]) for name in ("grant", "get", "list", "revise")]
     assert any(isinstance(error, SequenceInvalid) for error in errors)

@@ -1,6 +1,4 @@
-"""The index of a witness: answers that are lost or repeated, edited rows, confirmed reads, and its
-place.
-"""
+"""The index of a witness: lost or repeated answers, edited rows, confirmed reads, another index."""
 
 from collections.abc import AsyncIterator
 
@@ -26,9 +24,7 @@ async def witness(opensearch: OpenSearchStandIn) -> AsyncIterator[Witness]:
 
 
 async def test_a_replacement_applied_twice_succeeds(opensearch: OpenSearchStandIn, witness: Witness) -> None:
-    """P3: the second answer to a replacement that the cluster applies twice is that of the first
-    one.
-    """
+    """P3: a replacement that the cluster applies twice has the answer of the first one."""
     opensearch.inject(Fault("duplicate", match="_bulk"))
     assert await witness.replace([Replacement("a", TWO, "one"), Replacement("b", TWO, "")]) == {"a", "b"}
     assert await witness.read(["a", "b"]) == {"a": TWO, "b": TWO}
@@ -36,9 +32,7 @@ async def test_a_replacement_applied_twice_succeeds(opensearch: OpenSearchStandI
 
 @pytest.mark.parametrize("applied", [False, True])
 async def test_a_lost_answer_is_repeated(opensearch: OpenSearchStandIn, witness: Witness, applied: bool) -> None:
-    """P3: a replacement without an answer has an unknown outcome, and is sent once; the same one
-    may follow.
-    """
+    """P3: a replacement without an answer is unknown, and sent once; the same one may follow."""
     opensearch.inject(Fault("drop", match="_bulk", applied=applied))
     sent = len(opensearch.requests)
     with pytest.raises(StoreOutcomeUnknown):
@@ -49,9 +43,7 @@ async def test_a_lost_answer_is_repeated(opensearch: OpenSearchStandIn, witness:
 
 
 async def test_a_read_is_a_write(opensearch: OpenSearchStandIn, witness: Witness) -> None:
-    """P3: a read writes the present marks, and one more document for a missing one: other copies
-    confirm it.
-    """
+    """P3: a read writes the marks, and another document for a missing one: copies confirm it."""
     index = opensearch.cluster.indices[INDEX]
     for name in ("a", "missing"):
         before = {key: each.version for key, each in index.documents.items()}
@@ -71,9 +63,7 @@ async def test_an_edited_mark_is_refused(opensearch: OpenSearchStandIn, witness:
 
 
 async def test_a_failed_item_is_no_success(opensearch: OpenSearchStandIn, witness: Witness) -> None:
-    """P3: a replacement whose item fails alone is not among the replaced ones; if all fail, the
-    call does.
-    """
+    """P3: a mark whose item fails alone is not replaced; if all items fail, the call fails."""
     wrong = TWO._replace(value=2**63)  # the mapping refuses it
     assert await witness.replace([Replacement("a", wrong, "one"), Replacement("b", TWO, "")]) == {"b"}
     with pytest.raises(StoreFailure):

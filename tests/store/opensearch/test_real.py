@@ -1,6 +1,4 @@
-"""The stand-in for OpenSearch beside a real one: the recorded exchanges, and random arithmetic at
-the edges.
-"""
+"""The stand-in for OpenSearch beside a real one: recorded exchanges, arithmetic at the edges."""
 
 import random
 import uuid
@@ -29,9 +27,7 @@ EDGES = [0, 2**31, -(2**31), 2**53, 2**62, -(2**62), 2**63 - 2, -(2**63) + 2]
 
 @pytest.mark.parametrize("version", REAL_OPENSEARCH)
 async def test_a_real_one_gives_the_recorded_answers(version: str, opensearch_host: Callable[[str], str]) -> None:
-    """What the stand-in is compared with holds on this release: the status, the type and the shape
-    of each answer.
-    """
+    """The recording holds on this release: the status, the type and the shape of each answer."""
     host, compared = opensearch_host(version), 0
     async with aiohttp.ClientSession() as session:
         try:
@@ -83,9 +79,7 @@ def parameters(rng: random.Random) -> tuple[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("version", REAL_OPENSEARCH[1:])
 async def test_the_compatibility_mode_is_no_old_version(version: str, opensearch_host: Callable[[str], str]) -> None:
-    """An OpenSearch 2 that calls itself 7.10.2 is used as what it is; OpenSearch 3 has no such
-    mode.
-    """
+    """An OpenSearch 2 that reports 7.10.2 is used as what it is; OpenSearch 3 has no such mode."""
     host, prefix = opensearch_host(version), f"idalloc-test-{uuid.uuid4().hex[:12]}"
     store = open_store(f"opensearch://{host}/?prefix={prefix}", FakeClock())
     mode: dict[str, object] = {"compatibility.override_main_response_version": True}
@@ -103,9 +97,7 @@ async def test_the_compatibility_mode_is_no_old_version(version: str, opensearch
 
 @pytest.mark.parametrize("version", REAL_OPENSEARCH)
 async def test_arithmetic_is_equal_at_the_edges(version: str, opensearch_host: Callable[[str], str]) -> None:
-    """P1: the stand-in computes what the scripts compute on a real OpenSearch, near 2^31, 2^53,
-    2^62 and 2^63.
-    """
+    """P1: the stand-in computes as a real OpenSearch does, near 2^31, 2^53, 2^62 and 2^63."""
     host, rng = opensearch_host(version), random.Random(20261123)
     index = f"idalloc-test-{uuid.uuid4().hex[:12]}"
     lines: list[dict[str, Any]] = []

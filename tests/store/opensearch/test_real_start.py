@@ -1,6 +1,4 @@
-"""Real OpenSearch nodes that start, with the recorded answers of a node whose cluster has not
-recovered its state.
-"""
+"""Real OpenSearch nodes that start, and the recorded answers of one before its recovery."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -57,9 +55,7 @@ async def assert_recorded(node: OpenSearchNode, state: str) -> None:
 
 
 async def test_ids_continue_after_a_restart_of_all_nodes(node: OpenSearchNode) -> None:
-    """P1: until the state is recovered a running server is away, and a new one makes nothing; then
-    ids continue.
-    """
+    """P1: until the recovery no server serves, and a new one creates nothing; then ids continue."""
     node.settings["cluster.initial_cluster_manager_nodes"] = "node"
     start(node)
     store = new_store(node)

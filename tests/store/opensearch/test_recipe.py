@@ -1,6 +1,4 @@
-"""The recipe with a counter document, as clients of OpenSearch use it, and what idalloc does in its
-place.
-"""
+"""The recipe of OpenSearch's clients with a counter document, and what idalloc does instead."""
 
 import pytest
 
@@ -32,9 +30,7 @@ async def take(backend: OpenSearchBackend, count: int) -> int:
 
 class TestRecipe:
     async def test_the_recipe_wraps_at_2_to_the_31(self, opener: Opener) -> None:
-        """A number that fits 32 bits is an Integer in painless: the recipe's next ids after 2^31-1
-        are negative.
-        """
+        """A number of 32 bits is an Integer in painless: after 2^31-1 ids are negative."""
         backend = backend_of(opener)
         try:
             assert await take(backend, BEFORE_WRAP) == BEFORE_WRAP
@@ -43,9 +39,7 @@ class TestRecipe:
             await backend.send("DELETE", f"/{backend.alias}-recipe")
 
     async def test_the_recipe_starts_over_in_a_missing_index(self, opener: Opener) -> None:
-        """The recipe's write makes a missing index without a word, and hands out its first ids
-        again.
-        """
+        """The recipe's write silently creates a missing index, and issues its first ids again."""
         backend = backend_of(opener)
         try:
             assert [await take(backend, 10), await take(backend, 10)] == [10, 20]

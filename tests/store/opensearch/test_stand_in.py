@@ -48,9 +48,7 @@ def replayed() -> list[Exchange]:
 
 
 async def test_the_stand_in_gives_the_recorded_answers() -> None:
-    """The stand-in gives the recorded answers of an OpenSearch 3.8.0: the status, the type and the
-    shape.
-    """
+    """The stand-in gives the recorded answers of OpenSearch 3.8.0: status, type and shape."""
     compared = 0
     async with OpenSearchStandIn() as opensearch, aiohttp.ClientSession() as session:
         opensearch.cluster.extra_scripts = EXPLORING
@@ -92,9 +90,7 @@ async def test_a_starting_stand_in_gives_the_recorded_answers(state: str) -> Non
     ],
 )
 async def test_an_unknown_request_fails_the_test(method: str, path: str, body: object) -> None:
-    """The stand-in answers 500 to a form of a request, or a script, that it does not know, and
-    notes it.
-    """
+    """The stand-in answers 500 to an unknown form of a request, or script, and notes it."""
     async with OpenSearchStandIn() as opensearch, aiohttp.ClientSession() as session:
         await send(session, opensearch.host, Exchange("", "PUT", "/s-1", {"aliases": {"s": {}}}, 200, {}))
         await send(session, opensearch.host, Exchange("", "PUT", "/s/_doc/a", {"name": "a"}, 200, {}))
@@ -106,7 +102,7 @@ async def test_an_unknown_request_fails_the_test(method: str, path: str, body: o
 
 
 async def test_faults_of_the_stand_in() -> None:
-    """A fault applies to as many requests as it says, and a lost answer may have been applied."""
+    """A fault applies to ``times`` requests, and a lost answer may have been applied."""
     write = {"script": {"source": "ctx._source.granted = 0L"}, "upsert": {}}
     add = Exchange("", "POST", "/s/_update/a", write, 0, {})  # the client repeats a PUT
     async with OpenSearchStandIn() as opensearch, aiohttp.ClientSession() as session:

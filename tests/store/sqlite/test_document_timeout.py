@@ -13,9 +13,7 @@ from idalloc_server.store.urls import open_documents
 
 
 async def test_a_locked_file_is_busy_after_store_timeout(tmp_path: Path) -> None:
-    """An add waits for the lock no longer than store_timeout, also if that is less than SQLite's 5
-    s.
-    """
+    """An add waits for the lock no longer than store_timeout, also if that is less than 5 s."""
     documents = open_documents(f"sqlite://{tmp_path}/ids.db", timeout=0.2)
     await documents.open()
     await documents.create_schema("s")

@@ -1,6 +1,4 @@
-"""The files of a SQLite database: replaced, linked or renamed, before a start and while a store is
-open.
-"""
+"""The files of a SQLite database: replaced, linked or renamed, before a start and while open."""
 
 # ruff: noqa: ASYNC240 - a test may wait for a file
 
@@ -79,9 +77,7 @@ class TestOpenStore:
 
     @pytest.mark.parametrize("suffix", SUFFIXES)
     async def test_a_change_during_a_transaction_is_unknown(self, store: SqliteStore, path: Path, suffix: str) -> None:
-        """P1: a process that was paused in a transaction issues nothing if the files were replaced
-        meanwhile.
-        """
+        """P1: a process paused in a transaction issues nothing if the files were replaced."""
         with pytest.raises(StoreOutcomeUnknown, match="after the commit: was replaced: no "):
             await store._database.write(lambda db: beside(path, suffix).unlink())
 
@@ -130,9 +126,7 @@ class TestStart:
         assert {each.name for each in path.parent.iterdir()} <= {file.name, "link", path.name}
 
     async def test_symbolic_links_are_safe(self, path: Path, clock: FakeClock) -> None:
-        """P1: SQLite resolves symbolic links, so that all processes use the files beside the
-        target.
-        """
+        """P1: SQLite resolves symbolic links, so all processes use the files beside the target."""
         path.with_name("dangling").symlink_to(path)
         (path.parent.parent / "folder").symlink_to(path.parent)
         stores = [
@@ -163,9 +157,7 @@ class TestStart:
 
     @pytest.mark.skipif(sys.platform != "linux", reason="these locks are Linux's")
     async def test_a_process_that_is_closing_is_waited_for(self, path: Path, clock: FakeClock) -> None:
-        """P1: a closing process, which holds its lock after SQLite removed its files, refuses no
-        start.
-        """
+        """P1: a closing process holds its lock after its files are removed; it refuses no start."""
         closing = os.open(path, os.O_RDWR | os.O_CREAT)
         assert lock_offset(closing, 1)
         opening = asyncio.create_task(opened(path, clock))

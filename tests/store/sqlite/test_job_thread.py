@@ -36,9 +36,7 @@ async def test_a_job_returns_its_answer_or_raises_its_error(thread: JobThread) -
 
 
 async def test_a_cancelled_job_runs_only_if_it_had_begun(thread: JobThread) -> None:
-    """A job that waits in the queue is dropped when its caller is cancelled; one that has begun
-    completes.
-    """
+    """A queued job is dropped when its caller is cancelled; one that has begun completes."""
     begun, may_end, ran = threading.Event(), threading.Event(), list[str]()
 
     def first() -> None:

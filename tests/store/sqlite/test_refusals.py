@@ -28,16 +28,14 @@ async def store(path: Path, clock: FakeClock) -> AsyncIterator[SqliteStore]:
 
 class TestRunningServer:
     async def test_a_dropped_table_is_refused(self, store: SqliteStore, path: Path) -> None:
-        """STORE_REFUSED: the message says to restore the file."""
+        """STORE_REFUSED: the message asks to restore the file."""
         await store.open()
         execute(path, "DROP TABLE sequences")
         with pytest.raises(StoreRefused, match=r"no such table: sequences; .*restore it from a backup"):
             await store.grant("s", 1, 1000)
 
     async def test_a_failed_check_is_refused(self, store: SqliteStore, path: Path) -> None:
-        """STORE_REFUSED: SQLite does not list CHECK constraints, so that a start cannot refuse
-        them.
-        """
+        """STORE_REFUSED: SQLite does not list CHECK constraints, so a start cannot refuse them."""
         execute(path, f"CREATE TABLE sequences ({GUIDE} CONSTRAINT few CHECK (last_value < 5))")
         await store.open()
         await store.create(new_row("s"))

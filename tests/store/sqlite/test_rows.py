@@ -85,9 +85,7 @@ class TestRows:
         await store.close()
 
     async def test_an_older_table_of_allocations_gets_a_window(self, path: Path, clock: FakeClock) -> None:
-        """P7: the table of allocations of an older version gets the missing column and keeps its
-        rows.
-        """
+        """P7: an older table of allocations gets the missing column and keeps its rows."""
         execute(
             path,
             "PRAGMA application_id = 0x69646C63",

@@ -68,9 +68,7 @@ class TestOpen:
     async def test_a_database_of_another_program_is_refused(
         self, path: Path, clock: FakeClock, statements: list[str]
     ) -> None:
-        """A database with other tables, another key or another application_id is refused and not
-        changed.
-        """
+        """A database with other tables, key or application_id is refused and not changed."""
         execute(path, *statements)
         before = path.read_bytes()
         await refused(path, clock, "is a SQLite database of another program")

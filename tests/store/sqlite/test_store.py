@@ -20,9 +20,7 @@ from tests.support.waiting import hold_for_async, settle, until
 
 class TestFailures:
     async def test_a_busy_database_is_rejected_after_a_timeout(self, store: SqliteStore, path: Path) -> None:
-        """STORE_UNAVAILABLE: a lock that outlasts the busy timeout rejects the grant; the next one
-        succeeds.
-        """
+        """STORE_UNAVAILABLE: a lock past the busy timeout rejects a grant; the next succeeds."""
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreAnsweredError, match="database is locked") as caught:

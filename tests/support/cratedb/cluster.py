@@ -26,17 +26,12 @@ TABLES = ("sequences", "start_timestamps", "allocations")
 
 
 class CrateCluster:
-    """A cluster with its own schema; ``remove`` drops the tables.
-
-    Attributes:
-        store: URL of the store for a server.
-        hosts: HOST:PORT of each node.
-    """
+    """A cluster with its own schema; ``remove`` drops the tables."""
 
     def __init__(self, hosts: Sequence[str], user: str = "") -> None:
-        self.hosts = list(hosts)
+        self.hosts = list(hosts)  # HOST:PORT of each node
         self._schema = f"idalloc_test_{uuid.uuid4().hex[:12]}"
-        self.store = self.url(self.hosts, user)
+        self.store = self.url(self.hosts, user)  # the store's URL for a server
         self._user = user
 
     @classmethod
@@ -175,9 +170,6 @@ class ProxiedCrate(FaultProxy):
     Args:
         hosts: Number of addresses of the proxy.
         real: Whether to use the real cluster of ``IDALLOC_TEST_CRATEDB_URL``, not the emulator.
-
-    Attributes:
-        crate: The cluster as servers see it.
     """
 
     def __init__(self, hosts: int = 1, real: bool = bool(URL)) -> None:
@@ -194,7 +186,7 @@ class ProxiedCrate(FaultProxy):
     def __enter__(self) -> Self:
         with self._before as before:
             super().__enter__()
-            self.crate = CrateCluster(self.hosts, self._user)
+            self.crate = CrateCluster(self.hosts, self._user)  # the cluster as servers see it
             self._stack.push(before.pop_all())
             if self._real:
                 self._stack.callback(self.crate.remove)

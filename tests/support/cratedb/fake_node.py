@@ -15,23 +15,15 @@ State = Literal["serves", "is silent", "has no master", "knows no table", "drops
 
 
 class FakeNode:
-    """The HTTP endpoint of a CrateDB node, on a real socket.
-
-    Attributes:
-        state: How it answers.
-        requests: The kinds of the received requests, in order: ``version``, ``probe``, ``read`` or
-            ``write``.
-        arrived: Released once for each request.
-        writes_wait: While it is clear, writes wait, as if CrateDB waited for another node.
-        reads_wait: The same for probes and reads by key.
-    """
+    """The HTTP endpoint of a CrateDB node, on a real socket."""
 
     def __init__(self) -> None:
         self.state: State = "serves"
-        self.requests: list[str] = []
-        self.arrived = asyncio.Semaphore(0)
+        self.requests: list[str] = []  # in order: ``version``, ``probe``, ``read`` or ``write``
+        self.arrived = asyncio.Semaphore(0)  # released once for each request
+        # While it is clear, writes wait, as if CrateDB waited for another node.
         self.writes_wait = asyncio.Event()
-        self.reads_wait = asyncio.Event()
+        self.reads_wait = asyncio.Event()  # the same for probes and reads by key
         self.writes_wait.set()
         self.reads_wait.set()
         self._connections: set[asyncio.StreamWriter] = set()
@@ -53,9 +45,7 @@ class FakeNode:
         return self
 
     async def stop(self) -> None:
-        """Refuse connections, and reset the open ones; return when clients on this loop have
-        noticed.
-        """
+        """Refuse connections, reset the open ones, and let clients on this loop notice it."""
         if self._server is not None:
             self._server.close()
             self._server = None

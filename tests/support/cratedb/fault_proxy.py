@@ -52,8 +52,7 @@ FAULT_KINDS = {
 class ProxyFaults:
     """The faults that the proxy injects from now on."""
 
-    # Keys of ``FAULT_KINDS``, of which each faulty statement gets a random one; empty for no
-    # faults.
+    # Of ``FAULT_KINDS``; each faulty statement gets a random one; empty for no faults.
     kinds: list[str] = field(default_factory=list)
     share: float = 1.0  # share of the statements that are faulty, 0 to 1
     late: float = 0.0  # longest delay of an answer, in seconds
@@ -80,7 +79,7 @@ class _Host:
         self._released = asyncio.Event()
 
     async def change(self, faults: ProxyFaults) -> None:
-        """Replace the faults, and releases held statements."""
+        """Replace the faults, and release held statements."""
         self._faults, released, self._released = faults, self._released, asyncio.Event()
         released.set()
         if "refused" in faults.kinds:

@@ -45,17 +45,13 @@ def _form(pattern: str) -> re.Pattern[str]:
 
 
 class Statements(Tables):
-    """Executes statements.
-
-    Attributes:
-        now_ms: The clock behind CURRENT_TIMESTAMP, in milliseconds since 1970.
-    """
+    """Executes statements."""
 
     def __init__(self, path: str = ":memory:") -> None:
+        # The clock behind CURRENT_TIMESTAMP, in milliseconds since 1970.
         self.now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
         super().__init__(path)
-        # The _version of a row that comes back, by its table and key. CrateDB forgets it after 60
-        # s.
+        # The _version of a row that comes back, by table and key. CrateDB forgets it after 60 s.
         self._later_versions: dict[tuple[str, object], int] = {}
         self._forms: list[tuple[re.Pattern[str], Callable[[re.Match[str], Sequence[Any]], Answer]]] = [
             (_form(pattern), method)
@@ -67,8 +63,7 @@ class Statements(Tables):
                     r"(?: RETURNING (?P<returning>[\w, ]+))?",
                     self._insert,
                 ),
-                # No recording has the forms of documents, up to UPDATE. Their contract tests run on
-                # a real CrateDB.
+                # No recording has the forms of documents, up to UPDATE; a real CrateDB tests them.
                 (
                     r"(?P<into>INSERT INTO REFERENCE \([\w, ]+\)) SELECT \* FROM UNNEST\((?P<arrays>\?(?:, \?)*)\)"
                     r"(?P<conflict> ON CONFLICT .+)",
@@ -196,8 +191,7 @@ class Statements(Tables):
         defaults = {name: value for name, value in defaults.items() if name not in columns}
         columns += defaults
         given = "".join(f", {value}" for value in defaults.values())
-        # Each row is a write with its own _seq_no. Of several rows, CrateDB skips those that it
-        # cannot write.
+        # Each row is a write with its own _seq_no. CrateDB skips rows that it cannot write.
         rows = [
             f"({self._translate(values, table, count)}{given}, {self._next_seq_no(table)}, 1, 1)"
             for values in re.findall(r"\(([^()]+)\)", found["rows"])
@@ -343,7 +337,7 @@ class Statements(Tables):
             raise UnknownStatement(f"not by the primary key: {found[0]}")
 
     def _translate(self, expression: str, table: sqlite3.Row, count: "_Placeholders") -> str:
-        """Translate an expression of CrateDB to SQLite; refuses unknown functions and columns."""
+        """Translate an expression of CrateDB to SQLite; refuse unknown functions and columns."""
         out = []
         tokens = _TOKEN.findall(expression)
         for token, following in zip(tokens, [*tokens[1:], ""], strict=True):

@@ -24,16 +24,11 @@ _COLUMN = re.compile(
 
 
 class Tables:
-    """Tables, and the privileges of the user.
-
-    Attributes:
-        versions: The version of each node.
-        denied: The privileges that the user lacks, of DQL, DML and DDL; "sys" hides the tables of
-            the schema sys.
-    """
+    """Tables, and the privileges of the user."""
 
     def __init__(self, path: str) -> None:
-        self.versions = ["6.4.3"]
+        self.versions = ["6.4.3"]  # of each node
+        # The privileges that the user lacks, of DQL, DML and DDL; "sys" hides the schema sys.
         self.denied: set[str] = set()
         self._db = sqlite3.connect(path, isolation_level=None)
         self._db.row_factory = sqlite3.Row

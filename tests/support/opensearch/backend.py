@@ -16,17 +16,12 @@ _FEWEST_FIELDS: dict[str, dict[str, Any]] = {
     "starts": {"prefix": _LONG},
     "allocations": {"written_at": _LONG},
 }
-# As the guides of Elasticsearch have it: the number is added in the script, and the row is made if
-# it is missing.
+# As in the guides of Elasticsearch: the script adds the number, and a missing row is created.
 RECIPE = "ctx._source.last_value += params.n"
 
 
 class OpenSearchBackend:
     """The indices of a prefix in a real OpenSearch or in the stand-in.
-
-    Attributes:
-        url: The URL for ``open_store``.
-        alias: The alias of the index with the sequences.
 
     Args:
         host: HOST:PORT.
@@ -35,8 +30,8 @@ class OpenSearchBackend:
     """
 
     def __init__(self, host: str, prefix: str, advance: Callable[[float], None] | None = None) -> None:
-        self.url = f"opensearch://{host}/?prefix={prefix}"
-        self.alias = f"{prefix}-sequences"
+        self.url = f"opensearch://{host}/?prefix={prefix}"  # for ``open_store``
+        self.alias = f"{prefix}-sequences"  # of the index with the sequences
         self._host = host
         self._prefix = prefix
         self._advance = advance

@@ -18,8 +18,8 @@ class OpenSearchCluster:
     """A cluster as a context manager, which stops its nodes.
 
     Args:
-        release: The release of all nodes.
-        folder: A folder for their data.
+        release: Of all nodes.
+        folder: For their data.
         size: The number of nodes.
     """
 

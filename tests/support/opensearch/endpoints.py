@@ -30,29 +30,24 @@ Answer = tuple[int, Any]
 
 
 class Request:
-    """A request.
-
-    Attributes:
-        method: The HTTP method.
-        parts: The decoded parts of the path.
-        options: The parameters of the query.
-        lines: The JSON of the body, or of each of its lines; empty without a body.
-        text: The method, the path and the names of the scripts, which faults and tests compare.
-    """
+    """A request."""
 
     def __init__(self, method: str, target: str, body: str) -> None:
         self.method = method
         path, _, query = target.partition("?")
+        # The decoded parts of the path.
         self.parts = [unquote(part) for part in path.removeprefix("/").split("/")]
         pairs = (pair.partition("=") for pair in query.split("&") if pair)
-        self.options = {unquote(name): unquote(value) for name, _, value in pairs}
+        self.options = {unquote(name): unquote(value) for name, _, value in pairs}  # of the query
         self.raw_body = body
         is_bulk = self.parts[-1] == "_bulk"
         texts = [line for line in body.split("\n") if line] if is_bulk else [body] if body else []
+        # The JSON of the body, or of each of its lines; empty without a body.
         try:
             self.lines = [json.loads(text) for text in texts]
         except ValueError:
             self.lines = [None]
+        # The method, the path and the names of the scripts, which faults and tests compare.
         self.text = f"{method} {target} {' '.join(self._scripts())}".strip()
 
     @property
@@ -81,32 +76,22 @@ class Request:
 
 
 class Cluster:
-    """A cluster of one node.
-
-    Attributes:
-        now_ms: Its clock.
-        version: The version that it reports.
-        tagline: The same, in words.
-        node_versions: The version of each of its nodes.
-        extra_scripts: Scripts of a test, by their sources.
-        auto_create: Whether a write makes a missing index.
-        policies: The lifecycle policies of indices; if there is one, the cluster has the plugin for
-            them.
-        is_recovered: Whether the cluster has loaded its state; before, no index is known.
-        has_manager: Whether a cluster manager is elected.
-    """
+    """A cluster of one node."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self.now_ms = now_ms
+        # The version that it reports, and the same in words.
         self.version: dict[str, Any] = {"distribution": "opensearch", "number": "3.8.0", "build_snapshot": False}
         self.tagline = "The OpenSearch Project: https://opensearch.org/"
         self.node_versions = ["3.8.0"]
-        self.extra_scripts: dict[str, painless.Script] = {}
+        self.extra_scripts: dict[str, painless.Script] = {}  # of a test, by their sources
         self.indices: dict[str, Index] = {}
         self.settings: dict[str, str] = {}
+        # The lifecycle policies of indices; if there is one, the cluster has the plugin for them.
         self.policies: dict[str, str] = {}
         self.templates: dict[str, dict[str, Any]] = {}
-        self.is_recovered = self.has_manager = True
+        self.is_recovered = True  # whether it has loaded its state; before, no index is known
+        self.has_manager = True  # whether a cluster manager is elected
         self._uuids = itertools.count(1)
         self._scrolls: dict[str, Scroll] = {}
 
@@ -358,7 +343,7 @@ class Cluster:
         raise UnknownRequest("no such endpoint")
 
     def _roll_over(self, alias: str, request: Request) -> Answer:
-        """Write of the alias go to a new, empty index from now on."""
+        """Let writes of the alias go to a new, empty index from now on."""
         request.expect()
         if request.lines or (old := self._aliased(alias)) is None:
             raise UnknownRequest("a rollover with conditions, or of no alias")

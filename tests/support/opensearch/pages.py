@@ -22,26 +22,17 @@ def page(*names: str, total: int = 3, failed: int = 0, **more: Any) -> dict[str,
 
 
 class Pages:
-    """An index whose answers are given.
-
-    Attributes:
-        host: Its HOST:PORT.
-        settings: The answer to the settings.
-        refresh: The answer to a refresh.
-        pages: The answers to the search and to each scroll; a text is an answer that is no JSON.
-        last: The answer to the search without hits, after the pages.
-        status: The HTTP status of all answers.
-        requests: The method, path and body of all requests.
-    """
+    """An index whose answers are given."""
 
     def __init__(self) -> None:
-        self.host = ""
+        self.host = ""  # HOST:PORT
         self.settings: Any = BLOCKED
         self.refresh: Any = {"_shards": {"total": 2, "successful": 1, "failed": 0}}
+        # The answers to the search and to each scroll; a text is an answer that is no JSON.
         self.pages: list[Any] = [page("a", "b"), page("c"), page()]
-        self.last: Any = page()
-        self.status = 200
-        self.requests: list[tuple[str, str, Any]] = []
+        self.last: Any = page()  # the answer to the search without hits, after the pages
+        self.status = 200  # of all answers
+        self.requests: list[tuple[str, str, Any]] = []  # method, path and body
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
         """Answer a request."""

@@ -79,11 +79,6 @@ def prepared(release: Release) -> Path:
 class OpenSearchNode:
     """A running node, as a context manager that stops it.
 
-    Attributes:
-        host: Its HOST:PORT of HTTP.
-        transport: Its HOST:PORT for other nodes.
-        settings: Its settings at the next start.
-
     Args:
         release: The release.
         home: A folder for its data and its log.
@@ -93,6 +88,7 @@ class OpenSearchNode:
     def __init__(self, release: Release, home: Path, **settings: str) -> None:
         self._release = release
         self._home = home
+        # For the next start.
         self.settings = {
             "network.host": "127.0.0.1",
             "http.port": "0",
@@ -103,7 +99,8 @@ class OpenSearchNode:
             **(settings or {"discovery.type": "single-node"}),
         }
         self._process: subprocess.Popen[bytes] | None = None
-        self.host = self.transport = ""
+        self.host = ""  # HOST:PORT of HTTP
+        self.transport = ""  # HOST:PORT for other nodes
 
     def __enter__(self) -> Self:
         self.start()
@@ -146,7 +143,7 @@ class OpenSearchNode:
         self._process.send_signal(number)
 
     def stop(self) -> None:
-        """Stop the process; kills it if that takes too long."""
+        """Stop the process; kill it if that takes too long."""
         if self._process is None:
             return
         assert self._process.stdin

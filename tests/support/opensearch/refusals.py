@@ -11,7 +11,6 @@ class Refusal(Exception):
     """A refused request.
 
     Args:
-        status: The HTTP status.
         kind: The ``type`` of the error.
         reason: Its text.
         caused_by: The cause, if OpenSearch names one.

@@ -60,8 +60,7 @@ class Scroll:
     """A scroll: the hits of a search as of its start, in pages.
 
     Args:
-        index: The index.
-        body: The body of the search.
+        body: Of the search.
         keep_alive: How long it is kept between two pages.
     """
 

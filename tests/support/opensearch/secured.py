@@ -46,9 +46,6 @@ _CONFIG: dict[str, dict[str, object]] = {
 class SecuredNode(OpenSearchNode):
     """A running node, as a context manager that stops it; without users but the administrator.
 
-    Attributes:
-        certificates: The CA of its certificate.
-
     Args:
         home: A folder for its data and its configuration.
     """
@@ -56,7 +53,7 @@ class SecuredNode(OpenSearchNode):
     def __init__(self, home: Path) -> None:
         config = home / "config"
         config.mkdir(parents=True)
-        self.certificates = Certificates(home)
+        self.certificates = Certificates(home)  # the CA of the node's certificate
         node = issue(self.certificates.authority, x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1")))
         (config / "node.pem").write_bytes(node.cert)
         (config / "node.key").write_bytes(node.key)
