@@ -23,7 +23,8 @@ from idalloc_server.domain.errors import (
 from idalloc_server.domain.store.exchange import StoreExchanged
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Demand
-from idalloc_server.store.cratedb.http import CrateHttp, HostTimeouts
+from idalloc_server.store.cluster.transport import HostTimeouts
+from idalloc_server.store.cratedb.http import CrateHttp
 from idalloc_server.store.cratedb.store import CrateStore
 from idalloc_server.store.urls import open_documents, open_store
 from tests.support.cratedb.emulator import CrateEmulator, Fault

@@ -11,11 +11,9 @@ from idalloc_server.domain.errors import StoreFailure, StoreRefused
 from idalloc_server.domain.store.exchange import StoreExchanged
 from idalloc_server.store.cluster.connections import Request, WrongAnswer
 from idalloc_server.store.cluster.hosts import Host
-from idalloc_server.store.cluster.transport import HostTimeouts, Transport
+from idalloc_server.store.cluster.transport import Transport
 from idalloc_server.store.cratedb import answers
 from idalloc_server.store.cratedb.answers import Row
-
-__all__ = ["CrateHttp", "HostTimeouts"]
 
 _T = TypeVar("_T")
 
