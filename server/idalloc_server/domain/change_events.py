@@ -39,7 +39,10 @@ def publish_settings(before: ChangedSettings, after: ChangedSettings) -> None:
 
 
 def publish_sequence(before: Row | None, after: Row) -> None:
-    """Call the listener, if there is one, with the changes of a sequence; ``before`` is None for a new sequence."""
+    """Call the listener, if there is one, with the changes of a sequence.
+
+    ``before`` is None for a new sequence.
+    """
     if _listener.get() is not None:
         publish_settings({} if before is None else _values(before), _values(after))
 

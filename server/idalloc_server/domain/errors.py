@@ -1,24 +1,6 @@
-"""The errors of the domain: why a call, or the start of the process, is refused.
+"""The errors of the domain: why a call (``Refusal``) or a start (``StartRefused``) is refused.
 
-* Refusal                     a call is refused; ``reason`` is a value of ``idalloc.v1.ErrorReason``
-    * SequenceNotFound
-        * SequenceDeleted
-            x StoreRetired, SequenceReserved (store/reservation.py)
-    x InvalidRequest, SequenceExists, SequenceChanged, SequenceExhausted, SequenceInvalid,
-      TooManySequences
-    x StoreWentBackwards, DocIdTimestampRefused, PrefixInUse, RequestIdReused, RequestIdBurned
-    x Unauthenticated, PermissionDenied, InternalError
-    * StoreFailure            the store did not execute the statement
-        x StoreRefused          the store answered with an error that lasts until an operator acts
-        * StoreUnavailable      transient; also Retryable
-    * Retryable               the same call may succeed later
-        x ServerDraining, SequenceAheadOfClock, QuotaExceeded
-        * StoreUnavailable      also for a node without valid ids whose store did not fail
-            x StoreUnreachable      nothing was sent
-            x StoreAnsweredError    the store answered with an error that may end by itself; nothing was applied
-            x StoreOutcomeUnknown   the statement may have been applied, or may yet be
-* StartRefused                the process must not start; names the setting to change
-    x FileUnreadable            a retry may succeed
+More subclasses are in store/reservation.py, store/exchange.py and witness/chain.py.
 """
 
 from pathlib import Path
@@ -34,17 +16,11 @@ class Refusal(Exception):
     Its reason, status, retry (see ``Retryable``) and next step are stated here only.
     error_reason.proto adds meaning, metadata and example; ``make docs-reference`` writes
     docs/reference/errors.md from both.
-
-    Attributes:
-        reason: The value of ``idalloc.v1.ErrorReason``, without its prefix.
-        status: The name of the gRPC status code.
-        next_step: What the caller or the operator does, in Markdown with links as from
-            docs/reference/.
-        metadata: The dynamic values of the message, by name.
     """
 
-    reason: ClassVar[str]
-    status: ClassVar[str]
+    reason: ClassVar[str]  # the value of ``idalloc.v1.ErrorReason``, without its prefix
+    status: ClassVar[str]  # the name of the gRPC status code
+    # What the caller or the operator does, in Markdown with links as from docs/reference/.
     next_step: ClassVar[str]
 
     def __init_subclass__(cls, *, reason: str = "", status: str = "") -> None:
@@ -55,16 +31,12 @@ class Refusal(Exception):
 
     def __init__(self, message: str, **metadata: object) -> None:
         super().__init__(message)
+        # The dynamic values of the message, by name.
         self.metadata = {name: str(value) for name, value in metadata.items()}
 
 
 class InvalidRequest(Refusal, reason="INVALID_REQUEST", status="INVALID_ARGUMENT"):
-    """A field of the request is invalid.
-
-    Attributes:
-        field: The field's name on the wire.
-        rule: The rule that it breaks, cut to ``MAX_RULE_BYTES``.
-    """
+    """A field of the request is invalid."""
 
     next_step = "Correct the field that `BadRequest` names; its description states the rule."
 
@@ -73,8 +45,8 @@ class InvalidRequest(Refusal, reason="INVALID_REQUEST", status="INVALID_ARGUMENT
         if len(encoded) > MAX_RULE_BYTES:
             rule = f"{encoded[:MAX_RULE_BYTES].decode(errors='ignore')}…"
         super().__init__(f"{field}: {rule}", field=field)
-        self.field = field
-        self.rule = rule
+        self.field = field  # the field's name on the wire
+        self.rule = rule  # the rule that it breaks, cut to ``MAX_RULE_BYTES``
 
 
 class SequenceNotFound(Refusal, reason="SEQUENCE_NOT_FOUND", status="NOT_FOUND"):
@@ -193,7 +165,7 @@ class TooManySequences(Refusal, reason="TOO_MANY_SEQUENCES", status="RESOURCE_EX
 
 
 class StoreWentBackwards(Refusal, reason="STORE_WENT_BACKWARDS", status="FAILED_PRECONDITION"):
-    """The store is behind what this process saw before, such as after a restore from a backup (P3)."""
+    """The store is behind what this process saw before, such as after a restore (P3)."""
 
     next_step = "Advance it past the highest id in use ([runbook](../operations/runbook.md#store_went_backwards))."
     granted = 0  # ids that the store granted all the same; they must be burned
@@ -240,7 +212,7 @@ class RequestIdReused(Refusal, reason="REQUEST_ID_REUSED", status="ALREADY_EXIST
 
 
 class RequestIdBurned(Refusal, reason="REQUEST_ID_BURNED", status="ABORTED"):
-    """The ids recorded for this request id are no longer valid, because the sequence was changed."""
+    """The ids recorded for this request id are no longer valid: the sequence was changed."""
 
     next_step = "If you received the first reply, use its ids. Otherwise allocate others under a new `request_id`."
 
@@ -255,13 +227,9 @@ class RequestIdBurned(Refusal, reason="REQUEST_ID_BURNED", status="ABORTED"):
 
 
 class Unauthenticated(Refusal, reason="UNAUTHENTICATED", status="UNAUTHENTICATED"):
-    """The credentials are missing or unknown. The message never contains them.
+    """The credentials are missing or unknown. The message never contains them."""
 
-    Attributes:
-        wait: For how many seconds the host must wait, since it sent unknown credentials too often;
-            else 0.
-    """
-
+    # How many seconds the host must wait if it sent unknown credentials too often; else 0.
     wait = 0.0
 
     next_step = (
@@ -271,7 +239,10 @@ class Unauthenticated(Refusal, reason="UNAUTHENTICATED", status="UNAUTHENTICATED
 
 
 class PermissionDenied(Refusal, reason="PERMISSION_DENIED", status="PERMISSION_DENIED"):
-    """The caller's identity lacks the required role: on the sequence or other ``kind`` with a name, or on all."""
+    """The caller's identity lacks the required role.
+
+    The role is for the sequence, or other ``kind`` of object, with a name, or for all.
+    """
 
     next_step = "Give `role` to `identity`, for this sequence, in the server's access file."
 
@@ -351,22 +322,16 @@ class QuotaExceeded(Retryable, reason="QUOTA_EXCEEDED", status="RESOURCE_EXHAUST
 
 
 class StoreFailure(Refusal):
-    """The store did not execute the statement.
+    """The store did not execute the statement."""
 
-    Attributes:
-        code: The store's own error code, if known (CrateDB: 4000 … 5035).
-        http_status: The HTTP status of its response, if there was one.
-        is_of_store: Whether the store failed: by an answer of its own, or because it did not answer
-            in time.
-    """
-
+    # Whether the store itself failed: it answered with an error, or did not answer in time.
     is_of_store: ClassVar[bool] = True
 
     def __init__(self, message: str, *, code: int | None = None, http_status: int | None = None) -> None:
         known = {"code": code, "http_status": http_status}
         super().__init__(message, **{name: value for name, value in known.items() if value is not None})
-        self.code = code
-        self.http_status = http_status
+        self.code = code  # the store's own error code, if known (CrateDB: 4000 … 5035)
+        self.http_status = http_status  # of the store's response, if there was one
 
 
 class StoreRefused(StoreFailure, reason="STORE_REFUSED", status="FAILED_PRECONDITION"):
@@ -418,19 +383,15 @@ class StoreOutcomeUnknown(StoreUnavailable):
 
 
 class StoreConnectionLost(StoreOutcomeUnknown):
-    """The store closed the connection in place of an answer: its process has ended, or a proxy has."""
+    """The connection was closed in place of an answer: the store, or a proxy, has ended."""
 
 
 class StartRefused(Exception):
-    """The process must not start with these settings, files or store.
-
-    Attributes:
-        setting: The setting at fault, or the one to change.
-    """
+    """The process must not start with these settings, files or store."""
 
     def __init__(self, setting: str, message: str) -> None:
         super().__init__(f"{setting}: {message}")
-        self.setting = setting
+        self.setting = setting  # the setting at fault, or the one to change
 
 
 class FileUnreadable(StartRefused):
@@ -443,5 +404,5 @@ def unreadable(setting: str, path: Path, error: OSError) -> FileUnreadable:
 
 
 def shown_path(path: Path) -> str:
-    """Return an absolute path; hides any other text, which may be a secret given in place of its file."""
+    """Return an absolute path; hide any other text, which may be a secret in place of its file."""
     return str(path) if path.is_absolute() else "the file that it names"

@@ -12,7 +12,7 @@ class ForkAware(Protocol):
     """An object that holds ids of one process."""
 
     def forget_after_fork(self) -> None:
-        """Discards the ids of the parent process; called in the child of a fork."""
+        """Discard the ids of the parent process; called in the child of a fork."""
         ...
 
 

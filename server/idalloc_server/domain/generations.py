@@ -1,4 +1,4 @@
-"""Generations: a change of a sequence starts a new one, which ends the leases of older ones (P5)."""
+"""Generations: a change of a sequence starts a new one, which ends all earlier leases (P5)."""
 
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import StoreUnavailable
@@ -35,7 +35,7 @@ def generation_after(sequence: Sequence, generation: int, clock: Clock) -> int:
 async def advance_period(
     store: Store, clock: Clock, counter: str, sequence: Sequence, at_least: int, generation: int
 ) -> int:
-    """Advances the counter of a period and ends its leases. Idempotent, and safe under concurrency.
+    """Advance the counter of a period and end its leases. Idempotent, and safe under concurrency.
 
     The counter is written before its sequence: once the sequence has a new generation, any node may
     open the counter in it and take ids from before ``at_least``.

@@ -32,7 +32,7 @@ class UuidGenerator:
     millisecond is used. The child of a fork starts at its own random bits.
 
     Args:
-        clock: The clock.
+        clock: The clock of version 7.
         random: Returns random bytes of a given number.
         process: The process that generates them.
     """
@@ -57,7 +57,7 @@ class UuidGenerator:
         return [whole[start : start + UUID_BYTES] for start in range(0, len(whole), UUID_BYTES)]
 
     def v7(self, count: int) -> list[bytes]:
-        """Return ``count`` UUIDs of version 7, in rising order and larger than those of earlier calls."""
+        """Return ``count`` rising UUIDs of version 7, all larger than those of earlier calls."""
         ms = min(int(self._clock.wall() * 1000), _MAX_MS)
         if ms > self._head >> _RAND_A_BITS:
             self._start_at(ms << _RAND_A_BITS | int.from_bytes(self._random(2), "big") & _RAND_A_MASK)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from idalloc_server.domain.errors import SequenceInvalid, StoreFailure
 
 # How many sequences are kept: the first ones by name.
 MAX_KEPT = 10_000
-# How many sequences are read at once, and how much longer than a read the pause after it is.
+# How many sequences are read at once, and how much longer than a read the pause after it takes.
 BATCH, PAUSE_RATIO, LONGEST_PAUSE_SECONDS = 250, 20, 5.0
 # The pause between two scans; the shorter one if the list was requested since the last one.
 IDLE_SECONDS, REQUESTED_SECONDS = 60.0, 5.0
@@ -42,32 +43,28 @@ _KEYS: dict[SortKey, Callable[[SequenceSummary], float]] = {
 class Found(NamedTuple):
     """A part of a list."""
 
-    sequences: list[SequenceSummary]  # the part
+    sequences: list[SequenceSummary]
     total: int  # the number of sequences in the whole list
     is_complete: bool  # whether the index has all sequences of the store
     # When the scan began, in seconds since 1970; None before the end of the first scan.
     as_of: float | None
 
 
+@dataclass(eq=False)
 class SequenceIndex:
     """Scans the store again and again, in steps that use at most a twentieth of the time.
 
     Not thread-safe: call all methods on one event loop.
-
-    Args:
-        service: Reads the sequences.
-        clock: The clock.
     """
 
-    def __init__(self, service: SequenceService, clock: Clock) -> None:
-        self._service = service
-        self._clock = clock
-        self._kept: list[SequenceSummary] = []
-        self._folded: list[str] = []
-        self._sorted: dict[SortKey, list[int]] = {}
-        self._is_complete = True
-        self._as_of: float | None = None
-        self._requested = asyncio.Event()
+    _service: SequenceService  # reads the sequences
+    _clock: Clock
+    _kept: list[SequenceSummary] = field(default_factory=list)
+    _folded: list[str] = field(default_factory=list)  # the names of the kept sequences, case-folded
+    _sorted: dict[SortKey, list[int]] = field(default_factory=dict)
+    _is_complete: bool = True
+    _as_of: float | None = None
+    _requested: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def follow(self) -> None:
         """Scan until cancelled."""
@@ -85,7 +82,7 @@ class SequenceIndex:
             self._requested.clear()
 
     def find(self, search: str, sort: SortKey, *, descending: bool, offset: int, limit: int) -> Found:
-        """Return a part of the list of sequences whose names contain a text, in any case of its letters.
+        """Return a part of the list of sequences whose names contain a text, in any case.
 
         Args:
             search: The text; empty for all sequences.

@@ -21,7 +21,7 @@ Read = Callable[[str, str, int], Awaitable[list[Row]]]
 
 
 async def read_page(read: Read, prefix: str, after: str, limit: int, visible: Patterns | None) -> tuple[list[Row], str]:
-    """Return the rows of a page, and the name after which the next page starts; empty at the end of the list.
+    """Return a page of rows, and the name after which the next page starts; empty at the end.
 
     Scans only names that the caller's patterns can match, and at most ``MAX_SCANNED_ROWS`` rows, so
     a page may be short before the end of the list. Only the last page may be empty: the token of an

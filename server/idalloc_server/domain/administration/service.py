@@ -1,9 +1,9 @@
-"""Creates, reads, lists, updates, advances and deletes sequences while nodes hold leases of them (P5)."""
+"""Creates, reads, lists, updates, advances and deletes sequences while nodes hold leases (P5)."""
 
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeVar
 
@@ -54,56 +54,31 @@ class ChangeResult(NamedTuple):
     effective_delay: float  # seconds until then
 
 
+@dataclass(eq=False)
 class SequenceService:
     """Administers the sequences of a store.
 
     A change runs to completion even if its caller is cancelled.
-
-    Attributes:
-        generations_ended: How many generations of sequences were ended.
-
-    Args:
-        store: The store.
-        clock: The clock.
-        allocator: The node's allocator; drops its lease of a sequence after a change.
-        store_timeout: Timeout of a store call, in seconds.
-        max_clock_skew: How far a sequence of timestamps may be advanced ahead of the clock, in
-            seconds.
-        random: Returns random bytes of a given number.
-        rates: The rates of the server; by default those of the allocator.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        clock: Clock,
-        allocator: Allocator,
-        *,
-        store_timeout: float,
-        max_clock_skew: float = 60.0,
-        random: Callable[[int], bytes] = os.urandom,
-        rates: Rates | None = None,
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._allocator = allocator
-        self._store_timeout = store_timeout
-        self._max_clock_skew = max_clock_skew
-        self._random = random
-        self._rates = rates or self._own_rates
-        self._changes: set[asyncio.Task[Any]] = set()
-        self.generations_ended = 0
+    _store: Store
+    _clock: Clock
+    _allocator: Allocator  # the node's, which drops its lease of a sequence after a change
+    _: KW_ONLY
+    store_timeout: float  # of a store call, in seconds
+    # How far a sequence of timestamps may be advanced ahead of the clock, in seconds.
+    max_clock_skew: float = 60.0
+    random: Callable[[int], bytes] = os.urandom  # returns random bytes of a given number
+    rates: Rates | None = None  # the rates of the server; by default those of the allocator
+    generations_ended: int = field(default=0, init=False)  # how many generations were ended
+    _changes: set[asyncio.Task[Any]] = field(default_factory=set, init=False)
 
     def change_token(self, request_id: str, content: bytes) -> ChangeToken:
         """Return the token of a change request, see ``make_change_token``."""
-        return make_change_token(request_id, content, self._random)
+        return make_change_token(request_id, content, self.random)
 
     async def get(self, name: str, period: str = "") -> SequenceSummary:
-        """Return a sequence.
-
-        Args:
-            name: The sequence's name.
-            period: The period to show; empty for the current one.
+        """Return a sequence in a period; empty for the current one.
 
         Raises:
             Refusal: InvalidRequest (name, period), SequenceNotFound, SequenceInvalid, StoreFailure.
@@ -130,15 +105,17 @@ class SequenceService:
 
     async def at_present_rates(self, summaries: list[SequenceSummary]) -> list[SequenceSummary]:
         """Return summaries with the present rates of the server."""
-        rates, now = await self._rates([each.counter for each in summaries]), self._clock.wall()
+        get_rates = self.rates or self._own_rates
+        rates, now = await get_rates([each.counter for each in summaries]), self._clock.wall()
         return [each.at_rate(rates.get(each.counter, 0.0), now) for each in summaries]
 
     async def list(
         self, prefix: str, after: str, limit: int, *, deleted: bool, visible: Patterns | None = None
     ) -> tuple[list[SequenceSummary], str]:
-        """Return a page of sequences in the byte order of their names, and the name after which the next page starts.
+        """Return a page of sequences, and the name after which the next page starts.
 
-        A page may be short before the end of the list if few names are visible, see ``read_page``.
+        The sequences are in the byte order of their names. A page may be short before the end of
+        the list if few names are visible, see ``read_page``.
 
         Args:
             prefix: Prefix of the names.
@@ -163,7 +140,9 @@ class SequenceService:
         return compile_format(row.sequence.format).parse(text)
 
     async def create(self, name: str, given: Mapping[str, Any], change_token: ChangeToken) -> SequenceSummary:
-        """Create a sequence; a deleted one continues after its last value, and a reserved name needs a start.
+        """Create a sequence.
+
+        A deleted one continues after its last value, and a reserved name needs a start.
 
         Args:
             name: The sequence's name.
@@ -219,7 +198,7 @@ class SequenceService:
         return await self._result(row)
 
     async def advance(self, name: str, past: int, period: str, etag: str, change_token: ChangeToken) -> ChangeResult:
-        """Advances a sequence's counter past a value, and ends all leases.
+        """Advance a sequence's counter past a value, and end all leases.
 
         Creates the sequence of a reserved name.
 
@@ -242,7 +221,7 @@ class SequenceService:
                 field, limit = ("max_value", "at most") if sequence.step > 0 else ("min_value", "at least")
                 raise InvalidRequest("past", f"must be {limit} {sequence.bound}, the sequence's {field}; is {past}")
             if sequence.kind != Kind.COUNTER:
-                latest = int((self._clock.wall() + self._max_clock_skew) * sequence.kind.per_second)
+                latest = int((self._clock.wall() + self.max_clock_skew) * sequence.kind.per_second)
                 if past > latest:
                     raise InvalidRequest(
                         "past", f"must be at most {latest}, max_clock_skew ahead of the clock; is {past}"
@@ -303,7 +282,7 @@ class SequenceService:
     async def _change(
         self, name: str, etag: str, change_token: ChangeToken, plan: "_Planner", *, revives: bool = False
     ) -> tuple[Row, bool]:
-        """Apply ``plan``, with retries on concurrent changes; return the row, and whether leases have to end."""
+        """Apply ``plan``, despite concurrent changes; return the row, and whether leases end."""
         row = await self._call_store(self._store.get(name))
         for _ in range(ATTEMPTS):
             if row is None:
@@ -325,7 +304,7 @@ class SequenceService:
         raise SequenceChanged(name, etag_of(row) if row else "")
 
     async def _check_changeable(self, row: Row, etag: str, *, revives: bool) -> None:
-        """Check that a row may be changed: not deleted, with the expected etag if there is one, and with a counter."""
+        """Check that a row is not deleted, and has a counter and the etag, unless that is empty."""
         if row.deleted and not (revives and is_reserved(row)):
             await self._raise_deleted(row)
         if etag and etag != etag_of(row):
@@ -358,7 +337,10 @@ class SequenceService:
         raise SequenceDeleted(row.name)
 
     async def _counter(self, row: Row, period: str = "") -> tuple[str, int]:
-        """Return the period (by default the current one) and its counter; without a reset, "" and the sequence's."""
+        """Return the period, by default the current one, and its counter.
+
+        Without a reset, return "" and the sequence's counter.
+        """
         if row.last_value is None:
             raise SequenceInvalid(row.name, NULL_LAST_VALUE)
         period = period or period_at(row.sequence, self._clock.wall())
@@ -405,14 +387,14 @@ class SequenceService:
             _log.error("change_failed", exc_info=error)
 
     async def _call_store(self, call: Awaitable[_T]) -> _T:
-        return await within_timeout(self._store_timeout, call)
+        return await within_timeout(self.store_timeout, call)
 
 
 class _Plan(NamedTuple):
-    """A change, and whether a part of it is already written, and the rest must follow."""
+    """How to change a row."""
 
     change: Revision
-    partly_done: bool = False
+    partly_done: bool = False  # whether a part is already written, so that the rest must follow
 
 
 _Planner = Callable[[Row], Awaitable[_Plan]]

@@ -35,11 +35,9 @@ class SequenceSummary:
         return name_of_period(self.row.name, self.period) if self.period else self.row.name
 
     def at_rate(self, rate: float, now: float) -> "SequenceSummary":
-        """Return the summary with a rate, and the forecast at it.
+        """Return the summary with a rate, in ids a second, and the forecast at it.
 
-        Args:
-            rate: How fast the server issues ids, in ids a second.
-            now: The time, in seconds since 1970.
+        ``now`` is in seconds since 1970.
         """
         if self.row.last_value is None or self.row.sequence.kind != Kind.COUNTER:
             return self  # Timestamps do not count ids.
@@ -67,10 +65,7 @@ def etag_of(row: Row) -> str:
 def summarize(row: Row, period: str, last_value: int) -> SequenceSummary:
     """Return the summary of a sequence, without rate and forecast.
 
-    Args:
-        row: The sequence's row.
-        period: The period; empty without a reset.
-        last_value: The counter of the period, or of the sequence without a reset.
+    ``last_value`` is the counter of the period, or of the sequence if it has no reset.
     """
     sequence = row.sequence
     total = max(0, (sequence.bound - sequence.before_start) // sequence.step)

@@ -34,14 +34,9 @@ class Allocator:
     Args:
         store: The store of the counters. The caller opens and closes it.
         clock: The clock that leases expire by.
-        allocation_config: The settings.
+        allocation_config: The settings of all sequence allocators.
         random: Returns random bytes of a given number.
         process: The process that holds the leases.
-
-    Attributes:
-        burned: Counts burned ids.
-        refills: The duration of refills by outcome.
-        store_health: Whether the store works.
     """
 
     def __init__(
@@ -63,7 +58,7 @@ class Allocator:
             lambda: self._is_closed,
             random,
         )
-        self.refills = self._shared.refills
+        self.refills = self._shared.refills  # the duration of refills by outcome
         self.burned, self.store_health = self._shared.burned, self._shared.store_health
         self._sequence_allocators: dict[str, SequenceAllocator] = {}
         self._is_closed = False
@@ -85,17 +80,17 @@ class Allocator:
         return len(self._sequence_allocators)
 
     def reserve_seconds(self, sequence: str) -> float | None:
-        """Return how long the ids of a sequence in memory last at its present rate; None if it is not in use."""
+        """Return how long a sequence's ids in memory last at the present rate; None if unused."""
         allocator = self._sequence_allocators.get(sequence)
         return allocator.reserve_seconds if allocator else None
 
     def reserve_limit(self, sequence: str) -> str:
-        """Return why the reserve is shorter than ``outage_reserve`` (``reserve.LIMITS``); empty if it is not."""
+        """Return what limits the reserve (``reserve.LIMITS``); "" if it is long enough."""
         allocator = self._sequence_allocators.get(sequence)
         return allocator.reserve_limit if allocator else ""
 
     def rates(self, counters: Iterable[str]) -> dict[str, float]:
-        """Return how fast this process issues ids, in ids a second, by the names of counters; none that is 0.
+        """Return the rates of this process above 0, in ids a second, by the names of counters.
 
         The name of a counter is that of its row, see ``name_of_period``.
         """
@@ -108,17 +103,17 @@ class Allocator:
         return sum(counter.ids_per_second for counter in counters if counter.row.period == period)
 
     def pop_issued(self) -> Iterator[tuple[str, int]]:
-        """Yield each sequence that issued ids since the last call, and how many; see ``IssuedIds.pop_new``."""
+        """Yield each sequence with new ids, and how many they are; see ``IssuedIds.pop_new``."""
         return self._shared.issued.pop_new(self._shared.clock.boot())
 
     def ids_in_memory(self, sequence: str) -> int:
-        """Return how many ids of a sequence could be issued from memory, of all its periods."""
+        """Return how many ids of a sequence, of all its periods, could be issued from memory."""
         allocator = self._sequence_allocators.get(sequence)
         return sum(each.state.ids_in_memory for each in allocator.counters) if allocator else 0
 
     @property
     def held_ids(self) -> int:
-        """The number of ids that were granted and neither issued, burned nor given back, also of expired leases."""
+        """The ids granted and not yet issued, burned or given back, also of expired leases."""
         return sum(
             counter.state.held_ids
             for sequence_allocator in self._sequence_allocators.values()
@@ -136,7 +131,7 @@ class Allocator:
         return await survey(names, states_of, self._shared.clock, self._allocation_config.lease_ttl)
 
     def allocate_from_lease(self, sequence: str, count: int) -> IdRange | None:
-        """Take ``count`` ids, at least 1, from memory; None if ``allocate_after_refill`` must wait for the store."""
+        """Take 1 or more ids from memory; None if ``allocate_after_refill`` is needed."""
         sequence_allocator = self._sequence_allocators.get(sequence)
         if sequence_allocator is None or self._current_pid() != self._pid:
             return None
@@ -168,11 +163,11 @@ class Allocator:
         return await self.allocate_after_refill(sequence, count) if issued is None else issued
 
     async def allocate_after_refill(self, sequence: str, count: int) -> IdRange:
-        """As ``allocate``, for a caller that got nothing from ``allocate_from_lease`` just before."""
+        """Allocate as ``allocate`` does, after ``allocate_from_lease`` returned None."""
         return await self._get_or_add(sequence).issue_after_refill(count)
 
     def pop_created(self, sequence: str) -> bool:
-        """Return, once after ``allocate``, whether the first use on this node created the sequence."""
+        """Return, once, whether ``allocate`` has created the sequence by its first use."""
         sequence_allocator = self._sequence_allocators.get(sequence)
         return sequence_allocator is not None and sequence_allocator.pop_created()
 
@@ -226,7 +221,7 @@ class Allocator:
             self._abandon_closing()
 
     def abandon(self) -> None:
-        """Burns all ids held, without waiting for the store. Later calls raise ServerDraining."""
+        """Burn all ids held, without waiting for the store. Later calls raise ServerDraining."""
         self._closing.update(dict.fromkeys(self._pop_all()))
         self._abandon_closing()
 
@@ -283,6 +278,6 @@ class Allocator:
             self._closing.clear()  # frees the memory of removed keys
 
     def forget_after_fork(self) -> None:
-        """Discards the parent's leases; called in the child of a fork."""
+        """Discard the parent's leases; called in the child of a fork."""
         self._sequence_allocators.clear()
         self._pid = NO_PROCESS

@@ -1,6 +1,7 @@
-"""Refuses the ids of a counter whose store went backwards, until an operator has advanced the sequence (P3)."""
+"""Refuses the ids of a counter whose store went backwards, until its sequence is advanced (P3)."""
 
 import asyncio
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -15,31 +16,24 @@ RECHECK_SECONDS = 1.0
 _log = structlog.get_logger("idalloc.allocation")
 
 
+@dataclass(slots=True, eq=False)
 class Backwards:
-    """A counter whose store went backwards, which is logged at once.
+    """A counter whose store went backwards, which is logged at once."""
 
-    Args:
-        row: The counter's row in the store.
-        high_water_marks: The last known state of each counter.
-        clock: Measures the time between two reads.
-        error: The error that callers get.
-    """
+    _row: CounterRow
+    _high_water_marks: HighWaterMarks
+    _clock: Clock
+    _error: StoreWentBackwards  # what callers get
+    _recheck_at: float = field(init=False)  # when the next read is due, in ``Clock.boot`` seconds
+    # The last read; no caller's cancellation ends it.
+    _read: asyncio.Task[bool] | None = None
 
-    __slots__ = ("_clock", "_error", "_high_water_marks", "_read", "_recheck_at", "_row")
-
-    def __init__(
-        self, row: CounterRow, high_water_marks: HighWaterMarks, clock: Clock, error: StoreWentBackwards
-    ) -> None:
-        self._row = row
-        self._high_water_marks = high_water_marks
-        self._clock = clock
-        self._error = error
-        self._recheck_at = clock.boot() + RECHECK_SECONDS
-        self._read: asyncio.Task[bool] | None = None  # the last one; no caller's cancellation ends it
-        _log.error("store_went_backwards", **{"sequence": row.sequence, **error.metadata})
+    def __post_init__(self) -> None:
+        self._recheck_at = self._clock.boot() + RECHECK_SECONDS
+        _log.error("store_went_backwards", **{"sequence": self._row.sequence, **self._error.metadata})
 
     async def recheck(self) -> None:
-        """Read the row at most every ``RECHECK_SECONDS``; raise the error until the sequence was advanced."""
+        """Read the row at most every ``RECHECK_SECONDS``; raise until the sequence is advanced."""
         now = self._clock.boot()
         if now >= self._recheck_at:
             self._recheck_at = now + RECHECK_SECONDS

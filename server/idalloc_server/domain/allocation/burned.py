@@ -33,16 +33,11 @@ class Burn(NamedTuple):
 
 
 class BurnedIds:
-    """Counts burned ids: in total by cause, and by counter until ``pop_new`` has returned them.
-
-    Attributes:
-        by_cause: The totals of this process.
-        by_sequence: The totals by cause of the ``MAX_BURNED_SEQUENCES`` sequences that burned ids
-            last.
-    """
+    """Counts burned ids: in total by cause, and by counter until ``pop_new`` has returned them."""
 
     def __init__(self) -> None:
-        self.by_cause: Counter[BurnCause] = Counter()
+        self.by_cause: Counter[BurnCause] = Counter()  # the totals of this process
+        # The totals of the ``MAX_BURNED_SEQUENCES`` sequences that burned ids last.
         self.by_sequence: OrderedDict[str, Counter[BurnCause]] = OrderedDict()
         self._new: Counter[tuple[str, str, BurnCause]] = Counter()
 
@@ -58,7 +53,7 @@ class BurnedIds:
                 self.by_sequence.popitem(last=False)
 
     def pop_new(self) -> Iterator[Burn]:
-        """Yield and remove the counts since the last call, one by one: a break of the loop loses none."""
+        """Yield and remove the new counts, one by one: a break of the loop loses none."""
         while self._new:
             key, count = self._new.popitem()
             yield Burn(*key, count)

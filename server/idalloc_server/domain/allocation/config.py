@@ -33,16 +33,16 @@ class AllocationConfig:
 class SharedState:
     """The state that all sequence allocators of a process share."""
 
-    store: Store  # the store of the counters
+    store: Store
     clock: Clock  # the clock that leases expire by
-    allocation_config: AllocationConfig  # the settings
+    allocation_config: AllocationConfig
     high_water_marks: HighWaterMarks  # the last known state of each counter
     # Called with the name of an idle sequence that the store never returned a row for.
     drop_unknown: Callable[[str], None]
-    is_closed: Callable[[], bool]  # returns whether the allocator is closed, and starts no counter
+    is_closed: Callable[[], bool]  # returns whether the allocator is closed: it starts no counter
     random: Callable[[int], bytes]  # returns random bytes of a given number
-    burned: BurnedIds = field(default_factory=BurnedIds)  # counts burned ids
-    issued: IssuedIds = field(default_factory=IssuedIds)  # counts issued ids
+    burned: BurnedIds = field(default_factory=BurnedIds)
+    issued: IssuedIds = field(default_factory=IssuedIds)
     # The duration of refills by outcome: ok, failed or exhausted.
     refills: dict[str, Timings] = field(default_factory=lambda: {name: Timings() for name in REFILL_OUTCOMES})
     # Whether the store works, by refills and failed calls.

@@ -1,7 +1,8 @@
-"""The allocator of one counter: its lease, the refill loop, and the queue of callers that wait for it."""
+"""The allocator of one counter: its lease, its refills, and the queue of callers that wait."""
 
 import asyncio
 from contextvars import Context
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -14,6 +15,7 @@ from idalloc_server.domain.allocation.held_ids import HeldIds
 from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.allocation.usage import RecentUse
 from idalloc_server.domain.allocation.waiter_queue import WaiterQueue
+from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import (
     LeaseExpired,
     Refusal,
@@ -28,6 +30,7 @@ from idalloc_server.domain.store.records import Demand, Grant
 _log = structlog.get_logger("idalloc.allocation")
 
 
+@dataclass(slots=True, eq=False)
 class CounterAllocator:
     """Issues the ids of one counter: of a sequence, or of one period of a sequence.
 
@@ -36,35 +39,27 @@ class CounterAllocator:
 
     Ids that rise over all nodes (``Ordering.RISING``, and timestamps) go only to callers that
     waited when the write began; the rest is given back. Later callers wait for a later write.
-
-    Args:
-        row: The counter's row in the store.
-        shared: The state shared by all allocators.
-
-    Attributes:
-        new_ids, new_since, use: See ``Issuer``.
-        has_issued: Whether it has issued any id.
     """
 
-    __slots__ = (
-        *("row", "new_ids", "new_since", "use", "has_issued", "_shared", "_clock", "_held", "_waiters"),
-        *("_refill_task", "_backwards", "_has_failed", "_expects_calls", "_returning", "_last_activity"),
-    )
+    row: CounterRow  # the counter's row in the store
+    _shared: SharedState
+    new_ids: int = 0  # see ``Issuer``
+    new_since: float = 0.0  # see ``Issuer``
+    use: RecentUse = field(default_factory=RecentUse)
+    has_issued: bool = False  # whether it has issued any id
+    _clock: Clock = field(init=False)
+    _held: HeldIds = field(init=False)
+    _waiters: WaiterQueue = field(default_factory=WaiterQueue)
+    _refill_task: asyncio.Task[None] | None = None
+    _backwards: Backwards | None = None
+    _has_failed: bool = False  # whether the last refill failed
+    _expects_calls: bool = False  # whether a refill follows the first write at once
+    _returning: int = 0  # the number of ids being given back
+    _last_activity: object = None  # what ``is_idle`` saw
 
-    def __init__(self, row: CounterRow, shared: SharedState) -> None:
-        self.row = row
-        self.new_ids, self.new_since, self.has_issued = 0, 0.0, False
-        self.use = RecentUse()
-        self._shared = shared
-        self._clock = shared.clock
-        self._held = HeldIds(row, shared)
-        self._waiters = WaiterQueue()
-        self._refill_task: asyncio.Task[None] | None = None
-        self._backwards: Backwards | None = None
-        self._has_failed = False  # the last refill
-        self._expects_calls = False  # so that a refill follows the first write at once
-        self._returning = 0  # the number of ids being given back
-        self._last_activity: object = None
+    def __post_init__(self) -> None:
+        self._clock = self._shared.clock
+        self._held = HeldIds(self.row, self._shared)
 
     @property
     def has_lease(self) -> bool:
@@ -83,7 +78,7 @@ class CounterAllocator:
 
     @property
     def reserve_seconds(self) -> float | None:
-        """How long the ids in memory last at the present rate, in seconds; None if none are kept, or none are used."""
+        """How many seconds the reserve lasts at the present rate; None without one or the other."""
         if self.row.settings.is_rising or self.row.has_reset or not self._held.writes:
             return None
         return self._held.reserve.seconds_left(self._held.lease.left, self._clock.boot())
@@ -99,7 +94,7 @@ class CounterAllocator:
         return self._held.lease.generation
 
     def issue_from_lease(self, count: int) -> IdRange | None:
-        """Issues ids from the lease; None if ``issue_after_refill`` must wait for the store.
+        """Issue ids from the lease; None if ``issue_after_refill`` must wait for the store.
 
         A ``count`` of 0 returns lease metadata: an empty range. Starts a refill if few ids are
         left, or if the lease is due for renewal.
@@ -122,7 +117,9 @@ class CounterAllocator:
         return issued
 
     async def issue_after_refill(self, count: int) -> IdRange:
-        """Issues ids after the refill in progress, or a new one; lease metadata if the sequence has a reset.
+        """Issue ids after the refill in progress, or a new one.
+
+        If the sequence has a reset, issue lease metadata.
 
         Raises:
             Refusal: See ``Allocator.allocate``.
@@ -195,7 +192,7 @@ class CounterAllocator:
             self.abandon()
 
     def abandon(self) -> None:
-        """Burns all ids held or in flight without waiting.
+        """Burn all ids held or in flight without waiting.
 
         Nothing is issued or counted afterwards.
         """
@@ -211,7 +208,7 @@ class CounterAllocator:
         self._waiters.fail_all(ServerDraining())  # a refill that has not begun cannot do this
 
     def drop(self, cause: BurnCause) -> None:
-        """Burns the rest of the lease."""
+        """Burn the rest of the lease."""
         self._held.drop(cause)
 
     def _review(self, now: float) -> None:
@@ -311,7 +308,7 @@ class CounterAllocator:
         self.new_ids += count
 
     def _end_failed_refill(self, error: Exception) -> str:
-        """Fails the waiters with a refill's error, and returns the outcome; empty if there is nothing to refill."""
+        """Fail the waiters with a refill's error; return the outcome, or "" without a sequence."""
         if isinstance(error, StoreWentBackwards):
             self._held.drop(BurnCause.WENT_BACKWARDS)
             self._backwards = Backwards(self.row, self._shared.high_water_marks, self._clock, error)

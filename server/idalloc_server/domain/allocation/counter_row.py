@@ -66,12 +66,10 @@ class CounterRow:
         self._shared.burned.add(self.sequence, self.period, cause, count)
 
     def insufficient_ids_error(self, count: int, left: int, largest: int) -> Refusal:
-        """Return SequenceExhausted, or SequenceAheadOfClock if the timestamps will be available later.
+        """Return SequenceExhausted, or SequenceAheadOfClock if a later call can succeed.
 
-        Args:
-            count: The number of ids requested.
-            left: The number of ids left, in memory and in the store.
-            largest: The largest contiguous range of a counter.
+        ``left`` is the number of ids left, in memory and in the store; ``largest`` is the largest
+        contiguous range of a counter.
         """
         name, settings, clock = self.sequence, self.settings, self._shared.clock
         if settings.kind == Kind.COUNTER:
@@ -86,7 +84,7 @@ class CounterRow:
         return SequenceAheadOfClock(name, (value + count - now) / settings.kind.per_second, max_skew)
 
     async def grant(self, wanted: int, demand: Demand | None = None) -> Grant | None:
-        """Advances the counter by ``wanted`` ids, or by none if fewer are left; None if there is no row yet.
+        """Advance the counter by ``wanted`` ids, or by none if fewer are left; None without a row.
 
         ``demand`` replaces the row's, unless it is None.
 
@@ -124,11 +122,11 @@ class CounterRow:
         return shared.store.grant_timestamps(self.name, wanted, self._lease_ms, now, ahead, floor)
 
     async def create(self, wanted: int) -> Grant:
-        """Create the row with default settings and ``wanted`` ids granted, unless it exists: then grants as ``grant``.
+        """Create the row with default settings and grant ``wanted`` ids.
 
-        The row has a token that no other call has. If the stored row has it, the ids from the start
-        belong to this process, even if another node has advanced the counter since. The store may
-        apply the write again, which changes nothing.
+        If the row exists, this is a ``grant``. The new row has a token that no other call has. If
+        the stored row has it, the ids from the start belong to this process, even if another node
+        has advanced the counter since. The store may apply the write again, which changes nothing.
 
         Raises:
             SequenceNotFound: ``auto_create_sequences`` is off.
@@ -175,7 +173,7 @@ class CounterRow:
         return grant
 
     def _accept(self, grant: Grant | None) -> Grant | None:
-        """Return the result of a write, after it moved the high-water mark; None if there is no row yet."""
+        """Move the high-water mark to the result of a write, and return it; None without a row."""
         shared = self._shared
         self.outcome_unknown = False
         shared.store_health.record_success()
@@ -197,7 +195,7 @@ class CounterRow:
             raise_if_reserved(await self._within_timeout(self._shared.store.get(self.sequence)))
 
     async def _within_timeout(self, call: Awaitable[_T], requested: int = 0) -> _T:
-        """Awaits a call that requests ids.
+        """Await a call that requests ids.
 
         Raises:
             StoreOutcomeUnknown: The call may have been applied, such as after ``store_timeout``.
@@ -220,12 +218,9 @@ class CounterRow:
 
 
 class PeriodRow(CounterRow):
-    """The row of a period's counter: it exists from the period's first use, in the generation of the sequence's row.
+    """The row of a period's counter.
 
-    Args:
-        period: The period.
-        sequence_row: The sequence's own row.
-        shared: The state shared by all allocators.
+    It exists from the first use of the period, in the generation of the sequence's own row.
     """
 
     __slots__ = ("_opened_generation", "_sequence_row")
@@ -251,7 +246,7 @@ class PeriodRow(CounterRow):
         return await super().read()
 
     async def _open(self) -> None:
-        """Create the row or move it to the sequence's generation, unless this process has seen it there."""
+        """Create the row or move it to the sequence's generation, unless it was seen there."""
         generation, settings = self._sequence_row.generation, self._sequence_row.settings
         if max(self._opened_generation, self._shared.high_water_marks.generation(self.name)) < generation:
             call = self._shared.store.open_period(self.name, settings, settings.before_start, generation)

@@ -35,7 +35,7 @@ class CounterState(NamedTuple):
         return self.has_failed and self.has_lease and self.expires_at - now < lease_ttl / 3
 
     def exhausts_in(self, clock: Clock) -> float | None:
-        """Return the seconds until the store has no ids left, if only this process uses them; None if it uses none."""
+        """Return the seconds until this process has used all ids of the store; None if unknown."""
         settings = self.settings
         if self.remaining is None or settings.kind != Kind.COUNTER:
             return None

@@ -23,7 +23,7 @@ class HeldIds:
 
     row: CounterRow  # the counter's row in the store
     _shared: SharedState
-    lease: Lease = field(init=False)  # the ids
+    lease: Lease = field(init=False)
     reserve: Reserve = field(init=False)  # how many ids are needed
     # When the next call starts a refill or a review, even if enough ids are left.
     refill_at: float = 0.0
@@ -37,7 +37,7 @@ class HeldIds:
         self.reserve = Reserve(self._shared.allocation_config, self._shared.clock.boot())
 
     def issue_from_later_range(self, count: int, now: float) -> IdRange | None:
-        """Issues ids from a later range of the lease if one has ``count``, and burns the ranges before it.
+        """Issue ids from a later range if one has ``count``, and burn the ranges before it.
 
         Near the bound it issues none: the last ids are kept for smaller calls.
         """
@@ -46,14 +46,14 @@ class HeldIds:
         return self.skip_to(count).issue(count, now)
 
     def skip_to(self, count: int) -> Lease:
-        """Return the lease; burn its ranges before the first one that has ``count`` ids, if there is one."""
+        """Burn the ranges before the first one that has ``count`` ids, if any; return the lease."""
         if self.lease.later_ranges and (skipped := self.lease.skip_to(count)):
             self.row.burn(BurnCause.LEFTOVER, skipped)
             self.reserve.record_skipped(skipped)
         return self.lease
 
     def drop(self, cause: BurnCause) -> None:
-        """Burns the rest of the lease."""
+        """Burn the rest of the lease."""
         self.row.burn(cause, self.detach().left)
 
     def detach(self) -> Lease:
@@ -63,12 +63,9 @@ class HeldIds:
         return lease
 
     def add(self, grant: Grant, sent_at: float, now: float) -> None:
-        """Add the ids of a grant, and renews the lease.
+        """Add the ids of a grant, and renew the lease.
 
-        Args:
-            grant: What the store granted.
-            sent_at: When the call was sent.
-            now: When it was answered.
+        The call was sent at ``sent_at``, and answered at ``now``.
         """
         sequence = grant.sequence
         if (grant.generation, sequence.step) != (self.lease.generation, self.lease.step) or sequence.is_rising:
@@ -84,7 +81,7 @@ class HeldIds:
         self.writes += 1
 
     def postpone_refill(self, now: float) -> None:
-        """Decides when to look again whether a refill is due."""
+        """Decide when to check again whether a refill is due."""
         self.reserve.skip_refill(self.lease.left, now)
         self.refill_at = min(self.renew_at, self.reserve.review_at)
 

@@ -1,4 +1,4 @@
-"""High-water marks: the last known state of each counter, to detect a store that went backwards (P3)."""
+"""High-water marks: the last state of each counter, to detect a store that went backwards (P3)."""
 
 import math
 from collections.abc import Container, Iterator
@@ -11,7 +11,7 @@ from idalloc_server.domain.errors import StoreWentBackwards, TooManySequences
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Kind, Reset, Sequence, counts_ids, name_of_period
 from idalloc_server.domain.store.records import NO_FLOOR, Grant, GrantFloor, Row
 
-# The log has a warning at this share of max_sequences.
+# A warning is logged at this share of max_sequences.
 WARN_SHARE = 0.8
 
 _log = structlog.get_logger("idalloc.high_water_marks")
@@ -36,7 +36,7 @@ class _HighWaterMark(NamedTuple):
 
 
 class HighWaterMarks:
-    """The generation, value and fixed settings of each counter, as the last write of this process returned them.
+    """The last known state of each counter: what the last write of this process returned.
 
     A mark outlives its lease: a known name is never created again. Only ``accept`` moves a mark by
     a read. The value of a sequence with a reset is not checked, since its ids come from the rows of
@@ -69,7 +69,7 @@ class HighWaterMarks:
         return iter(self._marks)
 
     def admit(self, sequence: str) -> None:
-        """Count a sequence without a mark towards the limit, until it gets a mark or ``cancel_admission``.
+        """Count a sequence without a mark towards the limit, until ``cancel_admission`` or a mark.
 
         Raises:
             TooManySequences: The limit is reached.
@@ -81,7 +81,7 @@ class HighWaterMarks:
         self._admitted.add(sequence)
 
     def cancel_admission(self, sequence: str) -> None:
-        """Reverses ``admit`` for a sequence without a mark."""
+        """Reverse ``admit`` for a sequence without a mark."""
         self._admitted.discard(sequence)
 
     def update(self, name: str, grant: Grant) -> None:
@@ -165,11 +165,11 @@ class HighWaterMarks:
                 self._marks.pop(name_of_period(sequence, other), None)
 
     def forget_unused_period(self, name: str) -> None:
-        """Remove the mark of a period's counter that this process opened early and issued no id of."""
+        """Remove the mark of a period that was opened early, and of which no id was issued."""
         self._marks.pop(name, None)
 
     def move_back(self, name: str, generation: int, end: int, value: int) -> None:
-        """Move a mark back from ``end`` to ``value``, where a tail that is about to be given back starts.
+        """Move a mark back from ``end`` to ``value``, the start of a tail to be given back.
 
         Does nothing if the mark has changed: a newer sequence allocator has used the counter.
         """
@@ -194,7 +194,7 @@ class HighWaterMarks:
 
 
 def _is_newer_period(name: str, generation: int, mark: _HighWaterMark) -> bool:
-    """Return whether a period's row belongs to a newer generation of its sequence, made by an operator."""
+    """Return whether a period's row has a newer generation, which an operator has made."""
     return PERIOD_SEPARATOR in name and generation > mark.generation
 
 

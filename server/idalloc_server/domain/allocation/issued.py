@@ -19,22 +19,19 @@ class Issuer(Protocol):
 
     @property
     def row(self) -> _Row:
-        """Has the sequence's name."""
+        """The counter's row, which has the sequence's name."""
         ...
 
 
 class IssuedIds:
-    """The issuers with new ids.
-
-    Attributes:
-        issuing: Each issuer adds itself when its ``new_ids`` leaves 0.
-    """
+    """The issuers with new ids."""
 
     def __init__(self) -> None:
+        # Each issuer adds itself when its ``new_ids`` leaves 0.
         self.issuing: list[Issuer] = []
 
     def pop_new(self, now: float) -> Iterator[tuple[str, int]]:
-        """Yield and remove the sequence and number of new ids, one by one: a break of the loop loses none.
+        """Yield and remove the new ids of each sequence: a break of the loop loses none.
 
         ``now`` is the time in ``Clock.boot`` seconds.
         """

@@ -20,10 +20,10 @@ _NO_LATER_RANGES: list[tuple[int, int]] = []
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """Granted ids of one generation, as contiguous ranges in the order of the sequence; at first expired, without ids.
+    """Granted ids of one generation, as contiguous ranges in the order of the sequence.
 
-    Usually there is one range. Grants of other nodes between two grants of this one separate
-    further ranges.
+    A new lease is expired and has no ids. Usually there is one range. Grants of other nodes between
+    two grants of this one separate further ranges.
     """
 
     period: str = ""  # the period of the counter; empty if the sequence has no reset
@@ -54,7 +54,7 @@ class Lease:
         return now >= self.expires_at
 
     def issue(self, count: int, now: float) -> IdRange | None:
-        """Take ids from the first range; None if it has fewer than ``count``, or the lease has expired.
+        """Take ids from the first range; None if it has too few, or the lease has expired.
 
         A ``count`` of 0 returns lease metadata: an empty range.
         """
@@ -96,7 +96,7 @@ class Lease:
         return max(0, self._count - unusable) + later
 
     def add(self, grant: Grant, expires_at: float) -> None:
-        """Add the ids of a grant, which may be none, and renews the whole lease until ``expires_at``.
+        """Add the ids of a grant, which may be none, and renew the lease until ``expires_at``.
 
         Unless the lease is empty, ``grant.generation`` must be its generation.
         """

@@ -13,19 +13,19 @@ from idalloc_server.domain.store.records import Demand
 # The ids are fetched in parts that last at least this long.
 PART_SECONDS = 1.0
 # A rate is measured over at least this long, so that a few calls do not look like a huge rate.
-# Before, the reserve is at most so many times the ids issued.
+# Before that, the reserve is at most this many times the ids issued.
 MIN_RATE_SECONDS, MAX_PER_ISSUED = 2.0, 2
 # A measurement that is shorter than this counts one more call than it saw.
 YOUNG_SECONDS = 30.0
 # The ids left are compared with the rate at least this often.
 REVIEW_SECONDS = 2.5
-# A demand in the row counts as the rate for this long. A node writes what it measured for as long,
-# in so many calls of the largest size.
+# A demand in the row counts as the rate for this long. A node writes its own demand once it has
+# measured for as long, and issued as many ids as this many calls of the largest size have.
 DEMAND_SECONDS, DEMAND_CALLS = 10.0, 5
 # No node prefetches more than one part in this many of the ids that a sequence has left.
 PREFETCH_SHARE = 100
-# A refill starts when the ids last this many times the duration of the reserve, and makes them last
-# that many times.
+# A refill starts when the ids last the first number times the duration of the reserve, and makes
+# them last the second number times.
 REFILL_AT, REFILL_TO = 1.05, 1.3
 # A refill starts at this share of the ids that the last one left, at the latest.
 REFILL_SHARE = 0.8
@@ -59,11 +59,8 @@ class Reserve:
     longer. A rising rate counts within ``REVIEW_SECONDS``. After the rate falls, the reserve halves
     in each half-life: its duration, but at least ``HALF_LIFE_SECONDS``.
 
-    Only usable ids count as held (``Lease.usable``), because a call needs a contiguous range.
-
-    Args:
-        config: The settings.
-        now: ``Clock.boot`` in seconds, as in all methods.
+    Only usable ids count as held (``Lease.usable``), because a call needs a contiguous range. All
+    times are in ``Clock.boot`` seconds.
     """
 
     _config: AllocationConfig
@@ -95,20 +92,10 @@ class Reserve:
         self._rolled_at = self._began_at = self._measured_since
         self._duration = self._config.outage_reserve
 
-    @property
-    def largest_recent_call(self) -> int:
-        """The largest call of the current and the previous measurement, in ids."""
-        return max(self.largest_call, self._largest_call_before)
-
     def prefetch(self, lease: Lease, settings: Sequence, requested: int, remaining: int, now: float) -> int:
         """Return how many ids to request beyond the ``requested`` ones of the callers.
 
-        Args:
-            lease: The ids held.
-            settings: The settings of the sequence.
-            requested: What the callers request.
-            remaining: How many ids the store had left after the last write.
-            now: The time.
+        ``remaining`` is how many ids the store had left after the last write.
         """
         left = lease.left
         prefetch = self._target(lease, now) - left
@@ -122,13 +109,9 @@ class Reserve:
         return max(0, min(prefetch, most - left, remaining - requested))
 
     def record_refill(self, lease: Lease, before: int, sent_at: float, now: float) -> None:
-        """Record a successful write.
+        """Record a successful write that was sent at ``sent_at``, and answered at ``now``.
 
-        Args:
-            lease: The ids held, with those granted.
-            before: The ids left when it was answered.
-            sent_at: When it was sent.
-            now: When it was answered.
+        ``before`` is the number of ids that were left then; ``lease`` also has those granted.
         """
         measured, after = self._measure(before, now), lease.left
         self._latency = max(now - sent_at, self._latency / 2)
@@ -146,7 +129,7 @@ class Reserve:
         return left / rate if rate > 0 else None
 
     def is_short(self, lease: Lease, now: float) -> bool:
-        """Return whether a refill is due: the ids left do not last, or the row lacks this node's demand."""
+        """Return whether a refill is due: too few ids are left, or the row lacks the demand."""
         if lease.left < self.refill_below:
             return True
         measured = self._measure(lease.left, now)
@@ -155,9 +138,9 @@ class Reserve:
         return lease.usable(measured.largest_call) < measured.cautious_rate * self._duration * REFILL_AT
 
     def demand(self, left: int, now: float, wall: float) -> Demand | None:
-        """Return what the callers need, or None until it is measured well; what is only expected does not count.
+        """Return what the callers need, or None until it is measured well.
 
-        ``wall`` is ``Clock.wall`` in seconds.
+        Calls that are only expected do not count. ``wall`` is ``Clock.wall`` in seconds.
         """
         measured = self._measure(left, now)
         if not measured.is_long_enough:
@@ -183,7 +166,7 @@ class Reserve:
         return own._replace(rate=math.sqrt(stored.rate * own.rate))
 
     def adopt_demand(self, left: int, now: float, wall: float) -> bool:
-        """Expect the row's demand after the first write, unless something else is expected, or it is too old.
+        """Expect the row's demand, unless it is too old or another is expected already.
 
         Returns:
             Whether calls are expected.
@@ -239,7 +222,7 @@ class Reserve:
         return target + lease.left - usable
 
     def _begin_part(self, measured: _Measured, left: int, now: float) -> None:
-        """End one part of the measurement, and begins the next one with ``left`` ids."""
+        """End one part of the measurement, and begin the next one with ``left`` ids."""
         self._issued, self._seconds = measured.issued, measured.seconds
         self._rolled_at, self._left = now, left
         self.review_at = now + min(max(now - self._began_at, PART_SECONDS), REVIEW_SECONDS)

@@ -1,4 +1,4 @@
-"""The allocator of a sequence: its own counter and, if it has a reset, one counter for each period."""
+"""The allocator of a sequence: its own counter and, with a reset, a counter for each period."""
 
 import asyncio
 import math
@@ -20,24 +20,20 @@ from idalloc_server.domain.store.records import Revision
 # A node opens the next period's counter this many times outage_reserve before the period, at a
 # moment of its own.
 _LONGEST_LEAD, _SHORTEST_LEAD = 3, 1
-# How often the next period is looked after from then on.
+# The interval, in seconds, at which the next period is checked from then on.
 _LOOK_SECONDS = 1.0
-# How often ids are issued again because the sequence's generation changed meanwhile.
+# How often ids are issued while the sequence's generation changes, before the call fails.
 _ATTEMPTS = 4
 
 
 @dataclass(slots=True, eq=False)
 class SequenceAllocator:
-    """Issues the ids of a sequence; with a reset, from the counter of the current period by this node's wall clock.
+    """Issues the ids of a sequence; with a reset, from the counter of the current period.
 
-    With a reset the sequence's own row grants no ids: its lease proves the generation. Ids of a
-    period are issued only while that lease is valid and has the same generation. While calls come,
-    the counter of the next period is opened before the period begins, and gets the reserve of the
-    present one (P10).
-
-    Args:
-        name: The sequence's name.
-        shared: The state shared by all allocators.
+    The period is that of this node's wall clock. With a reset the sequence's own row grants no ids:
+    its lease proves the generation. Ids of a period are issued only while that lease is valid and
+    has the same generation. While calls come, the counter of the next period is opened before the
+    period begins, and gets the reserve of the present one (P10).
     """
 
     _name: str
@@ -76,7 +72,7 @@ class SequenceAllocator:
         return [*self._periods.values(), self._own]
 
     def issue_from_lease(self, count: int) -> IdRange | None:
-        """Issues ids from the lease; None if ``issue_after_refill`` must wait for the store."""
+        """Issue ids from the lease; None if ``issue_after_refill`` must wait for the store."""
         if not self._periods:
             return self._own.issue_from_lease(count)
         proof = self.proof()
@@ -91,7 +87,7 @@ class SequenceAllocator:
         return issued if issued is None else _limit_expiry(issued, proof)
 
     async def issue_after_refill(self, count: int) -> IdRange:
-        """Issues ids, waiting for the store.
+        """Issue ids, waiting for the store.
 
         Raises:
             Refusal: See ``Allocator.allocate``.
@@ -121,12 +117,12 @@ class SequenceAllocator:
 
     @property
     def reserve_seconds(self) -> float | None:
-        """How long the ids in memory last, in seconds, of the counter in use; None without a rate."""
+        """How long the ids of the counter in use last, in seconds; None without a rate."""
         return self._counter_in_use.reserve_seconds
 
     @property
     def reserve_limit(self) -> str:
-        """Why the reserve is shorter than ``outage_reserve`` (``reserve.LIMITS``); empty if it is not."""
+        """What limits the reserve (``reserve.LIMITS``); "" if it is long enough."""
         seconds = self.reserve_seconds
         if seconds is None or seconds >= self._shared.allocation_config.outage_reserve:
             return ""
@@ -138,11 +134,11 @@ class SequenceAllocator:
         return created
 
     async def drop_after_change(self) -> None:
-        """Drop the leases after a change of the sequence, and the results of refills in progress."""
+        """Drop the leases and the results of refills in progress, after a change."""
         await asyncio.gather(*(counter.drop_after_change() for counter in self.counters))
 
     def pop_idle_periods(self) -> list[CounterAllocator]:
-        """Remove and return the periods that issued nothing since the last call; the caller returns their leases."""
+        """Remove and return the idle periods, for the caller to return their leases."""
         idle = [period for period, counter in self._periods.items() if counter.is_idle()]
         is_used = self._period in self._periods and self._period not in idle
         if is_used and self._next_period in idle and self._next_period > self._period:
@@ -182,13 +178,13 @@ class SequenceAllocator:
             self._counter_of(self._next_period, self._until, proof).expect(demand)
 
     def _current_counter(self, proof: IdRange) -> CounterAllocator:
-        """Return the current period's counter, without ids of an older generation than the proof's."""
+        """Return the current period's counter, without ids of generations before the proof's."""
         if proof.sequence.reset != self._reset:  # at first, and after another sequence replaced this one
             self._reset, self._until, self._look_at = proof.sequence.reset, -math.inf, -math.inf
         return self._counter_of(self._current_period(proof), self._since, proof)
 
     def _counter_of(self, period: str, wall: float, proof: IdRange) -> CounterAllocator:
-        """Return a period's counter, without ids of an older generation; ``wall`` is a moment in the period."""
+        """Return a period's counter in the same way; ``wall`` is a moment in the period."""
         counter = self._periods.get(period)
         if counter is None:
             if self._shared.is_closed():
@@ -206,7 +202,7 @@ class SequenceAllocator:
         return counter
 
     async def _renew_proof_of(self, generation: int) -> IdRange:
-        """Renews the proof after a period's counter was seen in a newer generation.
+        """Renew the proof after a period's counter was seen in a newer generation.
 
         An advance writes the period's counter before the sequence. Between these writes no id of
         either is issued. An advance that was interrupted there is completed here, after
@@ -246,7 +242,7 @@ class SequenceAllocator:
         await asyncio.shield(asyncio.create_task(timely, name="complete advance"))
 
     async def _validate(self, issued: IdRange) -> IdRange | None:
-        """Return ids that a period issued, or burn them and return None if the sequence has another generation."""
+        """Return the ids of a period; None, and burn them, if the generation has changed."""
         cause: BurnCause | None = BurnCause.GENERATION
         try:
             proof = self.proof()

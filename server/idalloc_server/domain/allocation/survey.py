@@ -17,18 +17,12 @@ NEAREST = 20
 
 
 class Survey(NamedTuple):
-    """What was found.
+    """What was found."""
 
-    Attributes:
-        lease_count: How many sequences have ids in memory.
-        behind: How many sequences are refused because the store went backwards.
-        late_renewals: How many leases are near their end after a failed renewal.
-        exhausts_in: The seconds until no ids are left, by sequence, of the ``NEAREST`` ones.
-    """
-
-    lease_count: int = 0
-    behind: int = 0
-    late_renewals: int = 0
+    lease_count: int = 0  # how many sequences have ids in memory
+    behind: int = 0  # how many sequences are refused because the store went backwards
+    late_renewals: int = 0  # how many leases are near their end after a failed renewal
+    # The seconds until no ids are left, by sequence, of the ``NEAREST`` ones.
     exhausts_in: dict[str, float] = {}  # noqa: RUF012 - never changed
 
 
@@ -38,13 +32,9 @@ async def survey(
     clock: Clock,
     lease_ttl: float,
 ) -> Survey:
-    """Return a survey of sequences.
+    """Return a survey of the sequences with these names; ``lease_ttl`` is in seconds.
 
-    Args:
-        names: Their names.
-        states_of: Returns the states of a sequence's counters; none if it is no longer in use.
-        clock: The clock.
-        lease_ttl: The TTL of a lease, in seconds.
+    ``states_of`` returns the states of a sequence's counters, none if it is no longer in use.
     """
     leases = behind = late = 0
     nearest: list[tuple[float, str]] = []  # a heap, with the longest time first

@@ -27,20 +27,14 @@ class RecentUse:
         self._total = 0
 
     def add(self, ids: int, since: float, now: float) -> None:
-        """Add ids.
-
-        Args:
-            ids: How many.
-            since: When the first of them was issued.
-            now: The time.
-        """
+        """Add ids, the first of which was issued at ``since``."""
         parts = self._parts
         if parts and since - parts[-1].since < PART_SECONDS:
             self._parts = (*parts[:-1], parts[-1]._replace(until=now))
         else:
             kept = [part for part in parts if part.until > now - WINDOW_SECONDS]
             if not kept:
-                self._total = 0  # it begins anew
+                self._total = 0  # the count starts again
             self._parts = (*kept, _Part(since, now, self._total))
         self._total += ids
 

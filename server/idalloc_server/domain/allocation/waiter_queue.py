@@ -34,16 +34,12 @@ _NONE_ACTIVE: set[Waiter] = set()
 
 
 class WaiterQueue:
-    """The waiters in FIFO order, and those that were served but have not resumed yet.
-
-    Attributes:
-        waiting: The waiters that were not served; for reading.
-    """
+    """The waiters in FIFO order, and those that were served but have not resumed yet."""
 
     __slots__ = ("_active", "_next_write", "waiting")
 
     def __init__(self) -> None:
-        self.waiting = _NO_WAITERS
+        self.waiting = _NO_WAITERS  # those that were not served; for reading
         self._active = _NONE_ACTIVE
         # The next write is for this many waiters at the front; None for all.
         self._next_write: int | None = None
@@ -63,7 +59,7 @@ class WaiterQueue:
         return waiter
 
     def serve(self, held: HeldIds, most: int, now: float) -> int:
-        """Answers up to ``most`` waiters in FIFO order, as far as the lease lasts.
+        """Answer up to ``most`` waiters in FIFO order, as far as the lease lasts.
 
         Returns:
             The number of ids issued.
@@ -83,7 +79,7 @@ class WaiterQueue:
         return issued_ids
 
     def serve_at_bound(self, held: HeldIds, most: int, now: float) -> int:
-        """Answers up to ``most`` waiters after a write that granted too few ids.
+        """Answer up to ``most`` waiters after a write that granted too few ids.
 
         Near the bound of a counter nothing is granted. Waiters that want more than the store has
         left fail; the others wait for a write that requests at most that.
@@ -131,7 +127,7 @@ class WaiterQueue:
         return requested
 
     def reject_above(self, limit: int, which: str) -> None:
-        """Fails the waiters for more ids than ``limit``; ``which`` names the limit for people."""
+        """Fail the waiters for more ids than ``limit``; ``which`` names the limit for people."""
         for waiter in self.waiting:
             if waiter.id_count > limit and not waiter.answer.done():
                 rule = f"must be at most {limit} {which}; is {waiter.id_count}"

@@ -11,6 +11,7 @@ import asyncio
 import sys
 from array import array
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import NamedTuple, NoReturn
 
 from idalloc_server.domain import change_events
@@ -34,7 +35,7 @@ _MAX_TABLE_STEP = 128
 
 
 def next_serial(serial: int, offset: int, increment: int) -> int:
-    """Return the serial that MySQL issues after ``serial`` (in ``Document_id_generator::generate``).
+    """Return the serial that MySQL issues after ``serial`` (``Document_id_generator::generate``).
 
     The next serial is congruent to the offset modulo the increment, with two exceptions. At an
     increment of 1 MySQL ignores the offset. While the offset is more than one increment ahead, an
@@ -127,43 +128,29 @@ def _runs_before_overflow(
 Save = Callable[[Mapping[str, int]], Awaitable[None]]
 
 
+@dataclass(eq=False)
 class DocIdGenerator:
     """Generates the document ids of a process, with one serial for all callers, as in MySQL.
 
     No id is ever issued twice, by any process. Ids rise until the prefix changes. The child of a
     fork issues none. Not thread-safe: call all methods on one event loop.
-
-    Attributes:
-        offset: Default of auto_increment_offset, 1 to 65535.
-        increment: Default of auto_increment_increment, 1 to 65535.
-        issued: How many ids were issued.
-
-    Args:
-        start_timestamps: Claims further start timestamps.
-        start: The first start timestamp, from ``StartTimestamps.start``.
-        process: The process that claimed it.
     """
 
-    def __init__(
-        self,
-        start_timestamps: StartTimestamps,
-        start: StartTimestamp,
-        *,
-        offset: int = 1,
-        increment: int = 1,
-        process: Process = OS_PROCESS,
-    ) -> None:
-        self.offset = offset
-        self.increment = increment
-        self._start_timestamps = start_timestamps
-        self._start = start
-        self._serial = 0
-        self.issued = 0
-        self._next_start: StartTimestamp | None = None
-        self._claim: asyncio.Task[Refusal | None] | None = None
-        self._change_lock = asyncio.Lock()
-        self._changes: set[asyncio.Task[Refusal | None]] = set()
-        self._closed = False
+    _start_timestamps: StartTimestamps  # claims further start timestamps
+    _start: StartTimestamp  # that of the ids issued now; the first is from ``StartTimestamps.start``
+    _: KW_ONLY
+    offset: int = 1  # default of auto_increment_offset, 1 to 65535
+    increment: int = 1  # default of auto_increment_increment, 1 to 65535
+    process: InitVar[Process] = OS_PROCESS  # the process that claimed the start timestamp
+    issued: int = field(default=0, init=False)  # how many ids were issued
+    _serial: int = field(default=0, init=False)  # the last one issued
+    _next_start: StartTimestamp | None = field(default=None, init=False)
+    _claim: asyncio.Task[Refusal | None] | None = field(default=None, init=False)
+    _change_lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _changes: set[asyncio.Task[Refusal | None]] = field(default_factory=set, init=False)
+    _closed: bool = field(default=False, init=False)
+
+    def __post_init__(self, process: Process) -> None:
         self._current_pid = process.pid
         self._pid = process.pid()
         process.register(self)
@@ -188,7 +175,7 @@ class DocIdGenerator:
         return self._start.timestamp
 
     def generate_from_memory(self, count: int, offset: int = 0, increment: int = 0) -> list[DocIdRun] | None:
-        """Issues ids without waiting (``Document_id_generator::generate``, ``count`` times).
+        """Issue ids without waiting (``Document_id_generator::generate``, ``count`` times).
 
         Args:
             count: Number of ids, 1 to 2^40.
@@ -222,10 +209,10 @@ class DocIdGenerator:
         return runs
 
     async def generate(self, count: int, offset: int = 0, increment: int = 0) -> list[DocIdRun]:
-        """Issues ids as ``generate_from_memory`` does, and claims the next start timestamp if the serial overflows.
+        """Issue ids as ``generate_from_memory`` does, also if the serial overflows.
 
-        Concurrent callers share one claim. A cancelled caller gets no ids and does not cancel the
-        claim.
+        An overflow claims the next start timestamp. Concurrent callers share one claim. A cancelled
+        caller gets no ids and does not cancel the claim.
 
         Raises:
             InvalidRequest: An argument is out of range.
@@ -239,10 +226,11 @@ class DocIdGenerator:
         return runs
 
     async def change(self, *, save: Save | None = None, **given: int) -> None:
-        """Change the prefix, offset or increment for all callers atomically; the serial continues, as in MySQL.
+        """Change the prefix, offset or increment for all callers atomically.
 
-        A new prefix gets its own start timestamp. Concurrent changes are applied in order. A failed
-        change has no effect; one whose caller is cancelled completes.
+        The serial continues, as in MySQL. A new prefix gets its own start timestamp. Concurrent
+        changes are applied in order. A failed change has no effect; one whose caller is cancelled
+        completes.
 
         Args:
             save: Persists the change before it takes effect; None to change this process only.
@@ -256,10 +244,10 @@ class DocIdGenerator:
             StoreUnavailable: No start timestamp could be claimed.
             ServerDraining: ``cancel_claims`` was called.
         """
-        for field, value in given.items():
-            least = 0 if field == "prefix" else 1
+        for name, value in given.items():
+            least = 0 if name == "prefix" else 1
             if not least <= value <= MAX_STEP:
-                raise InvalidRequest(field, f"must be between {least} and {MAX_STEP}, not {value}")
+                raise InvalidRequest(name, f"must be between {least} and {MAX_STEP}, not {value}")
         if self._closed:
             raise ServerDraining
         change = asyncio.create_task(self._change(given, save), name="change the node")
@@ -276,7 +264,7 @@ class DocIdGenerator:
         self._pid = NO_PROCESS
 
     async def cancel_claims(self) -> None:
-        """Cancel a claim or change in progress, and refuses new ones."""
+        """Cancel a claim or change in progress, and refuse new ones."""
         self._closed = True
         if tasks := {*self._changes, *([self._claim] if self._claim else [])}:
             for task in tasks:
@@ -297,9 +285,9 @@ class DocIdGenerator:
             raise refusal.with_traceback(None)  # each raise by a waiting caller would extend it
 
     async def _claim_start(self) -> Refusal | None:
-        """Claims the next start timestamp.
+        """Claim the next start timestamp.
 
-        Returns an error rather than raise it: all callers may be cancelled.
+        Returns an error rather than raising it: all callers may be cancelled.
         """
         try:
             start = await self._start_timestamps.claim_next(after=self._start.timestamp)
@@ -312,7 +300,7 @@ class DocIdGenerator:
     async def _change(self, given: Mapping[str, int], save: Save | None) -> Refusal | None:
         """Apply one change.
 
-        Returns an error rather than raise it: the caller may be cancelled.
+        Returns an error rather than raising it: the caller may be cancelled.
         """
         async with self._change_lock:
             old_prefix, start = self.prefix, None
@@ -339,7 +327,7 @@ class DocIdGenerator:
 
 
 def _raise_out_of_range(count: int, offset: int, increment: int) -> NoReturn:
-    for field, value in (("auto_increment_offset", offset), ("auto_increment_increment", increment)):
+    for name, value in (("auto_increment_offset", offset), ("auto_increment_increment", increment)):
         if not 0 <= value <= MAX_STEP:
-            raise InvalidRequest(field, f"must be between 1 and {MAX_STEP}, or 0 for the node's, not {value}")
+            raise InvalidRequest(name, f"must be between 1 and {MAX_STEP}, or 0 for the node's, not {value}")
     raise InvalidRequest("id_count", f"must be between 1 and {MAX_COUNT}, not {count}")

@@ -48,18 +48,19 @@ class StartTimestamps:
     _: KW_ONLY
     prefix: int  # the node prefix, 0 to 65535
     holder: str  # the name of this node in another node's warning; unique among live nodes
-    max_clock_skew: float  # the largest allowed difference between the clocks of this machine and the store, in seconds
+    # The largest allowed difference between the clocks of this machine and the store, in seconds.
+    max_clock_skew: float
     # Whether to warn or refuse if another live node holds the prefix. Ids are unique either way.
     prefix_conflict: Literal["warn", "refuse"] = "warn"
     store_timeout: float = 40.0  # of a store call, in seconds
     is_shared: bool = False  # whether other processes hold prefixes under the same name
-    has_conflict: bool = field(default=False, init=False)  # whether another live node held the prefix at the last claim
-
-    def __post_init__(self) -> None:
-        self._claimed: dict[int, int] = {}  # by prefix, in case a restored store repeats one
+    # Whether another live node held the prefix at the last claim.
+    has_conflict: bool = field(default=False, init=False)
+    # The last claim by prefix, in case a restored store repeats it.
+    _claimed: dict[int, int] = field(default_factory=dict, init=False)
 
     async def start(self) -> StartTimestamp:
-        """Claims this process's first start timestamp: the clock's, or the next one if that is claimed.
+        """Claim this process's first start timestamp: the clock's, or the next unclaimed one.
 
         Raises:
             StartRefused: The clock is wrong (one claim from the year 2500 would use up the prefix),
@@ -80,7 +81,7 @@ class StartTimestamps:
             raise StartRefused("node_prefix", f"{refusal}, or set prefix_conflict to warn") from None
 
     async def claim(self, prefix: int) -> StartTimestamp:
-        """Claims a start timestamp under any prefix: the clock's, or the next one if that is claimed.
+        """Claim a start timestamp under any prefix: the clock's, or the next unclaimed one.
 
         The current prefix stays until ``switch_to``; ``release`` gives the new one up.
 
@@ -101,11 +102,11 @@ class StartTimestamps:
         return StartTimestamp(prefix, claim.start_timestamp)
 
     def switch_to(self, start: StartTimestamp) -> None:
-        """Switches to the prefix of a claim. The caller releases the old prefix."""
+        """Switch to the prefix of a claim. The caller releases the old prefix."""
         self.prefix = start.prefix
 
     async def claim_next(self, after: int) -> StartTimestamp:
-        """Claims a start timestamp later than ``after`` under the current prefix.
+        """Claim a start timestamp later than ``after`` under the current prefix.
 
         Raises:
             DocIdTimestampRefused: No timestamp below 2^32 is left, or the store is retired.
@@ -124,8 +125,8 @@ class StartTimestamps:
         """Send heartbeats for the prefix to the store until cancelled.
 
         Args:
-            record_success: Called after each success: a server without callers learns so that the
-                store is back.
+            record_success: Called after each success. From it a server without callers learns that
+                the store is back.
         """
         failing = False
         while True:
@@ -143,7 +144,7 @@ class StartTimestamps:
                 failing = False
 
     async def release(self, prefix: int | None = None) -> None:
-        """Releases a prefix (by default the current one) in the store.
+        """Release a prefix (by default the current one) in the store.
 
         If that fails, it becomes stale later.
         """

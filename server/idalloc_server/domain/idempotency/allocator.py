@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 import structlog
 
@@ -40,7 +40,7 @@ _log = structlog.get_logger("idalloc.request_ids")
 
 
 def with_date(taken: IdRange, wall: float) -> IdRange:
-    """Return the range with its date as period, if its format has a date and the sequence has no reset."""
+    """Return the range, with its date as period if its format has a date and it has no period."""
     if taken.period or not taken.sequence.format or not compile_format(taken.sequence.format).has_date:
         return taken
     return taken._replace(period=date_at(taken.sequence, wall))
@@ -60,7 +60,7 @@ class _Call:
     task: asyncio.Task[tuple[IdRange, int]] = field(init=False)
 
     def check_same(self, recorded: RecordedAllocation) -> None:
-        """Raise RequestIdReused if the recorded answer of the request id belongs to another call."""
+        """Raise RequestIdReused if the answer recorded for the request id is of another call."""
         if (recorded.sequence, recorded.id_count) != (self.sequence, self.id_count):
             # The caller may have no access to the other sequence, so the error does not name it.
             ids = "1 id" if recorded.id_count == 1 else f"{recorded.id_count} ids"
@@ -68,41 +68,36 @@ class _Call:
             raise RequestIdReused(self.request_id, f"{ids} of this sequence" if same else "another sequence")
 
 
+@dataclass(eq=False)
 class IdempotentAllocator:
-    """Allocates ids for requests with a request id; records each answer in the store before it is returned.
+    """Allocates ids for requests with a request id.
 
-    The first recorded answer wins: if the store has an earlier one, its ids are returned and the
-    new ones burned. Not thread-safe: call all methods on one event loop.
-
-    Args:
-        allocator: Issues the ids.
-        store: Records the answers.
-        clock: The clock for leases and for dates in texts.
-        node: Name of this node in the recorded answers.
-        window: How long answers are kept, in seconds.
-        store_timeout: Timeout of a store call, in seconds.
+    Each answer is recorded in the store before it is returned. The first recorded answer wins: if
+    the store has an earlier one, its ids are returned and the new ones burned. Not thread-safe:
+    call all methods on one event loop.
     """
 
-    def __init__(
-        self, allocator: Allocator, store: Store, clock: Clock, *, node: str, window: float, store_timeout: float
-    ) -> None:
-        self._allocator = allocator
-        self._store = store
-        self._clock = clock
-        self._node = node
-        self._window = window
-        self._store_timeout = store_timeout
-        self._calls: dict[str, _Call] = {}
-        # Calls whose ids no caller has received yet.
-        self._undelivered: set[_Call] = set()
-        self._abandoned = False
-        self._seen_records = SeenRecords()
-        self._next_count_at = -math.inf
-        self._has_warned = False
-        self._answers = AnswerLog(store, store_timeout)
+    _allocator: Allocator  # issues the ids
+    _store: Store  # records the answers
+    _clock: Clock  # the clock of leases, and of dates in texts
+    _: KW_ONLY
+    node: str  # the name of this node in the recorded answers
+    window: float  # how long answers are kept, in seconds
+    store_timeout: float  # of a store call, in seconds
+    _calls: dict[str, _Call] = field(default_factory=dict, init=False)  # by request id
+    # Calls whose ids no caller has received yet.
+    _undelivered: set[_Call] = field(default_factory=set, init=False)
+    _abandoned: bool = field(default=False, init=False)
+    _seen_records: SeenRecords = field(default_factory=SeenRecords, init=False)
+    _next_count_at: float = field(default=-math.inf, init=False)
+    _has_warned: bool = field(default=False, init=False)
+    _answers: AnswerLog = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._answers = AnswerLog(self._store, self.store_timeout)
 
     async def allocate_once(self, sequence: str, count: int, request_id: str, prefix: int) -> tuple[IdRange, int]:
-        """Allocates ids, or returns those of an earlier call with the same request id.
+        """Allocate ids, or return those of an earlier call with the same request id.
 
         A call that is cancelled before it has ids takes none. If it is cancelled after that, its
         answer is recorded for a retry.
@@ -160,7 +155,7 @@ class IdempotentAllocator:
             await asyncio.wait([call.task for call in self._calls.values()])
 
     def abandon(self) -> None:
-        """Burns the ids that no caller has received, for a stop that cannot wait.
+        """Burn the ids that no caller has received, for a stop that cannot wait.
 
         Nothing may be allocated later.
         """
@@ -176,7 +171,7 @@ class IdempotentAllocator:
                 await self._warn_if_many()
             except Refusal as error:
                 _log.warning("request_ids_not_pruned", error=str(error))
-            await asyncio.sleep(min(self._window / PRUNES_PER_WINDOW, MAX_PRUNE_INTERVAL))
+            await asyncio.sleep(min(self.window / PRUNES_PER_WINDOW, MAX_PRUNE_INTERVAL))
 
     async def prune(self) -> None:
         """Remove answers that this process saw for at least their window, by its boot clock.
@@ -184,13 +179,13 @@ class IdempotentAllocator:
         Raises:
             StoreFailure: The store did not answer.
         """
-        newest = await within_timeout(self._store_timeout, self._store.newest_recorded())
+        newest = await within_timeout(self.store_timeout, self._store.newest_recorded())
         now = self._clock.boot()
         self._seen_records.note(newest, now)
-        retention = self._seen_records.retention(now, self._window)
+        retention = self._seen_records.retention(now, self.window)
         if retention is None:
             return
-        while await within_timeout(self._store_timeout, self._store.forget_recorded(retention, PRUNE_BATCH_ROWS)):
+        while await within_timeout(self.store_timeout, self._store.forget_recorded(retention, PRUNE_BATCH_ROWS)):
             pass  # remove the next batch
 
     async def _warn_if_many(self) -> None:
@@ -199,12 +194,12 @@ class IdempotentAllocator:
         if now < self._next_count_at:
             return
         self._next_count_at = now + COUNT_INTERVAL
-        rows = await within_timeout(self._store_timeout, self._store.count_recorded(WARNING_ROWS))
+        rows = await within_timeout(self.store_timeout, self._store.count_recorded(WARNING_ROWS))
         if rows >= WARNING_ROWS and not self._has_warned:
             _log.warning(
                 "request_ids_piling_up",
                 rows=rows,
-                request_id_window=self._window,
+                request_id_window=self.window,
                 next_step="lower request_id_window, or send fewer calls with a request_id; "
                 "after each start a node keeps all answers for another window",
             )
@@ -226,7 +221,7 @@ class IdempotentAllocator:
             del self._calls[call.request_id]
 
     def _abandon_call(self, call: _Call) -> None:
-        """Cancel a call without callers, unless it has ids: their answer is recorded for a retry."""
+        """Cancel a call without callers, unless it has ids: these are recorded for a retry."""
         if call.task.done():
             self._burn(call, BurnCause.CANCELLED)
         elif call.taken is None:
@@ -234,10 +229,7 @@ class IdempotentAllocator:
             call.task.cancel()
 
     async def _answer(self, call: _Call) -> tuple[IdRange, int]:
-        """Allocates and records ids.
-
-        Returns them or, if the request id has an answer already, that one.
-        """
+        """Allocate and record ids; return them, or the answer that is recorded already."""
         try:
             taken = await self._allocator.allocate(call.sequence, call.id_count)
         except (SequenceExhausted, SequenceAheadOfClock, SequenceDeleted) as refusal:
@@ -253,8 +245,8 @@ class IdempotentAllocator:
             generation=taken.generation,
             period=taken.period,
             prefix=call.prefix,
-            node=self._node,
-            window_ms=math.ceil(self._window * 1000),
+            node=self.node,
+            window_ms=math.ceil(self.window * 1000),
         )
         try:
             recorded = await self._answers.write(allocation)
@@ -269,8 +261,8 @@ class IdempotentAllocator:
         return taken, call.prefix
 
     async def _replay_or_raise(self, call: _Call, refusal: Refusal) -> tuple[IdRange, int]:
-        """Return the ids of an earlier call with the same request id, such as the last ids, or raise ``refusal``."""
-        recorded = await within_timeout(self._store_timeout, self._store.recorded(call.request_id))
+        """Return the ids recorded for the request id, or raise ``refusal`` if there are none."""
+        recorded = await within_timeout(self.store_timeout, self._store.recorded(call.request_id))
         if recorded is None:
             raise refusal
         call.check_same(recorded)
@@ -300,7 +292,7 @@ class IdempotentAllocator:
             raise _burned(recorded) from None
 
     def _burn(self, call: _Call, cause: BurnCause) -> None:
-        """Count the ids of a call as burned, unless they are counted already or a caller has received them."""
+        """Count the ids of a call as burned, unless they are counted or a caller has them."""
         taken = call.taken
         if taken is not None and call in self._undelivered:
             period = taken.period if taken.sequence.reset != Reset.NEVER else ""  # else it is the date of the texts

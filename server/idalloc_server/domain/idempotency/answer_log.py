@@ -1,6 +1,7 @@
 """Records answers of idempotent requests in the store, with group commit (P7)."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import structlog
 
@@ -15,15 +16,17 @@ MAX_BATCH_ROWS = 200
 _log = structlog.get_logger("idalloc.request_ids")
 
 
+@dataclass(eq=False)
 class AnswerLog:
     """Records answers.
 
     One statement runs at a time; answers that arrive meanwhile share the next one.
     """
 
-    def __init__(self, store: Store, store_timeout: float) -> None:
-        self._store = store
-        self._store_timeout = store_timeout
+    _store: Store
+    _store_timeout: float  # of a store call, in seconds
+
+    def __post_init__(self) -> None:
         self._batches = Batches("record answers", self._write, MAX_BATCH_ROWS)
 
     async def write(self, allocation: RecordedAllocation) -> RecordedAllocation:

@@ -36,33 +36,19 @@ def load_zone(name: str) -> ZoneInfo:
 
 
 def date_at(sequence: Sequence, wall: float) -> str:
-    """Return the date in the sequence's time zone, such as "2026-11-21".
-
-    Args:
-        sequence: The sequence.
-        wall: Seconds since 1970, as from ``Clock.wall``.
-    """
+    """Return the date at ``Clock.wall`` in the sequence's time zone, such as "2026-11-21"."""
     return _date(load_zone(sequence.time_zone), math.floor(wall))
 
 
 def period_at(sequence: Sequence, wall: float) -> str:
-    """Return the period: "2026", "2026-11" or "2026-11-21"; empty if the sequence has no reset.
-
-    Args:
-        sequence: The sequence.
-        wall: Seconds since 1970, as from ``Clock.wall``.
-    """
+    """Return the period at ``Clock.wall``, such as "2026" or "2026-11"; empty without a reset."""
     return "" if sequence.reset == Reset.NEVER else date_at(sequence, wall)[: _PERIOD_LENGTHS[sequence.reset]]
 
 
 def period_end(sequence: Sequence, wall: float) -> float:
-    """Return the first second of the next period, in seconds since 1970; infinity if there is none.
+    """Return the first second after ``Clock.wall`` of the next period; infinity if there is none.
 
     The next period is the previous one for a while if clocks are set back over midnight.
-
-    Args:
-        sequence: The sequence.
-        wall: Seconds since 1970, as from ``Clock.wall``.
     """
     if sequence.reset == Reset.NEVER:
         return math.inf

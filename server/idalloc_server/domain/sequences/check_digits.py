@@ -15,11 +15,11 @@ class CheckAlgorithm(NamedTuple):
     width: int = 1  # number of check characters
 
     def compute_many(self, before: str, texts: Iterable[str], after: str) -> list[str]:
-        """Return the check characters of ``before + text + after`` for each text, as ``compute`` does, but faster.
+        """Return the check characters of ``before + text + after`` for each text.
 
-        Fast if most consecutive texts differ only in their last character. Measured: one
-        ``compute`` for each of 10,000 texts takes 3 times the CPU time of the whole call (luhn 31
-        ms instead of 10 ms).
+        Faster than ``compute`` if most consecutive texts differ only in their last character.
+        Measured: one ``compute`` for each of 10,000 texts takes 3 times the CPU time of the whole
+        call (luhn 31 ms instead of 10 ms).
         """
         checks: list[str] = []
         head, by_last = "", dict[str, str]()

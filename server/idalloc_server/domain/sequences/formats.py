@@ -1,4 +1,4 @@
-"""Formats: templates such as ``INV-{year}-{value:06d}`` by which ids are formatted as text, and parsed.
+"""Formats: templates such as ``INV-{year}-{value:06d}`` for the text of ids.
 
 A template has literal text (``{{`` and ``}}`` for braces) and fields:
 
@@ -134,11 +134,6 @@ class Format:
     Args:
         template: The template; empty for plain decimal digits.
 
-    Attributes:
-        template: The template.
-        has_date: Whether the template has date fields.
-        largest_value: The largest value that fits in the width of ``{value}``; None for no limit.
-
     Raises:
         InvalidRequest: The template is invalid; the error names ``format``.
     """
@@ -149,7 +144,9 @@ class Format:
         self._fields = {item.name: item for item in self._items if isinstance(item, _Field)}
         value = self._fields["value"]
         room = value.max_number
+        # The largest value that fits in the width of ``{value}``; None for no limit.
         self.largest_value = None if room is None or room >= MAX_ID else room
+        # Whether the template has date fields.
         self.has_date = any(name in _DATE_WIDTHS for name in self._fields)
         self._check = _select_check_algorithm(self._fields)
         pattern = "".join(re.escape(item) if isinstance(item, str) else item.pattern for item in self._items)
@@ -157,7 +154,7 @@ class Format:
         self._pattern = re.compile(pattern if template else "(?P<value>-?[0-9]{1,19})")
 
     def check_sequence(self, sequence: Sequence) -> None:
-        """Validate that the format gives different texts for different ids of a sequence, over all its periods.
+        """Validate that different ids of a sequence, over all its periods, have different texts.
 
         Raises:
             InvalidRequest: It does not; the error names ``format`` and the next step.
@@ -266,9 +263,10 @@ class Format:
         return constant
 
     def _check_adjacent_fields(self) -> None:
-        """Validate that fields without a fixed width are separated by literal text that is not one of their digits.
+        """Validate that literal text separates the fields without a fixed width.
 
-        One such field is always unambiguous: the length of the text determines its width.
+        It must not begin or end with one of their digits. One such field is always unambiguous: the
+        length of the text determines its width.
         """
         items = self._items
         varying = [at for at, item in enumerate(items) if isinstance(item, _Field) and not item.width]

@@ -10,7 +10,7 @@ from idalloc_server.domain.errors import InvalidRequest
 
 # The largest BIGINT that CrateDB stores: it rejects 2^63-1.
 MAX_ID = 2**63 - 2
-# The largest step: no difference of a step and a bound may overflow 64 bits.
+# The smallest id and the largest step: no difference of a step and a bound may overflow 64 bits.
 MIN_ID = -(2**62)
 MAX_STEP = 2**61
 MAX_NAME_BYTES = 255
@@ -77,7 +77,7 @@ class Sequence:
 
     @property
     def bound(self) -> int:
-        """The bound that the counter moves towards: ``max_value``, or ``min_value`` if the step is negative."""
+        """The bound that the counter moves towards, ``min_value`` if the step is negative."""
         return self.max_value if self.step > 0 else self.min_value
 
     @property
@@ -86,16 +86,16 @@ class Sequence:
         return self.ordering == Ordering.RISING or self.kind != Kind.COUNTER
 
     def is_past(self, value: int, other: int) -> bool:
-        """Whether ``value`` lies beyond ``other`` in the direction of the step."""
+        """Return whether ``value`` lies beyond ``other`` in the direction of the step."""
         return value > other if self.step > 0 else value < other
 
     def align(self, value: int) -> int:
-        """Round in the direction of the step: returns the first start + k * step, k >= -1, not before ``value``."""
+        """Return the first start + k * step, k >= -1, that is not before ``value``."""
         steps = max(0, -((value - self.before_start) // -self.step))
         return self.before_start + steps * self.step
 
     def align_before(self, value: int) -> int:
-        """Round against the direction of the step: returns the last such value at or before ``value``, or k = -1."""
+        """Return the last start + k * step at or before ``value``; without one, k is -1."""
         point = self.align(value)
         return point - self.step if self.is_past(point, value) and point != self.before_start else point
 
@@ -121,5 +121,5 @@ def name_of_period(name: str, period: str) -> str:
 
 
 def counts_ids(name: str, reset: Reset) -> bool:
-    """Return whether a row's counter is the last issued id; a sequence with a reset counts in its periods' rows."""
+    """Return whether a row counts ids: with a reset, only the rows of the periods do."""
     return reset == Reset.NEVER or PERIOD_SEPARATOR in name

@@ -64,11 +64,11 @@ class NameRange(NamedTuple):
     is_single: bool
 
     def has(self, name: str) -> bool:
-        """Whether the range contains a name."""
+        """Return whether the range contains a name."""
         return name == self.prefix if self.is_single else name.startswith(self.prefix)
 
     def is_before(self, name: str) -> bool:
-        """Whether all names of the range are at or before this one."""
+        """Return whether all names of the range are at or before this one."""
         return self.prefix <= name and (self.is_single or not name.startswith(self.prefix))
 
 

@@ -11,7 +11,7 @@ REPLACEMENT = "\ufffd"
 
 
 def check_text(field: str, text: str) -> None:
-    """Rejects control characters, line separators and bidirectional marks.
+    """Reject control characters, line separators and bidirectional marks.
 
     Raises:
         InvalidRequest: The text has one; the error names ``field`` and the code point.
@@ -33,5 +33,5 @@ def replaced(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    r"""Return the text with each unsafe character escaped as in JSON and Python, such as ``\u202e``."""
+    r"""Return the text with each unsafe character escaped as in JSON, such as ``\u202e``."""
     return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

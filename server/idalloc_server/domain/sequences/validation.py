@@ -89,7 +89,7 @@ def resolve_settings(given: Mapping[str, Any], before: Sequence | None = None) -
 
 
 def check_texts(given: Mapping[str, Any]) -> None:
-    """Rejects control characters and bidirectional marks in new texts and labels.
+    """Reject control characters and bidirectional marks in new texts and labels.
 
     Args:
         given: As for ``resolve_settings``, which checks the types, and the name of a new sequence.
@@ -106,7 +106,7 @@ def check_texts(given: Mapping[str, Any]) -> None:
 
 
 def check_change(before: Sequence, after: Sequence, last_value: int) -> None:
-    """Rejects a change of an immutable setting, and a new bound that the counter has passed.
+    """Reject a change of an immutable setting, and a new bound that the counter has passed.
 
     Args:
         before: The current settings, also those of a deleted sequence that is created again.
@@ -128,7 +128,7 @@ def check_change(before: Sequence, after: Sequence, last_value: int) -> None:
 
 
 def changed_bound(before: Sequence, after: Sequence) -> int | None:
-    """Return the new bound that the sequence's counter must not have passed, or None if there is none.
+    """Return the new bound that the counter must not have passed, or None if there is none.
 
     A sequence with a reset has none: its periods have their own counters.
     """

@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from idalloc_server.domain.errors import ServerDraining
@@ -11,29 +12,23 @@ _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
 
 
+@dataclass(eq=False)
 class Batches(Generic[_Item, _Answer]):
     """Passes items to a call that takes many of them.
 
     A caller that is cancelled gets no answer; its item may still be passed.
-
-    Args:
-        name: The name of the task that makes the calls.
-        call: Takes a batch, and returns the answer, or the error, of each item in order. What it
-            raises is the error of each item.
-        most: The most items of a call.
     """
 
-    def __init__(
-        self, name: str, call: Callable[[list[_Item]], Awaitable[Iterable[_Answer | Exception]]], most: int
-    ) -> None:
-        self._name = name
-        self._call = call
-        self._most = most
-        self._waiting: deque[tuple[_Item, asyncio.Future[_Answer]]] = deque()
-        self._task: asyncio.Task[None] | None = None
+    _name: str  # the name of the task that makes the calls
+    # Takes a batch, and returns the answer, or the error, of each item in order. What it raises is
+    # the error of each item.
+    _call: Callable[[list[_Item]], Awaitable[Iterable[_Answer | Exception]]]
+    _most: int  # the most items of a call
+    _waiting: deque[tuple[_Item, asyncio.Future[_Answer]]] = field(default_factory=deque)
+    _task: asyncio.Task[None] | None = None
 
     async def add(self, item: _Item) -> _Answer:
-        """Return the answer to an item; raise its error, or ServerDraining if the calls were cancelled."""
+        """Return the answer to an item, or raise its error; ServerDraining after a cancellation."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[_Answer] = loop.create_future()
         self._waiting.append((item, answer))

@@ -4,11 +4,9 @@ from idalloc_server.domain.errors import StoreFailure, StoreRefused, StoreWentBa
 
 
 class StoreExchanged(StoreWentBackwards, StoreRefused):
-    """Another place answers under the name that this process opened, such as a moved alias or a swapped table (P3).
+    """Another place answers under the name that this process opened (P3).
 
-    Attributes:
-        seen: What this process opened.
-        found: What answers now.
+    An alias was moved, or a table was swapped, for example.
     """
 
     def __init__(self, seen: str, found: str) -> None:
@@ -19,4 +17,4 @@ class StoreExchanged(StoreWentBackwards, StoreRefused):
             "(docs/operations/backup-and-restore.md)",
         )
         self.metadata |= {"seen": seen, "found": found}
-        self.seen, self.found = seen, found
+        self.seen, self.found = seen, found  # what this process opened, and what answers now

@@ -11,14 +11,10 @@ _log = structlog.get_logger("idalloc.store")
 
 
 class StoreHealth:
-    """Collects the results of store calls, and evaluates them once a second.
-
-    Attributes:
-        error: The last error, while the last calls failed; empty while the store works.
-    """
+    """Collects the results of store calls, and evaluates them once a second."""
 
     def __init__(self) -> None:
-        self.error = ""
+        self.error = ""  # the last error, while the store fails; empty while it works
         self._failures = 0
         self._last_error: StoreFailure | None = None
         self._has_succeeded = False

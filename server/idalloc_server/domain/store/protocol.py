@@ -40,7 +40,7 @@ WRITES = (
 
 
 class Store(Protocol):
-    """Durable counters, start timestamps and recorded allocations, shared by any number of processes.
+    """Durable counters, start timestamps and recorded allocations, shared by many processes.
 
     Every write is sent once. A write without an answer may have been applied any number of times,
     or may be applied later; every write is designed so that this only burns ids.
@@ -66,7 +66,7 @@ class Store(Protocol):
     async def grant(
         self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR, demand: Demand | None = None
     ) -> Grant | None:
-        """Advances a counter by ``wanted`` steps in one atomic write, or not at all if fewer ids are left.
+        """Advance a counter by ``wanted`` steps in one atomic write, or not if fewer ids are left.
 
         ``wanted`` 0 renews a lease: the counter stays, the result has the generation. A timestamp
         sequence and one with a reset are granted nothing here: see ``grant_timestamps`` and
@@ -96,7 +96,7 @@ class Store(Protocol):
     async def grant_timestamps(
         self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor = NO_FLOOR
     ) -> Grant | None:
-        """Grants unused clock values in one atomic write.
+        """Grant unused clock values in one atomic write.
 
         The first one is ``now``, or the value after the counter if that is larger. The last one is
         at most ``now`` + ``ahead`` and ``max_value``, so fewer than ``wanted`` may be granted. If
@@ -132,11 +132,11 @@ class Store(Protocol):
         ...
 
     async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
-        """Create the counter of a period (``name_of_period``), or move it to a newer generation of its sequence.
+        """Create the counter of a period, or move it to a newer generation of its sequence.
 
-        A new counter starts at the first lattice value at or past ``at_least``. A counter of an
-        older generation gets the settings and advances to ``at_least``, as in ``Revision``. One of
-        this or a newer generation is unchanged.
+        ``name`` is that of ``name_of_period``. A new counter starts at the first lattice value at
+        or past ``at_least``. A counter of an older generation gets the settings and advances to
+        ``at_least``, as in ``Revision``. One of this or a newer generation is unchanged.
         """
         ...
 
@@ -149,7 +149,7 @@ class Store(Protocol):
         ...
 
     async def list(self, prefix: str, after: str, limit: int, *, deleted: bool, periods: bool) -> list[Row]:
-        """Return rows in byte order of their names, including every write acknowledged before the call.
+        """Return rows in byte order of their names, with every write acknowledged before the call.
 
         Args:
             prefix: Only names with this prefix.
@@ -164,9 +164,10 @@ class Store(Protocol):
         ...
 
     async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
-        """Change a row in one atomic write if its revision matches and its counter is not past ``change.limit``.
+        """Change a row in one atomic write if its revision matches.
 
-        Increments the revision: a replay of the write changes nothing.
+        Its counter must not be past ``change.limit``. Increments the revision: a replay of the
+        write changes nothing.
 
         Returns:
             The row after the write, or None if there is none. The change was applied if
@@ -216,7 +217,9 @@ class Store(Protocol):
         ...
 
     async def give_back(self, name: str, count: int, version: RowVersion) -> bool:
-        """Move a counter back by an unused tail of ``count`` ids, if the row was not written since ``version``.
+        """Move a counter back by an unused tail of ``count`` ids.
+
+        The row must not have been written since ``version``.
 
         Returns:
             Whether the counter moved back. Otherwise the tail is burned.
@@ -224,16 +227,11 @@ class Store(Protocol):
         ...
 
     async def claim_start(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
-        """Claims a start timestamp that is unique under this prefix (P6).
+        """Claim a start timestamp that is unique under this prefix (P6).
 
-        ``holder`` becomes the prefix's holder, unless another holder was seen within the last
-        ``stale_after`` seconds by the store's clock.
-
-        Args:
-            prefix: 0 to 65535.
-            at_least: The lowest start timestamp, in seconds since 1970.
-            holder: The claiming process.
-            stale_after: Seconds.
+        It is at least ``at_least``, in seconds since 1970. ``holder``, the claiming process,
+        becomes the prefix's holder, unless another holder was seen within the last ``stale_after``
+        seconds by the store's clock.
 
         Raises:
             StoreRetired: The store is retired.
@@ -249,11 +247,11 @@ class Store(Protocol):
         ...
 
     async def claimed_starts(self) -> dict[int, int]:
-        """Return the last claimed start timestamp of each prefix, including every acknowledged claim."""
+        """Return the last claimed start timestamp of each prefix, with every acknowledged claim."""
         ...
 
     async def raise_start(self, prefix: int, last_start: int) -> None:
-        """Prevents future claims of start timestamps up to ``last_start`` under this prefix."""
+        """Prevent future claims of start timestamps up to ``last_start`` under this prefix."""
         ...
 
     async def now(self) -> float | None:
@@ -266,7 +264,7 @@ class Store(Protocol):
 
 
 async def within_timeout(timeout: float, call: Awaitable[_T], who: str = "the store") -> _T:
-    """Awaits a store call for ``timeout`` seconds.
+    """Await a store call for ``timeout`` seconds.
 
     Raises:
         StoreOutcomeUnknown: The store did not answer in time. The call may have been applied, or

@@ -1,4 +1,4 @@
-"""The records that a store reads and writes: rows, grants, revisions, recorded allocations and claims."""
+"""The records of a store: rows, grants, revisions, recorded allocations and claims."""
 
 from typing import NamedTuple
 
@@ -18,9 +18,10 @@ class Demand(NamedTuple):
     at: float
 
     def is_current(self, wall: float, lifetime: float) -> bool:
-        """Return whether it was measured within ``lifetime`` seconds of ``wall``, in seconds since 1970.
+        """Return whether it was measured within ``lifetime`` seconds of ``wall``.
 
-        One from the future, which a wrong clock wrote, is not current either.
+        ``wall`` is in seconds since 1970. One from the future, which a wrong clock wrote, is not
+        current either.
         """
         return abs(wall - self.at) < lifetime
 
@@ -34,12 +35,15 @@ FIRST_USE = "first use "
 
 
 class Grant(NamedTuple):
-    """The result of one write: the ids in (last_value - granted * step, last_value] belong to this process."""
+    """The result of one write.
+
+    The ids in (last_value - granted * step, last_value] belong to this process.
+    """
 
     last_value: int  # the counter after the write
     # The number of ids granted: as requested or 0; for timestamps any number up to the request.
     granted: int
-    sequence: Sequence  # the settings. Within a process equal settings are the same object.
+    sequence: Sequence  # within a process equal settings are the same object
     remaining: int  # the number of ids that the sequence has left after the write
     generation: int  # the sequence's generation, which never decreases
     version: RowVersion  # the state of the row after the write
@@ -69,7 +73,7 @@ class GrantFloor(NamedTuple):
     most: int = 2**63 - 1  # the largest value, for a counter that falls
 
     def is_ahead_of(self, last_value: int, generation: int) -> bool:
-        """Whether a counter is behind this state."""
+        """Return whether a counter is behind this state."""
         return generation < self.generation or not self.least <= last_value <= self.most
 
 

@@ -18,12 +18,7 @@ _MAX_REASON = 300
 
 
 class SequenceReserved(SequenceDeleted):
-    """The name is reserved until the sequence is created with a start, or advanced.
-
-    Args:
-        sequence: The name.
-        why: The reason.
-    """
+    """The name is reserved until the sequence is created with a start, or advanced."""
 
     def __init__(self, sequence: str, why: str) -> None:
         next_step = "create it with a start, or advance it, past the highest id in use"
@@ -34,7 +29,7 @@ def reserved_row(name: str, why: str, by: str, generation: int, at: float) -> Ro
     """Return the row of a reserved name.
 
     Args:
-        name: The name.
+        name: The reserved name.
         why: The reason, cut to ``_MAX_REASON``.
         by: The change token, without its prefix.
         generation: The generation, as of a new sequence.
@@ -48,7 +43,7 @@ def reserved_row(name: str, why: str, by: str, generation: int, at: float) -> Ro
 
 
 def is_reserved(row: Row) -> bool:
-    """Whether a row reserves its name."""
+    """Return whether a row reserves its name."""
     return row.deleted and row.revised_by.startswith(RESERVED_BY)
 
 
@@ -59,7 +54,10 @@ def raise_if_reserved(row: Row | None) -> None:
 
 
 def settings_before(row: Row, after: Sequence) -> Sequence:
-    """Return the settings that a change of a row must be compatible with: a reserved name has no kind or periods."""
+    """Return the settings that a change of a row must be compatible with.
+
+    A reserved name has no kind or periods.
+    """
     if not is_reserved(row):
         return row.sequence
     return replace(row.sequence, kind=after.kind, reset=after.reset, time_zone=after.time_zone)

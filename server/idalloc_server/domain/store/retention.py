@@ -34,7 +34,7 @@ class Retention(NamedTuple):
         return self.seen[-1][0]
 
     def is_over(self, number: float, term: int, window_ms: int | None) -> bool:
-        """Whether a row's window has passed since this process first saw the row."""
+        """Return whether a row's window has passed since this process first saw the row."""
         window = max(self.own_window, OLD_WINDOW) if window_ms is None else window_ms / 1000
         count = bisect_right(self.seen, -window, key=lambda seen: -seen[1])
         if not count:

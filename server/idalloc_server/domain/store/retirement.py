@@ -28,14 +28,9 @@ def retirement_row(moved_to: str, by: str, at: float) -> Row:
 
 
 def raise_if_retired(retirement: Row | None, sequence: str = "") -> None:
-    """Raise an error if the store is retired.
+    """Raise ``StoreRetired`` if the store is retired.
 
-    Args:
-        retirement: The row named RETIREMENT.
-        sequence: The sequence of the call; empty for none.
-
-    Raises:
-        StoreRetired: The store is retired.
+    ``retirement`` is the row named RETIREMENT; ``sequence`` is that of the call, empty for none.
     """
     if retirement is not None and not retirement.deleted:
         at = datetime.fromtimestamp(int(retirement.changed_at or 0), UTC).isoformat()
@@ -52,7 +47,7 @@ def retiring_revision(row: Row, retirement: Row) -> Revision:
 
 
 def retirement_blocks(name: str, change: Revision | None = None) -> bool:
-    """Whether a retired store rejects the creation or change of a row.
+    """Return whether a retired store rejects the creation or change of a row.
 
     It accepts tombstones of sequences.
     """

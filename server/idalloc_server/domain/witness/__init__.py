@@ -1,1 +1,1 @@
-"""High-water marks outside the store, which show fresh processes that the store was restored (P3)."""
+"""High-water marks outside the store, by which fresh processes detect a restored store (P3)."""

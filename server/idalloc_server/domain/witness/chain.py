@@ -1,6 +1,7 @@
-"""The chain of a counter's marks in a witness: each new mark replaces the very mark that was read before it."""
+"""The chain of a counter's marks in a witness: each new mark replaces the one read before it."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
 from idalloc_server.domain.errors import StoreFailure, StoreOutcomeUnknown, StoreRefused, StoreUnreachable
@@ -31,23 +32,16 @@ class WitnessOvertaken(StoreOutcomeUnknown):
     is_of_store = False
 
 
+@dataclass(eq=False)
 class MarkChain:
-    """Reads and replaces marks, with group commit.
+    """Reads and replaces marks, with group commit."""
 
-    Args:
-        witness: The witness.
-        timeout: The timeout of a call of the witness, in seconds.
-        random: Returns random bytes of a given number.
+    _witness: Witness
+    _timeout: float  # of a call of the witness, in seconds
+    _random: Callable[[int], bytes]  # returns random bytes of a given number
+    is_up: bool = True  # whether the last call succeeded
 
-    Attributes:
-        is_up: Whether the last call succeeded.
-    """
-
-    def __init__(self, witness: Witness, timeout: float, random: Callable[[int], bytes]) -> None:
-        self._witness = witness
-        self._timeout = timeout
-        self._random = random
-        self.is_up = True
+    def __post_init__(self) -> None:
         self._reads = Batches("read marks", self._read, _MAX_BATCH)
         self._replacements = Batches("replace marks", self._replace, _MAX_BATCH)
 
@@ -64,13 +58,7 @@ class MarkChain:
     ) -> None:
         """Confirm the ids after ``before`` up to ``value``, which a write of the store returned.
 
-        Args:
-            name: The name of the counter's row.
-            seen: The mark that was read before the write of the store.
-            before: The counter before the first of the ids.
-            generation: The generation of the ids.
-            value: The last id.
-            step: The distance from one id to the next.
+        ``name`` is that of the counter's row; ``seen`` is the mark that was read before the write.
 
         Raises:
             StoreOutcomeUnknown: The ids must not be issued.
@@ -85,7 +73,7 @@ class MarkChain:
         raise WitnessOvertaken(f"the mark of {name!r} changed in each of {_CONFIRMATIONS} attempts; try again")
 
     async def replace(self, name: str, seen: WitnessMark, value: int) -> bool:
-        """Replace a mark by the same with another value; return whether it was still the present mark.
+        """Change the value of a mark; return whether it was still the present mark.
 
         Raises:
             StoreOutcomeUnknown: It may have been replaced.
@@ -97,15 +85,12 @@ class MarkChain:
     async def raise_to(
         self, name: str, seen: WitnessMark | None, generation: int, value: int, step: int, *, counts: bool
     ) -> bool:
-        """Move the mark to a row of a newer generation, unless the mark is past it, or of another direction.
+        """Move the mark to a row of a newer generation.
 
-        Args:
-            name: The name of the row.
-            seen: The mark that was read before the row.
-            generation: The row's generation.
-            value: The row's counter.
-            step: The row's step.
-            counts: Whether the counter's value counts, see ``counts_ids``.
+        Does nothing if the mark is past the row, or counts in the other direction.
+
+        ``value`` is the row's counter, which counts if ``counts`` is true (``counts_ids``);
+        ``seen`` is the mark that was read before the row.
 
         Returns:
             False if the mark changed since it was read.
@@ -131,7 +116,7 @@ class MarkChain:
             raise StoreOutcomeUnknown(str(error)) from error
 
     def _confirm(self, name: str, seen: WitnessMark | None, ids: Gap, generation: int, step: int) -> WitnessMark:
-        """Return the mark that confirms ids after another mark; raise WitnessOvertaken if there is none."""
+        """Return the mark that confirms ids after another mark, or raise WitnessOvertaken."""
         if seen is None:
             return self._new_mark(generation, ids.last, step)
         if seen.step * step > 0 and seen.generation <= generation and not seen.is_past(ids.before):

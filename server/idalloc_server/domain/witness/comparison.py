@@ -22,7 +22,10 @@ class State(StrEnum):
 
 
 class Repair(StrEnum):
-    """What makes servers issue ids of a sequence again; after CREATE and FORGET, it may have to be advanced, too."""
+    """What makes servers issue ids of a sequence again.
+
+    After CREATE and FORGET, it may have to be advanced, too.
+    """
 
     ADVANCE = "advance"
     CREATE = "create"
@@ -68,7 +71,7 @@ async def compare(store: Store, witness: Witness, sequence: str | None = None) -
 
 
 async def forget_marks(witness: Witness, sequence: str | None) -> int:
-    """Delete the marks of a sequence and its periods, or all marks if it is None, and return how many there were.
+    """Delete the marks of a sequence and its periods, or all if it is None; return their number.
 
     All marks include the name of the store.
     """
@@ -96,7 +99,7 @@ async def _marks(witness: Witness, sequence: str | None) -> AsyncIterator[tuple[
 
 
 async def _rows(store: Store, names: Collection[str], sequence: str | None) -> dict[str, Row]:
-    """Return the rows with these names; ``sequence`` is the only one that they belong to, if it is not None."""
+    """Return the rows with these names; unless it is None, all belong to ``sequence``."""
     if sequence is not None:
         return {name: row for name in names if (row := await store.get(name)) is not None}
     rows, after = dict[str, Row](), ""
@@ -111,7 +114,10 @@ async def _rows(store: Store, names: Collection[str], sequence: str | None) -> d
 async def _compare_present(
     store: Store, witness: Witness, name: str, mark: WitnessMark, rows: Mapping[str, Row]
 ) -> Comparison:
-    """Compare a mark with its row, again if the mark changed meanwhile: a server lowers a mark before its row."""
+    """Compare a mark with its row, and again if the mark has changed meanwhile.
+
+    A server lowers a mark before its row.
+    """
     found = _compare(name, mark, rows.get(name), rows.get(_sequence_of(name)))
     for _ in range(ATTEMPTS):
         present = found.mark if found.state == State.OK else (await witness.read({name})).get(name)
@@ -122,13 +128,9 @@ async def _compare_present(
 
 
 def _compare(name: str, mark: WitnessMark, row: Row | None, own: Row | None) -> Comparison:
-    """Compare a mark with its row.
+    """Compare a mark with the row of its name; ``own`` is the row of the sequence.
 
-    Args:
-        name: The name of the row.
-        mark: The mark.
-        row: The row with that name.
-        own: The row of the sequence, also if the mark is one of a period.
+    The two rows differ if the mark is one of a period.
     """
     generation, value = (row.generation, row.last_value) if row else (None, None)
     state = State.MISSING if row is None else State.BEHIND if _is_behind(mark, row) else State.OK
@@ -149,7 +151,7 @@ def _is_behind(mark: WitnessMark, row: Row) -> bool:
 
 
 def _reopens(mark: WitnessMark, generation: int, own: Row) -> bool:
-    """Return whether the next use of a period moves it to the generation of its sequence, past the mark."""
+    """Return whether the next use of a period moves it past the mark, to a newer generation."""
     return own.generation > max(generation, mark.generation) and mark.step * own.sequence.step > 0
 
 

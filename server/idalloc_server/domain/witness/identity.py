@@ -16,7 +16,7 @@ _log = structlog.get_logger("idalloc.witness")
 
 
 async def check_identity(store: Store, witness: Witness, random: Callable[[int], bytes]) -> None:
-    """Binds an unused witness to the store, and refuses the witness of another store.
+    """Bind an unused witness to the store, and refuse the witness of another store.
 
     Warns of a witness without marks beside a store that has sequences, and of a store without a
     name beside a used witness: an older copy may have lost it.
@@ -53,7 +53,7 @@ async def check_identity(store: Store, witness: Witness, random: Callable[[int],
 
 
 async def check_same_store(store: Store, witness: Witness) -> None:
-    """Refuses the witness of another store. Changes neither; one without a name may have lost it.
+    """Refuse the witness of another store. Changes neither; one without a name may have lost it.
 
     Raises:
         StartRefused: The witness belongs to another store.

@@ -28,13 +28,10 @@ class WitnessMark(NamedTuple):
         return self.value > value if self.step > 0 else self.value < value
 
     def is_ahead_of(self, generation: int, value: int, step: int, *, counts: bool) -> bool:
-        """Return whether a counter is behind this mark, or is another one, which counts in the other direction.
+        """Return whether a counter is behind this mark, or counts in the other direction.
 
-        Args:
-            generation: The generation of the counter's row.
-            value: The counter.
-            step: The row's step.
-            counts: Whether the counter's value counts, see ``counts_ids``.
+        The arguments are of the counter's row. Its value counts if ``counts`` is true
+        (``counts_ids``).
         """
         if generation < self.generation:
             return True
@@ -79,8 +76,9 @@ class Witness(Protocol):
         ...
 
     async def replace(self, replacements: Many[Replacement]) -> set[str]:
-        """Replace marks, each in one atomic write, if the present mark has the token ``seen``, or none exists.
+        """Replace marks, each in one atomic write.
 
+        The present mark must have the token ``seen``, or not exist if that is empty.
         ``replacements`` is not empty, and its names are distinct.
 
         Returns:
@@ -90,7 +88,7 @@ class Witness(Protocol):
         ...
 
     async def list(self, after: str, limit: int) -> list[tuple[str, WitnessMark]]:
-        """Return at most ``limit`` marks after a name (empty for all), in byte order of their names."""
+        """Return at most ``limit`` marks after a name, in byte order of their names."""
         ...
 
     async def forget(self, names: Collection[str]) -> int:

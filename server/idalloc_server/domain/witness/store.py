@@ -7,6 +7,7 @@ share an id, whatever the store did.
 
 import os
 from collections.abc import Awaitable, Callable
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 from idalloc_server.domain.errors import (
@@ -33,26 +34,21 @@ from idalloc_server.domain.witness.identity import check_identity
 from idalloc_server.domain.witness.marks import START, Witness, WitnessMark
 
 
+@dataclass(eq=False)
 class WitnessedStore:
     """A ``Store``, all ids of which a witness has confirmed before a caller gets them.
 
     A call that grants ids reads the mark of its counter, and replaces it after the store's answer.
     If the counter is behind the mark, and the mark has not changed since, the store went backwards.
-
-    Args:
-        store: The store.
-        witness: The witness.
-        store_timeout: The timeout of a store call, in seconds; one of the witness has half of it.
-        random: Returns random bytes of a given number.
     """
 
-    def __init__(
-        self, store: Store, witness: Witness, store_timeout: float, random: Callable[[int], bytes] = os.urandom
-    ) -> None:
-        self._store = store
-        self._witness = witness
-        self._random = random
-        self._chain = MarkChain(witness, store_timeout / 2, random)
+    _store: Store
+    _witness: Witness
+    store_timeout: InitVar[float]  # of a store call, in seconds; a call of the witness has half of it
+    _random: Callable[[int], bytes] = os.urandom  # returns random bytes of a given number
+
+    def __post_init__(self, store_timeout: float) -> None:
+        self._chain = MarkChain(self._witness, store_timeout / 2, self._random)
 
     @property
     def witness_address(self) -> str:
@@ -215,7 +211,7 @@ class WitnessedStore:
             raise StoreOutcomeUnknown(str(error)) from error
 
     async def _raise_mark(self, row: Row, seen: WitnessMark | None) -> None:
-        """Move the mark to a row that this process has changed; ``seen`` was read before the change."""
+        """Move the mark to a row after its change; ``seen`` is the mark from before the change."""
         for _ in range(ATTEMPTS):
             if row.last_value is None:
                 return
@@ -234,7 +230,7 @@ class WitnessedStore:
 
 
 def _past_mark(name: str, change: Revision, mark: WitnessMark | None) -> Revision:
-    """Return a change that moves the row past its mark, and into a newer generation than the mark's."""
+    """Return a change that moves the row past its mark, and to a newer generation than the mark."""
     if mark is None:
         return change
     sequence, generation = change.sequence, max(change.generation, mark.generation + 1)

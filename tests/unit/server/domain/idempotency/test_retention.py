@@ -25,7 +25,7 @@ class TestPruning:
     async def test_batches_remove_all_and_continue_after_errors(self, store: MemoryStore, clock: FakeClock) -> None:
         """P7: the pruner removes all answers whose window has passed, and continues after an error."""
         node = Node(store, clock)
-        node.request_ids._window = 0.05
+        node.request_ids.window = 0.05
         many = [
             RecordedAllocation(str(i), "orders", 1, 1, 1, 1, "", 0, "a", 50) for i in range(2 * PRUNE_BATCH_ROWS + 1)
         ]
@@ -66,7 +66,7 @@ class TestPruning:
 
     async def test_the_window_of_the_row_counts(self, node: Node, other_node: Node, clock: FakeClock) -> None:
         """P7: a node with a shorter window keeps the answers of one with a longer window."""
-        other_node.request_ids._window = 1.0
+        other_node.request_ids.window = 1.0
         await node.take(5, ONE)
         await other_node.take(5, OTHER)
         await prune(other_node)
@@ -84,7 +84,7 @@ class TestPruning:
         """P7: a row without a window is kept for the default window or the node's own, whichever is
         longer.
         """
-        node.request_ids._window = 1.0
+        node.request_ids.window = 1.0
         await store.record([RecordedAllocation(ONE, "orders", 1, 5, 1, 1, "", 7, "a")])
         await prune(node)
         clock.advance(HOUR - 1)
