@@ -1,5 +1,4 @@
-"""Explores scenarios deeper than the tests do: ``make explore SECONDS=600``; replays the trace of a
-violation.
+"""Explores scenarios deeper than the tests do, or replays the trace of a violation.
 
 python -m tests.support.exploration [--seconds S] [--extra N] [SCENARIO…]
 python -m tests.support.exploration SCENARIO --extra N --replay start:0,apply:1,…
@@ -47,7 +46,7 @@ def main() -> int:
 
 
 def _deepen(scenario: Scenario, arguments: argparse.Namespace, seconds: float) -> int:
-    """Explores a scenario with more and more that goes wrong, while there is time."""
+    """Explore a scenario with more and more faults, while there is time."""
     extra: int | None = arguments.extra
     for more in range(10) if extra is None else [extra]:
         budget = Budget(scenario.needed, more)

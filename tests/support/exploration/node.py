@@ -35,7 +35,7 @@ class Network(Protocol):
 
 @dataclass(eq=False)
 class Message:
-    """A call of a node to the store, or to its witness: then the method begins with ``witness_``."""
+    """A call of a node to the store, or with ``witness_`` in its method to the store's witness."""
 
     number: int  # its number among all calls
     node: "ExploredNode"  # the calling node
@@ -69,9 +69,7 @@ class Message:
 
 
 class MessageConnection(RecordedConnection):
-    """A connection whose calls become messages of the world, with the witness's calls before and
-    after them.
-    """
+    """A connection whose calls, and those to the witness, become messages of the world."""
 
     def __init__(self, network: Network, random: Callable[[int], bytes]) -> None:
         super().__init__(lambda: network.now, network.problems.append)
@@ -100,11 +98,11 @@ class MessageConnection(RecordedConnection):
         return answer
 
 
+@dataclass(eq=False)
 class _StoreMessages(ForwardingStore):
     """The store."""
 
-    def __init__(self, connection: MessageConnection) -> None:
-        self._connection = connection
+    _connection: MessageConnection
 
     @property
     def address(self) -> str:
@@ -129,26 +127,20 @@ class _WitnessMessages(MemoryWitness):
 
 
 class ExploredNode(Node):
-    """A node whose state is a function of its history.
-
-    Attributes:
-        number: Its number, from 1.
-        history: A hash of all that the node has seen: calls, answers, times, in their order. Equal
-            histories are equal states, because a node is deterministic.
-        sent: The number of its calls to the store.
-        received: The number of ids in answers of the store, confirmed by the witness or not.
-        is_gone: Whether it was killed.
-    """
+    """A node whose state is a function of its history."""
 
     def __init__(self, network: Network, number: int, prefix: int, window: float, outage_reserve: float) -> None:
         connection = MessageConnection(network, Random(f"witness {number}").randbytes)
         config = replace(CONFIG, outage_reserve=outage_reserve)
         super().__init__(number, prefix, simulated_loop(lambda: network.now), connection, config, window)
         connection.node = self
-        self.number = number
+        self.number = number  # from 1
+        # A hash of all that the node has seen: calls, answers, times, in their order. Equal
+        # histories are equal states, because a node is deterministic.
         self.history = 0
-        self.sent = self.received = 0
-        self.is_gone = False
+        self.sent = 0  # the number of its calls to the store
+        self.received = 0  # the ids in answers of the store, confirmed by the witness or not
+        self.is_gone = False  # whether it was killed
 
     def see(self, *event: Any) -> None:
         """Add an event to the history."""

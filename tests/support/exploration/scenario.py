@@ -58,7 +58,7 @@ class Actor:
         return world.nodes[number - 1] if 0 < number <= len(world.nodes) else None
 
     def start(self, world: World) -> None:
-        """Begins the next step."""
+        """Begin the next step."""
         step = self.steps[self.done]
         self.done += 1
         if step.node:

@@ -1,6 +1,4 @@
-"""The scenarios. Each is as small as its question allows, so that all its orders of events can be
-explored.
-"""
+"""The scenarios, each so small that all orders of its events can be explored."""
 
 from typing import Any
 
@@ -58,16 +56,14 @@ def _actors(world: World, *actors: tuple[Step, ...]) -> None:
 
 
 def _nodes(world: World, count: int = 2, **settings: Any) -> None:
-    """Add a sequence, and nodes that have two of its ids in memory unless ``min_lease_size`` is 0."""
+    """Add a sequence, and nodes with two of its ids in memory unless ``min_lease_size`` is 0."""
     world.add_sequence("a", **{"min_lease_size": 3, **settings})
     for _ in range(count):
         _use(world, world.add_node())
 
 
 def _use(world: World, node: ExploredNode, held: int | None = None) -> None:
-    """Lets a node issue ids, and take a lease: the first write takes no more than what was asked
-    for.
-    """
+    """Let a node issue ids, and take a lease: the first write takes only what was asked for."""
     for _ in range(2):
         world.run(node, world.calls.allocate(node, "a", 1))
     settings = world.store.rows["a"].sequence
@@ -361,9 +357,7 @@ def _restore_empty(world: World) -> None:
 
 
 def _witnessed(world: World, count: int = 2, **settings: Any) -> ExploredNode:
-    """Add nodes with a witness, and keep a copy of the store; then the first node issues ids past
-    the copy.
-    """
+    """Add nodes with a witness; copy the store; let the first node issue ids past the copy."""
     world.witness = MemoryWitness()
     _nodes(world, count, **settings)
     world.backup = world.store.back_up()

@@ -24,7 +24,7 @@ class Exploration:
 def explore(
     scenario: Scenario, budget: Budget, *, seconds: float = 60.0, merges: bool = True, most_moves: int | None = None
 ) -> Exploration:
-    """Explores a scenario until nothing is left, a promise is broken, or the time is over.
+    """Explore a scenario until nothing is left, a promise is broken, or the time is over.
 
     Args:
         scenario: The scenario.

@@ -69,7 +69,7 @@ def bring_in(node: int, lines: list[bytes]) -> Step:
 
 
 def export(node: int, name: str = "a") -> Step:
-    """An operator exports the store. All ids issued before are at or before the exported counter."""
+    """An operator exports the store. All ids issued before are at or before its counter."""
 
     async def call(world: World, at: ExploredNode) -> None:
         issued = [each.ids[-1] for each in world.promises.issued[name, ""]]
@@ -156,9 +156,7 @@ def kill(node: int) -> Step:
 
 
 def fork(node: int, *, repeats_pid: bool = False, is_noticed: bool = True) -> Step:
-    """The node may become the child of a fork. Its parent, and its calls in flight, are not
-    simulated further.
-    """
+    """The node may become the child of a fork. Its parent and its calls in flight end."""
     how = "with its old process id" if repeats_pid else "with a new process id"
     return Step(
         f"n{node} forks {how}" + ", unnoticed" * (not is_noticed),

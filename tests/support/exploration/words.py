@@ -18,8 +18,7 @@ def shortest(scenario: Scenario, budget: Budget, trace: tuple[Move, ...], second
 
 
 def replay(scenario: Scenario, budget: Budget, trace: Iterable[Move]) -> Iterator[str]:
-    """Perform the moves of a trace, and yield each in words; the last line is the broken promise,
-    if there is one.
+    """Perform the moves of a trace, and yield each in words; last the broken promise, if any.
 
     Raises:
         ValueError: A move is not possible at its place.

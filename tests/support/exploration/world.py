@@ -44,15 +44,10 @@ class Budget:
 
 @dataclass
 class World:
-    """One execution of a scenario.
+    """One execution of a scenario."""
 
-    Args:
-        scenario: Sets up nodes, sequences and actors.
-        budget: What may go wrong.
-    """
-
-    scenario: "Scenario"
-    budget: Budget
+    scenario: "Scenario"  # sets up nodes, sequences and actors
+    budget: Budget  # what may go wrong
     now: float = 0.0  # the simulated time, in seconds
     nodes: list[ExploredNode] = field(default_factory=list)  # the nodes, also killed ones
     # The calls to the store that may still matter.
@@ -100,7 +95,7 @@ class World:
         task.result()
 
     def serve_until(self, node: ExploredNode, method: str) -> None:
-        """Answers the calls of a node to the store until it sends one of a method."""
+        """Answer the calls of a node to the store until it sends one of a method."""
         self._settle()
         while (
             message := next(each for each in self.messages if each.node is node and each.is_awaited)
@@ -127,14 +122,14 @@ class World:
     # Called by steps.
 
     def kill(self, node: ExploredNode) -> None:
-        """Kills a node; calls that it has sent may still be applied."""
+        """Kill a node; calls that it has sent may still be applied."""
         awaited = [message for message in self.messages if message.node is node and message.is_awaited]
         self.slack += node.received + sum(message.requested_ids for message in awaited)
         node.is_gone = True
         node.connection.cut = True
 
     def fork(self, node: ExploredNode, *, repeats_pid: bool, is_noticed: bool) -> None:
-        """Turn a node into the child of a fork. The parent ends, and its calls in flight are lost."""
+        """Turn a node into the child of a fork. Its parent ends; its calls in flight are lost."""
         node.see("fork", self.now)
         self.messages = [message for message in self.messages if message.node is not node]
         self._parents.append(node.loop)
@@ -143,7 +138,7 @@ class World:
         node.process.fork(repeats_pid=repeats_pid, is_noticed=is_noticed)
 
     def restore(self) -> None:
-        """Restores the older copy of the store."""
+        """Restore the older copy of the store."""
         assert self.backup is not None
         self.store.restore(self.backup)
         self.promises.record_restore(is_noticed=self.witness is not None and not self.loses_marks)
@@ -197,7 +192,7 @@ class World:
                     raise Violation(_text(error)) from None
 
     def finish(self) -> None:
-        """Lets time pass, and checks that every call has ended and every id is accounted for (P9).
+        """Let time pass, and check that every call has ended and every id is accounted for (P9).
 
         Raises:
             Violation: A promise is broken.
@@ -299,9 +294,7 @@ class World:
         self._answer(self._message(number))
 
     def _do_lose(self, number: int) -> None:
-        """The caller learns that its connection is lost. The call may have been applied, or may
-        still be.
-        """
+        """The caller loses its connection. The call may have been applied, or may still be."""
         message = self._message(number)
         message.node.see("lose", message.index, self.now)
         message.answer.set_exception(StoreOutcomeUnknown("the connection was reset"))
@@ -319,9 +312,7 @@ class World:
         self._pass(self.now + seconds)
 
     def _free_moves(self) -> tuple[list[Move], list[Move]]:
-        """Return the moves that cost nothing: those that must happen at some time, and those that
-        may.
-        """
+        """Return the moves that cost nothing: those that must happen, and those that may."""
         moves: list[Move] = []
         optional: list[Move] = []
         for message in self.messages:
@@ -419,9 +410,7 @@ class World:
         self._forget(message)
 
     def _complete(self, task: "asyncio.Task[Any]") -> None:
-        """Answers all calls to the store until a task is done, and what it started in the
-        background.
-        """
+        """Answer all calls to the store until a task, and what it started, is done."""
         self._settle()
         while not task.done() or any(message.is_awaited for message in self.messages):
             for message in [message for message in self.messages if message.is_awaited]:

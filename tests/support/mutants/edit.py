@@ -1,6 +1,4 @@
-"""A mutant: a small edit of the parsed code of one module, which is imported in place of the
-module.
-"""
+"""A mutant: a small edit of the parsed code of a module, imported in place of the module."""
 
 import ast
 import sys
@@ -16,9 +14,7 @@ class PlaceError(Exception):
 
 
 class Edit(NamedTuple):
-    """A replacement of an expression, or of statements in a row. Comments and the layout of the
-    code do not matter.
-    """
+    """A replacement of an expression, or of statements in a row, whatever the code's layout."""
 
     function: str  # the qualified name of the function or class; empty for the whole module
     before: str  # the source text of what is replaced. It must occur exactly once.
@@ -67,7 +63,7 @@ def install(mutant: Mutant) -> None:
 
 
 def check(mutant: Mutant) -> None:
-    """Compiles the edited module without importing it.
+    """Compile the edited module without importing it.
 
     Raises:
         PlaceError: A place does not exist exactly once.

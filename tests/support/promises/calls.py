@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -20,20 +21,15 @@ from tests.support.simulation.node import EPOCH_WALL, MachineClock, Node
 NO_GENERATION = 2**63
 
 
+@dataclass(eq=False)
 class CheckedCalls:
-    """Makes calls, and records what they return.
+    """Makes calls, and records what they return."""
 
-    Args:
-        promises: Checks the replies.
-        now: Returns the simulated time, in seconds.
-    """
-
-    def __init__(self, promises: PromiseChecker, now: Callable[[], float]) -> None:
-        self._promises = promises
-        self._now = now
+    _promises: PromiseChecker  # checks the replies
+    _now: Callable[[], float]  # returns the simulated time, in seconds
 
     async def allocate(self, node: Node, name: str, id_count: int) -> None:
-        """Allocates ids."""
+        """Allocate ids."""
         request = self._promises.record_request(node, name, id_count, self._now())
         try:
             held = node.allocator.allocate_from_lease(name, id_count)
@@ -44,7 +40,7 @@ class CheckedCalls:
         self._promises.record_reply(request, taken, self._now(), waited=held is None)
 
     async def allocate_once(self, node: Node, name: str, id_count: int, request_id: str) -> None:
-        """Allocates ids with a request id."""
+        """Allocate ids with a request id."""
         node.took_requests = True
         request = self._promises.record_request(node, name, id_count, self._now(), request_id)
         try:
@@ -124,9 +120,7 @@ class CheckedCalls:
                     self._promises.record_advance(name, counter.period, at, counter.last_value, step)
 
     async def retire(self, node: Node, names: Iterable[str]) -> None:
-        """Retires the store. When this has ended, no node issues ids of any sequence, such as
-        these, any more.
-        """
+        """Retire the store. From then on no node issues ids of any sequence, such as these."""
         await retire(node.connection, node.clock, "elsewhere", random=Random(0).randbytes)
         for name in names:
             self._promises.record_change(name, self._now(), NO_GENERATION)

@@ -42,9 +42,7 @@ class Request(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """A refusal because the store went backwards: the number of its event, and the newest
-    generation of the node.
-    """
+    """A refusal because the store went backwards: its event, and the node's newest generation."""
 
     number: int
     generation: int
@@ -58,18 +56,14 @@ class RecordedReply(NamedTuple):
 
 
 class PromiseChecker:
-    """Records all events, and asserts that no reply breaks a promise.
-
-    Attributes:
-        restored: Whether the store was restored and not repaired yet. Until then ids may be
-            repeated, but not by a node that has seen them.
-        children: Nodes that became the child of a fork.
-        issued: Replies, by sequence and period.
-    """
+    """Records all events, and asserts that no reply breaks a promise."""
 
     def __init__(self) -> None:
+        # Whether the store was restored and not repaired yet. Until then ids may be repeated, but
+        # not by a node that has seen them.
         self.restored = False
-        self.children: set[Node] = set()
+        self.children: set[Node] = set()  # nodes that became the child of a fork
+        # Replies, by sequence and period.
         self.issued: dict[tuple[str, str], list[Issued]] = defaultdict(list)
         self._numbers = count()
         self._nodes: list[Node] = []
@@ -171,9 +165,7 @@ class PromiseChecker:
         )
 
     def record_refusal(self, request: Request, refusal: Refusal) -> None:
-        """Check that no call is refused because of a store that has not gone backwards (P3), or of
-        no change (P7).
-        """
+        """Check that refusals follow a store that went backwards (P3), or a change (P7)."""
         if isinstance(refusal, StoreWentBackwards):
             node, name = request.node, request.sequence
             assert self._restored_at >= 0, f"{node.name}: {refusal} (P3, but the store was not restored)"
@@ -186,15 +178,11 @@ class PromiseChecker:
             assert newer or name in ledger.deleted, f"{before} is burned without a newer generation (P7)"
 
     def record_change_call(self, node: Node, name: str) -> None:
-        """Record that a node is asked to change a sequence: it may use the sequence again
-        afterwards.
-        """
+        """Record that a node is asked to change a sequence: it may use it again afterwards."""
         self._asked_to_change.add((node, name))
 
     def record_change(self, name: str, at: float, generation: int, node: Node | None = None) -> None:
-        """Record a change, and the time at which it is effective; at once for later calls of its
-        node.
-        """
+        """Record a change, and when it is effective; at once for later calls of its node."""
         if not self.restored:
             self._changes[name].append(EffectiveChange(max(at, self._leases_end), generation))
             if node is not None:
@@ -251,9 +239,7 @@ class PromiseChecker:
         self._claim(node, node.doc_ids.prefix, node.doc_ids.start_timestamp)
 
     def prefix(self, node: Node) -> tuple[int, int | None]:
-        """Return the prefix of a node after its last change, and the number of that event; None if
-        it is not known.
-        """
+        """Return a node's prefix after its last change, and that event; None if unknown."""
         return self._prefixes.get(node, (-1, None))
 
     def record_prefix(self, node: Node, prefix: int | None) -> None:
@@ -261,9 +247,7 @@ class PromiseChecker:
         self._prefixes[node] = next(self._numbers), prefix
 
     def record_doc_ids(self, node: Node, runs: list[DocIdRun], id_count: int, prefix: tuple[int, int | None]) -> None:
-        """Record and check the document ids of a reply to a call that began when the node had a
-        prefix.
-        """
+        """Record and check the document ids of a reply to a call that began under a prefix."""
         assert sum(run.id_count for run in runs) == id_count, f"{runs} are not {id_count} document ids"
         assert node not in self.children, f"{runs} are issued by a forked child (P8)"
         for run in runs:
@@ -275,9 +259,7 @@ class PromiseChecker:
             self._last_doc_id[node, run.prefix] = (run.timestamp, run.last)
 
     def state(self) -> tuple[Any, ...]:
-        """Return all that later checks depend on: with equal states they end equally after equal
-        events.
-        """
+        """Return what later checks depend on: equal states end equally after equal events."""
         issued = [(key, sorted(_state_of(each) for each in replies)) for key, replies in sorted(self.issued.items())]
         effective = [sorted(each.items()) for each in (self._changes, self._advances, self._repaired, self._settings)]
         requests = (
@@ -296,9 +278,7 @@ class PromiseChecker:
         )
 
     def check_balance(self, node: Node) -> None:
-        """Check P9 while no call is pending: every id granted to a node is issued, held, returned,
-        or burned.
-        """
+        """Check P9 without pending calls: granted ids are issued, held, returned, or burned."""
         ledger = node.connection.ledger
         taken = ledger.granted + ledger.unknown
         burned = node.allocator.burned.by_cause
@@ -348,9 +328,7 @@ class PromiseChecker:
             assert not advance.forbids(ids, now), f"{ids} of {name!r} {period} are issued after {advance}, {now} (P5)"
 
     def _check_stopped(self, request: Request, period: str, taken: IdRange) -> None:
-        """Check that a node that has refused a call stays stopped until the sequence has a newer
-        generation (P3).
-        """
+        """Check that a node that refused a call stays stopped until a newer generation (P3)."""
         key = request.node, request.sequence
         stop = self._stops.get(key)
         # A reply to a request id was recorded before; each period stops by itself.
@@ -398,9 +376,7 @@ def moved_back(before: Mapping[str, tuple[int, Sequence]], rows: Mapping[str, Ro
 
 
 def passed_bounds(before: Mapping[str, tuple[int, Sequence]], rows: Mapping[str, Row]) -> list[str]:
-    """Return the sequences for which a call set a bound that the counter had passed (P5); see
-    ``moved_back``.
-    """
+    """Return the sequences for which a call set a bound that the counter had passed (P5)."""
     return [
         f"{name!r} gets the bound {after.bound}, and its counter is at {value} (P5)"
         for name, (value, sequence) in before.items()

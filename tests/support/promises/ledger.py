@@ -1,6 +1,4 @@
-"""A node's connection to a store that records what the store answered, for the checks of the
-promises.
-"""
+"""A node's connection to a store, which records the store's answers for the promise checks."""
 
 import asyncio
 from collections import defaultdict
@@ -79,9 +77,6 @@ class RecordedConnection(ForwardingStore):
     Args:
         now: Returns the simulated time, in seconds.
         report: Called with each broken promise that is seen in a request.
-
-    Attributes:
-        pending: Number of calls without an answer.
     """
 
     def __init__(self, now: Callable[[], float], report: Callable[[str], None]) -> None:
@@ -89,7 +84,7 @@ class RecordedConnection(ForwardingStore):
         self._report = report
         self.ledger = Ledger()
         self.cut = False
-        self.pending = 0
+        self.pending = 0  # the number of calls without an answer
 
     @property
     def address(self) -> str:
@@ -111,7 +106,7 @@ class RecordedConnection(ForwardingStore):
     async def create(self, row: Row) -> Row:
         by_first_use = row.revised_by.startswith(FIRST_USE)
         if by_first_use and row.name in self.ledger.last:
-            self._report(f"sequence {row.name!r}, which the node had seen, is created anew (P3)")
+            self._report(f"sequence {row.name!r}, which the node had seen, is created again (P3)")
         assert row.last_value is not None
         granted = (row.last_value - row.sequence.before_start) // row.sequence.step if by_first_use else 0
         sent = self._now()

@@ -1,6 +1,4 @@
-"""The simulated cluster of ``test_state_machine``: calls, changes, backups, repairs and stops of
-its nodes.
-"""
+"""The simulated cluster of ``test_state_machine``: calls, changes, backups, repairs and stops."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -125,7 +123,7 @@ class SimulatedCluster(RuleBasedStateMachine):
         self.lost[name] = (min(low, value, sequence.start), max(high, value, sequence.start), sequence)
 
     def _repair(self, node: Node) -> None:
-        """Repairs a restored store as in the runbook: advances all sequences past all issued ids."""
+        """Repair a restored store as in the runbook: advance all sequences past all issued ids."""
         self.world.clear_faults()
         for name, (value, sequence) in self._rows().items():
             self._remember(name, value, sequence)

@@ -1,4 +1,4 @@
-"""Event loops in simulated time, one for each process of a simulation, so that each can be paused."""
+"""Event loops in simulated time, one for each simulated process, so that each can be paused."""
 
 import asyncio
 import heapq
@@ -13,18 +13,12 @@ from idalloc_server.store.sqlite.job_thread import JobThread
 
 
 class SimulatedLoop(asyncio.AbstractEventLoop):
-    """Runs the callbacks of one process on request, in the order in which they were scheduled.
-
-    Attributes:
-        paused: Whether the process is stopped, as by SIGSTOP.
-        tasks: Tasks that are not done.
-        errors: Contexts that asyncio would have logged.
-    """
+    """Runs the callbacks of one process on request, in the order in which they were scheduled."""
 
     def __init__(self, time: Callable[[], float]) -> None:
-        self.paused = False
-        self.tasks: set[asyncio.Task[Any]] = set()
-        self.errors: list[dict[str, Any]] = []
+        self.paused = False  # whether the process is stopped, as by SIGSTOP
+        self.tasks: set[asyncio.Task[Any]] = set()  # tasks that are not done
+        self.errors: list[dict[str, Any]] = []  # contexts that asyncio would have logged
         self._time = time
         self._ready: deque[asyncio.Handle] = deque()
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
@@ -134,9 +128,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
 
 class ImmediateJobs(JobThread):
-    """Runs the jobs of SQLite's thread at once, since threads would make the order of events
-    random.
-    """
+    """Runs the jobs of SQLite's thread at once: threads would make the order of events random."""
 
     def run(self, job: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
         """See ``JobThread.run``."""

@@ -25,20 +25,16 @@ RELEASE_SECONDS = 5.0
 
 
 class MachineClock:
-    """The clocks of one machine; only the wall clock can be set.
-
-    Attributes:
-        offset: How far the wall clock is ahead of the true time, in seconds.
-        highest: The highest offset so far.
-    """
+    """The clocks of one machine; only the wall clock can be set."""
 
     def __init__(self, time: Callable[[], float], booted: float = 0.0) -> None:
         self._time = time
         self._booted = booted
-        self._offset = self.highest = 0.0
+        self._offset = self.highest = 0.0  # the present and the highest offset
 
     @property
     def offset(self) -> float:
+        """How far the wall clock is ahead of the true time, in seconds."""
         return self._offset
 
     @offset.setter
@@ -62,13 +58,6 @@ class Node:
         connection: Its connection to the store.
         config: Its settings.
         window: How long it keeps the answers of request ids, in seconds.
-
-    Attributes:
-        doc_ids: The document id generator; None until the node has started.
-        callers: Tasks of pending calls.
-        issued_count: Number of ids issued.
-        took_requests: Whether any call had a request id.
-        closing: Whether the node is stopping.
     """
 
     def __init__(
@@ -101,22 +90,22 @@ class Node:
         self.start_timestamps = StartTimestamps(
             self.connection, self.clock, prefix=prefix, holder=self.name, max_clock_skew=60.0
         )
-        self.doc_ids: DocIdGenerator | None = None
-        self.callers: list[asyncio.Task[Any]] = []
-        self.issued_count = 0
-        self.took_requests = False
-        self.closing = False
+        self.doc_ids: DocIdGenerator | None = None  # None until the node has started
+        self.callers: list[asyncio.Task[Any]] = []  # tasks of pending calls
+        self.issued_count = 0  # the number of ids issued
+        self.took_requests = False  # whether any call had a request id
+        self.closing = False  # whether the node is stopping
         # It keeps its prefix, drops idle sequences, and removes old request ids.
         self._jobs: list[asyncio.Task[Any]] = []
         self._idle_checks: list[asyncio.Task[Any]] = []
 
     async def claim_start(self) -> None:
-        """Claims a start timestamp."""
+        """Claim a start timestamp."""
         start = await self.start_timestamps.start()
         self.doc_ids = DocIdGenerator(self.start_timestamps, start, process=self.process)
 
     async def start(self) -> None:
-        """Claims a start timestamp, and starts the background tasks."""
+        """Claim a start timestamp, and start the background tasks."""
         await self.claim_start()
         for job in (
             self.start_timestamps.keep_prefix(),

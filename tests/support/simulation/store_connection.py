@@ -29,9 +29,7 @@ class StoreFault(NamedTuple):
 
 
 class StoreConnection(RecordedConnection):
-    """A connection that forwards each call to the simulated store, with the next fault of its
-    method.
-    """
+    """A connection that forwards calls to the simulated store, with the next faults of methods."""
 
     def __init__(self, world: "World", store: Store, loop: SimulatedLoop) -> None:
         super().__init__(lambda: world.now, world.problems.append)

@@ -1,5 +1,4 @@
-"""Several nodes on one store in simulated time, with faults of their connections, for
-``test_state_machine``.
+"""Nodes on one store in simulated time, with faults of connections, for ``test_state_machine``.
 
 Each node has an event loop of its own, so that it can be paused while time passes. So has the
 store: it applies a call in time, also if the node has given up, is paused, or was killed.
@@ -26,23 +25,15 @@ class World:
 
     Args:
         path: The file of a SQLite store; None for a store in memory.
-
-    Attributes:
-        now: The simulated time, in seconds.
-        down: Whether the store is unreachable.
-        faults: Faults of the next calls, by method.
-        nodes: Running nodes.
-        gone: Nodes that were stopped or killed.
-        problems: Broken promises that were found outside of a call.
     """
 
     def __init__(self, path: Path | None) -> None:
-        self.now = 0.0
-        self.down = False
-        self.problems: list[str] = []
-        self.faults: dict[str, deque[StoreFault]] = defaultdict(deque)
-        self.nodes: list[Node] = []
-        self.gone: list[Node] = []
+        self.now = 0.0  # the simulated time, in seconds
+        self.down = False  # whether the store is unreachable
+        self.problems: list[str] = []  # broken promises that were found outside of a call
+        self.faults: dict[str, deque[StoreFault]] = defaultdict(deque)  # of the next calls, by method
+        self.nodes: list[Node] = []  # running nodes
+        self.gone: list[Node] = []  # nodes that were stopped or killed
         self.store_loop = simulated_loop(lambda: self.now)
         self.clock = MachineClock(lambda: self.now)
         self._one_at_a_time = asyncio.Lock()
@@ -80,7 +71,7 @@ class World:
         return None
 
     def kill(self, node: Node) -> None:
-        """Kills a node as SIGKILL does; calls that it has sent are still applied."""
+        """Kill a node as SIGKILL does; calls that it has sent are still applied."""
         node.connection.cut = True
         node.loop.paused = True
         self.nodes.remove(node)
@@ -94,7 +85,7 @@ class World:
         assert not self.problems, self.problems
 
     def pass_time(self, seconds: float) -> None:
-        """Advances the simulated time, and runs the timers that become due."""
+        """Advance the simulated time, and run the timers that become due."""
         end = self.now + seconds
         self.settle()
         while due := [when for loop in self.loops if (when := loop.next_timer) is not None and when <= end]:
@@ -103,7 +94,7 @@ class World:
         self.now = end
 
     def finish(self, loop: SimulatedLoop, work: Coroutine[Any, Any, Any]) -> BaseException | None:
-        """Lets time pass until the work is done, and returns its exception, or None."""
+        """Let time pass until the work is done, and return its exception, or None."""
         task = loop.create_task(work)
         self.settle()
         while not task.done():
@@ -118,9 +109,7 @@ class World:
         self.faults.clear()
 
     async def checked(self, method: str, apply: Callable[[], Awaitable[Any]]) -> Any:
-        """Apply a call to the store, and checks that counters move back only by a returned tail
-        (P2).
-        """
+        """Apply a call to the store; check that only a returned tail moves a counter back (P2)."""
         if self.memory is None:
             return await apply()
         async with self._one_at_a_time:
@@ -146,7 +135,7 @@ class World:
         return backup
 
     def restore(self, backup: Any) -> None:
-        """Restores a backup under the running nodes."""
+        """Restore a backup under the running nodes."""
         if self.memory is not None:
             self.memory.restore(backup)
             return

@@ -37,7 +37,7 @@ def quiet() -> Iterator[None]:
 
 @pytest.fixture
 def search(record_property: Callable[[str, object], None]) -> Callable[[Scenario, int], Exploration]:
-    """Explore a scenario completely; record the result for docs/operations/fault-tests.md."""
+    """Explore a scenario completely, and record the result for docs/operations/fault-tests.md."""
 
     def run(scenario: Scenario, extra: int) -> Exploration:
         budget = Budget(scenario.needed, extra)

@@ -150,7 +150,7 @@ class Service(SimulatedCluster):
 
     @rule(which=NODES, name=NAMES, id_count=COUNTS, turns=st.integers(0, 5), seconds=st.sampled_from([0.0, 0.0, 182.0]))
     def stop_a_node_during_an_answer(self, which: int, name: str, id_count: int, turns: int, seconds: float) -> None:
-        """Cancel calls or pause the node a few turns of its loop after the store's answer."""
+        """Cancel calls, or pause the node, a few turns of its loop after the store has answered."""
         node = self._node(which)
         if node:
             self._call_node(node, self.calls.allocate, name, id_count)
@@ -302,7 +302,7 @@ def quiet() -> Iterator[None]:
     ("machine", "share"), [(Service, 1.0), pytest.param(ServiceOnDisk, 0.1, marks=pytest.mark.test_long)]
 )
 def test_the_promises_hold_in_any_order_of_events(machine: type[Service], share: float) -> None:
-    """P1 to P7, P9: nodes keep them under any calls, changes, faults, pauses and restores."""
+    """P1 to P7, P9: nodes keep the promises under calls, changes, faults, pauses and restores."""
     if EXAMPLES:
         number = int(os.environ.get("IDALLOC_TEST_SEED") or random.SystemRandom().randrange(2**32))
         print(f"IDALLOC_TEST_SEED={number} IDALLOC_TEST_EXAMPLES={EXAMPLES}")

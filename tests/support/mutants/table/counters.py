@@ -1,4 +1,4 @@
-"""Faults of refills, of the order of callers, of the bound, and of the counts of burned ids (P9)."""
+"""Faults of refills, the order of callers, the bound, and the counts of burned ids (P9)."""
 
 from tests.support.mutants.edit import Edit, Mutant
 

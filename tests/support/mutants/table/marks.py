@@ -1,6 +1,4 @@
-"""Faults of the tail that is given back, and of the marks that detect a store that went backwards
-(P2, P3).
-"""
+"""Faults of the returned tail, and of the marks that detect a restored store (P2, P3)."""
 
 from tests.support.mutants.edit import Edit, Mutant
 

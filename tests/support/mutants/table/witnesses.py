@@ -1,6 +1,4 @@
-"""Faults of the witness's marks, which show fresh processes that the store was restored (P1, P3,
-P6).
-"""
+"""Faults of the witness's marks, by which fresh processes detect a restore (P1, P3, P6)."""
 
 from tests.support.mutants.edit import Edit, Mutant
 

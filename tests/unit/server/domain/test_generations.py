@@ -133,9 +133,7 @@ async def test_an_import_of_equal_counters_ends_leases(sequence: Sequence) -> No
 @pytest.mark.parametrize("lower_by", [0, 3], ids=["equal", "refused"])
 @pytest.mark.parametrize("sequence", [Sequence(min_lease_size=20), DAILY], ids=["plain", "period"])
 async def test_no_tail_is_given_back_past_imported_counters(sequence: Sequence, lower_by: int) -> None:
-    """P2: a stop after an import, even a rejected line, gives no id up to the imported counter
-    back.
-    """
+    """P2: a stop after an import, even a rejected line, gives back no id up to its counter."""
     clock = FakeClock()
     clock.wall_seconds -= clock.wall_seconds % 86_400  # far from midnight
     store = MemoryStore(clock)

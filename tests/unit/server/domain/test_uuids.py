@@ -1,6 +1,4 @@
-"""UUIDs of version 4 and 7: well formed, and version 7 rises whatever the clock does (RFC 9562,
-section 6.2).
-"""
+"""UUIDs of version 4 and 7 (RFC 9562): well formed; version 7 rises whatever the clock does."""
 
 import os
 import random

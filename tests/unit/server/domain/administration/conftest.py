@@ -27,7 +27,7 @@ class Node:
         self.service = SequenceService(store, clock, self.allocator, store_timeout=CONFIG.store_timeout)
 
     async def warm(self, name: str, clock: FakeClock) -> list[int]:
-        """Allocates until the node holds a lease; returns the ids."""
+        """Allocate until the node holds a lease; return the ids."""
         taken = []
         for _ in range(8):
             taken += ids(await self.allocator.allocate(name, 10))

@@ -86,7 +86,7 @@ async def test_a_deleted_sequence_issues_no_ids(node: Node) -> None:
 
 
 async def test_deleting_and_recreating_under_leases_repeats_no_id(node: Node, other: Node, clock: FakeClock) -> None:
-    """P5: a sequence that is deleted and created again while two nodes hold leases repeats no id."""
+    """P5: a sequence deleted and created again while two nodes hold leases repeats no id."""
     issued = await node.warm("orders", clock) + await other.warm("orders", clock)
     gone = await node.service.delete("orders", "", new_token())
     issued += await other.take("orders")  # from its lease, which is still valid

@@ -63,9 +63,7 @@ def names(found: SequenceIndex, sort: SortKey = SortKey.NAME, **how: Any) -> lis
 
 
 async def test_index_sorts_searches_and_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page is a part of the whole list: sorted by name, use, rate or forecast, of names with a
-    text.
-    """
+    """A page is a part of the list, sorted by name, use, rate or forecast, of names with a text."""
     index = await scanned(Rows([f"S{number:04}" for number in range(1_000)]), monkeypatch)
     assert names(index, limit=2, offset=998) == ["S0998", "S0999"]
     assert names(index, SortKey.USED, descending=True, limit=2) == ["S0999", "S0998"]

@@ -1,6 +1,4 @@
-"""A sequence that a restored store replaced by another one: nodes stop issuing until it is advanced
-(P3).
-"""
+"""A restored store replaced a sequence by another one: nodes stop until it is advanced (P3)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -38,9 +36,7 @@ FIXED_SETTINGS = [({}, DAILY), (DAILY, {}), ({}, DOWN), (DOWN, {}), ({}, TIMESTA
 async def test_a_replaced_sequence_stops_until_it_is_advanced(
     store: MemoryStore, clock: FakeClock, before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> None:
-    """P3: a node issues nothing from a sequence with other fixed settings until an operator
-    advances it.
-    """
+    """P3: a node issues no ids of a sequence with other fixed settings until it is advanced."""
     old, fresh = await replace(store, clock, before, after)
     for _ in range(3):
         with pytest.raises(StoreWentBackwards, match=r"of another sequence \(.*advanced past"):

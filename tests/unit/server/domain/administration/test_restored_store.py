@@ -1,6 +1,4 @@
-"""A restored store reuses no generation that a live node saw: old leases and tails end all the same
-(P3).
-"""
+"""A restored store reuses no generation that a live node saw: old leases and tails end (P3)."""
 
 import copy
 

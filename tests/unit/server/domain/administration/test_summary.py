@@ -35,9 +35,7 @@ async def use(node: Node, clock: FakeClock, name: str, count: int, seconds: int)
 
 
 async def test_the_forecast_extrapolates_the_rate(node: Node, other: Node, clock: FakeClock) -> None:
-    """exhaust_time is when the remaining ids are used at the rate of this server; another one
-    forecasts nothing.
-    """
+    """exhaust_time is when this server's rate has used the remaining ids; None without a rate."""
     await node.service.create("orders", {"max_value": 1_000_000}, new_token())
     assert (await node.service.get("orders")).exhaust_time is None
     await use(node, clock, "orders", 50, 10)

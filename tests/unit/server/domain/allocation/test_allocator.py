@@ -179,7 +179,7 @@ class TestBound:
     async def test_every_id_up_to_the_bound_is_issued_once(
         self, sizes: list[int], step: int, total: int, slack: int
     ) -> None:
-        """P1: every id up to the bound is issued exactly once, for any step and sizes of requests."""
+        """P1: every id up to the bound is issued exactly once, for any step and request sizes."""
         slack = min(slack, abs(step) - 1)
         end = step * (total - 1) + (slack if step > 0 else -slack)
         settings = Sequence(start=0, step=step, min_value=min(end, 0) - 5 * (step > 0), max_value=max(end, 0))

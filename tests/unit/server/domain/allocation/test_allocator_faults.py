@@ -1,6 +1,4 @@
-"""Several nodes on one store, with random faults: ids are unique, rise per node, and stay behind
-the counter (P1).
-"""
+"""Random faults of nodes and store: ids are unique, rise per node, behind the counter (P1)."""
 
 from typing import Any
 

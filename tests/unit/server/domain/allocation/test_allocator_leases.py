@@ -1,6 +1,4 @@
-"""The end of a lease: expiry, a newer generation, a stop, a store that went backwards, a fork (P3,
-P4, P8).
-"""
+"""The end of a lease: expiry, generation, stop, store that went backwards, fork (P3, P4, P8)."""
 
 import asyncio
 import os

@@ -29,7 +29,7 @@ class Node(Allocator):
         self.issued += range(taken.first_id, taken.last_id + 1)
 
     async def warm_up(self, name: str = "s") -> int:
-        """Issues ids until the lease has more than 5; returns their number."""
+        """Issue ids until the lease has more than 5; return their number."""
         left = 0
         while left <= 5:
             await self.issue(1, name)

@@ -84,7 +84,7 @@ async def test_an_abandoned_record_is_counted_once(store: MemoryStore, clock: Fa
 
 
 class TestInFlight:
-    """Ids in flight when the allocator is abandoned count once, whatever answer arrives later (P9)."""
+    """P9: ids in flight when the allocator is abandoned count once, whatever arrives later."""
 
     @pytest.mark.parametrize("ends", ["answered", "cancelled"])
     async def test_an_abandoned_refill_is_counted_once(self, store: MemoryStore, clock: FakeClock, ends: str) -> None:
@@ -107,9 +107,7 @@ class TestInFlight:
         assert allocator.burned.by_cause == {BurnCause.UNKNOWN_OUTCOME: wanted}
 
     async def test_a_refill_abandoned_before_it_began_fails_callers(self, store: MemoryStore, clock: FakeClock) -> None:
-        """A caller whose refill is abandoned before its first step is refused and does not wait for
-        ever.
-        """
+        """A caller whose refill is abandoned before its first step is refused at once."""
         allocator = Allocator(store, clock, CONFIG)
         caller = asyncio.create_task(allocator.allocate("orders", 3))
         await asyncio.sleep(0)
@@ -149,7 +147,7 @@ class TestInFlight:
         assert allocator.burned.by_cause.total() == (store.rows["orders"].last_value or 0) - 1
 
     async def test_ids_of_an_answered_request_id_are_counted_once(self, store: MemoryStore, clock: FakeClock) -> None:
-        """P9: a caller with a request id that has not resumed gets no ids that abandon has counted."""
+        """P9: a caller with a request id that has not resumed gets no ids that abandon counted."""
         allocator = Allocator(store, clock, CONFIG)
         request_ids = IdempotentAllocator(allocator, store, clock, node="n", window=3600.0, store_timeout=5.0)
         caller = asyncio.create_task(request_ids.allocate_once("orders", 3, "r", 0))
@@ -183,7 +181,7 @@ class TestInFlight:
 
 @pytest.mark.parametrize("hanging", ["grant", "give_back"], ids=["killed in a refill", "slow to stop"])
 async def test_a_node_that_ends_delays_no_other(store: MemoryStore, clock: FakeClock, hanging: str) -> None:
-    """P10: while a node ends, calls of other nodes wait for no timer, no lease and no other node."""
+    """P10: while a node ends, calls of other nodes wait for no timer, lease or other node."""
     ending, staying, started = (Allocator(store, clock, CONFIG) for _ in range(3))
     for _ in range(5):
         await ending.allocate("orders", 10)
@@ -203,9 +201,7 @@ async def test_a_node_that_ends_delays_no_other(store: MemoryStore, clock: FakeC
 
 
 async def test_a_stopped_allocator_issues_nothing(store: MemoryStore, clock: FakeClock) -> None:
-    """P3: a call after the stop is refused, and cannot take the last refill of the stop for a
-    restored store.
-    """
+    """P3: a call after the stop is refused: the last refill does not look like a restore to it."""
     allocator = Allocator(store, clock, CONFIG)
     await allocator.allocate("orders", 1)
     answered = asyncio.Event()

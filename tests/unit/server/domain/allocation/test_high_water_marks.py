@@ -175,9 +175,7 @@ async def test_a_clock_set_forward_removes_no_mark(store: MemoryStore, clock: Fa
 
 @pytest.mark.parametrize("step", [1, -1])
 def test_a_grant_across_the_mark_is_refused(step: int) -> None:
-    """P3: the mark is compared with the counter before the write, also of a store that ignores the
-    floor.
-    """
+    """P3: the mark is compared with the counter before the write, also without a floor."""
     marks, sequence = HighWaterMarks(10), Sequence(step=step, min_value=-1_000, start=0)
     marks.update("s", Grant(100 * step, 1, sequence, 1_000, 1, (1, 1, 1), 1))
     with pytest.raises(StoreWentBackwards):

@@ -18,9 +18,7 @@ MOST_IN_USE, MOST_IDLE = 1_600, 400
 
 @pytest.mark.timeout(120)
 async def test_sequences_take_little_memory(store: MemoryStore, clock: FakeClock) -> None:
-    """A sequence that was served once takes at most 1,500 bytes while it is in use, and 400 bytes
-    once it is idle.
-    """
+    """A sequence that was served once takes at most 1,500 bytes in use, and 400 bytes once idle."""
     allocator = Allocator(store, clock, CONFIG)
     for number in range(NAMES):
         make(store, f"tenant-{number:08}", Sequence())
@@ -43,9 +41,7 @@ async def test_sequences_take_little_memory(store: MemoryStore, clock: FakeClock
 
 
 def held_by(store: MemoryStore, allocator: Allocator) -> int:
-    """Return the traced memory in bytes, without the calls that the fake store keeps and counts
-    that were sampled.
-    """
+    """Return the traced memory in bytes, without the fake store's records and sampled counts."""
     store.calls.clear()
     for _ in allocator.pop_issued():
         pass

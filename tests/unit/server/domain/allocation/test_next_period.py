@@ -1,6 +1,4 @@
-"""The counter of the next period, which is opened before it begins, beside a restore, a replacement
-and a stop.
-"""
+"""The counter of the next period, opened early, beside a restore, a replacement and a stop."""
 
 import asyncio
 from collections import Counter
@@ -57,9 +55,7 @@ def nodes(store: MemoryStore, clock: FakeClock) -> Nodes:
 
 
 async def test_an_advance_after_a_restore_is_enough(nodes: Nodes, store: MemoryStore) -> None:
-    """P3: a day that was opened early begins, although the store was restored to a copy of before
-    its opening.
-    """
+    """P3: a day that was opened early begins, although the store was restored to before that."""
     await nodes.run(100)
     backup = store.back_up()
     assert not await nodes.run(LEAD - 100 - 85)
@@ -87,7 +83,7 @@ async def test_a_replaced_sequence_has_one_counter(nodes: Nodes, store: MemorySt
 
 
 async def test_a_call_during_a_stop_opens_no_period(nodes: Nodes, store: MemoryStore, clock: FakeClock) -> None:
-    """P9: a call that resumes while the node stops opens no counter, whose ids nobody would count."""
+    """P9: a call that resumes while the node stops opens no counter with ids that nobody counts."""
     await nodes.run(100)
     clock.advance(LEAD - 100 - 50)  # no call in the meantime: the next one would open the next day
     (node, _) = nodes.allocators

@@ -119,9 +119,7 @@ async def test_an_unreachable_store_is_retried_once_a_second(load: Load, store: 
 
 
 async def test_a_hundred_times_the_rate_makes_no_call_wait(load: Load) -> None:
-    """P10: from steady to busy: with a store that answers within 50 ms, all calls are served from
-    memory.
-    """
+    """P10: from steady to busy, all calls are served from memory if the store answers in 50 ms."""
     load.slow_down(0.05, calls=1_000)
     await load.run(200, rate=5)
     assert await load.run(10, rate=500) == 0

@@ -22,9 +22,7 @@ SIZES = {"1": [1], "2": [2], "7": [7], "10": [10], "mixed": [1, 10, 2, 7, 1, 30,
 async def test_no_caller_notices_a_stalled_store(
     store: MemoryStore, clock: FakeClock, how_many: int, sizes: list[int]
 ) -> None:
-    """P10: callers of any size are served while the store stalls for ``outage_reserve``, on every
-    node.
-    """
+    """P10: all nodes serve callers of any size while the store stalls for ``outage_reserve``."""
     nodes = SteadyNodes(store, clock, how_many, sizes)
     await nodes.run(300)
     store.next("grant", *(Fault(before=asyncio.Event()) for _ in range(how_many)))
@@ -47,7 +45,7 @@ async def test_no_caller_notices_an_unknown_outcome(store: MemoryStore, clock: F
 
 
 async def test_ids_before_a_later_range_are_burned_as_leftover(store: MemoryStore, clock: FakeClock) -> None:
-    """P9: a call that only a later range can serve burns the ids before it, without a store call."""
+    """P9: a call that only a later range can serve burns the ids before it, and calls no store."""
     nodes = SteadyNodes(store, clock, 2, [10])
     await nodes.run(100)
     allocator = nodes.allocators[0]
@@ -69,7 +67,7 @@ async def test_ids_before_a_later_range_are_burned_as_leftover(store: MemoryStor
 
 
 async def test_nothing_is_prefetched_after_an_unknown_outcome(store: MemoryStore, clock: FakeClock) -> None:
-    """P9: after an unknown outcome, a grant requests only what callers wait for until one succeeds."""
+    """P9: after an unknown outcome, grants request only what callers need until one succeeds."""
     nodes = SteadyNodes(store, clock, 1, [10])
     await nodes.run(100)
     allocator = nodes.allocators[0]

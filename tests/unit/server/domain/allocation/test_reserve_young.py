@@ -23,9 +23,7 @@ DAY = 86_400.0
 async def test_no_caller_notices_an_outage_after_5_seconds(
     store: MemoryStore, clock: FakeClock, sizes: list[int], rate: int, how_many: int
 ) -> None:
-    """P10: from 5 s after the first call, an outage of ``outage_reserve`` is not noticed at the
-    same rate and sizes.
-    """
+    """P10: 5 s after the first call, steady callers notice no outage of ``outage_reserve``."""
     nodes = SteadyNodes(store, clock, how_many, sizes, rate)
     for seconds in (5, 6, 15, 60):
         await nodes.run(seconds)
@@ -74,9 +72,7 @@ async def test_an_old_demand_costs_nothing(store: MemoryStore, clock: FakeClock)
 
 
 async def test_restarts_with_few_calls_do_not_keep_a_demand(store: MemoryStore, clock: FakeClock) -> None:
-    """A node writes what it measured, not what it read: a crash loop does not keep the demand of a
-    peak.
-    """
+    """A node writes what it measured, not what it read: a crash loop keeps no peak's demand."""
     nodes = SteadyNodes(store, clock, 1, SIZES["10"], rate=10)
     await nodes.run(30)
     for _ in range(4):
@@ -87,9 +83,7 @@ async def test_restarts_with_few_calls_do_not_keep_a_demand(store: MemoryStore, 
 
 
 async def test_a_rolling_restart_burns_at_most_two_reserves(store: MemoryStore, clock: FakeClock) -> None:
-    """Ten nodes that restart one after the other ask for their shares: at most two reserves are
-    burned in all.
-    """
+    """Ten nodes that restart in turn ask for their shares, and burn at most two reserves in all."""
     nodes = SteadyNodes(store, clock, 10, SIZES["10"], rate=2)
     await nodes.run(30)
     for node in range(10):
@@ -103,9 +97,7 @@ async def test_a_rolling_restart_burns_at_most_two_reserves(store: MemoryStore, 
 
 
 async def test_the_row_has_the_mean_of_the_nodes(store: MemoryStore, clock: FakeClock) -> None:
-    """A node that starts asks for a share: the row has neither the demand of the busiest node nor
-    of the last one.
-    """
+    """A node that starts asks for a share: the row's demand is not the busiest or last node's."""
     busy = SteadyNodes(store, clock, 1, [1], rate=20)
     quiet = SteadyNodes(store, clock, 1, [1], rate=2)
     demands = []
@@ -131,9 +123,7 @@ async def test_one_large_call_is_no_rate(store: MemoryStore, clock: FakeClock) -
 
 
 async def test_a_warm_node_follows_a_takeover(store: MemoryStore, clock: FakeClock) -> None:
-    """P10: 5 s after a node in use took over the callers of others, it has a reserve for them as
-    well.
-    """
+    """P10: 5 s after a node took over the callers of others, it has a reserve for them as well."""
     nodes = SteadyNodes(store, clock, 1, SIZES["10"], rate=5)
     await nodes.run(60)
     nodes.rate = 15
@@ -155,9 +145,7 @@ async def test_a_small_demand_in_the_row_does_no_harm(store: MemoryStore, clock:
 
 
 async def test_the_first_call_of_a_period_is_served_from_memory(store: MemoryStore, clock: FakeClock) -> None:
-    """P10: the counter of the next period is opened in time, also if the store is away over the
-    boundary.
-    """
+    """P10: the next period's counter is opened in time, also if the store is away at its start."""
     make(store, "s", DAILY)
     clock.wall_seconds += DAY - clock.wall_seconds % DAY - 4 * RESERVE
     nodes = SteadyNodes(store, clock, 3, [1, 3], rate=5)
@@ -187,9 +175,7 @@ async def test_a_failed_opening_of_a_period_is_repeated(store: MemoryStore, cloc
 
 
 async def test_an_unused_period_is_closed_with_its_sequence(store: MemoryStore, clock: FakeClock) -> None:
-    """P9: the ids of a period that was opened and not used are given back when the sequence is
-    idle.
-    """
+    """P9: ids of a period that was opened and not used are given back when the sequence is idle."""
     make(store, "s", DAILY)
     clock.wall_seconds += DAY - clock.wall_seconds % DAY - 4 * RESERVE
     nodes = SteadyNodes(store, clock, 1, [1], rate=2)

@@ -1,4 +1,4 @@
-"""Sequences with a reset: each period starts over, in the sequence's time zone, on all nodes (P1)."""
+"""Sequences with a reset: each period starts over, in the sequence's time zone, on all nodes."""
 
 import asyncio
 from datetime import datetime
@@ -177,9 +177,7 @@ async def test_without_a_lease_proof_nothing_is_issued(
 
 
 async def test_a_period_ahead_of_its_sequence_issues_nothing(nodes: list[Allocator], store: MemoryStore) -> None:
-    """P5: a counter in a newer generation issues nothing until its sequence follows, and burns
-    little.
-    """
+    """P5: a counter in a newer generation waits for its sequence, and burns little meanwhile."""
     await issue(nodes[0], 1)
     await store.open_period(name_of_period("s", "2026-12-31"), DAILY, 1_000, 2)
     for _ in range(5):
@@ -274,7 +272,7 @@ async def test_an_interrupted_advance_is_completed_by_a_node(
 async def test_a_day_that_repeats_during_its_close_is_closed_again(
     nodes: list[Allocator], store: MemoryStore, clock: FakeClock
 ) -> None:
-    """A day that the clock repeats while it is being closed is closed again, and no lease remains."""
+    """A day that the clock repeats while it is closed is closed again, and no lease remains."""
 
     async def use(count: int) -> set[str]:
         days = set()

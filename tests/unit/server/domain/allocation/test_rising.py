@@ -1,6 +1,4 @@
-"""Ids that rise over all nodes: a call that starts after a reply gets larger ids; callers share
-writes.
-"""
+"""Ids that rise over all nodes: a call after a reply gets larger ids; callers share writes."""
 
 import asyncio
 

@@ -1,6 +1,4 @@
-"""Changes of a sequence while nodes hold leases: delete, re-create, advance; and lease sizes (P3,
-P5).
-"""
+"""Changes while nodes hold leases: delete, re-create, advance; and lease sizes (P3, P5)."""
 
 import asyncio
 
@@ -40,9 +38,7 @@ class TestTombstone:
     async def test_a_deletion_ends_the_lease_at_the_next_renewal(
         self, allocator: Allocator, store: MemoryStore, clock: FakeClock
     ) -> None:
-        """P5: the next renewal after a deletion ends the lease; the first use creates no new
-        sequence.
-        """
+        """P5: the next renewal after a deletion ends the lease; the first use creates nothing."""
         await warm(allocator)
         await revise(store, deleted=True)
         assert allocator.allocate_from_lease("s", 1) is not None  # the deletion is effective later

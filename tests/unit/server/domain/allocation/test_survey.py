@@ -20,9 +20,7 @@ class Clock:
 
 
 def state(**changed: object) -> CounterState:
-    """Return the state of a counter with a lease until 280 s, 600 ids left in the store, and a rate
-    of 2.
-    """
+    """Return a counter's state: a lease until 280 s, 600 ids left in the store, a rate of 2."""
     usual = CounterState("", Sequence(), 5, 5, 280.0, 600, 100.0, False, "", False, 2.0)
     return usual._replace(**changed)  # type: ignore[arg-type]
 
@@ -41,9 +39,7 @@ def test_forecast_counts_from_the_last_write() -> None:
 
 
 def test_counters_without_a_rate_have_no_forecast() -> None:
-    """Before the first write, without a rate, for timestamps, and for the row of a sequence with a
-    reset.
-    """
+    """Before the first write, without a rate, for timestamps, and for the own row with a reset."""
     assert exhausts_in(state(remaining=None)) is None
     assert exhausts_in(state(ids_per_second=0.0)) is None
     assert exhausts_in(state(settings=replace(Sequence(), kind=Kind.TIMESTAMP_MS))) is None
@@ -59,7 +55,7 @@ def test_renewal_is_late_in_the_last_third_of_the_lease() -> None:
 
 
 async def test_survey_keeps_the_nearest_forecasts() -> None:
-    """Of thousands of sequences the survey counts all, and keeps the forecasts of the nearest 20."""
+    """The survey counts thousands of sequences, and keeps the forecasts of the nearest 20."""
     states = {f"s{number}": state(remaining=10 * number, ids_per_second=1.0) for number in range(1000)}
     states["s7"] = states["s7"]._replace(is_behind=True, ids_in_memory=0)
     found = await survey([*states, "gone"], lambda name: [states[name]] if name in states else [], Clock(), 180.0)

@@ -57,7 +57,7 @@ def test_bursts_count_for_one_window(pause: int, in_window: int) -> None:
     )
 
 
-def test_a_use_after_silence_begins_anew() -> None:
+def test_a_use_after_silence_starts_again() -> None:
     """Neither the silence nor the use before counts."""
     recent = RecentUse()
     at = use(recent, 5, START, 100) + 10 * WINDOW_SECONDS

@@ -1,6 +1,4 @@
-"""Document ids: MySQL's arithmetic (compared with recordings), settings, and overflows of the
-serial.
-"""
+"""Document ids: MySQL's arithmetic (compared with recordings), settings, and serial overflows."""
 
 import asyncio
 
@@ -95,7 +93,7 @@ class TestArithmetic:
         assert seen == 1319
 
     async def test_every_recorded_batch_is_reproduced_by_runs(self) -> None:
-        """Each batch recorded from MySQL is reproduced by at most three runs, also over overflows."""
+        """At most three runs reproduce each batch recorded from MySQL, also over overflows."""
         overflows = 0
         for recorded in recordings.transitions():
             store = MemoryStore()

@@ -65,7 +65,7 @@ async def heartbeats(
 
 
 async def wait_for_heartbeats(store: MemoryStore, times: int = 1) -> None:
-    """Wait until the store has answered so many further heartbeats."""
+    """Wait until the store has answered this many further heartbeats."""
     wanted = len(store.calls_of("keep_prefix")) + times + 1
     async with asyncio.timeout(5):
         while len(store.calls_of("keep_prefix")) < wanted:  # noqa: ASYNC110

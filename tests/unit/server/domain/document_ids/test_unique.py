@@ -1,6 +1,4 @@
-"""Document ids are unique across forks (P8), restarts, clock changes and nodes with the same prefix
-(P6).
-"""
+"""Document ids are unique across forks (P8), restarts, clock changes and equal prefixes (P6)."""
 
 import asyncio
 import subprocess

@@ -59,7 +59,7 @@ def settings_changed(store: MemoryStore, sequence: Sequence | None = None) -> No
 
 
 async def warm(node: Node) -> None:
-    """Allocates until the node holds a lease, so that the next ids need no store call."""
+    """Allocate until the node holds a lease, so that the next ids need no store call."""
     for _ in range(5):
         await node.allocator.allocate("orders", 100)
     assert node.allocator.allocate_from_lease("orders", 1)

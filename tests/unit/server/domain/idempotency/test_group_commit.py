@@ -18,8 +18,7 @@ CONFIG = replace(sequence_allocators.CONFIG, store_timeout=30.0)
 
 
 async def drive(store: MemoryStore, method: str, callers: int, call: Callable[[], Awaitable[object]]) -> int:
-    """Run concurrent callers until the store has answered ``ROUNDS`` writes; return the number of
-    completed calls.
+    """Run concurrent callers for ``ROUNDS`` writes; return the number of completed calls.
 
     The store answers one write at a time, after all callers have progressed as far as they can.
     """

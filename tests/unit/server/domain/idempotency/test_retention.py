@@ -1,6 +1,4 @@
-"""Recorded answers are removed after their window, by the boot clock of the process that removes
-them (P7).
-"""
+"""Recorded answers are removed after their window, by the boot clock of the pruner (P7)."""
 
 import asyncio
 
@@ -23,7 +21,7 @@ async def prune(node: Node) -> None:
 
 class TestPruning:
     async def test_batches_remove_all_and_continue_after_errors(self, store: MemoryStore, clock: FakeClock) -> None:
-        """P7: the pruner removes all answers whose window has passed, and continues after an error."""
+        """P7: the pruner removes all answers whose window has passed, also after an error."""
         node = Node(store, clock)
         node.request_ids.window = 0.05
         many = [
@@ -81,9 +79,7 @@ class TestPruning:
     async def test_a_row_without_a_window_is_kept_for_the_default(
         self, node: Node, store: MemoryStore, clock: FakeClock
     ) -> None:
-        """P7: a row without a window is kept for the default window or the node's own, whichever is
-        longer.
-        """
+        """P7: a row without a window is kept for the default or the node's own, the longer one."""
         node.request_ids.window = 1.0
         await store.record([RecordedAllocation(ONE, "orders", 1, 5, 1, 1, "", 7, "a")])
         await prune(node)

@@ -1,6 +1,4 @@
-"""A retry with the same request id gets the same ids, or an error if they may not be issued any
-more (P7).
-"""
+"""A retry with the same request id gets the same ids, or an error if they are burned (P7)."""
 
 import asyncio
 import contextlib
@@ -137,7 +135,7 @@ class TestAnotherRequest:
     async def test_a_reused_request_id_is_rejected(
         self, node: Node, other_node: Node, sequence: str, count: int
     ) -> None:
-        """P7: a request id that was used for another sequence or count is rejected on every node."""
+        """P7: a request id of another sequence or count is rejected on every node."""
         await node.take(5)
         for each in (node, other_node):
             refusal = await each.refused(count, sequence=sequence)
@@ -337,7 +335,7 @@ class TestLateCaller:
         assert node.burned == ({} if first_in_time else {BurnCause.EXPIRED: 5})
 
     async def test_a_cancelled_caller_burns_no_ids_of_another(self, node: Node) -> None:
-        """P9: a caller that is cancelled after the answer does not burn ids that another one has."""
+        """P9: a caller that is cancelled after the answer does not burn ids that another has."""
         calls = [asyncio.create_task(node.take(5)) for _ in range(2)]
         calls[0].add_done_callback(lambda _: calls[1].cancel())
         answers = await asyncio.gather(*calls, return_exceptions=True)

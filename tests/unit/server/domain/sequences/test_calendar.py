@@ -1,6 +1,4 @@
-"""Periods of sequences with a reset: the period of a time, and its end, also where clocks change
-around midnight.
-"""
+"""Periods of sequences with a reset: when they begin and end, also where clocks change."""
 
 import math
 from datetime import date, datetime

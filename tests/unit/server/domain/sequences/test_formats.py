@@ -1,6 +1,4 @@
-"""Formats: texts of different ids differ, parsing reverses formatting, and check digits detect
-typing errors.
-"""
+"""Formats: ids have different texts, parsing reverses formatting, check digits detect typos."""
 
 from itertools import product
 
@@ -35,9 +33,7 @@ def refusal(template: str, sequence: Sequence | None = None) -> str:
 
 @st.composite
 def templates(draw: st.DrawFn) -> str:
-    """Draws templates, most of them valid: any fields in any order, with and without literal text
-    between.
-    """
+    """Draw templates, most of them valid: any fields in any order, with or without text between."""
     fields = ["{value" + draw(st.sampled_from(SPECS)) + "}"]
     fields += draw(st.lists(st.sampled_from(["{year}", "{month}", "{day}"]), unique=True))
     if draw(st.booleans()):

@@ -23,13 +23,13 @@ CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=60.0, auto_create_seque
 
 
 async def settle() -> None:
-    """Lets a refill from a store in memory complete."""
+    """Let a refill from a store in memory complete."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
 async def test_a_failed_refill_without_callers_is_reported() -> None:
-    """A failed refill that no caller waits for shows in the health and, once a second, in the log."""
+    """A failed refill without a caller shows in the health and, once a second, in the log."""
     clock = FakeClock()
     store = MemoryStore(clock)
     node = Allocator(store, clock, CONFIG)
@@ -54,7 +54,7 @@ async def test_a_failed_refill_without_callers_is_reported() -> None:
 
 
 async def test_a_failed_refill_of_cancelled_callers_is_reported() -> None:
-    """A store that fails after its callers' deadlines still shows in the health, and counts once."""
+    """A store that fails after its callers' deadlines shows in the health, and counts once."""
     clock = FakeClock()
     store = MemoryStore(clock)
     node = Allocator(store, clock, CONFIG)

@@ -1,6 +1,4 @@
-"""A retired store creates no sequence and claims no start timestamp: its sequences go on in another
-store.
-"""
+"""A retired store creates no sequence and claims no start timestamp: another store does."""
 
 import pytest
 

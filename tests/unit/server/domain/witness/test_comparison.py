@@ -66,7 +66,7 @@ class TestCompare:
                 await grant
 
     async def test_a_tombstone_is_created_again(self, store: MemoryStore, witness: MemoryWitness) -> None:
-        """A deleted sequence that is behind has to be created again; one that is not behind is ok."""
+        """A deleted sequence that is behind must be created again; one that is not is ok."""
         witness.marks["s"] = WitnessMark(2, 10, 1, "t")
         store.rows["s"] = Row(Sequence(), 9, 3, deleted=True)
         assert [each.repair for each in await compare(store, witness)] == [Repair.CREATE]
@@ -80,9 +80,7 @@ class TestCompare:
         assert [each.state for each in await compare(store, witness)] == [State.BEHIND]
 
     async def test_an_advance_repairs_earlier_periods(self, store: MemoryStore, witness: MemoryWitness) -> None:
-        """A period is behind until its sequence has a newer generation, in which its next use
-        passes the mark.
-        """
+        """A period is behind until a newer generation of its sequence moves it past the mark."""
         old, current = name_of_period("s", "2025"), name_of_period("s", "2026")
         witness.marks |= {"s": WitnessMark(2, 0, 1, "a"), old: WitnessMark(2, 9, 1, "b")}
         witness.marks[current] = WitnessMark(2, 10, 1, "c")
@@ -100,9 +98,7 @@ class TestCompare:
         assert store.rows[old].last_value == 9
 
     async def test_start_timestamps_are_compared(self, store: MemoryStore, witness: MemoryWitness) -> None:
-        """P6: a start timestamp that the store lacks is shown, and needs no repair; the name of the
-        store is not.
-        """
+        """P6: start timestamps that the store lacks are shown, without repair; its name is not."""
         witness.marks = {f"{START}{prefix}": WitnessMark(0, 100, 1, "t") for prefix in (1, 2, 3)}
         witness.marks[IDENTITY] = WitnessMark(0, 0, 1, "name")
         store.prefixes |= {1: PrefixRow(100), 2: PrefixRow(99)}
@@ -123,9 +119,7 @@ class TestCompare:
         assert await compare(store, witness, "unknown") == []
 
     async def test_a_tail_given_back_meanwhile_is_ok(self, store: MemoryStore, witness: MemoryWitness) -> None:
-        """A tail that a server gives back between the reads of mark and row does not put the row
-        behind.
-        """
+        """A tail given back between the reads of mark and row does not put the row behind."""
         witness.marks["s"] = WitnessMark(2, 10, 1, "t")
         store.rows["s"] = Row(Sequence(), 10, 2)
         read_starts = store.claimed_starts

@@ -41,7 +41,7 @@ def test_gaps_past_a_lowered_mark_are_left_out() -> None:
     strategies.lists(strategies.tuples(strategies.integers(0, 60), strategies.integers(1, 6)), max_size=40),
 )
 def test_no_id_is_taken_twice(step: int, grants: list[tuple[int, int]]) -> None:
-    """P1: whatever is taken out of the gaps, no id is taken twice, and none that was not in a gap."""
+    """P1: no id is taken out of the gaps twice, and none that was not in a gap."""
     gaps = add_gap(add_gap("", Gap(10 * step, 30 * step)), Gap(40 * step, 50 * step))
     left = {*range(11, 31), *range(41, 51)}
     for before, count in grants:

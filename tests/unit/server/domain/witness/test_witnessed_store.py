@@ -1,4 +1,4 @@
-"""A store with a witness: what fresh processes notice of a restore, and what it costs (P1, P3, P6)."""
+"""A store with a witness: how fresh processes notice a restore, and its cost (P1, P3, P6)."""
 
 import asyncio
 from typing import Any, cast
@@ -59,7 +59,7 @@ def witness() -> MemoryWitness:
 
 
 async def issue_past_a_copy(store: MemoryStore, witness: MemoryWitness | None, name: str = "s") -> set[int]:
-    """Issues ids, copies the store, issues more, and restores the copy; returns all ids."""
+    """Issue ids, copy the store, issue more, and restore the copy; return all ids."""
     node = Node(store, witness)
     ids = set(await node.take(5, name))
     copy = store.back_up()
@@ -76,9 +76,7 @@ async def test_without_a_witness_a_fresh_process_repeats_ids(store: MemoryStore)
 
 
 async def test_a_fresh_process_refuses_a_restored_store(store: MemoryStore, witness: MemoryWitness) -> None:
-    """P3: with a witness, a fresh process issues nothing of a restored sequence until an advance;
-    no id twice.
-    """
+    """P3: a fresh process issues no ids of a restored sequence until an advance, and none twice."""
     ids = await issue_past_a_copy(store, witness)
     node = Node(store, witness)
     with pytest.raises(StoreWentBackwards, match="in the witness"):
@@ -90,9 +88,7 @@ async def test_a_fresh_process_refuses_a_restored_store(store: MemoryStore, witn
 
 
 async def test_a_fresh_process_creates_no_lost_sequence(store: MemoryStore, witness: MemoryWitness) -> None:
-    """P3: a sequence that the copy lacks is not created by its next use; created and advanced, it
-    goes on.
-    """
+    """P3: a first use creates no sequence that the copy lacks; created and advanced, it goes on."""
     copy = store.back_up()
     ids = set(await Node(store, witness).take(5))
     store.restore(copy)
@@ -125,9 +121,7 @@ async def test_a_lost_mark_ends_the_refusals(store: MemoryStore, witness: Memory
 
 
 async def test_a_restored_period_is_refused_and_repaired(store: MemoryStore, witness: MemoryWitness) -> None:
-    """P3: a fresh process refuses a period's restored counter; an advance of the sequence repairs
-    all periods.
-    """
+    """P3: a fresh process refuses a period's restored counter; an advance repairs all periods."""
     await Node(store, witness).create(reset=Reset.DAILY, format="{year}{month}{day}-{value}")
     ids = await issue_past_a_copy(store, witness)
     node = Node(store, witness)
@@ -138,9 +132,7 @@ async def test_a_restored_period_is_refused_and_repaired(store: MemoryStore, wit
 
 
 async def test_another_sequence_of_the_name_is_refused(store: MemoryStore, witness: MemoryWitness) -> None:
-    """P3, P9: a sequence of another direction, made where the copy lacks the old one, issues
-    nothing.
-    """
+    """P3, P9: a sequence of another direction, in place of one that is lost, issues nothing."""
     copy = store.back_up()
     await Node(store, witness).take(5)
     store.restore(copy)
@@ -177,9 +169,7 @@ async def test_a_bound_below_the_mark_is_kept(store: MemoryStore, witness: Memor
 
 @pytest.mark.parametrize("fault", [unreachable(), lost_request(), lost_reply()])
 async def test_ids_without_a_confirmed_mark_are_burned(store: MemoryStore, witness: MemoryWitness, fault: Any) -> None:
-    """P1, P9: if the witness does not confirm a grant, none of its ids is issued, and all are
-    counted.
-    """
+    """P1, P9: if the witness confirms no grant, none of its ids is issued, and all are counted."""
     node = Node(store, witness)
     await node.take(5)
     witness.next("replace", fault)
@@ -231,9 +221,7 @@ async def test_refills_share_the_calls_of_the_witness(store: MemoryStore, witnes
 
 
 async def test_a_grant_that_another_mark_overtook_fills_its_gap(store: MemoryStore, witness: MemoryWitness) -> None:
-    """P1: two nodes whose marks arrive in the other order: both grants are confirmed, and nothing
-    is burned.
-    """
+    """P1: if two nodes' marks arrive in the other order, both grants are confirmed, none burned."""
     one, other = Node(store, witness), Node(store, witness)
     await one.take(1)
     gate = witness.hold("replace")
@@ -261,9 +249,7 @@ async def test_a_grant_of_an_older_generation_fills_no_gap(store: MemoryStore, w
 
 
 async def test_many_nodes_that_write_at_once_burn_nothing(store: MemoryStore, witness: MemoryWitness) -> None:
-    """P1, P9: the first use of a rising sequence by 30 nodes at once: each gets its ids, and none
-    is burned.
-    """
+    """P1, P9: 30 nodes use a rising sequence first, at once: each gets its ids, none is burned."""
     nodes = [Node(store, witness) for _ in range(30)]
     await nodes[0].create(ordering=Ordering.RISING)
     ids = await asyncio.gather(*(node.take(3) for node in nodes for _ in range(2)))
@@ -272,9 +258,7 @@ async def test_many_nodes_that_write_at_once_burn_nothing(store: MemoryStore, wi
 
 
 async def test_a_reset_keeps_the_mark_of_an_earlier_sequence(store: MemoryStore, witness: MemoryWitness) -> None:
-    """P1: a sequence with a reset, made where a copy lacks one without, does not hide how far that
-    one was.
-    """
+    """P1: a sequence with a reset, in place of one without, does not hide how far that one was."""
     lost = store.back_up()
     ids = await issue_past_a_copy(store, witness)
     right = store.back_up()
@@ -289,9 +273,7 @@ async def test_a_reset_keeps_the_mark_of_an_earlier_sequence(store: MemoryStore,
 
 
 async def test_a_returned_tail_is_no_restore(store: MemoryStore, witness: MemoryWitness) -> None:
-    """P3: another node read the mark before a tail was given back, and its grant comes after: no
-    false alarm.
-    """
+    """P3: no false alarm if a tail is given back between another node's mark and its grant."""
     one, other = Node(store, witness), Node(store, witness)
     await one.take(5)
     await other.allocator.proof("s")
@@ -403,9 +385,7 @@ async def test_marks_have_what_was_issued(store: MemoryStore, witness: MemoryWit
 
 
 async def test_a_change_that_a_restore_took_back_is_not_answered(store: MemoryStore, witness: MemoryWitness) -> None:
-    """P5: an advance that was lost before its mark moved, while a fresh process took ids, ends with
-    an error.
-    """
+    """P5: an advance that was lost before its mark moved, while ids were issued, is an error."""
     node, fresh = Node(store, witness), Node(store, witness)
     await node.create()
     copy, gate = store.back_up(), witness.hold("replace")
