@@ -53,8 +53,9 @@ class SequenceNotFound(Refusal, reason="SEQUENCE_NOT_FOUND", status="NOT_FOUND")
     """The sequence does not exist. ``why`` follows "does not exist" in the message."""
 
     next_step = (
-        "Create the sequence, or set `auto_create_sequences`. A deleted one then continues after its last id. If it "
-        "says `this store was retired`, use the new one ([runbook](../operations/runbook.md#sequence_not_found))."
+        "Create the sequence, or set `auto_create_sequences`. A deleted one then continues after its last id. "
+        "If the message says `this store was retired`, use the new store "
+        "([runbook](../operations/runbook.md#sequence_not_found))."
     )
 
     def __init__(self, sequence: str, why: str = "") -> None:

@@ -20,7 +20,7 @@ _log = structlog.get_logger("idalloc.high_water_marks")
 class _FixedSettings(NamedTuple):
     """Settings that no update changes, and by which a row of another sequence is recognized."""
 
-    rises: bool
+    counts_up: bool
     kind: Kind
     reset: Reset
 
@@ -32,7 +32,7 @@ class _HighWaterMark(NamedTuple):
 
     def is_past(self, value: int) -> bool:
         """Return whether the mark is past ``value`` in the direction of the sequence."""
-        return self.value > value if self.fixed_settings.rises else self.value < value
+        return self.value > value if self.fixed_settings.counts_up else self.value < value
 
 
 class HighWaterMarks:
@@ -112,7 +112,7 @@ class HighWaterMarks:
             return NO_FLOOR
         if not counts_ids(name, mark.fixed_settings.reset):
             return GrantFloor(mark.generation)
-        if mark.fixed_settings.rises:
+        if mark.fixed_settings.counts_up:
             return GrantFloor(mark.generation, least=mark.value)
         return GrantFloor(mark.generation, most=mark.value)
 
@@ -203,16 +203,16 @@ def _fixed_settings_of(sequence: Sequence) -> _FixedSettings:
 
 
 @cache
-def _shared_fixed_settings(rises: bool, kind: Kind, reset: Reset) -> _FixedSettings:
+def _shared_fixed_settings(counts_up: bool, kind: Kind, reset: Reset) -> _FixedSettings:
     """Return one object for all high-water marks with the same settings, to save memory."""
-    return _FixedSettings(rises, kind, reset)
+    return _FixedSettings(counts_up, kind, reset)
 
 
 def _differences(before: _FixedSettings, after: _FixedSettings) -> str:
     """Return the addition to the error message for a row of another sequence."""
     words = []
-    if before.rises != after.rises:
-        words.append(f"counts {'up' if after.rises else 'down'}")
+    if before.counts_up != after.counts_up:
+        words.append(f"counts {'up' if after.counts_up else 'down'}")
     if before.kind != after.kind:
         words.append(f"kind {after.kind.name} instead of {before.kind.name}")
     if before.reset != after.reset:

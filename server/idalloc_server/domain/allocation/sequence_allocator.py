@@ -21,7 +21,7 @@ from idalloc_server.domain.store.records import Revision
 # moment of its own.
 _LONGEST_LEAD, _SHORTEST_LEAD = 3, 1
 # The interval, in seconds, at which the next period is checked from then on.
-_LOOK_SECONDS = 1.0
+_CHECK_SECONDS = 1.0
 # How often ids are issued while the sequence's generation changes, before the call fails.
 _ATTEMPTS = 4
 
@@ -52,7 +52,7 @@ class SequenceAllocator:
     # period again.
     _next_period: str = ""
     _open_at: float = math.inf
-    _look_at: float = -math.inf
+    _check_at: float = -math.inf
     # A generation that a period's counter has and the sequence does not have, and when this was
     # first seen.
     _pending_generation: tuple[int, float] = (0, math.inf)
@@ -156,11 +156,11 @@ class SequenceAllocator:
 
     def _current_period(self, proof: IdRange) -> str:
         wall = self._clock.wall()
-        if not self._since <= wall < self._look_at:
-            self._look(proof, wall)
+        if not self._since <= wall < self._check_at:
+            self._check_period(proof, wall)
         return self._period
 
-    def _look(self, proof: IdRange, wall: float) -> None:
+    def _check_period(self, proof: IdRange, wall: float) -> None:
         """Find the current period, and open the next one in time."""
         if not self._since <= wall < self._until:
             self._period = period_at(proof.sequence, wall)
@@ -169,9 +169,9 @@ class SequenceAllocator:
             lead = _SHORTEST_LEAD + (_LONGEST_LEAD - _SHORTEST_LEAD) * share
             self._open_at = self._until - lead * self._shared.allocation_config.outage_reserve
         if wall < self._open_at:
-            self._look_at = self._open_at
+            self._check_at = self._open_at
             return
-        self._look_at = min(self._until, wall + _LOOK_SECONDS)
+        self._check_at = min(self._until, wall + _CHECK_SECONDS)
         counter = self._periods.get(self._period)
         if counter and (demand := counter.demand) and not proof.sequence.is_rising and not self._shared.is_closed():
             self._next_period = period_at(proof.sequence, self._until)
@@ -180,7 +180,7 @@ class SequenceAllocator:
     def _current_counter(self, proof: IdRange) -> CounterAllocator:
         """Return the current period's counter, without ids of generations before the proof's."""
         if proof.sequence.reset != self._reset:  # at first, and after another sequence replaced this one
-            self._reset, self._until, self._look_at = proof.sequence.reset, -math.inf, -math.inf
+            self._reset, self._until, self._check_at = proof.sequence.reset, -math.inf, -math.inf
         return self._counter_of(self._current_period(proof), self._since, proof)
 
     def _counter_of(self, period: str, wall: float, proof: IdRange) -> CounterAllocator:
