@@ -1,1 +1,1 @@
-"""Domain logic: allocation, administration and document ids, without gRPC and SQL."""
+"""Domain logic: sequences and their ids, document ids and UUIDs, without gRPC and SQL."""

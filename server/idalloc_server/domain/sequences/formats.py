@@ -1,4 +1,4 @@
-"""Formats: templates such as ``INV-{year}-{value:06d}`` for the text of ids.
+"""Formats: templates such as ``INV-{year}-{value:06d}`` to format ids as text and parse them.
 
 A template has literal text (``{{`` and ``}}`` for braces) and fields:
 

@@ -77,7 +77,7 @@ class Sequence:
 
     @property
     def bound(self) -> int:
-        """The bound that the counter moves towards, ``min_value`` if the step is negative."""
+        """The bound ahead of the counter: ``max_value``, or ``min_value`` with a negative step."""
         return self.max_value if self.step > 0 else self.min_value
 
     @property

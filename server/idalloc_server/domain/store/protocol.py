@@ -229,9 +229,9 @@ class Store(Protocol):
     async def claim_start(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
         """Claim a start timestamp that is unique under this prefix (P6).
 
-        It is at least ``at_least``, in seconds since 1970. ``holder``, the claiming process,
-        becomes the prefix's holder, unless another holder was seen within the last ``stale_after``
-        seconds by the store's clock.
+        ``prefix`` is 0 to 65535. The start timestamp is at least ``at_least``, in seconds since
+        1970. ``holder``, the claiming process, becomes the prefix's holder, unless another holder
+        was seen within the last ``stale_after`` seconds by the store's clock.
 
         Raises:
             StoreRetired: The store is retired.

@@ -53,7 +53,9 @@ async def check_identity(store: Store, witness: Witness, random: Callable[[int],
 
 
 async def check_same_store(store: Store, witness: Witness) -> None:
-    """Refuse the witness of another store. Changes neither; one without a name may have lost it.
+    """Refuse the witness of another store, but accept it if one of the two has no name.
+
+    The one without a name may have lost it. Neither is changed.
 
     Raises:
         StartRefused: The witness belongs to another store.

@@ -88,7 +88,7 @@ class Witness(Protocol):
         ...
 
     async def list(self, after: str, limit: int) -> list[tuple[str, WitnessMark]]:
-        """Return at most ``limit`` marks after a name, in byte order of their names."""
+        """Return at most ``limit`` marks after a name ("" for all), in byte order of names."""
         ...
 
     async def forget(self, names: Collection[str]) -> int:
