@@ -131,7 +131,7 @@ class Allocator:
         return await survey(names, states_of, self._shared.clock, self._allocation_config.lease_ttl)
 
     def allocate_from_lease(self, sequence: str, count: int) -> IdRange | None:
-        """Take 1 or more ids from memory; None if ``allocate_after_refill`` is needed."""
+        """Take ``count`` ids, at least 1, from memory; None if that needs the store."""
         sequence_allocator = self._sequence_allocators.get(sequence)
         if sequence_allocator is None or self._current_pid() != self._pid:
             return None

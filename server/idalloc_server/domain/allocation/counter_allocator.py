@@ -78,7 +78,7 @@ class CounterAllocator:
 
     @property
     def reserve_seconds(self) -> float | None:
-        """How many seconds the reserve lasts at the present rate; None without one or the other."""
+        """How many seconds the reserve lasts at the present rate; None without reserve or rate."""
         if self.row.settings.is_rising or self.row.has_reset or not self._held.writes:
             return None
         return self._held.reserve.seconds_left(self._held.lease.left, self._clock.boot())
