@@ -98,7 +98,7 @@ MUTANTS = (
         "the counter of the next period is opened by its first call",
         (
             Edit(
-                "SequenceAllocator._look",
+                "SequenceAllocator._check_period",
                 "counter and (demand := counter.demand) and (not proof.sequence.is_rising)"
                 " and (not self._shared.is_closed())",
                 "False",
