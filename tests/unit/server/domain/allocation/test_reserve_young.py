@@ -82,6 +82,18 @@ async def test_restarts_with_few_calls_do_not_keep_a_demand(store: MemoryStore, 
     assert nodes.held_ids == 0
 
 
+async def test_few_calls_are_no_demand(store: MemoryStore, clock: FakeClock) -> None:
+    """A node writes no demand before it has served five of the largest calls, however long it takes."""
+    nodes = SteadyNodes(store, clock, 1, SIZES["10"], rate=1)
+    demands = []
+    for _ in range(12):
+        await nodes.run(1)
+        clock.advance(5)
+        demands.append(store.rows["s"].demand)
+    assert demands[:5] == [None] * 5
+    assert any(demands)
+
+
 async def test_a_rolling_restart_burns_at_most_two_reserves(store: MemoryStore, clock: FakeClock) -> None:
     """Ten nodes that restart in turn ask for their shares, and burn at most two reserves in all."""
     nodes = SteadyNodes(store, clock, 10, SIZES["10"], rate=2)
