@@ -83,7 +83,7 @@ async def test_restarts_with_few_calls_do_not_keep_a_demand(store: MemoryStore, 
 
 
 async def test_few_calls_are_no_demand(store: MemoryStore, clock: FakeClock) -> None:
-    """A node writes no demand before it has served five of the largest calls, however long it takes."""
+    """A node writes no demand before it has served five of its largest calls."""
     nodes = SteadyNodes(store, clock, 1, SIZES["10"], rate=1)
     demands = []
     for _ in range(12):
