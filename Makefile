@@ -111,14 +111,14 @@ bench-peers: .venv/ready ## measure idalloc beside Redis, PostgreSQL, etcd and r
 bench-opensearch: .venv/ready ## measure idalloc beside the counter document of OpenSearch; writes docs/operations/benchmarks.md
 	$(bin)/python -m bench.counter_document $(ARGS)
 
-bench-faults: .venv/ready ## measure calls while SQLite and CrateDB fail; writes docs/operations/benchmarks.md
+bench-faults: .venv/ready ## measure calls while SQLite and CrateDB fail; writes docs/operations/benchmarks-growth.md
 	$(bin)/python -m bench.faults $(ARGS)
 	$(bin)/python -m bench.first_seconds $(FIRST_SECONDS_ARGS)
 
 bench-xproto: .venv/ready ## measure adds of documents beside a live MySQL 8.0.31; writes docs/operations/benchmarks.md
 	$(bin)/python -m bench.xproto $(ARGS)
 
-bench-growth: .venv/ready ## measure what grows with sequences, nodes, connections; writes docs/operations/benchmarks.md
+bench-growth: .venv/ready ## measure what grows with sequences, nodes, connections; writes docs/operations/benchmarks-growth.md
 	$(bin)/python -m bench.growth $(ARGS)
 
 bench-envoy: .venv/ready ## measure native behind Envoy beside grpcio, both with TLS (needs ghz); prints the figures

@@ -6,7 +6,6 @@ from typing import Any
 
 from bench.markdown import number, table, verdict
 
-TITLE = "## Documents beside MySQL\n"
 _ABOUT = """\
 MySQL's Python client adds documents without an `_id`, in one connection, to idalloc's
 [port for the X Protocol](../guides/mysql-xdevapi.md) and to a MySQL 8.0.31 on the same disk. They take turns:
@@ -54,7 +53,6 @@ def section(result: dict[str, Any]) -> str:
         for beside, each in result["callers"].items()
     )
     parts = [
-        TITLE,
         _ABOUT.format(**result),
         table(("An add of", "idalloc", "MySQL", "Ratio", "Target", "Result"), "lrrrrl", rows),
         _CALLERS,

@@ -1,86 +1,79 @@
-"""Write docs/operations/benchmarks.md and its chart from the last results in .build/bench.
+"""Write docs/operations/benchmarks.md and benchmarks-growth.md from the results of the last runs in
+.build/bench.
 
 python -m bench.document    writes them without measuring.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench import added_documents, faults_table, first_seconds_table
 from bench.markdown import number, table, verdict
-from bench.questions import QUESTIONS, draw
+from bench.questions import QUESTIONS, Question
 
-PEERS, GROWTH = Path(".build/bench/peers.json"), Path(".build/bench/growth.json")
-OPENSEARCH, FAULTS = Path(".build/bench/opensearch.json"), Path(".build/bench/faults.json")
-XPROTO, FIRST_SECONDS = Path(".build/bench/xproto.json"), Path(".build/bench/first_seconds.json")
-DOCUMENT = Path("docs/operations/benchmarks.md")
-_CHARTS_TITLE, _TARGETS_TITLE = "## Charts\n", "## Targets\n"
-_PEERS_TITLE, _GROWTH_TITLE = "## idalloc beside the alternatives\n", "## Cost as work grows\n"
-_MACHINE_TITLE = "## The machine\n"
-_UNFAIR_TITLE = "## What was not fair\n"
-_COUNTER_DOCUMENT_TITLE = "## The counter document of OpenSearch\n"
-_NOT_RUN = "This part did not run yet.\n"
+RESULTS, PAGES = Path(".build/bench"), Path("docs/operations")
+PEERS, GROWTH, OPENSEARCH = RESULTS / "peers.json", RESULTS / "growth.json", RESULTS / "opensearch.json"
+FAULTS, FIRST_SECONDS = RESULTS / "faults.json", RESULTS / "first_seconds.json"
+XPROTO = RESULTS / "xproto.json"
+_COMMANDS = {
+    PEERS.name: "make bench-peers",
+    OPENSEARCH.name: "make bench-opensearch",
+    FAULTS.name: "make bench-faults",
+    FIRST_SECONDS.name: "python -m bench.first_seconds",
+    GROWTH.name: "make bench-growth",
+    XPROTO.name: "make bench-xproto",
+}
 
 _HEAD = """\
 # Benchmarks
 
-This page compares idalloc with Redis, PostgreSQL, etcd and the recipes for CrateDB and OpenSearch on one machine. It
-shows how long calls take while the store fails, and what grows with sequences, nodes and connections. It also compares
-the X Protocol's port with MySQL. Five commands write it on your machine: `make bench-peers`, `make bench-opensearch`,
-`make bench-faults`, `make bench-growth` and `make bench-xproto`.
+idalloc beside Redis, PostgreSQL, etcd, MySQL and the recipes for CrateDB and OpenSearch, on one machine: one table for
+each question. [Performance](../explanation/performance.md) explains the figures. `make bench-peers` repeats them on
+your machine; [how to repeat them](benchmarks-growth.md#how-to-repeat-them) has the other commands.
 """
+_HEAD_OF_GROWTH = """\
+# Benchmarks for maintainers
 
+How long calls take while the store fails, and what grows with sequences, nodes and connections.
+[Benchmarks](benchmarks.md) compares idalloc with others.
+"""
 _WHAT = """\
-A **call** is one request that allocates. A client that prefetches ids makes no such calls: it has no latency,
-and its CPU is given per id. All contenders took turns, {rounds} rounds of {seconds:g} s each; a figure is the median of
-the rounds. All contenders write an acknowledged allocation to disk: SQLite with `synchronous = FULL`, Redis with
-`appendonly yes` and `appendfsync always`, PostgreSQL with its defaults, CrateDB with
-`translog.durability = REQUEST`, its default. etcd and OpenSearch have their defaults, which write to disk, too.
+All contenders took turns, {rounds} rounds of {seconds:g} s each; a figure is the median of the rounds. A **call** is
+one request that allocates; a client that prefetches ids makes no such calls. CPU is the server's, for a call, or for an
+id where there are no calls. A dash means unknown or not measured. All contenders write an acknowledged allocation to
+disk: SQLite with `synchronous = FULL`, Redis with `appendonly yes` and `appendfsync always`, PostgreSQL, etcd, CrateDB
+and OpenSearch with their defaults.
 """
-
 _COUNTER_DOCUMENT = """\
 The recipe of OpenSearch's users is one scripted `_update` of a counter document a call, with `upsert` and
 `retry_on_conflict=10`. A call that loses all its tries answers 409 and has no id. idalloc uses the same node as its
-store. All took turns, {rounds} rounds of {seconds:g} s each; a figure is the median of the rounds.
+store. All took turns, {rounds} rounds of {seconds:g} s each.
 """
-
-_COUNTER_DOCUMENT_UNFAIR = """\
-What was not fair: the recipe writes to OpenSearch on each call, idalloc only for a new lease, so ids of a lease that
-a crash loses are burned. `ids()` makes no calls of its own, so it has no latency. The callers of the recipe are
-threads of one Python process, which limits both sides. OpenSearch ran with 256 MB of heap and the JIT's first tier, as
-in the tests; its own speed is higher with more of both.
-"""
-
 _UNFAIR = """\
-## What was not fair
-
-These differences favour one side or the other. Read the figures with them in mind.
+These differences favour one side or the other:
 
 - {share}
-- One machine: the network between client and server, missing here, would cost all contenders the same per call, which
-  favours ranges and `ids()`.
-- An fsync took {fsync_ms:g} ms on this disk (median, 4 kB, {file_system}). Contenders that write on each call (the
-  recipes, Redis, PostgreSQL's segment table, `RISING`) are limited by it and gain from a faster disk. Calls that
-  idalloc serves from a lease are not.
-- ghz uses CPU, too, and has a maximum rate; near that rate the figures of `native` measure ghz. Its latencies include
-  its own time.
-- The clients differ: ghz in Go, pgbench and redis-benchmark in C, the SDK, the recipe's threads and Redis over a
-  socket in Python. The client's CPU includes the cost of Python.
+- One machine: the network, missing here, would cost all contenders the same per call, which favours ranges and `ids()`.
+- An fsync took {fsync_ms:g} ms on this disk (median, 4 kB, {file_system}). Contenders that write on each call are
+  limited by it and gain from a faster disk. Calls that idalloc serves from a lease are not.
+- ghz makes the unary calls. It uses CPU, too, and near its maximum rate the figures of `native` measure ghz.
+- The clients differ: ghz in Go, pgbench and redis-benchmark in C; the SDK, the recipes' threads and Redis with 1 and 16
+  in flight in Python, whose cost is in the figures.
 - Redis and PostgreSQL can allocate blocks as well (`INCRBY orders 1000`, a sequence with `INCREMENT 1000`). A client
   that counts through a block has what `ids()` does, without expiry, generation and order. The segment table measures
   this approach.
-- PostgreSQL writes a sequence to its log for every 32nd `nextval` only; the others need no disk.
-- etcd has no increment: the counter reads its value and compares it in a transaction. The client uses the JSON
-  gateway, which costs more than gRPC. With several clients most transactions find another value, and repeat.
-- OpenSearch ran with 256 MB of heap, see above; its recipe has 64 callers.
-- Redis by default, with `appendfsync everysec` or none, is many times as fast; a power cut can then repeat ids.
-- The recipe fails after five unsuccessful attempts, as in the guide; such a call counts without an id. Its turns take
-  3 s or more, because of its pauses.
+- PostgreSQL writes a sequence to its log for every 32nd `nextval` only. Redis by default, with `appendfsync everysec`
+  or none, is many times as fast; a power cut can then repeat ids.
+- etcd has no increment: the counter reads its value and compares it in a transaction, over the JSON gateway.
+- OpenSearch ran with 256 MB of heap and the JIT's first tier, as in the tests. Its recipe, like CrateDB's, writes on
+  each call; idalloc burns the rest of a lease in a crash.
+- CrateDB's recipe fails after five unsuccessful attempts, as in the guide; such a call counts without an id. Its turns
+  take 3 s or more, because of its pauses.
 - Other load on a shared machine changes single figures from run to run. Ratios compare turns of the same round.
 """
-
 _REPEAT = """\
 ## How to repeat them
 
@@ -104,106 +97,81 @@ and are stopped at the end. `ARGS="--rounds 3 --seconds 1"` makes it shorter. `m
 resumes, kills and starts one of them (`tests/support/cratedb/cluster.py`). `make bench-xproto` needs Maven, which
 fetches MySQL, and Debian's `libaio1` and `libnuma1`.
 """
+_COLUMNS = ("In flight", "Calls/s", "Ids/s", "p50, ms", "p99, ms", "CPU of server")
+
+
+class Section(NamedTuple):
+    """A section of a page."""
+
+    title: str
+    source: Path  # the result that it shows
+    content: Callable[[dict[str, Any]], str]
+    has_machine: bool = False  # whether it ends with the date and the machine
 
 
 def write() -> None:
-    """Write the page and the charts; parts without results in .build/bench stay on the page."""
-    results = {
-        path: json.loads(path.read_text())
-        for path in (PEERS, OPENSEARCH, FAULTS, FIRST_SECONDS, GROWTH, XPROTO)
-        if path.exists()
-    }
-    old = _sections(DOCUMENT.read_text()) if DOCUMENT.exists() else {}
-    parts = [_HEAD]
-    if PEERS in results:
-        parts.append(charts(results[PEERS]))
-        parts.append(peers(results[PEERS]))
-    else:
-        parts += [old[title] for title in (_CHARTS_TITLE, _TARGETS_TITLE) if title in old]
-        parts.append(_kept(old, _PEERS_TITLE))
-    for path, title, section in (
-        (OPENSEARCH, _COUNTER_DOCUMENT_TITLE, counter_document),
-        (FAULTS, faults_table.TITLE, faults_table.section),
-        (FIRST_SECONDS, first_seconds_table.TITLE, first_seconds_table.section),
-        (GROWTH, _GROWTH_TITLE, growth),
-        (XPROTO, added_documents.TITLE, added_documents.section),
+    """Write both pages; a section without a result in .build/bench stays as it is on its page."""
+    for page, head, sections, end in (
+        (PAGES / "benchmarks.md", _HEAD, _sections(), ""),
+        (PAGES / "benchmarks-growth.md", _HEAD_OF_GROWTH, _sections_of_growth(), _REPEAT),
     ):
-        parts.append(section(results[path]) if path in results else _kept(old, title))
-    parts += _machines(results, old)
-    if PEERS in results or _UNFAIR_TITLE not in old:
-        parts += [_unfair(each["machine"]) for each in list(results.values())[:1]]
-    else:
-        parts.append(old[_UNFAIR_TITLE])
-    parts.append(_REPEAT)
-    DOCUMENT.write_text("\n".join(f"{each.rstrip()}\n" for each in parts))
+        old = _split(page.read_text()) if page.exists() else {}
+        parts = [head, *(_render(each, old) for each in sections), end]
+        page.write_text("\n".join(f"{each.rstrip()}\n" for each in parts if each))
 
 
-def _machines(results: dict[Path, dict[str, Any]], old: dict[str, str]) -> Iterator[str]:
-    """Yield the machine of each part; the line of a part that did not run now is kept."""
-    yield _MACHINE_TITLE
-    before = old.get(_MACHINE_TITLE, "").splitlines()
-    for path, what in (
-        (PEERS, "idalloc beside the alternatives"),
-        (OPENSEARCH, "The counter document of OpenSearch"),
-        (FAULTS, "While the store fails"),
-        (FIRST_SECONDS, "While the store fails: from the first seconds"),
-        (GROWTH, "Cost as work grows"),
-        (XPROTO, "Documents beside MySQL"),
-    ):
-        if path in results:
-            yield _machine(what, results[path]["machine"])
-        else:
-            yield from (each for each in before if each.startswith(f"{what}, "))
+def _sections() -> Iterator[Section]:
+    yield Section("How to read the tables", PEERS, lambda result: _WHAT.format(**result), has_machine=True)
+    for question in QUESTIONS:
+        yield Section(question.title, PEERS, partial(answer, question))
+    yield Section("The counter document of OpenSearch", OPENSEARCH, counter_document, has_machine=True)
+    yield Section("Documents beside MySQL", XPROTO, added_documents.section, has_machine=True)
+    yield Section("Targets", PEERS, targets)
+    yield Section("What was not fair", PEERS, lambda result: _unfair(result["machine"]))
 
 
-def _sections(page: str) -> dict[str, str]:
+def _sections_of_growth() -> Iterator[Section]:
+    yield Section("While the store fails", FAULTS, faults_table.section, has_machine=True)
+    yield Section("From the first seconds", FIRST_SECONDS, first_seconds_table.section, has_machine=True)
+    yield Section("Refills", PEERS, refills, has_machine=True)
+    yield Section("Cost as work grows", GROWTH, growth, has_machine=True)
+
+
+def _render(section: Section, old: dict[str, str]) -> str:
+    path = section.source
+    if not path.exists():
+        return old.get(section.title, f"## {section.title}\n\nThis part did not run yet.\n")
+    result = json.loads(path.read_text())
+    end = [f"{_machine(_COMMANDS[path.name], result['machine'])}\n"] if section.has_machine else []
+    return "\n".join([f"## {section.title}\n", f"{section.content(result).rstrip()}\n", *end])
+
+
+def _split(page: str) -> dict[str, str]:
     """Return the sections of a page by their titles, each with its title."""
-    found = (f"## {each.rstrip()}\n" for each in f"\n{page}".split("\n## ")[1:])
-    return {each.partition("\n")[0] + "\n": each for each in found}
+    return {each.partition("\n")[0]: f"## {each}" for each in f"\n{page}".split("\n## ")[1:]}
 
 
-def _kept(old: dict[str, str], title: str) -> str:
-    return old.get(title, f"{title}\n{_NOT_RUN}")
+def answer(question: Question, result: dict[str, Any]) -> str:
+    """Return the table of a question, the fastest first."""
+    if question.keys is None:
+        hung = sorted((each for each in result["hangs"] if each["longest"]), key=lambda each: float(each["longest"]))
+        longest = [(each["name"], f"{each['in_flight']}", number(each["longest"], 1e3)) for each in hung]
+        return f"{question.about}\n\n{table(('What', 'In flight', 'Longest call, ms'), 'lrr', longest)}"
+    asked = (each for each in result["contenders"] if each["rounds"] and each["key"] in question.keys)
+    rows = map(_row, sorted(asked, key=lambda each: -float(each["ids_rate"])))
+    return f"{question.about}\n\n{table(('What', *_COLUMNS), 'lrrrrrr', rows)}"
 
 
-def charts(result: dict[str, Any]) -> str:
-    """Write the charts, and return them as Markdown: one for each question."""
-    parts = [_CHARTS_TITLE]
-    for each in QUESTIONS:
-        if drawn := draw(each, result):
-            DOCUMENT.with_name(each.file).write_text(drawn)
-            parts.append(f"### {each.title}\n\n![{each.axis}, on a logarithmic scale]({each.file})\n\n{each.about}\n")
-    return "\n".join(parts)
-
-
-def peers(result: dict[str, Any]) -> str:
-    """Return the results of `make bench-peers` as Markdown."""
-    shown = [each for each in result["contenders"] if each["rounds"]]
-    parts = [
-        _TARGETS_TITLE,
-        table(("What", "Measured", "Target", "Result"), "lrrl", (_target(each) for each in result["targets"])),
-        _PEERS_TITLE,
-        _WHAT.format(**result),
-        table(
-            ("What", "In flight", "Calls/s", "Ids/s", "p50, ms", "p99, ms", "CPU of server", "CPU of client", "Driver"),
-            "lrrrrrrrl",
-            (_row(each) for each in shown),
-        ),
-        "CPU is in µs a call, or in ns an id where there are no calls. A dash means unknown or not measured.\n",
-        "### Refills\n",
-        *(_refills(each) for each in result["refills"]),
-        "\n### Idle streams\n",
-        *(_idle(transport, kb) for transport, kb in result["idle_stream_kb"].items()),
-        "",
-    ]
-    missing = [
-        f"{each['name']}, {each['in_flight']} in flight, in {len(each['failures'])} turns: {each['failures'][-1]}"
+def targets(result: dict[str, Any]) -> str:
+    """Return the targets as Markdown, and what did not run."""
+    failed = (
+        f"{each['name']}, {each['in_flight']} in flight, turns: {len(each['failures'])}; {each['failures'][-1]}"
         for each in result["contenders"]
         if each["failures"]
-    ]
-    if missing or result["skipped"]:
-        parts += ["### What did not run\n", *(f"- {each}" for each in [*result["skipped"], *missing]), ""]
-    return "\n".join(parts)
+    )
+    missing = [f"- Did not run: {each}" for each in (*result["skipped"], *failed)]
+    head = ("What", "Measured", "Target", "Result")
+    return "\n".join([table(head, "lrrl", map(_target, result["targets"])), *missing])
 
 
 def counter_document(result: dict[str, Any]) -> str:
@@ -216,21 +184,24 @@ def counter_document(result: dict[str, Any]) -> str:
     failures = [f"- {each['name']} failed: {each['failures'][-1]}" for each in result["contenders"] if each["failures"]]
     return "\n".join(
         [
-            _COUNTER_DOCUMENT_TITLE,
             _COUNTER_DOCUMENT.format(**result),
-            table(("What", "In flight", "Calls/s", "Ids/s", "p50, ms", "p99, ms", "Refused"), "lrrrrrr", rows),
+            table(("What", *_COLUMNS[:5], "Refused"), "lrrrrrr", rows),
             *found,
-            "",
-            f"The target of the first is >= {number(target)}: {verdict(met)}.\n",
             *failures,
-            _COUNTER_DOCUMENT_UNFAIR,
+            "",
+            f"The target of the first is >= {number(target)}: {verdict(met)}.",
         ]
     )
 
 
+def refills(result: dict[str, Any]) -> str:
+    """Return what refills cost callers as Markdown."""
+    return "\n".join(map(_refills, result["refills"]))
+
+
 def growth(result: dict[str, Any]) -> str:
     """Return the results of `make bench-growth` as Markdown."""
-    parts = [_GROWTH_TITLE]
+    parts = []
     for part in result["parts"]:
         parts += [f"### {part['title']}\n", part["about"] + "\n"]
         if part["failure"]:
@@ -254,8 +225,7 @@ def _row(each: dict[str, Any]) -> Sequence[str]:
         number(each["ids_rate"]),
         number(each["p50"], 1e3),
         number(each["p99"], 1e3),
-        *(_cost(each[name], has_calls) for name in ("server_cost", "client_cost")),
-        each["driver"],
+        _cost(each["server_cost"], has_calls),
     )
 
 
@@ -276,18 +246,13 @@ def _refills(each: dict[str, Any]) -> str:
     )
 
 
-def _idle(transport: str, kb: float | str) -> str:
-    cost = f"{kb:.1f} kB of the server's memory each" if isinstance(kb, float) else f"did not run: {kb}"
-    return f"- {transport}: {cost}"
-
-
-def _machine(what: str, machine: dict[str, Any]) -> str:
+def _machine(command: str, machine: dict[str, Any]) -> str:
     versions = {"Python": machine["python"]} | machine["packages"] | machine["programs"]
     return (
-        f"{what}, {machine['date']}: {machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB, "
+        f"`{command}` on {machine['date']}: {machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB, "
         f"{machine['kernel']}, {machine['file_system']}; "
         f"{', '.join(f'{name} {version}' for name, version in versions.items())}. "
-        f"Load before the run: {machine['load_before']}.\n"
+        f"Load before the run: {machine['load_before']}."
     )
 
 

@@ -1,11 +1,10 @@
-"""The section of docs/operations/benchmarks.md on faults of the store."""
+"""The section of docs/operations/benchmarks-growth.md on faults of the store."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from bench.markdown import number, table
 
-TITLE = "## While the store fails\n"
 # The goals: the longest call in seconds, and p99.9 against the window before the fault.
 LONGEST_CALL, P999_TIMES = 0.25, 2.0
 _ABOUT = """\
@@ -38,7 +37,6 @@ def section(result: dict[str, Any]) -> str:
     ids, findings = (sum(part[each] for part in parts) for each in ("ids", "findings"))
     return "\n".join(
         [
-            TITLE,
             _ABOUT.format(**result),
             table(_COLUMNS, "lrlrrrrr", [_row(part, row) for part in parts for row in part["rows"]]),
             "Durations are those before / during / after the fault. Calls are those during it and after it. Store calls"

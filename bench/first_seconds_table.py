@@ -1,4 +1,4 @@
-"""The section of docs/operations/benchmarks.md on outages soon after the first call."""
+"""The section of docs/operations/benchmarks-growth.md on outages soon after the first call."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,6 @@ from typing import Any
 from bench.faults_table import LONGEST_CALL
 from bench.markdown import number, table
 
-TITLE = "## While the store fails: from the first seconds\n"
 _ABOUT = """\
 After some seconds of use the store is away for {reserve:g} s, which is the nodes' `outage_reserve`: another
 process holds SQLite's write lock, or CrateDB refuses connections. Each node has a caller of each
@@ -29,7 +28,6 @@ def section(result: dict[str, Any]) -> str:
     longest = [found["longest"] for row in rows for found in row["kinds"].values()]
     return "\n".join(
         [
-            TITLE,
             _ABOUT.format(**result),
             table(columns, "lrlrr" + "r" * len(kinds) + "r", map(_row, rows)),
             "The columns of the kinds and of the no-op server have the longest call, in ms. All figures are of"

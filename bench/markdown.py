@@ -1,4 +1,4 @@
-"""Tables and figures as Markdown, for docs/operations/benchmarks.md."""
+"""Tables and figures as Markdown, for the pages of benchmarks."""
 
 from collections.abc import Iterable, Sequence
 

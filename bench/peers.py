@@ -298,7 +298,7 @@ def main() -> None:
     }
     chosen.output.parent.mkdir(parents=True, exist_ok=True)
     chosen.output.write_text(json.dumps(result, indent=2) + "\n")
-    print(document.peers(result))
+    print(document.targets(result))
     document.write()
 
 

@@ -1,13 +1,12 @@
-"""The page of benchmarks: its tables, targets and chart."""
+"""The pages of benchmarks: their tables and targets."""
 
 import json
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
-from bench import added_documents, chart, document, targets
+from bench import added_documents, document, targets
 from bench.counter_document import refused
 from bench.drivers import read_ghz
 from bench.questions import QUESTIONS
@@ -103,25 +102,28 @@ def test_target_names_sqlite_without_cratedb() -> None:
 
 def test_table_shows_rates_milliseconds_and_unknowns() -> None:
     """The table shows rates and milliseconds, and a dash for an unknown figure."""
-    text = document.peers(peers_result())
+    text = document.answer(QUESTIONS[0], peers_result())
 
-    assert "| idalloc | 64 | 1,234 | 1,234 | 12.3 | 20 | 200 µs | - | ghz |" in text
+    assert "| idalloc | 64 | 1,234 | 1,234 | 12.3 | 20 | 200 µs |" in text
 
 
 def test_prefetching_contender_has_no_calls() -> None:
     """A contender that prefetches ids has no calls or latencies in the table."""
     one = peers_result()["contenders"][0] | {"sees_calls": False, "p50": None, "p99": None, "server_cost": 2e-8}
 
-    assert "| idalloc | 64 | - | 1,234 | - | - | 20 ns | - | ghz |" in document.peers(peers_result(contenders=[one]))
+    text = document.answer(QUESTIONS[0], peers_result(contenders=[one]))
+    assert "| idalloc | 64 | - | 1,234 | - | - | 20 ns |" in text
 
 
 def test_failed_contender_is_listed_without_a_row() -> None:
     """A failed or skipped contender is listed with its error, without a row."""
     one = peers_result()["contenders"][0] | {"failures": ["Timeout", "RuntimeError: gone"], "rounds": 0}
-    text = document.peers(peers_result(contenders=[one], skipped=["Redis: redis-server is not installed"]))
+    result = peers_result(contenders=[one], skipped=["Redis: redis-server is not installed"])
+    text = document.targets(result)
 
-    assert "- Redis: redis-server is not installed\n- idalloc, 64 in flight, in 2 turns: RuntimeError: gone" in text
-    assert "| idalloc |" not in text
+    assert "- Did not run: Redis: redis-server is not installed\n" in text
+    assert "- Did not run: idalloc, 64 in flight, turns: 2; RuntimeError: gone" in text
+    assert "| idalloc |" not in document.answer(QUESTIONS[0], result)
 
 
 def test_page_notes_too_few_refills() -> None:
@@ -129,8 +131,8 @@ def test_page_notes_too_few_refills() -> None:
     one = {"store": "SQLite", "rate": 1_000, "refills": 99, "writes_without": 0, "wanted": 100, "failure": ""}
     one |= {"p99_with": 0.004, "p99_without": 0.002, "ratio": 2.0}
 
-    assert "fewer refills than the 100 wanted" in document.peers(peers_result(refills=[one]))
-    assert "fewer refills" not in document.peers(peers_result(refills=[one | {"refills": 100}]))
+    assert "fewer refills than the 100 wanted" in document.refills(peers_result(refills=[one]))
+    assert "fewer refills" not in document.refills(peers_result(refills=[one | {"refills": 100}]))
 
 
 def test_page_compares_added_documents_with_mysql() -> None:
@@ -147,56 +149,60 @@ def test_page_compares_added_documents_with_mysql() -> None:
     assert "| nothing | 1 | 5 | 1,800 |" in text
 
 
-def test_page_notes_parts_that_did_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page notes a part that did not run, and describes the machine."""
-    for name in ("PEERS", "GROWTH", "OPENSEARCH", "FAULTS", "XPROTO", "DOCUMENT"):
-        monkeypatch.setattr(document, name, tmp_path / name)
+@pytest.fixture
+def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write pages and read results in a temporary folder."""
+    for name in ("PAGES", "PEERS", "GROWTH", "OPENSEARCH", "FAULTS", "FIRST_SECONDS", "XPROTO"):
+        monkeypatch.setattr(document, name, tmp_path / getattr(document, name).name)
+    document.PAGES.mkdir()
+    return tmp_path / "operations"
+
+
+def test_page_notes_parts_that_did_not_run(pages: Path) -> None:
+    """A page notes a part that did not run, and describes the machine."""
     document.PEERS.write_text(json.dumps(peers_result()))
     document.write()
-    text = document.DOCUMENT.read_text()
+    page, growth = ((pages / name).read_text() for name in ("benchmarks.md", "benchmarks-growth.md"))
 
-    assert "## Cost as work grows\n\nThis part did not run yet." in text
-    assert "Some CPU, 2 cores, 8 GB, Linux 6, ext4; Python 3.11.2, grpcio 1.80" in text
-    assert "An fsync took 1.5 ms on this disk (median, 4 kB, ext4)" in text
-    assert "{" not in text
+    assert "## The counter document of OpenSearch\n\nThis part did not run yet." in page
+    assert "## Cost as work grows\n\nThis part did not run yet." in growth
+    assert "on 2026-11-21 12:00 UTC: Some CPU, 2 cores, 8 GB, Linux 6, ext4; Python 3.11.2, grpcio 1.80" in page
+    assert "An fsync took 1.5 ms on this disk (median, 4 kB, ext4)" in page
+    assert "{" not in page
 
 
-def test_a_part_without_results_stays_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_without_results_stays_on_the_page(pages: Path) -> None:
     """A run of one command keeps the sections that the others wrote, with their machine."""
-    for name in ("PEERS", "GROWTH", "OPENSEARCH", "FAULTS", "XPROTO", "DOCUMENT"):
-        monkeypatch.setattr(document, name, tmp_path / name)
     document.PEERS.write_text(json.dumps(peers_result()))
     document.write()
-    first = document.DOCUMENT.read_text()
+    page = (pages / "benchmarks.md").read_text()
     document.PEERS.unlink()
     document.GROWTH.write_text(json.dumps({"machine": MACHINE | {"cpu": "Other CPU"}, "parts": []}))
     document.write()
-    text = document.DOCUMENT.read_text()
 
-    assert text.count("| idalloc | 64 | 1,234 |") == first.count("| idalloc | 64 | 1,234 |") == 1
-    assert "idalloc beside the alternatives, 2026-11-21 12:00 UTC: Some CPU" in text
-    assert "Cost as work grows, 2026-11-21 12:00 UTC: Other CPU" in text
-    document.GROWTH.unlink()
-    document.write()
-    assert document.DOCUMENT.read_text() == text
+    assert page.count("| idalloc | 64 | 1,234 |") == 1
+    assert (pages / "benchmarks.md").read_text() == page
+    assert "`make bench-growth` on 2026-11-21 12:00 UTC: Other CPU" in (pages / "benchmarks-growth.md").read_text()
 
 
-def test_each_question_has_its_chart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page has a chart with the figure of each question that a contender answers."""
-    monkeypatch.setattr(document, "DOCUMENT", tmp_path / "page.md")
+def test_each_question_has_its_table() -> None:
+    """A question shows its own contenders, the fastest first, and those whose store hung the
+    longest call.
+    """
+    questions = {each.title: each for each in QUESTIONS}
     shown = peers_result()["contenders"][0]
     bulk = shown | {"key": "etcd 1000 at 1", "name": "etcd", "in_flight": 1, "rate": 5.0, "ids_rate": 5_000.0}
+    slow = shown | {"key": "opensearch 1", "name": "OpenSearch", "rate": 900.0, "ids_rate": 321.0}
     hung = {"name": "Redis INCRBY", "in_flight": 1, "longest": 3.01, "failure": ""}
-    refused = shown | {"key": "opensearch 1", "name": "OpenSearch", "rate": 900.0, "ids_rate": 321.0}
-    text = document.charts(peers_result(contenders=[shown, bulk, refused], hangs=[hung]))
+    result = peers_result(contenders=[slow, bulk, shown], hangs=[hung, hung | {"name": "gone", "longest": None}])
 
-    drawn = {path.name: path.read_text() for path in tmp_path.glob("*.svg")}
-    assert sorted(drawn) == [f"benchmarks-{each}.svg" for each in ("bulk", "fsync", "hang", "one-id")]
-    assert ">321</text>" in drawn["benchmarks-one-id.svg"]
-    assert all(f"]({name})" in text for name in drawn)
-    assert ">etcd, 1 in flight</text>" in drawn["benchmarks-bulk.svg"]
-    assert ">5 k</text>" in drawn["benchmarks-bulk.svg"]
-    assert ">3.01 k</text>" in drawn["benchmarks-hang.svg"]
+    one = document.answer(questions["One id a call"], result)
+    assert one.index("| idalloc | 64 | 1,234 | 1,234 |") < one.index("| OpenSearch | 64 | 900 | 321 |")
+    assert "etcd" not in one
+    assert "| etcd | 1 | 5 | 5,000 |" in document.answer(questions["Ids in bulk"], result)
+    stuck = document.answer(questions["When the store hangs"], result)
+    assert "| Redis INCRBY | 1 | 3,010 |" in stuck
+    assert "gone" not in stuck
 
 
 def test_the_keys_of_the_questions_are_contenders() -> None:
@@ -223,20 +229,6 @@ def test_the_refused_share_counts_calls_without_ids() -> None:
     turn = Turn(100, 6_000, 1.0, None, None, 1.0)
     assert refused(Contender("bulk", lambda _: turn, 64, "threads", turns={1: turn}), 100) == pytest.approx(0.4)
     assert refused(Contender("none", lambda _: turn, 64, "threads"), 100) is None
-
-
-def test_bars_are_sorted_on_a_logarithmic_scale() -> None:
-    """The chart has the longest bar first, on a logarithmic scale."""
-    root = ElementTree.fromstring(chart.bars("Ids", [("Redis <1>", 10.0), ("idalloc", 1_000.0), ("other", 100.0)]))
-    space = "{http://www.w3.org/2000/svg}"
-    widths = [float(each.attrib["width"]) for each in root.iter(f"{space}rect")][1:]
-
-    assert [each.text for each in root.iter(f"{space}text") if each.get("text-anchor") == "end"] == [
-        "idalloc",
-        "other",
-        "Redis <1>",
-    ]
-    assert widths[0] == pytest.approx(2 * widths[1])
 
 
 def test_report_with_failed_calls_is_an_error() -> None:

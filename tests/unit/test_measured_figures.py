@@ -1,10 +1,10 @@
-"""Figures in the documents are those of docs/operations/benchmarks.md."""
+"""Figures in the documents are those of the pages of benchmarks."""
 
 import re
 
 from tests.support.paths import ROOT
 
-MEASURED = (ROOT / "docs/operations/benchmarks.md").read_text()
+MEASURED = "".join((ROOT / f"docs/operations/{name}.md").read_text() for name in ("benchmarks", "benchmarks-growth"))
 # Numbers with a separator, a point or at least three digits; not those in names, links and dates.
 FIGURE = re.compile(r"(?<![\w.,:/#(-])(?:\d{1,3}(?:,\d{3})+|\d+\.\d+|\d{3,})(?![\w-])")
 # Other numbers of the page on performance: no measurement, or measured apart.
