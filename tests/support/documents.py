@@ -27,6 +27,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.reference import pages
 from tests.support.pages import NOT_RUN
 from tests.support.paths import ROOT
 from tests.support.terminal import Terminal
@@ -170,7 +171,7 @@ def run_page(
         finally_true: What becomes true after the last block, while the servers of the page still
             run.
     """
-    page = (ROOT / name).read_text()
+    page = pages.read(ROOT / name)
     not_run = NOT_RUN.get(name, {}) if not_run is None else not_run
     unknown = [text for text in stopped_before if not any(text in each.text for each in blocks(page))]
     assert not unknown, f"{name}: no block has {unknown}"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.reference import pages
 from tests.support.documents import Block, blocks
 from tests.support.pages import BY_HEADING, NOT_RUN, WHOLE
 from tests.support.paths import ROOT
@@ -17,7 +18,7 @@ PAGES = sorted({"README.md", *GUIDES, *EXAMPLES, *WHOLE, *BY_HEADING})
 
 
 def read(name: str) -> str:
-    return (ROOT / name).read_text()
+    return pages.read(ROOT / name)
 
 
 def command_blocks(page: str) -> list[Block]:

@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 from scripts.check_site import findings
+from scripts.reference import pages
 from tests.support.paths import ROOT
 
 CONFIG = (ROOT / "zensical.toml").read_text()
@@ -64,6 +65,7 @@ def write(root: Path, nav: str, **pages: str) -> None:
 def test_the_site_is_whole(tmp_path: Path) -> None:
     """`make docs` succeeds: Zensical warns of nothing, and the checks find nothing."""
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    pages.write(tmp_path / "docs/reference")
     (tmp_path / "zensical.toml").write_text(CONFIG)
     build(tmp_path, "--strict")
     assert [*findings(tmp_path)] == []
