@@ -91,7 +91,7 @@ def test_clients_of_a_counter_are_stopped(by_the_runbook: Operator, node: OpenSe
 def test_a_program_that_went_on_is_passed(by_the_runbook: Operator) -> None:
     """P5: the sequence continues past the ids that an old client took after the import."""
     by_the_runbook.take()
-    assert by_the_runbook.run_all("A program went on after the import").endswith("\n1234568\r\n")
+    assert by_the_runbook.run_all("A program continued after the import").endswith("\n1234568\r\n")
 
 
 def test_a_counter_document_is_taken_back(by_the_runbook: Operator, node: OpenSearchNode) -> None:

@@ -14,19 +14,19 @@ from tests.floods.targets import KINDS
 _HEAD = """\
 # Floods
 
-This page shows what strangers cost callers: somebody who can connect to a port, and has no token.
+This page shows how strangers, who can connect to a port and have no token, slow down callers.
 
-`make floods` writes it. Each flood meets a server of its own, for as long as its section says. Meanwhile callers with a
-token make {rate} calls a second, {new} of them on new connections, and `/livez` and `/readyz` of the HTTP port are
-requested each second, on new connections. A call that takes more than 5 s is an error, as is a probe that takes more
-than 1 s. The flooder has other loopback addresses than the callers, except in the last row of a table, where it has
-theirs, as behind NAT. It may use {share:.0%} of a core, since all processes share the cores of one machine.
+`make floods` writes it. Each flood has its own server, for the time that its section states. Meanwhile callers with a
+token make {rate} calls a second, {new} of them on new connections, and a
+prober requests `/livez` and `/readyz` of the HTTP port each second, on new connections. A call that takes more than 5 s is an error, as is a probe that takes more
+than 1 s. The flooder has other loopback addresses than the callers, except in the last row of a table: there it has
+their address, as behind NAT. It may use {share:.0%} of a core, since all processes share the cores of one machine.
 
-"CPU" is the share of one core that the server used, and "Waited" how long it could have run while other work had the
-cores: with more than a second the latencies are those of a busy machine. "Sent" counts requests or frames.
+"CPU" is the share of one core that the server used, and "Waited" the time in which it was ready to run, but other work
+had the cores: above a second the latencies are those of a busy machine. "Sent" counts requests or frames.
 
 The goal for the HTTP port, the port of the X Protocol and everything behind Envoy is: p99 below {goal} ms, no error and
-no failed probe. Rows that miss it are marked. Without a proxy, gRPC has no goal: the figures show why it needs one.
+no failed probe. Rows that miss it are bold. Without a proxy, gRPC has no goal: the figures show why it needs one.
 
 | Flood | What it does |
 | --- | --- |
@@ -36,7 +36,7 @@ no failed probe. Rows that miss it are marked. Without a proxy, gRPC has no goal
 | rapid resets | calls that are reset at once (CVE-2023-44487), on 4 connections |
 | resets | connections that are reset right after a request, 4 at a time |
 | continuations, settings, pings | these frames of HTTP/2 without an end, on 4 connections |
-| slow reads | up to 400 connections with 100 requests each, whose answers nobody reads |
+| slow reads | up to 400 connections with 100 requests each, whose answers the client does not read |
 | gzip | requests of 64 MB that gzip compressed to 64 kB |
 | wrong tokens, logins | requests with a wrong token, on 4 connections |
 """
@@ -50,8 +50,8 @@ make floods ARGS="--server http --server x --seconds 5"    # the other sections 
 make floods ARGS="--flood gzip"                            # one flood on each server
 ```
 
-Sections of Envoy need its package (`requirements/envoy.txt`), and are left out where it has no binary.
-`make test-long` has a short form. Descriptors are counted ten times a second. Memory is the peak that the kernel
+The section of Envoy needs its package (`requirements/envoy.txt`), and is skipped if there is no binary.
+`make test-long` has a short form. The test counts descriptors ten times a second. Memory is the peak that the kernel
 records.
 """
 

@@ -18,12 +18,12 @@ EXPLORATION = "exploration"
 _HEAD = """\
 # Fault tests
 
-This page shows which faults idalloc was tested against, what each of them cost, and how to repeat the tests.
+This page lists the faults that the tests inject into idalloc, the effect of each, and how to repeat the tests.
 
 `make faults` writes it (here with idalloc {idalloc}, {machine}). Each scenario runs real
 server processes on a real store, and clients that log every range that they receive. It injects a fault, and then runs
 `idalloc verify` on all logs, the nodes' own counts and the store's counters. A scenario fails if an id is repeated, out
-of order, or past the store's counter; failed scenarios are listed at the end. All processes share these cores: stalls
+of order, or past the store's counter; the end of the page lists failed scenarios. All processes share these cores: stalls
 are shorter on separate machines.
 
 ## How to repeat them
@@ -35,7 +35,7 @@ make soak                         # 25 minutes
 ```
 
 `IDALLOC_TEST_CRATEDB_URL='crate://…' make faults` also runs the scenarios that need a real CrateDB.
-Those of OpenSearch start its nodes themselves. They are skipped where no JDK 21 or no Maven is installed.
+The scenarios of OpenSearch start its nodes themselves. They are skipped if JDK 21 or Maven is not installed.
 
 ## Results
 
@@ -45,7 +45,7 @@ Those of OpenSearch start its nodes themselves. They are skipped where no JDK 21
 | Faults | processes killed or paused, connections cut, statements that failed |
 | Repeated | ids in two records |
 | Burned | granted ids that no client received |
-| Uncounted | burned ids that no node counted: a killed node held them, or a reply did not arrive |
+| Uncounted | burned ids that no node counted: a killed node held them, or a reply was lost |
 | Stall | the longest time between two answers to one client |
 """
 
@@ -53,7 +53,7 @@ _EXPLORED = """\
 ## Every order of events
 
 The scenarios below run the allocator, the administration, request ids and document ids of the
-server, unchanged, in simulated time. `tests/support/exploration` decides each next event: the store
+server, unchanged, in simulated time. `tests/support/exploration` chooses each next event: the store
 applies a call, its answer arrives or is lost, a call is applied late or twice, time passes, a
 caller gives up, a node is killed or paused. It tries every order of these events within the limits
 of the row, and checks P1 to P9 after each event. All searches below were complete and found no
@@ -63,10 +63,10 @@ broken promise.
 |---|---|
 | Nodes | nodes at the beginning |
 | Steps | calls, changes and accidents, in any order |
-| Jumps | jumps of time that the scenario needs; time moves in no other way |
-| More | what else may go wrong in one execution: a fault, a further jump, or a preemption |
-| Executions | sequences of events that were run to their end, or to a state that was reached before |
-| Left out | what was not tried in this row |
+| Jumps | jumps of time that the scenario needs; time does not move otherwise |
+| More | what else may go wrong in one execution: a fault, another jump, or a preemption |
+| Executions | sequences of events that ran to their end, or to a known state |
+| Left out | what this row does not try |
 
 A preemption is an event between two turns of a node's event loop: a pause, a call, an answer, a
 cancelled caller. `make test` runs each scenario with 0 more, `make test-long` with 1;

@@ -24,8 +24,8 @@ an error, also in `make test`.
 |---|---|
 {killers}
 
-{killed} of {count} mutants were killed. A test of one kind may miss a mutant that another one kills. A dash means that
-it did not run; [the list](#what-the-exploration-cannot-see) says why.
+{killed} of {count} mutants were killed. A test of one kind may miss a mutant that another kind kills. A dash means that
+it did not run; [the list](#what-the-exploration-cannot-see) has the reasons.
 
 """
 
