@@ -31,13 +31,13 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
       {"reason": "INVALID_REQUEST", "domain": "idalloc", "metadata": {"field": "id_count"}}
     """
     ERROR_REASON_SEQUENCE_NOT_FOUND: _ErrorReason.ValueType  # 2
-    """The sequence does not exist and the server does not create sequences on first use, or it was deleted. Status
+    """The sequence does not exist and the setting auto_create_sequences is off, or it was deleted. Status
     NOT_FOUND. Metadata: sequence.
 
       {"reason": "SEQUENCE_NOT_FOUND", "domain": "idalloc", "metadata": {"sequence": "orders"}}
     """
     ERROR_REASON_SEQUENCE_EXHAUSTED: _ErrorReason.ValueType  # 3
-    """The request asks for more ids than the sequence has left. Nothing was allocated. Status OUT_OF_RANGE. Metadata:
+    """The request is for more ids than the sequence has left. Nothing was allocated. Status OUT_OF_RANGE. Metadata:
     sequence, remaining (how many ids this node can still issue), largest_range (the most of them in one range).
 
       {"reason": "SEQUENCE_EXHAUSTED", "domain": "idalloc",
@@ -50,7 +50,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
       {"reason": "SEQUENCE_INVALID", "domain": "idalloc", "metadata": {"sequence": "orders"}}
     """
     ERROR_REASON_STORE_UNAVAILABLE: _ErrorReason.ValueType  # 5
-    """The store is down, too slow, or refused the statement for now: it may recover by itself. Ids may have been burned;
+    """The store is down, too slow, or rejected the statement for now: it may recover. Ids may have been burned;
     no id was issued twice. UpdateNode also returns it while some workers have not changed yet; they continue to try.
     Status UNAVAILABLE with RetryInfo. Metadata: code, http_status (the store's own, where it gave one).
 
@@ -89,8 +89,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
       {"reason": "SEQUENCE_EXISTS", "domain": "idalloc", "metadata": {"sequence": "orders"}}
     """
     ERROR_REASON_SEQUENCE_CHANGED: _ErrorReason.ValueType  # 11
-    """The sequence was changed after the etag was read, or others changed it repeatedly during this call. Nothing was
-    changed. Status ABORTED. Metadata: sequence, etag (the current one).
+    """The sequence was changed after the etag was read, or other callers changed it repeatedly during this call.
+    Nothing was changed. Status ABORTED. Metadata: sequence, etag (the current one).
 
       {"reason": "SEQUENCE_CHANGED", "domain": "idalloc", "metadata": {"sequence": "orders", "etag": "\\"3\\""}}
     """
@@ -142,10 +142,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
        "metadata": {"subject": "identity:billing", "quota": "ids_per_second", "limit": "1000"}}
     """
     ERROR_REASON_STORE_REFUSED: _ErrorReason.ValueType  # 19
-    """The store refused the statement, and refuses it again until an operator acts. For example, its table is blocked,
-    closed or missing, a privilege is missing, a constraint is violated, or its file is read-only or corrupt. The
-    message has the store's own error and the next step for the operator. The statement was not applied. Status
-    FAILED_PRECONDITION. Metadata: code, http_status (the store's own, where it gave one).
+    """The store rejects the statement until an operator acts. For example, its table is blocked, closed or missing, a
+    privilege is missing, a constraint is violated, or its file is read-only or corrupt. The message has the store's
+    own error and the next step for the operator. The statement was not applied. Status FAILED_PRECONDITION. Metadata:
+    code, http_status (the store's own, where it gave one).
 
       {"reason": "STORE_REFUSED", "domain": "idalloc", "metadata": {"code": "4007", "http_status": "400"}}
     """
@@ -173,13 +173,13 @@ Status INVALID_ARGUMENT with BadRequest. Metadata: field.
   {"reason": "INVALID_REQUEST", "domain": "idalloc", "metadata": {"field": "id_count"}}
 """
 ERROR_REASON_SEQUENCE_NOT_FOUND: ErrorReason.ValueType  # 2
-"""The sequence does not exist and the server does not create sequences on first use, or it was deleted. Status
+"""The sequence does not exist and the setting auto_create_sequences is off, or it was deleted. Status
 NOT_FOUND. Metadata: sequence.
 
   {"reason": "SEQUENCE_NOT_FOUND", "domain": "idalloc", "metadata": {"sequence": "orders"}}
 """
 ERROR_REASON_SEQUENCE_EXHAUSTED: ErrorReason.ValueType  # 3
-"""The request asks for more ids than the sequence has left. Nothing was allocated. Status OUT_OF_RANGE. Metadata:
+"""The request is for more ids than the sequence has left. Nothing was allocated. Status OUT_OF_RANGE. Metadata:
 sequence, remaining (how many ids this node can still issue), largest_range (the most of them in one range).
 
   {"reason": "SEQUENCE_EXHAUSTED", "domain": "idalloc",
@@ -192,7 +192,7 @@ FAILED_PRECONDITION. Metadata: sequence.
   {"reason": "SEQUENCE_INVALID", "domain": "idalloc", "metadata": {"sequence": "orders"}}
 """
 ERROR_REASON_STORE_UNAVAILABLE: ErrorReason.ValueType  # 5
-"""The store is down, too slow, or refused the statement for now: it may recover by itself. Ids may have been burned;
+"""The store is down, too slow, or rejected the statement for now: it may recover. Ids may have been burned;
 no id was issued twice. UpdateNode also returns it while some workers have not changed yet; they continue to try.
 Status UNAVAILABLE with RetryInfo. Metadata: code, http_status (the store's own, where it gave one).
 
@@ -231,8 +231,8 @@ ERROR_REASON_SEQUENCE_EXISTS: ErrorReason.ValueType  # 10
   {"reason": "SEQUENCE_EXISTS", "domain": "idalloc", "metadata": {"sequence": "orders"}}
 """
 ERROR_REASON_SEQUENCE_CHANGED: ErrorReason.ValueType  # 11
-"""The sequence was changed after the etag was read, or others changed it repeatedly during this call. Nothing was
-changed. Status ABORTED. Metadata: sequence, etag (the current one).
+"""The sequence was changed after the etag was read, or other callers changed it repeatedly during this call.
+Nothing was changed. Status ABORTED. Metadata: sequence, etag (the current one).
 
   {"reason": "SEQUENCE_CHANGED", "domain": "idalloc", "metadata": {"sequence": "orders", "etag": "\\"3\\""}}
 """
@@ -284,10 +284,10 @@ QuotaFailure and RetryInfo. Metadata: subject (such as "identity:billing", "sequ
    "metadata": {"subject": "identity:billing", "quota": "ids_per_second", "limit": "1000"}}
 """
 ERROR_REASON_STORE_REFUSED: ErrorReason.ValueType  # 19
-"""The store refused the statement, and refuses it again until an operator acts. For example, its table is blocked,
-closed or missing, a privilege is missing, a constraint is violated, or its file is read-only or corrupt. The
-message has the store's own error and the next step for the operator. The statement was not applied. Status
-FAILED_PRECONDITION. Metadata: code, http_status (the store's own, where it gave one).
+"""The store rejects the statement until an operator acts. For example, its table is blocked, closed or missing, a
+privilege is missing, a constraint is violated, or its file is read-only or corrupt. The message has the store's
+own error and the next step for the operator. The statement was not applied. Status FAILED_PRECONDITION. Metadata:
+code, http_status (the store's own, where it gave one).
 
   {"reason": "STORE_REFUSED", "domain": "idalloc", "metadata": {"code": "4007", "http_status": "400"}}
 """

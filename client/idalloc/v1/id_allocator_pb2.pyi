@@ -148,7 +148,7 @@ class _OrderingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Ordering.Val
     """
 
 class Ordering(_Ordering, metaclass=_OrderingEnumTypeWrapper):
-    """The order in which the ids of a sequence are handed out."""
+    """The order in which the ids of a sequence are issued."""
 
 ORDERING_UNSPECIFIED: Ordering.ValueType  # 0
 """Not used."""
@@ -235,12 +235,12 @@ class AllocateRangeResponse(_message.Message):
     node_id of the process that answers. 0 means unknown: the server is older than this field.
     """
     created: _builtins.bool
-    """Whether this call created the sequence, as its first use. If you expected the sequence to exist, its name may be
+    """Whether this call created the sequence. If you expected the sequence to exist, its name may be
     mistyped. Of concurrent first calls, one returns true. A repeated request_id returns false.
     """
     @_builtins.property
     def range(self) -> Global___IdRange:
-        """The ids: as many as the request asked for."""
+        """The ids: as many as requested."""
 
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
@@ -423,7 +423,7 @@ class StreamRangesResponse(_message.Message):
 
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
-        """How long a pool may keep these ids, as in AllocateRangeResponse, counted from the moment the message was written."""
+        """How long a pool may keep these ids, as in AllocateRangeResponse, counted from when the server wrote the message."""
 
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

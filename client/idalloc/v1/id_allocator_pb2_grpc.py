@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class IdAllocatorServiceStub(object):
-    """Hands out identifiers that are unique for ever: ranges of integers from named sequences, and document ids in MySQL's
+    """Issues identifiers that are unique for ever: ranges of integers from named sequences, and document ids in MySQL's
     format.
 
     Every error is a google.rpc.Status with one google.rpc.ErrorInfo, whose reason is a value of ErrorReason and whose
@@ -73,7 +73,7 @@ class IdAllocatorServiceStub(object):
 
 
 class IdAllocatorServiceServicer(object):
-    """Hands out identifiers that are unique for ever: ranges of integers from named sequences, and document ids in MySQL's
+    """Issues identifiers that are unique for ever: ranges of integers from named sequences, and document ids in MySQL's
     format.
 
     Every error is a google.rpc.Status with one google.rpc.ErrorInfo, whose reason is a value of ErrorReason and whose
@@ -85,7 +85,7 @@ class IdAllocatorServiceServicer(object):
         """Allocates one contiguous range of ids from a sequence.
 
         No other call, on any node, ever returns one of these ids. A call that is cancelled or reaches its deadline before
-        the server takes ids takes none. A repeated call takes new ids: a retry is safe, and leaves a gap at worst. With
+        the server takes ids takes none. A repeated call takes new ids: a retry is safe, and at worst leaves a gap. With
         the same request_id, a repeated call returns the same ids.
 
         Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_EXHAUSTED, SEQUENCE_AHEAD_OF_CLOCK,
@@ -99,8 +99,8 @@ class IdAllocatorServiceServicer(object):
     def BatchAllocateRanges(self, request, context):
         """Allocates one range for each of up to 1,000 requests (AIP-231). No request depends on another: each result is a range
         or an error. A request that is not finished 50 ms before the call's deadline, or a quarter of the call's time before
-        it if that is less, gets the error STORE_UNAVAILABLE. So a slow one does not lose the results of the others; its ids,
-        if it took any, are burned.
+        it if that is less, gets the error STORE_UNAVAILABLE, so that the results of the others
+        are not lost. Its ids, if it took any, are burned.
 
         Requests for the same sequence get disjoint ranges. Roles and quotas apply to each request as to a call of
         AllocateRange.
@@ -201,7 +201,7 @@ def add_IdAllocatorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class IdAllocatorService(object):
-    """Hands out identifiers that are unique for ever: ranges of integers from named sequences, and document ids in MySQL's
+    """Issues identifiers that are unique for ever: ranges of integers from named sequences, and document ids in MySQL's
     format.
 
     Every error is a google.rpc.Status with one google.rpc.ErrorInfo, whose reason is a value of ErrorReason and whose

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class IdAllocatorServiceStub:
-    """Hands out identifiers that are unique for ever: ranges of integers from named sequences, and document ids in MySQL's
+    """Issues identifiers that are unique for ever: ranges of integers from named sequences, and document ids in MySQL's
     format.
 
     Every error is a google.rpc.Status with one google.rpc.ErrorInfo, whose reason is a value of ErrorReason and whose
@@ -43,7 +43,7 @@ class IdAllocatorServiceStub:
     """Allocates one contiguous range of ids from a sequence.
 
     No other call, on any node, ever returns one of these ids. A call that is cancelled or reaches its deadline before
-    the server takes ids takes none. A repeated call takes new ids: a retry is safe, and leaves a gap at worst. With
+    the server takes ids takes none. A repeated call takes new ids: a retry is safe, and at worst leaves a gap. With
     the same request_id, a repeated call returns the same ids.
 
     Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_EXHAUSTED, SEQUENCE_AHEAD_OF_CLOCK,
@@ -53,8 +53,8 @@ class IdAllocatorServiceStub:
     BatchAllocateRanges: _grpc.UnaryUnaryMultiCallable[_id_allocator_pb2.BatchAllocateRangesRequest, _id_allocator_pb2.BatchAllocateRangesResponse]
     """Allocates one range for each of up to 1,000 requests (AIP-231). No request depends on another: each result is a range
     or an error. A request that is not finished 50 ms before the call's deadline, or a quarter of the call's time before
-    it if that is less, gets the error STORE_UNAVAILABLE. So a slow one does not lose the results of the others; its ids,
-    if it took any, are burned.
+    it if that is less, gets the error STORE_UNAVAILABLE, so that the results of the others
+    are not lost. Its ids, if it took any, are burned.
 
     Requests for the same sequence get disjoint ranges. Roles and quotas apply to each request as to a call of
     AllocateRange.
@@ -96,7 +96,7 @@ class IdAllocatorServiceStub:
 
 @_typing.type_check_only
 class IdAllocatorServiceAsyncStub(IdAllocatorServiceStub):
-    """Hands out identifiers that are unique for ever: ranges of integers from named sequences, and document ids in MySQL's
+    """Issues identifiers that are unique for ever: ranges of integers from named sequences, and document ids in MySQL's
     format.
 
     Every error is a google.rpc.Status with one google.rpc.ErrorInfo, whose reason is a value of ErrorReason and whose
@@ -109,7 +109,7 @@ class IdAllocatorServiceAsyncStub(IdAllocatorServiceStub):
     """Allocates one contiguous range of ids from a sequence.
 
     No other call, on any node, ever returns one of these ids. A call that is cancelled or reaches its deadline before
-    the server takes ids takes none. A repeated call takes new ids: a retry is safe, and leaves a gap at worst. With
+    the server takes ids takes none. A repeated call takes new ids: a retry is safe, and at worst leaves a gap. With
     the same request_id, a repeated call returns the same ids.
 
     Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_EXHAUSTED, SEQUENCE_AHEAD_OF_CLOCK,
@@ -119,8 +119,8 @@ class IdAllocatorServiceAsyncStub(IdAllocatorServiceStub):
     BatchAllocateRanges: _aio.UnaryUnaryMultiCallable[_id_allocator_pb2.BatchAllocateRangesRequest, _id_allocator_pb2.BatchAllocateRangesResponse]  # type: ignore[assignment]
     """Allocates one range for each of up to 1,000 requests (AIP-231). No request depends on another: each result is a range
     or an error. A request that is not finished 50 ms before the call's deadline, or a quarter of the call's time before
-    it if that is less, gets the error STORE_UNAVAILABLE. So a slow one does not lose the results of the others; its ids,
-    if it took any, are burned.
+    it if that is less, gets the error STORE_UNAVAILABLE, so that the results of the others
+    are not lost. Its ids, if it took any, are burned.
 
     Requests for the same sequence get disjoint ranges. Roles and quotas apply to each request as to a call of
     AllocateRange.
@@ -161,7 +161,7 @@ class IdAllocatorServiceAsyncStub(IdAllocatorServiceStub):
     """
 
 class IdAllocatorServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Hands out identifiers that are unique for ever: ranges of integers from named sequences, and document ids in MySQL's
+    """Issues identifiers that are unique for ever: ranges of integers from named sequences, and document ids in MySQL's
     format.
 
     Every error is a google.rpc.Status with one google.rpc.ErrorInfo, whose reason is a value of ErrorReason and whose
@@ -178,7 +178,7 @@ class IdAllocatorServiceServicer(metaclass=_abc_1.ABCMeta):
         """Allocates one contiguous range of ids from a sequence.
 
         No other call, on any node, ever returns one of these ids. A call that is cancelled or reaches its deadline before
-        the server takes ids takes none. A repeated call takes new ids: a retry is safe, and leaves a gap at worst. With
+        the server takes ids takes none. A repeated call takes new ids: a retry is safe, and at worst leaves a gap. With
         the same request_id, a repeated call returns the same ids.
 
         Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_EXHAUSTED, SEQUENCE_AHEAD_OF_CLOCK,
@@ -194,8 +194,8 @@ class IdAllocatorServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_id_allocator_pb2.BatchAllocateRangesResponse, _abc.Awaitable[_id_allocator_pb2.BatchAllocateRangesResponse]]:
         """Allocates one range for each of up to 1,000 requests (AIP-231). No request depends on another: each result is a range
         or an error. A request that is not finished 50 ms before the call's deadline, or a quarter of the call's time before
-        it if that is less, gets the error STORE_UNAVAILABLE. So a slow one does not lose the results of the others; its ids,
-        if it took any, are burned.
+        it if that is less, gets the error STORE_UNAVAILABLE, so that the results of the others
+        are not lost. Its ids, if it took any, are burned.
 
         Requests for the same sequence get disjoint ranges. Roles and quotas apply to each request as to a call of
         AllocateRange.

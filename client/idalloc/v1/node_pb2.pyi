@@ -138,9 +138,9 @@ class Node(_message.Message):
     prefix: _builtins.int
     """The prefix of this node's document ids, 0 to 65535 (the setting node_prefix)."""
     start_timestamp: _builtins.int
-    """The start timestamp in this node's document ids, in seconds since 1970-01-01T00:00:00Z. It is claimed in the store
-    and may be ahead of the clock; it grows when the serial overflows. Each worker has its own; this is the one of the
-    worker that answered.
+    """The start timestamp in this node's document ids, in seconds since 1970-01-01T00:00:00Z. The process claims it in the
+    store. It may be ahead of the clock, and increases when the serial overflows. Each worker has its own; this is that
+    of the worker that answered.
     """
     auto_increment_offset: _builtins.int
     """The default for GenerateDocIdRequest.auto_increment_offset, 1 to 65535."""

@@ -46,7 +46,7 @@ class NodeServiceStub:
     With several workers, the worker that gets the call changes first. If it cannot, the call fails, no worker has
     changed, and nothing is saved. Otherwise the change is saved, and the other workers follow; each claims its own
     start timestamp. The call returns when all workers have changed. A worker that cannot reach the store continues
-    with the old settings and tries again. At its deadline the call fails with STORE_UNAVAILABLE, which states how many
+    with the old settings and retries. At its deadline the call fails with STORE_UNAVAILABLE, which states how many
     workers have changed; the others continue to try. Repeat the call to wait for them.
 
     Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, PREFIX_IN_USE, STORE_UNAVAILABLE, STORE_REFUSED,
@@ -71,7 +71,7 @@ class NodeServiceAsyncStub(NodeServiceStub):
     With several workers, the worker that gets the call changes first. If it cannot, the call fails, no worker has
     changed, and nothing is saved. Otherwise the change is saved, and the other workers follow; each claims its own
     start timestamp. The call returns when all workers have changed. A worker that cannot reach the store continues
-    with the old settings and tries again. At its deadline the call fails with STORE_UNAVAILABLE, which states how many
+    with the old settings and retries. At its deadline the call fails with STORE_UNAVAILABLE, which states how many
     workers have changed; the others continue to try. Repeat the call to wait for them.
 
     Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, PREFIX_IN_USE, STORE_UNAVAILABLE, STORE_REFUSED,
@@ -105,7 +105,7 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         With several workers, the worker that gets the call changes first. If it cannot, the call fails, no worker has
         changed, and nothing is saved. Otherwise the change is saved, and the other workers follow; each claims its own
         start timestamp. The call returns when all workers have changed. A worker that cannot reach the store continues
-        with the old settings and tries again. At its deadline the call fails with STORE_UNAVAILABLE, which states how many
+        with the old settings and retries. At its deadline the call fails with STORE_UNAVAILABLE, which states how many
         workers have changed; the others continue to try. Repeat the call to wait for them.
 
         Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, PREFIX_IN_USE, STORE_UNAVAILABLE, STORE_REFUSED,

@@ -202,7 +202,7 @@ class Sequence(_message.Message):
     remaining: _builtins.int
     """How many ids are left, in the period if there is a reset; 2^63-1 means that many or more."""
     used_ratio: _builtins.float
-    """The share of its ids that was granted to nodes, 0 to 1."""
+    """The share of its ids that the store has granted to nodes, 0 to 1."""
     ids_per_second: _builtins.float
     """How fast this node issued ids, with all its workers, in ids per second: the mean of the last 60 s, or since the
     first id if that is less. Other nodes are not counted. The rate is 0 after 60 s without calls, and for timestamps.
@@ -223,13 +223,13 @@ class Sequence(_message.Message):
 
     @_builtins.property
     def exhaust_time(self) -> _timestamp_pb2.Timestamp:
-        """When the last id will be taken at that rate, if no other node takes ids; the current time if no id is left. Unset
+        """When the sequence ends at that rate, if no other node takes ids; the current time if no id is left. Unset
         if the rate is 0, if the time is past the year 9999, or if the period ends before. Unset for timestamps.
         """
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When the sequence was created, by CreateSequence or by its first use. Unset for a sequence of an adopted table that
+        """When the sequence was created, by CreateSequence or by the first call. Unset for a sequence of an adopted table that
         idalloc did not create.
         """
 
@@ -595,7 +595,7 @@ class DeleteSequenceResponse(_message.Message):
 
     @_builtins.property
     def effective_delay(self) -> _duration_pb2.Duration:
-        """How long it is until then, counted from the reply."""
+        """The time from the reply to effective_time."""
 
     def __init__(
         self,
@@ -673,7 +673,7 @@ class AdvanceSequenceResponse(_message.Message):
 
     @_builtins.property
     def effective_delay(self) -> _duration_pb2.Duration:
-        """How long it is until then, counted from the reply."""
+        """The time from the reply to effective_time."""
 
     def __init__(
         self,

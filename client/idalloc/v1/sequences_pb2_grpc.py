@@ -94,7 +94,7 @@ class SequenceServiceServicer(object):
         """Creates a sequence. If a sequence of this name was deleted, the new one continues after its last value, in a new
         generation.
 
-        Errors: INVALID_REQUEST, SEQUENCE_EXISTS, SEQUENCE_INVALID, SEQUENCE_CHANGED (others create and delete it
+        Errors: INVALID_REQUEST, SEQUENCE_EXISTS, SEQUENCE_INVALID, SEQUENCE_CHANGED (other callers create and delete it
         repeatedly), REQUEST_ID_REUSED, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

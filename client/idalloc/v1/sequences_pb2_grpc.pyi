@@ -45,7 +45,7 @@ class SequenceServiceStub:
     """Creates a sequence. If a sequence of this name was deleted, the new one continues after its last value, in a new
     generation.
 
-    Errors: INVALID_REQUEST, SEQUENCE_EXISTS, SEQUENCE_INVALID, SEQUENCE_CHANGED (others create and delete it
+    Errors: INVALID_REQUEST, SEQUENCE_EXISTS, SEQUENCE_INVALID, SEQUENCE_CHANGED (other callers create and delete it
     repeatedly), REQUEST_ID_REUSED, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     GetSequence: _grpc.UnaryUnaryMultiCallable[_sequences_pb2.GetSequenceRequest, _sequences_pb2.GetSequenceResponse]
@@ -106,7 +106,7 @@ class SequenceServiceAsyncStub(SequenceServiceStub):
     """Creates a sequence. If a sequence of this name was deleted, the new one continues after its last value, in a new
     generation.
 
-    Errors: INVALID_REQUEST, SEQUENCE_EXISTS, SEQUENCE_INVALID, SEQUENCE_CHANGED (others create and delete it
+    Errors: INVALID_REQUEST, SEQUENCE_EXISTS, SEQUENCE_INVALID, SEQUENCE_CHANGED (other callers create and delete it
     repeatedly), REQUEST_ID_REUSED, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     GetSequence: _aio.UnaryUnaryMultiCallable[_sequences_pb2.GetSequenceRequest, _sequences_pb2.GetSequenceResponse]  # type: ignore[assignment]
@@ -170,7 +170,7 @@ class SequenceServiceServicer(metaclass=_abc_1.ABCMeta):
         """Creates a sequence. If a sequence of this name was deleted, the new one continues after its last value, in a new
         generation.
 
-        Errors: INVALID_REQUEST, SEQUENCE_EXISTS, SEQUENCE_INVALID, SEQUENCE_CHANGED (others create and delete it
+        Errors: INVALID_REQUEST, SEQUENCE_EXISTS, SEQUENCE_INVALID, SEQUENCE_CHANGED (other callers create and delete it
         repeatedly), REQUEST_ID_REUSED, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
         """
 

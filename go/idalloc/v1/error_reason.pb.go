@@ -34,12 +34,12 @@ const (
 	//
 	//	{"reason": "INVALID_REQUEST", "domain": "idalloc", "metadata": {"field": "id_count"}}
 	ErrorReason_ERROR_REASON_INVALID_REQUEST ErrorReason = 1
-	// The sequence does not exist and the server does not create sequences on first use, or it was deleted. Status
+	// The sequence does not exist and the setting auto_create_sequences is off, or it was deleted. Status
 	// NOT_FOUND. Metadata: sequence.
 	//
 	//	{"reason": "SEQUENCE_NOT_FOUND", "domain": "idalloc", "metadata": {"sequence": "orders"}}
 	ErrorReason_ERROR_REASON_SEQUENCE_NOT_FOUND ErrorReason = 2
-	// The request asks for more ids than the sequence has left. Nothing was allocated. Status OUT_OF_RANGE. Metadata:
+	// The request is for more ids than the sequence has left. Nothing was allocated. Status OUT_OF_RANGE. Metadata:
 	// sequence, remaining (how many ids this node can still issue), largest_range (the most of them in one range).
 	//
 	//	{"reason": "SEQUENCE_EXHAUSTED", "domain": "idalloc",
@@ -50,7 +50,7 @@ const (
 	//
 	//	{"reason": "SEQUENCE_INVALID", "domain": "idalloc", "metadata": {"sequence": "orders"}}
 	ErrorReason_ERROR_REASON_SEQUENCE_INVALID ErrorReason = 4
-	// The store is down, too slow, or refused the statement for now: it may recover by itself. Ids may have been burned;
+	// The store is down, too slow, or rejected the statement for now: it may recover. Ids may have been burned;
 	// no id was issued twice. UpdateNode also returns it while some workers have not changed yet; they continue to try.
 	// Status UNAVAILABLE with RetryInfo. Metadata: code, http_status (the store's own, where it gave one).
 	//
@@ -83,8 +83,8 @@ const (
 	//
 	//	{"reason": "SEQUENCE_EXISTS", "domain": "idalloc", "metadata": {"sequence": "orders"}}
 	ErrorReason_ERROR_REASON_SEQUENCE_EXISTS ErrorReason = 10
-	// The sequence was changed after the etag was read, or others changed it repeatedly during this call. Nothing was
-	// changed. Status ABORTED. Metadata: sequence, etag (the current one).
+	// The sequence was changed after the etag was read, or other callers changed it repeatedly during this call.
+	// Nothing was changed. Status ABORTED. Metadata: sequence, etag (the current one).
 	//
 	//	{"reason": "SEQUENCE_CHANGED", "domain": "idalloc", "metadata": {"sequence": "orders", "etag": "\"3\""}}
 	ErrorReason_ERROR_REASON_SEQUENCE_CHANGED ErrorReason = 11
@@ -128,10 +128,10 @@ const (
 	//	{"reason": "QUOTA_EXCEEDED", "domain": "idalloc",
 	//	 "metadata": {"subject": "identity:billing", "quota": "ids_per_second", "limit": "1000"}}
 	ErrorReason_ERROR_REASON_QUOTA_EXCEEDED ErrorReason = 18
-	// The store refused the statement, and refuses it again until an operator acts. For example, its table is blocked,
-	// closed or missing, a privilege is missing, a constraint is violated, or its file is read-only or corrupt. The
-	// message has the store's own error and the next step for the operator. The statement was not applied. Status
-	// FAILED_PRECONDITION. Metadata: code, http_status (the store's own, where it gave one).
+	// The store rejects the statement until an operator acts. For example, its table is blocked, closed or missing, a
+	// privilege is missing, a constraint is violated, or its file is read-only or corrupt. The message has the store's
+	// own error and the next step for the operator. The statement was not applied. Status FAILED_PRECONDITION. Metadata:
+	// code, http_status (the store's own, where it gave one).
 	//
 	//	{"reason": "STORE_REFUSED", "domain": "idalloc", "metadata": {"code": "4007", "http_status": "400"}}
 	ErrorReason_ERROR_REASON_STORE_REFUSED ErrorReason = 19

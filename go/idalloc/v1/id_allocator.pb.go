@@ -249,7 +249,7 @@ func (DocIdView) EnumDescriptor() ([]byte, []int) {
 	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{3}
 }
 
-// The order in which the ids of a sequence are handed out.
+// The order in which the ids of a sequence are issued.
 type Ordering int32
 
 const (
@@ -385,7 +385,7 @@ func (x *AllocateRangeRequest) GetRequestId() string {
 // Response of AllocateRange.
 type AllocateRangeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The ids: as many as the request asked for.
+	// The ids: as many as requested.
 	Range *IdRange `protobuf:"bytes,1,opt,name=range,proto3" json:"range,omitempty"`
 	// The sequence's generation. It increases when the sequence's settings change, when the sequence is advanced, and
 	// when it is deleted and created again.
@@ -407,7 +407,7 @@ type AllocateRangeResponse struct {
 	// ORDERING_RISING_PER_NODE the ranges of one node_id rise in the order of calls. A repeated request_id returns the
 	// node_id of the process that answers. 0 means unknown: the server is older than this field.
 	NodeId int64 `protobuf:"varint,8,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	// Whether this call created the sequence, as its first use. If you expected the sequence to exist, its name may be
+	// Whether this call created the sequence. If you expected the sequence to exist, its name may be
 	// mistyped. Of concurrent first calls, one returns true. A repeated request_id returns false.
 	Created       bool `protobuf:"varint,9,opt,name=created,proto3" json:"created,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -767,7 +767,7 @@ type StreamRangesResponse struct {
 	Range *IdRange `protobuf:"bytes,1,opt,name=range,proto3" json:"range,omitempty"`
 	// The sequence's generation, as in AllocateRangeResponse.
 	Generation int64 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
-	// How long a pool may keep these ids, as in AllocateRangeResponse, counted from the moment the message was written.
+	// How long a pool may keep these ids, as in AllocateRangeResponse, counted from when the server wrote the message.
 	Ttl *durationpb.Duration `protobuf:"bytes,3,opt,name=ttl,proto3" json:"ttl,omitempty"`
 	// The ordering of the sequence when this range was allocated.
 	Ordering Ordering `protobuf:"varint,4,opt,name=ordering,proto3,enum=idalloc.v1.Ordering" json:"ordering,omitempty"`

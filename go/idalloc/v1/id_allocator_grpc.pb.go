@@ -31,7 +31,7 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Hands out identifiers that are unique for ever: ranges of integers from named sequences, and document ids in MySQL's
+// Issues identifiers that are unique for ever: ranges of integers from named sequences, and document ids in MySQL's
 // format.
 //
 // Every error is a google.rpc.Status with one google.rpc.ErrorInfo, whose reason is a value of ErrorReason and whose
@@ -41,7 +41,7 @@ type IdAllocatorServiceClient interface {
 	// Allocates one contiguous range of ids from a sequence.
 	//
 	// No other call, on any node, ever returns one of these ids. A call that is cancelled or reaches its deadline before
-	// the server takes ids takes none. A repeated call takes new ids: a retry is safe, and leaves a gap at worst. With
+	// the server takes ids takes none. A repeated call takes new ids: a retry is safe, and at worst leaves a gap. With
 	// the same request_id, a repeated call returns the same ids.
 	//
 	// Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_EXHAUSTED, SEQUENCE_AHEAD_OF_CLOCK,
@@ -50,8 +50,8 @@ type IdAllocatorServiceClient interface {
 	AllocateRange(ctx context.Context, in *AllocateRangeRequest, opts ...grpc.CallOption) (*AllocateRangeResponse, error)
 	// Allocates one range for each of up to 1,000 requests (AIP-231). No request depends on another: each result is a range
 	// or an error. A request that is not finished 50 ms before the call's deadline, or a quarter of the call's time before
-	// it if that is less, gets the error STORE_UNAVAILABLE. So a slow one does not lose the results of the others; its ids,
-	// if it took any, are burned.
+	// it if that is less, gets the error STORE_UNAVAILABLE, so that the results of the others
+	// are not lost. Its ids, if it took any, are burned.
 	//
 	// Requests for the same sequence get disjoint ranges. Roles and quotas apply to each request as to a call of
 	// AllocateRange.
@@ -178,7 +178,7 @@ func (c *idAllocatorServiceClient) GenerateUuid(ctx context.Context, in *Generat
 // All implementations must embed UnimplementedIdAllocatorServiceServer
 // for forward compatibility.
 //
-// Hands out identifiers that are unique for ever: ranges of integers from named sequences, and document ids in MySQL's
+// Issues identifiers that are unique for ever: ranges of integers from named sequences, and document ids in MySQL's
 // format.
 //
 // Every error is a google.rpc.Status with one google.rpc.ErrorInfo, whose reason is a value of ErrorReason and whose
@@ -188,7 +188,7 @@ type IdAllocatorServiceServer interface {
 	// Allocates one contiguous range of ids from a sequence.
 	//
 	// No other call, on any node, ever returns one of these ids. A call that is cancelled or reaches its deadline before
-	// the server takes ids takes none. A repeated call takes new ids: a retry is safe, and leaves a gap at worst. With
+	// the server takes ids takes none. A repeated call takes new ids: a retry is safe, and at worst leaves a gap. With
 	// the same request_id, a repeated call returns the same ids.
 	//
 	// Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_EXHAUSTED, SEQUENCE_AHEAD_OF_CLOCK,
@@ -197,8 +197,8 @@ type IdAllocatorServiceServer interface {
 	AllocateRange(context.Context, *AllocateRangeRequest) (*AllocateRangeResponse, error)
 	// Allocates one range for each of up to 1,000 requests (AIP-231). No request depends on another: each result is a range
 	// or an error. A request that is not finished 50 ms before the call's deadline, or a quarter of the call's time before
-	// it if that is less, gets the error STORE_UNAVAILABLE. So a slow one does not lose the results of the others; its ids,
-	// if it took any, are burned.
+	// it if that is less, gets the error STORE_UNAVAILABLE, so that the results of the others
+	// are not lost. Its ids, if it took any, are burned.
 	//
 	// Requests for the same sequence get disjoint ranges. Roles and quotas apply to each request as to a call of
 	// AllocateRange.

@@ -223,9 +223,9 @@ type Node struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The prefix of this node's document ids, 0 to 65535 (the setting node_prefix).
 	Prefix int32 `protobuf:"varint,1,opt,name=prefix,proto3" json:"prefix,omitempty"`
-	// The start timestamp in this node's document ids, in seconds since 1970-01-01T00:00:00Z. It is claimed in the store
-	// and may be ahead of the clock; it grows when the serial overflows. Each worker has its own; this is the one of the
-	// worker that answered.
+	// The start timestamp in this node's document ids, in seconds since 1970-01-01T00:00:00Z. The process claims it in the
+	// store. It may be ahead of the clock, and increases when the serial overflows. Each worker has its own; this is that
+	// of the worker that answered.
 	StartTimestamp int64 `protobuf:"varint,2,opt,name=start_timestamp,json=startTimestamp,proto3" json:"start_timestamp,omitempty"`
 	// The default for GenerateDocIdRequest.auto_increment_offset, 1 to 65535.
 	AutoIncrementOffset int32 `protobuf:"varint,3,opt,name=auto_increment_offset,json=autoIncrementOffset,proto3" json:"auto_increment_offset,omitempty"`

@@ -199,12 +199,12 @@ type Sequence struct {
 	LastValue *int64 `protobuf:"varint,20,opt,name=last_value,json=lastValue,proto3,oneof" json:"last_value,omitempty"`
 	// How many ids are left, in the period if there is a reset; 2^63-1 means that many or more.
 	Remaining int64 `protobuf:"varint,21,opt,name=remaining,proto3" json:"remaining,omitempty"`
-	// The share of its ids that was granted to nodes, 0 to 1.
+	// The share of its ids that the store has granted to nodes, 0 to 1.
 	UsedRatio float64 `protobuf:"fixed64,22,opt,name=used_ratio,json=usedRatio,proto3" json:"used_ratio,omitempty"`
 	// How fast this node issued ids, with all its workers, in ids per second: the mean of the last 60 s, or since the
 	// first id if that is less. Other nodes are not counted. The rate is 0 after 60 s without calls, and for timestamps.
 	IdsPerSecond float64 `protobuf:"fixed64,23,opt,name=ids_per_second,json=idsPerSecond,proto3" json:"ids_per_second,omitempty"`
-	// When the last id will be taken at that rate, if no other node takes ids; the current time if no id is left. Unset
+	// When the sequence ends at that rate, if no other node takes ids; the current time if no id is left. Unset
 	// if the rate is 0, if the time is past the year 9999, or if the period ends before. Unset for timestamps.
 	ExhaustTime *timestamppb.Timestamp `protobuf:"bytes,24,opt,name=exhaust_time,json=exhaustTime,proto3" json:"exhaust_time,omitempty"`
 	// The valid generation of leases. It never decreases.
@@ -215,7 +215,7 @@ type Sequence struct {
 	// The version of the settings; the counter does not change it. An update, an advance or a delete with an outdated
 	// etag fails with SEQUENCE_CHANGED.
 	Etag string `protobuf:"bytes,27,opt,name=etag,proto3" json:"etag,omitempty"`
-	// When the sequence was created, by CreateSequence or by its first use. Unset for a sequence of an adopted table that
+	// When the sequence was created, by CreateSequence or by the first call. Unset for a sequence of an adopted table that
 	// idalloc did not create.
 	CreateTime *timestamppb.Timestamp `protobuf:"bytes,28,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
 	// When it was last updated, advanced or deleted; unset like create_time.
@@ -989,7 +989,7 @@ type DeleteSequenceResponse struct {
 	Sequence *Sequence `protobuf:"bytes,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	// The time from which no node issues its ids, as in UpdateSequenceResponse.
 	EffectiveTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=effective_time,json=effectiveTime,proto3" json:"effective_time,omitempty"`
-	// How long it is until then, counted from the reply.
+	// The time from the reply to effective_time.
 	EffectiveDelay *durationpb.Duration `protobuf:"bytes,3,opt,name=effective_delay,json=effectiveDelay,proto3" json:"effective_delay,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -1136,7 +1136,7 @@ type AdvanceSequenceResponse struct {
 	Sequence *Sequence `protobuf:"bytes,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	// The time from which no node issues an id at or below past, by this node's clock.
 	EffectiveTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=effective_time,json=effectiveTime,proto3" json:"effective_time,omitempty"`
-	// How long it is until then, counted from the reply.
+	// The time from the reply to effective_time.
 	EffectiveDelay *durationpb.Duration `protobuf:"bytes,3,opt,name=effective_delay,json=effectiveDelay,proto3" json:"effective_delay,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache

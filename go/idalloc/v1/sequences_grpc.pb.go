@@ -44,7 +44,7 @@ type SequenceServiceClient interface {
 	// Creates a sequence. If a sequence of this name was deleted, the new one continues after its last value, in a new
 	// generation.
 	//
-	// Errors: INVALID_REQUEST, SEQUENCE_EXISTS, SEQUENCE_INVALID, SEQUENCE_CHANGED (others create and delete it
+	// Errors: INVALID_REQUEST, SEQUENCE_EXISTS, SEQUENCE_INVALID, SEQUENCE_CHANGED (other callers create and delete it
 	// repeatedly), REQUEST_ID_REUSED, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
 	CreateSequence(ctx context.Context, in *CreateSequenceRequest, opts ...grpc.CallOption) (*CreateSequenceResponse, error)
 	// Gets a sequence: its settings, its counter, and when it will be exhausted.
@@ -177,7 +177,7 @@ type SequenceServiceServer interface {
 	// Creates a sequence. If a sequence of this name was deleted, the new one continues after its last value, in a new
 	// generation.
 	//
-	// Errors: INVALID_REQUEST, SEQUENCE_EXISTS, SEQUENCE_INVALID, SEQUENCE_CHANGED (others create and delete it
+	// Errors: INVALID_REQUEST, SEQUENCE_EXISTS, SEQUENCE_INVALID, SEQUENCE_CHANGED (other callers create and delete it
 	// repeatedly), REQUEST_ID_REUSED, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
 	CreateSequence(context.Context, *CreateSequenceRequest) (*CreateSequenceResponse, error)
 	// Gets a sequence: its settings, its counter, and when it will be exhausted.

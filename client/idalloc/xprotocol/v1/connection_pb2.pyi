@@ -79,7 +79,7 @@ class Error(_message.Message):
     MSG_FIELD_NUMBER: _builtins.int
     SQL_STATE_FIELD_NUMBER: _builtins.int
     severity: Global___ErrorSeverity.ValueType
-    """Whether the connection goes on."""
+    """Whether the connection continues."""
     code: _builtins.int
     """MySQL's error code."""
     msg: _builtins.str
@@ -178,7 +178,7 @@ Global___Capabilities: _TypeAlias = Capabilities  # noqa: Y015
 
 @_typing.final
 class CapabilitiesGet(_message.Message):
-    """Asks for the server's capabilities (Mysqlx.Connection.CapabilitiesGet)."""
+    """Requests the server's capabilities (Mysqlx.Connection.CapabilitiesGet)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

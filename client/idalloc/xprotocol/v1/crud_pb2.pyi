@@ -32,7 +32,7 @@ class _DataModelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DataModel.V
     DATA_MODEL_DOCUMENT: _DataModel.ValueType  # 1
     """Collections of documents."""
     DATA_MODEL_TABLE: _DataModel.ValueType  # 2
-    """Tables, which idalloc does not serve."""
+    """Tables, which idalloc does not support."""
 
 class DataModel(_DataModel, metaclass=_DataModelEnumTypeWrapper):
     """Models of data (Mysqlx.Crud.DataModel)."""
@@ -42,7 +42,7 @@ DATA_MODEL_UNSPECIFIED: DataModel.ValueType  # 0
 DATA_MODEL_DOCUMENT: DataModel.ValueType  # 1
 """Collections of documents."""
 DATA_MODEL_TABLE: DataModel.ValueType  # 2
-"""Tables, which idalloc does not serve."""
+"""Tables, which idalloc does not support."""
 Global___DataModel: _TypeAlias = DataModel  # noqa: Y015
 
 class _OrderDirection:
@@ -78,7 +78,7 @@ class _UpdateTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_UpdateType
     UPDATE_TYPE_UNSPECIFIED: _UpdateType.ValueType  # 0
     """Not used."""
     UPDATE_TYPE_SET: _UpdateType.ValueType  # 1
-    """Sets a column of a table, which idalloc does not serve."""
+    """Sets a column of a table, which idalloc does not support."""
     UPDATE_TYPE_ITEM_REMOVE: _UpdateType.ValueType  # 2
     """Removes a place."""
     UPDATE_TYPE_ITEM_SET: _UpdateType.ValueType  # 3
@@ -88,9 +88,9 @@ class _UpdateTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_UpdateType
     UPDATE_TYPE_ITEM_MERGE: _UpdateType.ValueType  # 5
     """Merges an object into the document."""
     UPDATE_TYPE_ARRAY_INSERT: _UpdateType.ValueType  # 6
-    """Inserts into an array, which idalloc does not serve."""
+    """Inserts into an array, which idalloc does not support."""
     UPDATE_TYPE_ARRAY_APPEND: _UpdateType.ValueType  # 7
-    """Appends to an array, which idalloc does not serve."""
+    """Appends to an array, which idalloc does not support."""
     UPDATE_TYPE_MERGE_PATCH: _UpdateType.ValueType  # 8
     """Applies a merge patch to the document."""
 
@@ -100,7 +100,7 @@ class UpdateType(_UpdateType, metaclass=_UpdateTypeEnumTypeWrapper):
 UPDATE_TYPE_UNSPECIFIED: UpdateType.ValueType  # 0
 """Not used."""
 UPDATE_TYPE_SET: UpdateType.ValueType  # 1
-"""Sets a column of a table, which idalloc does not serve."""
+"""Sets a column of a table, which idalloc does not support."""
 UPDATE_TYPE_ITEM_REMOVE: UpdateType.ValueType  # 2
 """Removes a place."""
 UPDATE_TYPE_ITEM_SET: UpdateType.ValueType  # 3
@@ -110,9 +110,9 @@ UPDATE_TYPE_ITEM_REPLACE: UpdateType.ValueType  # 4
 UPDATE_TYPE_ITEM_MERGE: UpdateType.ValueType  # 5
 """Merges an object into the document."""
 UPDATE_TYPE_ARRAY_INSERT: UpdateType.ValueType  # 6
-"""Inserts into an array, which idalloc does not serve."""
+"""Inserts into an array, which idalloc does not support."""
 UPDATE_TYPE_ARRAY_APPEND: UpdateType.ValueType  # 7
-"""Appends to an array, which idalloc does not serve."""
+"""Appends to an array, which idalloc does not support."""
 UPDATE_TYPE_MERGE_PATCH: UpdateType.ValueType  # 8
 """Applies a merge patch to the document."""
 Global___UpdateType: _TypeAlias = UpdateType  # noqa: Y015
@@ -472,11 +472,11 @@ class Find(_message.Message):
 
     @_builtins.property
     def grouping(self) -> _containers.RepeatedCompositeFieldContainer[_expression_pb2.Expr]:
-        """Grouping, which idalloc does not serve."""
+        """Grouping, which idalloc does not support."""
 
     @_builtins.property
     def grouping_criteria(self) -> _expression_pb2.Expr:
-        """Criteria of groups, which idalloc does not serve."""
+        """Criteria of groups, which idalloc does not support."""
 
     @_builtins.property
     def args(self) -> _containers.RepeatedCompositeFieldContainer[_notice_pb2.Scalar]:

@@ -119,7 +119,7 @@ func (x *Ok) GetMsg() string {
 // A failure (Mysqlx.Error).
 type Error struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whether the connection goes on.
+	// Whether the connection continues.
 	Severity *ErrorSeverity `protobuf:"varint,1,opt,name=severity,proto3,enum=idalloc.xprotocol.v1.ErrorSeverity,oneof" json:"severity,omitempty"`
 	// MySQL's error code.
 	Code *int64 `protobuf:"varint,2,opt,name=code,proto3,oneof" json:"code,omitempty"`
@@ -290,7 +290,7 @@ func (x *Capabilities) GetCapabilities() []*Capability {
 	return nil
 }
 
-// Asks for the server's capabilities (Mysqlx.Connection.CapabilitiesGet).
+// Requests the server's capabilities (Mysqlx.Connection.CapabilitiesGet).
 type CapabilitiesGet struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields

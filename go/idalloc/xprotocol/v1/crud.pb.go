@@ -29,7 +29,7 @@ const (
 	DataModel_DATA_MODEL_UNSPECIFIED DataModel = 0
 	// Collections of documents.
 	DataModel_DATA_MODEL_DOCUMENT DataModel = 1
-	// Tables, which idalloc does not serve.
+	// Tables, which idalloc does not support.
 	DataModel_DATA_MODEL_TABLE DataModel = 2
 )
 
@@ -133,7 +133,7 @@ type UpdateType int32
 const (
 	// Not used.
 	UpdateType_UPDATE_TYPE_UNSPECIFIED UpdateType = 0
-	// Sets a column of a table, which idalloc does not serve.
+	// Sets a column of a table, which idalloc does not support.
 	UpdateType_UPDATE_TYPE_SET UpdateType = 1
 	// Removes a place.
 	UpdateType_UPDATE_TYPE_ITEM_REMOVE UpdateType = 2
@@ -143,9 +143,9 @@ const (
 	UpdateType_UPDATE_TYPE_ITEM_REPLACE UpdateType = 4
 	// Merges an object into the document.
 	UpdateType_UPDATE_TYPE_ITEM_MERGE UpdateType = 5
-	// Inserts into an array, which idalloc does not serve.
+	// Inserts into an array, which idalloc does not support.
 	UpdateType_UPDATE_TYPE_ARRAY_INSERT UpdateType = 6
-	// Appends to an array, which idalloc does not serve.
+	// Appends to an array, which idalloc does not support.
 	UpdateType_UPDATE_TYPE_ARRAY_APPEND UpdateType = 7
 	// Applies a merge patch to the document.
 	UpdateType_UPDATE_TYPE_MERGE_PATCH UpdateType = 8
@@ -728,9 +728,9 @@ type Find struct {
 	Limit *Limit `protobuf:"bytes,6,opt,name=limit,proto3,oneof" json:"limit,omitempty"`
 	// The order of the result.
 	Order []*Order `protobuf:"bytes,7,rep,name=order,proto3" json:"order,omitempty"`
-	// Grouping, which idalloc does not serve.
+	// Grouping, which idalloc does not support.
 	Grouping []*Expr `protobuf:"bytes,8,rep,name=grouping,proto3" json:"grouping,omitempty"`
-	// Criteria of groups, which idalloc does not serve.
+	// Criteria of groups, which idalloc does not support.
 	GroupingCriteria *Expr `protobuf:"bytes,9,opt,name=grouping_criteria,json=groupingCriteria,proto3,oneof" json:"grouping_criteria,omitempty"`
 	// The arguments of placeholders.
 	Args []*Scalar `protobuf:"bytes,11,rep,name=args,proto3" json:"args,omitempty"`
