@@ -5,29 +5,18 @@ the code.
 import json
 from dataclasses import MISSING, fields
 from datetime import UTC, datetime
-from math import ceil
 
-from idalloc._core import calls, defaults, pool, resumption
-from idalloc._transport import channel
-from idalloc.bench import _plan
-from idalloc_server.auth import rejected_callers
-from idalloc_server.documents import cost, json_text
-from idalloc_server.domain import generations
+from idalloc._core import calls, pool
 from idalloc_server.domain.administration import paging, summary
-from idalloc_server.domain.allocation import config, high_water_marks, usage
+from idalloc_server.domain.allocation import config, usage
 from idalloc_server.domain.document_ids import generator, start_timestamps
 from idalloc_server.domain.sequences import formats, model, validation
 from idalloc_server.domain.store import retention
 from idalloc_server.listen import transport
-from idalloc_server.node import issuers
-from idalloc_server.rpc import batches, health, id_allocator, sequences, services
+from idalloc_server.rpc import batches, health, id_allocator, sequences
 from idalloc_server.settings.model import Settings
-from idalloc_server.store.cratedb import documents as crate_documents
 from idalloc_server.store.opensearch import setup
-from idalloc_server.store.sqlite import documents as sqlite_documents
-from idalloc_server.store.sqlite import store as sqlite_store
-from idalloc_server.telemetry import log_queue, metrics
-from idalloc_server.workers import supervisor, worker
+from idalloc_server.workers import supervisor
 from idalloc_server.xproto import session
 from scripts.reference.setting_notes import lease_factor, reserve_factor
 from tests.support.paths import ROOT
@@ -161,38 +150,20 @@ def of_help() -> Claims:
 
 
 def of_documents() -> Claims:
-    """Return the claims for the rest of the documents."""
+    """Return the claims for documents.
+
+    Documents link to the reference. They state a number only where their readers need it to decide.
+    """
     plain = model.Sequence()
-    largest, times = power(model.MAX_ID), reserve_factor()
-    assert worker.CHANGE_SECONDS == 60  # "after a minute"
+    largest, reserve = power(model.MAX_ID), f"{reserve_factor():g} times `outage_reserve`"
+    lease = f"must be at least {lease_factor():g} times"
     [policy] = json.loads((ROOT / "client/idalloc/v1/service_config.json").read_text())["methodConfig"]
     retries = policy["retryPolicy"]
-    assert retries["maxAttempts"] == 5
+    assert retries["maxAttempts"] == 5  # "up to five attempts"
     first, longest = (float(retries[name].rstrip("s")) for name in ("initialBackoff", "maxBackoff"))
     waits = [min(first * retries["backoffMultiplier"] ** n, longest) for n in range(retries["maxAttempts"] - 1)]
-    assert channel.MAX_CONNECTIONS == 4
-    assert default("request_id_window") == 3600
     return {
-        "README.md": [
-            f"`outage_reserve` ({default('outage_reserve'):g} s by default)",
-        ],
-        "docs/explanation/guarantees.md": [
-            f"`lease_ttl` ({default('lease_ttl'):g} s by default)",
-            f"`outage_reserve` ({default('outage_reserve'):g} s by default)",
-            f"up to {times:g} times `outage_reserve`, {ceil(times * default('outage_reserve'))} s by default",
-            f"The largest id is {largest},",
-        ],
-        "docs/guides/python-sdk.md": [
-            f"tried up to five times within the client's `timeout`, {defaults.DEFAULT_TIMEOUT:g} s by default",
-            f"streams up to {resumption.MAX_RETRY_AFTER:g} s at a time",
-            f"| one for {number(calls.MAX_UUIDS_PER_CALL)} |",
-            f"| one for up to {number(batches.MAX_BATCH_REQUESTS)} requests |",
-            f"id_count: must be between 1 and {default('max_ids_per_call'):.0f}, or 0 for the default, not 2000000",
-        ],
-        "docs/guides/sqlalchemy.md": [
-            f"ids go up to {power(model.MAX_ID)}",
-            f"within {power(validation.MAX_JSON_SAFE)}, for JavaScript",
-        ],
+        "README.md": [f"`outage_reserve` ({default('outage_reserve'):g} s by default)"],
         "SECURITY.md": [
             f"at most {transport.MAX_STREAMS_PER_CONNECTION} running calls, and with `grpcio` "
             f"{transport.MAX_ENDED_STREAMS} more that the client has reset",
@@ -200,118 +171,39 @@ def of_documents() -> Claims:
             f"serves {number(health.MAX_WATCHES)} watches, {health.MAX_WATCHES_OF_HOST} of one host",
             f"examines {number(paging.MAX_SCANNED_ROWS)} rows a page at most",
             f"more than {transport.LARGEST_METADATA_BYTES // _KB} kB of metadata",
+            f"Before the login the limit is {session.MAX_CONTROL_MESSAGE // _KB} KiB",
         ],
-        "docs/operations/runbook.md": [
-            f"within its timeout, {defaults.DEFAULT_TIMEOUT:g} s by default",
-            f"{sqlite_store._BUSY_TIMEOUT:g} s for a lock of SQLite, "
-            f"`store_timeout` ({default('store_timeout'):g} s by default) for any store",
-            f"within a third of `lease_ttl` ({default('lease_ttl') / 3:g} s)",
-            f"up to {supervisor.LONGEST_PAUSE_SECONDS:g} s.",
-            f"its prefix is free {start_timestamps.STALE_AFTER:g} s after its last sign of life",
-            f"At {high_water_marks.WARN_SHARE * 100:g} % of the limit the log has `many_sequences`",
-            f"must be at least {lease_factor():g} times outage_reserve plus store_timeout",
-        ],
-        "docs/operations/backup-and-restore.md": [
-            f"up to `lease_ttl` ({default('lease_ttl'):g} s by default)",
-            f"`request_id_window` ({default('request_id_window') / 3600:g} hour unless it was set otherwise)",
-        ],
-        "docs/operations/capacity.md": [
-            f"between two starts ({number(default('max_sequences'))} by default)",
-            f"at {high_water_marks.WARN_SHARE * 100:g} % the log warns with `many_sequences`",
-            f"`lease_ttl` must be at least {lease_factor():g} times `outage_reserve` plus `store_timeout`",
-            f"| `outage_reserve` | {default('outage_reserve'):g} s |",
-            f"| `store_timeout` | {default('store_timeout'):g} s |",
-            f"| `lease_ttl` | {default('lease_ttl'):g} s |",
-            f"| `max_reserved_ids` | {number(default('max_reserved_ids'))} |",
-            f"up to {times:g} times `outage_reserve` at the present rate, "
-            f"{ceil(times * default('outage_reserve'))} s by default",
-            f"with the default of {default('request_id_window') / 3600:g} hour are 360,000 rows",
-        ],
-        "docs/operations/upgrades.md": [],
-        "docs/explanation/architecture.md": [
-            f"Before the login a frame is at most {session.MAX_CONTROL_MESSAGE / 1024:g} KiB.",
-            f"all at once and for {issuers.RELEASE_SECONDS:g} s at most",
-            f"acknowledged the GOAWAY, up to {services.LAST_REPLIES_SECONDS:g} s,",
-            f"plus a margin of {generations.MARGIN_SECONDS:g} s",
-            f"after {worker.CHANGE_PAUSE_SECONDS:g} s if it cannot",
-        ],
+        "docs/explanation/guarantees.md": [f"up to {reserve}", f"The largest id is {largest},"],
+        "docs/explanation/leases-and-fencing.md": [f"up to {reserve}"],
         "docs/explanation/document-ids.md": [
             f"| {bounds('node_prefix')} |",
             f"seconds since 1970, below {power(start_timestamps.TIMESTAMP_END)}",
             f"1 to {power(generator.MAX_SERIAL)}",
-            f"loses it after {start_timestamps.STALE_AFTER:g} s",
         ],
-        "docs/explanation/leases-and-fencing.md": [
-            f"up to {times:g} times `outage_reserve`, {ceil(times * default('outage_reserve'))} s by default",
-            f"for `outage_reserve` ({default('outage_reserve'):g} s by default)",
-            f"was *sent* ({default('lease_ttl'):g} s by default)",
-            f"`lease_ttl` and a second ({default('lease_ttl') + generations.MARGIN_SECONDS:g} s by default)",
+        "docs/operations/capacity.md": [
+            f"up to {reserve}",
+            f"`lease_ttl` {lease}",
+            f"hence the default of {default('outage_reserve'):g} s",
         ],
-        "docs/guides/access-control.md": [
-            f"Of each host the audit has the first {rejected_callers.BURST} such calls",
-            f"up to {resumption.MAX_RETRY_AFTER:g} s at a time",
-        ],
-        "docs/guides/choosing-a-key.md": [f"ids go on, exactly, up to {power(model.MAX_ID)}"],
+        "docs/operations/runbook.md": [f"`lease_ttl: {lease} outage_reserve plus store_timeout`"],
+        "docs/guides/choosing-a-key.md": [f"ids go on, exactly, up to {largest}"],
+        "docs/guides/deployment.md": [f"must exceed `drain_timeout` plus {supervisor.STOP_MARGIN_SECONDS:g} s."],
+        "docs/guides/envoy.md": [f"{transport.MAX_REQUEST_BYTES // _KB} KiB a request"],
+        "docs/guides/languages.md": [f"up to {retries['maxAttempts']} attempts, whose waits sum to {sum(waits):g} s"],
         "docs/guides/opensearch.md": [
             f"You need OpenSearch {'.'.join(map(str, setup._MIN_OPENSEARCH))} or newer.",
-            f"{'.'.join(map(str, setup._MIN_ELASTICSEARCH))} or newer has the same requests",
+            f"{'.'.join(map(str, setup._MIN_ELASTICSEARCH))} or newer has the same",
         ],
-        "docs/guides/mysql-xdevapi.md": [
-            f"| a message | `xproto_max_message_bytes`, {default('xproto_max_message_bytes') / 2**20:g} MiB |",
-            f"| connections of a process | `xproto_max_connections`, {default('xproto_max_connections'):g} |",
-            f"without a login | `max_connections_per_address`, {default('max_connections_per_address'):g} | the same |",
-            f"| documents of an `add` | {number(cost.MAX_INSERTED_DOCUMENTS)} |",
-            f"| an `_id` | {json_text.MAX_KEY_BYTES} bytes, as text |",
-            f"| nesting of a document | {json_text.MAX_DEPTH} |",
-            f"| values of a document | {number(json_text.MAX_VALUES)},"
-            f" with {number(json_text.MAX_CONTAINERS)} arrays and objects |",
-            f"a `modify` writes | `xproto_max_message_bytes`, {default('xproto_max_message_bytes') / 2**20:g} MiB |",
-            f"at each of its uses | `xproto_max_message_bytes`, {default('xproto_max_message_bytes') / 2**20:g} MiB |",
-            f"| parts of the expressions of a statement | {number(cost.MAX_STEPS_A_DOCUMENT)} |",
-            f"| {number(cost.MAX_STEPS)} steps; {cost.MAX_SECONDS:g} s |",
-            f"| documents that a statement sorts | {number(cost.MAX_SORTED_DOCUMENTS)},"
-            f" with {number(cost.MAX_SORTED_TEXT)} characters |",
-            f"changes or removes | {number(sqlite_documents.MAX_CHANGED_DOCUMENTS)};"
-            f" on CrateDB {number(crate_documents.MAX_CHANGED_DOCUMENTS)} |",
-            f"writes up to {number(crate_documents._ROWS_AN_INSERT)} documents a statement",
-        ],
-        "docs/guides/deployment.md": [
-            f"({default('drain_timeout'):g} s by default) plus {supervisor.STOP_MARGIN_SECONDS:g} s.",
-            f"tries again each {worker.CHANGE_PAUSE_SECONDS:g} s",
-            f"becomes free {start_timestamps.STALE_AFTER:g} s after the last worker has left it",
-            f"at most {number(transport.MAX_BLOCKED_WRITES)} of them",
-            f"a request with more than {transport.LARGEST_METADATA_BYTES // _KB} kB of metadata",
-            f"retry calls within their timeout, {defaults.DEFAULT_TIMEOUT:g} s by default",
-            f"Each reason has up to {metrics.MAX_CAUSES} causes a second",
-            f"An exit waits up to {log_queue.FLUSH_SECONDS:g} s for the queue",
-        ],
-        "docs/guides/envoy.md": [
-            f"{transport.MAX_REQUEST_BYTES // 1024} KiB a request",
-        ],
-        "docs/guides/languages.md": [
-            f"up to {retries['maxAttempts']} attempts, whose waits sum to {sum(waits):g} s",
-        ],
-        "docs/guides/load-tests.md": [f"`--duration` ({_plan.Plan.duration:g} s by default)"],
-        "docs/guides/migration.md": [f"The default of both systems is {default('node_prefix'):g}."],
-        "docs/guides/tls.md": [],
-        "docs/guides/verify.md": [],
         "docs/guides/sequences.md": [
-            f"name is 1 to {model.MAX_NAME_BYTES} bytes of UTF-8",
             f"| the distance between ids; negative to count down. The sign cannot change | {plain.step} |",
             f"| the bounds of the ids; at the bound the sequence is exhausted | {plain.min_value}, {largest} |",
             f"no id beyond {power(validation.MAX_JSON_SAFE)}, where JavaScript loses digits",
             f"after the year {datetime.fromtimestamp(summary._YEAR_10000 - 1, UTC).year}",
-            f"`lease_ttl` and a second ({default('lease_ttl') + generations.MARGIN_SECONDS:g} s by default)",
-            f"`max_clock_skew` ({default('max_clock_skew'):g} s by default)",
             f"room up to the year {datetime.fromtimestamp(validation._SECONDS_TO_2200, UTC).year}",
-            f"Both may be up to {number(validation.MAX_LEASE_SIZE)}.",
-            f"`request_id_window` ({default('request_id_window') / 3600:g} hour by default)",
         ],
-        "docs/guides/formats-and-resets.md": [
-            f"carries {number(id_allocator.MAX_TEXTS_PER_MESSAGE)} texts at most",
-            f"at most {formats.MAX_TEMPLATE} characters",
-            f"room for {formats.MAX_PREFIX}, as",
-            f"A width is 1 to {formats.MAX_WIDTH}.",
+        "docs/guides/sqlalchemy.md": [
+            f"ids go up to {largest}",
+            f"within {power(validation.MAX_JSON_SAFE)}, for JavaScript",
         ],
     }
 

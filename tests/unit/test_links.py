@@ -12,7 +12,7 @@ from tests.support.paths import ROOT
 FOLDERS = ("deploy", "docs", "examples")
 PAGES_OF_THE_SITE = {FOLDER / name for name in PAGES.keys() - IN_GIT}
 DOCUMENTS = sorted(
-    {*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))} - PAGES_OF_THE_SITE
+    {*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))} | PAGES_OF_THE_SITE
 )
 SOURCES = [path for folder in ("client", "server", "protos", "deploy") for path in (ROOT / folder).rglob("*.*")]
 

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,6 @@ def headings(page: Path) -> list[str]:
     """Return the headings of a page, without backquotes."""
     prose = re.sub(r"(?ms)^```.*?^```$", "", read(page))
     return [each.replace("`", "") for each in re.findall(r"^#+ (.*)$", prose, re.MULTILINE)]
-
-
-@cache
-def anchors(page: Path) -> list[str]:
-    """Return the anchors of a page's headings, as GitHub and the site make them."""
-    return [re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings(page)]
 
 
 @pytest.mark.parametrize("name", sorted(IN_GIT))
@@ -78,11 +71,10 @@ def test_python_api_has_each_public_name() -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_links_lead_somewhere(name: str) -> None:
-    """Each link to a heading finds exactly one on that page; the site's build checks files."""
-    assert len(anchors(FOLDER / name)) == len({*anchors(FOLDER / name)})
-    for page, anchor in re.findall(r"\]\(([\w./-]+\.md)?#([\w-]+)\)", WRITTEN[name]):
-        assert anchor in anchors((FOLDER / (page or name)).resolve()), f"{page}#{anchor}"
+def test_no_heading_comes_twice(name: str) -> None:
+    """A link to a heading of the page is unambiguous."""
+    found = [*map(str.lower, headings(FOLDER / name))]
+    assert len(found) == len({*found})
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
