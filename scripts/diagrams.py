@@ -137,7 +137,7 @@ def advance() -> str:
             ("store", "node B", ["<applied; lease_ms is 180000"]),
             ("node B", "operator", ["<effective in 181 s", "(lease_ms and 1 s)"]),
             ("operator", "operator", ["waits"]),
-            ("node A", "node A", ["goes on with its lease of generation 7,", "until its next write or its expiry"]),
+            ("node A", "node A", ["continues with its lease of generation 7,", "until its next write or its expiry"]),
             ("node A", "store", ["grant 1000 ids"]),
             ("store", "node A", ["<5001 to 6000, generation 8"]),
             ("node A", "node A", ["another generation: burns the rest", "of the old lease, issues 5001 …"]),

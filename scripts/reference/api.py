@@ -57,12 +57,12 @@ and the trailer `grpc-retry-pushback-ms` has the same delay for gRPC's own retry
 channel, from `protos/idalloc/v1/service_config.json`:
 """
 _CONVENTIONS = """\
-gRPC retries a stream only before its first message. The Python client resumes streams by itself.
+gRPC retries a stream only before its first message. The Python client resumes streams.
 
 ### Deadlines
 
-Every RPC takes a deadline. If it passes before ids were taken, none are taken; later they are a gap. Give one to each
-call: gRPC's retry policy waits as long as the server says.
+Set a deadline for each call: gRPC's retry policy waits for the delay that the server returns. If the deadline passes
+before the server takes ids, it takes none; later they are a gap.
 
 ### JSON
 

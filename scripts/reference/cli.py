@@ -21,7 +21,7 @@ The package `idalloc[cli]` has the client's commands, `idalloc[server]` also `se
 
 ## What all commands share
 
-Results go to standard output. Errors go to standard error, one line each: `REASON: message` if the server refused the
+Results go to standard output. Errors go to standard error, one line each: `REASON: message` if the server rejected the
 call ([errors](errors.md)), `idalloc: message` otherwise. A warning is also one line there, such as
 `created sequence 'orders'`.
 
@@ -29,8 +29,8 @@ The form of the results is a table on a terminal and text in a pipe; ids and rep
 the [JSON mapping](api.md#json) of the protos: names in lowerCamelCase, 64-bit integers as texts. A stream prints an
 object on each line. Control characters and bidirectional marks are printed as `\\u202e` and the like.
 
-`--server`, `--timeout`, `--output` and `--json` may stand before and after the names of a command; the last one
-applies. The other options of `idalloc` stand before the command. [Variables](settings.md#variables-of-the-client) set
+`--server`, `--timeout`, `--output` and `--json` may come before and after the names of a command; the last one
+applies. The other options of `idalloc` come before the command. [Variables](settings.md#variables-of-the-client) set
 the same. A duration is written `500ms`, `30s` or `2m`.
 """
 _EXIT_CODES = [

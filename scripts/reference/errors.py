@@ -64,19 +64,19 @@ delay. Beyond {LONGEST_PUSHBACK_SECONDS:g} s the trailer is -1, and the policy d
 _DEADLINE = f"""\
 ## `DEADLINE_EXCEEDED`
 
-No answer came before the deadline of the call. The client ends the call by itself, so the error has no details. The
+No answer came before the deadline of the call. The client itself ends the call, so the error has no details. The
 Python client and the command wait {DEFAULT_TIMEOUT:g} s by default. The server logs such a call in
 [`calls_failed`](log-events.md#calls_failed) with the code CANCELLED. Ids that it took are never issued to another
 caller.
 
-**Next step:** Retry, with the same `request_id` if the call had one. If it lasts, find out what the server waits for
-([runbook](../operations/runbook.md#deadline_exceeded)). It is mostly the store.
+**Next step:** Retry, with the same `request_id` if the call had one. If it recurs, find out what the server waits
+for, mostly the store ([runbook](../operations/runbook.md#deadline_exceeded)).
 """
 _TEXTS = """\
 ## Texts
 
-What the service says. Words in braces stand for values. No text has a delay or a time that changes from call to call,
-so tools can group them; a delay is in `RetryInfo`. Texts of a store, of a file or of a rule are left out.
+The messages of the service. Words in braces stand for values. No text has a delay or a time that changes from call to
+call, so tools can group them; a delay is in `RetryInfo`. Texts of a store, of a file or of a rule are omitted.
 """
 _TAIL = """\
 ## Errors of the Python client

@@ -101,7 +101,7 @@ LIMITS = {
         Limit(
             "metadata of a call",
             f"{_kib(transport.MAX_METADATA_BYTES)}; `native`: {_kib(transport.LARGEST_METADATA_BYTES)}",
-            f"`grpcio` refuses some calls at random, and all above {_kib(transport.LARGEST_METADATA_BYTES)}: status "
+            f"`grpcio` rejects some calls at random, and all above {_kib(transport.LARGEST_METADATA_BYTES)}: status "
             "RESOURCE_EXHAUSTED, from gRPC. `native`: UNKNOWN, seldom INTERNAL",
             "gRPC itself takes about 600 bytes, a token 58",
         ),
@@ -122,7 +122,7 @@ LIMITS = {
             f"{connections.HANDSHAKE_SECONDS:g} s; `native`: 120 s",
             "the server closes the connection",
         ),
-        Limit("calls of a process that wait", number(transport.MAX_WAITING_CALLS), "gRPC refuses further ones"),
+        Limit("calls of a process that wait", number(transport.MAX_WAITING_CALLS), "gRPC rejects more"),
         Limit(
             "interval of a client's keepalive pings",
             f"{transport.MIN_PING_SECONDS} s, and only during calls",
@@ -136,9 +136,9 @@ LIMITS = {
         ),
         Limit(
             "connections",
-            f"the open files of the process, without {open_files.OWN + descriptors.RESERVED} of its own and the "
+            f"the open files of the process, without {open_files.OWN + descriptors.RESERVED} reserved ones and the "
             "connections of its other ports; at least half of them",
-            "`grpcio` closes a further one; `native` accepts it when one ends. Raise the hard limit, or use a proxy",
+            "`grpcio` closes a new one; `native` accepts it when another ends. Raise the hard limit, or use a proxy",
             "the store, the access file and probes have a reserve",
         ),
         Limit(
@@ -153,7 +153,7 @@ LIMITS = {
         Limit(
             "replies of `native` that wait for slow clients",
             number(transport.MAX_BLOCKED_WRITES),
-            "further streams wait",
+            "more streams wait",
             "each takes a thread",
         ),
     ],
@@ -199,10 +199,10 @@ LIMITS = {
         Limit(
             "sequences without a series whose ids a process counts",
             number(series.MAX_COUNTED),
-            "the one counted first is dropped: it gets its series later",
+            "the process drops the oldest one, which gets its series later",
         ),
         Limit("sequences with a forecast on `/metrics`", str(survey.NEAREST), "only those exhausted first are shown"),
-        Limit("sequences on the status page", number(index.MAX_KEPT), "it has the first ones by name, and says so"),
+        Limit("sequences on the status page", number(index.MAX_KEPT), "it shows the first ones by name, and a note"),
         Limit(
             "sequences with burned ids on the status page",
             number(burned.MAX_BURNED_SEQUENCES),
@@ -240,7 +240,7 @@ LIMITS = {
             "size of a message that is not a statement on a collection",
             _kib(session.MAX_CONTROL_MESSAGE),
             "error 1153",
-            "a long message of many short items would keep the others waiting",
+            "a long message of many short items would delay other callers",
         ),
         Limit(
             "time of a login",
@@ -263,7 +263,7 @@ LIMITS = {
         Limit(
             "session with a client certificate",
             "until the certificate expires",
-            "error 1045, and the connection ends; a reply is not sent to its end",
+            "error 1045, and the connection ends, also during a reply",
         ),
         Limit("failed logins of a connection", str(login.MAX_FAILURES), "the last one closes the connection"),
         Limit(
@@ -272,7 +272,7 @@ LIMITS = {
             "the server closes the connection",
         ),
         Limit(
-            "statements and resets of an identity, also failing ones, and its documents with an `_id` of their own",
+            "statements and resets of an identity, also failing ones, and its documents with an `_id`",
             "each is a call of its [quota](settings.md#the-access-file); none by default",
             "error 1226",
         ),
@@ -283,20 +283,20 @@ LIMITS = {
             "values of a document: of its objects, of its arrays and itself",
             f"{number(json_text.MAX_VALUES)}, with {number(json_text.MAX_CONTAINERS)} arrays and objects",
             "error 3150",
-            "each takes much memory beside its text",
+            "each takes much memory besides its text",
         ),
         Limit(
             "arguments of a statement",
             f"{number(cost.MAX_ARGUMENTS)}; each use counts with its bytes, all together"
             f" {_setting('xproto_max_message_bytes')} bytes",
             "error 1390; error 1153",
-            "MySQL puts an argument into each place where it is used",
+            "MySQL copies an argument to each place of use",
         ),
         Limit(
             "items of a document or of criteria, as a client encodes them",
             number(cost.MAX_ITEMS),
             "error 1153",
-            "nothing else runs while protobuf reads one of them",
+            "protobuf blocks the process while it reads one of them",
         ),
         Limit(
             "parts of the expressions of a statement for one document",
@@ -310,16 +310,16 @@ LIMITS = {
             "error 1104; nothing is changed",
         ),
         Limit(
-            "time of a statement, without that of the client to read the reply",
+            "time of a statement, without the time in which the client reads the reply",
             f"{cost.MAX_SECONDS:g} s",
             "error 3024; nothing is changed",
-            "SQLite keeps other writers waiting while it changes documents",
+            "SQLite blocks other writers while it changes documents",
         ),
         Limit(
             "row of a find; document that a change writes",
             f"{_setting('xproto_max_message_bytes')} bytes",
             "error 1301; error 3150",
-            "a field may be in them many times",
+            "they may contain a field many times",
         ),
         Limit(
             "documents that a statement sorts",
@@ -332,13 +332,13 @@ LIMITS = {
             "documents that a statement changes or removes",
             f"{number(sqlite_documents.MAX_CHANGED_DOCUMENTS)}; on CrateDB {number(documents.MAX_CHANGED_DOCUMENTS)}",
             "error 1105; nothing is changed",
-            "their keys are in memory. CrateDB has no transactions: the change is tried on all of them first",
+            "their keys are in memory. CrateDB has no transactions: the server first tries the change on all of them",
         ),
         Limit(
-            "what is between two `%` of a LIKE and has `_`",
+            "texts between two `%` of a LIKE that have `_`",
             f"{like.MAX_TEXTS} texts with {like.MAX_CHARACTERS} characters",
             "error 1235",
-            "each may be compared at each place of a text",
+            "the server may compare each at each place of a text",
         ),
         Limit("name of a schema or a collection", f"{names.MAX_NAME} characters", "error 1059"),
         Limit(
@@ -347,7 +347,7 @@ LIMITS = {
             "error 1300; a user 1045; a name in a statement on a collection 5000, and the connection ends",
         ),
         Limit("SQL statement", f"{number(sql.MAX_STATEMENT)} characters", "error 1235"),
-        Limit("open Expect blocks", str(expect.MAX_BLOCKS), "error 5000, and the connection is closed"),
+        Limit("open Expect blocks", str(expect.MAX_BLOCKS), "error 5000, and the server closes the connection"),
         Limit("name of a connection attribute", f"{capabilities.MAX_ATTRIBUTE_NAME} bytes", "error 5005"),
     ],
     "Ids of a call": [
@@ -358,7 +358,7 @@ LIMITS = {
             "requests of `BatchAllocateRanges`",
             f"{number(batches.MAX_BATCH_REQUESTS)}, and as many as fit into {_kib(transport.MAX_REQUEST_BYTES)}",
             f"{_INVALID}; nothing is allocated",
-            "one call must not hold up all others for long; with the longest names, some 990 fit",
+            "one call must not delay all others for long; with the longest names, some 990 fit",
         ),
         Limit("document ids as runs", _setting("max_ids_per_call"), _INVALID),
         Limit(
@@ -435,9 +435,9 @@ LIMITS = {
         Limit("call, in the Python client and the command", f"{DEFAULT_TIMEOUT:g} s by default", "DEADLINE_EXCEEDED"),
         Limit("lease", _setting("lease_ttl", " s"), "its ids are burned, unless it was renewed"),
         Limit(
-            "until a change of a sequence is effective",
+            "until a change of a sequence takes effect",
             f"lease_ttl and {generations.MARGIN_SECONDS:g} s",
-            "no node issues ids of before",
+            "no node issues older ids",
         ),
         Limit("call of the store", _setting("store_timeout", " s"), "STORE_UNAVAILABLE"),
         Limit("clocks of node and store at startup", _setting("max_clock_skew", " s"), "the server does not start"),
@@ -450,9 +450,9 @@ LIMITS = {
             "[`request_ids_piling_up`](log-events.md#request_ids_piling_up)",
         ),
         Limit(
-            "pause before a worker that ends at once is restarted",
+            "pause before the restart of a worker that ends at once",
             f"{supervisor.LONGEST_PAUSE_SECONDS:g} s",
-            "the supervisor tries again",
+            "the supervisor retries",
         ),
         Limit("prefix of a killed node", f"{start_timestamps.STALE_AFTER:g} s", "it is free"),
         Limit("running calls after SIGTERM", _setting("drain_timeout", " s"), "they are cancelled, status UNAVAILABLE"),

@@ -43,7 +43,7 @@ _ADDRESSES = table(
     ("value", "listens on"),
     [
         ("`127.0.0.1:50051`", "this machine only"),
-        ("`0.0.0.0:50051`, `[::]:50051`", "all addresses; other machines reach them"),
+        ("`0.0.0.0:50051`, `[::]:50051`", "all addresses; other machines can reach them"),
         ("`127.0.0.1:0`", "a free port, which the server prints"),
         ("`unix:/run/idalloc/idalloc.sock`", "a Unix socket for the server's user and group, mode 0660; one process"),
     ],
@@ -78,9 +78,9 @@ _TRANSPORTS = table(
     [
         ("package", "always installed", "`pip install '.[native]'` in [a clone](../index.md#start); Linux and macOS"),
         ("TLS, client certificates, `max_connection_age`", "yes", "refused at startup"),
-        ("a `listen` that other machines reach", "with TLS and `access_file`", "only with `insecure`"),
+        ("a `listen` that other machines can reach", "with TLS and `access`", "only with `insecure`"),
         ("a host name with several addresses", "listens on all", "refused at startup"),
-        ("new calls while the server stops", "GOAWAY sends them to another server", "refused with `SERVER_DRAINING`"),
+        ("new calls while the server stops", "GOAWAY sends them to another server", "rejected with `SERVER_DRAINING`"),
         ("the trailer `grpc-retry-pushback-ms`", "sent", "not sent; `RetryInfo` has the delay"),
         ("a stream whose client reads slowly", "waits", f"waits in a thread, at most {MAX_BLOCKED_WRITES:,} of them"),
     ],
@@ -90,47 +90,46 @@ _TRANSPORTS = table(
 NOTES = {
     "listen": f"""{_ADDRESSES}
 
-Clients name the same address. A server on an address that other machines reach starts only with TLS and authenticated
+Clients use the same address. A server on an address that other machines can reach starts only with TLS and
+authenticated
 callers, or with [`insecure`](#insecure).""",
     "transport": f"""{_TRANSPORTS}
 
 `native` serves several times as many unary calls a second ([performance](../explanation/performance.md)). It is
-younger: keep `grpcio` where it is fast enough. To use TLS with `native`, put a proxy in front, on the same machine.""",
+younger: keep `grpcio` if it is fast enough. To use TLS with `native`, put a proxy in front, on the same machine.""",
     "http_listen": """Serves the [status page](../operations/status-page.md), `/livez`, `/readyz` and `/metrics`, see
 [monitoring](../operations/monitoring.md). With several workers the supervisor serves it. Port 0 selects a free port,
-which the server prints. `make run` sets `127.0.0.1:50080`. An address that other machines reach has the rule of
-[`insecure`](#insecure), and TLS is that of [`tls_cert`](#tls_cert). Probes may have a
-[port of their own](#probe_listen).""",
-    "http_hosts": """A page of a stranger, in a browser on this machine or in this network, can let its own name lead
-to the server (DNS rebinding). So without [`access_file`](#access_file) and [`tls_client_ca`](#tls_client_ca) the
-status page and `/metrics` answer only if the header `Host` is an IP address, `localhost`, the name of this machine,
-the host of [`http_listen`](#http_listen), or one of these names. Others get the status 421. Probes answer under any
-name.""",
-    "probe_listen": f"""Serves `/livez` and `/readyz`, for a load balancer or the kubelet. It has a limit of its own,
-{MAX_PROBE_CONNECTIONS} connections, and descriptors of a reserve: strangers on the other ports do not stop probes. Let
-no one but the prober reach it. It has no TLS and no authentication, and serves no data but the checks of readiness, so
+which the server prints. `make run` sets `127.0.0.1:50080`. The rule of [`insecure`](#insecure) applies,
+and TLS is that of [`tls_cert`](#tls_cert). Probes may have a [separate port](#probe_listen).""",
+    "http_hosts": """A stranger's web page, in a browser on this machine or in this network, can make its own name
+resolve to the server (DNS rebinding). So without [`access`](#access) and [`tls_client_ca`](#tls_client_ca) the status
+page and `/metrics` answer only if the header `Host` is an IP address, `localhost`, the name of this machine, the host
+of
+[`http_listen`](#http_listen), or one of these names. Others get the status 421. Probes answer under any name.""",
+    "probe_listen": f"""Serves `/livez` and `/readyz`, for a load balancer or the kubelet. It has its own limit,
+{MAX_PROBE_CONNECTIONS} connections, and descriptors of a reserve, so strangers on the other ports cannot block
+probes. Let only the prober reach it. It has no TLS and no authentication, and serves only the checks of readiness, so
 the rule of [`insecure`](#insecure) does not apply. With several workers the supervisor serves it.""",
-    "xproto_listen": """MySQL's X DevAPI clients connect here: `collection.add()` stores documents, and the server makes
-their ids. It is not MySQL: transactions, prepared statements, compression, tables and other SQL are refused with
+    "xproto_listen": """MySQL's X DevAPI clients connect here: `collection.add()` stores documents, and the server
+generates their ids. It is not MySQL: it rejects transactions, prepared statements, tables and other SQL with
 MySQL's errors. With SQLite the documents are in a file beside the store, such as `idalloc-documents.db`. See
 [MySQL X DevAPI clients](../guides/mysql-xdevapi.md).
 
-The user is the name of an identity, and the password its token. With [`access_file`](#access_file) the server starts
-only with [`tls_cert`](#tls_cert), and clients log in with TLS alone. Without a certificate clients need
-`ssl-mode=DISABLED`. An address that other machines reach has the rule of [`insecure`](#insecure). Port 0 selects a
-free port, which the server prints. Each of several workers serves it.
+The user is the name of an identity, and the password its token. With [`access`](#access) the server starts only with
+[`tls_cert`](#tls_cert), and clients log in only with TLS. Without a certificate clients need `ssl-mode=DISABLED`. The
+rule of [`insecure`](#insecure) applies. Port 0 selects a free port, which the server
+prints. Each of several workers serves it.
 
 A statement needs a role on `SCHEMA.COLLECTION`: `read` to find and count, `allocate` to add, `admin` for all others.
-To create or drop a schema, the role `admin` is needed on its name.""",
-    "xproto_max_message_bytes": """A longer message closes the connection. Clients read it as
-`@@mysqlx_max_allowed_packet`. A message of SQL, commands or expectations, and each one before a login, has at most
-64 KiB. The default is gRPC's. Raise it only as far as your documents need: a message of many short items takes more
-than 20 times its size in memory, and while it is parsed, a quarter of a second for 4 MiB, the process serves nobody
-else.""",
+To create or drop a schema, a client needs the role `admin` on its name.""",
+    "xproto_max_message": """A longer message closes the connection. Clients read it as `@@mysqlx_max_allowed_packet`.
+A message of SQL, commands or expectations, and each one before a login, has at most 64 KiB. The
+default is gRPC's. Raise it only as far as your documents need: a message of many short items takes more than 20 times
+its size in memory, and its parsing blocks the process, a quarter of a second for 4 MiB.""",
     "xproto_max_connections": """At the limit the connection that waits longest for its login ends. If all have logged
-in, a further one gets MySQL's error 1040. Each may hold a message in memory.""",
+in, a new one gets MySQL's error 1040. Each may hold a message in memory.""",
     "max_connections_per_address": f"""Counted from accept, before TLS. At the limit the connection of the address that
-waits longest for its client ends, and if none waits, the new one is refused. Of IPv6, a /64 is one address. Sessions
+waits longest for its client ends; if none waits, the server refuses the new one. An IPv6 /64 is one address. Sessions
 of the X Protocol that have logged in do not count. Raise it if many clients of the HTTP port share an address, as
 behind a proxy. That port has {MAX_HTTP_CONNECTIONS} connections in all.""",
     "store": f"""{_STORES}
@@ -138,8 +137,8 @@ behind a proxy. That port has {MAX_HTTP_CONNECTIONS} connections in all.""",
 {_PARAMETERS}
 
 Percent-encode reserved characters. The URL may have a password or a token itself (`USER:PASSWORD@`, `jwt`, `api_key`).
-Then put it into `IDALLOC_STORE` or the TOML file: the server refuses it in the flag `--store`, which every user of the
-machine sees. No log line, error or `config show` prints it.
+Then put it into `IDALLOC_STORE` or the TOML file: the server rejects it in the flag `--store`, which every user of the
+machine can see. No log line, error or `config show` prints it.
 
 The default is `idalloc/idalloc.db` below `$XDG_STATE_HOME`, or below `~/.local/state`. SQLite needs a local disk, and
 serves one machine. In a container, mount the folder of the file, never the file. See
@@ -152,53 +151,53 @@ ids are unique in either case. A node that stopped releases its prefix at once. 
 after {STALE_AFTER:g} s.""",
     "auto_increment_offset": "Has an effect only if `auto_increment_increment` is more than 1, as in MySQL.",
     "lease_ttl": f"""At least {lease_factor():g} times [`outage_reserve`](#outage_reserve) plus
-[`store_timeout`](#store_timeout). A change of a sequence in use is effective when the leases before it have
+[`store_timeout`](#store_timeout). A change of a sequence in use takes effect when earlier leases have
 expired: up to this time and a second later. See [leases and fencing](../explanation/leases-and-fencing.md).""",
     "outage_reserve": f"""`0s` keeps no reserve. A node holds the ids of up to {reserve_factor():g} times this time, and
 a crash burns them. Sequences with the ordering `RISING`, timestamps, and calls with a `request_id` have no reserve:
 they call the store each time.""",
     "max_reserved_ids": f"""A node never reserves more than 1/{PREFETCH_SHARE} of the ids that a sequence has left. A
-sequence may have a lower limit of its own, `max_lease_size`.""",
+sequence may have a lower limit, `max_lease_size`.""",
     "store_timeout": """The ids of a write without an answer are burned, and its callers get
 [`STORE_UNAVAILABLE`](errors.md#store_unavailable).""",
-    "max_clock_skew": """A server with a larger difference does not start. A sequence of timestamps that is further
-ahead refuses calls with [`SEQUENCE_AHEAD_OF_CLOCK`](errors.md#sequence_ahead_of_clock).""",
+    "max_clock_skew": """A server with a larger difference does not start. If a sequence of timestamps is further
+ahead, calls fail with [`SEQUENCE_AHEAD_OF_CLOCK`](errors.md#sequence_ahead_of_clock).""",
     "workers": f"""More than 1 starts a supervisor, which restarts workers that end. They share the address, the prefix
-and the store; each has its own leases and its own start timestamp, as several nodes have. A connection stays with
+and the store; each has its own leases and its own start timestamp, like several nodes. A connection stays with
 one worker, so one client with one connection uses one worker. Quotas and [`max_sequences`](#max_sequences) count in
-each worker by itself. A worker that does not apply an `UpdateNode` tries again every {CHANGE_PAUSE_SECONDS:g} s.
+each worker separately. A worker that cannot apply an `UpdateNode` retries every {CHANGE_PAUSE_SECONDS:g} s.
 The supervisor kills a worker that has not ended {STOP_MARGIN_SECONDS:g} s after `drain_timeout`.""",
-    "drain_timeout": f"""New calls are refused with [`SERVER_DRAINING`](errors.md#server_draining), and their clients
-call another server. Streams end after {STREAMS_SHARE:.0%} of this time. At its end the server cancels
-the calls that still run.""".replace("%", " %"),
-    "max_ids_per_call": """Applies to ranges, document ids and UUIDs. Document ids as texts, and UUIDs, have a limit of
-their own, too ([limits](limits.md#ids-of-a-call)). More is [`INVALID_REQUEST`](errors.md#invalid_request).""",
+    "drain_timeout": f"""The server rejects new calls with [`SERVER_DRAINING`](errors.md#server_draining), and their
+clients call another server. Streams end after {STREAMS_SHARE:.0%} of this time. At its end the server cancels
+the running calls.""".replace("%", " %"),
+    "max_ids_per_call": """Applies to ranges, document ids and UUIDs. Document ids as texts, and UUIDs, also have a
+fixed limit ([limits](limits.md#ids-of-a-call)). More is [`INVALID_REQUEST`](errors.md#invalid_request).""",
     "auto_create_sequences": """The sequence starts at 1 and has no format. If this is off, the call fails with
-[`SEQUENCE_NOT_FOUND`](errors.md#sequence_not_found). A deleted sequence is never created by a call.""",
+[`SEQUENCE_NOT_FOUND`](errors.md#sequence_not_found). A call never recreates a deleted sequence.""",
     "max_sequences": """For each sequence the process remembers what it saw, so that it notices a store that went
-backwards. Another sequence is refused with [`TOO_MANY_SEQUENCES`](errors.md#too_many_sequences). See
+backwards. Calls for another sequence fail with [`TOO_MANY_SEQUENCES`](errors.md#too_many_sequences). See
 [limits](limits.md#sequences).""",
     "request_id_window": """The server removes an answer after this time on the boot clock of the node that removes it.
 A restart of that node restarts the time, so an answer may stay longer, but never shorter.""",
-    "tls_cert": """The server speaks TLS 1.2 and 1.3, and nothing else. It checks the files at each new connection, and
-reads them again if they changed or on SIGHUP. Files that do not match change nothing: the log has
+    "tls_cert": """The server accepts only TLS 1.2 and 1.3. It checks the files at each new connection, and
+reads them again after a change or on SIGHUP. Files that do not match change nothing: the log has
 [`certificates_not_reloaded`](log-events.md#certificates_not_reloaded). See [TLS](../guides/tls.md).""",
     "tls_key": "Without a passphrase. It must be given with `tls_cert`.",
-    "tls_client_ca": """Clients of the health service need a certificate, too. The server checks its expiry at each
-call and before each message of a stream. Without `access_file`, every client with such a certificate may call every
+    "tls_client_ca": """Clients of the health service then also need a certificate. The server checks its expiry at each
+call and before each message of a stream. Without `access`, every client with such a certificate may call every
 RPC.""",
-    "access_file": f"""The server looks at the file every {POLL_SECONDS:g} s, reads it after a change or SIGHUP, and
-logs [`access_reloaded`](log-events.md#access_reloaded). An invalid file is fatal at startup. Later it changes nothing:
+    "access": f"""The server checks the file every {POLL_SECONDS:g} s, reads it after a change or SIGHUP, and logs
+[`access_reloaded`](log-events.md#access_reloaded). An invalid file is fatal at startup. Later it changes nothing:
 the log has [`access_not_reloaded`](log-events.md#access_not_reloaded). A host that sends {BURST} wrong tokens at
-once gets {ATTEMPTS_PER_SECOND} further try a second. [The access file](#the-access-file) has the keys.""",
+once gets {ATTEMPTS_PER_SECOND} more try a second. [The access file](#the-access-file) has the keys.""",
     "insecure": """A server that other machines can reach starts only if it has TLS and authenticates its callers, by
-`access_file` or by `tls_client_ca`. `insecure = true` permits it without them: for a demo, or if a proxy does both.""",
-    "trust_proxy": """The last address in `x-forwarded-for` then is the caller's in the audit log and the limits per
-host. Only with `listen = "unix:/PATH"`, which the server's user and group reach: each of them could send another
-address. The proxy must append the address of its peer, and speaks TLS: the server does not on this socket, so
-[`tls_cert`](#tls_cert) is for its other ports only. See [Envoy in front](../guides/envoy.md).""",
-    "max_connection_age": f"""Its calls may go on for another {MAX_CONNECTION_GRACE_SECONDS} s. Behind a load balancer
-that balances connections, this moves clients to new servers. Refused with `transport = "native"`.""",
+`access` or by `tls_client_ca`. `insecure = true` permits it without: for a demo, or if a proxy does both.""",
+    "trust_proxy": """The audit log and the limits per host then use the last address in `x-forwarded-for` as
+the caller's. Only with `listen = "unix:/PATH"`: each member of the socket's group could send another address. The
+proxy must append the address of its peer, and must terminate TLS: this socket has none, so
+[`tls_cert`](#tls_cert) is only for the other ports. See [Envoy in front](../guides/envoy.md).""",
+    "max_connection_age": f"""Its calls may continue for another {MAX_CONNECTION_GRACE_SECONDS} s. Behind a load
+balancer that balances connections, this moves clients to new servers. Refused with `transport = "native"`.""",
     "log_level": f"""The audit log and the causes of failed calls are logged at any level: see [log
 events](log-events.md). The log goes to standard error, as JSON, or in colours on a terminal. No call waits for its
 reader: each process queues {MAX_QUEUED_BYTES // 2**20} MiB, and as much again for each of two kinds of audit lines.

@@ -34,9 +34,9 @@ The server takes each setting from the first of these places that has it:
 4. a TOML file, named by `--config FILE` or `IDALLOC_CONFIG`
 5. the default
 
-An unknown setting, or an invalid value, ends the start with exit code 2. The error names the place and the bound.
-`idalloc config show` prints what a server would run with, and where each value comes from. Give it the server's
-`--listen`, since persisted settings belong to that address.
+With an unknown setting or an invalid value the server exits with 2. The error names the place and the bound. `idalloc
+config show` prints each setting and its origin. Pass the server's `--listen`, since the settings of `--persist`
+belong to that address.
 
 A duration is written `500ms`, `30s`, `2m` or `1h`, and in TOML as a text. A setting needs a restart, unless its section
 says otherwise. The server ignores the variables that Kubernetes sets for a service named `idalloc`.
@@ -80,7 +80,7 @@ _IDENTITY = {
     "streams": "the most open streams",
 }
 _QUOTA = {
-    "sequence": "a pattern of names; each matching sequence has a quota of its own, by the first entry that matches",
+    "sequence": "a pattern of names; each matching sequence has its own quota, by the first matching entry",
     "ids_per_second": "quota of ids, for all callers together",
     "calls_per_second": "quota of calls, for all callers together",
 }
@@ -91,8 +91,8 @@ The setting [`access_file`](#access_file) names this file. An identity needs `to
 Roles are independent: `admin` does not include `read`. [The API](api.md#all-rpcs) has the role that each RPC
 requires.
 
-A quota admits the whole call unless it is used up, so that a large range needs no large quota. Then it refuses
-calls with [`QUOTA_EXCEEDED`](errors.md#quota_exceeded), and open streams wait. Every process counts by itself. See
+A quota admits the whole call unless it is used up, so that a large range needs no large quota. Then it rejects
+calls with [`QUOTA_EXCEEDED`](errors.md#quota_exceeded), and open streams wait. Every process counts separately. See
 [access control](../guides/access-control.md).
 """
 _CLIENT = """\

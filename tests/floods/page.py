@@ -17,10 +17,11 @@ _HEAD = """\
 This page shows how strangers, who can connect to a port and have no token, slow down callers.
 
 `make floods` writes it. Each flood has its own server, for the time that its section states. Meanwhile callers with a
-token make {rate} calls a second, {new} of them on new connections, and a
-prober requests `/livez` and `/readyz` of the HTTP port each second, on new connections. A call that takes more than 5 s is an error, as is a probe that takes more
-than 1 s. The flooder has other loopback addresses than the callers, except in the last row of a table: there it has
-their address, as behind NAT. It may use {share:.0%} of a core, since all processes share the cores of one machine.
+token make {rate} calls a second, {new} of them on new connections, and a prober requests `/livez` and `/readyz` of
+the HTTP port each second, on new connections. A call that takes more than 5 s is an error, as is a probe that takes
+more than 1 s. The flooder has other loopback addresses than the callers, except in the last row of a table: there it
+has their address, as behind NAT. It may use {share:.0%} of a core, since all processes share the cores of one
+machine.
 
 "CPU" is the share of one core that the server used, and "Waited" the time in which it was ready to run, but other work
 had the cores: above a second the latencies are those of a busy machine. "Sent" counts requests or frames.

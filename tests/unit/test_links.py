@@ -9,11 +9,9 @@ import pytest
 from scripts.reference.pages import FOLDER, IN_GIT, PAGES, read
 from tests.support.paths import ROOT
 
-FOLDERS = ("deploy", "docs", "examples")
 PAGES_OF_THE_SITE = {FOLDER / name for name in PAGES.keys() - IN_GIT}
-DOCUMENTS = sorted(
-    {*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))} | PAGES_OF_THE_SITE
-)
+GLOBS = ("*.md", "docs/**/*.md", "examples/*/README.md", "deploy/**/*.md")
+DOCUMENTS = sorted({*(path for glob in GLOBS for path in ROOT.glob(glob))} | PAGES_OF_THE_SITE)
 SOURCES = [path for folder in ("client", "server", "protos", "deploy") for path in (ROOT / folder).rglob("*.*")]
 
 

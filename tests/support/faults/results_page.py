@@ -23,8 +23,8 @@ This page lists the faults that the tests inject into idalloc, the effect of eac
 `make faults` writes it (here with idalloc {idalloc}, {machine}). Each scenario runs real
 server processes on a real store, and clients that log every range that they receive. It injects a fault, and then runs
 `idalloc verify` on all logs, the nodes' own counts and the store's counters. A scenario fails if an id is repeated, out
-of order, or past the store's counter; the end of the page lists failed scenarios. All processes share these cores: stalls
-are shorter on separate machines.
+of order, or past the store's counter; the end of the page lists failed scenarios. All processes share these cores:
+stalls are shorter on separate machines.
 
 ## How to repeat them
 
