@@ -78,7 +78,7 @@ _TRANSPORTS = table(
     [
         ("package", "always installed", "`pip install '.[native]'` in [a clone](../index.md#start); Linux and macOS"),
         ("TLS, client certificates, `max_connection_age`", "yes", "refused at startup"),
-        ("a `listen` that other machines can reach", "with TLS and `access`", "only with `insecure`"),
+        ("a `listen` that other machines can reach", "with TLS and `access_file`", "only with `insecure`"),
         ("a host name with several addresses", "listens on all", "refused at startup"),
         ("new calls while the server stops", "GOAWAY sends them to another server", "rejected with `SERVER_DRAINING`"),
         ("the trailer `grpc-retry-pushback-ms`", "sent", "not sent; `RetryInfo` has the delay"),
@@ -102,10 +102,10 @@ younger: keep `grpcio` if it is fast enough. To use TLS with `native`, put a pro
 which the server prints. `make run` sets `127.0.0.1:50080`. The rule of [`insecure`](#insecure) applies,
 and TLS is that of [`tls_cert`](#tls_cert). Probes may have a [separate port](#probe_listen).""",
     "http_hosts": """A stranger's web page, in a browser on this machine or in this network, can make its own name
-resolve to the server (DNS rebinding). So without [`access`](#access) and [`tls_client_ca`](#tls_client_ca) the status
-page and `/metrics` answer only if the header `Host` is an IP address, `localhost`, the name of this machine, the host
-of
-[`http_listen`](#http_listen), or one of these names. Others get the status 421. Probes answer under any name.""",
+resolve to the server (DNS rebinding). So without [`access_file`](#access_file) and [`tls_client_ca`](#tls_client_ca)
+the status page and `/metrics` answer only if the header `Host` is an IP address, `localhost`, the name of this
+machine, the host of [`http_listen`](#http_listen), or one of these names. Others get the status 421. Probes answer
+under any name.""",
     "probe_listen": f"""Serves `/livez` and `/readyz`, for a load balancer or the kubelet. It has its own limit,
 {MAX_PROBE_CONNECTIONS} connections, and descriptors of a reserve, so strangers on the other ports cannot block
 probes. Let only the prober reach it. It has no TLS and no authentication, and serves only the checks of readiness, so
@@ -115,17 +115,17 @@ generates their ids. It is not MySQL: it rejects transactions, prepared statemen
 MySQL's errors. With SQLite the documents are in a file beside the store, such as `idalloc-documents.db`. See
 [MySQL X DevAPI clients](../guides/mysql-xdevapi.md).
 
-The user is the name of an identity, and the password its token. With [`access`](#access) the server starts only with
-[`tls_cert`](#tls_cert), and clients log in only with TLS. Without a certificate clients need `ssl-mode=DISABLED`. The
-rule of [`insecure`](#insecure) applies. Port 0 selects a free port, which the server
-prints. Each of several workers serves it.
+The user is the name of an identity, and the password its token. With [`access_file`](#access_file) the server starts
+only with [`tls_cert`](#tls_cert), and clients log in only with TLS. Without a certificate clients need
+`ssl-mode=DISABLED`. The rule of [`insecure`](#insecure) applies. Port 0 selects a free port, which the server prints.
+Each of several workers serves it.
 
 A statement needs a role on `SCHEMA.COLLECTION`: `read` to find and count, `allocate` to add, `admin` for all others.
 To create or drop a schema, a client needs the role `admin` on its name.""",
-    "xproto_max_message": """A longer message closes the connection. Clients read it as `@@mysqlx_max_allowed_packet`.
-A message of SQL, commands or expectations, and each one before a login, has at most 64 KiB. The
-default is gRPC's. Raise it only as far as your documents need: a message of many short items takes more than 20 times
-its size in memory, and its parsing blocks the process, a quarter of a second for 4 MiB.""",
+    "xproto_max_message_bytes": """A longer message closes the connection. Clients read it as
+`@@mysqlx_max_allowed_packet`. A message of SQL, commands or expectations, and each one before a login, has at most 64
+KiB. The default is gRPC's. Raise it only as far as your documents need: a message of many short items takes more than
+20 times its size in memory, and its parsing blocks the process, a quarter of a second for 4 MiB.""",
     "xproto_max_connections": """At the limit the connection that waits longest for its login ends. If all have logged
 in, a new one gets MySQL's error 1040. Each may hold a message in memory.""",
     "max_connections_per_address": f"""Counted from accept, before TLS. At the limit the connection of the address that
@@ -184,14 +184,14 @@ reads them again after a change or on SIGHUP. Files that do not match change not
 [`certificates_not_reloaded`](log-events.md#certificates_not_reloaded). See [TLS](../guides/tls.md).""",
     "tls_key": "Without a passphrase. It must be given with `tls_cert`.",
     "tls_client_ca": """Clients of the health service then also need a certificate. The server checks its expiry at each
-call and before each message of a stream. Without `access`, every client with such a certificate may call every
+call and before each message of a stream. Without `access_file`, every client with such a certificate may call every
 RPC.""",
-    "access": f"""The server checks the file every {POLL_SECONDS:g} s, reads it after a change or SIGHUP, and logs
+    "access_file": f"""The server checks the file every {POLL_SECONDS:g} s, reads it after a change or SIGHUP, and logs
 [`access_reloaded`](log-events.md#access_reloaded). An invalid file is fatal at startup. Later it changes nothing:
 the log has [`access_not_reloaded`](log-events.md#access_not_reloaded). A host that sends {BURST} wrong tokens at
 once gets {ATTEMPTS_PER_SECOND} more try a second. [The access file](#the-access-file) has the keys.""",
     "insecure": """A server that other machines can reach starts only if it has TLS and authenticates its callers, by
-`access` or by `tls_client_ca`. `insecure = true` permits it without: for a demo, or if a proxy does both.""",
+`access_file` or by `tls_client_ca`. `insecure = true` permits it without: for a demo, or if a proxy does both.""",
     "trust_proxy": """The audit log and the limits per host then use the last address in `x-forwarded-for` as
 the caller's. Only with `listen = "unix:/PATH"`: each member of the socket's group could send another address. The
 proxy must append the address of its peer, and must terminate TLS: this socket has none, so
