@@ -59,9 +59,10 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
     access_control = open_access_control(
         settings, clock, access_file, requires_authentication=mode.requires_authentication
     )
-    authenticates = access_control.requires_authentication
-    transport.check(settings, authenticates=authenticates)
-    xproto_port.check(settings, keeps_documents=keeps_documents(settings.store), authenticates=authenticates)
+    required = access_control.requires_authentication
+    transport.check_settings(settings, requires_authentication=required)
+    has_documents = keeps_documents(settings.store)
+    xproto_port.check_settings(settings, keeps_documents=has_documents, requires_authentication=required)
     traces = open_traces(os.environ)
     port = RpcPort(settings, shares_port=is_worker)
     holder = f"{socket.gethostname()} {port.address}"

@@ -219,7 +219,10 @@ def test_any_import_lowers_no_counter(tried: str) -> None:
         store = MemoryStore(FakeClock())
 
         async def import_lines(lines: list[bytes]) -> None:
-            before, starts = await store.list("", "", 500, deleted=True, periods=True), await store.claimed_starts()
+            before, starts = (
+                await store.list("", "", 500, with_deleted=True, with_periods=True),
+                await store.claimed_starts(),
+            )
             await Importer(store, FakeClock()).run(export_file.read_export(lines))
             for row in before:
                 after = await store.get(row.name)

@@ -207,10 +207,10 @@ class TestRefusals:
 
         monkeypatch.setattr(socket, "getaddrinfo", two_addresses)
         with pytest.raises(StartRefused, match=r"listen: .*127\.0\.0\.1, ::1, or --transport grpcio"):
-            transports.check(Settings(transport="native", listen="localhost:50051"))
-        transports.check(Settings(transport="grpcio", listen="localhost:50051"))
+            transports.check_settings(Settings(transport="native", listen="localhost:50051"))
+        transports.check_settings(Settings(transport="grpcio", listen="localhost:50051"))
 
     @pytest.mark.parametrize("listen", ["127.0.0.1:0", "[::1]:50051", "no-such-host.invalid:1"])
     def test_native_accepts_one_address_or_an_unknown_host(self, listen: str) -> None:
         """native accepts one address; an unknown host fails at the bind."""
-        transports.check(Settings(transport="native", listen=listen))
+        transports.check_settings(Settings(transport="native", listen=listen))

@@ -11,7 +11,7 @@ from tests.support.store_rows import ALL_SETTINGS, PERIOD, YEARLY, new_row
 @pytest.mark.parametrize("opener", ALL, indirect=True)
 class TestList:
     async def names(self, store: Store, prefix: str = "", after: str = "", limit: int = 100, **more: bool) -> list[str]:
-        rows = await store.list(prefix, after, limit, **({"deleted": False, "periods": False} | more))
+        rows = await store.list(prefix, after, limit, **({"with_deleted": False, "with_periods": False} | more))
         return [row.name for row in rows]
 
     async def test_listed_rows_are_complete_and_current(self, store: Store) -> None:
@@ -19,7 +19,7 @@ class TestList:
         await store.create(new_row("a", ALL_SETTINGS, generation=3, created_at=1_700_000_000.5))
         await store.create(new_row("b"))
         await store.grant("b", 5, 2000)
-        rows = await store.list("", "", 10, deleted=False, periods=False)
+        rows = await store.list("", "", 10, with_deleted=False, with_periods=False)
         assert rows == [await store.get("a"), await store.get("b")]
 
     async def test_rows_are_listed_in_byte_order_page_by_page(self, store: Store) -> None:
@@ -54,9 +54,15 @@ class TestList:
         await store.create(new_row("times", Sequence(kind=Kind.TIMESTAMP_US)))
         gone = name_of_period("gone", "2026")
         assert await self.names(store) == ["orders", "times"]
-        assert await self.names(store, deleted=True) == ["gone", "orders", "times"]
-        assert await self.names(store, periods=True) == ["orders", PERIOD, "times"]
-        assert await self.names(store, deleted=True, periods=True) == ["gone", gone, "orders", PERIOD, "times"]
+        assert await self.names(store, with_deleted=True) == ["gone", "orders", "times"]
+        assert await self.names(store, with_periods=True) == ["orders", PERIOD, "times"]
+        assert await self.names(store, with_deleted=True, with_periods=True) == [
+            "gone",
+            gone,
+            "orders",
+            PERIOD,
+            "times",
+        ]
 
     async def test_an_empty_store_lists_nothing(self, store: Store) -> None:
         """An empty store has an empty list."""

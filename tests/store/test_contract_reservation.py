@@ -49,5 +49,5 @@ class TestReservedNames:
             [5],
             [901],
         ]
-        assert not any(is_reserved(row) for row in await store.list("", "", 9, deleted=True, periods=True))
+        assert not any(is_reserved(row) for row in await store.list("", "", 9, with_deleted=True, with_periods=True))
         await allocator.return_leases()

@@ -57,7 +57,7 @@ class TestRetiredStore:
 
     async def rows(self, store: Store) -> list[Row]:
         """Return all rows without lease_ms, which CrateDB stores even if nothing was granted."""
-        return [row._replace(lease_ms=0) for row in await store.list("", "", 9, deleted=True, periods=True)]
+        return [row._replace(lease_ms=0) for row in await store.list("", "", 9, with_deleted=True, with_periods=True)]
 
     async def test_live_sequences_are_granted_until_they_are_deleted(self, store: Store) -> None:
         """P1: a live sequence of a retired store grants ids until the retirement deletes it."""
@@ -74,7 +74,7 @@ class TestRetiredStore:
     async def test_the_retirement_row_is_not_listed(self, store: Store) -> None:
         """The retirement row is not in the list of sequences."""
         await store.create(RETIREMENT_ROW)
-        assert await store.list("", "", 9, deleted=True, periods=False) == []
+        assert await store.list("", "", 9, with_deleted=True, with_periods=False) == []
         assert await store.get(RETIREMENT) == RETIREMENT_ROW
 
     async def test_a_deleted_row_ends_the_retirement(self, store: Store) -> None:
@@ -98,7 +98,7 @@ class TestRetiredStore:
                 return ""
 
         *created, _ = await asyncio.gather(*(create(n) for n in range(20)), store.create(RETIREMENT_ROW))
-        rows = await store.list("", "", 99, deleted=False, periods=False)
+        rows = await store.list("", "", 99, with_deleted=False, with_periods=False)
         assert {row.name for row in rows} == set(filter(None, created))
 
 

@@ -301,7 +301,7 @@ class TestAdoptedRows:
         store = await opener.open()
         adopted = Row("orders", 41, Sequence())
         assert await store.get("orders") == adopted
-        assert await store.list("", "", 10, deleted=False, periods=False) == [adopted]
+        assert await store.list("", "", 10, with_deleted=False, with_periods=False) == [adopted]
         revised = await store.revise("orders", 0, change(Sequence(step=10)))
         assert revised is not None
         assert (revised.last_value, revised.revision, revised.generation) == (41, 1, 2)
@@ -321,7 +321,11 @@ class TestAdoptedRows:
         """Settings that cannot be decoded raise SequenceInvalid in get, grant and list."""
         await store.create(new_row("s"))
         await opener.backend.change_settings("s", packed)
-        for asked in (store.get("s"), store.grant("s", 1, 1000), store.list("", "", 9, deleted=True, periods=True)):
+        for asked in (
+            store.get("s"),
+            store.grant("s", 1, 1000),
+            store.list("", "", 9, with_deleted=True, with_periods=True),
+        ):
             with pytest.raises(SequenceInvalid, match="its settings cannot be read"):
                 await asked
 
@@ -337,4 +341,4 @@ async def test_a_time_out_of_range_is_refused(store: Store, opener: Opener, fiel
     with pytest.raises(SequenceInvalid, match=named):
         await store.get("s")
     with pytest.raises(SequenceInvalid, match=named):
-        await store.list("", "", 10, deleted=True, periods=True)
+        await store.list("", "", 10, with_deleted=True, with_periods=True)

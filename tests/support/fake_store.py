@@ -282,14 +282,14 @@ class MemoryStore(ForwardingStore):
     def _get(self, name: str) -> StoredRow | None:
         return self.rows[name].stored(name) if name in self.rows else None
 
-    def _list(self, prefix: str, after: str, limit: int, deleted: bool, periods: bool) -> Rows:
+    def _list(self, prefix: str, after: str, limit: int, with_deleted: bool, with_periods: bool) -> Rows:
         names = [
             name
             for name, row in sorted(self.rows.items(), key=lambda item: item[0].encode())
             if name.startswith(prefix)
             and name.encode() > after.encode()
-            and (deleted or not row.deleted)
-            and (periods or PERIOD_SEPARATOR not in name)
+            and (with_deleted or not row.deleted)
+            and (with_periods or PERIOD_SEPARATOR not in name)
         ]
         return [self.rows[name].stored(name) for name in names[:limit]]
 

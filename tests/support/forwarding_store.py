@@ -55,8 +55,8 @@ class ForwardingStore(ABC):
         answer: Row | None = await self._call("get", name)
         return answer
 
-    async def list(self, prefix: str, after: str, limit: int, *, deleted: bool, periods: bool) -> Rows:
-        answer: Rows = await self._call("list", prefix, after, limit, deleted, periods)
+    async def list(self, prefix: str, after: str, limit: int, *, with_deleted: bool, with_periods: bool) -> Rows:
+        answer: Rows = await self._call("list", prefix, after, limit, with_deleted, with_periods)
         return answer
 
     async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
@@ -113,5 +113,5 @@ async def call_store(store: Store, method: str, arguments: tuple[Any, ...]) -> A
     """Call a store with the arguments of ``ForwardingStore._call``."""
     if method == "list":
         *rest, deleted, periods = arguments
-        return await store.list(*rest, deleted=deleted, periods=periods)
+        return await store.list(*rest, with_deleted=deleted, with_periods=periods)
     return await getattr(store, method)(*arguments)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from idalloc_server.listen.transport import check
+from idalloc_server.listen.transport import check_settings
 from idalloc_server.settings.model import Settings
 from idalloc_server.settings.sources import load
 from tests.support.paths import ROOT
@@ -31,4 +31,4 @@ def test_the_image_starts_as_it_is_run(file: str) -> None:
             k: v for k, v in (IMAGE | given).items() if k.removeprefix("IDALLOC_").lower() in Settings.model_fields
         }
         settings = load({}, None, variables).settings
-        check(settings, authenticates=bool(settings.access_file))
+        check_settings(settings, requires_authentication=bool(settings.access_file))

@@ -147,7 +147,7 @@ class Proof:
             below = distance(some, np.full(len(some), _MIN_INT64))
             room = np.where(steps > 0, up, below) // np.abs(steps).view(np.uint64)
             valid[wide] = (count[wide] - 1).view(np.uint64) <= room
-        untimely = valid & _invalid_times(rows)
+        untimely = valid & _with_invalid_times(rows)
         for wrong, reason in ((~valid, "invalid ids"), (untimely, "invalid times")):
             if wrong.any():
                 self.findings.malformed += int(wrong.sum())
@@ -203,7 +203,7 @@ class Proof:
         wrong = np.zeros(len(rows), np.bool_)
         furthest = np.zeros(len(rows), np.int64)
         flags = rows["flags"]
-        timely = (request == 0) & ~_invalid_times(rows)
+        timely = (request == 0) & ~_with_invalid_times(rows)
         # Document ids of one name are of one process.
         node = np.where(flags & DOC_IDS, 1, rows["node"])
         of_node, rising = timely & (node != 0), timely & (flags & RISING != 0)
@@ -332,7 +332,7 @@ def _by_boot(logs: list[Log]) -> list[list[Log]]:
     return list(groups.values())
 
 
-def _invalid_times(rows: Rows) -> Bits:
+def _with_invalid_times(rows: Rows) -> Bits:
     """Return which records have invalid times since the boot."""
     untimely = rows["answered"] < rows["asked"]
     if int(rows["asked"].min()) < 0 or int(rows["answered"].max()) >= MAX_TIME:

@@ -179,7 +179,7 @@ class AccessControl:
         async def stream(request: Any, context: Context, admit: Admit) -> AsyncGenerator[Any, None]:
             authorize = partial(self._authorize, method, rule, request, context)
             charges = _StreamCharges(method, context, self._authenticator, limits, authorize, admit)
-            with limits.open_stream(method, charges.identity):
+            with limits.stream_slot(method, charges.identity):
                 try:
                     async with aclosing(handler(request, context, charges.admit)) as replies:
                         async for reply in replies:

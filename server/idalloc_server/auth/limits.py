@@ -48,8 +48,8 @@ class Limits:
             raise
 
     @contextmanager
-    def open_stream(self, method: str, identity: Identity) -> Iterator[None]:
-        """Count an open stream of an identity while this block runs."""
+    def stream_slot(self, method: str, identity: Identity) -> Iterator[None]:
+        """Hold one of the streams of an identity while this block runs."""
         try:
             close = self.quotas.open_stream(identity)
         except QuotaExceeded as refusal:

@@ -60,7 +60,7 @@ def export(
         _check_moved_to(moved_to, retire=retire)
 
     async def run_export(store: Store) -> None:
-        if not await store.list("", "", 1, deleted=True, periods=True) and not await store.claimed_starts():
+        if not await store.list("", "", 1, with_deleted=True, with_periods=True) and not await store.claimed_starts():
             fail(f"there is nothing in {store.address} to export", 1)
         if retire:
             deleted = await exporter.retire(store, SystemClock(), moved_to)

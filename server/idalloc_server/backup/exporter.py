@@ -130,7 +130,7 @@ async def _retire(store: Store, clock: Clock, row: Row, by: str) -> Row:
 async def _rows(store: Store) -> AsyncIterator[Row]:
     after = ""
     while True:
-        rows = await store.list("", after, _PAGE_ROWS, deleted=True, periods=True)
+        rows = await store.list("", after, _PAGE_ROWS, with_deleted=True, with_periods=True)
         for row in rows:
             if row.name not in _NOT_SEQUENCES:
                 yield row

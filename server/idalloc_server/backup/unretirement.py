@@ -43,7 +43,7 @@ async def check_new_store(retired: Store, new: Store, lines: Sequence[bytes], fi
 async def _check_complete(retired: Store, file: ExportFile) -> None:
     """Check that a file has each sequence of the retired store, as its new store has."""
     names, after = {item.row.name for item in file.items} | file.reserved.keys(), ""
-    while rows := await retired.list("", after, _PAGE_ROWS, deleted=True, periods=False):
+    while rows := await retired.list("", after, _PAGE_ROWS, with_deleted=True, with_periods=False):
         after = rows[-1].name
         if missing := [row.name for row in rows if row.name not in names]:
             raise _refused(f"FILE lacks sequence {missing[0]!r} of the retired store, so it is not its new store's")

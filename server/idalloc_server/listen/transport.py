@@ -50,12 +50,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def check(settings: Settings, *, authenticates: bool = False) -> None:
+def check_settings(settings: Settings, *, requires_authentication: bool = False) -> None:
     """Check that the transport supports the settings, and that other machines must authenticate.
 
     Args:
         settings: All settings.
-        authenticates: Whether callers must authenticate.
+        requires_authentication: Whether callers must authenticate.
 
     Raises:
         StartRefused: A check failed; the message has the next step.
@@ -73,14 +73,14 @@ def check(settings: Settings, *, authenticates: bool = False) -> None:
             if value:
                 raise StartRefused(name, "is not supported by native: remove it, or use --transport grpcio")
     for name in ("listen", "http_listen", "xproto_listen"):
-        _check_reachable(settings, name, authenticates=authenticates)
+        _check_reachable(settings, name, requires_authentication=requires_authentication)
 
 
-def _check_reachable(settings: Settings, name: str, *, authenticates: bool) -> None:
+def _check_reachable(settings: Settings, name: str, *, requires_authentication: bool) -> None:
     listen = getattr(settings, name)
     if settings.insecure or not listen or not is_reachable(listen):
         return
-    missing = [] if authenticates or settings.tls_client_ca else ["access_file"]
+    missing = [] if requires_authentication or settings.tls_client_ca else ["access_file"]
     if not settings.tls_cert:
         missing.append("tls_cert")
     if missing:

@@ -77,7 +77,7 @@ class NodeChanges:
             if self.node_settings is None:
                 raise InvalidRequest("persist", "this node cannot keep settings across restarts")
             self.node_settings.check(given)
-            save = self.node_settings.save
+            save = self.node_settings.update
         if self.workers is not None:
             await self.workers.change(given, save, timeout)
         else:

@@ -84,7 +84,7 @@ class NodeSettingsFile:
                     "remove it, or change without persist",
                 )
 
-    async def save(self, settings: Mapping[str, int]) -> None:
+    async def update(self, settings: Mapping[str, int]) -> None:
         """Persist settings in addition to those saved before.
 
         Raises:

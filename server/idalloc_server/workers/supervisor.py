@@ -110,7 +110,7 @@ class Supervisor:
         access_file = AccessFile(self._settings.access_file) if self._settings.access_file else None
         policy = access_file.read() if access_file else None
         self._requires_authentication = bool(policy and policy.identities)
-        transport.check(self._settings, authenticates=self._requires_authentication)
+        transport.check_settings(self._settings, requires_authentication=self._requires_authentication)
         self._http = SupervisorHttp(self._settings, policy, access_file, self._workers.values(), self.counts)
         address = ReservedAddress(self._settings.listen, shared=True)
         self._settings = self._settings.model_copy(update={"listen": address.name})

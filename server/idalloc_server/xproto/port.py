@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 _BURNED_SEQUENCE = "document ids"
 
 
-def check(settings: Settings, *, keeps_documents: bool, authenticates: bool) -> None:
+def check_settings(settings: Settings, *, keeps_documents: bool, requires_authentication: bool) -> None:
     """Check the settings of the port.
 
     Args:
         settings: All settings.
         keeps_documents: Whether the store keeps documents.
-        authenticates: Whether callers must authenticate.
+        requires_authentication: Whether callers must authenticate.
 
     Raises:
         StartRefused: The store keeps no documents, or callers would have to send their tokens in
@@ -37,7 +37,7 @@ def check(settings: Settings, *, keeps_documents: bool, authenticates: bool) -> 
     """
     if settings.xproto_listen and not keeps_documents:
         raise StartRefused("xproto_listen", "documents need a store of sqlite:// or crate://: remove xproto_listen")
-    if settings.xproto_listen and authenticates and not settings.tls_cert:
+    if settings.xproto_listen and requires_authentication and not settings.tls_cert:
         raise StartRefused(
             "xproto_listen", "with access, clients send their token as the password: set tls_cert and tls_key"
         )

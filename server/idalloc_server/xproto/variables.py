@@ -114,7 +114,7 @@ class Variables:
             if each.name not in _LEAST:
                 _check_ignored(each)
                 continue
-            number = _number(each, warnings)
+            number = _clamp_number(each, warnings)
             if each.scope == "SESSION":
                 if each.name == PREFIX:
                     text = f"Variable '{PREFIX}' is a GLOBAL variable and should be set with SET GLOBAL"
@@ -148,13 +148,14 @@ def _check_ignored(each: Assignment) -> None:
         raise XError(1193, f"Unknown system variable '{each.name}'")
 
 
-def _number(each: Assignment, warnings: list[bytes]) -> int:
-    if each.value is None:
-        return _LEAST[each.name]
-    if isinstance(each.value, str):
-        raise XError(1232, f"Incorrect argument type to variable '{each.name}'", "42000")
-    number = min(max(each.value, _LEAST[each.name]), _MOST)
-    if number != each.value:
-        text = f"Truncated incorrect {each.name} value: '{each.value}'"
+def _clamp_number(assignment: Assignment, warnings: list[bytes]) -> int:
+    """Return a number within the limits of its variable; add a warning if that changed it."""
+    if assignment.value is None:
+        return _LEAST[assignment.name]
+    if isinstance(assignment.value, str):
+        raise XError(1232, f"Incorrect argument type to variable '{assignment.name}'", "42000")
+    number = min(max(assignment.value, _LEAST[assignment.name]), _MOST)
+    if number != assignment.value:
+        text = f"Truncated incorrect {assignment.name} value: '{assignment.value}'"
         warnings.append(frames.warning(notice_pb2.WARNING_LEVEL_WARNING, 1292, text))
     return number

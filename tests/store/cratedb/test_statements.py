@@ -125,8 +125,9 @@ class TestArithmetic:
         names = ["a%b", "aXb", "a\\b", "a_b", "z", "é", "\ufffd", "\U0001f600"]
         for name in reversed(names):
             await cluster.create(requested_row(name))
-        assert [found.name for found in await cluster.list("", "", 9, deleted=True, periods=True)] == names
+        assert [found.name for found in await cluster.list("", "", 9, with_deleted=True, with_periods=True)] == names
         for name in ("a%", "a_", "a\\", "\U0001f600"):
             assert [
-                found.name[: len(name)] for found in await cluster.list(name, "", 9, deleted=True, periods=True)
+                found.name[: len(name)]
+                for found in await cluster.list(name, "", 9, with_deleted=True, with_periods=True)
             ] == [name]

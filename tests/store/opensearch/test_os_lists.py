@@ -38,7 +38,7 @@ async def frugal(backend: OpenSearchBackend) -> AsyncIterator[None]:
 async def names(
     store: Store, prefix: str = "", after: str = "", limit: int = 100, *, periods: bool = True
 ) -> list[str]:
-    rows = await store.list(prefix, after, limit, deleted=True, periods=periods)
+    rows = await store.list(prefix, after, limit, with_deleted=True, with_periods=periods)
     return [row.name for row in rows]
 
 

@@ -215,7 +215,7 @@ class TestRunningServer:
                 lambda: store.grant("s", 1, 1000),
                 lambda: store.create(requested_row("s")),
                 lambda: store.get("s"),
-                lambda: store.list("", "", 9, deleted=True, periods=True),
+                lambda: store.list("", "", 9, with_deleted=True, with_periods=True),
             ],
             "starts": [lambda: store.keep_prefix(1, "me", 60.0), lambda: store.raise_start(1, 5)],
             "allocations": [lambda: store.record([one]), lambda: store.recorded("r"), lambda: store.newest_recorded()],
@@ -272,7 +272,7 @@ async def assert_invalid(store: Store, name: str) -> None:
     calls: list[Callable[[], Awaitable[object]]] = [
         lambda: store.grant(name, 10, 1000),
         lambda: store.get(name),
-        lambda: store.list("", "", 9, deleted=True, periods=True),
+        lambda: store.list("", "", 9, with_deleted=True, with_periods=True),
     ]
     for call in calls:
         with pytest.raises(SequenceInvalid, match=f"'{name}'"):

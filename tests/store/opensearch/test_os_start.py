@@ -35,7 +35,7 @@ async def test_a_call_before_the_recovery_is_unavailable(opensearch: OpenSearchS
         lambda: store.grant("s", 1, 1000),
         lambda: store.create(requested_row("s")),
         lambda: store.get("s"),
-        lambda: store.list("", "", 9, deleted=True, periods=True),
+        lambda: store.list("", "", 9, with_deleted=True, with_periods=True),
         lambda: store.record([ONE]),
         lambda: store.newest_recorded(),
         lambda: store.claim_start(3, 1000, "me", 60.0),

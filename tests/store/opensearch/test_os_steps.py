@@ -55,7 +55,7 @@ def calls(store: Store) -> dict[str, Callable[[], Awaitable[object]]]:
         "create": lambda: store.create(requested_row("new")),
         "open_period": lambda: store.open_period("s\x1f2026", Sequence(), 5, 1),
         "get": lambda: store.get("s"),
-        "list": lambda: store.list("", "", 9, deleted=True, periods=True),
+        "list": lambda: store.list("", "", 9, with_deleted=True, with_periods=True),
         "revise": lambda: store.revise("s", 0, Revision(Sequence(), 5, "me", 1.5)),
         "record": lambda: store.record([ONE]),
         "recorded": lambda: store.recorded("r"),

@@ -62,7 +62,7 @@ class TestRows:
         other.execute("BEGIN IMMEDIATE")
         other.execute("UPDATE sequences SET last_value = 99")
         assert await store.get("s") == new_row("s")
-        assert await store.list("", "", 9, deleted=True, periods=True) == [new_row("s")]
+        assert await store.list("", "", 9, with_deleted=True, with_periods=True) == [new_row("s")]
         assert await store.recorded("r") is None
         assert await store.claimed_starts() == {}
         other.execute("COMMIT")

@@ -112,7 +112,7 @@ class SimulatedCluster(RuleBasedStateMachine):
         found: dict[str, tuple[int, Sequence]] = {}
 
         async def read_export() -> None:
-            for row in await self.world.direct.list("", "", 1000, deleted=True, periods=True):
+            for row in await self.world.direct.list("", "", 1000, with_deleted=True, with_periods=True):
                 found[row.name] = (row.last_value or 0, row.sequence)
 
         self.world.finish(self.world.store_loop, read_export())

@@ -92,7 +92,7 @@ class SequenceService:
 
     async def read_rows(self, prefix: str, after: str, limit: int, *, deleted: bool = False) -> list[Row]:
         """Return the rows of sequences in the byte order of their names; see ``Store.list``."""
-        return await self._call_store(self._store.list(prefix, after, limit, deleted=deleted, periods=False))
+        return await self._call_store(self._store.list(prefix, after, limit, with_deleted=deleted, with_periods=False))
 
     async def summary_of(self, row: Row, period: str = "") -> SequenceSummary:
         """Return the summary of a row in a period; empty for the current one."""

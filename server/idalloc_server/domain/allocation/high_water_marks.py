@@ -102,7 +102,7 @@ class HighWaterMarks:
                 found = f"value {grant.value_before} in generation {grant.generation}"
                 raise self._backwards_error(name, found + _differences(mark.fixed_settings, fixed_settings))
         else:
-            self._count_first_mark(name)
+            self._count_sequence(name)
         self._marks[name] = _HighWaterMark(grant.generation, grant.last_value, fixed_settings)
 
     def floor(self, name: str) -> GrantFloor:
@@ -177,7 +177,8 @@ class HighWaterMarks:
         if mark is not None and (mark.generation, mark.value) == (generation, end):
             self._marks[name] = mark._replace(value=value)
 
-    def _count_first_mark(self, name: str) -> None:
+    def _count_sequence(self, name: str) -> None:
+        """Count a sequence that got its first mark; warn once if there are many."""
         if PERIOD_SEPARATOR in name:
             return
         self._admitted.discard(name)

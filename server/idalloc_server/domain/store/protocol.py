@@ -148,15 +148,15 @@ class Store(Protocol):
         """
         ...
 
-    async def list(self, prefix: str, after: str, limit: int, *, deleted: bool, periods: bool) -> list[Row]:
+    async def list(self, prefix: str, after: str, limit: int, *, with_deleted: bool, with_periods: bool) -> list[Row]:
         """Return rows in byte order of their names, with every write acknowledged before the call.
 
         Args:
             prefix: Only names with this prefix.
             after: Only names after this one; empty for all.
             limit: The most rows to return.
-            deleted: Whether to include tombstones.
-            periods: Whether to include counters of periods.
+            with_deleted: Whether to include tombstones.
+            with_periods: Whether to include counters of periods.
 
         Raises:
             SequenceInvalid: A row's settings are corrupt.

@@ -104,7 +104,7 @@ async def _rows(store: Store, names: Collection[str], sequence: str | None) -> d
         return {name: row for name in names if (row := await store.get(name)) is not None}
     rows, after = dict[str, Row](), ""
     while True:
-        page = await store.list("", after, _PAGE_SIZE, deleted=True, periods=True)
+        page = await store.list("", after, _PAGE_SIZE, with_deleted=True, with_periods=True)
         rows |= {row.name: row for row in page if row.name in names}
         if len(page) < _PAGE_SIZE:
             return rows

@@ -39,7 +39,7 @@ async def check_identity(store: Store, witness: Witness, random: Callable[[int],
         row = await store.create(Row(IDENTITY, 0, Sequence(description=name), revised_by=name))
     name = row.sequence.description
     if mark is None:
-        if await store.list("", "", 1, deleted=False, periods=False):
+        if await store.list("", "", 1, with_deleted=False, with_periods=False):
             _log.warning(
                 "witness_is_empty",
                 witness=witness.address,

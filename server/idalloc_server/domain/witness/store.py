@@ -130,7 +130,7 @@ class WitnessedStore:
         if not change.ends_leases:
             return await self._store.revise(name, revision, change)
         mark = await self._chain.read(name)
-        revised = await self._store.revise(name, revision, _past_mark(name, change, mark))
+        revised = await self._store.revise(name, revision, _move_past_mark(name, change, mark))
         if revised is not None and revised.revised_by == change.by:
             await self._raise_mark(revised, mark)
         return revised
@@ -229,7 +229,7 @@ class WitnessedStore:
         raise StoreOutcomeUnknown(f"the mark of {row.name!r} changed in each of {ATTEMPTS} attempts; try again")
 
 
-def _past_mark(name: str, change: Revision, mark: WitnessMark | None) -> Revision:
+def _move_past_mark(name: str, change: Revision, mark: WitnessMark | None) -> Revision:
     """Return a change that moves the row past its mark, and to a newer generation than the mark."""
     if mark is None:
         return change

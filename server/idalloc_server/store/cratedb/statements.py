@@ -185,16 +185,16 @@ class Statements:
             " RETURNING prefix"
         )
 
-    def list(self, *, deleted: bool, periods: bool) -> str:
+    def list(self, *, with_deleted: bool, with_periods: bool) -> str:
         """Return the statement that lists rows as of the last refresh.
 
         Its arguments: a name before the first row, a LIKE pattern, the limit, and without periods
         the pattern of their names.
         """
         where = "name > $1 AND name LIKE $2"
-        if not deleted:
+        if not with_deleted:
             where += f" AND COALESCE(mode, '') <> '{DELETED}'"
-        if not periods:
+        if not with_periods:
             where += " AND name NOT LIKE $4"
         return f"SELECT {ROW} FROM {self._sequences} WHERE {where} ORDER BY name LIMIT $3"
 

@@ -101,11 +101,11 @@ class CrateStore(ClusterStore):
         rows = await self.http.read(self._sql.get, name)
         return _parse_row(rows[0]) if rows else None
 
-    async def list(self, prefix: str, after: str, limit: int, *, deleted: bool, periods: bool) -> list[Row]:
+    async def list(self, prefix: str, after: str, limit: int, *, with_deleted: bool, with_periods: bool) -> list[Row]:
         """See ``Store.list``."""
         await self.http.read(self._sql.refresh_sequences)
-        arguments = [after, statements.like(prefix), limit, *([] if periods else [statements.PERIODS])]
-        rows = await self.http.read(self._sql.list(deleted=deleted, periods=periods), *arguments)
+        arguments = [after, statements.like(prefix), limit, *([] if with_periods else [statements.PERIODS])]
+        rows = await self.http.read(self._sql.list(with_deleted=with_deleted, with_periods=with_periods), *arguments)
         return [_parse_row(row) for row in rows]
 
     async def _revise(self, name: str, revision: int, change: Revision, limit: int, at_least: int) -> Row | None:

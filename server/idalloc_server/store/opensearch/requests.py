@@ -134,15 +134,17 @@ class Requests:
         body = _upsert(scripts.PERIOD, **parameters)
         return self._update(self._sequences, name, body, "generation,last_value")
 
-    def list_rows(self, prefix: str, after: str, limit: int, *, deleted: bool, periods: bool) -> Request[list[Hit]]:
+    def list_rows(
+        self, prefix: str, after: str, limit: int, *, with_deleted: bool, with_periods: bool
+    ) -> Request[list[Hit]]:
         """Find rows as of the last refresh, by name: those after a name, from a prefix on.
 
         A cluster may refuse a range or a prefix of names (``search.allow_expensive_queries``), but
         no ``search_after``.
         """
         start = [after, _LAST] if after and after.encode() >= prefix.encode() else [prefix, -1]
-        excluded: list[object] = [] if deleted else [{"term": {"mode": "deleted"}}]
-        if not periods:
+        excluded: list[object] = [] if with_deleted else [{"term": {"mode": "deleted"}}]
+        if not with_periods:
             excluded.append({"term": {"period": True}})
         body = {
             "size": limit,

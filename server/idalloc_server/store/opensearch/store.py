@@ -95,7 +95,7 @@ class OpenSearchStore(ClusterStore):
             source = None if written is None else written.source
         return None if source is None else parse_row(name, source)
 
-    async def list(self, prefix: str, after: str, limit: int, *, deleted: bool, periods: bool) -> list[Row]:
+    async def list(self, prefix: str, after: str, limit: int, *, with_deleted: bool, with_periods: bool) -> list[Row]:
         """See ``Store.list``.
 
         A row whose name is not its key would be left out of some lists: it fails all of them.
@@ -106,11 +106,13 @@ class OpenSearchStore(ClusterStore):
         rows: list[Row] = []
         while len(rows) < limit:
             size = min(limit - len(rows), self._requests.page(SEQUENCES))
-            request = self._requests.list_rows(prefix, after, size, deleted=deleted, periods=periods)
+            request = self._requests.list_rows(
+                prefix, after, size, with_deleted=with_deleted, with_periods=with_periods
+            )
             hits = await self.http.send_read(request)
             self._check_names(hits)
             found = [hit for hit in hits if hit.id.startswith(prefix)]
-            rows += [parse_row(hit.id, hit.source) for hit in found if periods or PERIOD_SEPARATOR not in hit.id]
+            rows += [parse_row(hit.id, hit.source) for hit in found if with_periods or PERIOD_SEPARATOR not in hit.id]
             if len(found) < size:
                 break
             after = found[-1].id

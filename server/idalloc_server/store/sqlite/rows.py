@@ -121,14 +121,24 @@ def get(db: sqlite3.Connection, name: str) -> Row | None:
 
 
 def list_rows(
-    db: sqlite3.Connection, prefix: str, after: str, limit: int, *, deleted: bool, periods: bool
+    db: sqlite3.Connection, prefix: str, after: str, limit: int, *, with_deleted: bool, with_periods: bool
 ) -> list[Row]:
     """See ``Store.list``."""
     # These operators compare text by its bytes; LIKE would ignore case.
     found = db.execute(
         f"SELECT {_ALL_COLUMNS} FROM sequences WHERE name > ? AND name >= ? AND substr(name, 1, ?) = ?"
         " AND (? OR mode IS NOT ?) AND (? OR instr(name, ?) = 0) ORDER BY name LIMIT ?",
-        (after, prefix, len(prefix), prefix, deleted, packed_settings.DELETED, periods, PERIOD_SEPARATOR, limit),
+        (
+            after,
+            prefix,
+            len(prefix),
+            prefix,
+            with_deleted,
+            packed_settings.DELETED,
+            with_periods,
+            PERIOD_SEPARATOR,
+            limit,
+        ),
     )
     return [_with_times(_stored_row(columns).row) for columns in found]
 

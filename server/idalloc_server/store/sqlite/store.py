@@ -84,10 +84,10 @@ class SqliteStore:
         """See ``Store.get``."""
         return await self._database.read(lambda db: rows.get(db, name))
 
-    async def list(self, prefix: str, after: str, limit: int, *, deleted: bool, periods: bool) -> list[Row]:
+    async def list(self, prefix: str, after: str, limit: int, *, with_deleted: bool, with_periods: bool) -> list[Row]:
         """See ``Store.list``."""
         return await self._database.read(
-            lambda db: rows.list_rows(db, prefix, after, limit, deleted=deleted, periods=periods)
+            lambda db: rows.list_rows(db, prefix, after, limit, with_deleted=with_deleted, with_periods=with_periods)
         )
 
     async def revise(self, name: str, revision: int, change: Revision) -> Row | None:

@@ -52,7 +52,7 @@ async def fill(store: Store) -> None:
 
 
 async def rows_of(store: Store) -> list[tuple[object, ...]]:
-    rows = await store.list("", "", 500, deleted=True, periods=True)
+    rows = await store.list("", "", 500, with_deleted=True, with_periods=True)
     return [(row.name, row.last_value, row.sequence, row.deleted) for row in rows]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from idalloc_server import app
 from idalloc_server.domain.errors import StartRefused
-from idalloc_server.listen.transport import check, uses_tls
+from idalloc_server.listen.transport import check_settings, uses_tls
 from idalloc_server.node.mode import SingleProcess
 from idalloc_server.settings.model import Settings
 from idalloc_server.settings.persisted import NodeSettingsFile
@@ -15,9 +15,9 @@ OPEN: dict[str, object] = {"listen": "0.0.0.0:0"}
 CERT: dict[str, object] = {"tls_cert": "/cert", "tls_key": "/key"}
 
 
-def refusal(settings: dict[str, object], *, authenticates: bool = False) -> str:
+def refusal(settings: dict[str, object], *, requires_authentication: bool = False) -> str:
     with pytest.raises(StartRefused) as error:
-        check(Settings.model_validate(settings), authenticates=authenticates)
+        check_settings(Settings.model_validate(settings), requires_authentication=requires_authentication)
     return str(error.value)
 
 
@@ -27,14 +27,14 @@ def test_native_error_suggests_only_steps_that_work(authenticates: bool) -> None
     native = {**OPEN, "transport": "native"}
     missing = "tls_cert" if authenticates else "access_file and tls_cert"
     problem = "tokens and ids are not encrypted" if authenticates else "callers are not authenticated"
-    assert refusal(native, authenticates=authenticates) == (
+    assert refusal(native, requires_authentication=authenticates) == (
         f"listen: other machines can reach 0.0.0.0:0, and {problem}, and native unpacks requests of any size before it "
         "authenticates a caller: listen on 127.0.0.1 or on unix:/PATH, set insecure = true (--insecure true), "
         f"or use --transport grpcio and set {missing}"
     )
     for allowed in ({"listen": "127.0.0.1:0"}, {"listen": "unix:/run/idalloc.sock"}, {"insecure": True}):
-        check(Settings.model_validate(native | allowed), authenticates=authenticates)
-    check(Settings.model_validate(native | CERT | {"transport": "grpcio"}), authenticates=True)
+        check_settings(Settings.model_validate(native | allowed), requires_authentication=authenticates)
+    check_settings(Settings.model_validate(native | CERT | {"transport": "grpcio"}), requires_authentication=True)
 
 
 def test_grpcio_error_names_missing_settings() -> None:
@@ -44,8 +44,8 @@ def test_grpcio_error_names_missing_settings() -> None:
         in refusal(OPEN)
     )
     assert "set access_file, listen" in refusal(OPEN | CERT)
-    assert "set tls_cert, listen" in refusal(OPEN, authenticates=True)
-    check(Settings.model_validate(OPEN | CERT), authenticates=True)
+    assert "set tls_cert, listen" in refusal(OPEN, requires_authentication=True)
+    check_settings(Settings.model_validate(OPEN | CERT), requires_authentication=True)
 
 
 async def test_access_file_with_quotas_only_does_not_authenticate(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_proxy_is_trusted_on_a_unix_socket_only(transport: str) -> None:
     """`trust_proxy` without a Unix socket is refused: any caller could name an address."""
     trusting: dict[str, object] = {"transport": transport, "trust_proxy": True}
     assert refusal(trusting | {"listen": "127.0.0.1:0"}).startswith("trust_proxy: ")
-    check(Settings.model_validate(trusting | {"listen": "unix:/run/idalloc.sock"}))
+    check_settings(Settings.model_validate(trusting | {"listen": "unix:/run/idalloc.sock"}))
 
 
 @pytest.mark.parametrize("transport", ["grpcio", "native"])
@@ -71,7 +71,7 @@ def test_behind_a_proxy_tls_is_for_the_other_ports(transport: str) -> None:
     behind = CERT | {"transport": transport, "listen": "unix:/run/idalloc.sock", "trust_proxy": True}
     behind |= {"http_listen": "0.0.0.0:0"}
     settings = Settings.model_validate(behind)
-    check(settings, authenticates=True)
+    check_settings(settings, requires_authentication=True)
     assert not uses_tls(settings)
     assert uses_tls(Settings.model_validate(OPEN | CERT))
     assert refusal(behind | {"tls_client_ca": "/ca"}).startswith("tls_client_ca: with trust_proxy")

@@ -92,7 +92,7 @@ class Supervisor:
     @property
     def save(self) -> Save:
         """Persists a change."""
-        return self.worker.node_settings.save
+        return self.worker.node_settings.update
 
     def given(self) -> object:
         """What the worker changed in its last turn, if anything."""

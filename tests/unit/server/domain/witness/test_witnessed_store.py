@@ -370,7 +370,7 @@ class TestIdentity:
     async def test_the_name_is_no_sequence(self, store: MemoryStore, witness: MemoryWitness) -> None:
         """The row with the name is in no list."""
         await Node(store, witness).store.open()
-        assert not await store.list("", "", 10, deleted=True, periods=False)
+        assert not await store.list("", "", 10, with_deleted=True, with_periods=False)
 
 
 async def test_marks_have_what_was_issued(store: MemoryStore, witness: MemoryWitness) -> None:
