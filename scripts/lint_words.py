@@ -33,12 +33,20 @@ def banned_words(file: Path, text: str) -> Iterator[str]:
 
 def unclear_tests(file: Path, text: str) -> Iterator[str]:
     """Yield a finding for each test whose name is too long, or that has no docstring."""
-    for node in ast.walk(ast.parse(text)):
+    for node in _defined(ast.parse(text).body):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
             if len(node.name) > LONGEST_TEST_NAME:
                 yield f"{file}:{node.lineno}: {len(node.name)} characters, at most {LONGEST_TEST_NAME}: {node.name}"
             if ast.get_docstring(node) is None:
                 yield f"{file}:{node.lineno}: no docstring that names the promise: {node.name}"
+
+
+def _defined(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements of a module and of its classes, which is where pytest looks for tests."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.ClassDef):
+            yield from _defined(node.body)
 
 
 def findings() -> Iterator[str]:
@@ -50,7 +58,7 @@ def findings() -> Iterator[str]:
             continue
         text = file.read_text()
         yield from banned_words(file, text)
-        if file.suffix == ".py" and file.parts[0] in ("bench", "tests"):
+        if file.suffix == ".py" and file.parts[0] in ("bench", "tests") and "def test_" in text:
             yield from unclear_tests(file, text)
 
 

@@ -1,3 +1,4 @@
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -26,6 +27,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # still pending then, the garbage collector of some later test waits for ever. With this use the
 # queue never ends.
 grpc.aio.init_grpc_aio()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect without the garbage collector: thousands of tests are made, and none is garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,6 @@ from tests.support.opensearch.real import RELEASES, OpenSearchNode, missing
 # Time limits of a scenario, whose processes share few cores.
 SHORT_SECONDS = 240
 LONG_SECONDS = 900
-FOLDER = Path(__file__).parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,9 +38,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not full:  # the short form has one variant of each scenario
         long = [item for item in items if item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if item not in long]
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
     for item in items:
-        if FOLDER in item.path.parents:  # real processes that are killed, paused, filled up and restarted
+        if item.nodeid.startswith("tests/faults/"):  # real processes that are killed, paused, filled up and restarted
             item.add_marker(pytest.mark.test_long)
         if item.get_closest_marker("scenario") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_SECONDS if full else SHORT_SECONDS), append=False)

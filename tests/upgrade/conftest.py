@@ -27,7 +27,7 @@ INSTALLATION_SECONDS = 900
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if item.nodeid.startswith("tests/upgrade/"):
             item.add_marker(pytest.mark.timeout(INSTALLATION_SECONDS))
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import tracemalloc
-from collections.abc import AsyncIterator, Awaitable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from threading import Event
 from types import ModuleType
@@ -84,15 +84,19 @@ VALUES = [str(number) for number in range(50_000)]
 @pytest.mark.parametrize(
     ("message", "module", "function"),
     [
-        (insert(NUMBERS), collections, "parse"),
-        (insert(NUMBERS), collections, "dump"),
-        (find(VALUES, "n"), collections, "selection_of"),
-        (CONDITIONS, selection, "load"),
+        (lambda: insert(NUMBERS), collections, "parse"),
+        (lambda: insert(NUMBERS), collections, "dump"),
+        (lambda: find(VALUES, "n"), collections, "selection_of"),
+        (lambda: CONDITIONS, selection, "load"),
     ],
     ids=["parse a document", "write a document", "read a condition", "apply a condition"],
 )
 async def test_a_large_statement_lets_others_run(
-    documents: Documents, monkeypatch: pytest.MonkeyPatch, message: Message, module: ModuleType, function: str
+    documents: Documents,
+    monkeypatch: pytest.MonkeyPatch,
+    message: Callable[[], Message],
+    module: ModuleType,
+    function: str,
 ) -> None:
     """The event loop serves others while a large document or condition is handled."""
     await documents.insert("s", "c", [Document(key, f'{{"n": "n", "_id": "{key}"}}') for key in VALUES[:10]])
@@ -105,7 +109,7 @@ async def test_a_large_statement_lets_others_run(
         return inner(*args, **kwargs)
 
     monkeypatch.setattr(module, function, wait_for_the_loop)
-    reply = await reply_to(documents, message)
+    reply = await reply_to(documents, message())
     assert reply[-1] == frames.DONE_EXECUTING
     assert waited
     assert all(waited)

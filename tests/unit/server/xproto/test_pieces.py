@@ -1,5 +1,7 @@
 """A large message is parsed piece by piece to the same message as in one."""
 
+from collections.abc import Callable
+
 import pytest
 
 from idalloc.xprotocol.v1 import crud_pb2 as crud
@@ -50,19 +52,20 @@ def with_an_unknown_type() -> bytes:
 
 
 @pytest.mark.parametrize(
-    "payload",
+    "broken",
     [
-        without_collection(),
-        without_a_type(),
-        with_an_unknown_type(),
-        large().SerializeToString()[:-3],
-        large().SerializeToString() + b"\x0b",
-        large().SerializeToString() + b"\xff" * 20,
+        without_collection,
+        without_a_type,
+        with_an_unknown_type,
+        lambda: large().SerializeToString()[:-3],
+        lambda: large().SerializeToString() + b"\x0b",
+        lambda: large().SerializeToString() + b"\xff" * 20,
     ],
     ids=["no collection", "no type in a row", "unknown enum", "cut", "group", "endless number"],
 )
-def test_a_large_message_that_is_broken_is_refused(payload: bytes) -> None:
+def test_a_large_message_that_is_broken_is_refused(broken: Callable[[], bytes]) -> None:
     """A piece without a required field or with invalid bytes is refused as in a small message."""
+    payload = broken()
     with pytest.raises(XError) as caught:
         frames.parse(18, payload)
     assert caught.value == parse_error()
