@@ -36,8 +36,13 @@ run: export IDALLOC_HTTP_LISTEN ?= 127.0.0.1:50080
 run: .venv/server ## start a server (ARGS="--listen 127.0.0.1:50052 …")
 	$(bin)/idalloc serve $(ARGS)
 
-test: lint type gen-check ## lint, type checks and all tests but the long ones, in under 5 minutes (ARGS="-k name" goes to pytest)
+test: .venv/ready ## lint, type checks and all tests but the long ones, in under 5 minutes (ARGS="-k name" goes to pytest)
+	@$(MAKE) --no-print-directory --jobs=$(JOBS) lint type gen-check .build/collected
 	$(bin)/pytest -n $(JOBS) --dist worksteal -m 'not mysql and not test_long and not languages and not xproto' $(ARGS)
+
+# Compiles what has changed of the tests once; otherwise each of pytest's processes does.
+.build/collected: .venv/ready $(shell find bench tests -name '*.py')
+	@$(bin)/pytest --collect-only -qq > $@ || { cat $@; exit 1; }
 
 # Two at a time, as these tests kill, pause and flood processes that have deadlines.
 # The tests of two versions share the servers of a store, so they run in one process.
