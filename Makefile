@@ -38,7 +38,7 @@ run: .venv/server ## start a server (ARGS="--listen 127.0.0.1:50052 …")
 
 test: .venv/ready ## lint, type checks and all tests but the long ones, in under 5 minutes (ARGS="-k name" goes to pytest)
 	@$(MAKE) --no-print-directory --jobs=$(JOBS) lint type gen-check .build/collected
-	$(bin)/pytest -n $(JOBS) --dist worksteal -m 'not mysql and not test_long and not languages and not xproto' $(ARGS)
+	$(bin)/pytest -n $(JOBS) --dist worksteal --hypothesis-profile few -m 'not mysql and not test_long and not languages and not xproto' $(ARGS)
 
 # Compiles what has changed of the tests once; otherwise each of pytest's processes does.
 .build/collected: .venv/ready $(shell find bench tests -name '*.py')
@@ -46,8 +46,9 @@ test: .venv/ready ## lint, type checks and all tests but the long ones, in under
 
 # Two at a time, as these tests kill, pause and flood processes that have deadlines.
 # The tests of two versions share the servers of a store, so they run in one process.
+# Hypothesis tries few examples in `test`, and all of them here.
 test-long: .venv/ready ## the long tests, which `test` leaves out; both must pass
-	$(bin)/pytest -n 2 --dist loadgroup -m test_long $(ARGS)
+	$(bin)/pytest -n 2 --dist loadgroup -m 'test_long or hypothesis' $(ARGS)
 
 test-upgrade: .venv/ready ## run servers of the version before and of this one on one store of each kind; part of test-long
 	$(bin)/pytest -n 2 --dist loadgroup tests/upgrade $(ARGS)

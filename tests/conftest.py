@@ -12,6 +12,8 @@ from tests.support.opensearch.real import RELEASES, OpenSearchNode, missing
 
 # No test depends on speed.
 settings.register_profile("idalloc", deadline=None)
+# For `make test`: `make test-long` runs the same tests with all examples.
+settings.register_profile("few", deadline=None, max_examples=25)
 # For `make mutants`: the same examples each time, and no search for a smaller one.
 settings.register_profile(
     "mutants", deadline=None, derandomize=True, database=None, phases=[Phase.explicit, Phase.generate]

@@ -1,9 +1,9 @@
 """A simulated cluster keeps P1 to P7 and P9 under calls, changes, clock steps and faults.
 
-``make test`` runs few examples, the same ones each time. ``IDALLOC_TEST_EXAMPLES=20000`` runs that
-many random ones, with more steps. A failure prints its steps and two ways to repeat it:
-``IDALLOC_TEST_SEED`` repeats the run, with the same number of examples; ``IDALLOC_TEST_BLOB``
-repeats the example.
+``make test`` and ``make test-long`` run few examples, the same ones each time.
+``IDALLOC_TEST_EXAMPLES=20000`` runs that many random ones, with more steps. A failure prints its
+steps and two ways to repeat it: ``IDALLOC_TEST_SEED`` repeats the run, with the same number of
+examples; ``IDALLOC_TEST_BLOB`` repeats the example.
 """
 
 import os
@@ -297,6 +297,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
+@pytest.mark.hypothesis
 @pytest.mark.timeout(0 if EXAMPLES else 300)
 @pytest.mark.parametrize(
     ("machine", "share"), [(Service, 1.0), pytest.param(ServiceOnDisk, 0.1, marks=pytest.mark.test_long)]
@@ -312,7 +313,7 @@ def test_the_promises_hold_in_any_order_of_events(machine: type[Service], share:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=int((EXAMPLES or 100) * share),
+            max_examples=int((EXAMPLES or settings().max_examples) * share),
             stateful_step_count=60 if EXAMPLES else 40,
             derandomize=not EXAMPLES,
             print_blob=True,

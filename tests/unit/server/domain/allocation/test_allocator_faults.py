@@ -2,13 +2,14 @@
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import SequenceExhausted, StoreUnavailable
 from idalloc_server.domain.sequences.model import Sequence
+from tests.support.examples import examples
 from tests.support.fake_store import (
     FakeClock,
     Fault,
@@ -42,7 +43,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     plan=st.lists(steps, max_size=60), step=st.sampled_from([1, 7, -3]), total=st.sampled_from([1, 40, 3_000, 10**9])
 )

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from idalloc_server.domain.allocation.allocator import Allocator
@@ -12,6 +12,7 @@ from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.errors import SequenceExhausted, StoreUnavailable
 from idalloc_server.domain.sequences.model import Kind, Ordering, Sequence
+from tests.support.examples import examples
 from tests.support.fake_store import FakeClock, Fault, MemoryStore, lost_reply
 from tests.support.sequence_allocators import ids, make
 from tests.support.waiting import settle
@@ -26,7 +27,7 @@ def allocator(store: MemoryStore, clock: FakeClock) -> Allocator:
     return Allocator(store, clock, CONFIG)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     kind=st.sampled_from([(Kind.COUNTER, 1), (Kind.COUNTER, -3), (Kind.TIMESTAMP_MS, 1)]),
     plan=st.lists(

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from idalloc_server.domain.allocation.allocator import Allocator
@@ -12,6 +12,7 @@ from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import SequenceDeleted, SequenceExhausted, StoreOutcomeUnknown, StoreWentBackwards
 from idalloc_server.domain.sequences.model import MAX_ID, MIN_ID, Ordering, Sequence
 from idalloc_server.domain.store.records import Revision
+from tests.support.examples import examples
 from tests.support.fake_store import FakeClock, MemoryStore, lost_reply
 from tests.support.sequence_allocators import ids, make
 from tests.support.waiting import settle
@@ -215,7 +216,7 @@ class TestLeaseSizes:
         assert (store.rows["s"].last_value or 0) <= 105
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     end=st.sampled_from([2**53 - 1, MAX_ID, 100, -(2**53) + 1, MIN_ID]),
     step=st.sampled_from([1, 2, 7, 1000]),
