@@ -46,7 +46,9 @@ def allocate_status(server: Server, token: str, sequence: str = "orders") -> grp
         return grpc.StatusCode.OK
 
 
-@pytest.mark.parametrize(("transport", "workers"), [("grpcio", 1), ("native", 2)])
+@pytest.mark.parametrize(
+    ("transport", "workers"), [("grpcio", 1), pytest.param("native", 2, marks=pytest.mark.test_long)]
+)
 def test_a_running_server_follows_its_access_file(tmp_path: Path, transport: str, workers: int) -> None:
     """Tokens added to and removed from the access file take effect while the server runs."""
     file = tmp_path / "access.toml"
@@ -79,6 +81,7 @@ def test_a_running_server_follows_its_access_file(tmp_path: Path, transport: str
     assert {"PERMISSION_DENIED", "UNAUTHENTICATED"} <= reasons
 
 
+@pytest.mark.test_long
 def test_near_names_are_those_that_the_caller_may_list(tmp_path: Path) -> None:
     """A mistyped name gets near ones on which the caller has the role read; without it, none."""
     file = tmp_path / "access.toml"
@@ -121,6 +124,7 @@ def test_credentials_are_not_logged(tmp_path: Path) -> None:
     assert right.removeprefix("idalloc_")[:20] not in log
 
 
+@pytest.mark.test_long
 def test_a_client_certificate_authenticates_its_identity(tmp_path: Path) -> None:
     """A client certificate authenticates as the identity that lists its name."""
     authority, files = trustme.CA(), {name: tmp_path / f"{name}.pem" for name in ("ca", "cert", "key")}

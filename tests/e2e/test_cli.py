@@ -36,10 +36,10 @@ def test_allocate_prints_proto3_json(server: Server) -> None:
     assert reply["ordering"] == "ORDERING_RISING_PER_NODE"
 
 
-def test_stream_prints_ten_million_ids(server: Server) -> None:
-    """P1: a stream of ten million ids is complete and in order."""
+def test_stream_prints_a_million_ids(server: Server) -> None:
+    """P1: a stream of a million ids is complete and in order."""
     with subprocess.Popen(
-        [IDALLOC, "stream", "many", "--total", "10000000"],
+        [IDALLOC, "stream", "many", "--total", "1000000"],
         env=environment(server=server.address),
         stdout=subprocess.PIPE,
         text=True,
@@ -47,7 +47,7 @@ def test_stream_prints_ten_million_ids(server: Server) -> None:
         assert process.stdout
         count = sum(n == int(line) for n, line in enumerate(process.stdout, start=1))
         assert process.wait(50) == 0
-    assert count == 10_000_000
+    assert count == 1_000_000
 
 
 def test_stream_prints_a_json_object_for_each_range(server: Server) -> None:

@@ -56,6 +56,7 @@ def test_creating_an_existing_name_fails(server: Server) -> None:
     assert error_line(server, "sequences", "create", "twice").startswith("SEQUENCE_EXISTS: ")
 
 
+@pytest.mark.test_long
 def test_show_prints_settings_and_counter(server: Server) -> None:
     """show prints settings and the counter; an unknown name is SEQUENCE_NOT_FOUND."""
     lines(server, "sequences", "create", "shown", "--label", "team=billing", "--description", "What it is for")
@@ -65,6 +66,7 @@ def test_show_prints_settings_and_counter(server: Server) -> None:
     assert error_line(server, "sequences", "show", "unknown").startswith("SEQUENCE_NOT_FOUND: ")
 
 
+@pytest.mark.test_long
 def test_a_mistyped_name_gets_near_names(server: Server) -> None:
     """A name that does not exist is answered with near ones, but not one that was deleted."""
     for name in ("payments", "payments-2"):
@@ -76,6 +78,7 @@ def test_a_mistyped_name_gets_near_names(server: Server) -> None:
     assert "near names" not in error_line(server, "sequences", "show", "zzzzzz")
 
 
+@pytest.mark.test_long
 def test_list_filters_by_prefix(server: Server) -> None:
     """list --prefix prints only names that begin with it."""
     for name in ("listed/a", "listed/b", "other"):
@@ -86,6 +89,7 @@ def test_list_filters_by_prefix(server: Server) -> None:
     assert "other" not in printed
 
 
+@pytest.mark.test_long
 def test_update_rejects_a_bound_behind_the_counter(server: Server) -> None:
     """update changes a bound, but not to one that the counter has passed."""
     lines(server, "sequences", "create", "bounded")
@@ -136,6 +140,7 @@ def test_recreated_sequence_continues_past_old_ids(server: Server) -> None:
     assert int(lines(server, "allocate", "deleted")[0]) > 5
 
 
+@pytest.mark.test_long
 def test_formatted_texts_are_parsed(server: Server) -> None:
     """--texts prints the format, and parse reads it and checks the check digit."""
     lines(server, "sequences", "create", "invoices", "--format", "INV-{value:06d}{check:luhn}")
@@ -154,6 +159,7 @@ def test_the_same_request_id_prints_the_same_ids(server: Server) -> None:
     assert lines(server, "allocate", "repeated", "3", "--request-id", request_id) == first
 
 
+@pytest.mark.test_long
 def test_uuids_have_their_version(server: Server) -> None:
     """uuid prints time-ordered UUIDs of version 7, or version 4."""
     ordered = lines(server, "uuid", "3")

@@ -234,6 +234,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[CrateCluster]:
     cluster.remove()
 
 
+@pytest.mark.test_long
 def test_the_stop_of_a_single_server_burns_no_ids(cluster: CrateCluster, tmp_path: Path) -> None:
     """P9: the only server returns every unused id to CrateDB, and logs no burned ids."""
 

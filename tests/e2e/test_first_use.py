@@ -57,7 +57,7 @@ def test_concurrent_first_calls_create_once(server: Server) -> None:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.test_long), 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.test_long)])
 def test_first_start_reports_the_new_store(tmp_path: Path, workers: int) -> None:
     """A new store is reported once; an existing one, as after a restart, is not."""
     store = f"sqlite://{tmp_path}/new/ids.db"

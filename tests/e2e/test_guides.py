@@ -28,12 +28,12 @@ RETRY_WAITS = ("initialBackoff", "maxBackoff", "backoffMultiplier")
 @pytest.mark.parametrize(
     "name",
     [
-        "access-control",
-        "verify",
-        "migration",
         "languages",
         "envoy",
-        *(pytest.param(name, marks=pytest.mark.test_long) for name in ("tls", "load-tests")),
+        *(
+            pytest.param(name, marks=pytest.mark.test_long)
+            for name in ("access-control", "verify", "migration", "tls", "load-tests")
+        ),
     ],
 )
 def test_guides_do_what_they_say(name: str, tmp_path: Path, subtests: pytest.Subtests) -> None:

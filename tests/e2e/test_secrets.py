@@ -149,7 +149,8 @@ def new_token(observed: Observed, file: Path) -> str:
     return made.stdout.strip()
 
 
-@pytest.mark.parametrize(("workers", "way"), [pytest.param(1, "environment", marks=pytest.mark.test_long), (2, "file")])
+@pytest.mark.test_long
+@pytest.mark.parametrize(("workers", "way"), [(1, "environment"), (2, "file")])
 async def test_no_secret_is_disclosed_by_a_failing_server(tmp_path: Path, workers: int, way: str) -> None:
     """No password, token or hash is in output, logs, errors or process lists, whatever fails."""
     observed = Observed()

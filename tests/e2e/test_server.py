@@ -231,7 +231,7 @@ class TestStopping:
 
     def test_a_drain_refuses_calls_and_ends_long_streams(self, tmp_path: Path) -> None:
         """A drain turns health to NOT_SERVING, refuses new calls, and ends long streams in time."""
-        with running(tmp_path, drain_timeout="5s") as server, grpc.insecure_channel(server.address) as channel:
+        with running(tmp_path, drain_timeout="3s") as server, grpc.insecure_channel(server.address) as channel:
             stub = id_allocator(channel)
             health: Any = health_pb2_grpc.HealthStub(channel)
             watch = health.Watch(health_pb2.HealthCheckRequest())

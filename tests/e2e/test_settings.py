@@ -81,6 +81,7 @@ class TestInvalidSettings:
         line = self.invalid(**settings)
         assert setting in line.replace("-", "_")
 
+    @pytest.mark.test_long
     def test_a_port_in_use_on_one_address_is_refused(self, tmp_path: Path) -> None:
         """A host name with several addresses is refused if one of them is in use."""
         with running(tmp_path) as server:
@@ -147,6 +148,7 @@ class TestInvalidSettings:
             shop.execute("CREATE TABLE customers (id INTEGER PRIMARY KEY)")
         assert self.refused(store=f"sqlite://{tmp_path}/shop.db").startswith("store: ")
 
+    @pytest.mark.test_long
     def test_prefix_conflict_refuse_refuses_a_prefix_in_use(self, tmp_path: Path) -> None:
         """P6: with prefix_conflict = refuse, a prefix in use is refused until its holder stops."""
         store = f"sqlite://{tmp_path}/ids.db"

@@ -109,6 +109,7 @@ def test_a_thousand_sequences_are_searched_sorted_and_paged(server: Server, brow
         assert browser.find("#next").get_attribute("aria-disabled") == "true"
 
 
+@pytest.mark.test_long
 def test_hostile_texts_are_shown_and_never_run(server: Server, browser: Browser) -> None:
     """Names, labels and errors of callers are shown as they are; nothing in them runs."""
     with idalloc.Client(server.address) as client:
@@ -124,6 +125,7 @@ def test_hostile_texts_are_shown_and_never_run(server: Server, browser: Browser)
     assert browser.driver.execute_script("return document.querySelectorAll('img, td script').length") == 0
 
 
+@pytest.mark.test_long
 def test_a_token_signs_in_and_out(tmp_path: Path, browser: Browser) -> None:
     """With access the page asks for a token that may read all sequences; before, it is empty."""
     file = tmp_path / "access.toml"
@@ -200,6 +202,7 @@ def test_a_store_that_is_away_is_named(tmp_path: Path, browser: Browser) -> None
         assert all("ERR_CONNECTION_REFUSED" in line for line in browser.errors())
 
 
+@pytest.mark.test_long
 def test_the_page_is_dark_where_that_is_preferred(server: Server, browser: Browser) -> None:
     """The page follows the preference for dark colours, with readable text in both."""
     browser.open(server.http)

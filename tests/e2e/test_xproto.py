@@ -121,6 +121,7 @@ async def test_only_a_token_over_tls_logs_in(access: Access, tmp_path: Path) -> 
         client.close()
 
 
+@pytest.mark.test_long
 async def test_a_wrong_token_is_refused_and_audited(access: Access, tmp_path: Path) -> None:
     """A wrong token, or another identity's, gets 1045; the audit names the peer and no token."""
     access.add("other", "--read", "*")
@@ -165,6 +166,7 @@ async def test_a_session_ends_with_its_certificate(tmp_path: Path, workers: int)
             assert await client.rest() == b""
 
 
+@pytest.mark.test_long
 async def test_roles_hold_on_collections(access: Access, tmp_path: Path) -> None:
     """Find needs read, add allocate, all else admin on SCHEMA.COLLECTION; else 1142, audited."""
     access.add("reader", "--read", "s.*")
@@ -194,6 +196,7 @@ async def test_roles_hold_on_collections(access: Access, tmp_path: Path) -> None
             client.close()
 
 
+@pytest.mark.test_long
 async def test_quotas_hold_on_statements(access: Access, tmp_path: Path) -> None:
     """Made ids count against ids_per_second, every statement against calls_per_second."""
     access.add("few", "--allocate", "*", "--read", "*", more="ids_per_second = 1")
@@ -268,7 +271,7 @@ async def test_a_stop_ends_idle_sessions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rounds", [2, pytest.param(10, marks=pytest.mark.test_long)])
-@pytest.mark.parametrize("kind", WITH_DOCUMENTS)
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("emulator", marks=pytest.mark.test_long), *WITH_DOCUMENTS[2:]])
 async def test_killed_servers_keep_what_they_answered(kind: str, tmp_path: Path, rounds: int) -> None:
     """kill -9 amid adds: no id is made twice, and each id that a client received is stored."""
     received: list[str] = []

@@ -96,6 +96,7 @@ def test_output_is_compared_but_for_what_varies(shown: str, printed: str, same: 
     assert matches(shown, printed) == same
 
 
+@pytest.mark.test_long
 def test_a_page_runs_in_one_terminal(tmp_path: Path) -> None:
     """Variables, the folder, files, the server and the interpreter last from block to block."""
     with closing(Terminal(tmp_path, {50051: free_port()})) as terminal:

@@ -7,6 +7,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from scripts.check_site import findings
 from scripts.reference import pages
 from tests.support.paths import ROOT
@@ -62,6 +64,7 @@ def write(root: Path, nav: str, **pages: str) -> None:
         (root / f"docs/{name}.md").write_text(text)
 
 
+@pytest.mark.test_long
 def test_the_site_is_whole(tmp_path: Path) -> None:
     """`make docs` succeeds: Zensical warns of nothing, and the checks find nothing."""
     shutil.copytree(ROOT / "docs", tmp_path / "docs")

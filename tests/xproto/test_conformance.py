@@ -17,6 +17,7 @@ CRATEDB = [pytest.param("cratedb", marks=[XPROTO, pytest.mark.cratedb])] if REAL
 NAMES = {"sqlite": "SQLite", "emulator": "CrateDB's stand-in", "cratedb": "CrateDB"}
 
 
+@pytest.mark.test_long
 @pytest.mark.timeout(600)  # including downloads
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("emulator", marks=XPROTO), *CRATEDB])
 @pytest.mark.parametrize("client", ["python", *(pytest.param(name, marks=XPROTO) for name in ("node", "java"))])

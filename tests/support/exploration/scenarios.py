@@ -682,6 +682,7 @@ _ALL = (
         (1, 5),
         serves_after=True,
         has_more=False,
+        is_long=True,
     ),
     Scenario("period-end", "a period ends beside a refill", _period_end, (1,), (20.0,), needed=1),
     Scenario(

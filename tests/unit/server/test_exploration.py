@@ -23,8 +23,6 @@ from tests.support.faults.results_page import EXPLORATION
 
 # The time that a search may take on a slow machine.
 SECONDS = 600.0
-# Scenarios that are cheap enough for ``make test`` also with something that goes wrong.
-CHEAP = ("cancel", "abandon", "period-end")
 # Small enough to be finished without merging equal states.
 TINY = ("cancel", "idle-close", "abandon", "period-clock")
 
@@ -74,12 +72,12 @@ def search(record_property: Callable[[str, object], None]) -> Callable[[Scenario
 )
 def test_every_order_of_events_keeps_the_promises(name: str, search: Callable[[Scenario, int], Exploration]) -> None:
     """P1 to P9: in each scenario, every order of its events keeps the promises."""
-    assert search(SCENARIOS[name], 1 if name in CHEAP else 0).executions > 1
+    assert search(SCENARIOS[name], 0).executions > 1
 
 
 @pytest.mark.test_long
 @pytest.mark.timeout(SECONDS)
-@pytest.mark.parametrize("name", [name for name, each in SCENARIOS.items() if each.has_more and name not in CHEAP])
+@pytest.mark.parametrize("name", [name for name, each in SCENARIOS.items() if each.has_more])
 def test_every_order_with_a_fault_keeps_the_promises(name: str, search: Callable[[Scenario, int], Exploration]) -> None:
     """P1 to P9: so does every order with one fault, one further jump of time, or one preemption."""
     assert search(SCENARIOS[name], 1).executions > 100
