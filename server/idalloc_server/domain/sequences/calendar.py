@@ -98,7 +98,8 @@ def _next_start(first: date, reset: Reset) -> date:
     return first.replace(year=first.year + first.month // 12, month=first.month % 12 + 1)
 
 
-def _possible_date_changes(time_zone: ZoneInfo, day: date) -> set[int]:
+@lru_cache(maxsize=1024)
+def _possible_date_changes(time_zone: ZoneInfo, day: date) -> frozenset[int]:
     """Return the seconds near the start of a day at which the local date may change."""
     midnight = int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp())
     hours = [midnight + hour * _HOUR for hour in range(-_SEARCH_HOURS, _SEARCH_HOURS + 1)]
@@ -111,7 +112,7 @@ def _possible_date_changes(time_zone: ZoneInfo, day: date) -> set[int]:
                 middle = (low + high) // 2
                 low, high = (middle, high) if _offset(time_zone, middle) == before else (low, middle)
             changes.add(high)
-    return changes
+    return frozenset(changes)
 
 
 def _offset(time_zone: ZoneInfo, second: int) -> int:
