@@ -41,7 +41,7 @@ test: .venv/ready ## lint, type checks and all tests but the long ones, in under
 	$(bin)/pytest -n $(JOBS) --dist worksteal --hypothesis-profile few -m 'not mysql and not test_long and not languages and not xproto' $(ARGS)
 
 # Compiles what has changed of the tests once; otherwise each of pytest's processes does.
-.build/collected: .venv/ready $(shell find bench tests -name '*.py')
+.build/collected: .venv/ready $(shell find bench tests -name '*.py' 2>/dev/null)
 	@$(bin)/pytest --collect-only -qq > $@ || { cat $@; exit 1; }
 
 # Two at a time, as these tests kill, pause and flood processes that have deadlines.

@@ -72,6 +72,7 @@ def calling(server: Server) -> Iterator[Any]:
         yield id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
 
 
+@pytest.mark.test_long
 def test_servers_share_a_sequence_on_a_failing_store(crate: Crate, tmp_path: Path) -> None:
     """P1: two servers on a failing store repeat no id; failed calls are STORE_UNAVAILABLE."""
     refusals: list[str] = []
@@ -208,6 +209,7 @@ def test_a_server_waits_for_its_store_at_startup(crate: Crate, tmp_path: Path) -
         assert crate.url.rstrip("/") in serving.result(timeout=30)
 
 
+@pytest.mark.test_long
 def test_a_start_without_a_store_fails_with_one_line(crate: Crate) -> None:
     """An unreachable store ends the start with exit code 1 and a one-line error."""
     crate.kill()

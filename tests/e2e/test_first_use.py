@@ -38,6 +38,7 @@ def test_explicitly_created_sequence_is_not_reported(server: Server) -> None:
     assert (done.stdout, done.stderr) == ("1\n", "")
 
 
+@pytest.mark.test_long
 def test_retry_does_not_report_the_creation_again(server: Server) -> None:
     """P7: a retry gets the same ids, and does not report the creation."""
     line = ("allocate", "repeated", "--request-id", "8f14e45f-ceea-467f-a34f-0e5a1b1c2d3e")

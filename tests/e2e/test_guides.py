@@ -42,6 +42,7 @@ def test_guides_do_what_they_say(name: str, tmp_path: Path, subtests: pytest.Sub
     run_page(f"docs/guides/{name}.md", tmp_path, subtests, stopped_before=stopped)
 
 
+@pytest.mark.test_long
 def test_deployment_works_on_a_running_server(tmp_path: Path, subtests: pytest.Subtests) -> None:
     """The guide's settings files are valid; both Python clients reach one of two servers."""
     with running(tmp_path) as server:

@@ -183,6 +183,7 @@ class TestCrashing:
         with running(tmp_path) as server:
             assert allocate(server).first_id > highest
 
+    @pytest.mark.test_long
     def test_document_ids_rise_over_sigkill_and_restart(self, tmp_path: Path) -> None:
         """P6: document ids rise over SIGKILL and a restart in the same second."""
         drawn: list[str] = []
