@@ -132,6 +132,7 @@ class TestServing:
         taken.sort()
         assert all(before[1] < after[0] for before, after in pairwise(taken))
 
+    @pytest.mark.test_long
     def test_servers_with_one_prefix_issue_distinct_document_ids(self, tmp_path: Path) -> None:
         """P6: two servers with one prefix issue distinct document ids, and the second one warns."""
 
@@ -149,6 +150,7 @@ class TestServing:
         assert warning["level"] == "warning"
         assert "prefix" in warning["event"]
 
+    @pytest.mark.test_long
     def test_a_slow_reader_does_not_delay_others(self, tmp_path: Path) -> None:
         """Streams that nobody reads do not delay other calls."""
         with running(tmp_path) as server, grpc.insecure_channel(server.address) as channel:
@@ -167,6 +169,7 @@ class TestServing:
 
 
 class TestCrashing:
+    @pytest.mark.test_long
     def test_a_stream_ended_by_sigkill_repeats_no_id(self, tmp_path: Path) -> None:
         """P1: no id of a stream that SIGKILL ended is issued again."""
         received: list[tuple[int, int]] = []
@@ -230,6 +233,7 @@ class TestStopping:
             assert server.process.wait(20) == 0
         assert last_value(tmp_path) == 300
 
+    @pytest.mark.test_long
     def test_a_drain_refuses_calls_and_ends_long_streams(self, tmp_path: Path) -> None:
         """A drain turns health to NOT_SERVING, refuses new calls, and ends long streams in time."""
         with running(tmp_path, drain_timeout="3s") as server, grpc.insecure_channel(server.address) as channel:
@@ -267,6 +271,7 @@ class TestStopping:
         with running(tmp_path) as server:
             assert server.stop(signal.SIGINT) == 0
 
+    @pytest.mark.test_long
     def test_a_slow_reader_does_not_delay_a_stop(self, tmp_path: Path) -> None:
         """A stream that nobody reads does not delay a stop beyond drain_timeout."""
         with running(tmp_path, drain_timeout="2s") as server, grpc.insecure_channel(server.address) as channel:

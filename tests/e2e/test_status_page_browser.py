@@ -44,6 +44,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.test_long
 def test_page_shows_the_server_and_follows_its_load(server: Server, browser: Browser) -> None:
     """The page shows the node, and its numbers rise while callers take ids."""
     with idalloc.Client(server.address) as client:

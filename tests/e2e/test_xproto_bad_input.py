@@ -117,6 +117,7 @@ async def test_a_message_is_bounded(server: Server) -> None:
         assert await client.rest() == b""
 
 
+@pytest.mark.test_long
 async def test_pipelined_messages_are_answered_in_order(server: Server) -> None:
     """A client may send many messages before it reads; the replies come in their order."""
     async with connected(server.xproto) as client:
@@ -128,6 +129,7 @@ async def test_pipelined_messages_are_answered_in_order(server: Server) -> None:
         assert len(ids) == 200
 
 
+@pytest.mark.test_long
 async def test_a_client_that_leaves_writes_no_traceback(tmp_path: Path) -> None:
     """200 clients that reset or close before their replies, also with TLS, are no server fault."""
     certificates = Certificates(tmp_path)

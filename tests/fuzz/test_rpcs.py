@@ -64,7 +64,13 @@ MOST_REPLIES = 3
 DEADLINE = 30
 CREDENTIALS: list[tuple[tuple[str, str], ...]] = [(), *(bearer(name) for name in TOKENS)]
 SERVERS = pytest.mark.parametrize(
-    ("transport", "guarded"), [("grpcio", False), ("grpcio", True), ("native", False), ("native", True)]
+    ("transport", "guarded"),
+    [
+        ("grpcio", False),
+        ("grpcio", True),
+        pytest.param("native", False, marks=pytest.mark.test_long),
+        ("native", True),
+    ],
 )
 
 

@@ -38,6 +38,16 @@ from tests.support.identities import ACCESS
 from tests.support.waiting import until as until
 
 MAX_IDS_PER_CALL = 100_000
+# What a transport may change runs on both also in `make test`; `make test-long` has the rest of native.
+ON_BOTH = ("calls", "deadlines", "decoding", "health", "limits", "ranges", "transport")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        is_native = item.nodeid.startswith("tests/rpc/") and "native" in item.nodeid.partition("[")[2]
+        if is_native and item.path.stem.removeprefix("test_") not in ON_BOTH:
+            item.add_marker(pytest.mark.test_long)
 
 
 @dataclass

@@ -110,6 +110,7 @@ def test_health_imports_only_grpc(server: FakeServer) -> None:
     assert not {"google.protobuf", "idalloc._sync.client", "rich"} & modules
 
 
+@pytest.mark.test_long
 def test_shell_completion_lists_commands_and_options(server: FakeServer) -> None:
     """Shell completion knows commands and options, the server's included."""
 
