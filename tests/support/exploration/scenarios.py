@@ -645,7 +645,15 @@ _ALL = (
     Scenario("update-step", "a new step beside two leases", _update, (1, 2, 4, 5), (PAST_LEASE,), needed=1),
     Scenario("own-change", "a node changes a sequence that it issues", _own_change, (1, 5)),
     Scenario("two-changes", "two nodes create and change one name", _two_changes, (5,), has_more=False),
-    Scenario("update-bound", "a lower bound beside two leases", _update_bound, (1, 2, 5), (PAST_LEASE,), needed=1),
+    Scenario(
+        "update-bound",
+        "a lower bound beside two leases",
+        _update_bound,
+        (1, 2, 5),
+        (PAST_LEASE,),
+        needed=1,
+        is_long=True,
+    ),
     Scenario("export", "an export beside two leases", _export, (2,)),
     Scenario(
         "delete-create",
@@ -654,6 +662,7 @@ _ALL = (
         (1, 2, 5),
         (PAST_LEASE,),
         needed=1,
+        is_long=True,
     ),
     Scenario(
         "advance-period",
@@ -807,7 +816,7 @@ _ALL = (
     Scenario("rising", "ids that rise over two nodes", _rising, (1, 2)),
     Scenario("rising-cancel", "a caller of rising ids gives up", _rising_cancel, (1, 9)),
     Scenario("rising-rest", "the rest of a write of rising ids", _rising_rest, (1, 2), has_more=False),
-    Scenario("bound", "the last ids before a bound", _bound, (1, 9)),
+    Scenario("bound", "the last ids before a bound", _bound, (1, 9), is_long=True),
     Scenario("last-ids", "a large and a small call for the last ids", _last_ids, (1, 9), has_more=False),
     Scenario("timestamps", "ids that are timestamps, and a clock is set back", _timestamps, (1, 2)),
     Scenario("timestamps-ahead", "timestamps far ahead of the clock", _timestamps_ahead, (1, 2)),
@@ -815,7 +824,7 @@ _ALL = (
     Scenario("crash", "a node is killed and another one starts", _crash, (1, 9)),
     Scenario("abandon", "a stop reaches its time limit", _abandon, (1, 9)),
     Scenario("fork", "a node forks, noticed or not", _fork, (8,)),
-    Scenario("two-starts", "three nodes start with one prefix", _two_starts, (6,)),
+    Scenario("two-starts", "three nodes start with one prefix", _two_starts, (6,), is_long=True),
     Scenario("doc-ids", "serials overflow, and the node restarts", _doc_ids, (6,)),
     Scenario("prefix", "serials overflow as the prefix changes", _prefix, (6,)),
     Scenario(
