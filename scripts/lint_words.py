@@ -42,7 +42,7 @@ def unclear_tests(file: Path, text: str) -> Iterator[str]:
 
 
 def _defined(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements of a module and of its classes, which is where pytest looks for tests."""
+    """Yield the statements of a module and of its classes, where pytest looks for tests."""
     for node in body:
         yield node
         if isinstance(node, ast.ClassDef):

@@ -38,7 +38,7 @@ from tests.support.identities import ACCESS
 from tests.support.waiting import until as until
 
 MAX_IDS_PER_CALL = 100_000
-# What a transport may change runs on both also in `make test`; `make test-long` has the rest of native.
+# These run on both transports in `make test`; `make test-long` runs the others on native.
 ON_BOTH = ("calls", "deadlines", "decoding", "health", "limits", "ranges", "transport")
 
 

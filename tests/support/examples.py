@@ -4,5 +4,5 @@ from hypothesis import settings
 
 
 def examples(number: int) -> settings:
-    """Return settings with ``number`` examples; in ``make test`` with as small a part as others have."""
+    """Return settings with ``number`` examples; in ``make test`` with a part of them."""
     return settings(max_examples=number * settings().max_examples // 100)
