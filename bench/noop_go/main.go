@@ -20,7 +20,7 @@ type noop struct {
 }
 
 // AllocateRange returns the reply of bench/noop.py. The call makes it
-// anew, as a service does that fills it.
+// again, as a service does that fills it.
 func (noop) AllocateRange(context.Context, *idallocv1.AllocateRangeRequest) (*idallocv1.AllocateRangeResponse, error) {
 	return &idallocv1.AllocateRangeResponse{
 		Range:      &idallocv1.IdRange{FirstId: 2_000_000, LastId: 2_000_000, Step: 1, IdCount: 1},

@@ -71,11 +71,11 @@ def test_the_guide_states_the_limits_of_the_configuration() -> None:
     a_second = bucket["tokens_per_fill"] / float(bucket["fill_interval"].removesuffix("s"))
     assert f"{heap['max_heap_size_bytes'] / 2**20:g} MiB of its own heap |" in guide
     most = connections["max_active_downstream_connections"]
-    row = f"{most:,}, of which {limit['max_connections']:,} from networks that are not known, and {a_second:g} new ones"
-    assert f"| connections | {row} a second from those |" in guide
+    row = f"at most {most:,}; from unknown networks {limit['max_connections']:,}, and {a_second:g} new ones a second"
+    assert f"| connections | {row} |" in guide
     seconds = known["transport_socket_connect_timeout"].removesuffix("s")
     assert others["transport_socket_connect_timeout"] == f"{seconds}s"
-    assert f"| handshakes | ended after {seconds} seconds |" in guide
+    assert f"| handshakes | ends them after {seconds} seconds |" in guide
 
 
 @REAL

@@ -53,7 +53,7 @@ class Secured(NamedTuple):
             yield channel
 
     def answer(self, shown: Issued, tickets: SSLSessionCache | None = None) -> tuple[grpc.StatusCode, str]:
-        """Allocates on a new connection, and returns status and details."""
+        """Allocate on a new connection, and return status and details."""
         with self.connected(shown, tickets) as channel:
             return answer_of(lambda: allocate(channel))
 

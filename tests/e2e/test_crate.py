@@ -184,7 +184,7 @@ def test_log_and_health_report_why_calls_fail(crate: Crate, tmp_path: Path, why:
         assert health().stderr == ""
 
 
-def test_document_ids_need_no_store(crate: Crate, tmp_path: Path) -> None:
+def test_doc_ids_need_no_store(crate: Crate, tmp_path: Path) -> None:
     """A server generates document ids while the store is down."""
     with running(tmp_path, store=crate.url) as server, calling(server) as stub:
         crate.kill()

@@ -133,7 +133,7 @@ class TestServing:
         assert all(before[1] < after[0] for before, after in pairwise(taken))
 
     @pytest.mark.test_long
-    def test_servers_with_one_prefix_issue_distinct_document_ids(self, tmp_path: Path) -> None:
+    def test_servers_with_one_prefix_issue_distinct_doc_ids(self, tmp_path: Path) -> None:
         """P6: two servers with one prefix issue distinct document ids, and the second one warns."""
 
         def ids(server: Server) -> set[str]:
@@ -187,7 +187,7 @@ class TestCrashing:
             assert allocate(server).first_id > highest
 
     @pytest.mark.test_long
-    def test_document_ids_rise_over_sigkill_and_restart(self, tmp_path: Path) -> None:
+    def test_doc_ids_rise_over_sigkill_and_restart(self, tmp_path: Path) -> None:
         """P6: document ids rise over SIGKILL and a restart in the same second."""
         drawn: list[str] = []
         for _ in range(4):

@@ -130,6 +130,8 @@ class TestInvalidSettings:
         file.write_text('access = "access.toml"')
         assert self.invalid(config=file) == f"access in {file}: is now access_file"
         assert self.invalid(env=environment(access="x")) == "IDALLOC_ACCESS: is now IDALLOC_ACCESS_FILE"
+        line = "IDALLOC_XPROTO_MAX_MESSAGE: is now IDALLOC_XPROTO_MAX_MESSAGE_BYTES"
+        assert self.invalid(env=environment(xproto_max_message="5000")) == line
         done = run_here(self.capfd, environment(), "serve", "--access", "x")
         line = "idalloc: No such option: --access (Possible options: --access-file) (see idalloc serve --help)\n"
         assert (done.returncode, done.stdout, done.stderr) == (2, "", line)

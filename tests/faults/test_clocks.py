@@ -93,7 +93,7 @@ class TestSamePrefixAndSecond:
 
 
 @pytest.mark.scenario(3, "a node of a fixed prefix that starts again and again with a clock that was set")
-def test_document_ids_rise_over_restarts_with_any_clock(scenario: Scenario, logs: LoggedClients) -> None:
+def test_doc_ids_rise_over_restarts_with_any_clock(scenario: Scenario, logs: LoggedClients) -> None:
     """P6: document ids of a fixed prefix rise over restarts, whatever the wall clock does."""
     clock = NodeControl(scenario.folder / "clock.json")
     # A day back; a restart in the same second; a year ahead; 1970.

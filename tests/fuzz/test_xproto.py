@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from idalloc.xprotocol.v1 import notice_pb2 as pb
 from idalloc_server.domain.document_ids.generator import DocIdRun
-from idalloc_server.xproto.notice import document_ids_frame, document_ids_notice, insert_id_notice
+from idalloc_server.xproto.notice import doc_ids_frame, doc_ids_notice, insert_id_notice
 from tests.fuzz.inputs import TRIED, tries
 
 ASCII = st.characters(min_codepoint=0, max_codepoint=127)
@@ -25,15 +25,15 @@ def unwrapped(frame: bytes) -> pb.SessionStateChanged:
     return pb.SessionStateChanged.FromString(notice.payload)
 
 
-def test_a_frame_of_document_ids_can_be_parsed(tried: str) -> None:
+def test_a_frame_of_doc_ids_can_be_parsed(tried: str) -> None:
     """A notice frame of any document ids parses to the same ids."""
 
     @tries(50)
     @given(st.lists(IDS | st.text(ASCII, min_size=28, max_size=28), min_size=1, max_size=200))
     def check(doc_ids: list[str]) -> None:
         TRIED[tried] += 1
-        notice = unwrapped(document_ids_frame(doc_ids))
-        assert notice == document_ids_notice(doc_ids)
+        notice = unwrapped(doc_ids_frame(doc_ids))
+        assert notice == doc_ids_notice(doc_ids)
         assert notice.param == pb.SESSION_PARAMETER_GENERATED_DOCUMENT_IDS
         assert [value.v_octets.value.decode() for value in notice.value] == doc_ids
         assert {value.type for value in notice.value} == {pb.SCALAR_TYPE_V_OCTETS}
@@ -41,7 +41,7 @@ def test_a_frame_of_document_ids_can_be_parsed(tried: str) -> None:
     check()
 
 
-def test_other_texts_are_refused_as_document_ids(tried: str) -> None:
+def test_other_texts_are_refused_as_doc_ids(tried: str) -> None:
     """A text that is not 28 ASCII characters is refused as ValueError."""
     lengths = st.sampled_from([0, 1, 27, 28, 29])
 
@@ -50,10 +50,10 @@ def test_other_texts_are_refused_as_document_ids(tried: str) -> None:
     def check(texts: list[str]) -> None:
         TRIED[tried] += 1
         if texts and all(len(text) == 28 and text.isascii() for text in texts):
-            assert len(unwrapped(document_ids_frame(texts)).value) == len(texts)
+            assert len(unwrapped(doc_ids_frame(texts)).value) == len(texts)
         else:
             with pytest.raises(ValueError):  # noqa: PT011 - of lengths or characters
-                document_ids_frame(texts)
+                doc_ids_frame(texts)
 
     check()
 

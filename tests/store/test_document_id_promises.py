@@ -52,7 +52,7 @@ class Nodes:
         await stored.open()
         listener = XListener(
             "127.0.0.1:0", self._services(doc_ids, stored),
-            tls=None, requires_tls=False, max_message=2**24, limits=Limits(10, 10),
+            tls=None, requires_tls=False, max_message_bytes=2**24, limits=Limits(10, 10),
         )  # fmt: skip
         await listener.start()
         try:

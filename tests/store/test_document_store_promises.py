@@ -11,7 +11,7 @@ from idalloc.xprotocol.v1 import notice_pb2 as pb
 from idalloc_server.documents.document import Document
 from idalloc_server.documents.protocol import Documents
 from idalloc_server.xproto import frames
-from idalloc_server.xproto.notice import document_ids_frame
+from idalloc_server.xproto.notice import doc_ids_frame
 from tests.store.test_contract_documents import documents
 from tests.support.store_backends import WITH_DOCUMENTS
 from tests.support.xproto_caller import FakeCaller, numbered, reply_to
@@ -83,7 +83,7 @@ class TestRequirements:
         assert reply == [
             frames.produced_message("Records: 4  Duplicates: 0  Warnings: 0"),
             frames.rows_affected(4),
-            document_ids_frame([_FIRST, _SECOND, _THIRD]),
+            doc_ids_frame([_FIRST, _SECOND, _THIRD]),
             frames.DONE_EXECUTING,
         ]
 

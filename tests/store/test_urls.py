@@ -1,5 +1,7 @@
 """URLs of stores."""
 
+import re
+
 import pytest
 
 from idalloc_server.domain.errors import StartRefused
@@ -36,8 +38,12 @@ from tests.support.fake_store import FakeClock
     ],
 )
 def test_valid_urls(url: str, kind: type, address: str) -> None:
-    """A valid URL opens its kind of store, whose address has no secret."""
+    """A valid URL opens its kind of store, whose address and description have no secret."""
     store = open_store(url, FakeClock())
+    assert not re.search(
+        r"s/cret|YWxAaWNl|abc==|aaa\.bbb\.ccc",
+        repr([store, *vars(store).values(), vars(getattr(store, "http", store))]),
+    )
     assert isinstance(store, kind)
     assert store.address == address
 

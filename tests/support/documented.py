@@ -1,6 +1,4 @@
-"""Phrases with defaults and limits that protos and documents must contain; the numbers come from
-the code.
-"""
+"""Phrases with defaults and limits that protos and documents must contain, from the code."""
 
 import json
 from dataclasses import MISSING, fields
@@ -12,6 +10,7 @@ from idalloc_server.domain.allocation import config, usage
 from idalloc_server.domain.document_ids import generator, start_timestamps
 from idalloc_server.domain.sequences import formats, model, validation
 from idalloc_server.domain.store import retention
+from idalloc_server.http.status_page import page
 from idalloc_server.listen import transport
 from idalloc_server.rpc import batches, health, id_allocator, sequences
 from idalloc_server.settings.model import Settings
@@ -184,7 +183,12 @@ def of_documents() -> Claims:
             f"up to {reserve}",
             f"`lease_ttl` {lease}",
             f"hence the default of {default('outage_reserve'):g} s",
+            f"{default('outage_reserve'):g} = {number(4 * 250 * 1.3 * default('outage_reserve'))} ids",
         ],
+        "docs/operations/monitoring.md": [
+            f"less than {default('outage_reserve') / 2:g} s, half of the default `outage_reserve`"
+        ],
+        "docs/operations/status-page.md": [f"1 to {page.MAX_LIMIT}, by default {page.DEFAULT_LIMIT}."],
         "docs/operations/runbook.md": [f"`lease_ttl: {lease} outage_reserve plus store_timeout`"],
         "docs/guides/choosing-a-key.md": [f"ids go on, exactly, up to {largest}"],
         "docs/guides/deployment.md": [f"must exceed `drain_timeout` plus {supervisor.STOP_MARGIN_SECONDS:g} s."],

@@ -81,7 +81,7 @@ async def served(folder: Path, *identities: Identity) -> AsyncIterator[Served]:
         burn=lambda count: None,
     )
     listener = XListener(
-        "127.0.0.1:0", services, tls=server, requires_tls=True, max_message=MAX_SIZE, limits=Limits(50, 50)
+        "127.0.0.1:0", services, tls=server, requires_tls=True, max_message_bytes=MAX_SIZE, limits=Limits(50, 50)
     )
     await listener.start()
     try:

@@ -45,9 +45,7 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 @pytest.mark.parametrize("link", ["docs/reference/metrics.md", "docs/none.md", "docs/index.md#none"])
 def test_a_dead_link_is_found(link: str) -> None:
-    """A page of the site, a file that does not exist, and a heading that does not exist are
-    found.
-    """
+    """A page of the site, and a file or heading that does not exist, are found."""
     assert dead_links(ROOT / "README.md", f"[page]({link})") == [link]
     assert dead_links(ROOT / "README.md", "[page](docs/reference/errors.md#store_unavailable)") == []
 

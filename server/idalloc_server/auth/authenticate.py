@@ -26,7 +26,7 @@ class Authenticator:
     peer_of: PeerReader
     certificates: ClientCertificates | None
     # By the value of the metadata: hashing a token costs more than the rest of the authentication.
-    authenticated: dict[str, Identity] = field(default_factory=dict, init=False)
+    authenticated: dict[str, Identity] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.required = self.required or bool(self.policy.identities)

@@ -81,7 +81,7 @@ class Chooser:
         self._to_sort: list[tuple[list[SortKey], Document]] = []
 
     def choose(self, page: Iterable[Document]) -> Iterator[Document]:
-        """Yield the chosen documents of a page; with an order none, they are kept for ``sorted``.
+        """Yield the chosen documents of a page; if they are to be sorted, keep them for ``sorted``.
 
         Raises:
             TooManyToSort: The documents so far are more than fit in memory.

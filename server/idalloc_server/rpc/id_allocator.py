@@ -262,11 +262,11 @@ def _doc_id_fields(runs: list[DocIdRun], view: pb.DocIdView.ValueType) -> dict[s
     if view != pb.DOC_ID_VIEW_COMPACT:
         texts = [text for run in runs for text in run.texts()] if len(runs) > 1 else runs[0].texts()
         if view == pb.DOC_ID_VIEW_NOTICE_FRAME:
-            fields["notice_frame"] = notice.document_ids_frame(texts)
+            fields["notice_frame"] = notice.doc_ids_frame(texts)
         else:
             fields["doc_ids"] = texts
         if view == pb.DOC_ID_VIEW_FULL:
-            fields["notice"] = notice.document_ids_notice(texts)
+            fields["notice"] = notice.doc_ids_notice(texts)
     return fields
 
 

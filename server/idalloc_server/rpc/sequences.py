@@ -87,7 +87,7 @@ class SequencesServicer:
         readable = readable_sequences.get()
         try:
             found, last_name = await self.service.list(
-                request.name_prefix, after, size, deleted=request.show_deleted, visible=readable
+                request.name_prefix, after, size, with_deleted=request.show_deleted, visible=readable
             )
         except SequenceInvalid as invalid:
             name = invalid.metadata["sequence"]

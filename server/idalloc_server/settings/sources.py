@@ -21,7 +21,7 @@ _NOT_SETTINGS = re.compile(
     r"|(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)"
 )
 # Former names of settings, and their names now.
-_RENAMED = {"access": "access_file"}
+_RENAMED = {"access": "access_file", "xproto_max_message": "xproto_max_message_bytes"}
 # Settings whose value is in no error: it may have a password, or be a key instead of the key's
 # file.
 _SECRET = frozenset({"store", "witness", "tls_cert", "tls_key", "tls_client_ca", "access_file"})

@@ -27,7 +27,7 @@ from idalloc_server.xproto.document_errors import as_xerrors
 from idalloc_server.xproto.errors import XError, no_schema, not_supported
 from idalloc_server.xproto.expressions import Expressions, check_content_type, document_path
 from idalloc_server.xproto.names import check_names
-from idalloc_server.xproto.notice import document_ids_frame
+from idalloc_server.xproto.notice import doc_ids_frame
 from idalloc_server.xproto.operations import ADD, FIND, MODIFY, REMOVE, REPLACE
 from idalloc_server.xproto.selection import projection_of, selection_of
 from idalloc_server.xproto.texts import text_of
@@ -53,7 +53,7 @@ class Collections:
     """Runs the statements of Mysqlx.Crud."""
 
     documents: Documents  # the store
-    max_message: int  # the largest message, row and changed document, in bytes
+    max_message_bytes: int  # of the largest message, row and changed document
     thread: SideThread  # parses large statements
     added: int = field(default=0, init=False)  # how many documents were added
 
@@ -103,7 +103,7 @@ class Collections:
             yield frames.produced_message(f"Records: {len(documents)}  Duplicates: {inserted.replaced}  Warnings: 0")
         yield frames.rows_affected(inserted.added + 2 * inserted.replaced)
         if doc_ids:
-            yield document_ids_frame(doc_ids)
+            yield doc_ids_frame(doc_ids)
         yield frames.DONE_EXECUTING
 
     async def _store(
@@ -206,7 +206,7 @@ class Collections:
         yield frames.DONE_EXECUTING
 
     def _budget(self, caller: Caller) -> Budget:
-        return Budget(self.max_message, lambda: caller.has_left)
+        return Budget(self.max_message_bytes, lambda: caller.has_left)
 
 
 def _collection(message: crud.Insert | crud.Find | crud.Update | crud.Delete, caller: Caller) -> tuple[str, str]:

@@ -73,7 +73,7 @@ class XListener:
     _: KW_ONLY
     tls: ssl.SSLContext | None  # None without a certificate
     requires_tls: bool  # whether a login needs TLS
-    max_message: int  # in bytes
+    max_message_bytes: int
     limits: Limits  # of its connections
     reuse_port: InitVar[bool] = False  # whether other processes may bind the port
     # The calls that ended, by kind and code; see ``families.XPROTO_CALLS``.
@@ -152,10 +152,14 @@ class _Connection:
         host = self._host = accepted.address
         accepted.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._session = Session(
-            number, host, listener.max_message, has_tls=listener.tls is not None, requires_tls=listener.requires_tls
+            number,
+            host,
+            listener.max_message_bytes,
+            has_tls=listener.tls is not None,
+            requires_tls=listener.requires_tls,
         )
         self._credential: Credential | None = None
-        self._variables = Variables(self._services.doc_ids, self._change_node, listener.max_message)
+        self._variables = Variables(self._services.doc_ids, self._change_node, listener.max_message_bytes)
         limits, audit = self._services.logins.limits, self._services.audit
         self.rights = SessionRights(self._identity, limits, audit, accepted.peer, host)
         self._admin = Admin(self._services.documents)
@@ -222,7 +226,7 @@ class _Connection:
         return b""
 
     def _seconds_left(self) -> float:
-        """Return the seconds that the session may wait for a message; raises as ``_read`` does."""
+        """Return the seconds that a session may wait for a message, or raise as ``_read`` does."""
         if self._listener.is_draining:
             raise XError(1053, "Server shutdown in progress", "08S01", fatal=True)
         seconds = self._ends_at - asyncio.get_running_loop().time() if self._ends_at else inf

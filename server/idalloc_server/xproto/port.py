@@ -39,7 +39,7 @@ def check_settings(settings: Settings, *, keeps_documents: bool, requires_authen
         raise StartRefused("xproto_listen", "documents need a store of sqlite:// or crate://: remove xproto_listen")
     if settings.xproto_listen and requires_authentication and not settings.tls_cert:
         raise StartRefused(
-            "xproto_listen", "with access, clients send their token as the password: set tls_cert and tls_key"
+            "xproto_listen", "with access_file, clients send their token as the password: set tls_cert and tls_key"
         )
 
 
@@ -102,7 +102,7 @@ class XProtocolPort:
             services,
             tls=self._tls.context if self._tls else None,
             requires_tls=bool(settings.tls_client_ca) or access_control.requires_authentication,
-            max_message=settings.xproto_max_message_bytes,
+            max_message_bytes=settings.xproto_max_message_bytes,
             limits=Limits(
                 settings.xproto_max_connections,
                 settings.max_connections_per_address,

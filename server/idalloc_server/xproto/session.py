@@ -81,7 +81,7 @@ class Session:
     Args:
         connection_id: The number that the client gets.
         host: The client's host, for errors.
-        max_message: The largest length of a frame after the login, in bytes.
+        max_message_bytes: The largest length of a frame after the login, in bytes.
         has_tls: Whether the server has a certificate.
         requires_tls: Whether a login needs TLS.
         make_salt: Returns the salt of a login.
@@ -91,7 +91,7 @@ class Session:
         self,
         connection_id: int,
         host: str,
-        max_message: int,
+        max_message_bytes: int,
         *,
         has_tls: bool,
         requires_tls: bool = False,
@@ -102,8 +102,8 @@ class Session:
         self._had_session = False
         self._before_login = 0  # messages
         self._connection_id = connection_id
-        self._max_message = max_message
-        self._reader = frames.FrameReader(min(MAX_CONTROL_MESSAGE, max_message))
+        self._max_message_bytes = max_message_bytes
+        self._reader = frames.FrameReader(min(MAX_CONTROL_MESSAGE, max_message_bytes))
         self._capabilities = Capabilities(has_tls=has_tls)
         self._login = Login(host, make_salt, requires_tls=requires_tls)
         self._credentials: Credentials | None = None
@@ -161,7 +161,7 @@ class Session:
         """End a request to log in: the session begins."""
         self.is_logged_in = self._had_session = True
         self._before_login = 0
-        self._reader.max_length = self._max_message
+        self._reader.max_length = self._max_message_bytes
         self._expectations = Expectations()
         self._output += [
             frames.client_id(self._connection_id),
@@ -249,5 +249,5 @@ class Session:
 
     def _log_out(self) -> None:
         self.is_logged_in = False
-        self._reader.max_length = min(MAX_CONTROL_MESSAGE, self._max_message)
+        self._reader.max_length = min(MAX_CONTROL_MESSAGE, self._max_message_bytes)
         self._expectations = Expectations()

@@ -51,7 +51,7 @@ class Variables:
 
     node: Node
     change_node: ChangeNode
-    max_message: int  # the largest message, in bytes
+    max_message_bytes: int  # of the largest message
     own: dict[str, int] = field(default_factory=dict, init=False)  # set by the session
 
     @property
@@ -89,7 +89,7 @@ class Variables:
             OFFSET: own.get(OFFSET, node[OFFSET]),
             "lower_case_table_names": 0,
             PREFIX: node["prefix"],
-            "mysqlx_max_allowed_packet": self.max_message,
+            "mysqlx_max_allowed_packet": self.max_message_bytes,
             "mysqlx_wait_timeout": IDLE_SECONDS,
             "sql_mode": "",
             "version": VERSION,

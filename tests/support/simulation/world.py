@@ -78,7 +78,7 @@ class World:
         self.gone.append(node)
 
     def settle(self) -> None:
-        """Run all callbacks that are ready, and asserts that no promise was broken."""
+        """Run all callbacks that are ready, and assert that no promise was broken."""
         while sum(loop.run_ready() for loop in self.loops):
             pass
         self.problems += [str(error) for loop in self.loops for error in loop.errors]

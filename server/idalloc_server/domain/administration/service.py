@@ -90,9 +90,11 @@ class SequenceService:
             raise SequenceInvalid(name, NULL_LAST_VALUE)
         return await self.summary_of(row, period)
 
-    async def read_rows(self, prefix: str, after: str, limit: int, *, deleted: bool = False) -> list[Row]:
+    async def read_rows(self, prefix: str, after: str, limit: int, *, with_deleted: bool = False) -> list[Row]:
         """Return the rows of sequences in the byte order of their names; see ``Store.list``."""
-        return await self._call_store(self._store.list(prefix, after, limit, with_deleted=deleted, with_periods=False))
+        return await self._call_store(
+            self._store.list(prefix, after, limit, with_deleted=with_deleted, with_periods=False)
+        )
 
     async def summary_of(self, row: Row, period: str = "") -> SequenceSummary:
         """Return the summary of a row in a period; empty for the current one."""
@@ -110,7 +112,7 @@ class SequenceService:
         return [each.at_rate(rates.get(each.counter, 0.0), now) for each in summaries]
 
     async def list(
-        self, prefix: str, after: str, limit: int, *, deleted: bool, visible: Patterns | None = None
+        self, prefix: str, after: str, limit: int, *, with_deleted: bool, visible: Patterns | None = None
     ) -> tuple[list[SequenceSummary], str]:
         """Return a page of sequences, and the name after which the next page starts.
 
@@ -121,10 +123,10 @@ class SequenceService:
             prefix: Prefix of the names.
             after: Only names after this one; empty for all.
             limit: The most sequences to return.
-            deleted: Whether to include deleted sequences.
+            with_deleted: Whether to include deleted sequences.
             visible: The names that the caller may read; None for all.
         """
-        read = partial(self.read_rows, deleted=deleted)
+        read = partial(self.read_rows, with_deleted=with_deleted)
         rows, next_after = await read_page(read, prefix, after, limit, visible)
         return await self.summaries_of(rows), next_after
 

@@ -36,17 +36,20 @@ def load_zone(name: str) -> ZoneInfo:
 
 
 def date_at(sequence: Sequence, wall: float) -> str:
-    """Return the date at ``Clock.wall`` in the sequence's time zone, such as "2026-11-21"."""
+    """Return the date at a time in the sequence's time zone, such as "2026-11-21".
+
+    ``wall`` is in seconds since 1970, as from ``Clock.wall``.
+    """
     return _date(load_zone(sequence.time_zone), math.floor(wall))
 
 
 def period_at(sequence: Sequence, wall: float) -> str:
-    """Return the period at ``Clock.wall``, such as "2026" or "2026-11"; empty without a reset."""
+    """Return the period at a time, such as "2026" or "2026-11-21"; empty without a reset."""
     return "" if sequence.reset == Reset.NEVER else date_at(sequence, wall)[: _PERIOD_LENGTHS[sequence.reset]]
 
 
 def period_end(sequence: Sequence, wall: float) -> float:
-    """Return the first second after ``Clock.wall`` of the next period; infinity if there is none.
+    """Return when the period at ``wall`` ends, in seconds since 1970; infinity if it does not.
 
     The next period is the previous one for a while if clocks are set back over midnight.
     """

@@ -239,7 +239,7 @@ class Store(Protocol):
         ...
 
     async def keep_prefix(self, prefix: int, holder: str, stale_after: float) -> None:
-        """Refresh when ``holder`` was seen, by the same rule as ``claim_start``; claims nothing."""
+        """Refresh when ``holder`` was seen, by the rule of ``claim_start``, without a claim."""
         ...
 
     async def release_prefix(self, prefix: int, holder: str) -> None:

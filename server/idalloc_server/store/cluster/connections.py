@@ -61,7 +61,7 @@ class Connections:
     product: str  # the name of the database, for errors
     port: int  # its usual HTTP port
     alive: Request[Any]  # depends on no other node, and needs no identity check
-    headers: dict[str, str]  # of each request
+    headers: dict[str, str] = field(repr=False)  # of each request; one may have a password
     tls: ssl.SSLContext | None  # None for plain HTTP
     timeouts: aiohttp.ClientTimeout  # of a request
     _identity_check: Request[None] | None = field(default=None, init=False)

@@ -161,8 +161,14 @@ NUMBER, SHORT = "must be a whole number of 64 bits", "must be a whole number fro
     ],
 )
 def test_usage_error_is_one_line_and_exits_with_2(server: FakeServer, run: Command, line: str, message: str) -> None:
-    """A usage error is one line that names the argument and its value; nothing is sent."""
-    assert message in run.error_line(2, *shlex.split(line))
+    """A usage error is one line that names argument, value and help; nothing is sent."""
+    error = run.error_line(2, *shlex.split(line))
+    assert message in error
+    if pointer := re.search(r"\(see (idalloc.*) --help\)$", error):
+        words = [word for word in shlex.split(line) if re.fullmatch("[a-z]+", word)]
+        assert " ".join(["idalloc", *words]).startswith(pointer[1])
+    else:
+        assert "(see" not in error
     assert not server.requests
 
 

@@ -52,7 +52,7 @@ def test_duplicate_across_large_steps_is_found(verifier: VerifyCommand) -> None:
     verifier.finds(f"orders: {7 + one * 2**19} was issued twice", duplicates=1)
 
 
-def test_duplicate_doc_ids_is_found(verifier: VerifyCommand) -> None:
+def test_duplicate_doc_id_is_found(verifier: VerifyCommand) -> None:
     """P1: two records with the same document id are a finding."""
     verifier.log(Planted(1, 10, 0, doc_ids=DOCS), Planted(11, 10, 5, doc_ids=DOCS))
     verifier.log(Planted(10, 10, 0, 9, step=10, doc_ids=DOCS))
@@ -86,7 +86,7 @@ def test_retry_is_not_a_duplicate(verifier: VerifyCommand) -> None:
 
 
 def test_periods_have_independent_ids(verifier: VerifyCommand) -> None:
-    """P1: ids are unique within a period; each period counts anew."""
+    """P1: ids are unique within a period; each period counts from its start."""
     verifier.log(*(Planted(1, 10, 5 * year, period=f"{2026 + year}", node=NODE) for year in range(3)))
     report = verifier.passes()
     assert [(each["sequence"], each["period"], each["ids"]) for each in report["sequences"]] == [

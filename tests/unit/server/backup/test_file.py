@@ -58,7 +58,7 @@ VALID_LINES = [
 
 @st.composite
 def lines_with_faults(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """Draws valid lines in which one or two fields are replaced."""
+    """Draw valid lines in which one or two fields are replaced."""
     lines = [copy.deepcopy(each) for each in draw(st.lists(st.sampled_from(VALID_LINES), max_size=4))]
     settings = [each["settings"] for each in lines if "settings" in each]
     for where in draw(st.lists(st.sampled_from(lines + settings), max_size=2)) if lines else []:

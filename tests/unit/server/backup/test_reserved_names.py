@@ -84,8 +84,8 @@ class TestReservation:
         ):
             with pytest.raises(SequenceReserved, match="is reserved: the import skipped it: is negative"):
                 await call
-        assert await service.list("", "", 10, deleted=False) == ([], "")
-        [listed], _ = await service.list("", "", 10, deleted=True)
+        assert await service.list("", "", 10, with_deleted=False) == ([], "")
+        [listed], _ = await service.list("", "", 10, with_deleted=True)
         assert listed.row.sequence.description.startswith("reserved: the import skipped it: is negative (-5)")
 
     async def test_a_call_with_a_request_id_is_refused(self, store: MemoryStore, clock: FakeClock) -> None:

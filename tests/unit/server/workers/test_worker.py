@@ -91,7 +91,7 @@ class Supervisor:
 
     @property
     def save(self) -> Save:
-        """Persists a change."""
+        """Persist a change."""
         return self.worker.node_settings.update
 
     def given(self) -> object:

@@ -77,7 +77,7 @@ async def listening(
         services,
         tls=tls,
         requires_tls=tls is not None,
-        max_message=2**20,
+        max_message_bytes=2**20,
         limits=Limits(max_connections, of_address, age=age),
     )
     await listener.start()

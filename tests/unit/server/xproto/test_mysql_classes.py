@@ -9,7 +9,7 @@ import pytest
 
 from idalloc.xprotocol.v1 import notice_pb2
 from idalloc_server.domain.document_ids.generator import DocIdRun
-from idalloc_server.xproto.notice import document_ids_frame, insert_id_notice, notice_frame
+from idalloc_server.xproto.notice import doc_ids_frame, insert_id_notice, notice_frame
 from tests.support import environments
 from tests.support.mysql import recordings
 from tests.support.paths import ROOT
@@ -35,10 +35,10 @@ def read(mysqlx: Path, *frames: bytes) -> Any:
 
 
 @pytest.mark.parametrize("count", [1, 2, 10_000])
-def test_document_ids_are_parsed(mysqlx: Path, count: int) -> None:
+def test_doc_ids_are_parsed(mysqlx: Path, count: int) -> None:
     """MySQL's classes parse a notice of document ids, to the same bytes."""
     doc_ids = DocIdRun(0xFFFF, 0x6075F681, 0xFFFFFFFFFFF00000, 3, count).texts()
-    (notice,) = read(mysqlx, document_ids_frame(doc_ids))
+    (notice,) = read(mysqlx, doc_ids_frame(doc_ids))
     assert notice == {
         "message": "NOTICE",
         "type": "SESSION_STATE_CHANGED",
@@ -73,5 +73,5 @@ def test_insert_id_is_parsed(mysqlx: Path, first_id: int) -> None:
 def test_frames_in_one_stream_are_parsed(mysqlx: Path) -> None:
     """MySQL's classes parse consecutive frames of one stream."""
     recorded = recordings.notices()
-    notices = read(mysqlx, *(document_ids_frame(notice.ids) for notice in recorded))
+    notices = read(mysqlx, *(doc_ids_frame(notice.ids) for notice in recorded))
     assert [notice["octets"] for notice in notices] == [notice.ids for notice in recorded]

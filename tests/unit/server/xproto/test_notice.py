@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from idalloc.xprotocol.v1 import notice_pb2 as pb
 from idalloc_server.xproto.notice import (
-    document_ids_frame,
-    document_ids_notice,
+    doc_ids_frame,
+    doc_ids_notice,
     insert_id_notice,
     notice_frame,
 )
@@ -44,21 +44,21 @@ def test_frames_equal_recorded_ones() -> None:
     """Frames equal all those recorded from a real MySQL."""
     recorded = recordings.notices()
     for source, ids, frame in recorded:
-        assert document_ids_frame(ids) == frame, source
+        assert doc_ids_frame(ids) == frame, source
     assert len(recorded) == 420
 
 
 def test_frame_equals_the_documented_example() -> None:
     """A frame equals the example in MySQL's documentation."""
     head = bytes.fromhex("2d000000 0b 08031002 1a26 080c 1222 0804 2a1e 0a1c")
-    assert document_ids_frame(["00006075f6810000000000000006"]) == head + b"00006075f6810000000000000006"
+    assert doc_ids_frame(["00006075f6810000000000000006"]) == head + b"00006075f6810000000000000006"
 
 
 @given(DOC_IDS)
 def test_bytes_equal_those_of_protobuf(doc_ids: list[str]) -> None:
     """The fast serialization equals that of protobuf."""
-    assert document_ids_notice(doc_ids) == protobuf_notice(doc_ids)
-    frame = document_ids_frame(doc_ids)
+    assert doc_ids_notice(doc_ids) == protobuf_notice(doc_ids)
+    frame = doc_ids_frame(doc_ids)
     assert parsed(frame) == protobuf_notice(doc_ids)
     assert frame == framed(protobuf_notice(doc_ids))
 
@@ -66,7 +66,7 @@ def test_bytes_equal_those_of_protobuf(doc_ids: list[str]) -> None:
 def test_notice_with_ten_thousand_ids() -> None:
     """A notice can have as many ids as a message."""
     doc_ids = [f"{n:028x}" for n in range(10_000)]
-    notice = parsed(document_ids_frame(doc_ids))
+    notice = parsed(doc_ids_frame(doc_ids))
     assert [value.v_octets.value.decode() for value in notice.value] == doc_ids
 
 
@@ -77,15 +77,15 @@ def test_notice_with_ten_thousand_ids() -> None:
 def test_ids_of_another_length_are_refused(doc_ids: list[str]) -> None:
     """No ids, and ids without 28 characters, are an error."""
     with pytest.raises(ValueError, match="28 characters"):
-        document_ids_frame(doc_ids)
+        doc_ids_frame(doc_ids)
     with pytest.raises(ValueError, match="28 characters"):
-        document_ids_notice(doc_ids)
+        doc_ids_notice(doc_ids)
 
 
 def test_non_ascii_id_is_refused() -> None:
     """An id with a character of two bytes is an error."""
     with pytest.raises(UnicodeEncodeError):
-        document_ids_frame(["é" + "0" * 27])
+        doc_ids_frame(["é" + "0" * 27])
 
 
 @given(st.integers(0, 2**63 - 1))

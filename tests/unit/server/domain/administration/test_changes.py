@@ -81,8 +81,8 @@ async def test_a_deleted_sequence_issues_no_ids(node: Node) -> None:
     for call in (node.service.get("orders"), node.service.delete("orders", "", new_token()), node.take("orders")):
         with pytest.raises(SequenceDeleted):
             await call
-    assert await node.service.list("", "", 10, deleted=False) == ([], "")
-    assert [summary.row.name for summary in (await node.service.list("", "", 10, deleted=True))[0]] == ["orders"]
+    assert await node.service.list("", "", 10, with_deleted=False) == ([], "")
+    assert [summary.row.name for summary in (await node.service.list("", "", 10, with_deleted=True))[0]] == ["orders"]
 
 
 async def test_deleting_and_recreating_under_leases_repeats_no_id(node: Node, other: Node, clock: FakeClock) -> None:

@@ -39,7 +39,7 @@ async def test_pages_are_complete_and_bounded_in_work(
     after, pages = "", 0
     while after or not pages:
         before = len(store.calls_of("list"))
-        page, next_after = await filled.service.list("", after, limit, deleted=False, visible=visible)
+        page, next_after = await filled.service.list("", after, limit, with_deleted=False, visible=visible)
         assert len(store.calls_of("list")) - before <= MAX_ROWS / BATCH_ROWS + len(patterns)
         assert len(page) <= limit
         assert next_after == "" or next_after > after
@@ -50,7 +50,7 @@ async def test_pages_are_complete_and_bounded_in_work(
 
 async def test_a_page_may_be_short(filled: Node, store: MemoryStore) -> None:
     """A page ends early once the limit of scanned rows is reached."""
-    page, after = await filled.service.list("", "", 5, deleted=False, visible=Patterns(["*05"]))
+    page, after = await filled.service.list("", "", 5, with_deleted=False, visible=Patterns(["*05"]))
     assert ([summary.row.name for summary in page], after) == (["n05"], "n05")
     assert len(store.calls_of("list")) == MAX_ROWS / BATCH_ROWS
 
@@ -59,19 +59,19 @@ async def test_an_empty_page_before_the_end_is_rejected(filled: Node, store: Mem
     """The token of an empty page would reveal a name, so a longer prefix is required."""
     visible = Patterns(["*39"])
     with pytest.raises(InvalidRequest, match="scanned 12 names and found none") as refused:
-        await filled.service.list("", "", 5, deleted=False, visible=visible)
+        await filled.service.list("", "", 5, with_deleted=False, visible=visible)
     assert refused.value.field == "name_prefix"
     assert len(store.calls_of("list")) == MAX_ROWS / BATCH_ROWS
-    page, after = await filled.service.list("n3", "", 5, deleted=False, visible=visible)
+    page, after = await filled.service.list("n3", "", 5, with_deleted=False, visible=visible)
     assert ([summary.row.name for summary in page], after) == (["n39"], "")
-    assert await filled.service.list("", "n39", 5, deleted=False, visible=visible) == ([], "")
+    assert await filled.service.list("", "n39", 5, with_deleted=False, visible=visible) == ([], "")
 
 
 async def test_the_next_page_starts_after_the_last_name(node: Node) -> None:
     """Pages of a prefix continue after the last name."""
     for name in ("a", "b", "ba", "c"):
         await node.service.create(name, {}, new_token())
-    found, after = await node.service.list("b", "", 1, deleted=False)
+    found, after = await node.service.list("b", "", 1, with_deleted=False)
     assert ([summary.row.name for summary in found], after) == (["b"], "b")
-    found, after = await node.service.list("b", "b", 1, deleted=False)
+    found, after = await node.service.list("b", "b", 1, with_deleted=False)
     assert ([summary.row.name for summary in found], after) == (["ba"], "")

@@ -21,7 +21,7 @@ async def test_a_row_without_last_value_is_invalid_but_listed(node: Node, store:
     ):
         with pytest.raises(SequenceInvalid):
             await call
-    summary, _ = await node.service.list("", "", 10, deleted=False)
+    summary, _ = await node.service.list("", "", 10, with_deleted=False)
     assert (summary[0].last_value, summary[0].remaining) == (None, 0)
 
 
@@ -67,7 +67,7 @@ async def test_rates_are_those_of_the_whole_server(store: MemoryStore, clock: Fa
     await node.take("bills")
     await node.take("orders")
     service = SequenceService(store, clock, node.allocator, store_timeout=5.0, rates=rates)
-    found, _ = await service.list("", "", 10, deleted=False)
+    found, _ = await service.list("", "", 10, with_deleted=False)
     assert [each.ids_per_second for each in found] == [0.0, 70.0]
     assert (await service.get("orders")).ids_per_second == 70.0
     assert asked == [["bills", "orders"], ["orders"]]
@@ -91,7 +91,7 @@ async def test_a_deleted_sequence_has_no_forecast(node: Node) -> None:
     await node.service.create("gone", {"max_value": 10}, new_token())
     await node.take("gone", 10)
     await node.service.delete("gone", "", new_token())
-    [gone], _ = await node.service.list("", "", 10, deleted=True)
+    [gone], _ = await node.service.list("", "", 10, with_deleted=True)
     assert (gone.row.deleted, gone.remaining, gone.exhaust_time) == (True, 0, None)
 
 
