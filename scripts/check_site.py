@@ -138,5 +138,5 @@ def findings(root: Path) -> Iterator[str]:
 
 if __name__ == "__main__":
     found = [*findings(Path())]
-    print(*found, sep="\n", end="\n" if found else "")
+    print(*found or ["The site is .build/site/index.html"], sep="\n")
     sys.exit(bool(found))

@@ -21,8 +21,11 @@ NAMES = {"sqlite": "SQLite", "emulator": "CrateDB's stand-in", "cratedb": "Crate
 @pytest.mark.timeout(600)  # including downloads
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("emulator", marks=XPROTO), *CRATEDB])
 @pytest.mark.parametrize("client", ["python", *(pytest.param(name, marks=XPROTO) for name in ("node", "java"))])
-async def test_a_stock_client_gets_mysqls_answers(client: str, kind: str, tmp_path: Path, table: list[str]) -> None:
+async def test_a_stock_client_gets_mysqls_answers(
+    client: str, kind: str, tmp_path: Path, table: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every scenario has MySQL's answers but for named deviations; the guide has the numbers."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))  # for what SET PERSIST writes
     command = await asyncio.to_thread(clients.driver, client)
     shown = Certificates(tmp_path).client("127.0.0.1")
     # A fixed port, for SET PERSIST.
