@@ -114,7 +114,7 @@ class NodeReport:
         counts = Counts(self.calls, timings={families.REFILL_DURATION: self._allocator.refills})
         counts.counters |= {
             families.IDS_ISSUED: self.series.issued,
-            families.DOCUMENT_IDS_ISSUED: Counter({"": self.issuers.doc_ids.issued}),
+            families.DOC_IDS_ISSUED: Counter({"": self.issuers.doc_ids.issued}),
             families.IDS_BURNED: Counter({str(each): self._allocator.burned.by_cause[each] for each in BurnCause}),
             families.STORE_CALLS: self.store_calls,
             families.GENERATIONS_ENDED: Counter({"": self.issuers.sequences.generations_ended}),

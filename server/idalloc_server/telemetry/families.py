@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 IDS_ISSUED = "idalloc_ids_issued"
-DOCUMENT_IDS_ISSUED = "idalloc_document_ids_issued"
+DOC_IDS_ISSUED = "idalloc_doc_ids_issued"
 IDS_BURNED = "idalloc_ids_burned"
 REFILL_DURATION = "idalloc_refill_duration_seconds"
 STORE_CALLS = "idalloc_store_calls"
@@ -21,7 +21,7 @@ XPROTO_CALLS = "idalloc_xproto_calls"
 XPROTO_DOCUMENTS = "idalloc_xproto_documents_added"
 
 BUILD_INFO = "idalloc_build_info"
-START_TIMESTAMP = "idalloc_document_id_start_timestamp_seconds"
+START_TIMESTAMP = "idalloc_doc_id_start_timestamp_seconds"
 WORKERS = "idalloc_workers"
 SEQUENCES_IN_MEMORY = "idalloc_sequences_in_memory"
 LEASES = "idalloc_leases"
@@ -67,7 +67,7 @@ COUNTERS = {
         " since the start; ids before that, and ids of all other sequences, count in the series with an empty label.",
         ("sequence",),
     ),
-    DOCUMENT_IDS_ISSUED: Family("Document ids issued."),
+    DOC_IDS_ISSUED: Family("Document ids issued."),
     STORE_CALLS: Family(
         "Calls of the store, by call and outcome: ok, unavailable (no answer, or not in time), refused (an operator "
         "must act), or error.",

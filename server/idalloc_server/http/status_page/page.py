@@ -175,7 +175,7 @@ def _totals(counts: Counts) -> dict[str, Any]:
     counters, gauges = counts.counters, counts.gauges
     return {
         "ids_issued": str(counters[families.IDS_ISSUED].total()),
-        "doc_ids_issued": str(counters[families.DOCUMENT_IDS_ISSUED].total()),
+        "doc_ids_issued": str(counters[families.DOC_IDS_ISSUED].total()),
         "burned": {cause: str(ids) for cause, ids in counters[families.IDS_BURNED].items() if ids},
         "in_flight": counts.calls.in_flight,
         "sequences_in_memory": int(gauges[families.SEQUENCES_IN_MEMORY].get("", 0)),
