@@ -18,7 +18,7 @@ HITS = [{"_id": name, "_source": {"value": value}} for name, value in (("cartons
 pytestmark = pytest.mark.test_long
 
 
-@dataclass
+@dataclass(eq=False)
 class Imports:
     """Runs imports of an index into a SQLite file."""
 

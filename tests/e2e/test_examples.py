@@ -204,7 +204,7 @@ def test_rows_report_an_unreachable_cratedb() -> None:
 # invoice_service.py
 
 
-@dataclass
+@dataclass(eq=False)
 class Service:
     """The web service in a process of its own."""
 

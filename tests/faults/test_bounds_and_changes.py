@@ -112,7 +112,7 @@ EXPECTED_ERRORS = {
 }
 
 
-@dataclass
+@dataclass(eq=False)
 class Changes:
     """Changes orders through each node in turn; asserts that clients see each change in time."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 _CREDIT_SECONDS = 0.1
 
 
-@dataclass
+@dataclass(eq=False)
 class CpuShare:
     """Keeps this process to a share of one core; tasks call ``pause`` after each piece of work."""
 

@@ -74,7 +74,7 @@ SERVERS = pytest.mark.parametrize(
 )
 
 
-@dataclass
+@dataclass(eq=False)
 class Live:
     """A running server with an event loop of its own."""
 

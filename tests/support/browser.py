@@ -14,7 +14,7 @@ CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 MISSING = "" if CHROMIUM and DRIVER else "chromium and chromium-driver are not installed"
 
 
-@dataclass
+@dataclass(eq=False)
 class Browser:
     """The page in a browser."""
 

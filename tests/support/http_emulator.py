@@ -14,7 +14,7 @@ from aiohttp import web
 _RST = struct.pack("ii", 1, 0)
 
 
-@dataclass
+@dataclass(eq=False)
 class HttpFault:
     """A fault in the next requests."""
 

@@ -156,7 +156,7 @@ class IssuedLog:
         raise AssertionError
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class _ProcessState:
     """The state of a log in one process."""
 

@@ -23,7 +23,7 @@ _Result: TypeAlias = Range | IdallocError | OSError | None
 _Waiters: TypeAlias = "dict[asyncio.Future[_Result], int]"
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class _Queue:
     """The callers of one sequence while a call for it is in flight."""
 

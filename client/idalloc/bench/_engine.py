@@ -46,7 +46,7 @@ _OPTIONS = [
 ]
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Tally:
     """Counts and latencies of one RPC."""
 
@@ -261,7 +261,7 @@ class Bench:
             self.messages.setdefault((code, reason), message)
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class _StreamLeft:
     """What is left of a stream: its messages must have no more ids, and be in order."""
 

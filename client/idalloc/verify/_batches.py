@@ -9,7 +9,7 @@ from idalloc.verify._columns import Ints
 from idalloc.verify._logs import ROW, Log, Rows
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Stall:
     """Finds the longest time between two consecutive replies of a log."""
 
@@ -32,7 +32,7 @@ class Stall:
         self._last = max(int(answered[-1]), self._last or 0)
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class _Feed:
     """A log, and the records that were read but not yet processed."""
 

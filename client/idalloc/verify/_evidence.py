@@ -95,7 +95,7 @@ def _has_id(rows: Rows, number: int) -> Bits:
     return np.asarray(ahead & (offset % width == 0) & (offset // width < rows["count"].astype(np.uint64)))
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Messages:
     """Formats findings as messages."""
 

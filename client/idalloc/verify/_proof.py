@@ -289,7 +289,7 @@ class Proof:
         self.findings.messages = messages + self._malformed[:MAX_MESSAGES]
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class _ExportLimits:
     """The limits of ids by the exports."""
 

@@ -97,7 +97,7 @@ def concatenated(parts: Iterable[Spans]) -> Spans:
     return Spans._make(np.concatenate(columns) for columns in zip(*parts, strict=True))
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Duplicates:
     """A counter of ids that were issued more than once."""
 

@@ -19,7 +19,7 @@ _PATH = re.compile(r"[1-9][0-9]{0,8}(\.[1-9][0-9]{0,8}){0,20}\.?")
 _NO_ERROR, _FIELD_EXIST, _DOCID_GENERATED = 1, 2, 3
 
 
-@dataclass
+@dataclass(eq=False)
 class _Block:
     no_error: bool
     failed: XError | None = None

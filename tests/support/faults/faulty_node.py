@@ -157,7 +157,7 @@ class FaultyStore:
             _log.warning("applied_later")
 
 
-@dataclass
+@dataclass(eq=False)
 class ForkedChild:
     """Tries to issue ids in the forked child of a busy server."""
 

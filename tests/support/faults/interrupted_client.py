@@ -71,7 +71,7 @@ class InMemoryStub:
         return CompletedCall(pb.AllocateRangeResponse(range=ids, ttl=Duration(seconds=60)))
 
 
-@dataclass
+@dataclass(eq=False)
 class CompletedCall:
     """A completed call."""
 

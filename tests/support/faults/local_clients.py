@@ -15,7 +15,7 @@ from tests.support.processes import Server
 RETRY_PAUSE = 0.05
 
 
-@dataclass
+@dataclass(eq=False)
 class LoggedClients:
     """Opens clients that log issued ids."""
 
