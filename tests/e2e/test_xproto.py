@@ -198,7 +198,7 @@ async def test_roles_hold_on_collections(access: Access, tmp_path: Path) -> None
 
 @pytest.mark.test_long
 async def test_quotas_hold_on_statements(access: Access, tmp_path: Path) -> None:
-    """Made ids count against ids_per_second, every statement against calls_per_second."""
+    """Generated ids count against ids_per_second, every statement against calls_per_second."""
     access.add("few", "--allocate", "*", "--read", "*", more="ids_per_second = 1")
     access.add("slow", "--allocate", "*", "--read", "*", more="calls_per_second = 1")
     with running(tmp_path, **access.settings, **access.certificate) as server:

@@ -1,4 +1,4 @@
-"""The requirements on made ids of MySQL's WL#10955, by its names: listeners on every store."""
+"""The requirements on generated ids of MySQL's WL#10955, by its names: listeners on every store."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -97,7 +97,7 @@ async def test_f4_the_server_makes_the_ids_it_returns(nodes: Nodes) -> None:
 
 
 async def test_f5_ids_are_returned_in_a_notice(nodes: Nodes) -> None:
-    """F5: the reply names the made ids alone, in the order of their documents."""
+    """F5: the reply names the generated ids alone, in the order of their documents."""
     client = await nodes.client()
     reply = await client.add('{"n": 0}', '{"_id": "own"}', '{"n": 1}', '{"n": 2}')
     assert reply.affected == 4
@@ -107,7 +107,7 @@ async def test_f5_ids_are_returned_in_a_notice(nodes: Nodes) -> None:
 
 
 async def test_f6_the_prefix_can_be_set(nodes: Nodes) -> None:
-    """F6: SET GLOBAL mysqlx_document_id_unique_prefix changes the prefix of later made ids."""
+    """F6: SET GLOBAL mysqlx_document_id_unique_prefix changes the prefix of later generated ids."""
     client = await nodes.client()
     (before,) = (await client.add("{}")).ids
     assert (await client.sql("SET GLOBAL mysqlx_document_id_unique_prefix = 258")).code == 0

@@ -78,7 +78,7 @@ class TestRequirements:
         assert await stored(documents) == [Document(_FIRST, f'{{"o": {{"_id": 1}}, "_id": "{_FIRST}"}}')]
 
     async def test_f5_the_reply_has_the_made_ids_in_order(self, documents: Documents) -> None:
-        """F5: one notice has the made ids, and those alone, in the order of the documents."""
+        """F5: one notice has the generated ids alone, in the order of the documents."""
         reply = await reply_to(documents, insert('{"n": 1}', '{"_id": "own"}', '{"n": 2}', '{"n": 3}'))
         assert reply == [
             frames.produced_message("Records: 4  Duplicates: 0  Warnings: 0"),
@@ -88,7 +88,7 @@ class TestRequirements:
         ]
 
     async def test_f7_a_second_use_is_an_error(self, documents: Documents) -> None:
-        """F7: an _id in use is 5116; nothing of the message is stored; its made ids are burned."""
+        """F7: an _id in use is 5116; nothing is stored, and the generated ids are burned."""
         caller = FakeCaller()
         await reply_to(documents, insert('{"_id": "a", "n": 1}'), caller)
         assert code_of(await reply_to(documents, insert('{"n": 2}', '{"_id": "a"}', '{"n": 3}'), caller)) == 5116

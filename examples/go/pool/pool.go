@@ -66,7 +66,7 @@ type Pool struct {
 type lease struct {
 	next, step int64
 	left       int64
-	secondHalf int64 // prefetch when so many ids are left
+	secondHalf int64 // prefetch when this many ids are left
 	deadline   time.Duration
 }
 

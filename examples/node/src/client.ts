@@ -135,7 +135,7 @@ export class Client {
    * Yields the messages of a stream, and opens it again for the missing ids when it breaks: gRPC's own retries end with
    * the first message.
    *
-   * @param open - opens the stream for so many ids
+   * @param open - opens the stream for this many ids
    * @param receive - checks and records a message; returns what to yield, and how many ids it has
    */
   private async *resume<Message, Result>(

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import re
+from collections.abc import Callable
 from heapq import nlargest
 from ipaddress import IPv6Network, ip_address
 from urllib.parse import unquote
@@ -56,9 +57,13 @@ class RejectedCallers:
 
 
 class DelayedAnswers:
-    """Delays the answers to hosts whose calls are rejected too often."""
+    """Delays the answers to hosts whose calls are rejected too often.
 
-    def __init__(self) -> None:
+    ``uniform`` returns a random number between two.
+    """
+
+    def __init__(self, uniform: Callable[[float, float], float] = random.uniform) -> None:
+        self._uniform = uniform
         self._waiting = 0
 
     async def wait(self, seconds_left: float | None) -> None:
@@ -70,7 +75,7 @@ class DelayedAnswers:
         """
         if self._waiting >= MAX_DELAYED:
             return
-        delay = random.uniform(MIN_DELAY_SECONDS, MAX_DELAY_SECONDS)  # noqa: S311 - no secret
+        delay = self._uniform(MIN_DELAY_SECONDS, MAX_DELAY_SECONDS)
         self._waiting += 1
         try:
             await asyncio.sleep(delay if seconds_left is None else min(delay, seconds_left / 2))

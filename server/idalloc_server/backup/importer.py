@@ -43,8 +43,8 @@ class Importer:
     unchanged: int = 0  # number of existing sequences that were equal and never leased
     claims: int = 0  # number of prefixes imported
     reserved: int = 0  # number of names reserved
-    # From when on no node issues an id at or before the imported counters, in seconds since 1970;
-    # None if no lease had to end.
+    # When the last node stops issuing ids at or before the imported counters, in seconds since
+    # 1970; None if no lease had to end.
     effective_at: float | None = None
     by: str = field(default_factory=lambda: f"import:{uuid4()}")
     # The problems of periods, which a repeated attempt finds again.

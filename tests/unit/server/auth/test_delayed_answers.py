@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 
 import pytest
 
@@ -20,10 +21,17 @@ async def seconds_of(delayed: DelayedAnswers, seconds_left: float | None = None)
 
 async def test_answers_wait_for_different_times() -> None:
     """Answers are delayed by 1 to 3 s, and not all equally long."""
-    delayed = DelayedAnswers()
+    delayed = DelayedAnswers(Random(7).uniform)
     waits = await asyncio.gather(*(seconds_of(delayed) for _ in range(50)))
     assert MIN_DELAY_SECONDS <= min(waits) < max(waits) <= MAX_DELAY_SECONDS
     assert max(waits) - min(waits) > 1
+
+
+async def test_the_delay_is_that_of_the_random_source() -> None:
+    """The source decides the delay within its limits."""
+    shortest, longest = (DelayedAnswers(lambda *limits, pick=pick: pick(limits)) for pick in (min, max))
+    assert await seconds_of(shortest) == pytest.approx(MIN_DELAY_SECONDS, abs=0.01)
+    assert await seconds_of(longest) == pytest.approx(MAX_DELAY_SECONDS, abs=0.01)
 
 
 async def test_half_of_the_deadline_is_the_longest_wait() -> None:
