@@ -28,7 +28,7 @@ from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 from idalloc.xprotocol.v1 import notice_pb2 as idalloc_dot_xprotocol_dot_v1_dot_notice__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1didalloc/v1/id_allocator.proto\x12\nidalloc.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\x1a!idalloc/xprotocol/v1/notice.proto\"\x8b\x01\n\x14\x41llocateRangeRequest\x12\x16\n\x08sequence\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x16\n\x08id_count\x18\x02 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12)\n\x04view\x18\x03 \x01(\x0e\x32\x15.idalloc.v1.RangeViewB\x04\xe2\x41\x01\x01\x12\x18\n\nrequest_id\x18\x04 \x01(\tB\x04\xe2\x41\x01\x01\"\x9b\x02\n\x15\x41llocateRangeResponse\x12\"\n\x05range\x18\x01 \x01(\x0b\x32\x13.idalloc.v1.IdRange\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12&\n\x03ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x08ordering\x18\x04 \x01(\x0e\x32\x14.idalloc.v1.Ordering\x12\x39\n\x06notice\x18\x05 \x01(\x0b\x32).idalloc.xprotocol.v1.SessionStateChanged\x12\r\n\x05texts\x18\x06 \x03(\t\x12\x0e\n\x06period\x18\x07 \x01(\t\x12\x0f\n\x07node_id\x18\x08 \x01(\x03\x12\x0f\n\x07\x63reated\x18\t \x01(\x08\"V\n\x1a\x42\x61tchAllocateRangesRequest\x12\x38\n\x08requests\x18\x01 \x03(\x0b\x32 .idalloc.v1.AllocateRangeRequestB\x04\xe2\x41\x01\x02\"O\n\x1b\x42\x61tchAllocateRangesResponse\x12\x30\n\x07results\x18\x01 \x03(\x0b\x32\x1f.idalloc.v1.AllocateRangeResult\"{\n\x13\x41llocateRangeResult\x12\x35\n\x08response\x18\x01 \x01(\x0b\x32!.idalloc.v1.AllocateRangeResponseH\x00\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\x08\n\x06result\"\x94\x01\n\x13StreamRangesRequest\x12\x16\n\x08sequence\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x1c\n\x0etotal_id_count\x18\x02 \x01(\x03\x42\x04\xe2\x41\x01\x02\x12\x1c\n\x0e\x63hunk_id_count\x18\x03 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12)\n\x04view\x18\x04 \x01(\x0e\x32\x15.idalloc.v1.RangeViewB\x04\xe2\x41\x01\x01\"\xdf\x01\n\x14StreamRangesResponse\x12\"\n\x05range\x18\x01 \x01(\x0b\x32\x13.idalloc.v1.IdRange\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12&\n\x03ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x08ordering\x18\x04 \x01(\x0e\x32\x14.idalloc.v1.Ordering\x12\r\n\x05texts\x18\x05 \x03(\t\x12\x0e\n\x06period\x18\x06 \x01(\t\x12\x0f\n\x07node_id\x18\x07 \x01(\x03\x12\x0f\n\x07\x63reated\x18\x08 \x01(\x08\"\xa6\x01\n\x14GenerateDocIdRequest\x12\x16\n\x08id_count\x18\x01 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12#\n\x15\x61uto_increment_offset\x18\x02 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12&\n\x18\x61uto_increment_increment\x18\x03 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12)\n\x04view\x18\x04 \x01(\x0e\x32\x15.idalloc.v1.DocIdViewB\x04\xe2\x41\x01\x01\"\x9d\x01\n\x15GenerateDocIdResponse\x12\x0f\n\x07\x64oc_ids\x18\x01 \x03(\t\x12\"\n\x04runs\x18\x02 \x03(\x0b\x32\x14.idalloc.v1.DocIdRun\x12\x39\n\x06notice\x18\x03 \x01(\x0b\x32).idalloc.xprotocol.v1.SessionStateChanged\x12\x14\n\x0cnotice_frame\x18\x04 \x01(\x0c\"\xc9\x01\n\x13StreamDocIdsRequest\x12\x1c\n\x0etotal_id_count\x18\x01 \x01(\x03\x42\x04\xe2\x41\x01\x02\x12\x1c\n\x0e\x63hunk_id_count\x18\x02 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12#\n\x15\x61uto_increment_offset\x18\x03 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12&\n\x18\x61uto_increment_increment\x18\x04 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12)\n\x04view\x18\x05 \x01(\x0e\x32\x15.idalloc.v1.DocIdViewB\x04\xe2\x41\x01\x01\"\x9c\x01\n\x14StreamDocIdsResponse\x12\x0f\n\x07\x64oc_ids\x18\x01 \x03(\t\x12\"\n\x04runs\x18\x02 \x03(\x0b\x32\x14.idalloc.v1.DocIdRun\x12\x39\n\x06notice\x18\x03 \x01(\x0b\x32).idalloc.xprotocol.v1.SessionStateChanged\x12\x14\n\x0cnotice_frame\x18\x04 \x01(\x0c\"\x87\x01\n\x13GenerateUuidRequest\x12\x16\n\x08id_count\x18\x01 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12.\n\x07version\x18\x02 \x01(\x0e\x32\x17.idalloc.v1.UuidVersionB\x04\xe2\x41\x01\x01\x12(\n\x04view\x18\x03 \x01(\x0e\x32\x14.idalloc.v1.UuidViewB\x04\xe2\x41\x01\x01\"9\n\x14GenerateUuidResponse\x12\r\n\x05uuids\x18\x01 \x03(\t\x12\x12\n\nuuid_bytes\x18\x02 \x03(\x0c\"L\n\x07IdRange\x12\x10\n\x08\x66irst_id\x18\x01 \x01(\x03\x12\x0f\n\x07last_id\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x10\n\x08id_count\x18\x04 \x01(\x03\"@\n\x08\x44ocIdRun\x12\x14\n\x0c\x66irst_doc_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x10\n\x08id_count\x18\x03 \x01(\x03*j\n\tRangeView\x12\x1a\n\x16RANGE_VIEW_UNSPECIFIED\x10\x00\x12\x14\n\x10RANGE_VIEW_BASIC\x10\x01\x12\x15\n\x11RANGE_VIEW_NOTICE\x10\x02\x12\x14\n\x10RANGE_VIEW_TEXTS\x10\x03*S\n\x0bUuidVersion\x12\x1c\n\x18UUID_VERSION_UNSPECIFIED\x10\x00\x12\x12\n\x0eUUID_VERSION_4\x10\x04\x12\x12\n\x0eUUID_VERSION_7\x10\x07*N\n\x08UuidView\x12\x19\n\x15UUID_VIEW_UNSPECIFIED\x10\x00\x12\x12\n\x0eUUID_VIEW_TEXT\x10\x01\x12\x13\n\x0fUUID_VIEW_BYTES\x10\x02*\x8a\x01\n\tDocIdView\x12\x1b\n\x17\x44OC_ID_VIEW_UNSPECIFIED\x10\x00\x12\x14\n\x10\x44OC_ID_VIEW_FULL\x10\x01\x12\x13\n\x0f\x44OC_ID_VIEW_IDS\x10\x02\x12\x17\n\x13\x44OC_ID_VIEW_COMPACT\x10\x03\x12\x1c\n\x18\x44OC_ID_VIEW_NOTICE_FRAME\x10\x04*W\n\x08Ordering\x12\x18\n\x14ORDERING_UNSPECIFIED\x10\x00\x12\x1c\n\x18ORDERING_RISING_PER_NODE\x10\x01\x12\x13\n\x0fORDERING_RISING\x10\x02\x32\xa5\x04\n\x12IdAllocatorService\x12T\n\rAllocateRange\x12 .idalloc.v1.AllocateRangeRequest\x1a!.idalloc.v1.AllocateRangeResponse\x12\x66\n\x13\x42\x61tchAllocateRanges\x12&.idalloc.v1.BatchAllocateRangesRequest\x1a\'.idalloc.v1.BatchAllocateRangesResponse\x12S\n\x0cStreamRanges\x12\x1f.idalloc.v1.StreamRangesRequest\x1a .idalloc.v1.StreamRangesResponse0\x01\x12T\n\rGenerateDocId\x12 .idalloc.v1.GenerateDocIdRequest\x1a!.idalloc.v1.GenerateDocIdResponse\x12S\n\x0cStreamDocIds\x12\x1f.idalloc.v1.StreamDocIdsRequest\x1a .idalloc.v1.StreamDocIdsResponse0\x01\x12Q\n\x0cGenerateUuid\x12\x1f.idalloc.v1.GenerateUuidRequest\x1a .idalloc.v1.GenerateUuidResponseBP\n\rio.idalloc.v1B\x10IdAllocatorProtoP\x01Z+example.com/idalloc/go/idalloc/v1;idallocv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1didalloc/v1/id_allocator.proto\x12\nidalloc.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\x1a!idalloc/xprotocol/v1/notice.proto\"\x8b\x01\n\x14\x41llocateRangeRequest\x12\x16\n\x08sequence\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x16\n\x08id_count\x18\x02 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12)\n\x04view\x18\x03 \x01(\x0e\x32\x15.idalloc.v1.RangeViewB\x04\xe2\x41\x01\x01\x12\x18\n\nrequest_id\x18\x04 \x01(\tB\x04\xe2\x41\x01\x01\"\x9b\x02\n\x15\x41llocateRangeResponse\x12\"\n\x05range\x18\x01 \x01(\x0b\x32\x13.idalloc.v1.IdRange\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12&\n\x03ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x08ordering\x18\x04 \x01(\x0e\x32\x14.idalloc.v1.Ordering\x12\x39\n\x06notice\x18\x05 \x01(\x0b\x32).idalloc.xprotocol.v1.SessionStateChanged\x12\r\n\x05texts\x18\x06 \x03(\t\x12\x0e\n\x06period\x18\x07 \x01(\t\x12\x0f\n\x07node_id\x18\x08 \x01(\x03\x12\x0f\n\x07\x63reated\x18\t \x01(\x08\"V\n\x1a\x42\x61tchAllocateRangesRequest\x12\x38\n\x08requests\x18\x01 \x03(\x0b\x32 .idalloc.v1.AllocateRangeRequestB\x04\xe2\x41\x01\x02\"O\n\x1b\x42\x61tchAllocateRangesResponse\x12\x30\n\x07results\x18\x01 \x03(\x0b\x32\x1f.idalloc.v1.AllocateRangeResult\"{\n\x13\x41llocateRangeResult\x12\x35\n\x08response\x18\x01 \x01(\x0b\x32!.idalloc.v1.AllocateRangeResponseH\x00\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\x08\n\x06result\"\x94\x01\n\x13StreamRangesRequest\x12\x16\n\x08sequence\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x1c\n\x0etotal_id_count\x18\x02 \x01(\x03\x42\x04\xe2\x41\x01\x02\x12\x1c\n\x0e\x63hunk_id_count\x18\x03 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12)\n\x04view\x18\x04 \x01(\x0e\x32\x15.idalloc.v1.RangeViewB\x04\xe2\x41\x01\x01\"\xdf\x01\n\x14StreamRangesResponse\x12\"\n\x05range\x18\x01 \x01(\x0b\x32\x13.idalloc.v1.IdRange\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12&\n\x03ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x08ordering\x18\x04 \x01(\x0e\x32\x14.idalloc.v1.Ordering\x12\r\n\x05texts\x18\x05 \x03(\t\x12\x0e\n\x06period\x18\x06 \x01(\t\x12\x0f\n\x07node_id\x18\x07 \x01(\x03\x12\x0f\n\x07\x63reated\x18\x08 \x01(\x08\"\xe3\x01\n\x15\x41llocateStreamRequest\x12\x14\n\x06number\x18\x01 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12\x30\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.DurationB\x04\xe2\x41\x01\x01\x12:\n\x0e\x61llocate_range\x18\x03 \x01(\x0b\x32 .idalloc.v1.AllocateRangeRequestH\x00\x12;\n\x0fgenerate_doc_id\x18\x04 \x01(\x0b\x32 .idalloc.v1.GenerateDocIdRequestH\x00\x42\t\n\x07request\"\xd4\x01\n\x16\x41llocateStreamResponse\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12;\n\x0e\x61llocate_range\x18\x02 \x01(\x0b\x32!.idalloc.v1.AllocateRangeResponseH\x00\x12<\n\x0fgenerate_doc_id\x18\x03 \x01(\x0b\x32!.idalloc.v1.GenerateDocIdResponseH\x00\x12#\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\n\n\x08response\"\xa6\x01\n\x14GenerateDocIdRequest\x12\x16\n\x08id_count\x18\x01 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12#\n\x15\x61uto_increment_offset\x18\x02 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12&\n\x18\x61uto_increment_increment\x18\x03 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12)\n\x04view\x18\x04 \x01(\x0e\x32\x15.idalloc.v1.DocIdViewB\x04\xe2\x41\x01\x01\"\x9d\x01\n\x15GenerateDocIdResponse\x12\x0f\n\x07\x64oc_ids\x18\x01 \x03(\t\x12\"\n\x04runs\x18\x02 \x03(\x0b\x32\x14.idalloc.v1.DocIdRun\x12\x39\n\x06notice\x18\x03 \x01(\x0b\x32).idalloc.xprotocol.v1.SessionStateChanged\x12\x14\n\x0cnotice_frame\x18\x04 \x01(\x0c\"\xc9\x01\n\x13StreamDocIdsRequest\x12\x1c\n\x0etotal_id_count\x18\x01 \x01(\x03\x42\x04\xe2\x41\x01\x02\x12\x1c\n\x0e\x63hunk_id_count\x18\x02 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12#\n\x15\x61uto_increment_offset\x18\x03 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12&\n\x18\x61uto_increment_increment\x18\x04 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12)\n\x04view\x18\x05 \x01(\x0e\x32\x15.idalloc.v1.DocIdViewB\x04\xe2\x41\x01\x01\"\x9c\x01\n\x14StreamDocIdsResponse\x12\x0f\n\x07\x64oc_ids\x18\x01 \x03(\t\x12\"\n\x04runs\x18\x02 \x03(\x0b\x32\x14.idalloc.v1.DocIdRun\x12\x39\n\x06notice\x18\x03 \x01(\x0b\x32).idalloc.xprotocol.v1.SessionStateChanged\x12\x14\n\x0cnotice_frame\x18\x04 \x01(\x0c\"\x87\x01\n\x13GenerateUuidRequest\x12\x16\n\x08id_count\x18\x01 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12.\n\x07version\x18\x02 \x01(\x0e\x32\x17.idalloc.v1.UuidVersionB\x04\xe2\x41\x01\x01\x12(\n\x04view\x18\x03 \x01(\x0e\x32\x14.idalloc.v1.UuidViewB\x04\xe2\x41\x01\x01\"9\n\x14GenerateUuidResponse\x12\r\n\x05uuids\x18\x01 \x03(\t\x12\x12\n\nuuid_bytes\x18\x02 \x03(\x0c\"L\n\x07IdRange\x12\x10\n\x08\x66irst_id\x18\x01 \x01(\x03\x12\x0f\n\x07last_id\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x10\n\x08id_count\x18\x04 \x01(\x03\"@\n\x08\x44ocIdRun\x12\x14\n\x0c\x66irst_doc_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x10\n\x08id_count\x18\x03 \x01(\x03*j\n\tRangeView\x12\x1a\n\x16RANGE_VIEW_UNSPECIFIED\x10\x00\x12\x14\n\x10RANGE_VIEW_BASIC\x10\x01\x12\x15\n\x11RANGE_VIEW_NOTICE\x10\x02\x12\x14\n\x10RANGE_VIEW_TEXTS\x10\x03*S\n\x0bUuidVersion\x12\x1c\n\x18UUID_VERSION_UNSPECIFIED\x10\x00\x12\x12\n\x0eUUID_VERSION_4\x10\x04\x12\x12\n\x0eUUID_VERSION_7\x10\x07*N\n\x08UuidView\x12\x19\n\x15UUID_VIEW_UNSPECIFIED\x10\x00\x12\x12\n\x0eUUID_VIEW_TEXT\x10\x01\x12\x13\n\x0fUUID_VIEW_BYTES\x10\x02*\x8a\x01\n\tDocIdView\x12\x1b\n\x17\x44OC_ID_VIEW_UNSPECIFIED\x10\x00\x12\x14\n\x10\x44OC_ID_VIEW_FULL\x10\x01\x12\x13\n\x0f\x44OC_ID_VIEW_IDS\x10\x02\x12\x17\n\x13\x44OC_ID_VIEW_COMPACT\x10\x03\x12\x1c\n\x18\x44OC_ID_VIEW_NOTICE_FRAME\x10\x04*W\n\x08Ordering\x12\x18\n\x14ORDERING_UNSPECIFIED\x10\x00\x12\x1c\n\x18ORDERING_RISING_PER_NODE\x10\x01\x12\x13\n\x0fORDERING_RISING\x10\x02\x32\x82\x05\n\x12IdAllocatorService\x12T\n\rAllocateRange\x12 .idalloc.v1.AllocateRangeRequest\x1a!.idalloc.v1.AllocateRangeResponse\x12\x66\n\x13\x42\x61tchAllocateRanges\x12&.idalloc.v1.BatchAllocateRangesRequest\x1a\'.idalloc.v1.BatchAllocateRangesResponse\x12S\n\x0cStreamRanges\x12\x1f.idalloc.v1.StreamRangesRequest\x1a .idalloc.v1.StreamRangesResponse0\x01\x12[\n\x0e\x41llocateStream\x12!.idalloc.v1.AllocateStreamRequest\x1a\".idalloc.v1.AllocateStreamResponse(\x01\x30\x01\x12T\n\rGenerateDocId\x12 .idalloc.v1.GenerateDocIdRequest\x1a!.idalloc.v1.GenerateDocIdResponse\x12S\n\x0cStreamDocIds\x12\x1f.idalloc.v1.StreamDocIdsRequest\x1a .idalloc.v1.StreamDocIdsResponse0\x01\x12Q\n\x0cGenerateUuid\x12\x1f.idalloc.v1.GenerateUuidRequest\x1a .idalloc.v1.GenerateUuidResponseBP\n\rio.idalloc.v1B\x10IdAllocatorProtoP\x01Z+example.com/idalloc/go/idalloc/v1;idallocv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -54,6 +54,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STREAMRANGESREQUEST'].fields_by_name['chunk_id_count']._serialized_options = b'\342A\001\001'
   _globals['_STREAMRANGESREQUEST'].fields_by_name['view']._loaded_options = None
   _globals['_STREAMRANGESREQUEST'].fields_by_name['view']._serialized_options = b'\342A\001\001'
+  _globals['_ALLOCATESTREAMREQUEST'].fields_by_name['number']._loaded_options = None
+  _globals['_ALLOCATESTREAMREQUEST'].fields_by_name['number']._serialized_options = b'\342A\001\001'
+  _globals['_ALLOCATESTREAMREQUEST'].fields_by_name['timeout']._loaded_options = None
+  _globals['_ALLOCATESTREAMREQUEST'].fields_by_name['timeout']._serialized_options = b'\342A\001\001'
   _globals['_GENERATEDOCIDREQUEST'].fields_by_name['id_count']._loaded_options = None
   _globals['_GENERATEDOCIDREQUEST'].fields_by_name['id_count']._serialized_options = b'\342A\001\001'
   _globals['_GENERATEDOCIDREQUEST'].fields_by_name['auto_increment_offset']._loaded_options = None
@@ -78,16 +82,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEUUIDREQUEST'].fields_by_name['version']._serialized_options = b'\342A\001\001'
   _globals['_GENERATEUUIDREQUEST'].fields_by_name['view']._loaded_options = None
   _globals['_GENERATEUUIDREQUEST'].fields_by_name['view']._serialized_options = b'\342A\001\001'
-  _globals['_RANGEVIEW']._serialized_start=2302
-  _globals['_RANGEVIEW']._serialized_end=2408
-  _globals['_UUIDVERSION']._serialized_start=2410
-  _globals['_UUIDVERSION']._serialized_end=2493
-  _globals['_UUIDVIEW']._serialized_start=2495
-  _globals['_UUIDVIEW']._serialized_end=2573
-  _globals['_DOCIDVIEW']._serialized_start=2576
-  _globals['_DOCIDVIEW']._serialized_end=2714
-  _globals['_ORDERING']._serialized_start=2716
-  _globals['_ORDERING']._serialized_end=2803
+  _globals['_RANGEVIEW']._serialized_start=2747
+  _globals['_RANGEVIEW']._serialized_end=2853
+  _globals['_UUIDVERSION']._serialized_start=2855
+  _globals['_UUIDVERSION']._serialized_end=2938
+  _globals['_UUIDVIEW']._serialized_start=2940
+  _globals['_UUIDVIEW']._serialized_end=3018
+  _globals['_DOCIDVIEW']._serialized_start=3021
+  _globals['_DOCIDVIEW']._serialized_end=3159
+  _globals['_ORDERING']._serialized_start=3161
+  _globals['_ORDERING']._serialized_end=3248
   _globals['_ALLOCATERANGEREQUEST']._serialized_start=171
   _globals['_ALLOCATERANGEREQUEST']._serialized_end=310
   _globals['_ALLOCATERANGERESPONSE']._serialized_start=313
@@ -102,22 +106,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STREAMRANGESREQUEST']._serialized_end=1041
   _globals['_STREAMRANGESRESPONSE']._serialized_start=1044
   _globals['_STREAMRANGESRESPONSE']._serialized_end=1267
-  _globals['_GENERATEDOCIDREQUEST']._serialized_start=1270
-  _globals['_GENERATEDOCIDREQUEST']._serialized_end=1436
-  _globals['_GENERATEDOCIDRESPONSE']._serialized_start=1439
-  _globals['_GENERATEDOCIDRESPONSE']._serialized_end=1596
-  _globals['_STREAMDOCIDSREQUEST']._serialized_start=1599
-  _globals['_STREAMDOCIDSREQUEST']._serialized_end=1800
-  _globals['_STREAMDOCIDSRESPONSE']._serialized_start=1803
-  _globals['_STREAMDOCIDSRESPONSE']._serialized_end=1959
-  _globals['_GENERATEUUIDREQUEST']._serialized_start=1962
-  _globals['_GENERATEUUIDREQUEST']._serialized_end=2097
-  _globals['_GENERATEUUIDRESPONSE']._serialized_start=2099
-  _globals['_GENERATEUUIDRESPONSE']._serialized_end=2156
-  _globals['_IDRANGE']._serialized_start=2158
-  _globals['_IDRANGE']._serialized_end=2234
-  _globals['_DOCIDRUN']._serialized_start=2236
-  _globals['_DOCIDRUN']._serialized_end=2300
-  _globals['_IDALLOCATORSERVICE']._serialized_start=2806
-  _globals['_IDALLOCATORSERVICE']._serialized_end=3355
+  _globals['_ALLOCATESTREAMREQUEST']._serialized_start=1270
+  _globals['_ALLOCATESTREAMREQUEST']._serialized_end=1497
+  _globals['_ALLOCATESTREAMRESPONSE']._serialized_start=1500
+  _globals['_ALLOCATESTREAMRESPONSE']._serialized_end=1712
+  _globals['_GENERATEDOCIDREQUEST']._serialized_start=1715
+  _globals['_GENERATEDOCIDREQUEST']._serialized_end=1881
+  _globals['_GENERATEDOCIDRESPONSE']._serialized_start=1884
+  _globals['_GENERATEDOCIDRESPONSE']._serialized_end=2041
+  _globals['_STREAMDOCIDSREQUEST']._serialized_start=2044
+  _globals['_STREAMDOCIDSREQUEST']._serialized_end=2245
+  _globals['_STREAMDOCIDSRESPONSE']._serialized_start=2248
+  _globals['_STREAMDOCIDSRESPONSE']._serialized_end=2404
+  _globals['_GENERATEUUIDREQUEST']._serialized_start=2407
+  _globals['_GENERATEUUIDREQUEST']._serialized_end=2542
+  _globals['_GENERATEUUIDRESPONSE']._serialized_start=2544
+  _globals['_GENERATEUUIDRESPONSE']._serialized_end=2601
+  _globals['_IDRANGE']._serialized_start=2603
+  _globals['_IDRANGE']._serialized_end=2679
+  _globals['_DOCIDRUN']._serialized_start=2681
+  _globals['_DOCIDRUN']._serialized_end=2745
+  _globals['_IDALLOCATORSERVICE']._serialized_start=3251
+  _globals['_IDALLOCATORSERVICE']._serialized_end=3893
 # @@protoc_insertion_point(module_scope)

@@ -450,6 +450,92 @@ class StreamRangesResponse(_message.Message):
 Global___StreamRangesResponse: _TypeAlias = StreamRangesResponse  # noqa: Y015
 
 @_typing.final
+class AllocateStreamRequest(_message.Message):
+    """One request of AllocateStream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    ALLOCATE_RANGE_FIELD_NUMBER: _builtins.int
+    GENERATE_DOC_ID_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """The client's number of this request, which the answer repeats. The server does not interpret it."""
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """How long the request may wait for the store, from when the server read it. Then its answer is the error
+        STORE_UNAVAILABLE, and ids that it took are burned. Unset means no limit but that of the call.
+        """
+
+    @_builtins.property
+    def allocate_range(self) -> Global___AllocateRangeRequest:
+        """A range."""
+
+    @_builtins.property
+    def generate_doc_id(self) -> Global___GenerateDocIdRequest:
+        """Document ids."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+        allocate_range: Global___AllocateRangeRequest | None = ...,
+        generate_doc_id: Global___GenerateDocIdRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_range", b"allocate_range", "generate_doc_id", b"generate_doc_id", "request", b"request", "timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_range", b"allocate_range", "generate_doc_id", b"generate_doc_id", "number", b"number", "request", b"request", "timeout", b"timeout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["allocate_range", "generate_doc_id"]  # noqa: Y015
+    _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
+
+Global___AllocateStreamRequest: _TypeAlias = AllocateStreamRequest  # noqa: Y015
+
+@_typing.final
+class AllocateStreamResponse(_message.Message):
+    """The answer to one request of AllocateStream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    ALLOCATE_RANGE_FIELD_NUMBER: _builtins.int
+    GENERATE_DOC_ID_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """The number of the request."""
+    @_builtins.property
+    def allocate_range(self) -> Global___AllocateRangeResponse:
+        """The reply of AllocateRange."""
+
+    @_builtins.property
+    def generate_doc_id(self) -> Global___GenerateDocIdResponse:
+        """The reply of GenerateDocId."""
+
+    @_builtins.property
+    def error(self) -> _status_pb2.Status:
+        """The error that the call would have ended with, with the same details."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        allocate_range: Global___AllocateRangeResponse | None = ...,
+        generate_doc_id: Global___GenerateDocIdResponse | None = ...,
+        error: _status_pb2.Status | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_range", b"allocate_range", "error", b"error", "generate_doc_id", b"generate_doc_id", "response", b"response"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_range", b"allocate_range", "error", b"error", "generate_doc_id", b"generate_doc_id", "number", b"number", "response", b"response"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["allocate_range", "generate_doc_id", "error"]  # noqa: Y015
+    _WhichOneofArgType_response: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_response) -> _WhichOneofReturnType_response | None: ...
+
+Global___AllocateStreamResponse: _TypeAlias = AllocateStreamResponse  # noqa: Y015
+
+@_typing.final
 class GenerateDocIdRequest(_message.Message):
     """Request of GenerateDocId."""
 

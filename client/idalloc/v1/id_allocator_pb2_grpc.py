@@ -55,6 +55,11 @@ class IdAllocatorServiceStub(object):
                 request_serializer=idalloc_dot_v1_dot_id__allocator__pb2.StreamRangesRequest.SerializeToString,
                 response_deserializer=idalloc_dot_v1_dot_id__allocator__pb2.StreamRangesResponse.FromString,
                 _registered_method=True)
+        self.AllocateStream = channel.stream_stream(
+                '/idalloc.v1.IdAllocatorService/AllocateStream',
+                request_serializer=idalloc_dot_v1_dot_id__allocator__pb2.AllocateStreamRequest.SerializeToString,
+                response_deserializer=idalloc_dot_v1_dot_id__allocator__pb2.AllocateStreamResponse.FromString,
+                _registered_method=True)
         self.GenerateDocId = channel.unary_unary(
                 '/idalloc.v1.IdAllocatorService/GenerateDocId',
                 request_serializer=idalloc_dot_v1_dot_id__allocator__pb2.GenerateDocIdRequest.SerializeToString,
@@ -123,6 +128,24 @@ class IdAllocatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AllocateStream(self, request_iterator, context):
+        """Answers each request of a stream once, in the order of the requests.
+
+        A request asks for one range or for document ids; its answer has them or an error. The server takes no ids that were
+        not requested. So a client bounds what it can lose by the requests that it has sent and that are not answered yet:
+        at most 1,000 requests, and 10 times the ids of max_ids_per_call. A stream that breaks burns at most their ids.
+        Requests of several sequences share a stream; a request that waits for the store delays the answers after it, not
+        their ids. Roles and quotas apply to each request as to a call of AllocateRange or GenerateDocId.
+
+        Errors of the stream: INVALID_REQUEST (a request that cannot be decoded, or one more than the limits allow),
+        UNAUTHENTICATED (also when the caller's identity or token was removed), SERVER_DRAINING (after the answers to all
+        requests that the server has read: open a new stream, which reaches another server). Of each request: those of
+        AllocateRange or GenerateDocId.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GenerateDocId(self, request, context):
         """Generates document ids as MySQL's X Plugin does for documents without an _id.
 
@@ -176,6 +199,11 @@ def add_IdAllocatorServiceServicer_to_server(servicer, server):
                     servicer.StreamRanges,
                     request_deserializer=idalloc_dot_v1_dot_id__allocator__pb2.StreamRangesRequest.FromString,
                     response_serializer=idalloc_dot_v1_dot_id__allocator__pb2.StreamRangesResponse.SerializeToString,
+            ),
+            'AllocateStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.AllocateStream,
+                    request_deserializer=idalloc_dot_v1_dot_id__allocator__pb2.AllocateStreamRequest.FromString,
+                    response_serializer=idalloc_dot_v1_dot_id__allocator__pb2.AllocateStreamResponse.SerializeToString,
             ),
             'GenerateDocId': grpc.unary_unary_rpc_method_handler(
                     servicer.GenerateDocId,
@@ -280,6 +308,33 @@ class IdAllocatorService(object):
             '/idalloc.v1.IdAllocatorService/StreamRanges',
             idalloc_dot_v1_dot_id__allocator__pb2.StreamRangesRequest.SerializeToString,
             idalloc_dot_v1_dot_id__allocator__pb2.StreamRangesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AllocateStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/idalloc.v1.IdAllocatorService/AllocateStream',
+            idalloc_dot_v1_dot_id__allocator__pb2.AllocateStreamRequest.SerializeToString,
+            idalloc_dot_v1_dot_id__allocator__pb2.AllocateStreamResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -69,6 +69,20 @@ class IdAllocatorServiceStub:
 
     Errors: those of AllocateRange, at any point of the stream. Chunks received before the error stay valid.
     """
+    AllocateStream: _grpc.StreamStreamMultiCallable[_id_allocator_pb2.AllocateStreamRequest, _id_allocator_pb2.AllocateStreamResponse]
+    """Answers each request of a stream once, in the order of the requests.
+
+    A request asks for one range or for document ids; its answer has them or an error. The server takes no ids that were
+    not requested. So a client bounds what it can lose by the requests that it has sent and that are not answered yet:
+    at most 1,000 requests, and 10 times the ids of max_ids_per_call. A stream that breaks burns at most their ids.
+    Requests of several sequences share a stream; a request that waits for the store delays the answers after it, not
+    their ids. Roles and quotas apply to each request as to a call of AllocateRange or GenerateDocId.
+
+    Errors of the stream: INVALID_REQUEST (a request that cannot be decoded, or one more than the limits allow),
+    UNAUTHENTICATED (also when the caller's identity or token was removed), SERVER_DRAINING (after the answers to all
+    requests that the server has read: open a new stream, which reaches another server). Of each request: those of
+    AllocateRange or GenerateDocId.
+    """
     GenerateDocId: _grpc.UnaryUnaryMultiCallable[_id_allocator_pb2.GenerateDocIdRequest, _id_allocator_pb2.GenerateDocIdResponse]
     """Generates document ids as MySQL's X Plugin does for documents without an _id.
 
@@ -134,6 +148,20 @@ class IdAllocatorServiceAsyncStub(IdAllocatorServiceStub):
     at most the chunks in network buffers and one more. The chunks of one stream rise; there may be gaps between them.
 
     Errors: those of AllocateRange, at any point of the stream. Chunks received before the error stay valid.
+    """
+    AllocateStream: _aio.StreamStreamMultiCallable[_id_allocator_pb2.AllocateStreamRequest, _id_allocator_pb2.AllocateStreamResponse]  # type: ignore[assignment]
+    """Answers each request of a stream once, in the order of the requests.
+
+    A request asks for one range or for document ids; its answer has them or an error. The server takes no ids that were
+    not requested. So a client bounds what it can lose by the requests that it has sent and that are not answered yet:
+    at most 1,000 requests, and 10 times the ids of max_ids_per_call. A stream that breaks burns at most their ids.
+    Requests of several sequences share a stream; a request that waits for the store delays the answers after it, not
+    their ids. Roles and quotas apply to each request as to a call of AllocateRange or GenerateDocId.
+
+    Errors of the stream: INVALID_REQUEST (a request that cannot be decoded, or one more than the limits allow),
+    UNAUTHENTICATED (also when the caller's identity or token was removed), SERVER_DRAINING (after the answers to all
+    requests that the server has read: open a new stream, which reaches another server). Of each request: those of
+    AllocateRange or GenerateDocId.
     """
     GenerateDocId: _aio.UnaryUnaryMultiCallable[_id_allocator_pb2.GenerateDocIdRequest, _id_allocator_pb2.GenerateDocIdResponse]  # type: ignore[assignment]
     """Generates document ids as MySQL's X Plugin does for documents without an _id.
@@ -215,6 +243,26 @@ class IdAllocatorServiceServicer(metaclass=_abc_1.ABCMeta):
         at most the chunks in network buffers and one more. The chunks of one stream rise; there may be gaps between them.
 
         Errors: those of AllocateRange, at any point of the stream. Chunks received before the error stay valid.
+        """
+
+    @_abc_1.abstractmethod
+    def AllocateStream(
+        self,
+        request_iterator: _MaybeAsyncIterator[_id_allocator_pb2.AllocateStreamRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_id_allocator_pb2.AllocateStreamResponse], _abc.AsyncIterator[_id_allocator_pb2.AllocateStreamResponse]]:
+        """Answers each request of a stream once, in the order of the requests.
+
+        A request asks for one range or for document ids; its answer has them or an error. The server takes no ids that were
+        not requested. So a client bounds what it can lose by the requests that it has sent and that are not answered yet:
+        at most 1,000 requests, and 10 times the ids of max_ids_per_call. A stream that breaks burns at most their ids.
+        Requests of several sequences share a stream; a request that waits for the store delays the answers after it, not
+        their ids. Roles and quotas apply to each request as to a call of AllocateRange or GenerateDocId.
+
+        Errors of the stream: INVALID_REQUEST (a request that cannot be decoded, or one more than the limits allow),
+        UNAUTHENTICATED (also when the caller's identity or token was removed), SERVER_DRAINING (after the answers to all
+        requests that the server has read: open a new stream, which reaches another server). Of each request: those of
+        AllocateRange or GenerateDocId.
         """
 
     @_abc_1.abstractmethod

@@ -869,6 +869,225 @@ func (x *StreamRangesResponse) GetCreated() bool {
 	return false
 }
 
+// One request of AllocateStream.
+type AllocateStreamRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The client's number of this request, which the answer repeats. The server does not interpret it.
+	Number int64 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	// How long the request may wait for the store, from when the server read it. Then its answer is the error
+	// STORE_UNAVAILABLE, and ids that it took are burned. Unset means no limit but that of the call.
+	Timeout *durationpb.Duration `protobuf:"bytes,2,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// What to allocate.
+	//
+	// Types that are valid to be assigned to Request:
+	//
+	//	*AllocateStreamRequest_AllocateRange
+	//	*AllocateStreamRequest_GenerateDocId
+	Request       isAllocateStreamRequest_Request `protobuf_oneof:"request"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AllocateStreamRequest) Reset() {
+	*x = AllocateStreamRequest{}
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AllocateStreamRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AllocateStreamRequest) ProtoMessage() {}
+
+func (x *AllocateStreamRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AllocateStreamRequest.ProtoReflect.Descriptor instead.
+func (*AllocateStreamRequest) Descriptor() ([]byte, []int) {
+	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *AllocateStreamRequest) GetNumber() int64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *AllocateStreamRequest) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+func (x *AllocateStreamRequest) GetRequest() isAllocateStreamRequest_Request {
+	if x != nil {
+		return x.Request
+	}
+	return nil
+}
+
+func (x *AllocateStreamRequest) GetAllocateRange() *AllocateRangeRequest {
+	if x != nil {
+		if x, ok := x.Request.(*AllocateStreamRequest_AllocateRange); ok {
+			return x.AllocateRange
+		}
+	}
+	return nil
+}
+
+func (x *AllocateStreamRequest) GetGenerateDocId() *GenerateDocIdRequest {
+	if x != nil {
+		if x, ok := x.Request.(*AllocateStreamRequest_GenerateDocId); ok {
+			return x.GenerateDocId
+		}
+	}
+	return nil
+}
+
+type isAllocateStreamRequest_Request interface {
+	isAllocateStreamRequest_Request()
+}
+
+type AllocateStreamRequest_AllocateRange struct {
+	// A range.
+	AllocateRange *AllocateRangeRequest `protobuf:"bytes,3,opt,name=allocate_range,json=allocateRange,proto3,oneof"`
+}
+
+type AllocateStreamRequest_GenerateDocId struct {
+	// Document ids.
+	GenerateDocId *GenerateDocIdRequest `protobuf:"bytes,4,opt,name=generate_doc_id,json=generateDocId,proto3,oneof"`
+}
+
+func (*AllocateStreamRequest_AllocateRange) isAllocateStreamRequest_Request() {}
+
+func (*AllocateStreamRequest_GenerateDocId) isAllocateStreamRequest_Request() {}
+
+// The answer to one request of AllocateStream.
+type AllocateStreamResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The number of the request.
+	Number int64 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	// The ids or the error.
+	//
+	// Types that are valid to be assigned to Response:
+	//
+	//	*AllocateStreamResponse_AllocateRange
+	//	*AllocateStreamResponse_GenerateDocId
+	//	*AllocateStreamResponse_Error
+	Response      isAllocateStreamResponse_Response `protobuf_oneof:"response"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AllocateStreamResponse) Reset() {
+	*x = AllocateStreamResponse{}
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AllocateStreamResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AllocateStreamResponse) ProtoMessage() {}
+
+func (x *AllocateStreamResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AllocateStreamResponse.ProtoReflect.Descriptor instead.
+func (*AllocateStreamResponse) Descriptor() ([]byte, []int) {
+	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *AllocateStreamResponse) GetNumber() int64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *AllocateStreamResponse) GetResponse() isAllocateStreamResponse_Response {
+	if x != nil {
+		return x.Response
+	}
+	return nil
+}
+
+func (x *AllocateStreamResponse) GetAllocateRange() *AllocateRangeResponse {
+	if x != nil {
+		if x, ok := x.Response.(*AllocateStreamResponse_AllocateRange); ok {
+			return x.AllocateRange
+		}
+	}
+	return nil
+}
+
+func (x *AllocateStreamResponse) GetGenerateDocId() *GenerateDocIdResponse {
+	if x != nil {
+		if x, ok := x.Response.(*AllocateStreamResponse_GenerateDocId); ok {
+			return x.GenerateDocId
+		}
+	}
+	return nil
+}
+
+func (x *AllocateStreamResponse) GetError() *status.Status {
+	if x != nil {
+		if x, ok := x.Response.(*AllocateStreamResponse_Error); ok {
+			return x.Error
+		}
+	}
+	return nil
+}
+
+type isAllocateStreamResponse_Response interface {
+	isAllocateStreamResponse_Response()
+}
+
+type AllocateStreamResponse_AllocateRange struct {
+	// The reply of AllocateRange.
+	AllocateRange *AllocateRangeResponse `protobuf:"bytes,2,opt,name=allocate_range,json=allocateRange,proto3,oneof"`
+}
+
+type AllocateStreamResponse_GenerateDocId struct {
+	// The reply of GenerateDocId.
+	GenerateDocId *GenerateDocIdResponse `protobuf:"bytes,3,opt,name=generate_doc_id,json=generateDocId,proto3,oneof"`
+}
+
+type AllocateStreamResponse_Error struct {
+	// The error that the call would have ended with, with the same details.
+	Error *status.Status `protobuf:"bytes,4,opt,name=error,proto3,oneof"`
+}
+
+func (*AllocateStreamResponse_AllocateRange) isAllocateStreamResponse_Response() {}
+
+func (*AllocateStreamResponse_GenerateDocId) isAllocateStreamResponse_Response() {}
+
+func (*AllocateStreamResponse_Error) isAllocateStreamResponse_Response() {}
+
 // Request of GenerateDocId.
 type GenerateDocIdRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -888,7 +1107,7 @@ type GenerateDocIdRequest struct {
 
 func (x *GenerateDocIdRequest) Reset() {
 	*x = GenerateDocIdRequest{}
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[7]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -900,7 +1119,7 @@ func (x *GenerateDocIdRequest) String() string {
 func (*GenerateDocIdRequest) ProtoMessage() {}
 
 func (x *GenerateDocIdRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[7]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -913,7 +1132,7 @@ func (x *GenerateDocIdRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerateDocIdRequest.ProtoReflect.Descriptor instead.
 func (*GenerateDocIdRequest) Descriptor() ([]byte, []int) {
-	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{7}
+	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GenerateDocIdRequest) GetIdCount() int64 {
@@ -961,7 +1180,7 @@ type GenerateDocIdResponse struct {
 
 func (x *GenerateDocIdResponse) Reset() {
 	*x = GenerateDocIdResponse{}
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[8]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -973,7 +1192,7 @@ func (x *GenerateDocIdResponse) String() string {
 func (*GenerateDocIdResponse) ProtoMessage() {}
 
 func (x *GenerateDocIdResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[8]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -986,7 +1205,7 @@ func (x *GenerateDocIdResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerateDocIdResponse.ProtoReflect.Descriptor instead.
 func (*GenerateDocIdResponse) Descriptor() ([]byte, []int) {
-	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{8}
+	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *GenerateDocIdResponse) GetDocIds() []string {
@@ -1037,7 +1256,7 @@ type StreamDocIdsRequest struct {
 
 func (x *StreamDocIdsRequest) Reset() {
 	*x = StreamDocIdsRequest{}
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[9]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1049,7 +1268,7 @@ func (x *StreamDocIdsRequest) String() string {
 func (*StreamDocIdsRequest) ProtoMessage() {}
 
 func (x *StreamDocIdsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[9]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1062,7 +1281,7 @@ func (x *StreamDocIdsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamDocIdsRequest.ProtoReflect.Descriptor instead.
 func (*StreamDocIdsRequest) Descriptor() ([]byte, []int) {
-	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{9}
+	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *StreamDocIdsRequest) GetTotalIdCount() int64 {
@@ -1117,7 +1336,7 @@ type StreamDocIdsResponse struct {
 
 func (x *StreamDocIdsResponse) Reset() {
 	*x = StreamDocIdsResponse{}
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[10]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1129,7 +1348,7 @@ func (x *StreamDocIdsResponse) String() string {
 func (*StreamDocIdsResponse) ProtoMessage() {}
 
 func (x *StreamDocIdsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[10]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1142,7 +1361,7 @@ func (x *StreamDocIdsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamDocIdsResponse.ProtoReflect.Descriptor instead.
 func (*StreamDocIdsResponse) Descriptor() ([]byte, []int) {
-	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{10}
+	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *StreamDocIdsResponse) GetDocIds() []string {
@@ -1189,7 +1408,7 @@ type GenerateUuidRequest struct {
 
 func (x *GenerateUuidRequest) Reset() {
 	*x = GenerateUuidRequest{}
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[11]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1201,7 +1420,7 @@ func (x *GenerateUuidRequest) String() string {
 func (*GenerateUuidRequest) ProtoMessage() {}
 
 func (x *GenerateUuidRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[11]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1214,7 +1433,7 @@ func (x *GenerateUuidRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerateUuidRequest.ProtoReflect.Descriptor instead.
 func (*GenerateUuidRequest) Descriptor() ([]byte, []int) {
-	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{11}
+	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GenerateUuidRequest) GetIdCount() int64 {
@@ -1251,7 +1470,7 @@ type GenerateUuidResponse struct {
 
 func (x *GenerateUuidResponse) Reset() {
 	*x = GenerateUuidResponse{}
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[12]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1263,7 +1482,7 @@ func (x *GenerateUuidResponse) String() string {
 func (*GenerateUuidResponse) ProtoMessage() {}
 
 func (x *GenerateUuidResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[12]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1276,7 +1495,7 @@ func (x *GenerateUuidResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerateUuidResponse.ProtoReflect.Descriptor instead.
 func (*GenerateUuidResponse) Descriptor() ([]byte, []int) {
-	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{12}
+	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GenerateUuidResponse) GetUuids() []string {
@@ -1310,7 +1529,7 @@ type IdRange struct {
 
 func (x *IdRange) Reset() {
 	*x = IdRange{}
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[13]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1322,7 +1541,7 @@ func (x *IdRange) String() string {
 func (*IdRange) ProtoMessage() {}
 
 func (x *IdRange) ProtoReflect() protoreflect.Message {
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[13]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1335,7 +1554,7 @@ func (x *IdRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdRange.ProtoReflect.Descriptor instead.
 func (*IdRange) Descriptor() ([]byte, []int) {
-	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{13}
+	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *IdRange) GetFirstId() int64 {
@@ -1381,7 +1600,7 @@ type DocIdRun struct {
 
 func (x *DocIdRun) Reset() {
 	*x = DocIdRun{}
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[14]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1393,7 +1612,7 @@ func (x *DocIdRun) String() string {
 func (*DocIdRun) ProtoMessage() {}
 
 func (x *DocIdRun) ProtoReflect() protoreflect.Message {
-	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[14]
+	mi := &file_idalloc_v1_id_allocator_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1406,7 +1625,7 @@ func (x *DocIdRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DocIdRun.ProtoReflect.Descriptor instead.
 func (*DocIdRun) Descriptor() ([]byte, []int) {
-	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{14}
+	return file_idalloc_v1_id_allocator_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DocIdRun) GetFirstDocId() string {
@@ -1477,7 +1696,20 @@ const file_idalloc_v1_id_allocator_proto_rawDesc = "" +
 	"\x05texts\x18\x05 \x03(\tR\x05texts\x12\x16\n" +
 	"\x06period\x18\x06 \x01(\tR\x06period\x12\x17\n" +
 	"\anode_id\x18\a \x01(\x03R\x06nodeId\x12\x18\n" +
-	"\acreated\x18\b \x01(\bR\acreated\"\xe2\x01\n" +
+	"\acreated\x18\b \x01(\bR\acreated\"\x92\x02\n" +
+	"\x15AllocateStreamRequest\x12\x1c\n" +
+	"\x06number\x18\x01 \x01(\x03B\x04\xe2A\x01\x01R\x06number\x129\n" +
+	"\atimeout\x18\x02 \x01(\v2\x19.google.protobuf.DurationB\x04\xe2A\x01\x01R\atimeout\x12I\n" +
+	"\x0eallocate_range\x18\x03 \x01(\v2 .idalloc.v1.AllocateRangeRequestH\x00R\rallocateRange\x12J\n" +
+	"\x0fgenerate_doc_id\x18\x04 \x01(\v2 .idalloc.v1.GenerateDocIdRequestH\x00R\rgenerateDocIdB\t\n" +
+	"\arequest\"\x81\x02\n" +
+	"\x16AllocateStreamResponse\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x03R\x06number\x12J\n" +
+	"\x0eallocate_range\x18\x02 \x01(\v2!.idalloc.v1.AllocateRangeResponseH\x00R\rallocateRange\x12K\n" +
+	"\x0fgenerate_doc_id\x18\x03 \x01(\v2!.idalloc.v1.GenerateDocIdResponseH\x00R\rgenerateDocId\x12*\n" +
+	"\x05error\x18\x04 \x01(\v2\x12.google.rpc.StatusH\x00R\x05errorB\n" +
+	"\n" +
+	"\bresponse\"\xe2\x01\n" +
 	"\x14GenerateDocIdRequest\x12\x1f\n" +
 	"\bid_count\x18\x01 \x01(\x03B\x04\xe2A\x01\x01R\aidCount\x128\n" +
 	"\x15auto_increment_offset\x18\x02 \x01(\x05B\x04\xe2A\x01\x01R\x13autoIncrementOffset\x12>\n" +
@@ -1539,11 +1771,12 @@ const file_idalloc_v1_id_allocator_proto_rawDesc = "" +
 	"\bOrdering\x12\x18\n" +
 	"\x14ORDERING_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18ORDERING_RISING_PER_NODE\x10\x01\x12\x13\n" +
-	"\x0fORDERING_RISING\x10\x022\xa5\x04\n" +
+	"\x0fORDERING_RISING\x10\x022\x82\x05\n" +
 	"\x12IdAllocatorService\x12T\n" +
 	"\rAllocateRange\x12 .idalloc.v1.AllocateRangeRequest\x1a!.idalloc.v1.AllocateRangeResponse\x12f\n" +
 	"\x13BatchAllocateRanges\x12&.idalloc.v1.BatchAllocateRangesRequest\x1a'.idalloc.v1.BatchAllocateRangesResponse\x12S\n" +
-	"\fStreamRanges\x12\x1f.idalloc.v1.StreamRangesRequest\x1a .idalloc.v1.StreamRangesResponse0\x01\x12T\n" +
+	"\fStreamRanges\x12\x1f.idalloc.v1.StreamRangesRequest\x1a .idalloc.v1.StreamRangesResponse0\x01\x12[\n" +
+	"\x0eAllocateStream\x12!.idalloc.v1.AllocateStreamRequest\x1a\".idalloc.v1.AllocateStreamResponse(\x010\x01\x12T\n" +
 	"\rGenerateDocId\x12 .idalloc.v1.GenerateDocIdRequest\x1a!.idalloc.v1.GenerateDocIdResponse\x12S\n" +
 	"\fStreamDocIds\x12\x1f.idalloc.v1.StreamDocIdsRequest\x1a .idalloc.v1.StreamDocIdsResponse0\x01\x12Q\n" +
 	"\fGenerateUuid\x12\x1f.idalloc.v1.GenerateUuidRequest\x1a .idalloc.v1.GenerateUuidResponseBP\n" +
@@ -1562,7 +1795,7 @@ func file_idalloc_v1_id_allocator_proto_rawDescGZIP() []byte {
 }
 
 var file_idalloc_v1_id_allocator_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_idalloc_v1_id_allocator_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_idalloc_v1_id_allocator_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_idalloc_v1_id_allocator_proto_goTypes = []any{
 	(RangeView)(0),                      // 0: idalloc.v1.RangeView
 	(UuidVersion)(0),                    // 1: idalloc.v1.UuidVersion
@@ -1576,57 +1809,67 @@ var file_idalloc_v1_id_allocator_proto_goTypes = []any{
 	(*AllocateRangeResult)(nil),         // 9: idalloc.v1.AllocateRangeResult
 	(*StreamRangesRequest)(nil),         // 10: idalloc.v1.StreamRangesRequest
 	(*StreamRangesResponse)(nil),        // 11: idalloc.v1.StreamRangesResponse
-	(*GenerateDocIdRequest)(nil),        // 12: idalloc.v1.GenerateDocIdRequest
-	(*GenerateDocIdResponse)(nil),       // 13: idalloc.v1.GenerateDocIdResponse
-	(*StreamDocIdsRequest)(nil),         // 14: idalloc.v1.StreamDocIdsRequest
-	(*StreamDocIdsResponse)(nil),        // 15: idalloc.v1.StreamDocIdsResponse
-	(*GenerateUuidRequest)(nil),         // 16: idalloc.v1.GenerateUuidRequest
-	(*GenerateUuidResponse)(nil),        // 17: idalloc.v1.GenerateUuidResponse
-	(*IdRange)(nil),                     // 18: idalloc.v1.IdRange
-	(*DocIdRun)(nil),                    // 19: idalloc.v1.DocIdRun
-	(*durationpb.Duration)(nil),         // 20: google.protobuf.Duration
-	(*v1.SessionStateChanged)(nil),      // 21: idalloc.xprotocol.v1.SessionStateChanged
-	(*status.Status)(nil),               // 22: google.rpc.Status
+	(*AllocateStreamRequest)(nil),       // 12: idalloc.v1.AllocateStreamRequest
+	(*AllocateStreamResponse)(nil),      // 13: idalloc.v1.AllocateStreamResponse
+	(*GenerateDocIdRequest)(nil),        // 14: idalloc.v1.GenerateDocIdRequest
+	(*GenerateDocIdResponse)(nil),       // 15: idalloc.v1.GenerateDocIdResponse
+	(*StreamDocIdsRequest)(nil),         // 16: idalloc.v1.StreamDocIdsRequest
+	(*StreamDocIdsResponse)(nil),        // 17: idalloc.v1.StreamDocIdsResponse
+	(*GenerateUuidRequest)(nil),         // 18: idalloc.v1.GenerateUuidRequest
+	(*GenerateUuidResponse)(nil),        // 19: idalloc.v1.GenerateUuidResponse
+	(*IdRange)(nil),                     // 20: idalloc.v1.IdRange
+	(*DocIdRun)(nil),                    // 21: idalloc.v1.DocIdRun
+	(*durationpb.Duration)(nil),         // 22: google.protobuf.Duration
+	(*v1.SessionStateChanged)(nil),      // 23: idalloc.xprotocol.v1.SessionStateChanged
+	(*status.Status)(nil),               // 24: google.rpc.Status
 }
 var file_idalloc_v1_id_allocator_proto_depIdxs = []int32{
 	0,  // 0: idalloc.v1.AllocateRangeRequest.view:type_name -> idalloc.v1.RangeView
-	18, // 1: idalloc.v1.AllocateRangeResponse.range:type_name -> idalloc.v1.IdRange
-	20, // 2: idalloc.v1.AllocateRangeResponse.ttl:type_name -> google.protobuf.Duration
+	20, // 1: idalloc.v1.AllocateRangeResponse.range:type_name -> idalloc.v1.IdRange
+	22, // 2: idalloc.v1.AllocateRangeResponse.ttl:type_name -> google.protobuf.Duration
 	4,  // 3: idalloc.v1.AllocateRangeResponse.ordering:type_name -> idalloc.v1.Ordering
-	21, // 4: idalloc.v1.AllocateRangeResponse.notice:type_name -> idalloc.xprotocol.v1.SessionStateChanged
+	23, // 4: idalloc.v1.AllocateRangeResponse.notice:type_name -> idalloc.xprotocol.v1.SessionStateChanged
 	5,  // 5: idalloc.v1.BatchAllocateRangesRequest.requests:type_name -> idalloc.v1.AllocateRangeRequest
 	9,  // 6: idalloc.v1.BatchAllocateRangesResponse.results:type_name -> idalloc.v1.AllocateRangeResult
 	6,  // 7: idalloc.v1.AllocateRangeResult.response:type_name -> idalloc.v1.AllocateRangeResponse
-	22, // 8: idalloc.v1.AllocateRangeResult.error:type_name -> google.rpc.Status
+	24, // 8: idalloc.v1.AllocateRangeResult.error:type_name -> google.rpc.Status
 	0,  // 9: idalloc.v1.StreamRangesRequest.view:type_name -> idalloc.v1.RangeView
-	18, // 10: idalloc.v1.StreamRangesResponse.range:type_name -> idalloc.v1.IdRange
-	20, // 11: idalloc.v1.StreamRangesResponse.ttl:type_name -> google.protobuf.Duration
+	20, // 10: idalloc.v1.StreamRangesResponse.range:type_name -> idalloc.v1.IdRange
+	22, // 11: idalloc.v1.StreamRangesResponse.ttl:type_name -> google.protobuf.Duration
 	4,  // 12: idalloc.v1.StreamRangesResponse.ordering:type_name -> idalloc.v1.Ordering
-	3,  // 13: idalloc.v1.GenerateDocIdRequest.view:type_name -> idalloc.v1.DocIdView
-	19, // 14: idalloc.v1.GenerateDocIdResponse.runs:type_name -> idalloc.v1.DocIdRun
-	21, // 15: idalloc.v1.GenerateDocIdResponse.notice:type_name -> idalloc.xprotocol.v1.SessionStateChanged
-	3,  // 16: idalloc.v1.StreamDocIdsRequest.view:type_name -> idalloc.v1.DocIdView
-	19, // 17: idalloc.v1.StreamDocIdsResponse.runs:type_name -> idalloc.v1.DocIdRun
-	21, // 18: idalloc.v1.StreamDocIdsResponse.notice:type_name -> idalloc.xprotocol.v1.SessionStateChanged
-	1,  // 19: idalloc.v1.GenerateUuidRequest.version:type_name -> idalloc.v1.UuidVersion
-	2,  // 20: idalloc.v1.GenerateUuidRequest.view:type_name -> idalloc.v1.UuidView
-	5,  // 21: idalloc.v1.IdAllocatorService.AllocateRange:input_type -> idalloc.v1.AllocateRangeRequest
-	7,  // 22: idalloc.v1.IdAllocatorService.BatchAllocateRanges:input_type -> idalloc.v1.BatchAllocateRangesRequest
-	10, // 23: idalloc.v1.IdAllocatorService.StreamRanges:input_type -> idalloc.v1.StreamRangesRequest
-	12, // 24: idalloc.v1.IdAllocatorService.GenerateDocId:input_type -> idalloc.v1.GenerateDocIdRequest
-	14, // 25: idalloc.v1.IdAllocatorService.StreamDocIds:input_type -> idalloc.v1.StreamDocIdsRequest
-	16, // 26: idalloc.v1.IdAllocatorService.GenerateUuid:input_type -> idalloc.v1.GenerateUuidRequest
-	6,  // 27: idalloc.v1.IdAllocatorService.AllocateRange:output_type -> idalloc.v1.AllocateRangeResponse
-	8,  // 28: idalloc.v1.IdAllocatorService.BatchAllocateRanges:output_type -> idalloc.v1.BatchAllocateRangesResponse
-	11, // 29: idalloc.v1.IdAllocatorService.StreamRanges:output_type -> idalloc.v1.StreamRangesResponse
-	13, // 30: idalloc.v1.IdAllocatorService.GenerateDocId:output_type -> idalloc.v1.GenerateDocIdResponse
-	15, // 31: idalloc.v1.IdAllocatorService.StreamDocIds:output_type -> idalloc.v1.StreamDocIdsResponse
-	17, // 32: idalloc.v1.IdAllocatorService.GenerateUuid:output_type -> idalloc.v1.GenerateUuidResponse
-	27, // [27:33] is the sub-list for method output_type
-	21, // [21:27] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	22, // 13: idalloc.v1.AllocateStreamRequest.timeout:type_name -> google.protobuf.Duration
+	5,  // 14: idalloc.v1.AllocateStreamRequest.allocate_range:type_name -> idalloc.v1.AllocateRangeRequest
+	14, // 15: idalloc.v1.AllocateStreamRequest.generate_doc_id:type_name -> idalloc.v1.GenerateDocIdRequest
+	6,  // 16: idalloc.v1.AllocateStreamResponse.allocate_range:type_name -> idalloc.v1.AllocateRangeResponse
+	15, // 17: idalloc.v1.AllocateStreamResponse.generate_doc_id:type_name -> idalloc.v1.GenerateDocIdResponse
+	24, // 18: idalloc.v1.AllocateStreamResponse.error:type_name -> google.rpc.Status
+	3,  // 19: idalloc.v1.GenerateDocIdRequest.view:type_name -> idalloc.v1.DocIdView
+	21, // 20: idalloc.v1.GenerateDocIdResponse.runs:type_name -> idalloc.v1.DocIdRun
+	23, // 21: idalloc.v1.GenerateDocIdResponse.notice:type_name -> idalloc.xprotocol.v1.SessionStateChanged
+	3,  // 22: idalloc.v1.StreamDocIdsRequest.view:type_name -> idalloc.v1.DocIdView
+	21, // 23: idalloc.v1.StreamDocIdsResponse.runs:type_name -> idalloc.v1.DocIdRun
+	23, // 24: idalloc.v1.StreamDocIdsResponse.notice:type_name -> idalloc.xprotocol.v1.SessionStateChanged
+	1,  // 25: idalloc.v1.GenerateUuidRequest.version:type_name -> idalloc.v1.UuidVersion
+	2,  // 26: idalloc.v1.GenerateUuidRequest.view:type_name -> idalloc.v1.UuidView
+	5,  // 27: idalloc.v1.IdAllocatorService.AllocateRange:input_type -> idalloc.v1.AllocateRangeRequest
+	7,  // 28: idalloc.v1.IdAllocatorService.BatchAllocateRanges:input_type -> idalloc.v1.BatchAllocateRangesRequest
+	10, // 29: idalloc.v1.IdAllocatorService.StreamRanges:input_type -> idalloc.v1.StreamRangesRequest
+	12, // 30: idalloc.v1.IdAllocatorService.AllocateStream:input_type -> idalloc.v1.AllocateStreamRequest
+	14, // 31: idalloc.v1.IdAllocatorService.GenerateDocId:input_type -> idalloc.v1.GenerateDocIdRequest
+	16, // 32: idalloc.v1.IdAllocatorService.StreamDocIds:input_type -> idalloc.v1.StreamDocIdsRequest
+	18, // 33: idalloc.v1.IdAllocatorService.GenerateUuid:input_type -> idalloc.v1.GenerateUuidRequest
+	6,  // 34: idalloc.v1.IdAllocatorService.AllocateRange:output_type -> idalloc.v1.AllocateRangeResponse
+	8,  // 35: idalloc.v1.IdAllocatorService.BatchAllocateRanges:output_type -> idalloc.v1.BatchAllocateRangesResponse
+	11, // 36: idalloc.v1.IdAllocatorService.StreamRanges:output_type -> idalloc.v1.StreamRangesResponse
+	13, // 37: idalloc.v1.IdAllocatorService.AllocateStream:output_type -> idalloc.v1.AllocateStreamResponse
+	15, // 38: idalloc.v1.IdAllocatorService.GenerateDocId:output_type -> idalloc.v1.GenerateDocIdResponse
+	17, // 39: idalloc.v1.IdAllocatorService.StreamDocIds:output_type -> idalloc.v1.StreamDocIdsResponse
+	19, // 40: idalloc.v1.IdAllocatorService.GenerateUuid:output_type -> idalloc.v1.GenerateUuidResponse
+	34, // [34:41] is the sub-list for method output_type
+	27, // [27:34] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_idalloc_v1_id_allocator_proto_init() }
@@ -1638,13 +1881,22 @@ func file_idalloc_v1_id_allocator_proto_init() {
 		(*AllocateRangeResult_Response)(nil),
 		(*AllocateRangeResult_Error)(nil),
 	}
+	file_idalloc_v1_id_allocator_proto_msgTypes[7].OneofWrappers = []any{
+		(*AllocateStreamRequest_AllocateRange)(nil),
+		(*AllocateStreamRequest_GenerateDocId)(nil),
+	}
+	file_idalloc_v1_id_allocator_proto_msgTypes[8].OneofWrappers = []any{
+		(*AllocateStreamResponse_AllocateRange)(nil),
+		(*AllocateStreamResponse_GenerateDocId)(nil),
+		(*AllocateStreamResponse_Error)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_idalloc_v1_id_allocator_proto_rawDesc), len(file_idalloc_v1_id_allocator_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   15,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -22,6 +22,7 @@ const (
 	IdAllocatorService_AllocateRange_FullMethodName       = "/idalloc.v1.IdAllocatorService/AllocateRange"
 	IdAllocatorService_BatchAllocateRanges_FullMethodName = "/idalloc.v1.IdAllocatorService/BatchAllocateRanges"
 	IdAllocatorService_StreamRanges_FullMethodName        = "/idalloc.v1.IdAllocatorService/StreamRanges"
+	IdAllocatorService_AllocateStream_FullMethodName      = "/idalloc.v1.IdAllocatorService/AllocateStream"
 	IdAllocatorService_GenerateDocId_FullMethodName       = "/idalloc.v1.IdAllocatorService/GenerateDocId"
 	IdAllocatorService_StreamDocIds_FullMethodName        = "/idalloc.v1.IdAllocatorService/StreamDocIds"
 	IdAllocatorService_GenerateUuid_FullMethodName        = "/idalloc.v1.IdAllocatorService/GenerateUuid"
@@ -65,6 +66,19 @@ type IdAllocatorServiceClient interface {
 	//
 	// Errors: those of AllocateRange, at any point of the stream. Chunks received before the error stay valid.
 	StreamRanges(ctx context.Context, in *StreamRangesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StreamRangesResponse], error)
+	// Answers each request of a stream once, in the order of the requests.
+	//
+	// A request asks for one range or for document ids; its answer has them or an error. The server takes no ids that were
+	// not requested. So a client bounds what it can lose by the requests that it has sent and that are not answered yet:
+	// at most 1,000 requests, and 10 times the ids of max_ids_per_call. A stream that breaks burns at most their ids.
+	// Requests of several sequences share a stream; a request that waits for the store delays the answers after it, not
+	// their ids. Roles and quotas apply to each request as to a call of AllocateRange or GenerateDocId.
+	//
+	// Errors of the stream: INVALID_REQUEST (a request that cannot be decoded, or one more than the limits allow),
+	// UNAUTHENTICATED (also when the caller's identity or token was removed), SERVER_DRAINING (after the answers to all
+	// requests that the server has read: open a new stream, which reaches another server). Of each request: those of
+	// AllocateRange or GenerateDocId.
+	AllocateStream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[AllocateStreamRequest, AllocateStreamResponse], error)
 	// Generates document ids as MySQL's X Plugin does for documents without an _id.
 	//
 	// An id has 28 lower-case hexadecimal characters: 4 of the node's prefix, 8 of its start timestamp, 16 of a serial
@@ -135,6 +149,19 @@ func (c *idAllocatorServiceClient) StreamRanges(ctx context.Context, in *StreamR
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type IdAllocatorService_StreamRangesClient = grpc.ServerStreamingClient[StreamRangesResponse]
 
+func (c *idAllocatorServiceClient) AllocateStream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[AllocateStreamRequest, AllocateStreamResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &IdAllocatorService_ServiceDesc.Streams[1], IdAllocatorService_AllocateStream_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[AllocateStreamRequest, AllocateStreamResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type IdAllocatorService_AllocateStreamClient = grpc.BidiStreamingClient[AllocateStreamRequest, AllocateStreamResponse]
+
 func (c *idAllocatorServiceClient) GenerateDocId(ctx context.Context, in *GenerateDocIdRequest, opts ...grpc.CallOption) (*GenerateDocIdResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GenerateDocIdResponse)
@@ -147,7 +174,7 @@ func (c *idAllocatorServiceClient) GenerateDocId(ctx context.Context, in *Genera
 
 func (c *idAllocatorServiceClient) StreamDocIds(ctx context.Context, in *StreamDocIdsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StreamDocIdsResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &IdAllocatorService_ServiceDesc.Streams[1], IdAllocatorService_StreamDocIds_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &IdAllocatorService_ServiceDesc.Streams[2], IdAllocatorService_StreamDocIds_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -212,6 +239,19 @@ type IdAllocatorServiceServer interface {
 	//
 	// Errors: those of AllocateRange, at any point of the stream. Chunks received before the error stay valid.
 	StreamRanges(*StreamRangesRequest, grpc.ServerStreamingServer[StreamRangesResponse]) error
+	// Answers each request of a stream once, in the order of the requests.
+	//
+	// A request asks for one range or for document ids; its answer has them or an error. The server takes no ids that were
+	// not requested. So a client bounds what it can lose by the requests that it has sent and that are not answered yet:
+	// at most 1,000 requests, and 10 times the ids of max_ids_per_call. A stream that breaks burns at most their ids.
+	// Requests of several sequences share a stream; a request that waits for the store delays the answers after it, not
+	// their ids. Roles and quotas apply to each request as to a call of AllocateRange or GenerateDocId.
+	//
+	// Errors of the stream: INVALID_REQUEST (a request that cannot be decoded, or one more than the limits allow),
+	// UNAUTHENTICATED (also when the caller's identity or token was removed), SERVER_DRAINING (after the answers to all
+	// requests that the server has read: open a new stream, which reaches another server). Of each request: those of
+	// AllocateRange or GenerateDocId.
+	AllocateStream(grpc.BidiStreamingServer[AllocateStreamRequest, AllocateStreamResponse]) error
 	// Generates document ids as MySQL's X Plugin does for documents without an _id.
 	//
 	// An id has 28 lower-case hexadecimal characters: 4 of the node's prefix, 8 of its start timestamp, 16 of a serial
@@ -251,6 +291,9 @@ func (UnimplementedIdAllocatorServiceServer) BatchAllocateRanges(context.Context
 }
 func (UnimplementedIdAllocatorServiceServer) StreamRanges(*StreamRangesRequest, grpc.ServerStreamingServer[StreamRangesResponse]) error {
 	return status.Error(codes.Unimplemented, "method StreamRanges not implemented")
+}
+func (UnimplementedIdAllocatorServiceServer) AllocateStream(grpc.BidiStreamingServer[AllocateStreamRequest, AllocateStreamResponse]) error {
+	return status.Error(codes.Unimplemented, "method AllocateStream not implemented")
 }
 func (UnimplementedIdAllocatorServiceServer) GenerateDocId(context.Context, *GenerateDocIdRequest) (*GenerateDocIdResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GenerateDocId not implemented")
@@ -329,6 +372,13 @@ func _IdAllocatorService_StreamRanges_Handler(srv interface{}, stream grpc.Serve
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type IdAllocatorService_StreamRangesServer = grpc.ServerStreamingServer[StreamRangesResponse]
 
+func _IdAllocatorService_AllocateStream_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(IdAllocatorServiceServer).AllocateStream(&grpc.GenericServerStream[AllocateStreamRequest, AllocateStreamResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type IdAllocatorService_AllocateStreamServer = grpc.BidiStreamingServer[AllocateStreamRequest, AllocateStreamResponse]
+
 func _IdAllocatorService_GenerateDocId_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GenerateDocIdRequest)
 	if err := dec(in); err != nil {
@@ -405,6 +455,12 @@ var IdAllocatorService_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "StreamRanges",
 			Handler:       _IdAllocatorService_StreamRanges_Handler,
 			ServerStreams: true,
+		},
+		{
+			StreamName:    "AllocateStream",
+			Handler:       _IdAllocatorService_AllocateStream_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
 		},
 		{
 			StreamName:    "StreamDocIds",

@@ -6,7 +6,7 @@ recorded (``audit.py``).
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,9 +21,11 @@ from idalloc_server.auth.call_types import (
     Admit,
     BatchHandler,
     Context,
+    MessageStream,
     MetadataReader,
     PeerReader,
     Refund,
+    RequestsHandler,
     StreamHandler,
     UnaryHandler,
     connection_peer,
@@ -111,6 +113,8 @@ class AccessControl:
                 other returned handler is a ``UnaryHandler``.
         """
         rule = RULES[method]
+        if rule.is_batch and streams:
+            return self._check_requests(method, rule, handler)
         if rule.is_batch:
             return self._check_batch(method, rule, handler)
         if rule.role == ADMIN:
@@ -148,30 +152,39 @@ class AccessControl:
         return call
 
     def _check_batch(self, method: str, rule: Rule, handler: BatchHandler) -> UnaryHandler:
-        role, most, limits, quotas = rule.role, self._max_ids, self._limits, self._limits.quotas
-
         async def call(request: Any, context: Context) -> Any:
             if not self._checks_calls:
                 return await handler(request, context, lambda sequence, ids: None)
             identity, _ = self._authorize(method, rule, request, context)
-
-            def admit(sequence: str, ids: int) -> Refund | None:
-                if not identity.has_role(role, sequence):
-                    self._deny(method, context, identity, rule, sequence)
-                budgets = quotas.budgets_of(identity, sequence)
-                if not budgets:
-                    return None
-                ids = (ids or 1) if 0 <= ids <= most else 0
-                limits.charge(method, identity, budgets, ids)
-                return partial(quotas.refund, budgets, ids)
-
             try:
-                return await handler(request, context, admit)
+                return await handler(request, context, partial(self._admit, method, rule, context, identity))
             except Refusal:
-                limits.charge_call(method, identity)  # An invalid request is a call, too.
+                self._limits.charge_call(method, identity)  # An invalid request is a call, too.
                 raise
 
         return call
+
+    def _check_requests(self, method: str, rule: Rule, handler: RequestsHandler) -> Callable[..., Awaitable[None]]:
+        limits, authenticator = self._limits, self._authenticator
+
+        async def serve(messages: MessageStream, context: Context) -> None:
+            if not self._checks_calls:
+                await handler(messages, context, lambda sequence, ids: None)
+                return
+            policy = authenticator.policy
+            identity, _ = self._authorize(method, rule, None, context)
+
+            def admit(sequence: str | None, ids: int) -> Refund | None:
+                nonlocal policy, identity
+                authenticator.check_certificate(method, context)
+                if policy is not authenticator.policy:
+                    policy, identity = authenticator.policy, authenticator.authenticate(method, context)
+                return self._admit(method, rule, context, identity, sequence, ids)
+
+            with limits.open_stream(method, identity):
+                await handler(messages, context, admit)
+
+        return serve
 
     def _check_stream(self, method: str, rule: Rule, handler: StreamHandler) -> StreamHandler:
         limits = self._limits
@@ -190,6 +203,19 @@ class AccessControl:
                     raise
 
         return stream
+
+    def _admit(
+        self, method: str, rule: Rule, context: Context, identity: Identity, sequence: str | None, ids: int
+    ) -> Refund | None:
+        """See ``AdmitRequest``."""
+        if not identity.has_role(rule.role, sequence):
+            self._deny(method, context, identity, rule, sequence)
+        budgets = self._limits.quotas.budgets_of(identity, sequence)
+        if not budgets:
+            return None
+        ids = (ids or 1) if 0 <= ids <= self._max_ids else 0
+        self._limits.charge(method, identity, budgets, ids)
+        return partial(self._limits.quotas.refund, budgets, ids)
 
     def _check_read(self, method: str, rule: Rule, handler: UnaryHandler) -> UnaryHandler:
         async def call(request: Any, context: Context) -> Any:

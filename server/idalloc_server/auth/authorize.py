@@ -24,6 +24,7 @@ RULES = {
     "/idalloc.v1.IdAllocatorService/AllocateRange": Rule(ALLOCATE, "sequence"),
     "/idalloc.v1.IdAllocatorService/BatchAllocateRanges": Rule(ALLOCATE, is_batch=True),
     "/idalloc.v1.IdAllocatorService/StreamRanges": Rule(ALLOCATE, "sequence"),
+    "/idalloc.v1.IdAllocatorService/AllocateStream": Rule(ALLOCATE, is_batch=True),
     "/idalloc.v1.IdAllocatorService/GenerateDocId": Rule(ALLOCATE),
     "/idalloc.v1.IdAllocatorService/StreamDocIds": Rule(ALLOCATE),
     "/idalloc.v1.IdAllocatorService/GenerateUuid": Rule(ALLOCATE),

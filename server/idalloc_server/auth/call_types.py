@@ -36,17 +36,34 @@ class Context(Protocol):
         ...
 
 
+class MessageStream(Protocol):
+    """The requests and answers of a call that streams both."""
+
+    async def read(self) -> Any:
+        """Return the next request; None after the last one.
+
+        Raises:
+            Refusal: The stream ends, since the request cannot be decoded or the server drains.
+        """
+        ...
+
+    async def write(self, message: Any) -> None:
+        """Send an answer. Raises ``CancelledError`` if the client has left."""
+        ...
+
+
 UnaryHandler = Callable[[Any, Context], Awaitable[Any]]
 # The server awaits it with the number of ids in a stream's next message, before it takes them. It
 # waits until the caller may have them, and ends the stream by raising a ``Refusal``.
 Admit = Callable[[int], Awaitable[None]]
 StreamHandler = Callable[[Any, Context, Admit], AsyncGenerator[Any, None]]
-# The server calls it with the sequence and id_count of each request of a batch, before it takes the
-# ids. It raises a ``Refusal``, or returns the function that refunds the ids; None if none were
-# charged.
+# The server calls it with the sequence (None for document ids) and id_count of each request of a
+# batch or stream, before it takes the ids. It raises a ``Refusal``, or returns the function that
+# refunds the ids; None if none were charged.
 Refund = Callable[[], None]
-AdmitRequest = Callable[[str, int], Refund | None]
+AdmitRequest = Callable[[str | None, int], Refund | None]
 BatchHandler = Callable[[Any, Context, AdmitRequest], Awaitable[Any]]
+RequestsHandler = Callable[[MessageStream, Context, AdmitRequest], Awaitable[None]]
 MetadataReader = Callable[[Context], Iterable[tuple[str, Any]]]
 PeerReader = Callable[[Context], str]
 

@@ -9,7 +9,7 @@ transports have: docs/explanation/architecture.md lists them.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import KW_ONLY, dataclass, field
 from operator import attrgetter
@@ -21,7 +21,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 from idalloc_server.auth.access_control import AccessControl, shorten
 from idalloc_server.auth.authorize import RULES
-from idalloc_server.auth.call_types import Context, StreamHandler, UnaryHandler
+from idalloc_server.auth.call_types import Context, MessageStream, StreamHandler, UnaryHandler
 from idalloc_server.auth.rejected_callers import DelayedAnswers
 from idalloc_server.domain.errors import InvalidRequest, Refusal, ServerDraining, Unauthenticated
 from idalloc_server.domain.store.health import StoreHealth
@@ -71,6 +71,28 @@ class TransportTraits(NamedTuple):
     left_errors: tuple[type[Exception], ...]
 
 
+@dataclass(eq=False, slots=True)
+class _Messages:
+    """See ``MessageStream``."""
+
+    draining: Draining
+    requests: AsyncIterator[Any]
+    context: Context
+    left_errors: tuple[type[Exception], ...]
+
+    async def read(self) -> Any:
+        request = await self.draining.read_request(self.requests)
+        if request is UNDECODABLE:
+            raise undecodable_request()
+        return request
+
+    async def write(self, message: Any) -> None:
+        try:
+            await self.context.write(message)
+        except self.left_errors:
+            raise asyncio.CancelledError from None  # The client left.
+
+
 def _field_reader(name: str, method: MethodDescriptor) -> _FieldReader:
     """Return a function that reads the sequence and the number of ids of a request."""
     names = {"sequence": RULES[name].sequence_field}
@@ -111,7 +133,11 @@ class CallLayer:
         name = f"/{servicer.descriptor.full_name}/{method.name}"
         streams = method.server_streaming
         checked = self.access_control.add_checks(name, getattr(servicer, method.name), streams=streams)
-        inner = self._writing_replies(checked) if streams else checked
+        inner = checked
+        if method.client_streaming:
+            inner = self._streaming_messages(checked)
+        elif streams:
+            inner = self._writing_replies(checked)
         fields_of = _field_reader(name, method)
         call = self._surround(name, self.metrics.method(name), inner, self._observer(name, fields_of))
         if self.traces is None:
@@ -195,6 +221,12 @@ class CallLayer:
                     await asyncio.sleep(0)
 
         return write_all
+
+    def _streaming_messages(self, handler: Callable[[MessageStream, Context], Awaitable[None]]) -> UnaryHandler:
+        async def serve(requests: AsyncIterable[Any], context: Context) -> None:
+            await handler(_Messages(self.draining, aiter(requests), context, self.transport.left_errors), context)
+
+        return serve
 
     def record_failure(self, name: str, error: Exception) -> status.Status:
         """Record the error of a call, or of one request of a batch, and return its status.

@@ -1,9 +1,11 @@
 """Draining: which calls a stopping process holds, rejects and waits for."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 
 from idalloc_server.auth.call_types import Context
 from idalloc_server.domain.errors import ServerDraining
@@ -23,15 +25,18 @@ class Draining:
     _held: int = field(init=False, default=0)
     _ends_streams: bool = field(init=False, default=False)
     _none_running: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    _readers: set[asyncio.Task[Any]] = field(init=False, default_factory=set)
 
     def hold_new_calls(self) -> None:
         """Hold new calls from now on, until ``reject_calls``."""
         self.has_begun = True
 
     def reject_calls(self) -> None:
-        """Reject new and held calls from now on."""
+        """Reject new and held calls from now on, and further requests of open streams."""
         self.has_begun = True
         self._rejecting.set()
+        for reader in self._readers:
+            reader.cancel()
 
     def end_streams(self) -> None:
         """End open streams before their next message."""
@@ -45,6 +50,26 @@ class Draining:
         """
         if self._ends_streams:
             raise ServerDraining
+
+    async def read_request(self, requests: AsyncIterator[Any]) -> Any:
+        """Return the next request of a stream; None after the last one.
+
+        Raises:
+            ServerDraining: Calls are rejected.
+        """
+        if self._rejecting.is_set():
+            raise ServerDraining
+        reader: asyncio.Task[Any] = asyncio.current_task()  # type: ignore[assignment]
+        self._readers.add(reader)
+        try:
+            return await anext(requests, None)
+        except asyncio.CancelledError:
+            if not self._rejecting.is_set():
+                raise
+            reader.uncancel()
+            raise ServerDraining from None
+        finally:
+            self._readers.discard(reader)
 
     async def hold_call(self, context: Context) -> None:
         """Wait until the call can be rejected."""

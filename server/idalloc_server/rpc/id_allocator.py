@@ -3,10 +3,11 @@
 import re
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 from idalloc.v1 import id_allocator_pb2 as pb
-from idalloc_server.auth.call_types import Admit, AdmitRequest, Context
+from idalloc_server.auth.call_types import Admit, AdmitRequest, Context, MessageStream
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.id_range import IdRange
@@ -18,6 +19,7 @@ from idalloc_server.domain.sequences.formats import compile_format
 from idalloc_server.domain.sequences.model import Reset
 from idalloc_server.domain.uuids import UUID_BYTES, UuidGenerator
 from idalloc_server.rpc.batches import MAX_BATCH_REQUESTS, RangeBatch
+from idalloc_server.rpc.request_stream import RequestStream
 from idalloc_server.rpc.status import Status
 from idalloc_server.xproto import notice
 
@@ -27,6 +29,7 @@ DEFAULT_CHUNK = 10_000
 MAX_TEXTS_PER_MESSAGE = 10_000
 
 _BATCH = "/idalloc.v1.IdAllocatorService/BatchAllocateRanges"
+_STREAM = "/idalloc.v1.IdAllocatorService/AllocateStream"
 _RANGE_VIEWS = frozenset(pb.RangeView.values())
 _DOC_ID_VIEWS = frozenset(pb.DocIdView.values())
 _UUID_VERSIONS = frozenset(pb.UuidVersion.values())
@@ -116,6 +119,19 @@ class IdAllocatorServicer:
                 raise
             left -= count
 
+    async def AllocateStream(self, messages: MessageStream, context: Context, admit: AdmitRequest) -> None:
+        """See id_allocator.proto."""
+        stream = RequestStream(
+            messages,
+            admit,
+            self._answer_at_once,
+            partial(self._answer_later, context),
+            self._fail_request,
+            self.max_ids,
+            self.allocator.burned,
+        )
+        await stream.serve()
+
     async def GenerateDocId(self, request: pb.GenerateDocIdRequest, context: Context) -> pb.GenerateDocIdResponse:
         """See id_allocator.proto."""
         view = _check_doc_id_view(request.view)
@@ -150,6 +166,39 @@ class IdAllocatorServicer:
             return pb.GenerateUuidResponse(uuid_bytes=uuids)
         return pb.GenerateUuidResponse(uuids=_format_uuids(uuids))
 
+    def _answer_at_once(self, request: pb.AllocateStreamRequest, response: pb.AllocateStreamResponse) -> bool:
+        """Fill a response from memory; return False if the request must wait for the store."""
+        if request.HasField("allocate_range"):
+            wanted = request.allocate_range
+            if wanted.view > pb.RANGE_VIEW_BASIC or wanted.view < 0 or wanted.request_id:
+                return False
+            count = self._check_count("id_count", wanted.id_count, most=self.max_ids)
+            id_range = self.allocator.allocate_from_lease(wanted.sequence, count)
+            if id_range is None:
+                return False
+            if not self._fill(response.allocate_range, id_range):
+                self._refuse_expired(wanted.sequence, id_range)
+            return True
+        if not request.HasField("generate_doc_id"):
+            raise InvalidRequest("request", "must have allocate_range or generate_doc_id")
+        doc_ids = request.generate_doc_id
+        view = _check_doc_id_view(doc_ids.view)
+        count = self._check_count("id_count", doc_ids.id_count, most=self._max_doc_ids_in(view))
+        runs = self.doc_ids.generate_from_memory(count, doc_ids.auto_increment_offset, doc_ids.auto_increment_increment)
+        if runs is None:
+            return False
+        response.generate_doc_id.CopyFrom(pb.GenerateDocIdResponse(**_doc_id_fields(runs, view)))
+        return True
+
+    async def _answer_later(
+        self, context: Context, request: pb.AllocateStreamRequest, response: pb.AllocateStreamResponse
+    ) -> None:
+        """Fill a response, waiting for the store if necessary."""
+        if request.HasField("allocate_range"):
+            response.allocate_range.CopyFrom(await self.AllocateRange(request.allocate_range, context))
+        else:
+            response.generate_doc_id.CopyFrom(await self.GenerateDocId(request.generate_doc_id, context))
+
     async def _allocate_idempotent(self, request: pb.AllocateRangeRequest, count: int) -> pb.AllocateRangeResponse:
         request_id = request.request_id.lower()
         if not _UUID.fullmatch(request_id) or request_id == _NIL_UUID:
@@ -173,6 +222,9 @@ class IdAllocatorServicer:
 
     def _fail(self, result: pb.AllocateRangeResult, error: Exception) -> None:
         result.error.CopyFrom(self.record_failure(_BATCH, error).details)
+
+    def _fail_request(self, response: pb.AllocateStreamResponse, error: Exception) -> None:
+        response.error.CopyFrom(self.record_failure(_STREAM, error).details)
 
     def _fill(self, reply: pb.AllocateRangeResponse | pb.StreamRangesResponse, id_range: IdRange) -> bool:
         """Set the fields that both replies with a range share, one by one: this is the fastest way.

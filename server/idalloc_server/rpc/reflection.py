@@ -1,6 +1,5 @@
 """Server reflection, v1 and v1alpha, that works with ghz, grpcurl and Connect."""
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable
 from contextlib import aclosing
 from typing import Any
@@ -12,8 +11,9 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.auth.call_types import Context
-from idalloc_server.domain.errors import Refusal, ServerDraining
+from idalloc_server.domain.errors import Refusal
 from idalloc_server.rpc.calls import UNDECODABLE, CallLayer, Service, undecodable_request
+from idalloc_server.rpc.draining import Draining
 
 # Its annotations declare a coroutine, but it is an async generator.
 _Base: Any = reflection.aio.ReflectionServicer
@@ -31,28 +31,24 @@ class AuthenticatedReflection(_Base):  # type: ignore[misc]
         services: The full names of the services.
         access_control: Authenticates callers.
         calls: Answers rejected callers.
+        draining: Ends the streams.
     """
 
     descriptor: Any = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 
-    def __init__(self, services: Iterable[str], access_control: AccessControl, calls: CallLayer) -> None:
+    def __init__(
+        self, services: Iterable[str], access_control: AccessControl, calls: CallLayer, draining: Draining
+    ) -> None:
         self._names = [f"{package}.{self.descriptor.name}" for package in _PACKAGES]
         super().__init__([*services, *self._names], pool=_ReflectionPool())
         self._access_control = access_control
         self._calls = calls
-        self._waiting: set[asyncio.Task[Any]] = set()
-        self._ending = asyncio.Event()
+        self._draining = draining
 
     def services(self) -> list[Service]:
         """Return both versions of reflection."""
         method = "ServerReflectionInfo"
         return [Service(self.descriptor, name, {method: self._serve(f"/{name}/{method}")}) for name in self._names]
-
-    def end(self) -> None:
-        """End all streams: a stream does not end by itself."""
-        self._ending.set()
-        for stream in self._waiting:
-            stream.cancel()
 
     def _serve(self, method: str) -> Any:
         reply_to = super().ServerReflectionInfo
@@ -70,24 +66,11 @@ class AuthenticatedReflection(_Base):  # type: ignore[misc]
 
     async def _charge(self, method: str, requests: AsyncIterable[Any], context: Context) -> AsyncGenerator[Any, None]:
         incoming = aiter(requests)
-        stream: Any = asyncio.current_task()
-        while not self._ending.is_set():
-            self._waiting.add(stream)
-            try:
-                request = await anext(incoming, None)
-            except asyncio.CancelledError:
-                if self._ending.is_set():
-                    break
-                raise
-            finally:
-                self._waiting.discard(stream)
-            if request is None:
-                return
+        while (request := await self._draining.read_request(incoming)) is not None:
             if request is UNDECODABLE:
                 raise undecodable_request()
             self._access_control.authenticate_and_charge(method, context)
             yield request
-        raise ServerDraining
 
 
 class _ReflectionPool:

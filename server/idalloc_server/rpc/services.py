@@ -78,7 +78,7 @@ class RpcServices:
         names = [each.descriptor.full_name for each in servicers]
         self.health = HealthServicer(names, access_control.certificates, access_control.peer_of)
         names.append(HealthServicer.descriptor.full_name)
-        self._reflection = AuthenticatedReflection(names, access_control, self.calls)
+        self._reflection = AuthenticatedReflection(names, access_control, self.calls, self.draining)
         self._port.add(*map(self.calls.service, servicers), self.health.service(), *self._reflection.services())
 
     def set_serving(self) -> None:
@@ -128,7 +128,6 @@ class RpcServices:
             await self.draining.wait_for_calls(timeout=remaining())
         await beside
         self.health.end()
-        self._reflection.end()
         if closing:
             # It ends when each client has read all replies and its connection is closed.
             await asyncio.wait({closing}, timeout=min(LAST_REPLIES_SECONDS, remaining()))
