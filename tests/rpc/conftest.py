@@ -148,7 +148,7 @@ async def serving(
         SequencesServicer(SequenceService(store, clock, allocator, store_timeout=5.0)),
     )
     services = [each.descriptor.full_name for each in servicers]
-    reflection = AuthenticatedReflection(services, access_control, calls)
+    reflection = AuthenticatedReflection(services, access_control, calls, draining)
     health = HealthServicer(services, certificates)
     health.set_serving(serving=True)
     health.set_store_serving(serving=True)

@@ -45,6 +45,7 @@ REQUIRED: dict[str, tuple[Role, dict[str, Any]]] = {
     "AllocateRange": (ALLOCATE, {"sequence": "mine"}),
     "BatchAllocateRanges": (ALLOCATE, {"requests": [{"sequence": "mine"}]}),
     "StreamRanges": (ALLOCATE, {"sequence": "mine", "total_id_count": 1}),
+    "AllocateStream": (ALLOCATE, {"allocate_range": {"sequence": "mine"}}),
     "GenerateDocId": (ALLOCATE, {}),
     "StreamDocIds": (ALLOCATE, {"total_id_count": 1}),
     "GenerateUuid": (ALLOCATE, {}),
@@ -65,7 +66,8 @@ async def error_reason_of(served: Served, method: str, metadata: Iterable[tuple[
     service = METHODS[method].containing_service.full_name
     module, stub = SERVICES[service]
     request = getattr(module, METHODS[method].input_type.name)(**(fields or REQUIRED[METHODS[method].name][1]))
-    call = getattr(stub(served.channel), METHODS[method].name)(request, metadata=tuple(metadata), timeout=20)
+    sent = [request] if METHODS[method].client_streaming else request
+    call = getattr(stub(served.channel), METHODS[method].name)(sent, metadata=tuple(metadata), timeout=20)
     try:
         if METHODS[method].server_streaming:
             async for _ in call:
@@ -103,7 +105,15 @@ async def test_each_role_authorizes_its_own_methods_only(secured: Served) -> Non
 async def test_role_applies_to_matching_sequences_only(secured: Served) -> None:
     """A role applies only to sequences that match its patterns."""
     # A method without a sequence requires the role on any one; UpdateNode requires it on all.
-    free = {"BatchAllocateRanges", "GenerateDocId", "StreamDocIds", "GenerateUuid", "ListSequences", "GetNode"}
+    free = {
+        "BatchAllocateRanges",
+        "AllocateStream",
+        "GenerateDocId",
+        "StreamDocIds",
+        "GenerateUuid",
+        "ListSequences",
+        "GetNode",
+    }
     for method, descriptor in METHODS.items():
         expected = "" if descriptor.name in free else "PERMISSION_DENIED"
         assert await error_reason_of(secured, method, bearer("lower")) == expected, method

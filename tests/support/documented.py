@@ -12,7 +12,7 @@ from idalloc_server.domain.sequences import formats, model, validation
 from idalloc_server.domain.store import retention
 from idalloc_server.http.status_page import page
 from idalloc_server.listen import transport
-from idalloc_server.rpc import batches, health, id_allocator, sequences
+from idalloc_server.rpc import batches, health, id_allocator, request_stream, sequences
 from idalloc_server.settings.model import Settings
 from idalloc_server.store.opensearch import setup
 from idalloc_server.workers import supervisor
@@ -117,6 +117,10 @@ def of_protos() -> Claims:
         "AllocateRangeRequest.request_id": [f"request_id_window (default {default('request_id_window') / 3600:g} h)"],
         "AllocateRangeResponse.node_id": [f"{power(start_timestamps.TIMESTAMP_END)} times the prefix"],
         "BatchAllocateRangesRequest.requests": [f"1 to {number(batches.MAX_BATCH_REQUESTS)} requests"],
+        "IdAllocatorService.AllocateStream": [
+            f"at most {number(request_stream.MAX_REQUESTS)} requests",
+            f"{request_stream.MAX_IDS_FACTOR} times the ids of max_ids_per_call",
+        ],
         "IdAllocatorService.BatchAllocateRanges": [
             f"up to {number(batches.MAX_BATCH_REQUESTS)} requests",
             f"{batches.REPLY_SECONDS * 1000:g} ms before the call's deadline",

@@ -76,12 +76,16 @@ class _Messages:
     """See ``MessageStream``."""
 
     draining: Draining
-    requests: AsyncIterator[Any]
+    requests: AsyncIterable[Any]
     context: Context
     left_errors: tuple[type[Exception], ...]
+    _incoming: AsyncIterator[Any] | None = field(default=None, init=False)
 
     async def read(self) -> Any:
-        request = await self.draining.read_request(self.requests)
+        # Not before the first read: a transport may miss that an iterator is never used.
+        if self._incoming is None:
+            self._incoming = aiter(self.requests)
+        request = await self.draining.read_request(self._incoming)
         if request is UNDECODABLE:
             raise undecodable_request()
         return request
@@ -224,7 +228,7 @@ class CallLayer:
 
     def _streaming_messages(self, handler: Callable[[MessageStream, Context], Awaitable[None]]) -> UnaryHandler:
         async def serve(requests: AsyncIterable[Any], context: Context) -> None:
-            await handler(_Messages(self.draining, aiter(requests), context, self.transport.left_errors), context)
+            await handler(_Messages(self.draining, requests, context, self.transport.left_errors), context)
 
         return serve
 

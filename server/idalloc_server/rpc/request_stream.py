@@ -137,9 +137,10 @@ class RequestStream:
             async with asyncio.timeout(timeout):
                 await self.answer_later(request, response)
         except TimeoutError:
-            self._fail(
-                response, StoreUnavailable(f"the request waited {timeout:g} s, its timeout, for the store"), refund
+            late = StoreUnavailable(
+                f"the store did not answer within the request's timeout of {timeout:g} s; try again"
             )
+            self._fail(response, late, refund)
         except Exception as error:
             self._fail(response, error, refund)
 
