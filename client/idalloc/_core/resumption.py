@@ -27,7 +27,53 @@ MAX_RETRY_AFTER = 30.0
 END_TIMEOUT = 5.0
 
 
-class Stream(Generic[T]):
+class Retries:
+    """Decides when a broken stream is attempted again.
+
+    Args:
+        deadline: When the attempts end, on ``time.monotonic``; None for no limit.
+    """
+
+    def __init__(self, deadline: float | None = None) -> None:
+        self._deadline = deadline
+        self._failures = 0
+        self._started = False
+
+    def progressed(self) -> None:
+        """Record that a message arrived."""
+        self._failures = 0
+        self._started = True
+
+    def time_left(self) -> float | None:
+        """Return the timeout of the next attempt in seconds; None if there is no limit."""
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def delay(self, error: IdallocError) -> float:
+        """Return how many seconds to wait before the next attempt.
+
+        Raises:
+            IdallocError: The error itself, if a retry cannot succeed, or the attempts or the time
+                are used up.
+        """
+        # A server that shuts down answers CANCELLED to streams of which it has sent nothing.
+        no_message = not self._started or self._failures > 0
+        cancelled = no_message and error.code is grpc.StatusCode.CANCELLED
+        self._failures += 1
+        no_answer = cancelled or isinstance(error, ServerUnreachable)
+        attempts = MAX_FIRST_ATTEMPTS if no_answer and not self._started else MAX_ATTEMPTS
+        retry_after = error.retry_after or 0.0
+        retryable = cancelled or isinstance(error, Unavailable)
+        if not retryable or self._failures >= attempts or retry_after > MAX_RETRY_AFTER:
+            raise error
+        backoff: float = min(MAX_BACKOFF, INITIAL_BACKOFF * 2.0 ** (self._failures - 1))
+        # Jitter: streams that the same restart broke must not retry at the same moment.
+        delay = max(backoff, retry_after) * random.uniform(1.0, 1.5)  # noqa: S311
+        if self._deadline is not None and time.monotonic() + delay >= self._deadline:
+            raise error
+        return delay
+
+
+class Stream(Retries, Generic[T]):
     """A call whose reply is a stream of ids.
 
     If it breaks, another attempt requests the missing ids.
@@ -39,12 +85,10 @@ class Stream(Generic[T]):
     """
 
     def __init__(self, request: StreamRequest, convert: Callable[[Any], T], timeout: float | None) -> None:
+        super().__init__(None if timeout is None else time.monotonic() + timeout)
         self.convert = convert
         self.missing = at_least_one("total", request.total_id_count)  # how many ids have not arrived
         self._request = request
-        self._deadline = None if timeout is None else time.monotonic() + timeout
-        self._failures = 0
-        self._started = False
         self._last: tuple[str, Any] | None = None  # of the latest message of this attempt: see `check_order`
 
     def start_attempt(self) -> StreamRequest:
@@ -65,41 +109,16 @@ class Stream(Generic[T]):
             name, total = type(self._request).__name__, self._request.total_id_count
             raise ProtocolError(f"the reply to {name} ended with {self.missing} of {total} ids missing")
 
-    def time_left(self) -> float | None:
-        """Return the timeout of the next attempt in seconds; None if there is no limit."""
-        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-
     def received(self, count: int) -> None:
         """Record the arrival of ``count`` ids."""
         self.missing -= count
-        self._failures = 0
-        self._started = True
+        self.progressed()
 
     def retry_delay(self, error: IdallocError) -> float:
-        """Return how many seconds to wait before the missing ids are requested again.
-
-        Raises:
-            IdallocError: The error itself, if a retry cannot succeed, or the attempts or the time
-                are used up.
-        """
+        """As ``delay``; 0 if no ids are missing."""
         if self.missing <= 0 and not isinstance(error, ProtocolError):
             return 0.0
-        # A server that shuts down answers CANCELLED to streams of which it has sent nothing.
-        no_message = not self._started or self._failures > 0
-        cancelled = no_message and error.code is grpc.StatusCode.CANCELLED
-        self._failures += 1
-        no_answer = cancelled or isinstance(error, ServerUnreachable)
-        attempts = MAX_FIRST_ATTEMPTS if no_answer and not self._started else MAX_ATTEMPTS
-        retry_after = error.retry_after or 0.0
-        retryable = cancelled or isinstance(error, Unavailable)
-        if not retryable or self._failures >= attempts or retry_after > MAX_RETRY_AFTER:
-            raise error
-        backoff: float = min(MAX_BACKOFF, INITIAL_BACKOFF * 2.0 ** (self._failures - 1))
-        # Jitter: streams that the same restart broke must not retry at the same moment.
-        delay = max(backoff, retry_after) * random.uniform(1.0, 1.5)  # noqa: S311
-        if self._deadline is not None and time.monotonic() + delay >= self._deadline:
-            raise error
-        return delay
+        return self.delay(error)
 
 
 def at_least_one(name: str, count: int) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from idalloc._core import calls
 from idalloc._core.errors import IdallocError
 from idalloc._core.types import Node, ParsedId, Range
+from idalloc._sync.allocate_stream import AllocateStream
 from idalloc._sync.base import BaseClient
 from idalloc._sync.ids import Ids
 from idalloc._sync.sequences import Sequences
@@ -175,6 +176,14 @@ class Client(BaseClient):
             An iterator of ranges.
         """
         return read_stream(self, calls.stream_ranges(sequence, total, chunk, texts, timeout))
+
+    def allocate_stream(self) -> AllocateStream:
+        """Return a stream for many calls, which costs less than unary calls.
+
+        Use it if many threads call at the same time; else ``allocate_range`` with more ids, or
+        ``ids``, is faster still.
+        """
+        return AllocateStream(self)
 
     def doc_ids(self, n: int = 1, *, offset: int = 0, increment: int = 0) -> list[str]:
         """Generate n document ids in MySQL's format, in ascending order.

@@ -33,7 +33,10 @@ MAX_CONNECTIONS = 4
 _SERVICE_CONFIG = json.loads(files("idalloc.v1").joinpath("service_config.json").read_text())
 # gRPC's retry policy waits as long as the trailer grpc-retry-pushback-ms requests, even days. A
 # unary call ends at its timeout, but a stream may have none: `Stream` does all retries of streams.
-_STREAMS = [{"service": "idalloc.v1.IdAllocatorService", "method": name} for name in ("StreamRanges", "StreamDocIds")]
+_STREAMS = [
+    {"service": "idalloc.v1.IdAllocatorService", "method": name}
+    for name in ("StreamRanges", "StreamDocIds", "AllocateStream")
+]
 _SERVICE_CONFIG["methodConfig"].append({"name": _STREAMS})
 _USER_AGENT = f"idalloc-python/{version('idalloc')}"
 # Whether gRPC handles forks of this process. It reads the variable once, when it is loaded.

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterable
 from idalloc._core import calls
 from idalloc._core.errors import IdallocError
 from idalloc._core.types import Node, ParsedId, Range
+from idalloc.aio._allocate_stream import AllocateStream
 from idalloc.aio._base import BaseClient
 from idalloc.aio._coalescing import CallCoalescer
 from idalloc.aio._ids import Ids
@@ -84,6 +85,10 @@ class Client(BaseClient):
     ) -> AsyncIterator[Range]:
         """As ``idalloc.Client.stream_ranges``; an asynchronous iterator, for one task."""
         return read_stream(self, calls.stream_ranges(sequence, total, chunk, texts, timeout))
+
+    def allocate_stream(self) -> AllocateStream:
+        """As ``idalloc.Client.allocate_stream``; an asynchronous context manager."""
+        return AllocateStream(self)
 
     async def doc_ids(self, n: int = 1, *, offset: int = 0, increment: int = 0) -> list[str]:
         """As ``idalloc.Client.doc_ids``."""

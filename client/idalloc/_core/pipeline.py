@@ -1,0 +1,116 @@
+"""The requests of one call of AllocateStream, and their answers in the same order."""
+
+import time
+from collections import deque
+from typing import Any, Generic, TypeVar
+
+from google.protobuf.message import Message
+
+from idalloc._core.calls import Call
+from idalloc._core.errors import DeadlineExceeded, IdallocError, ProtocolError, Unavailable
+from idalloc._core.reply_checks import protocol_error, unparsable
+from idalloc._core.resumption import MAX_RETRY_AFTER
+from idalloc._core.rpc_errors import from_status
+from idalloc.v1 import id_allocator_pb2 as pb
+
+T = TypeVar("T")
+
+# The most requests without an answer; the server's limit is 1,000.
+MAX_IN_FLIGHT = 500
+# How often a request is asked again because its answer was an error that may end by itself, as
+# gRPC's retry policy asks for a unary call.
+MAX_ATTEMPTS = 5
+
+
+class Pending(Generic[T]):
+    """A request of a caller, until its last answer.
+
+    If its stream breaks, it is sent again: it gets other ids, and those of a lost answer are a gap;
+    with a request id it gets the same ids.
+
+    Args:
+        call: The unary call that it stands for.
+        timeout: How long the caller waits, in seconds.
+    """
+
+    __slots__ = ("_deadline", "_failures", "asked", "call", "waiter")
+
+    def __init__(self, call: Call[T], timeout: float) -> None:
+        self.call = call
+        self.asked = 0  # when it was last sent, on the clock of the log
+        self.waiter: Any = None  # the future of its caller
+        self._deadline = time.monotonic() + timeout
+        self._failures = 0
+
+    def time_left(self) -> float:
+        """Return how long the caller still waits, in seconds."""
+        return max(0.0, self._deadline - time.monotonic())
+
+    def retry_delay(self, error: IdallocError) -> float:
+        """Return the seconds until the request may be sent again.
+
+        Raises:
+            IdallocError: The error itself, if a retry cannot succeed in time.
+        """
+        self._failures += 1
+        delay = error.retry_after or 0.1
+        is_late = delay > min(self.time_left(), MAX_RETRY_AFTER)
+        if not isinstance(error, Unavailable) or self._failures >= MAX_ATTEMPTS or is_late:
+            raise error
+        return delay
+
+    def late(self, target: str, timeout: float) -> DeadlineExceeded:
+        """Return the error of a caller that has waited for its timeout."""
+        return DeadlineExceeded(f"no answer from {target} within {timeout:g} s")
+
+
+class Pipeline:
+    """The requests that were sent on a stream and have no answer, in order."""
+
+    def __init__(self) -> None:
+        self._sent: deque[tuple[int, Pending[Any]]] = deque()
+        self._number = 0
+
+    def send(self, pending: Pending[Any], asked: int) -> pb.AllocateStreamRequest:
+        """Return the message of a request that is sent now.
+
+        Args:
+            pending: The request.
+            asked: The time on the clock of the log.
+        """
+        self._number += 1
+        message = pb.AllocateStreamRequest(number=self._number)
+        request = pending.call.request
+        if isinstance(request, pb.AllocateRangeRequest):
+            message.allocate_range.CopyFrom(request)
+        elif isinstance(request, pb.GenerateDocIdRequest):
+            message.generate_doc_id.CopyFrom(request)
+        message.timeout.FromNanoseconds(int(pending.time_left() * 1e9))
+        pending.asked = asked
+        self._sent.append((self._number, pending))
+        return message
+
+    def answered(self, answer: Any) -> tuple[Pending[Any], Message | IdallocError]:
+        """Return the request that an answer belongs to, and its reply or error.
+
+        Raises:
+            ProtocolError: The answer belongs to no request, or is none.
+        """
+        if not isinstance(answer, pb.AllocateStreamResponse):
+            raise unparsable(pb.AllocateStreamRequest())
+        if not self._sent:
+            raise ProtocolError("an AllocateStreamResponse answers no request")
+        number, pending = self._sent[0]
+        if answer.number != number:
+            raise protocol_error(answer, "number", f"is {answer.number}", f"{number}, the oldest without an answer")
+        kind = answer.WhichOneof("response")
+        if kind == "error":
+            outcome: Message | IdallocError = from_status(answer.error)
+        elif kind is not None and type(getattr(answer, kind)).__name__.removesuffix("Response") == type(
+            pending.call.request
+        ).__name__.removesuffix("Request"):
+            outcome = getattr(answer, kind)
+        else:
+            raise protocol_error(answer, "response", f"is {kind}", "the reply of the request")
+        self._sent.popleft()
+        return pending, outcome

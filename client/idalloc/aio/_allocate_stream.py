@@ -1,0 +1,150 @@
+"""Many calls over one stream, in the client for asyncio."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from copy import copy
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from idalloc._core import calls
+from idalloc._core.calls import Call
+from idalloc._core.errors import IdallocError, ServerUnreachable
+from idalloc._core.fork import process_marker
+from idalloc._core.pipeline import MAX_IN_FLIGHT, Pending, Pipeline
+from idalloc._core.resumption import Retries
+from idalloc._core.rpc_errors import translate_rpc_errors
+from idalloc._core.types import Range
+from idalloc._transport.channel import leak, least_busy
+from idalloc.aio._base import BaseClient
+from idalloc.v1 import id_allocator_pb2 as pb
+
+T = TypeVar("T")
+
+
+class AllocateStream:
+    """As ``idalloc.AllocateStream``; the tasks of one event loop may share it.
+
+    Args:
+        client: The client.
+    """
+
+    def __init__(self, client: BaseClient) -> None:
+        self._client = client
+        self._retries = Retries()
+        self._waiting: dict[Pending[Any], None] = {}  # the requests without an answer
+        self._outbox: asyncio.Queue[Pending[Any]] = asyncio.Queue()  # the requests for the open stream
+        self._task: asyncio.Task[None] | None = None  # opens streams and reads their answers
+        self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
+        self._is_closed = False
+
+    async def allocate_range(
+        self,
+        sequence: str,
+        n: int = 1,
+        *,
+        request_id: str | uuid.UUID | None = None,
+        idempotent: bool = False,
+        texts: bool = False,
+    ) -> Range:
+        """As ``idalloc.Client.allocate_range``."""
+        return await self._ask(
+            calls.allocate_range(sequence, n, request_id=request_id, idempotent=idempotent, texts=texts)
+        )
+
+    async def doc_ids(self, n: int = 1, *, offset: int = 0, increment: int = 0) -> list[str]:
+        """As ``idalloc.Client.doc_ids``."""
+        return await self._ask(calls.doc_ids(n, offset, increment))
+
+    async def close(self) -> None:
+        """End the stream. Calls that wait for an answer fail."""
+        self._is_closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _ask(self, call: Call[T]) -> T:
+        """Send a request until it has its reply, an error that a retry cannot change, or no time left."""
+        timeout = self._client.timeout
+        pending = Pending(call, timeout)
+        try:
+            async with asyncio.timeout(timeout), self._slots:
+                while True:
+                    if self._is_closed:
+                        raise RuntimeError("the stream is closed")
+                    outcome = await self._exchange(pending)
+                    if not isinstance(outcome, IdallocError):
+                        return self._client._receive(call, outcome, pending.asked)
+                    await asyncio.sleep(pending.retry_delay(outcome))
+        except TimeoutError:
+            raise pending.late(self._client.target, timeout) from None
+
+    async def _exchange(self, pending: Pending[Any]) -> Any:
+        """Send a request, and return its reply or error."""
+        pending.waiter = asyncio.get_running_loop().create_future()
+        self._waiting[pending] = None
+        try:
+            self._outbox.put_nowait(pending)
+            if self._task is None or self._task.done():
+                self._task = self._client._start_task(self._run())
+            return await pending.waiter
+        finally:
+            del self._waiting[pending]
+
+    async def _run(self) -> None:
+        """Open streams while requests wait, until an error that a retry cannot change: all requests get it."""
+        error: Exception = RuntimeError("the stream is closed")
+        try:
+            while self._waiting:
+                try:
+                    await self._read_answers()
+                except IdallocError as failed:
+                    if self._waiting:
+                        await asyncio.sleep(self._retries.delay(failed))
+        except Exception as failed:
+            error = failed
+        finally:
+            for pending in self._waiting:
+                if not pending.waiter.done():
+                    pending.waiter.set_exception(copy(error))
+
+    async def _read_answers(self) -> None:
+        """Open a stream, send the requests without an answer, and read answers until it breaks."""
+        client, pipeline = self._client, Pipeline()
+        outbox: asyncio.Queue[Pending[Any]] = asyncio.Queue()
+        self._outbox = outbox
+        for pending in self._waiting:
+            outbox.put_nowait(pending)
+        with least_busy(client._connections) as connection:
+            process = process_marker()
+            rpc = connection.stubs().rpcs["AllocateStream"]
+            call = rpc(self._messages(pipeline, outbox), metadata=client._metadata())
+            try:
+                with translate_rpc_errors(client.target):
+                    async for answer in call:
+                        pending, outcome = pipeline.answered(answer)
+                        self._retries.progressed()
+                        if not pending.waiter.done():
+                            pending.waiter.set_result(outcome)
+                raise ServerUnreachable(f"no answer from {client.target}: the stream ended")
+            finally:
+                if next(process):
+                    call.cancel()
+                else:
+                    leak(call)
+
+    async def _messages(
+        self, pipeline: Pipeline, outbox: "asyncio.Queue[Pending[Any]]"
+    ) -> AsyncIterator[pb.AllocateStreamRequest]:
+        # gRPC runs it in a task of its own: a caller that is cancelled cancels no write.
+        while True:
+            pending = await outbox.get()
+            yield pipeline.send(pending, self._client._now())
