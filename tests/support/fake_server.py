@@ -6,6 +6,7 @@ with serving() as server:
     server.last["orders"] = 10          # the sequence's last id
     server.ttl = 0.2                    # seconds for which a pool may keep ids
     server.break_after = 2              # the next stream breaks after this many messages
+    server.wrong_number = 1             # is added to the numbers of answers of AllocateStream
     server.hold.clear()                 # calls wait until hold.set()
     server.requests["AllocateRange"]    # the requests, in order
     server.sequences["orders"]          # the sequence in SequenceService
@@ -15,6 +16,7 @@ with serving() as server:
     server.authorizations["GetNode"]    # the metadata `authorization` of each call, None if absent
     server.traceparents["GetNode"]      # the same of the metadata `traceparent`
     server.failing["orders"] = status   # the error of each request of a batch for a sequence
+    server.answers["orders"] = [status]  # the errors of the next requests of a stream for a sequence
     server.tokens = {"secret"}          # calls without one of these tokens are rejected
 """
 
@@ -73,11 +75,13 @@ class FakeServer(FakeSequences, IdAllocatorServiceServicer, NodeServiceServicer)
         self.recorded: dict[str, pb.IdRange] = {}
         self.last: dict[str, int] = {}
         self.break_after: int | None = None
+        self.wrong_number = 0
         self.hold = threading.Event()
         self.hold.set()
         self.requests: dict[str, list[Any]] = defaultdict(list)
         self.authorizations: dict[str, list[str | None]] = defaultdict(list)
         self.traceparents: dict[str, list[str | None]] = defaultdict(list)
+        self.answers: dict[str, list[status_pb2.Status]] = defaultdict(list)
         self.failing: dict[str, status_pb2.Status] = {}
         self.tokens: set[str] = set()
         self.deadlines: dict[str, list[float | None]] = defaultdict(list)
@@ -128,6 +132,23 @@ class FakeServer(FakeSequences, IdAllocatorServiceServicer, NodeServiceServicer)
                 node_id=self._node_id(),
                 **self.also,
             )
+
+    def AllocateStream(self, requests: Iterator[pb.AllocateStreamRequest], context: grpc.ServicerContext) -> Any:
+        self._receive("AllocateStream", None, context)
+        for sent, request in enumerate(requests):
+            self.hold.wait(10)
+            if sent == self.break_after:
+                self.break_after = None
+                self._abort(context, "SERVER_DRAINING", grpc.StatusCode.UNAVAILABLE, retry_after=0.01)
+            self.requests["AllocateStream of one"].append(request)
+            answer = pb.AllocateStreamResponse(number=request.number + self.wrong_number)
+            if request.HasField("generate_doc_id"):
+                answer.generate_doc_id.CopyFrom(self.GenerateDocId(request.generate_doc_id, context))
+            elif errors := self.answers[request.allocate_range.sequence]:
+                answer.error.CopyFrom(errors.pop(0))
+            else:
+                answer.allocate_range.CopyFrom(self.AllocateRange(request.allocate_range, context))
+            yield answer
 
     def GenerateDocId(self, request: pb.GenerateDocIdRequest, context: grpc.ServicerContext) -> Any:
         self._receive("GenerateDocId", request, context)
@@ -229,6 +250,8 @@ class _Authenticator(grpc.ServerInterceptor):
         if not self._fake.tokens or authorization in {f"Bearer {token}" for token in self._fake.tokens}:
             return continuation(handler_call_details)
         reject = lambda _, context: self._fake._abort(context, "UNAUTHENTICATED", grpc.StatusCode.UNAUTHENTICATED)  # noqa: E731
+        if name == "AllocateStream":
+            return grpc.stream_stream_rpc_method_handler(reject)
         if name.startswith("Stream"):
             return grpc.unary_stream_rpc_method_handler(reject)
         return grpc.unary_unary_rpc_method_handler(reject)

@@ -21,6 +21,9 @@ from idalloc.v1 import id_allocator_pb2 as pb
 
 T = TypeVar("T")
 
+# grpc.aio's message if a stream ends during a write. It takes the place of the server's status.
+_WRITE_FAILED = "Internal error from Core"
+
 
 class AllocateStream:
     """As ``idalloc.AllocateStream``; the tasks of one event loop may share it.
@@ -135,6 +138,10 @@ class AllocateStream:
                         if not pending.waiter.done():
                             pending.waiter.set_result(outcome)
                 raise ServerUnreachable(f"no answer from {client.target}: the stream ended")
+            except IdallocError as error:
+                if _WRITE_FAILED in str(error):  # the next stream shows why this one ended
+                    raise ServerUnreachable(f"no answer from {client.target}: the stream broke") from error
+                raise
             finally:
                 if next(process):
                     call.cancel()

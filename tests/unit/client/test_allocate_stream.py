@@ -1,0 +1,203 @@
+"""``allocate_stream`` of both clients."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+import idalloc
+import idalloc.aio
+from idalloc._core import pipeline
+from idalloc._core.defaults import DEFAULT_TIMEOUT
+from tests.support import issued_log
+from tests.support.fake_server import FakeServer, serving, status_of
+from tests.support.waiting import until, wait_until
+
+# What a caller does with the stream of either client.
+Ask = Callable[[Any], Any]
+# Runs callers at the same time, and returns the result or the error of each.
+Run = Callable[..., list[Any]]
+
+
+def by_threads(target: str, *asks: Ask, **options: Any) -> list[Any]:
+    def result(ask: Ask) -> Any:
+        try:
+            return ask(stream)
+        except Exception as error:
+            return error
+
+    with (
+        ThreadPoolExecutor(len(asks)) as threads,
+        idalloc.Client(target, **options) as client,
+        client.allocate_stream() as stream,
+    ):
+        return list(threads.map(result, asks))
+
+
+def by_asyncio(target: str, *asks: Ask, **options: Any) -> list[Any]:
+    async def run() -> list[Any]:
+        async with idalloc.aio.Client(target, **options) as client, client.allocate_stream() as stream:
+            return await asyncio.gather(*(ask(stream) for ask in asks), return_exceptions=True)
+
+    return asyncio.run(run())
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with serving() as server:
+        yield server
+
+
+both = pytest.mark.parametrize("run", [by_threads, by_asyncio])
+
+
+def orders(stream: Any) -> Any:
+    return stream.allocate_range("orders", 2)
+
+
+@both
+def test_each_caller_gets_its_own_ids(server: FakeServer, run: Run) -> None:
+    """P1: concurrent callers share one stream, and each gets the answer to its own request."""
+    asks = [lambda stream, n=n: stream.allocate_range(f"s{n % 3}", n) for n in range(1, 91)]
+    results = run(server.target, *asks)
+    assert [len(each) for each in results] == list(range(1, 91))
+    for name in range(3):
+        ids = [one for n, each in enumerate(results, 1) if n % 3 == name for one in each]
+        assert sorted(ids) == list(range(1, len(ids) + 1))
+    assert len(server.requests["AllocateStream"]) == 1
+    sent = server.requests["AllocateStream of one"]
+    assert [each.number for each in sent] == list(range(1, 91))
+    assert all(0 < DEFAULT_TIMEOUT - each.timeout.ToTimedelta().total_seconds() < 5 for each in sent)
+
+
+@both
+def test_a_stream_has_all_forms_of_ids(server: FakeServer, run: Run) -> None:
+    """Texts, request ids and document ids are those of the unary calls."""
+    request_id = "11111111-aaaa-4111-8111-111111111111"
+    texts, doc_ids, *repeated = run(
+        server.target,
+        lambda stream: stream.allocate_range("invoices", 2, texts=True),
+        lambda stream: stream.doc_ids(3),
+        *[lambda stream: stream.allocate_range("orders", 5, request_id=request_id)] * 2,
+    )
+    assert texts.texts == ("T-0001", "T-0002")
+    assert doc_ids == [f"00076553f100{n:016x}" for n in (1, 2, 3)]
+    assert [list(each) for each in repeated] == [[1, 2, 3, 4, 5]] * 2
+
+
+@both
+def test_a_broken_stream_is_opened_again(server: FakeServer, run: Run) -> None:
+    """When a server drains, the requests without an answer are sent over a new stream."""
+    server.break_after = 3
+    results = run(server.target, *[orders] * 8)
+    assert sorted(one for each in results for one in each) == list(range(1, 17))
+    assert len(server.requests["AllocateStream"]) == 2
+
+
+@both
+def test_an_error_belongs_to_its_request(server: FakeServer, run: Run) -> None:
+    """A request that fails has its exception, with all details; the others have their ranges."""
+    exhausted = status_of("SEQUENCE_EXHAUSTED", grpc.StatusCode.OUT_OF_RANGE, remaining=3, largest_range=2)
+    server.answers["short"] = [exhausted]
+    short, other = run(server.target, lambda stream: stream.allocate_range("short", 5), orders)
+    assert isinstance(short, idalloc.SequenceExhausted)
+    assert (short.remaining, str(short)) == (3, "SEQUENCE_EXHAUSTED")
+    assert list(other) == [1, 2]
+
+
+@both
+def test_an_unavailable_store_is_asked_again(server: FakeServer, run: Run) -> None:
+    """As a unary call, a request has up to five attempts while the store is unavailable."""
+    busy = status_of("STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE, retry_after=0.01)
+    server.answers["orders"] = [busy] * (pipeline.MAX_ATTEMPTS - 1)
+    server.answers["lines"] = [busy] * pipeline.MAX_ATTEMPTS
+    served, failed = run(server.target, orders, lambda stream: stream.allocate_range("lines"))
+    assert list(served) == [1, 2]
+    assert isinstance(failed, idalloc.StoreUnavailable)
+
+
+@both
+def test_an_older_server_is_named(server: FakeServer, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server without AllocateStream is an error that says so, at once."""
+    server.fail_next("AllocateStream", "", grpc.StatusCode.UNIMPLEMENTED, times=2)
+    [error] = run(server.target, orders)
+    assert isinstance(error, idalloc.IdallocError)
+    assert "does not implement this method; it may run an older idalloc" in str(error)
+
+
+@both
+def test_a_rejected_caller_is_not_retried(server: FakeServer, run: Run) -> None:
+    """A stream without a valid token fails with UNAUTHENTICATED, for all its callers."""
+    server.tokens = {"secret"}
+    results = run(server.target, orders, orders)
+    assert [type(each) for each in results] == [idalloc.Unauthenticated] * 2
+
+
+@both
+def test_an_answer_to_another_request_is_rejected(server: FakeServer, run: Run) -> None:
+    """P1: an answer under a wrong number gives its ids to nobody."""
+    server.wrong_number = 1
+    results = run(server.target, orders, orders)
+    assert [type(each) for each in results] == [idalloc.ProtocolError] * 2
+    assert "number is 2; expected 1" in str(results[0])
+
+
+@both
+def test_a_wrong_range_is_rejected(server: FakeServer, run: Run) -> None:
+    """A reply that violates the contract is an error for its caller, who gets none of its ids."""
+    server.step = 0
+    [error] = run(server.target, orders)
+    assert isinstance(error, idalloc.ProtocolError)
+    assert "range.step is 0" in str(error)
+
+
+@both
+def test_a_caller_waits_for_the_timeout_of_its_client(server: FakeServer, run: Run) -> None:
+    """A caller waits no longer than the client's timeout."""
+    server.hold.clear()
+    [error] = run(server.target, orders, timeout=0.2)
+    server.hold.set()
+    assert isinstance(error, idalloc.DeadlineExceeded)
+    assert "within 0.2 s" in str(error)
+
+
+@both
+def test_ids_are_logged(server: FakeServer, run: Run, tmp_path: Path) -> None:
+    """Each range and each run of document ids that a caller gets is in the log."""
+    file = tmp_path / "ids.jsonl"
+    run(server.target, orders, lambda stream: stream.doc_ids(3), log=file)
+    assert {(each.doc_ids, each.id_count) for each in issued_log.read(file).records} == {(False, 2), (True, 3)}
+
+
+def test_a_cancelled_caller_does_not_stop_others(server: FakeServer) -> None:
+    """The answer to a cancelled caller is discarded, and the next answer goes to the next caller."""
+
+    async def run() -> list[int]:
+        async with idalloc.aio.Client(server.target) as client, client.allocate_stream() as stream:
+            server.hold.clear()
+            first, second = (asyncio.ensure_future(orders(stream)) for _ in range(2))
+            await until(lambda: len(stream._waiting) == 2)
+            first.cancel()
+            server.hold.set()
+            return list(await second)
+
+    assert asyncio.run(run())[0] in (1, 3)
+
+
+@pytest.mark.parametrize("of_client", [True, False], ids=["client", "stream"])
+def test_close_ends_waiting_calls(server: FakeServer, of_client: bool) -> None:
+    """A call that waits when the stream or its client is closed fails, and so do later ones."""
+    with idalloc.Client(server.target) as client, client.allocate_stream() as stream:
+        server.hold.clear()
+        with ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(orders, stream)
+            wait_until(lambda: stream._waiting)
+            (client if of_client else stream).close()
+            with pytest.raises(RuntimeError, match="closed"):
+                waiting.result(20)
+        with pytest.raises(RuntimeError, match="closed"):
+            orders(stream)
