@@ -12,7 +12,7 @@ from tests.support.faults.scenario import ClientProcess, Scenario, Summary
 from tests.support.processes import Server
 from tests.support.server_calls import worker_pids
 
-ALL_KINDS = "ranges,ids,stream,texts,docids,once"
+ALL_KINDS = "ranges,ids,stream,texts,docids,once,requests"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -60,6 +60,36 @@ def test_a_client_of_all_nodes_sees_no_error(scenario: Scenario, ports: list[Res
 
     assert [summary.errors for summary in summaries] == [{}] * len(clients), summaries
     # Each client used a node that stopped.
+    assert all(len({issued.node for issued in read_ranges(client.log)}) > 1 for client in clients)
+    scenario.prove(f"transport {transport}", note="no error reached an application")
+
+
+@pytest.mark.scenario(11, "a rolling restart of three nodes under 64 streams of requests")
+def test_streams_of_requests_see_no_error(scenario: Scenario, ports: list[ReservedPort], transport: str) -> None:
+    """Requests of AllocateStream without an answer move to another node, and their callers get no error."""
+    nodes = scenario.start_nodes(3, addresses=[port.address for port in ports], transport=transport)
+    clients = [
+        scenario.start_client(
+            *nodes[turn:],
+            *nodes[:turn],
+            module=f"tests.support.faults.{module}",
+            log=f"requests-{turn}.jsonl",
+            mode="requests",
+            threads=32,
+            timeout=10.0,
+        )
+        for turn, module in enumerate(("load_client", "aio_load_client"))
+    ]
+    scenario.wait_for_records(clients)
+    for turn in range(len(nodes)):
+        assert nodes[turn].stop() == 0
+        scenario.count_faults()
+        scenario.wait_for_records(clients, 200)
+        nodes[turn] = scenario.start_node(listen=ports[turn].address, transport=transport)
+        scenario.wait_for_records(clients, 200)
+    summaries = stop(scenario, clients)
+
+    assert [summary.errors for summary in summaries] == [{}] * len(clients), summaries
     assert all(len({issued.node for issued in read_ranges(client.log)}) > 1 for client in clients)
     scenario.prove(f"transport {transport}", note="no error reached an application")
 

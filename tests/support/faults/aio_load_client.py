@@ -22,7 +22,7 @@ from tests.support.waiting import hold_for_async
 def callers(client: idalloc.aio.Client, options: dict[str, Any]) -> list[Callable[[], Awaitable[int]]]:
     """Return a function for each mode; it makes a call and returns the number of ids."""
     sequence, size = options["sequence"], options["id_count"]
-    ids = client.ids(sequence)
+    ids, requests = client.ids(sequence), client.allocate_stream()
 
     async def ranges(idempotent: bool = False) -> int:
         return len(await client.allocate_range(sequence, size, idempotent=idempotent))
@@ -37,6 +37,9 @@ def callers(client: idalloc.aio.Client, options: dict[str, Any]) -> list[Callabl
         chunks = client.stream_ranges(sequence, size * 20, size, timeout=options["timeout"])
         return sum([len(chunk) async for chunk in chunks])
 
+    async def one_request() -> int:
+        return len(await requests.allocate_range(sequence, size))
+
     async def doc_ids() -> int:
         return len(await client.doc_ids(size))
 
@@ -47,6 +50,7 @@ def callers(client: idalloc.aio.Client, options: dict[str, Any]) -> list[Callabl
         "ids": one_by_one,
         "stream": stream,
         "docids": doc_ids,
+        "requests": one_request,
     }
     return [make[mode] for mode in options["mode"].split(",")]
 

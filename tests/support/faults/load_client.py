@@ -26,7 +26,9 @@ DEFAULT_OPTIONS: dict[str, Any] = {
     "target": "",
     "log": "",
     "sequence": "orders",
-    "mode": "ranges",  # or ids, stream, docids, texts, once; several, separated by commas, take turns
+    # Or ids, stream, docids, texts, once, requests (of AllocateStream); several, separated by commas,
+    # take turns.
+    "mode": "ranges",
     "id_count": 10,  # ids per call; with "ranges" also a list, whose sizes take turns
     "threads": 1,
     "timeout": 5.0,
@@ -41,7 +43,7 @@ def calls(client: idalloc.Client, options: dict[str, Any]) -> Iterator[Callable[
     sequence = options["sequence"]
     sizes = options["id_count"] if isinstance(options["id_count"], list) else [options["id_count"]]
     size, next_size = sizes[0], cycle(sizes)
-    ids = client.ids(sequence)
+    ids, requests = client.ids(sequence), client.allocate_stream()
 
     def stream() -> int:
         return sum(len(each) for each in client.stream_ranges(sequence, size * 20, size, timeout=options["timeout"]))
@@ -53,6 +55,7 @@ def calls(client: idalloc.Client, options: dict[str, Any]) -> Iterator[Callable[
         "ids": lambda: sum(1 for _ in zip(range(size), ids, strict=False)),
         "stream": stream,
         "docids": lambda: len(client.doc_ids(size)),
+        "requests": lambda: len(requests.allocate_range(sequence, next(next_size))),
     }
     modes = options["mode"].split(",")
     return (make[modes[turn % len(modes)]] for turn in count())
