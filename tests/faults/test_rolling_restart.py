@@ -66,7 +66,7 @@ def test_a_client_of_all_nodes_sees_no_error(scenario: Scenario, ports: list[Res
 
 @pytest.mark.scenario(11, "a rolling restart of three nodes under 64 streams of requests")
 def test_streams_of_requests_see_no_error(scenario: Scenario, ports: list[ReservedPort], transport: str) -> None:
-    """Requests of AllocateStream without an answer move to another node, and their callers get no error."""
+    """Requests of a stream move to another node; their callers get no error."""
     nodes = scenario.start_nodes(3, addresses=[port.address for port in ports], transport=transport)
     clients = [
         scenario.start_client(

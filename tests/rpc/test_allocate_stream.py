@@ -145,7 +145,7 @@ async def test_an_error_is_that_of_allocate_range(served: Served, invalid: pb.Al
     ids=["nothing", "negative", "view"],
 )
 async def test_an_invalid_request_is_answered(served: Served, invalid: pb.AllocateStreamRequest) -> None:
-    """A request for nothing, or for invalid document ids, gets an error, and the stream continues."""
+    """A request for nothing or for invalid document ids gets an error; the stream continues."""
     assert await ask(served.ids.AllocateStream(), invalid, range_of("orders")) == ["INVALID_REQUEST", (1, 1)]
 
 
@@ -255,8 +255,8 @@ async def test_a_client_that_does_not_read_gets_no_more(served: Served) -> None:
     for _ in range(400):
         await call.write(range_of("warm", 10_000, view=pb.RANGE_VIEW_TEXTS))
     await hold_for_async(0.3, "the server reads and answers until the buffers are full")
-    [(first, _)] = await ask(served.ids.AllocateStream(), range_of("warm"))
-    assert 0 < (first - 3) / 10_000 < 200
+    following = await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="warm"))
+    assert 0 < (following.range.first_id - 3) / 10_000 < 200
     call.cancel()
 
 
@@ -264,7 +264,7 @@ async def test_a_client_that_does_not_read_gets_no_more(served: Served) -> None:
 async def test_a_stream_ends_beyond_its_limits(
     served: Served, monkeypatch: pytest.MonkeyPatch, requests: int, id_count: int
 ) -> None:
-    """A stream with too many requests or ids that wait ends with INVALID_REQUEST, after its answers."""
+    """A stream in which too much waits ends with INVALID_REQUEST, after its answers."""
     if id_count == 1:
         monkeypatch.setattr(request_stream, "MAX_REQUESTS", requests - 1)
     gate = served.store.hold("grant")
@@ -312,7 +312,7 @@ async def test_callers_authenticate(secured: Served) -> None:
 
 
 async def test_a_new_policy_applies_to_open_streams(secured: Served) -> None:
-    """The next request of a removed identity ends its stream; another identity's has its new roles."""
+    """The next request of a removed identity ends its stream; a kept one has its new roles."""
     removed, kept = (secured.ids.AllocateStream(metadata=bearer(name)) for name in ("allocate", "narrow"))
     for call in (removed, kept):
         assert len(await ask(call, range_of("mine"))) == 1
@@ -324,7 +324,7 @@ async def test_a_new_policy_applies_to_open_streams(secured: Served) -> None:
 
 async def test_an_undecodable_request_ends_the_stream(served: Served) -> None:
     """Bytes that are no request end the stream with INVALID_REQUEST."""
-    call = served.channel.stream_stream(METHOD)()
+    call: Any = served.channel.stream_stream(METHOD)()
     await call.write(b"\xff")
     assert await reason_of_end(call) == "INVALID_REQUEST"
 

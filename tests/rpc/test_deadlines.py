@@ -58,7 +58,7 @@ CALLS_OF: dict[str, Call] = {
     "BatchAllocateRanges": lambda to, name, left: to.ids.BatchAllocateRanges(batch_of(name), timeout=left),
     "StreamRanges": lambda to, name, left: read_all(to.ids.StreamRanges(stream_of(name), timeout=left)),
     "AllocateStream": lambda to, name, left: read_all(
-        to.ids.AllocateStream([pb.AllocateStreamRequest(allocate_range=range_of(name))], timeout=left)
+        to.ids.AllocateStream(iter([pb.AllocateStreamRequest(allocate_range=range_of(name))]), timeout=left)
     ),
     "GenerateDocId": lambda to, _, left: to.ids.GenerateDocId(pb.GenerateDocIdRequest(), timeout=left),
     "StreamDocIds": lambda to, _, left: read_all(

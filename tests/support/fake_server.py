@@ -16,7 +16,7 @@ with serving() as server:
     server.authorizations["GetNode"]    # the metadata `authorization` of each call, None if absent
     server.traceparents["GetNode"]      # the same of the metadata `traceparent`
     server.failing["orders"] = status   # the error of each request of a batch for a sequence
-    server.answers["orders"] = [status]  # the errors of the next requests of a stream for a sequence
+    server.answers["orders"] = [status]  # the next errors of a stream's requests for a sequence
     server.tokens = {"secret"}          # calls without one of these tokens are rejected
 """
 

@@ -81,7 +81,7 @@ class AllocateStream:
 
     clear = close
 
-    def clear_after_fork(self) -> None:
+    def _clear_after_fork(self) -> None:
         """Forget the parent's stream, in the child of a fork."""
         leak(self._call)
         self._reset()
@@ -93,7 +93,7 @@ class AllocateStream:
         self.close()
 
     def _ask(self, call: Call[T]) -> T:
-        """Send a request until it has its reply, an error that a retry cannot change, or no time left."""
+        """Send a request until it has its reply, a lasting error, or no time left."""
         client = self._client
         client._connection.stubs()  # raises if the client is closed, or gRPC is unusable after a fork
         pending = Pending(call, client.timeout)
@@ -127,7 +127,7 @@ class AllocateStream:
             self._waiting.pop(pending, None)
 
     def _run(self) -> None:
-        """Open streams while requests wait, until an error that a retry cannot change: all requests get it."""
+        """Open streams while requests wait; a lasting error is raised to all of them."""
         error: Exception = RuntimeError("the stream is closed")
         try:
             while True:

@@ -75,7 +75,7 @@ class AllocateStream:
         await self.close()
 
     async def _ask(self, call: Call[T]) -> T:
-        """Send a request until it has its reply, an error that a retry cannot change, or no time left."""
+        """Send a request until it has its reply, a lasting error, or no time left."""
         timeout = self._client.timeout
         pending = Pending(call, timeout)
         try:
@@ -103,7 +103,7 @@ class AllocateStream:
             del self._waiting[pending]
 
     async def _run(self) -> None:
-        """Open streams while requests wait, until an error that a retry cannot change: all requests get it."""
+        """Open streams while requests wait; a lasting error is raised to all of them."""
         error: Exception = RuntimeError("the stream is closed")
         try:
             while self._waiting:

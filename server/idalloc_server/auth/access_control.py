@@ -181,7 +181,7 @@ class AccessControl:
                     policy, identity = authenticator.policy, authenticator.authenticate(method, context)
                 return self._admit(method, rule, context, identity, sequence, ids)
 
-            with limits.open_stream(method, identity):
+            with limits.stream_slot(method, identity):
                 await handler(messages, context, admit)
 
         return serve

@@ -80,7 +80,7 @@ class RequestStream:
             await self._discard_queue()
 
     async def _next(self) -> Any:
-        """Return the next request, None at the end; write the answers that become ready before it arrives."""
+        """Return the next request, None at the end; meanwhile write the answers that are ready."""
         while self._queue:
             first = self._queue[0]
             if first.filling is None or first.filling.done():
@@ -145,7 +145,7 @@ class RequestStream:
             self._fail(response, error, refund)
 
     def _fail(self, response: pb.AllocateStreamResponse, error: Exception, refund: Refund | None) -> None:
-        """Fill a response with an error; as for a unary call, the ids are refunded if none were taken."""
+        """Fill a response with an error; refund the ids as a unary call does."""
         if refund and isinstance(error, Refusal) and not isinstance(error, RequestIdReused | RequestIdBurned):
             refund()
         self.fill_error(response, error)

@@ -26,8 +26,7 @@ DEFAULT_OPTIONS: dict[str, Any] = {
     "target": "",
     "log": "",
     "sequence": "orders",
-    # Or ids, stream, docids, texts, once, requests (of AllocateStream); several, separated by commas,
-    # take turns.
+    # Or ids, stream, docids, texts, once, requests (of AllocateStream); several take turns.
     "mode": "ranges",
     "id_count": 10,  # ids per call; with "ranges" also a list, whose sizes take turns
     "threads": 1,

@@ -174,7 +174,7 @@ def test_ids_are_logged(server: FakeServer, run: Run, tmp_path: Path) -> None:
 
 
 def test_a_cancelled_caller_does_not_stop_others(server: FakeServer) -> None:
-    """The answer to a cancelled caller is discarded, and the next answer goes to the next caller."""
+    """The answer to a cancelled caller is discarded; the next caller gets the next one."""
 
     async def run() -> list[int]:
         async with idalloc.aio.Client(server.target) as client, client.allocate_stream() as stream:
