@@ -118,6 +118,7 @@ class NodeReport:
             families.IDS_BURNED: Counter({str(each): self._allocator.burned.by_cause[each] for each in BurnCause}),
             families.STORE_CALLS: self.store_calls,
             families.GENERATIONS_ENDED: Counter({"": self.issuers.sequences.generations_ended}),
+            families.STREAM_ANSWERS: self.calls.stream_answers,
             families.LOG_LINES_LOST: Counter({str(share): lost_lines()[share] for share in Share}),
         }
         families.count_rejections(counts.counters, self.audit.rejected)

@@ -9,6 +9,7 @@ transports have: docs/explanation/architecture.md lists them.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import KW_ONLY, dataclass, field
@@ -16,6 +17,7 @@ from operator import attrgetter
 from time import perf_counter
 from typing import Any, NamedTuple, NoReturn, Protocol
 
+import grpc
 import structlog
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
@@ -35,6 +37,8 @@ from idalloc_server.telemetry.traces import Traces
 # INTERNAL, as for faults of the server, and both log a traceback for each such request, so a caller
 # could fill the log.
 UNDECODABLE: Any = object()
+
+_CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 _FieldReader = Callable[[Any], dict[str, Any]]
 _Observer = Callable[[Any, Context, str, float], None]
@@ -75,6 +79,7 @@ class TransportTraits(NamedTuple):
 class _Messages:
     """See ``MessageStream``."""
 
+    answers: Counter[str]  # counts what is written, by status code
     draining: Draining
     requests: AsyncIterable[Any]
     context: Context
@@ -95,6 +100,7 @@ class _Messages:
             await self.context.write(message)
         except self.left_errors:
             raise asyncio.CancelledError from None  # The client left.
+        self.answers[_CODES[message.error.code] if message.HasField("error") else "OK"] += 1
 
 
 def _field_reader(name: str, method: MethodDescriptor) -> _FieldReader:
@@ -228,7 +234,10 @@ class CallLayer:
 
     def _streaming_messages(self, handler: Callable[[MessageStream, Context], Awaitable[None]]) -> UnaryHandler:
         async def serve(requests: AsyncIterable[Any], context: Context) -> None:
-            await handler(_Messages(self.draining, requests, context, self.transport.left_errors), context)
+            await handler(
+                _Messages(self.metrics.stream_answers, self.draining, requests, context, self.transport.left_errors),
+                context,
+            )
 
         return serve
 

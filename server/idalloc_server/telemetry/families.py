@@ -17,6 +17,7 @@ QUOTA_REJECTIONS = "idalloc_quota_rejections"
 AUTH_REJECTIONS = "idalloc_auth_rejections"
 LOG_LINES_LOST = "idalloc_log_lines_lost"
 WORKER_EXITS = "idalloc_worker_exits"
+STREAM_ANSWERS = "idalloc_stream_answers"
 XPROTO_CALLS = "idalloc_xproto_calls"
 XPROTO_DOCUMENTS = "idalloc_xproto_documents_added"
 
@@ -81,6 +82,9 @@ COUNTERS = {
         "Log lines lost because their reader was too slow, by share of the log's queue.", ("share",)
     ),
     WORKER_EXITS: Family("Worker processes that exited while the server ran; each was replaced."),
+    STREAM_ANSWERS: Family(
+        "Answers to requests of AllocateStream, by status code: OK, or that of the error.", ("code",)
+    ),
     XPROTO_CALLS: Family(
         "Calls of X DevAPI clients that ended, by kind (login, insert, find, update, delete, sql, command) and by "
         "MySQL's error code, 0 for none.",

@@ -84,6 +84,7 @@ class CallMetrics:
 
     def __init__(self) -> None:
         self.methods: dict[str, MethodCalls] = {}
+        self.stream_answers: Counter[str] = Counter()  # to requests of AllocateStream, by status code
 
     def method(self, name: str) -> MethodCalls:
         """Return the counts of an RPC; create them at the first use."""
