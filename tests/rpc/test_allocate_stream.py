@@ -279,6 +279,15 @@ async def test_a_stream_ends_beyond_its_limits(
     assert await reason_of_end(call) == "INVALID_REQUEST"
 
 
+async def test_a_drain_does_not_wait_for_idle_streams(served: Served) -> None:
+    """Before a drain ends streams it waits for calls, but not for streams without a request."""
+    call = served.ids.AllocateStream()
+    assert await ask(call, range_of("orders")) == [(1, 1)]
+    served.draining.hold_new_calls()
+    await soon(served.draining.wait_until_quiet(0.01, timeout=600))
+    assert await ask(call, range_of("orders")) == [(2, 2)]
+
+
 async def test_a_drain_ends_streams_after_their_answers(served: Served) -> None:
     """A draining server answers what it has read, then ends the stream with SERVER_DRAINING."""
     idle, busy = served.ids.AllocateStream(), served.ids.AllocateStream()
