@@ -1,4 +1,4 @@
-"""The upper limit: a server on uvloop that answers AllocateRange with a constant message.
+"""The upper limit: a server on uvloop that answers AllocateRange and AllocateStream with constants.
 
 python -m bench.noop [--transport native]    prints its address and serves until it is stopped.
 """
@@ -6,6 +6,7 @@ python -m bench.noop [--transport native]    prints its address and serves until
 import argparse
 import asyncio
 import json
+from collections.abc import AsyncIterator
 
 import grpc
 import uvloop
@@ -21,6 +22,7 @@ _REPLY = pb.AllocateRangeResponse(
     ordering=pb.ORDERING_RISING_PER_NODE,
 )
 _REPLY.ttl.FromMicroseconds(179_123_456)
+_ANSWER = pb.AllocateStreamResponse(number=1, allocate_range=_REPLY)
 
 
 class _Noop(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
@@ -28,6 +30,14 @@ class _Noop(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         self, request: pb.AllocateRangeRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> pb.AllocateRangeResponse:
         return _REPLY
+
+    async def AllocateStream(  # type: ignore[override]  # writes, as the server's handler does
+        self,
+        requests: AsyncIterator[pb.AllocateStreamRequest],
+        context: grpc.aio.ServicerContext[object, object],
+    ) -> None:
+        async for _ in requests:
+            await context.write(_ANSWER)
 
 
 async def _serve(transport: str) -> None:

@@ -25,6 +25,7 @@ import grpc
 import idalloc
 from bench.refill_costs import measure_refills
 from bench.servers import Server, running
+from bench.streams import measure_streams
 from bench.witness import measure_witness
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
@@ -206,11 +207,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--calls", type=int, default=20_000, help="unary calls a round")
     parser.add_argument("--transport", choices=TRANSPORTS, help="measure only this transport; default: both")
-    parser.add_argument("--only-unary", action="store_true", help="skip the other scenarios")
+    parser.add_argument("--only", choices=("unary", "streams"), help="measure only these calls")
     parser.add_argument("--total", type=int, default=10_000_000, help="ids a round of the other scenarios")
     parser.add_argument("--against", type=Path, help="compare the CPU time of refills with this other checkout")
     arguments = parser.parse_args()
-    measure_refills(3 * arguments.rounds, arguments.against)
+    if not arguments.only:
+        measure_refills(3 * arguments.rounds, arguments.against)
     transports = [arguments.transport] if arguments.transport else TRANSPORTS
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
 
@@ -221,15 +223,19 @@ def main() -> None:
             return stack.enter_context(ours), stack.enter_context(running("bench.noop", chosen))
 
         servers = {transport: pair(transport) for transport in transports}
-        for transport, (server, _) in servers.items():
-            report(f"resident memory when idle, MB, {transport}", server.resident_mb, 90, most=True)
-        measure_unary(servers, arguments.rounds, arguments.calls)
-        chosen = f"--transport={transports[0]}"
-        witness, store = f"--witness=sqlite://{folder}/witness.db", f"--store=sqlite://{folder}/witnessed.db"
-        witnessed = stack.enter_context(running("idalloc_server", "--listen=127.0.0.1:0", store, witness, chosen))
-        by_name = {"without": servers[transports[0]][0], "SQLite, same disk": witnessed}
-        measure_witness(by_name, leased_rate, arguments.rounds, arguments.calls)
-        if not arguments.only_unary:
+        if arguments.only != "streams":
+            for transport, (server, _) in servers.items():
+                report(f"resident memory when idle, MB, {transport}", server.resident_mb, 90, most=True)
+            measure_unary(servers, arguments.rounds, arguments.calls)
+            chosen = f"--transport={transports[0]}"
+            witness, store = f"--witness=sqlite://{folder}/witness.db", f"--store=sqlite://{folder}/witnessed.db"
+            witnessed = stack.enter_context(running("idalloc_server", "--listen=127.0.0.1:0", store, witness, chosen))
+            by_name = {"without": servers[transports[0]][0], "SQLite, same disk": witnessed}
+            measure_witness(by_name, leased_rate, arguments.rounds, arguments.calls)
+        if arguments.only != "unary":
+            for figure in measure_streams(*servers[transports[0]], arguments.rounds, arguments.calls):
+                report(*figure)
+        if not arguments.only:
             for transport, (server, _) in servers.items():
                 print(f"On {transport}:")
                 measure_doc_ids(server, arguments.rounds, arguments.total)
