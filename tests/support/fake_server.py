@@ -62,6 +62,30 @@ def trailers(
     return (("grpc-status-details-bin", status.SerializeToString()),)
 
 
+class _Refused(Exception):
+    """The error of one request of a stream."""
+
+    def __init__(self, status: status_pb2.Status) -> None:
+        super().__init__(status.message)
+        self.status = status
+
+
+class _OneRequest:
+    """The context of one request of a stream, whose error does not end the stream."""
+
+    def __init__(self, context: grpc.ServicerContext) -> None:
+        self.time_remaining = context.time_remaining
+        self._details = b""
+
+    def set_trailing_metadata(self, trailers: tuple[tuple[str, bytes], ...]) -> None:
+        self._details = dict(trailers).get("grpc-status-details-bin", b"")
+
+    def abort(self, code: grpc.StatusCode, message: str) -> NoReturn:
+        status = status_pb2.Status.FromString(self._details)
+        status.code, status.message = code.value[0], message
+        raise _Refused(status)
+
+
 class FakeServer(FakeSequences, IdAllocatorServiceServicer, NodeServiceServicer):
     def __init__(self) -> None:
         super().__init__()
@@ -134,20 +158,23 @@ class FakeServer(FakeSequences, IdAllocatorServiceServicer, NodeServiceServicer)
             )
 
     def AllocateStream(self, requests: Iterator[pb.AllocateStreamRequest], context: grpc.ServicerContext) -> Any:
-        self._receive("AllocateStream", None, context)
+        self._record("AllocateStream", None, context)
         for sent, request in enumerate(requests):
-            self.hold.wait(10)
             if sent == self.break_after:
                 self.break_after = None
                 self._abort(context, "SERVER_DRAINING", grpc.StatusCode.UNAVAILABLE, retry_after=0.01)
             self.requests["AllocateStream of one"].append(request)
             answer = pb.AllocateStreamResponse(number=request.number + self.wrong_number)
-            if request.HasField("generate_doc_id"):
-                answer.generate_doc_id.CopyFrom(self.GenerateDocId(request.generate_doc_id, context))
-            elif errors := self.answers[request.allocate_range.sequence]:
-                answer.error.CopyFrom(errors.pop(0))
-            else:
-                answer.allocate_range.CopyFrom(self.AllocateRange(request.allocate_range, context))
+            one: Any = _OneRequest(context)
+            try:
+                if request.HasField("generate_doc_id"):
+                    answer.generate_doc_id.CopyFrom(self.GenerateDocId(request.generate_doc_id, one))
+                elif errors := self.answers[request.allocate_range.sequence]:
+                    answer.error.CopyFrom(errors.pop(0))
+                else:
+                    answer.allocate_range.CopyFrom(self.AllocateRange(request.allocate_range, one))
+            except _Refused as error:
+                answer.error.CopyFrom(error.status)
             yield answer
 
     def GenerateDocId(self, request: pb.GenerateDocIdRequest, context: grpc.ServicerContext) -> Any:
@@ -179,6 +206,9 @@ class FakeServer(FakeSequences, IdAllocatorServiceServicer, NodeServiceServicer)
 
     def _receive(self, method: str, request: Any, context: grpc.ServicerContext) -> None:
         self.hold.wait(10)
+        self._record(method, request, context)
+
+    def _record(self, method: str, request: Any, context: grpc.ServicerContext) -> None:
         self.requests[method].append(request)
         self.deadlines[method].append(context.time_remaining())
         if self._failures[method]:

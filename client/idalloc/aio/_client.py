@@ -62,6 +62,9 @@ class Client(BaseClient):
         in flight. Then one call allocates the ids of all that wait, in the order of arrival. Each
         caller has its own timeout and its own error. The ids of a caller that was cancelled
         meanwhile are a gap.
+
+        Such a call is a request of AllocateStream on one stream that the client keeps open, unless
+        a request for another sequence is in flight there, or an OpenTelemetry span is active.
         """
         call = calls.allocate_range(sequence, n, request_id=request_id, idempotent=idempotent, texts=texts)
         if request_id is not None or idempotent or texts:

@@ -13,6 +13,7 @@ from idalloc._core.errors import DeadlineExceeded, IdallocError, InvalidRequest,
 from idalloc._core.pool import MAX_RANGE_SIZE
 from idalloc._core.types import Range
 from idalloc.aio._base import BaseClient
+from idalloc.aio._free_stream import FreeStream
 
 # Errors after which a smaller request may succeed.
 _COUNT_ERRORS = (SequenceExhausted, SequenceAheadOfClock, InvalidRequest)
@@ -50,6 +51,7 @@ class CallCoalescer:
 
     def __init__(self, client: BaseClient) -> None:
         self._client = client
+        self._stream = FreeStream(client)
         self._max_counts: dict[str, int] = {}  # by sequence, if the server's limit is below MAX_RANGE_SIZE
         # The sequences with a call in flight. By event loop, too: a client that is used in a second
         # loop is an error, and a caller there must not wait for the first loop.
@@ -64,7 +66,7 @@ class CallCoalescer:
             queue = self._queues[key] = _Queue()
         elif queue.is_busy():
             return await self._wait(queue, n, call)
-        queue.first_call = first_call = self._client._call(call)
+        queue.first_call = first_call = self._stream.call(call)
         try:
             return await first_call
         finally:
@@ -115,7 +117,7 @@ class CallCoalescer:
         total = sum(batch.values())
         results: list[_Result]
         try:
-            allocated = await self._client._call(allocate_range(sequence, total))
+            allocated = await self._stream.call(allocate_range(sequence, total))
             results = list(_split(allocated, batch.values()))
         except IdallocError as error:
             call_singly = len(batch) > 1 and isinstance(error, _COUNT_ERRORS)

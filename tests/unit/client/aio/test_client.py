@@ -69,7 +69,7 @@ async def test_unavailable_is_retried(server: FakeServer, client: idalloc.aio.Cl
 
 async def test_calls_cancelled_by_a_draining_server_are_retried(server: FakeServer, client: idalloc.aio.Client) -> None:
     """A call and a stream that a draining server has not begun are sent again."""
-    for method in ("AllocateRange", "StreamRanges"):
+    for method in ("AllocateStream", "AllocateRange", "StreamRanges"):
         server.fail_next(method, "", grpc.StatusCode.CANCELLED, times=2)
     assert (await client.allocate_range("orders", 5)).ids == range(1, 6)
     assert [each.ids async for each in client.stream_ranges("orders", 5)] == [range(6, 11)]

@@ -38,9 +38,21 @@ async def drain(ids: Any) -> None:
         pass
 
 
+def over_stream(client: idalloc.Client) -> None:
+    with client.allocate_stream() as stream:
+        stream.allocate_range("orders")
+
+
+async def over_asyncio_stream(client: idalloc.aio.Client) -> None:
+    async with client.allocate_stream() as stream:
+        await stream.allocate_range("orders")
+
+
 # The call of each RPC in the client for threads, and in the client for asyncio.
 CALLS: dict[str, tuple[Callable[[idalloc.Client], Any], Callable[[idalloc.aio.Client], Awaitable[Any]]]] = {
-    "AllocateRange": (lambda c: c.allocate_range("orders"), lambda c: c.allocate_range("orders")),
+    # The client for asyncio makes such a call over a stream, unless it asks for texts.
+    "AllocateRange": (lambda c: c.allocate_range("orders"), lambda c: c.allocate_range("orders", texts=True)),
+    "AllocateStream": (over_stream, over_asyncio_stream),
     "BatchAllocateRanges": (
         lambda c: c.allocate_ranges([("orders", 1)]),
         lambda c: c.allocate_ranges([("orders", 1)]),
@@ -66,6 +78,7 @@ CALLS: dict[str, tuple[Callable[[idalloc.Client], Any], Callable[[idalloc.aio.Cl
 WAYS: dict[str, tuple[Callable[[idalloc.Client], Any], Callable[[idalloc.aio.Client], Awaitable[Any]]]] = {
     "ids": (lambda c: list(islice(c.ids("orders"), 50)), lambda c: anext(c.ids("orders"))),
     "texts": (lambda c: c.allocate_range("orders", texts=True), lambda c: c.allocate_range("orders", texts=True)),
+    "one id": (lambda c: c.allocate_range("orders"), lambda c: c.allocate_range("orders")),
     "idempotent": (
         lambda c: c.allocate_range("orders", idempotent=True),
         lambda c: c.allocate_range("orders", idempotent=True),
