@@ -180,10 +180,11 @@ async def test_a_slow_sequence_delays_answers_only(served: Served) -> None:
     """Requests behind one that waits take their ids from the lease meanwhile."""
     await fill_lease(served, "warm")
     gate = served.store.hold("grant")
+    before = served.allocator.ids_in_memory("warm")
     call = served.ids.AllocateStream()
     await call.write(range_of("slow"))
     await call.write(range_of("warm", 2))
-    await until(lambda: served.allocator.ids_in_memory("warm") < 1_998)
+    await until(lambda: served.allocator.ids_in_memory("warm") == before - 2)
     assert await ask(served.ids.AllocateStream(), range_of("warm")) == [(5, 5)]
     gate.set()
     assert [shown(await soon(call.read())) for _ in range(2)] == [(1, 1), (3, 4)]
@@ -259,6 +260,39 @@ async def test_a_client_that_does_not_read_gets_no_more(served: Served) -> None:
     following = await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="warm"))
     assert 0 < (following.range.first_id - 3) / 10_000 < 200
     call.cancel()
+
+
+async def serial(served: Served) -> int:
+    """Generate a document id, and return its serial."""
+    [run] = (await served.ids.GenerateDocId(pb.GenerateDocIdRequest(view=pb.DOC_ID_VIEW_COMPACT))).runs
+    return int(run.first_doc_id[12:], 16)
+
+
+async def test_queued_answers_have_few_texts(served: Served) -> None:
+    """Behind a request that waits, the server reads requests for 100,000 texts and no more."""
+    gate = served.store.hold("grant")
+    call = served.ids.AllocateStream()
+    await call.write(range_of("cold"))
+    before = await serial(served)
+    wanted = pb.AllocateStreamRequest(generate_doc_id=pb.GenerateDocIdRequest(id_count=10_000, view=pb.DOC_ID_VIEW_IDS))
+    for _ in range(30):
+        await call.write(wanted)
+    await hold_for_async(0.5, "the server reads as many requests as it may")
+    assert await serial(served) - before - 1 == request_stream.MAX_TEXTS
+    gate.set()
+    assert shown(await soon(call.read())) == (1, 1)
+    assert [len((await soon(call.read())).generate_doc_id.doc_ids) for _ in range(30)] == [10_000] * 30
+
+
+async def test_an_invalid_number_of_ids_extends_no_limit(served: Served) -> None:
+    """A negative number of ids in a request does not let others ask for more."""
+    gate = served.store.hold("grant")
+    call = served.ids.AllocateStream()
+    for count in (1, -(10**15), *[MAX_IDS_PER_CALL] * 10):
+        await call.write(range_of("orders", count))
+    await until_waiting(served, "orders", 11)
+    gate.set()
+    assert await reason_of_end(call) == "INVALID_REQUEST"
 
 
 @pytest.mark.parametrize(("requests", "id_count"), [(4, 1), (11, MAX_IDS_PER_CALL)], ids=["requests", "ids"])

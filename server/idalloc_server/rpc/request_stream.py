@@ -22,6 +22,9 @@ from idalloc_server.domain.errors import (
 # multiple of the most ids of one request.
 MAX_REQUESTS = 1_000
 MAX_IDS_FACTOR = 10
+# The texts in queued answers from which on no further requests are read: about 7 MB of document
+# ids.
+MAX_TEXTS = 100_000
 
 
 class _Answer(NamedTuple):
@@ -30,6 +33,7 @@ class _Answer(NamedTuple):
     request: pb.AllocateStreamRequest
     response: pb.AllocateStreamResponse
     id_count: int  # the ids that the request asks for
+    texts: int  # how many of them as texts
     filling: asyncio.Task[None] | None  # fills the response; None if it is filled
 
 
@@ -40,7 +44,7 @@ class RequestStream:
     Each request takes its ids when it is read. If no earlier one waits for the store, its answer is
     written before the next request is read: a client that does not read its answers gets no further
     ids. Otherwise answers wait in a queue while further requests are read, so that these wait for
-    the store together.
+    the store together. Requests behind ``MAX_TEXTS`` texts are not read.
     """
 
     messages: MessageStream
@@ -55,6 +59,7 @@ class RequestStream:
     burned: BurnedIds  # counts the ids of answers that could not be written
     _queue: deque[_Answer] = field(default_factory=deque, init=False)
     _queued_ids: int = field(default=0, init=False)
+    _queued_texts: int = field(default=0, init=False)
     _reading: asyncio.Task[Any] | None = field(default=None, init=False)
 
     async def serve(self) -> None:
@@ -86,8 +91,11 @@ class RequestStream:
             if first.filling is None or first.filling.done():
                 await self._write_first()
                 continue
-            if self._reading is None:
+            if self._reading is None and self._queued_texts < MAX_TEXTS:
                 self._reading = asyncio.create_task(self.messages.read())
+            if self._reading is None:
+                await asyncio.wait((first.filling,))
+                continue
             await asyncio.wait((self._reading, first.filling), return_when=asyncio.FIRST_COMPLETED)
             if self._reading.done():
                 break
@@ -119,11 +127,14 @@ class RequestStream:
                 raise
             return
         filling = None if is_filled else asyncio.create_task(self._fill(request, response, refund))
-        self._put(_Answer(request, response, wanted.id_count or 1, filling))
+        id_count = min(max(wanted.id_count, 1), self.max_ids)  # also of an invalid request
+        has_texts = wanted.view == pb.RANGE_VIEW_TEXTS if is_range else wanted.view != pb.DOC_ID_VIEW_COMPACT
+        self._put(_Answer(request, response, id_count, id_count if has_texts else 0, filling))
 
     def _put(self, answer: _Answer) -> None:
         self._queue.append(answer)
         self._queued_ids += answer.id_count
+        self._queued_texts += answer.texts
         if len(self._queue) > MAX_REQUESTS:
             raise InvalidRequest("number", f"must be of one of at most {MAX_REQUESTS} requests without an answer")
         if self._queued_ids > (most := MAX_IDS_FACTOR * self.max_ids):
@@ -158,7 +169,9 @@ class RequestStream:
 
     async def _write_first(self) -> None:
         await self.messages.write(self._queue[0].response)
-        self._queued_ids -= self._queue.popleft().id_count
+        written = self._queue.popleft()
+        self._queued_ids -= written.id_count
+        self._queued_texts -= written.texts
 
     async def _discard_queue(self) -> None:
         """End the tasks, and burn the ids of answers that were not written."""
