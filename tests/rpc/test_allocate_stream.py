@@ -366,6 +366,13 @@ async def test_a_new_policy_applies_to_open_streams(secured: Served) -> None:
     assert await ask(kept, range_of("mine"), range_of("more")) == ["PERMISSION_DENIED", (1, 1)]
 
 
+async def test_a_stream_has_its_headers_before_its_requests(served: Served) -> None:
+    """The reply's headers arrive before the first request, so that a proxy keeps the stream."""
+    call = served.ids.AllocateStream()
+    assert list(await soon(call.initial_metadata())) == []
+    assert await ask(call, range_of("orders")) == [(1, 1)]
+
+
 async def test_an_undecodable_request_ends_the_stream(served: Served) -> None:
     """Bytes that are no request end the stream with INVALID_REQUEST."""
     call: Any = served.channel.stream_stream(METHOD)()

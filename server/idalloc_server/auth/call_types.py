@@ -25,6 +25,10 @@ class Context(Protocol):
         """Return the seconds until the deadline; None without one."""
         ...
 
+    async def send_initial_metadata(self, metadata: tuple[tuple[str, Any], ...]) -> None:
+        """Send the headers of a stream's reply now instead of with its first message."""
+        ...
+
     async def write(self, message: Any) -> None:
         """Send a message of a stream."""
         ...

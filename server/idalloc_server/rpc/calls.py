@@ -89,6 +89,7 @@ class _Messages:
     async def read(self) -> Any:
         # Not before the first read: a transport may miss that an iterator is never used.
         if self._incoming is None:
+            await self._send_headers()
             self._incoming = aiter(self.requests)
         request = await self.draining.read_request(self._incoming)
         if request is UNDECODABLE:
@@ -101,6 +102,13 @@ class _Messages:
         except self.left_errors:
             raise asyncio.CancelledError from None  # The client left.
         self.answers[_CODES[message.error.code] if message.HasField("error") else "OK"] += 1
+
+    async def _send_headers(self) -> None:
+        # A proxy may end a call whose request is not complete in time, unless its reply has begun.
+        try:
+            await self.context.send_initial_metadata(())
+        except self.left_errors:
+            raise asyncio.CancelledError from None  # The client left.
 
 
 def _field_reader(name: str, method: MethodDescriptor) -> _FieldReader:
