@@ -8,6 +8,7 @@ import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,28 @@ def test_a_slow_client_gets_all_replies_before_goaway(tmp_path: Path, transport:
     assert messages_in(b"".join(each[1:] for each in received if each[0] == http2.DATA)) == 300
     errors = [int.from_bytes(each[5:9], "big") for each in received if each[0] == http2.GOAWAY]
     assert set(errors) <= {NO_ERROR}
+
+
+@transports
+def test_unread_answers_delay_no_stop(tmp_path: Path, transport: str) -> None:
+    """A client that reads no answers of AllocateStream delays a stop by drain_timeout at most."""
+    texts = pb.AllocateRangeRequest(sequence="orders", id_count=10_000, view=pb.RANGE_VIEW_TEXTS)
+    request = pb.AllocateStreamRequest(allocate_range=texts).SerializeToString()
+    with (
+        running(tmp_path, transport=transport, drain_timeout="2s") as server,
+        http2.connect(server.address, window=0) as connection,
+    ):
+        requests = [http2.message(1, request, is_last=False)] * 400
+        connection.sendall(http2.headers(1, "AllocateStream") + b"".join(requests))
+        while http2.read_frame(connection)[0] != http2.HEADERS:
+            pass
+        hold_for(0.5, "the server answers until its buffers are full")
+        server.send(signal.SIGTERM)
+        assert server.process.wait(30) == 0
+    [draining], [stopped] = log_events(server, "draining"), log_events(server, "stopped")
+    times = [datetime.fromisoformat(each["timestamp"]) for each in (draining, stopped)]
+    assert 1 < (times[1] - times[0]).total_seconds() < 4
+    assert stopped["burned"]["cancelled"] >= 10_000, "no answer waited"
 
 
 @transports

@@ -47,11 +47,11 @@ def headers(stream: int, method: str, metadata: Iterable[tuple[str, str]] = (), 
     )
 
 
-def message(stream: int, request: bytes, *, is_packed: bool = False) -> bytes:
-    """Return the frames with a call's only request, the last one with END_STREAM."""
+def message(stream: int, request: bytes, *, is_packed: bool = False, is_last: bool = True) -> bytes:
+    """Return the frames with a request of a call; those of the last one end with END_STREAM."""
     content = struct.pack(">BI", is_packed, len(request)) + request
     pieces = [content[start : start + MAX_FRAME] for start in range(0, len(content), MAX_FRAME)]
-    last = frame(DATA, END_STREAM, stream, pieces.pop())
+    last = frame(DATA, END_STREAM if is_last else 0, stream, pieces.pop())
     return b"".join(frame(DATA, 0, stream, piece) for piece in pieces) + last
 
 
