@@ -6,6 +6,7 @@ with serving() as server:
     server.last["orders"] = 10          # the sequence's last id
     server.ttl = 0.2                    # seconds for which a pool may keep ids
     server.break_after = 2              # the next stream breaks after this many messages
+    server.resets = True                # that stream of requests is reset
     server.wrong_number = 1             # is added to the numbers of answers of AllocateStream
     server.hold.clear()                 # calls wait until hold.set()
     server.requests["AllocateRange"]    # the requests, in order
@@ -99,6 +100,7 @@ class FakeServer(FakeSequences, IdAllocatorServiceServicer, NodeServiceServicer)
         self.recorded: dict[str, pb.IdRange] = {}
         self.last: dict[str, int] = {}
         self.break_after: int | None = None
+        self.resets = False
         self.wrong_number = 0
         self.hold = threading.Event()
         self.hold.set()
@@ -162,6 +164,9 @@ class FakeServer(FakeSequences, IdAllocatorServiceServicer, NodeServiceServicer)
         for sent, request in enumerate(requests):
             if sent == self.break_after:
                 self.break_after = None
+                if self.resets:
+                    context.cancel()
+                    return
                 self._abort(context, "SERVER_DRAINING", grpc.StatusCode.UNAVAILABLE, retry_after=0.01)
             self.requests["AllocateStream of one"].append(request)
             answer = pb.AllocateStreamResponse(number=request.number + self.wrong_number)

@@ -4,10 +4,11 @@ import time
 from collections import deque
 from typing import Any, Generic, TypeVar
 
+import grpc
 from google.protobuf.message import Message
 
 from idalloc._core.calls import Call
-from idalloc._core.errors import DeadlineExceeded, IdallocError, ProtocolError, Unavailable
+from idalloc._core.errors import DeadlineExceeded, IdallocError, ProtocolError, ServerUnreachable, Unavailable
 from idalloc._core.reply_checks import protocol_error, unparsable
 from idalloc._core.resumption import MAX_RETRY_AFTER
 from idalloc._core.rpc_errors import from_status
@@ -20,6 +21,9 @@ MAX_IN_FLIGHT = 500
 # How often a request is asked again because its answer was an error that may end by itself, as
 # gRPC's retry policy asks for a unary call.
 MAX_ATTEMPTS = 5
+# gRPC's messages if a stream was reset, as a proxy does with one that was silent for long, and if
+# it ended during a write of grpc.aio. The latter takes the place of the server's status.
+_NO_STATUS = ("RST_STREAM", "Internal error from Core")
 
 
 class Pending(Generic[T]):
@@ -62,6 +66,16 @@ class Pending(Generic[T]):
     def late(self, target: str, timeout: float) -> DeadlineExceeded:
         """Return the error of a caller that has waited for its timeout."""
         return DeadlineExceeded(f"no answer from {target} within {timeout:g} s")
+
+
+def broken(error: IdallocError, target: str) -> IdallocError:
+    """Return ServerUnreachable for the error of a stream that ended without a status.
+
+    The next stream shows why. Other errors are returned as they are.
+    """
+    if error.code is grpc.StatusCode.CANCELLED or any(text in str(error) for text in _NO_STATUS):
+        return ServerUnreachable(f"no answer from {target}: the stream broke")
+    return error
 
 
 class Pipeline:

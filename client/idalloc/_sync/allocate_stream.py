@@ -14,7 +14,7 @@ from idalloc._core import calls
 from idalloc._core.calls import Call
 from idalloc._core.errors import IdallocError, ServerUnreachable
 from idalloc._core.fork import process_marker
-from idalloc._core.pipeline import MAX_IN_FLIGHT, Pending, Pipeline
+from idalloc._core.pipeline import MAX_IN_FLIGHT, Pending, Pipeline, broken
 from idalloc._core.resumption import Retries
 from idalloc._core.rpc_errors import translate_rpc_errors
 from idalloc._core.types import Range
@@ -169,6 +169,8 @@ class AllocateStream:
                         with suppress(Exception):  # its caller has left
                             pending.waiter.set_result(outcome)
                 raise ServerUnreachable(f"no answer from {client.target}: the stream ended")
+            except IdallocError as error:
+                raise broken(error, client.target) from error.__cause__
             finally:
                 outbox.put(None)
                 call.cancel()

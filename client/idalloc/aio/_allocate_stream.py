@@ -11,7 +11,7 @@ from idalloc._core import calls
 from idalloc._core.calls import Call
 from idalloc._core.errors import IdallocError, ServerUnreachable
 from idalloc._core.fork import process_marker
-from idalloc._core.pipeline import MAX_IN_FLIGHT, Pending, Pipeline
+from idalloc._core.pipeline import MAX_IN_FLIGHT, Pending, Pipeline, broken
 from idalloc._core.resumption import Retries
 from idalloc._core.rpc_errors import translate_rpc_errors
 from idalloc._core.types import Range
@@ -20,9 +20,6 @@ from idalloc.aio._base import BaseClient
 from idalloc.v1 import id_allocator_pb2 as pb
 
 T = TypeVar("T")
-
-# grpc.aio's message if a stream ends during a write. It takes the place of the server's status.
-_WRITE_FAILED = "Internal error from Core"
 
 
 class AllocateStream:
@@ -139,9 +136,7 @@ class AllocateStream:
                             pending.waiter.set_result(outcome)
                 raise ServerUnreachable(f"no answer from {client.target}: the stream ended")
             except IdallocError as error:
-                if _WRITE_FAILED in str(error):  # the next stream shows why this one ended
-                    raise ServerUnreachable(f"no answer from {client.target}: the stream broke") from error
-                raise
+                raise broken(error, client.target) from error.__cause__
             finally:
                 if next(process):
                     call.cancel()

@@ -99,6 +99,15 @@ def test_a_broken_stream_is_opened_again(server: FakeServer, run: Run) -> None:
 
 
 @both
+def test_a_stream_that_is_reset_is_opened_again(server: FakeServer, run: Run) -> None:
+    """A proxy may reset a stream that was silent for long: its requests are sent again."""
+    server.break_after, server.resets = 3, True
+    results = run(server.target, *[orders] * 8)
+    assert sorted(one for each in results for one in each) == list(range(1, 17))
+    assert len(server.requests["AllocateStream"]) == 2
+
+
+@both
 def test_an_error_belongs_to_its_request(server: FakeServer, run: Run) -> None:
     """A request that fails has its exception, with all details; the others have their ranges."""
     exhausted = status_of("SEQUENCE_EXHAUSTED", grpc.StatusCode.OUT_OF_RANGE, remaining=3, largest_range=2)
