@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ from tests.support import environments
 from tests.support.http2 import PREFACE, client_context, settings
 from tests.support.manifests import DEPLOY, read_yaml
 from tests.support.paths import ROOT
-from tests.support.proxy import HEALTHY, OPTIONS, Proxy, render, serving
-from tests.support.server_calls import id_allocator, log_events
+from tests.support.proxy import HEALTHY, OPTIONS, Proxy, render, sdk, serving
+from tests.support.rpc_errors import details_of
+from tests.support.server_calls import id_allocator, log_events, stream_of_requests
 from tests.support.under_attack import write_access
 from tests.support.waiting import wait_until
 
@@ -245,8 +247,10 @@ def test_a_caller_behind_envoy_is_limited_by_its_address(proxy: Proxy) -> None:
     with serving(proxy, access_file=write_access(proxy.folder)) as server:
         with proxy.channel() as channel:
             forged = [("x-forwarded-for", "9.9.9.9"), ("authorization", "Bearer wrong")]
+            with pytest.raises(grpc.RpcError) as rejected:
+                next(id_allocator(channel).AllocateStream(iter(()), metadata=forged))
             errors = [failure(channel, metadata=forged) for _ in range(BURST + 5)]
-        assert {each.code() for each in errors} == {grpc.StatusCode.UNAUTHENTICATED}
+        assert {each.code() for each in [*errors, rejected.value]} == {grpc.StatusCode.UNAUTHENTICATED}
 
         def hosts() -> set[str]:
             return {each["subject"] for each in log_events(server, "audit") if "subject" in each}
@@ -324,3 +328,30 @@ def test_a_rolling_restart_behind_envoy_fails_no_call(proxy: Proxy) -> None:
     assert failed == []
     assert len(set(done)) == len(done)
     assert len(done) == len(set(done))
+
+
+@REAL
+def test_streams_of_requests_move_to_another_server(proxy: Proxy) -> None:
+    """A drain ends AllocateStream with SERVER_DRAINING; requests of the SDK then get other ids."""
+    issued: list[int] = []
+    with (
+        serving(proxy) as one,
+        sdk(proxy) as client,
+        client.allocate_stream() as stream,
+        proxy.channel() as channel,
+        stream_of_requests(channel) as (send, coming),
+    ):
+        send("orders")
+        issued.append(next(coming).allocate_range.range.first_id)
+        issued += stream.allocate_range("orders")
+        with serving(proxy, listen=proxy.sockets[1]), ThreadPoolExecutor(1) as threads:
+            stopping = threads.submit(one.stop)
+            while not stopping.done():
+                issued += stream.allocate_range("orders")
+            with pytest.raises(grpc.RpcError) as ended:
+                next(coming)
+            issued += stream.allocate_range("orders")
+    assert stopping.result() == 0
+    details = details_of(ended.value)  # type: ignore[arg-type]
+    assert (details.code, details.info.reason) == (grpc.StatusCode.UNAVAILABLE, "SERVER_DRAINING")
+    assert len(set(issued)) == len(issued)

@@ -19,8 +19,8 @@ from tests.support import http2
 from tests.support.faults.resources import read_resources
 from tests.support.paths import ROOT
 from tests.support.processes import Server
-from tests.support.proxy import Proxy, proxying, serving
-from tests.support.server_calls import id_allocator
+from tests.support.proxy import Proxy, proxying, sdk, serving
+from tests.support.server_calls import id_allocator, stream_of_requests
 from tests.support.under_attack import ATTACKS, MAX_MB, MAX_P99_MS, UNAUTHENTICATED, attack, write_access
 from tests.support.waiting import wait_until
 
@@ -105,6 +105,53 @@ def test_envoy_limits_headers_and_requests(proxy: Proxy) -> None:
         allocate(channel)
     wait_until(lambda: len(proxy.log) >= 3, "the access log")
     assert proxy.stat("cluster.idalloc.upstream_rq_total") == 2, proxy.log
+
+
+def test_only_streams_of_requests_outlast_the_time_of_a_request(short_folder: Path) -> None:
+    """An incomplete request ends at its limit of time; AllocateStream goes on, and is in order."""
+    with (
+        proxying(short_folder, {"request_timeout: 5s": "request_timeout: 1s"}) as proxy,
+        serving(proxy),
+        proxy.channel() as channel,
+        stream_of_requests(channel) as (send, coming),
+    ):
+        for first in (1, 4):
+            with raw(proxy) as connection:  # It ends later than the stream began, or had its last answer.
+                connection.sendall(http2.headers(1, "AllocateRange") + http2.message(1, ORDERS, is_last=False))
+                answers(connection)
+            send(*["orders"] * 3)
+            ranges = [next(coming) for _ in range(3)]
+            assert [each.number for each in ranges] == [0, 1, 2]
+            assert [each.allocate_range.range.first_id for each in ranges] == [*range(first, first + 3)]
+        wait_until(lambda: len(proxy.log) == 2, "the access log")
+        assert {each["details"] for each in proxy.log} == {"request_overall_timeout"}
+
+
+def test_a_silent_stream_of_requests_ends(short_folder: Path) -> None:
+    """A stream without a message ends at its limit, in Envoy and in the server; the SDK goes on."""
+    silent = {"stream_idle_timeout: 300s": "stream_idle_timeout: 1s"}
+    with proxying(short_folder, silent) as proxy, serving(proxy), proxy.channel() as channel:
+        with stream_of_requests(channel) as (_, coming), pytest.raises(grpc.RpcError) as failed:
+            next(coming)
+        assert failed.value.code() == grpc.StatusCode.INTERNAL
+        with sdk(proxy) as caller, caller.allocate_stream() as stream:
+            for ended in (2, 3):
+                stream.allocate_range("orders")
+                wait_until(lambda ended=ended: len(proxy.log) == ended, "the end of the stream")  # type: ignore[misc]
+        assert [each["details"] for each in proxy.log] == ["stream_idle_timeout"] * 3
+        wait_until(lambda: not proxy.stat("cluster.idalloc.upstream_rq_active"), "the end in the server")
+
+
+def test_envoy_limits_each_request_of_a_stream(proxy: Proxy) -> None:
+    """A stream may have any number of requests, each of at most 256 KiB."""
+    with serving(proxy), proxy.channel() as channel, stream_of_requests(channel) as (send, coming):
+        send(*["n" * 20_000] * 20, "orders")
+        kinds = [next(coming).WhichOneof("response") for _ in range(21)]
+        assert kinds == ["error"] * 20 + ["allocate_range"]
+        send("n" * 300_000)
+        with pytest.raises(grpc.RpcError) as failed:
+            next(coming)
+        assert failed.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def test_envoy_limits_streams_of_a_connection(proxy: Proxy) -> None:
@@ -274,17 +321,18 @@ def test_an_attack_takes_bounded_memory_and_delays_nobody(proxy: Proxy, name: st
             assert arrived > 80
 
 
+@pytest.mark.parametrize("method", ["AllocateRange", "AllocateStream"])
 @pytest.mark.parametrize(
     "encodings", [["gzip"], ["GZIP"], ["identity,gzip"], ["identity", "gzip"], ["gzip", "identity"], ["identity"], []]
 )
-def test_packed_requests_are_never_unpacked(proxy: Proxy, encodings: list[str]) -> None:
+def test_packed_requests_are_never_unpacked(proxy: Proxy, encodings: list[str], method: str) -> None:
     """A gzip bomb is refused, by its header or by its flag alone."""
     metadata = [("grpc-encoding", each) for each in encodings]
     bomb = gzip.compress(bytes(200_000_000))
     with serving(proxy) as server, raw(proxy) as connection:
         before = megabytes(server, proxy)
         with suppress(ConnectionError, ssl.SSLError):
-            connection.sendall(http2.headers(1, "AllocateRange", metadata) + http2.message(1, bomb, is_packed=True))
+            connection.sendall(http2.headers(1, method, metadata) + http2.message(1, bomb, is_packed=True))
         kinds = [kind for kind, _ in answers(connection)]
         assert http2.DATA not in kinds
         assert megabytes(server, proxy) < before + 50

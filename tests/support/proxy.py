@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 import trustme
 
+import idalloc
 from tests.support import environments
 from tests.support.manifests import DEPLOY
 from tests.support.processes import Server, running
@@ -85,9 +86,18 @@ class Proxy:
 
 def secure_channel(address: str, tls: Path, **options: Any) -> grpc.Channel:
     """Return a channel with a connection of its own, and a client's certificate from a folder."""
-    files = [(tls / name).read_bytes() for name in ("ca.pem", "client.key", "client.pem")]
     own = [("grpc.use_local_subchannel_pool", 1), *options.pop("options", [])]
-    return grpc.secure_channel(address, grpc.ssl_channel_credentials(*files), own, **options)
+    return grpc.secure_channel(address, client_credentials(tls), own, **options)
+
+
+def sdk(proxy: Proxy) -> idalloc.Client:
+    """Return a client of the SDK that calls through a proxy."""
+    return idalloc.Client(proxy.address, credentials=client_credentials(proxy.tls))
+
+
+def client_credentials(tls: Path) -> grpc.ChannelCredentials:
+    """Return a client's credentials from a folder."""
+    return grpc.ssl_channel_credentials(*((tls / name).read_bytes() for name in ("ca.pem", "client.key", "client.pem")))
 
 
 def write_certificate(authority: trustme.CA, name: str, file: Path) -> None:

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import grpc
 
+from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc, node_pb2, node_pb2_grpc
 from tests.support.processes import Server, environment, serve_command
 from tests.support.waiting import wait_until as wait_until
@@ -23,6 +25,25 @@ def connect(server: Server) -> grpc.Channel:
 def id_allocator(channel: grpc.Channel) -> Any:
     """Return a stub of IdAllocatorService."""
     return id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
+
+
+@contextmanager
+def stream_of_requests(channel: grpc.Channel) -> Iterator[tuple[Any, Any]]:
+    """Open AllocateStream during the block: a function that sends requests, and the answers."""
+    requests: SimpleQueue[pb.AllocateStreamRequest | None] = SimpleQueue()
+    call = id_allocator(channel).AllocateStream(iter(requests.get, None))
+
+    def send(*sequences: str) -> None:
+        for number, name in enumerate(sequences):
+            wanted = pb.AllocateRangeRequest(sequence=name)
+            requests.put(pb.AllocateStreamRequest(number=number, allocate_range=wanted))
+
+    try:
+        call.initial_metadata()  # The stream is open.
+        yield send, call
+    finally:
+        requests.put(None)
+        call.cancel()
 
 
 def status_of(server: Server, path: str, host: str) -> int:
