@@ -120,7 +120,9 @@ async def test_short_deadlines_change_no_health(served: Served) -> None:
     short = [make(served, name, SHORT) for name, make in CALLS_OF.items() for _ in range(CALLS)]
     outcomes = await asyncio.gather(*short, return_exceptions=True)
     await until(lambda: served.metrics.in_flight <= 1)
-    codes = {each.code() for each in outcomes if isinstance(each, grpc.aio.AioRpcError)}
+    failed = [each for each in outcomes if isinstance(each, grpc.aio.AioRpcError)]
+    # grpc.aio's message if a call with a stream of requests ends during a write.
+    codes = {each.code() for each in failed if each.details() != "Internal error from Core"}
     # Native may answer just when the client's own timer ends.
     assert codes - {grpc.StatusCode.CANCELLED} == {grpc.StatusCode.DEADLINE_EXCEEDED}
     served.allocator.store_health.evaluate()
