@@ -205,6 +205,18 @@ async def test_a_request_has_a_timeout(served: Served) -> None:
     assert not served.allocator.burned.by_cause
 
 
+@pytest.mark.parametrize(
+    "timeout",
+    [Duration(seconds=2**62), Duration(seconds=-(2**62)), Duration(seconds=1, nanos=-1), Duration(nanos=2**31 - 1)],
+    ids=["too large", "too small", "two signs", "nanoseconds"],
+)
+async def test_an_invalid_timeout_is_answered(served: Served, timeout: Duration) -> None:
+    """A timeout that is no valid duration is INVALID_REQUEST, and takes no id."""
+    late = range_of("orders", 7)
+    late.timeout.CopyFrom(timeout)
+    assert await ask(served.ids.AllocateStream(), late, range_of("orders")) == ["INVALID_REQUEST", (1, 1)]
+
+
 async def test_an_unavailable_store_fails_its_requests_only(served: Served) -> None:
     """Without the store, requests that the lease serves have ranges."""
     await fill_lease(served, "warm")

@@ -25,6 +25,8 @@ MAX_IDS_FACTOR = 10
 # The texts in queued answers from which on no further requests are read: about 7 MB of document
 # ids.
 MAX_TEXTS = 100_000
+# The longest timeout of a request, in seconds: protobuf's longest duration.
+MAX_TIMEOUT = 315_576_000_000
 
 
 class _Answer(NamedTuple):
@@ -110,9 +112,10 @@ class RequestStream:
         response = pb.AllocateStreamResponse(number=request.number)
         is_range = request.HasField("allocate_range")
         wanted = request.allocate_range if is_range else request.generate_doc_id
-        refund: Refund | None = None
+        refund, timeout = None, None
         try:
             refund = self.admit(wanted.sequence if is_range else None, wanted.id_count)
+            timeout = _timeout_of(request)
             is_filled = self.answer_at_once(request, response)
         except Unauthenticated:
             raise
@@ -126,7 +129,7 @@ class RequestStream:
                 self._burn(request, response)
                 raise
             return
-        filling = None if is_filled else asyncio.create_task(self._fill(request, response, refund))
+        filling = None if is_filled else asyncio.create_task(self._fill(request, response, refund, timeout))
         id_count = min(max(wanted.id_count, 1), self.max_ids)  # also of an invalid request
         has_texts = wanted.view == pb.RANGE_VIEW_TEXTS if is_range else wanted.view != pb.DOC_ID_VIEW_COMPACT
         self._put(_Answer(request, response, id_count, id_count if has_texts else 0, filling))
@@ -141,9 +144,12 @@ class RequestStream:
             raise InvalidRequest("id_count", f"must be at most {most} in all requests without an answer")
 
     async def _fill(
-        self, request: pb.AllocateStreamRequest, response: pb.AllocateStreamResponse, refund: Refund | None
+        self,
+        request: pb.AllocateStreamRequest,
+        response: pb.AllocateStreamResponse,
+        refund: Refund | None,
+        timeout: float | None,
     ) -> None:
-        timeout = request.timeout.ToTimedelta().total_seconds() if request.HasField("timeout") else None
         try:
             async with asyncio.timeout(timeout):
                 await self.answer_later(request, response)
@@ -189,3 +195,13 @@ class RequestStream:
         if response.HasField("allocate_range") and not request.allocate_range.request_id:
             issued = response.allocate_range
             self.burned.add(request.allocate_range.sequence, issued.period, BurnCause.CANCELLED, issued.range.id_count)
+
+
+def _timeout_of(request: pb.AllocateStreamRequest) -> float | None:
+    """Return the timeout of a request in seconds; None if it has none."""
+    if not request.HasField("timeout"):
+        return None
+    seconds, nanos = request.timeout.seconds, request.timeout.nanos
+    if not (0 <= seconds <= MAX_TIMEOUT and 0 <= nanos < 1_000_000_000):
+        raise InvalidRequest("timeout", f"must be a duration of 0 to {MAX_TIMEOUT} seconds")
+    return float(seconds + nanos / 1e9)
