@@ -407,9 +407,10 @@ class TestQuotas:
         assert answers == [(1, 60), (1, 60), "QUOTA_EXCEEDED"]
 
     async def test_each_request_counts_as_a_call(self, metered: Served) -> None:
-        """Each request is charged to the quota of calls."""
+        """Each request is charged to the quota of calls, and so is the stream."""
         call = metered.ids.AllocateStream(**call_options("busy"))
-        assert await ask(call, *[range_of("a")] * 3) == [(1, 1), (2, 2), "QUOTA_EXCEEDED"]
+        assert await ask(call, *[range_of("a")] * 2) == [(1, 1), "QUOTA_EXCEEDED"]
+        assert await reason_of_end(metered.ids.AllocateStream(**call_options("busy"))) == "QUOTA_EXCEEDED"
 
 
 async def test_streams_and_single_calls_share_sequences(served: Served) -> None:

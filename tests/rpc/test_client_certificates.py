@@ -167,6 +167,10 @@ async def test_expired_certificate_is_rejected_on_every_call(ca: trustme.CA, pol
             request = pb.StreamRangesRequest(sequence="billing", total_id_count=10**9, chunk_id_count=1)
             stream = ids.StreamRanges(request, timeout=40)
             assert (await stream.read()).range.id_count == 1
+            asked = pb.AllocateStreamRequest(allocate_range=pb.AllocateRangeRequest(sequence="billing"))
+            requests = ids.AllocateStream(timeout=40)
+            await requests.write(asked)
+            assert (await requests.read()).HasField("allocate_range")
             calls: list[Any] = [
                 lambda metadata=(): ids.AllocateRange(pb.AllocateRangeRequest(sequence="billing"), metadata=metadata),
                 lambda: ids.GenerateDocId(pb.GenerateDocIdRequest()),
@@ -188,6 +192,10 @@ async def test_expired_certificate_is_rejected_on_every_call(ca: trustme.CA, pol
             with pytest.raises(grpc.aio.AioRpcError, match="the client certificate expired at 20"):
                 while await stream.read():
                     pass
+            await requests.write(asked)
+            with pytest.raises(grpc.aio.AioRpcError) as failed:
+                await requests.read()
+            assert details_of(failed.value).info.reason == "UNAUTHENTICATED"
 
 
 def call_with_certificate(pem: bytes, name: str) -> Any:

@@ -173,6 +173,7 @@ class AccessControl:
                 return
             policy = authenticator.policy
             identity, _ = self._authorize(method, rule, None, context)
+            limits.charge_call(method, identity)
 
             def admit(sequence: str | None, ids: int) -> Refund | None:
                 nonlocal policy, identity
