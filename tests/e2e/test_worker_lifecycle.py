@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from tests.support.processes import Server, environment, running, serve_command
+from tests.support.rpc_errors import details_of
 from tests.support.server_calls import (
     channel_per_worker,
     connect,
@@ -27,6 +28,7 @@ from tests.support.server_calls import (
     is_running,
     log_events,
     refused_start,
+    stream_of_requests,
     update_node,
     wait_until,
     worker_pids,
@@ -122,6 +124,33 @@ class TestDying:
             assert server.stop() == 0
         with running(tmp_path, **settings):
             pass
+
+    @pytest.mark.parametrize("transport", ["grpcio", "native"])
+    def test_a_draining_worker_ends_its_streams_of_requests_only(self, tmp_path: Path, transport: str) -> None:
+        """P1: a worker that drains ends AllocateStream with SERVER_DRAINING; others go on with it."""
+        with running(tmp_path, workers=2, transport=transport) as server, channel_per_worker(server) as channels:
+            issued: list[int] = []
+
+            def take(send: Any, coming: Any) -> None:
+                send(*["orders"] * 3)
+                issued.extend(next(coming).allocate_range.range.first_id for _ in range(3))
+
+            with ExitStack() as opened:
+                streams = [opened.enter_context(stream_of_requests(channel)) for channel in channels]
+                for each in streams:
+                    take(*each)
+                os.kill(worker_pids(server)[0], signal.SIGTERM)
+                wait_until(lambda: not all(coming.is_active() for _, coming in streams))
+                [ended] = [coming for _, coming in streams if not coming.is_active()]
+                assert details_of(ended).info.reason == "SERVER_DRAINING"
+                [running_on] = [each for each in streams if each[1] is not ended]
+                take(*running_on)
+                wait_until(lambda: len(worker_pids(server)) == 3)
+                take(*running_on)
+            for channel in channels:
+                with stream_of_requests(channel) as stream:
+                    take(*stream)
+            assert len(set(issued)) == len(issued) == 18
 
 
 class TestStopping:
