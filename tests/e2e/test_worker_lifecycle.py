@@ -127,7 +127,7 @@ class TestDying:
 
     @pytest.mark.parametrize("transport", ["grpcio", "native"])
     def test_a_draining_worker_ends_its_streams_of_requests_only(self, tmp_path: Path, transport: str) -> None:
-        """P1: a worker that drains ends AllocateStream with SERVER_DRAINING; others go on with it."""
+        """A worker that drains ends AllocateStream with SERVER_DRAINING; others go on with it."""
         with running(tmp_path, workers=2, transport=transport) as server, channel_per_worker(server) as channels:
             issued: list[int] = []
 
