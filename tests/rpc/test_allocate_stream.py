@@ -240,7 +240,8 @@ async def test_a_fault_fails_its_request_only(served: Served, monkeypatch: pytes
     with structlog.testing.capture_logs() as logs:
         answers = await ask(served.ids.AllocateStream(), range_of("faulty"), range_of("orders"))
     assert answers == ["INTERNAL", (1, 1)]
-    assert served.metrics.stream_answers == {"INTERNAL": 1, "OK": 1}
+    # An answer is counted after it is written.
+    await until(lambda: served.metrics.stream_answers == {"INTERNAL": 1, "OK": 1})
     assert [line["method"] for line in logs if line["event"] == "call_failed"] == [METHOD]
 
 
