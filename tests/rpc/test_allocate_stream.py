@@ -1,6 +1,7 @@
 """AllocateStream on the wire."""
 
 import asyncio
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
@@ -12,6 +13,7 @@ from google.protobuf.duration_pb2 import Duration
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc_server.auth.access import AccessPolicy
 from idalloc_server.domain.allocation.burned import BurnCause
+from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.rpc import request_stream
 from tests.rpc.conftest import MAX_IDS_PER_CALL, Served, serving
@@ -21,7 +23,7 @@ from tests.support.fake_store import FakeClock
 from tests.support.identities import bearer, identity_with_token
 from tests.support.memory_rows import Row
 from tests.support.rpc_errors import details_of
-from tests.support.waiting import hold_for_async, until
+from tests.support.waiting import hold_for_async, settle, until
 
 METHOD = "/idalloc.v1.IdAllocatorService/AllocateStream"
 REQUEST_ID = "11111111-aaaa-4111-8111-111111111111"
@@ -275,26 +277,28 @@ async def test_a_client_that_does_not_read_gets_no_more(served: Served) -> None:
     call.cancel()
 
 
-async def serial(served: Served) -> int:
-    """Generate a document id, and return its serial."""
-    [run] = (await served.ids.GenerateDocId(pb.GenerateDocIdRequest(view=pb.DOC_ID_VIEW_COMPACT))).runs
-    return int(run.first_doc_id[12:], 16)
-
-
-async def test_queued_answers_have_few_texts(served: Served) -> None:
-    """Behind a request that waits, the server reads requests for 100,000 texts and no more."""
+async def test_queued_answers_have_no_texts(served: Served) -> None:
+    """Behind a request that waits, the ids of others take little memory: texts are made when they
+    are written.
+    """
+    await fill_lease(served, "warm")
+    held = served.allocator.ids_in_memory("warm")
     gate = served.store.hold("grant")
     call = served.ids.AllocateStream()
     await call.write(range_of("cold"))
-    before = await serial(served)
-    wanted = pb.AllocateStreamRequest(generate_doc_id=pb.GenerateDocIdRequest(id_count=10_000, view=pb.DOC_ID_VIEW_IDS))
-    for _ in range(30):
-        await call.write(wanted)
-    await hold_for_async(0.5, "the server reads as many requests as it may")
-    assert await serial(served) - before - 1 == request_stream.MAX_TEXTS
+    tracemalloc.start()
+    try:
+        wanted = pb.GenerateDocIdRequest(id_count=10_000, view=pb.DOC_ID_VIEW_IDS)
+        for _ in range(30):
+            await call.write(pb.AllocateStreamRequest(generate_doc_id=wanted))
+        await call.write(range_of("warm"))
+        await until(lambda: served.allocator.ids_in_memory("warm") < held)  # all before it have their ids
+        assert tracemalloc.get_traced_memory()[0] < 4e6  # as texts they would take 20 MB and more
+    finally:
+        tracemalloc.stop()
     gate.set()
-    assert shown(await soon(call.read())) == (1, 1)
-    assert [len((await soon(call.read())).generate_doc_id.doc_ids) for _ in range(30)] == [10_000] * 30
+    answers = [await soon(call.read()) for _ in range(32)]
+    assert [len(each.generate_doc_id.doc_ids) for each in answers] == [0, *[10_000] * 30, 0]
 
 
 async def test_an_invalid_number_of_ids_extends_no_limit(served: Served) -> None:
@@ -324,6 +328,40 @@ async def test_a_stream_ends_beyond_its_limits(
     answers = [shown(await soon(call.read())) for _ in range(requests)]
     assert answers == [(1 + n * id_count, (n + 1) * id_count) for n in range(requests)]
     assert await reason_of_end(call) == "INVALID_REQUEST"
+
+
+async def test_a_failed_request_does_not_count_to_the_limit(served: Served) -> None:
+    """A request that asks for too many ids fails alone, also while another one waits."""
+    gate = served.store.hold("grant")
+    call = served.ids.AllocateStream()
+    for id_count in (1, 2**62, -(2**62), 2):
+        await call.write(range_of("orders", id_count))
+    await until_waiting(served, "orders", 2)
+    gate.set()
+    answers = [shown(await soon(call.read())) for _ in range(4)]
+    assert answers == [(1, 1), "INVALID_REQUEST", "INVALID_REQUEST", (2, 3)]
+
+
+async def test_ids_that_wait_past_their_lease_are_not_sent(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P4: ids that wait behind a slow answer, in a process paused past their lease, are burned."""
+    await fill_lease(served, "warm")
+    held = served.allocator.ids_in_memory("warm")
+    boot, paused = SystemClock.boot, 0.0
+    monkeypatch.setattr(SystemClock, "boot", lambda clock: boot() + paused)
+    gate = served.store.hold("grant")
+    call = served.ids.AllocateStream()
+    for request in (range_of("slow"), range_of("warm", 5), range_of("late", 3)):
+        await call.write(request)
+    await until(lambda: served.allocator.ids_in_memory("warm") == held - 5)
+    await until(lambda: served.store.rows.get("late", Row(Sequence(), 0)).last_value == 3)
+    await settle()  # its ids are taken
+    paused = 200.0
+    gate.set()
+    _, *answers = [await soon(call.read()) for _ in range(3)]
+    assert all("expired before the reply" in each.error.message for each in answers)
+    assert served.allocator.burned.by_sequence["warm"][BurnCause.EXPIRED] == 5
+    assert served.allocator.burned.by_sequence["late"][BurnCause.EXPIRED] == 3
+    assert await ask(call, range_of("orders")) == [(1, 1)]
 
 
 async def test_a_drain_does_not_wait_for_idle_streams(served: Served) -> None:

@@ -3,8 +3,7 @@
 import re
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc_server.auth.call_types import Admit, AdmitRequest, Context, MessageStream
@@ -38,6 +37,13 @@ _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _NIL_UUID = "00000000-0000-0000-0000-000000000000"
 
 
+class _RecordedRange(NamedTuple):
+    """The ids of a request with a request id."""
+
+    id_range: IdRange
+    prefix: int  # the node prefix in its texts
+
+
 @dataclass(eq=False)
 class IdAllocatorServicer:
     """Translates requests and replies of ranges, document ids and UUIDs."""
@@ -59,22 +65,16 @@ class IdAllocatorServicer:
 
     async def AllocateRange(self, request: pb.AllocateRangeRequest, context: Context) -> pb.AllocateRangeResponse:
         """See id_allocator.proto."""
-        view = request.view
-        if view not in _RANGE_VIEWS:
-            raise InvalidRequest("view", f"must be a value of RangeView, not {view}")
-        most = self._max_ids_in(view) if view else self.max_ids
-        count = self._check_count("id_count", request.id_count, most=most)
-        if request.request_id:
-            return await self._allocate_idempotent(request, count)
-        id_range = self.allocator.allocate_from_lease(request.sequence, count)
+        count = self._count_ids(request)
         reply = pb.AllocateRangeResponse()
+        if request.request_id:
+            self._fill_recorded(reply, request, await self._take_recorded(request, count))
+            return reply
+        id_range = self.allocator.allocate_from_lease(request.sequence, count)
         if id_range is None:
             id_range = await self.allocator.allocate_after_refill(request.sequence, count)
             reply.created = self.allocator.pop_created(request.sequence)
-        if not self._fill(reply, id_range):
-            self._refuse_expired(request.sequence, id_range)
-        if view > pb.RANGE_VIEW_BASIC:
-            self._add_view(reply, view, with_date(id_range, self.clock.wall()), self.doc_ids.prefix)
+        self._fill_range(reply, request, id_range)
         return reply
 
     async def BatchAllocateRanges(
@@ -121,23 +121,13 @@ class IdAllocatorServicer:
 
     async def AllocateStream(self, messages: MessageStream, context: Context, admit: AdmitRequest) -> None:
         """See id_allocator.proto."""
-        stream = RequestStream(
-            messages,
-            admit,
-            self._answer_at_once,
-            partial(self._answer_later, context),
-            self._fail_request,
-            self.max_ids,
-            self.allocator.burned,
-        )
-        await stream.serve()
+        await RequestStream(messages, admit, self).serve()
 
     async def GenerateDocId(self, request: pb.GenerateDocIdRequest, context: Context) -> pb.GenerateDocIdResponse:
         """See id_allocator.proto."""
-        view = _check_doc_id_view(request.view)
-        count = self._check_count("id_count", request.id_count, most=self._max_doc_ids_in(view))
+        count = self._count_doc_ids(request)
         runs = await self._generate(count, request)
-        return pb.GenerateDocIdResponse(**_doc_id_fields(runs, view))
+        return pb.GenerateDocIdResponse(**_doc_id_fields(runs, _check_doc_id_view(request.view)))
 
     async def StreamDocIds(
         self, request: pb.StreamDocIdsRequest, context: Context, admit: Admit
@@ -166,52 +156,91 @@ class IdAllocatorServicer:
             return pb.GenerateUuidResponse(uuid_bytes=uuids)
         return pb.GenerateUuidResponse(uuids=_format_uuids(uuids))
 
-    def _answer_at_once(self, request: pb.AllocateStreamRequest, response: pb.AllocateStreamResponse) -> bool:
-        """Fill a response from memory; return False if the request must wait for the store."""
+    def take_from_memory(self, request: pb.AllocateStreamRequest) -> IdRange | list[DocIdRun] | None:
+        """See ``IdSource``."""
         if request.HasField("allocate_range"):
             wanted = request.allocate_range
-            if wanted.view > pb.RANGE_VIEW_BASIC or wanted.view < 0 or wanted.request_id:
-                return False
-            count = self._check_count("id_count", wanted.id_count, most=self.max_ids)
-            id_range = self.allocator.allocate_from_lease(wanted.sequence, count)
-            if id_range is None:
-                return False
-            if not self._fill(response.allocate_range, id_range):
-                self._refuse_expired(wanted.sequence, id_range)
-            return True
+            count = self._count_ids(wanted)
+            return None if wanted.request_id else self.allocator.allocate_from_lease(wanted.sequence, count)
         if not request.HasField("generate_doc_id"):
             raise InvalidRequest("request", "must have allocate_range or generate_doc_id")
         doc_ids = request.generate_doc_id
-        view = _check_doc_id_view(doc_ids.view)
-        count = self._check_count("id_count", doc_ids.id_count, most=self._max_doc_ids_in(view))
-        runs = self.doc_ids.generate_from_memory(count, doc_ids.auto_increment_offset, doc_ids.auto_increment_increment)
-        if runs is None:
-            return False
-        response.generate_doc_id.CopyFrom(pb.GenerateDocIdResponse(**_doc_id_fields(runs, view)))
-        return True
+        return self.doc_ids.generate_from_memory(
+            self._count_doc_ids(doc_ids), doc_ids.auto_increment_offset, doc_ids.auto_increment_increment
+        )
 
-    async def _answer_later(
-        self, context: Context, request: pb.AllocateStreamRequest, response: pb.AllocateStreamResponse
-    ) -> None:
-        """Fill a response, waiting for the store if necessary."""
-        if request.HasField("allocate_range"):
-            response.allocate_range.CopyFrom(await self.AllocateRange(request.allocate_range, context))
+    async def take(self, request: pb.AllocateStreamRequest) -> IdRange | _RecordedRange | list[DocIdRun]:
+        """See ``IdSource``."""
+        if not request.HasField("allocate_range"):
+            return await self._generate(self._count_doc_ids(request.generate_doc_id), request.generate_doc_id)
+        wanted = request.allocate_range
+        count = self._count_ids(wanted)
+        if wanted.request_id:
+            return await self._take_recorded(wanted, count)
+        return await self.allocator.allocate_after_refill(wanted.sequence, count)
+
+    def fill(self, response: pb.AllocateStreamResponse, request: pb.AllocateStreamRequest, taken: Any) -> None:
+        """See ``IdSource``."""
+        wanted = request.allocate_range
+        if isinstance(taken, IdRange):
+            self._fill_range(response.allocate_range, wanted, taken)
+            if self.allocator.pop_created(wanted.sequence):
+                response.allocate_range.created = True
+        elif isinstance(taken, _RecordedRange):
+            self._fill_recorded(response.allocate_range, wanted, taken)
         else:
-            response.generate_doc_id.CopyFrom(await self.GenerateDocId(request.generate_doc_id, context))
+            fields = _doc_id_fields(taken, _check_doc_id_view(request.generate_doc_id.view))
+            response.generate_doc_id.CopyFrom(pb.GenerateDocIdResponse(**fields))
 
-    async def _allocate_idempotent(self, request: pb.AllocateRangeRequest, count: int) -> pb.AllocateRangeResponse:
+    def fill_error(self, response: pb.AllocateStreamResponse, error: Exception) -> None:
+        """See ``IdSource``."""
+        response.error.CopyFrom(self.record_failure(_STREAM, error).details)
+
+    def burn(self, request: pb.AllocateStreamRequest, taken: Any) -> None:
+        """See ``IdSource``. A repeated request id returns its ids again."""
+        if isinstance(taken, IdRange):
+            sequence = request.allocate_range.sequence
+            self.allocator.burned.add(sequence, taken.period, BurnCause.CANCELLED, taken.id_count)
+
+    async def _take_recorded(self, request: pb.AllocateRangeRequest, count: int) -> _RecordedRange:
         request_id = request.request_id.lower()
         if not _UUID.fullmatch(request_id) or request_id == _NIL_UUID:
             raise InvalidRequest("request_id", "must be a UUID of 36 characters other than the nil UUID")
-        id_range, prefix = await self.request_ids.allocate_once(
-            request.sequence, count, request_id, self.doc_ids.prefix
+        return _RecordedRange(
+            *await self.request_ids.allocate_once(request.sequence, count, request_id, self.doc_ids.prefix)
         )
+
+    def _fill_recorded(
+        self, reply: pb.AllocateRangeResponse, request: pb.AllocateRangeRequest, recorded: _RecordedRange
+    ) -> None:
+        id_range, prefix = recorded
         has_period = id_range.sequence.reset != Reset.NEVER
-        reply = pb.AllocateRangeResponse()
         self._fill(reply, id_range if has_period else id_range._replace(period=""))
         reply.created = self.allocator.pop_created(request.sequence)
         self._add_view(reply, request.view, id_range, prefix)
-        return reply
+
+    def _fill_range(self, reply: pb.AllocateRangeResponse, request: pb.AllocateRangeRequest, id_range: IdRange) -> None:
+        """Fill a reply with ids that were taken.
+
+        Raises:
+            LeaseExpired: Their lease expired since they were taken; they are burned.
+        """
+        if not self._fill(reply, id_range):
+            self._refuse_expired(request.sequence, id_range)
+        if (view := request.view) > pb.RANGE_VIEW_BASIC:
+            self._add_view(reply, view, with_date(id_range, self.clock.wall()), self.doc_ids.prefix)
+
+    def _count_ids(self, request: pb.AllocateRangeRequest) -> int:
+        """Return how many ids a request wants, after checks of its view and its number of ids."""
+        view = request.view
+        if view not in _RANGE_VIEWS:
+            raise InvalidRequest("view", f"must be a value of RangeView, not {view}")
+        return self._check_count("id_count", request.id_count, most=self._max_ids_in(view) if view else self.max_ids)
+
+    def _count_doc_ids(self, request: pb.GenerateDocIdRequest) -> int:
+        """Return how many document ids a request wants, after checks as in ``_count_ids``."""
+        most = self._max_doc_ids_in(_check_doc_id_view(request.view))
+        return self._check_count("id_count", request.id_count, most=most)
 
     def _count_ids_in_batch(self, request: pb.AllocateRangeRequest) -> int:
         if request.view:
@@ -222,9 +251,6 @@ class IdAllocatorServicer:
 
     def _fail(self, result: pb.AllocateRangeResult, error: Exception) -> None:
         result.error.CopyFrom(self.record_failure(_BATCH, error).details)
-
-    def _fail_request(self, response: pb.AllocateStreamResponse, error: Exception) -> None:
-        response.error.CopyFrom(self.record_failure(_STREAM, error).details)
 
     def _fill(self, reply: pb.AllocateRangeResponse | pb.StreamRangesResponse, id_range: IdRange) -> bool:
         """Set the fields that both replies with a range share, one by one: this is the fastest way.
