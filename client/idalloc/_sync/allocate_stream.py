@@ -4,10 +4,8 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from concurrent.futures import Future
-from contextlib import suppress
 from copy import copy
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Self, TypeVar
 
 from idalloc._core import calls
@@ -19,7 +17,7 @@ from idalloc._core.resumption import Retries
 from idalloc._core.rpc_errors import translate_rpc_errors
 from idalloc._core.types import Range
 from idalloc._sync.base import BaseClient
-from idalloc._transport.channel import leak, least_busy
+from idalloc._transport.channel import Connection, Stubs, leak, least_busy
 from idalloc.v1 import id_allocator_pb2 as pb
 
 T = TypeVar("T")
@@ -42,19 +40,18 @@ class AllocateStream:
 
     def __init__(self, client: BaseClient) -> None:
         self._client = client
+        self._is_closed = False
         self._reset()
         client._connection.register(self)
 
     def _reset(self) -> None:
-        self._retries = Retries()
         self._process = process_marker()
-        self._lock = threading.Lock()  # of the next three
+        self._lock = threading.Lock()  # of the next four
         self._waiting: dict[Pending[Any], None] = {}  # the requests without an answer
         self._outbox: _Outbox = SimpleQueue()  # the requests for the open stream
         self._thread: threading.Thread | None = None  # opens streams and reads their answers
-        self._slots = threading.Semaphore(MAX_IN_FLIGHT)
+        self._channel: tuple[Connection, Stubs] | None = None  # of the open stream
         self._call: Any = None
-        self._is_closed = False
 
     def allocate_range(
         self,
@@ -74,9 +71,12 @@ class AllocateStream:
 
     def close(self) -> None:
         """End the stream. Calls that wait for an answer raise ``RuntimeError``."""
-        self._is_closed = True
+        if not next(self._process):  # another thread of the parent may hold the lock
+            self._clear_after_fork()
+        with self._lock:
+            self._is_closed = True
         self._fail(RuntimeError("the stream is closed"))
-        if self._call is not None and next(self._process):
+        if self._call is not None and not self._is_abandoned():
             self._call.cancel()
 
     clear = close
@@ -97,85 +97,112 @@ class AllocateStream:
         client = self._client
         client._connection.stubs()  # raises if the client is closed, or gRPC is unusable after a fork
         pending = Pending(call, client.timeout)
-        if not self._slots.acquire(timeout=client.timeout):
-            raise pending.late(client.target, client.timeout)
-        try:
-            while True:
-                outcome = self._exchange(pending)
-                if not isinstance(outcome, IdallocError):
-                    return client._receive(call, outcome, pending.asked)
-                time.sleep(pending.retry_delay(outcome))
-        except TimeoutError:
-            raise pending.late(client.target, client.timeout) from None
-        finally:
-            self._slots.release()
+        while True:
+            outcome = self._exchange(pending)
+            if not isinstance(outcome, IdallocError):
+                return client._receive(call, outcome, pending.asked)
+            time.sleep(pending.retry_delay(outcome))
 
     def _exchange(self, pending: Pending[Any]) -> Any:
-        """Send a request, and return its reply or error."""
-        pending.waiter = Future()
+        """Send a request, and return its reply or error.
+
+        Raises:
+            Exception: The lasting error of the stream.
+        """
+        # Not a future: its lock would stay locked if a signal handler raised in it, and the thread
+        # that reads answers would wait for it.
+        pending.waiter = SimpleQueue()
         try:
             with self._lock:
                 if self._is_closed:
                     raise RuntimeError("the stream is closed")
                 self._waiting[pending] = None
                 self._outbox.put(pending)
+                if self._is_abandoned():
+                    self._thread = self._channel = None
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="idalloc-stream", daemon=True)
-                    self._thread.start()
-            return pending.waiter.result(pending.time_left())
+                    threading.Thread(target=self._run, name="idalloc-stream", daemon=True).start()
+            outcome, is_lasting = pending.waiter.get(timeout=pending.time_left())
+        except Empty:
+            raise pending.late(self._client.target, self._client.timeout) from None
         finally:
             self._waiting.pop(pending, None)
+        if is_lasting:
+            raise outcome
+        return outcome
+
+    def _is_abandoned(self) -> bool:
+        """Return whether a signal handler raised in another call on the stream's channel."""
+        return self._channel is not None and not self._channel[0].is_open(self._channel[1])
 
     def _run(self) -> None:
         """Open streams while requests wait; a lasting error is raised to all of them."""
-        error: Exception = RuntimeError("the stream is closed")
+        this = threading.current_thread()
+        with self._lock:
+            # Set here, since a signal handler may raise while a thread is started.
+            if self._thread is not None:
+                return
+            self._thread = this
+        retries = Retries()
         try:
             while True:
                 try:
-                    self._read_answers()
+                    self._read_answers(retries)
                 except IdallocError as failed:
                     with self._lock:
+                        if self._thread is not this:
+                            return
                         if not self._waiting or self._is_closed:
                             self._thread = None
                             return
-                    time.sleep(self._retries.delay(failed))
-        except Exception as failed:
-            error = failed
-        with self._lock:
-            self._thread = None
-            self._fail(error)
+                    time.sleep(retries.delay(failed))
+        except Exception as error:
+            with self._lock:
+                if self._thread is this:
+                    self._thread = None
+                    self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         for pending in list(self._waiting):
-            with suppress(Exception):  # it was answered meanwhile
-                pending.waiter.set_exception(copy(error))
+            pending.waiter.put((copy(error), True))
 
-    def _read_answers(self) -> None:
+    def _read_answers(self, retries: Retries) -> None:
         """Open a stream, send the requests without an answer, and read answers until it breaks."""
         client, pipeline = self._client, Pipeline()
         outbox: _Outbox = SimpleQueue()
-        with self._lock:
-            for pending in list(self._waiting):  # callers leave without the lock
-                outbox.put(pending)
-            self._outbox = outbox
+        slots = threading.Semaphore(MAX_IN_FLIGHT)
         with least_busy(client._connections) as connection:
-            rpc = connection.stubs().rpcs["AllocateStream"]
-            self._call = call = rpc(self._messages(pipeline, outbox), metadata=client._metadata())
+            stubs = connection.stubs()
+            with self._lock:
+                for pending in list(self._waiting):  # callers leave without the lock
+                    outbox.put(pending)
+                self._outbox, self._channel = outbox, (connection, stubs)
+            rpc = stubs.rpcs["AllocateStream"]
+            self._call = call = rpc(self._messages(pipeline, outbox, slots), metadata=client._metadata())
+            if self._is_closed:
+                call.cancel()
             try:
                 with translate_rpc_errors(client.target):
                     for answer in call:
                         pending, outcome = pipeline.answered(answer)
-                        self._retries.progressed()
-                        with suppress(Exception):  # its caller has left
-                            pending.waiter.set_result(outcome)
+                        slots.release()
+                        retries.progressed()
+                        pending.waiter.put((outcome, False))
                 raise ServerUnreachable(f"no answer from {client.target}: the stream ended")
             except IdallocError as error:
                 raise broken(error, client.target) from error.__cause__
             finally:
                 outbox.put(None)
+                slots.release()
                 call.cancel()
 
-    def _messages(self, pipeline: Pipeline, outbox: _Outbox) -> Iterator[pb.AllocateStreamRequest]:
+    def _messages(
+        self, pipeline: Pipeline, outbox: _Outbox, slots: threading.Semaphore
+    ) -> Iterator[pb.AllocateStreamRequest]:
         # gRPC runs it in a thread of its own, which no signal handler interrupts.
         while (pending := outbox.get()) is not None:
-            yield pipeline.send(pending, self._client._now())
+            slots.acquire()
+            if pending in self._waiting:
+                yield pipeline.send(pending, self._client._now())
+            else:  # its caller has left
+                slots.release()

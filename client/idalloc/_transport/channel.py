@@ -160,6 +160,10 @@ class Connection:
                 self._stubs = None
             raise
 
+    def is_open(self, stubs: Stubs) -> bool:
+        """Return whether these are the stubs of the open channel."""
+        return self._stubs is stubs
+
     def keep_until_done(self, future: "grpc.Future[Any]") -> None:
         """Keep a reference to a call until it is done; for use in ``abandon_if_interrupted``.
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from copy import copy
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -22,6 +23,21 @@ from idalloc.v1 import id_allocator_pb2 as pb
 T = TypeVar("T")
 
 
+@contextmanager
+def _broken_streams(target: str) -> Iterator[None]:
+    """Raise ``ServerUnreachable`` if a stream ends without a status."""
+    try:
+        yield
+    except IdallocError as error:
+        raise broken(error, target) from error.__cause__
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        # gRPC cancels a call if its task that writes the requests fails.
+        raise ServerUnreachable(f"no answer from {target}: the stream broke") from error
+
+
 class AllocateStream:
     """As ``idalloc.AllocateStream``; the tasks of one event loop may share it.
 
@@ -35,7 +51,6 @@ class AllocateStream:
         self._waiting: dict[Pending[Any], None] = {}  # the requests without an answer
         self._outbox: asyncio.Queue[Pending[Any]] = asyncio.Queue()  # the requests for the open stream
         self._task: asyncio.Task[None] | None = None  # opens streams and reads their answers
-        self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._is_closed = False
 
     async def allocate_range(
@@ -76,7 +91,7 @@ class AllocateStream:
         timeout = self._client.timeout
         pending = Pending(call, timeout)
         try:
-            async with asyncio.timeout(timeout), self._slots:
+            async with asyncio.timeout(timeout):
                 while True:
                     if self._is_closed:
                         raise RuntimeError("the stream is closed")
@@ -120,23 +135,23 @@ class AllocateStream:
         """Open a stream, send the requests without an answer, and read answers until it breaks."""
         client, pipeline = self._client, Pipeline()
         outbox: asyncio.Queue[Pending[Any]] = asyncio.Queue()
+        slots = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._outbox = outbox
         for pending in self._waiting:
             outbox.put_nowait(pending)
         with least_busy(client._connections) as connection:
             process = process_marker()
             rpc = connection.stubs().rpcs["AllocateStream"]
-            call = rpc(self._messages(pipeline, outbox), metadata=client._metadata())
+            call = rpc(self._messages(pipeline, outbox, slots), metadata=client._metadata())
             try:
-                with translate_rpc_errors(client.target):
+                with _broken_streams(client.target), translate_rpc_errors(client.target):
                     async for answer in call:
                         pending, outcome = pipeline.answered(answer)
+                        slots.release()
                         self._retries.progressed()
                         if not pending.waiter.done():
                             pending.waiter.set_result(outcome)
                 raise ServerUnreachable(f"no answer from {client.target}: the stream ended")
-            except IdallocError as error:
-                raise broken(error, client.target) from error.__cause__
             finally:
                 if next(process):
                     call.cancel()
@@ -144,9 +159,13 @@ class AllocateStream:
                     leak(call)
 
     async def _messages(
-        self, pipeline: Pipeline, outbox: "asyncio.Queue[Pending[Any]]"
+        self, pipeline: Pipeline, outbox: "asyncio.Queue[Pending[Any]]", slots: asyncio.Semaphore
     ) -> AsyncIterator[pb.AllocateStreamRequest]:
         # gRPC runs it in a task of its own: a caller that is cancelled cancels no write.
         while True:
             pending = await outbox.get()
+            await slots.acquire()
+            if pending not in self._waiting:  # its caller has left
+                slots.release()
+                continue
             yield pipeline.send(pending, self._client._now())

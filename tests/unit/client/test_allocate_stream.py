@@ -1,6 +1,10 @@
 """``allocate_stream`` of both clients."""
 
 import asyncio
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -210,3 +214,78 @@ def test_close_ends_waiting_calls(server: FakeServer, of_client: bool) -> None:
                 waiting.result(20)
         with pytest.raises(RuntimeError, match="closed"):
             orders(stream)
+
+
+def test_a_stream_that_is_closed_opens_no_other(server: FakeServer) -> None:
+    """If a stream is closed while it waits to be opened again, it is not."""
+    server.fail_next("AllocateStream", "SERVER_DRAINING", grpc.StatusCode.UNAVAILABLE, retry_after=0.3)
+    with idalloc.Client(server.target) as client, ThreadPoolExecutor(1) as threads:
+        stream = client.allocate_stream()
+        waiting = threads.submit(orders, stream)
+        wait_until(lambda: server.requests["AllocateStream"])
+        stream.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            waiting.result(20)
+        wait_until(lambda: stream._thread is None, "the stream's thread ends")
+
+
+def test_callers_that_leave_do_not_fill_the_stream(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request stays in flight until its answer; one whose caller has left before is not sent."""
+    monkeypatch.setattr("idalloc._sync.allocate_stream.MAX_IN_FLIGHT", 2)
+    with idalloc.Client(server.target, timeout=0.2) as client, client.allocate_stream() as stream:
+        server.hold.clear()
+        for _ in range(5):
+            with pytest.raises(idalloc.DeadlineExceeded):
+                orders(stream)
+        server.hold.set()
+        assert list(orders(stream)) == [5, 6]
+    assert len(server.requests["AllocateStream of one"]) == 3
+
+
+def test_tasks_that_leave_do_not_fill_the_stream(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for the asyncio client."""
+    monkeypatch.setattr("idalloc.aio._allocate_stream.MAX_IN_FLIGHT", 2)
+
+    async def run() -> list[int]:
+        async with idalloc.aio.Client(server.target, timeout=0.2) as client, client.allocate_stream() as stream:
+            server.hold.clear()
+            for _ in range(5):
+                with pytest.raises(idalloc.DeadlineExceeded):
+                    await orders(stream)
+            server.hold.set()
+            return list(await orders(stream))
+
+    assert asyncio.run(run()) == [5, 6]
+    assert len(server.requests["AllocateStream of one"]) == 3
+
+
+def interrupt_main(stream: Any) -> None:
+    """Send SIGINT to the main thread once a call waits, as Ctrl-C does."""
+    wait_until(lambda: stream._waiting)
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+
+def test_an_interrupted_call_leaves_the_stream_usable(server: FakeServer) -> None:
+    """Ctrl-C in a call that waits raises at once; the next call gets other ids."""
+    with idalloc.Client(server.target) as client, client.allocate_stream() as stream:
+        server.hold.clear()
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(interrupt_main, stream)
+            with pytest.raises(KeyboardInterrupt):
+                orders(stream)
+        server.hold.set()
+        assert list(orders(stream)) == [3, 4]
+
+
+def test_an_interrupted_program_ends(server: FakeServer) -> None:
+    """Ctrl-C in a call that waits ends a program that closes neither stream nor client."""
+    server.hold.clear()
+    script = (
+        "import sys, threading, idalloc\n"
+        "from tests.unit.client.test_allocate_stream import interrupt_main, orders\n"
+        "stream = idalloc.Client(sys.argv[1]).allocate_stream()\n"
+        "threading.Thread(target=interrupt_main, args=(stream,)).start()\n"
+        "orders(stream)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, server.target], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (-signal.SIGINT, "KeyboardInterrupt")

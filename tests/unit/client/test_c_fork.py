@@ -119,9 +119,17 @@ before += next(stream)
 fork(lambda: chain.from_iterable(stream), threads=2)
 """
 
+REQUESTS = """
+stream = idalloc.Client(target).allocate_stream()
+before += stream.allocate_range("orders", 10)
+fork(lambda: (value for _ in range(50) for value in stream.allocate_range("orders", 10)), threads=4)
+"""
+
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("script", [IDS, PREFETCHED, DEFAULT, STREAM], ids=["ids", "coming", "default", "stream"])
+@pytest.mark.parametrize(
+    "script", [IDS, PREFETCHED, DEFAULT, STREAM, REQUESTS], ids=["ids", "coming", "default", "stream", "requests"]
+)
 def test_a_c_fork_returns_ids_of_its_own(server: FakeServer, script: str, way: str) -> None:
     """P8: the child of a fork that bypasses Python never returns its parent's ids."""
     given = run(server, script, way)

@@ -106,6 +106,73 @@ def test_streams_on_several_connections_continue_in_the_child(server: FakeServer
     assert len({*parent, *child}) == 6 * 20
 
 
+SHARED_STREAM = """
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event, Thread
+from idalloc._core.pipeline import Pipeline
+sent, gate, send = Event(), Event(), Pipeline.send
+def send_held(pipeline, pending, asked):
+    if pending.call.request.sequence == "held":
+        sent.set()
+        gate.wait(10)
+    return send(pipeline, pending, asked)
+Pipeline.send = send_held
+client = idalloc.Client(target)
+stream = client.allocate_stream()
+before = [*stream.allocate_range("orders", 10)]
+waiting = []  # the negative ids of a request without an answer at the fork
+thread = Thread(target=lambda: waiting.extend(-value for value in stream.allocate_range("held", 10)))
+def take():
+    gate.set()
+    with ThreadPoolExecutor(3) as threads:
+        ids = [value for each in threads.map(stream.allocate_range, ["orders"] * 20) for value in each]
+    if thread.is_alive():
+        thread.join()
+    return [*before, *waiting, *ids]
+def fork_while_a_request_waits():
+    thread.start()
+    sent.wait(10)
+    fork(take, take)
+"""
+
+
+@pytest.mark.parametrize("ending", ["fork(take, take)", "fork_while_a_request_waits()"], ids=["idle", "busy"])
+def test_a_child_opens_a_stream_of_requests_of_its_own(server: FakeServer, ending: str) -> None:
+    """P8: a child gets no answer to its parent's requests, and the parent's stream continues."""
+    parent, child, status = run(server, SHARED_STREAM + ending, fork_support=True)
+    assert status == 0
+    assert parent[:10] == child[:10]
+    parent, child = parent[10:], child[10:]
+    assert (len(parent), len(child)) == (20 + 10 * ("wait" in ending), 20)
+    assert len({*parent, *child}) == len(parent) + len(child)
+
+
+def test_a_stream_of_requests_raises_without_fork_support(server: FakeServer) -> None:
+    """P8: without gRPC's fork support, a call in the child raises instead of hanging."""
+    _, child, status = run(server, SHARED_STREAM + "fork(take, take)", fork_support=False)
+    assert child.startswith("RuntimeError: ")
+    assert "GRPC_ENABLE_FORK_SUPPORT=1" in child
+    assert status == 0
+
+
+def test_a_closed_stream_of_requests_is_closed_in_the_child(server: FakeServer) -> None:
+    """What the parent closed is closed in the child, and the child may close an open stream."""
+    script = """
+client = idalloc.Client(target)
+closed, open_ = client.allocate_stream(), client.allocate_stream()
+for stream in (closed, open_):
+    stream.allocate_range("orders")
+closed.close()
+def use():
+    open_.close()
+    return [outcome(lambda: stream.allocate_range("orders").first_id) for stream in (closed, open_)]
+fork(use, use)
+"""
+    parent, child, status = run(server, script, fork_support=True)
+    assert parent == child == ["RuntimeError: the stream is closed"] * 2
+    assert status == 0
+
+
 def test_a_child_without_grpc_fork_support_gets_an_error(server: FakeServer) -> None:
     """P8: without gRPC's fork support, calls in the child raise instead of hanging."""
     parent, child, status = run(server, SHARED_IDS, fork_support=False)

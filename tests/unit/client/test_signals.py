@@ -126,6 +126,49 @@ def test_an_exception_anywhere_repeats_no_chunk_in_asyncio(server: FakeServer) -
     assert at_each_place(lambda places: run(use(places))) > 50
 
 
+def test_an_exception_anywhere_leaves_a_stream_of_requests_usable(server: FakeServer) -> None:
+    """P1: a stream of requests returns no id twice, and its next call is answered."""
+    with idalloc.Client(server.target, timeout=5) as client:
+
+        def take(places: Places) -> None:
+            taken: list[int] = []
+            with client.allocate_stream() as stream:
+                places.watch()
+                for _ in range(3):
+                    try:
+                        taken += stream.allocate_range("orders", 2)
+                    except Interrupt:
+                        places.watch()
+                places.end()
+                taken += stream.allocate_range("orders", 2)
+                assert not stream._waiting
+            assert len(set(taken)) == len(taken) >= 6
+
+        assert at_each_place(take) > 30
+
+
+def test_an_exception_anywhere_leaves_requests_of_asyncio_usable(server: FakeServer) -> None:
+    """P1: a stream of requests of the asyncio client returns no id twice, and can be used again."""
+
+    async def use(places: Places) -> None:
+        async with idalloc.aio.Client(server.target, timeout=2) as client, client.allocate_stream() as stream:
+            taken: list[int] = []
+            places.watch()
+            for _ in range(3):
+                try:
+                    taken += await stream.allocate_range("orders", 2)
+                except Interrupt:
+                    places.watch()
+                except idalloc.DeadlineExceeded:  # the exception ended a task of gRPC
+                    pass
+            places.end()
+            taken += await stream.allocate_range("orders", 2)
+            assert len(set(taken)) == len(taken) >= 4
+            assert not stream._waiting
+
+    assert at_each_place(lambda places: run(use(places))) > 30
+
+
 def test_an_exception_anywhere_leaves_coalescing_usable(server: FakeServer) -> None:
     """P1: coalesced callers get no id twice, and the next caller is served at once."""
 
@@ -152,14 +195,17 @@ def test_an_exception_anywhere_leaves_coalescing_usable(server: FakeServer) -> N
     assert at_each_place(lambda places: run(use(places))) > 100
 
 
-@pytest.mark.parametrize("way", ["call", "stream", "ids"])
+@pytest.mark.parametrize("way", ["call", "stream", "ids", "requests"])
 def test_a_lock_left_locked_in_grpc_hangs_no_call(server: FakeServer, way: str) -> None:
     """A stream, a call and ids() work after an exception that left a condition of gRPC locked."""
     with idalloc.Client(server.target, timeout=5) as client:
         kept = client.ids("orders")
+        requests = client.allocate_stream()
 
         def use(which: str, ids: Iterator[int]) -> None:
-            if which == "stream":
+            if which == "requests":
+                requests.allocate_range("orders")
+            elif which == "stream":
                 deque(client.stream_ranges("orders", 20, 5, timeout=5), maxlen=0)
             elif which == "call":
                 client.allocate_range("orders")
@@ -174,9 +220,9 @@ def test_a_lock_left_locked_in_grpc_hangs_no_call(server: FakeServer, way: str) 
             conditions.end()
             if not conditions.raised:
                 break
-            for which in ("stream", "call", "ids"):
+            for which in ("stream", "call", "ids", "requests"):
                 use(which, kept)
-        assert number > 2
+        assert number > (1 if way == "requests" else 2)
 
 
 @pytest.mark.parametrize("name", ["issued.log", "issued.jsonl"])
