@@ -1,6 +1,6 @@
-// Command orders gets ids from an idalloc server in five ways, and prints a line
-// for each: one by one from a pool, one range, one range under a request_id,
-// a stream of ranges, and a stream of document ids.
+// Command orders gets ids from an idalloc server in six ways, and prints a line
+// for each: one by one from a pool, one range, several requests over one stream,
+// one range under a request_id, a stream of ranges, and a stream of document ids.
 package main
 
 import (

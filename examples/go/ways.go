@@ -26,7 +26,7 @@ type program struct {
 }
 
 func (p *program) run(ctx context.Context) error {
-	for _, way := range []func(context.Context) error{p.pool, p.unary, p.requestID, p.stream, p.docIDs} {
+	for _, way := range []func(context.Context) error{p.pool, p.unary, p.allocateStream, p.requestID, p.stream, p.docIDs} {
 		if err := way(ctx); err != nil {
 			return err
 		}

@@ -15,8 +15,9 @@ from tests.support.processes import environment
 
 EXAMPLES = ROOT / "examples"
 BINARY = ROOT / ".build" / "languages" / "orders"
-WAYS = ("pool", "unary", "request-id", "stream", "doc-ids")
+WAYS = ("pool", "unary", "allocate-stream", "request-id", "stream", "doc-ids")
 RANGE_SIZE = 100  # of unary and request-id
+REQUESTED_IDS = 10  # of allocate-stream: two ranges, and document ids
 
 
 def minimum(file: str, pattern: str) -> str:
@@ -107,7 +108,7 @@ LANGUAGES = {
             node_steps,
             {"node": minimum("node/package.json", '"node": ">=(.+)"'), "npm": "9"},
         ),
-        Language("python", (sys.executable, str(EXAMPLES / "python" / "five_ways.py"))),
+        Language("python", (sys.executable, str(EXAMPLES / "python" / "six_ways.py"))),
     )
 }
 
@@ -146,9 +147,14 @@ class Program:
         return self.process.poll() is None
 
     @property
+    def output(self) -> str:
+        """What it wrote to stdout."""
+        return self._out.read_text()
+
+    @property
     def ways(self) -> list[Way]:
         """The ways that are complete."""
-        lines = self._out.read_text().splitlines(keepends=True)
+        lines = self.output.splitlines(keepends=True)
         found = (re.fullmatch(r"(.+): (\d+) ids, (.+)\.\.(.+)\n", line) for line in lines)
         return [Way(each[1], int(each[2]), each[3], each[4]) for each in found if each]
 

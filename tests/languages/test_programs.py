@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.test_http import LOOPBACK, metrics
 from tests.languages.conftest import Builds, Secrets
-from tests.languages.programs import RANGE_SIZE, WAYS, Language, Program
+from tests.languages.programs import RANGE_SIZE, REQUESTED_IDS, WAYS, Language, Program
 from tests.support.issued_log import Record
 from tests.support.processes import IDALLOC, Server, environment, running
 from tests.support.waiting import hold_for, wait_until
@@ -118,9 +119,9 @@ def check_output(program: Program) -> None:
     """Check that a program printed its ways, with all ids and exactly those of its log."""
     ways = program.ways
     assert [(each.name, each.count) for each in ways] == list(
-        zip(WAYS, (TOTAL, RANGE_SIZE, RANGE_SIZE, TOTAL, TOTAL), strict=True)
+        zip(WAYS, (TOTAL, RANGE_SIZE, REQUESTED_IDS, RANGE_SIZE, TOTAL, TOTAL), strict=True)
     )
-    pool, unary, request_id, *_ = ways
+    pool, unary, _, request_id, *_ = ways
     numbers = [record for record in program.records if not record.doc_ids]
     ranges = {(record.ids[0], record.ids[-1]) for record in numbers}
     assert pool.ids[0] == numbers[0].first >= BEYOND_NUMBER
@@ -132,8 +133,9 @@ def check_streams(program: Program) -> None:
     """Check that a kill broke a stream, the rest was requested, and all ids are in the log."""
     records = program.records
     last_unary = max(index for index, record in enumerate(records) if record.request)
-    streamed = [record for record in records[last_unary + 1 :] if not record.doc_ids]
-    doc_ids = [record for record in records if record.doc_ids]
+    streams = records[last_unary + 1 :]
+    streamed = [record for record in streams if not record.doc_ids]
+    doc_ids = [record for record in streams if record.doc_ids]
     requests = {kind: len({record.asked for record in each}) for kind, each in enumerate((streamed, doc_ids))}
     print(program.language.name, requests, flush=True)
     assert sum(record.id_count for record in streamed) >= TOTAL
@@ -156,10 +158,32 @@ def verify(users: list[Program], folder: Path, summary: list[str], kills: int) -
     )
     assert proved, done.stdout
     used = sum(way.count for user in users for way in user.ways)
-    assert used == len(users) * (3 * TOTAL + 2 * RANGE_SIZE)
+    assert used == len(users) * (3 * TOTAL + 2 * RANGE_SIZE + REQUESTED_IDS)
     assert int(proved[1].replace(",", "")) >= used
     names = ", ".join(sorted(user.language.name for user in users))
     summary.append(f"{len(users)} languages ({names}), {used:,} ids, 0 twice; the server was ended {kills} times")
+
+
+def test_requests_of_several_sequences_share_a_stream(language: Language, tmp_path: Path) -> None:
+    """Two sequences and document ids share a stream; a request that fails does not end it."""
+    with (
+        running(tmp_path, http_listen=LOOPBACK) as server,
+        programs([language], tmp_path, "--server", server.address, "--total", "10") as [program],
+    ):
+        assert program.process.wait(timeout=100) == 0, program.errors
+        values = metrics(server)
+    assert {code: values.get(f"idalloc_stream_answers_total {code}") for code in ("OK", "INVALID_ARGUMENT")} == {
+        "OK": 3,
+        "INVALID_ARGUMENT": 1,
+    }
+    [way] = [each for each in program.ways if each.name == "allocate-stream"]
+    [orders] = [record for record in program.records if not record.doc_ids and record.first == int(way.first)]
+    [lines] = [record for record in program.records if record.name == "orders-lines"]
+    [doc_ids] = [record for record in program.records if record.doc_ids and record.texts[-1] == way.last]
+    assert [(record.name, record.id_count) for record in (orders, lines)] == [("orders", 2), ("orders-lines", 5)]
+    assert (doc_ids.id_count, way.count) == (3, REQUESTED_IDS)
+    [failed] = [line for line in program.output.splitlines() if " failed: " in line]
+    assert re.fullmatch(r"allocate-stream: .+ failed: INVALID_REQUEST: id_count: must be .+ not 2147483648.*", failed)
 
 
 @pytest.fixture(scope="module")

@@ -105,7 +105,7 @@ NOT_RUN = {
         "idalloc sequences advance example_orders": "tests/e2e/test_sequence_guides.py runs the same of another table",
         "$ uvicorn invoice_service:app ": PYTHON_EXAMPLES,
         "$ DATABASE=sqlite:///shop.db ": PYTHON_EXAMPLES,
-        "$ python five_ways.py ": PROGRAMS,
+        "$ python six_ways.py ": PROGRAMS,
     },
     "docs/operations/tracing.md": {"pip install '.[server,otel]'": INDEX},
 }

@@ -6,6 +6,8 @@ import { type ClientReadableStream, credentials, Metadata, status } from '@grpc/
 import {
   AllocateRangeRequest,
   AllocateRangeResponse,
+  AllocateStreamRequest,
+  type AllocateStreamResponse,
   DocIdView,
   IdAllocatorServiceClient,
   type IdRange,
@@ -109,8 +111,53 @@ export class Client {
     );
   }
 
+  /**
+   * Sends several requests over one stream, and returns the answer to each: ids, or an error.
+   *
+   * If the stream breaks, it throws: send all of them again, since gRPC does not resume a stream. It writes all requests
+   * at once; with more than 1,000 wait for answers meanwhile.
+   */
+  async allocateStream(requests: Partial<AllocateStreamRequest>[]): Promise<AllocateStreamResponse[]> {
+    const asked = this.log?.now() ?? 0n;
+    const call = this.rpc.allocateStream(this.metadata, { deadline: Date.now() + TIMEOUT_MS });
+    const sent = requests.map((fields, i) => AllocateStreamRequest.create({ ...fields, number: BigInt(i + 1) }));
+    for (const request of sent) call.write(request);
+    call.end(); // the server ends the stream after the last answer
+    const answers: AllocateStreamResponse[] = [];
+    try {
+      for await (const message of call) {
+        const answer = message as AllocateStreamResponse;
+        this.receive(sent[answers.length], answer, asked);
+        answers.push(answer);
+      }
+    } catch (error) {
+      throw fromGrpc(error);
+    }
+    if (answers.length === sent.length) return answers;
+    throw new IdallocError('INVALID_REPLY', `the stream ended after ${answers.length} of ${sent.length} answers`);
+  }
+
   close(): void {
     this.rpc.close();
+  }
+
+  /** Checks an answer of `allocateStream`, and records its ids. */
+  private receive(request: AllocateStreamRequest | undefined, answer: AllocateStreamResponse, asked: bigint): void {
+    const { allocateRange, generateDocId } = answer;
+    if (request?.number !== answer.number) {
+      throw new IdallocError('INVALID_REPLY', `number is ${answer.number}; expected ${request?.number}`);
+    }
+    if (request.allocateRange && allocateRange) {
+      const { sequence, idCount, requestId } = request.allocateRange;
+      const range = toAllocatedRange(allocateRange);
+      checkRange(range, idCount || 1n);
+      this.log?.range(sequence, range, allocateRange, asked, requestId);
+    } else if (request.generateDocId && generateDocId) {
+      checkRuns(generateDocId.runs, request.generateDocId.idCount || 1n);
+      this.log?.docIds(generateDocId.runs, asked);
+    } else if (answer.error === undefined) {
+      throw new IdallocError('INVALID_REPLY', `the answer to request ${answer.number} has no ids and no error`);
+    }
   }
 
   private unary(request: AllocateRangeRequest, signal: AbortSignal | undefined): Promise<AllocateRangeResponse> {

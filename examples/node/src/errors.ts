@@ -3,6 +3,7 @@
 import { BinaryReader, WireType } from '@bufbuild/protobuf/wire';
 import { type ServiceError, status } from '@grpc/grpc-js';
 import { Duration } from '../gen/google/protobuf/duration.js';
+import { Status } from '../gen/google/rpc/status.js';
 
 const TYPE = 'type.googleapis.com/google.rpc.';
 const CLOSED_SESSION = 'triggered by internal client error: Session closed with error code';
@@ -69,6 +70,13 @@ export function fromGrpc(error: unknown): unknown {
     }
   }
   return new IdallocError(reason, error.details || error.message, details, { cause: error });
+}
+
+/** Returns the IdallocError for the error of one request of a stream. */
+export function fromStatus(error: Status): IdallocError {
+  const details: ErrorDetails = { code: error.code };
+  const reason = readStatus(Status.encode(error).finish(), details) ?? status[error.code] ?? `CODE_${error.code}`;
+  return new IdallocError(reason, error.message, details);
 }
 
 function isServiceError(error: unknown): error is ServiceError {

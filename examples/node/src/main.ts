@@ -1,11 +1,13 @@
-// Gets ids from an idalloc server in five ways. README.md describes the options.
+// Gets ids from an idalloc server in six ways. README.md describes the options.
 
 import { randomUUID } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { parseArgs } from 'node:util';
+import { status } from '@grpc/grpc-js';
+import { AllocateRangeRequest, DocIdView, GenerateDocIdRequest } from '../gen/idalloc/v1/id_allocator.js';
 import { Backoff, Client } from './client.js';
 import { expand } from './doc-ids.js';
-import { IdallocError } from './errors.js';
+import { fromStatus, IdallocError } from './errors.js';
 import { IssuedLog } from './issued-log.js';
 import { Pool } from './pool.js';
 
@@ -69,6 +71,7 @@ async function run(): Promise<void> {
     const backoff = new Backoff();
     await usePool(client, sequence, total, backoff);
     await useUnary(client, sequence, backoff);
+    await useAllocateStream(client, sequence, backoff);
     await useRequestId(client, sequence, backoff);
     await useStream(client, sequence, total, backoff);
     await useDocIds(client, total, backoff);
@@ -96,6 +99,32 @@ async function useUnary(client: Client, sequence: string, backoff: Backoff): Pro
   const range = await backoff.retry(() => client.allocateRange({ sequence, idCount: RANGE_SIZE }));
   tally.add(range.firstId, range.lastId, range.idCount);
   tally.print('unary');
+}
+
+/** Several requests over one stream. One fails, and the others get their ids. */
+async function useAllocateStream(client: Client, sequence: string, backoff: Backoff): Promise<void> {
+  const rangeOf = (sequence: string, idCount: bigint) => ({
+    allocateRange: AllocateRangeRequest.create({ sequence, idCount }),
+  });
+  const answers = await backoff.retry(async () => {
+    const answers = await client.allocateStream([
+      rangeOf(sequence, 2n),
+      rangeOf(`${sequence}-lines`, 5n),
+      rangeOf(sequence, 2n ** 31n), // fails: more than any server allows
+      { generateDocId: GenerateDocIdRequest.create({ idCount: 3n, view: DocIdView.DOC_ID_VIEW_COMPACT }) },
+    ]);
+    const unavailable = answers.find(({ error }) => error?.code === status.UNAVAILABLE)?.error;
+    if (unavailable) throw fromStatus(unavailable); // to send all of them again
+    return answers;
+  });
+  const tally = new Tally<bigint | string>();
+  for (const { number, allocateRange, generateDocId, error } of answers) {
+    const range = allocateRange?.range;
+    if (range) tally.add(range.firstId, range.lastId, range.idCount);
+    for (const run of generateDocId?.runs ?? []) for (const docId of expand(run)) tally.add(docId);
+    if (error) console.log(`allocate-stream: request ${number} failed: ${fromStatus(error)}`);
+  }
+  tally.print('allocate-stream');
 }
 
 /** The same call twice, as after a lost reply: the server repeats the ids. */

@@ -12,7 +12,10 @@ import io.grpc.Metadata;
 import io.grpc.MethodDescriptor;
 import io.idalloc.v1.AllocateRangeRequest;
 import io.idalloc.v1.AllocateRangeResponse;
+import io.idalloc.v1.AllocateStreamRequest;
+import io.idalloc.v1.AllocateStreamResponse;
 import io.idalloc.v1.DocIdRun;
+import io.idalloc.v1.GenerateDocIdResponse;
 import io.idalloc.v1.IdRange;
 import io.idalloc.v1.Ordering;
 import io.idalloc.v1.StreamDocIdsResponse;
@@ -26,6 +29,8 @@ import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
 import java.nio.file.StandardOpenOption;
 import java.util.List;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.ReentrantLock;
 
@@ -118,6 +123,15 @@ final class IssuedLog implements ClientInterceptor, AutoCloseable {
               got.getNodeId(),
               got.getOrdering()));
     }
+    if (request instanceof AllocateStreamRequest asked
+        && reply instanceof AllocateStreamResponse got) {
+      return got.hasAllocateRange()
+          ? records(asked.getAllocateRange(), got.getAllocateRange())
+          : records(asked, got.getGenerateDocId()); // no runs, if it is an error
+    }
+    if (reply instanceof GenerateDocIdResponse got) {
+      return got.getRunsList().stream().map(IssuedLog::run).toList();
+    }
     if (reply instanceof StreamDocIdsResponse got) {
       return got.getRunsList().stream().map(IssuedLog::run).toList();
     }
@@ -153,8 +167,8 @@ final class IssuedLog implements ClientInterceptor, AutoCloseable {
   }
 
   private final class LoggedCall<Q, R> extends SimpleForwardingClientCall<Q, R> {
-    private volatile Q request;
-    private volatile long asked;
+    private final Map<Long, Q> requests = new ConcurrentHashMap<>(); // by number; 0 without one
+    private volatile long asked; // before the first request
 
     LoggedCall(ClientCall<Q, R> call) {
       super(call);
@@ -162,8 +176,10 @@ final class IssuedLog implements ClientInterceptor, AutoCloseable {
 
     @Override
     public void sendMessage(Q message) {
-      request = message;
-      asked = now();
+      if (requests.isEmpty()) {
+        asked = now();
+      }
+      requests.put(message instanceof AllocateStreamRequest each ? each.getNumber() : 0L, message);
       super.sendMessage(message);
     }
 
@@ -173,11 +189,13 @@ final class IssuedLog implements ClientInterceptor, AutoCloseable {
           new SimpleForwardingClientCallListener<>(listener) {
             @Override
             public void onMessage(R reply) {
-              List<JsonObject> records = records(request, reply);
-              long answered = now();
+              long number = reply instanceof AllocateStreamResponse each ? each.getNumber() : 0;
+              Q answered = number == 0 ? requests.get(0L) : requests.remove(number);
+              List<JsonObject> records = records(answered, reply);
+              long now = now();
               for (JsonObject each : records) {
                 each.addProperty("asked", asked);
-                each.addProperty("answered", answered);
+                each.addProperty("answered", now);
               }
               try {
                 write(records);

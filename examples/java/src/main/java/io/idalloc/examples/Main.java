@@ -6,14 +6,18 @@ import io.grpc.ManagedChannel;
 import io.grpc.Status;
 import io.grpc.StatusException;
 import io.grpc.StatusRuntimeException;
+import io.grpc.protobuf.StatusProto;
 import io.grpc.stub.BlockingClientCall;
 import io.idalloc.examples.pool.GrpcRangeSource;
 import io.idalloc.examples.pool.IdPool;
 import io.idalloc.examples.pool.IdallocException;
 import io.idalloc.v1.AllocateRangeRequest;
 import io.idalloc.v1.AllocateRangeResponse;
+import io.idalloc.v1.AllocateStreamRequest;
+import io.idalloc.v1.AllocateStreamResponse;
 import io.idalloc.v1.DocIdRun;
 import io.idalloc.v1.DocIdView;
+import io.idalloc.v1.GenerateDocIdRequest;
 import io.idalloc.v1.IdAllocatorServiceGrpc;
 import io.idalloc.v1.IdAllocatorServiceGrpc.IdAllocatorServiceBlockingStub;
 import io.idalloc.v1.IdAllocatorServiceGrpc.IdAllocatorServiceBlockingV2Stub;
@@ -24,13 +28,15 @@ import io.idalloc.v1.StreamRangesRequest;
 import io.idalloc.v1.StreamRangesResponse;
 import java.io.IOException;
 import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
 import java.util.UUID;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.function.Consumer;
 import java.util.function.Supplier;
 
-/** Gets ids from an idalloc server in five ways. */
+/** Gets ids from an idalloc server in six ways. */
 public final class Main {
   private static final long RANGE_SIZE = 100;
   private static final Duration CALL_TIMEOUT = Duration.ofSeconds(5);
@@ -90,6 +96,7 @@ public final class Main {
       Main main = new Main(channel, calls, options);
       main.pool();
       main.unary();
+      main.allocateStream();
       main.requestId();
       main.stream();
       main.docIds();
@@ -122,6 +129,95 @@ public final class Main {
     Tally tally = new Tally("unary");
     tally.add(check(range, RANGE_SIZE));
     tally.print();
+  }
+
+  /** Sends several requests over one stream. One fails, and the others get their ids. */
+  private void allocateStream() throws InterruptedException {
+    List<AllocateStreamResponse> answers =
+        exchange(
+            List.of(
+                rangeOf(1, options.sequence(), 2),
+                rangeOf(2, options.sequence() + "-lines", 5),
+                rangeOf(3, options.sequence(), 1L << 31), // fails: more than any server allows
+                AllocateStreamRequest.newBuilder()
+                    .setNumber(4)
+                    .setGenerateDocId(
+                        GenerateDocIdRequest.newBuilder()
+                            .setIdCount(3)
+                            .setView(DocIdView.DOC_ID_VIEW_COMPACT))
+                    .build()));
+    Tally tally = new Tally("allocate-stream");
+    for (AllocateStreamResponse answer : answers) {
+      switch (answer.getResponseCase()) {
+        case ALLOCATE_RANGE -> {
+          IdRange range = answer.getAllocateRange().getRange();
+          tally.add(check(range, range.getIdCount()));
+        }
+        case GENERATE_DOC_ID -> {
+          for (DocIdRun run : answer.getGenerateDocId().getRunsList()) {
+            DocIds.expand(run, tally::add);
+          }
+        }
+        default ->
+            System.out.println(
+                "allocate-stream: request "
+                    + answer.getNumber()
+                    + " failed: "
+                    + errorOf(answer).toLine());
+      }
+    }
+    tally.print();
+  }
+
+  /**
+   * Returns the answers to requests, in their order. If the stream breaks, it sends all of them
+   * again: the ids of the broken one are a gap. More than 1,000 requests need a thread that reads.
+   */
+  private List<AllocateStreamResponse> exchange(List<AllocateStreamRequest> requests)
+      throws InterruptedException {
+    while (true) {
+      BlockingClientCall<AllocateStreamRequest, AllocateStreamResponse> call =
+          streams
+              .withDeadlineAfter(CALL_TIMEOUT.toMillis(), TimeUnit.MILLISECONDS)
+              .allocateStream();
+      try {
+        for (AllocateStreamRequest request : requests) {
+          call.write(request);
+        }
+        call.halfClose(); // the server ends the stream after the last answer
+        List<AllocateStreamResponse> answers = new ArrayList<>();
+        for (AllocateStreamRequest request : requests) {
+          AllocateStreamResponse answer = read(call);
+          if (answer == null || answer.getNumber() != request.getNumber()) {
+            throw new IdallocException(
+                Status.Code.INTERNAL, "request " + request.getNumber() + " has no answer");
+          }
+          if (errorOf(answer).code() == Status.Code.UNAVAILABLE) {
+            throw errorOf(answer);
+          }
+          answers.add(answer);
+        }
+        retries.progress();
+        return answers;
+      } catch (IdallocException | StatusException | StatusRuntimeException e) {
+        retries.await(IdallocException.of(e));
+      } finally {
+        call.cancel("done", null); // does nothing to a call that has ended
+      }
+    }
+  }
+
+  private static AllocateStreamRequest rangeOf(long number, String sequence, long count) {
+    return AllocateStreamRequest.newBuilder()
+        .setNumber(number) // the answer repeats it
+        .setAllocateRange(
+            AllocateRangeRequest.newBuilder().setSequence(sequence).setIdCount(count))
+        .build();
+  }
+
+  /** The error of one request, with the code OK if there is none. */
+  private static IdallocException errorOf(AllocateStreamResponse answer) {
+    return IdallocException.of(StatusProto.toStatusRuntimeException(answer.getError()));
   }
 
   /** Repeats a request: with the same request_id it gets the same ids. */

@@ -1,9 +1,9 @@
-"""Get ids from an idalloc server in five ways.
+"""Get ids from an idalloc server in six ways.
 
 The programs in examples/go, examples/java and examples/node do the same.
 
     pip install idalloc
-    python five_ways.py --total 100000
+    python six_ways.py --total 100000
 
 Prints a line for each way. An error is one line on stderr with its reason; the exit code is then 1,
 and 2 for wrong arguments. Once the server has answered, the program continues over a restart of the
@@ -16,6 +16,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,13 +27,14 @@ import grpc
 import idalloc
 
 RANGE_SIZE = 100
+TOO_MANY_IDS = 2**31  # more than any server allows in a call
 GIVE_UP_SECONDS = 60.0  # without progress
 
 T = TypeVar("T")
 
 
 class Program:
-    """The five ways, with one client."""
+    """The six ways, with one client."""
 
     def __init__(self, client: idalloc.Client, sequence: str, total: int) -> None:
         self._client = client
@@ -52,6 +54,19 @@ class Program:
         """Allocate a range. The client repeats a failed call within its timeout."""
         ids = self._retry(lambda: self._client.allocate_range(self._sequence, RANGE_SIZE))
         show("unary", len(ids), ids[0], ids[-1])
+
+    def allocate_stream(self) -> None:
+        """Make several calls over one stream. One fails, and the others get their ids."""
+        with self._client.allocate_stream() as stream, ThreadPoolExecutor(4) as threads:
+            sequence, lines = self._sequence, f"{self._sequence}-lines"
+            orders = threads.submit(self._retry, lambda: stream.allocate_range(sequence, 2))
+            order_lines = threads.submit(self._retry, lambda: stream.allocate_range(lines, 5))
+            failed = threads.submit(self._retry, lambda: stream.allocate_range(sequence, TOO_MANY_IDS))
+            doc_ids = threads.submit(self._retry, lambda: stream.doc_ids(3))
+            chunks = [orders.result(), order_lines.result(), doc_ids.result()]
+            if error := failed.exception():
+                print(f"allocate-stream: one request failed: {describe(error)}")
+        show("allocate-stream", sum(map(len, chunks)), chunks[0][0], chunks[-1][-1])
 
     def request_id(self) -> None:
         """Repeat a call, as after a lost reply: with a request_id it gets the same ids."""
@@ -99,8 +114,13 @@ def show(way: str, count: int, first: object, last: object) -> None:
     print(f"{way}: {count} ids, {first}..{last}", flush=True)
 
 
+def describe(error: BaseException) -> str:
+    reason = f"{error.reason}: " if isinstance(error, idalloc.IdallocError) else ""
+    return reason + " ".join(str(error).split())
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Get ids from an idalloc server in five ways.")
+    parser = argparse.ArgumentParser(description="Get ids from an idalloc server in six ways.")
     parser.add_argument("--server", metavar="HOST:PORT", default="127.0.0.1:50051")
     parser.add_argument("--ca", metavar="FILE", type=Path, help="use TLS, and trust this CA")
     parser.add_argument("--token-file", metavar="FILE", type=Path, help="send this token")
@@ -115,9 +135,13 @@ if __name__ == "__main__":
         token = options.token_file and options.token_file.read_text().strip()
         with idalloc.Client(options.server, credentials=credentials, token=token, log=options.log) as client:
             program = Program(client, options.sequence, options.total)
-            for way in (program.pool, program.unary, program.request_id, program.stream, program.doc_ids):
-                way()
+            program.pool()
+            program.unary()
+            program.allocate_stream()
+            program.request_id()
+            program.stream()
+            program.doc_ids()
     except idalloc.IdallocError as error:
-        sys.exit(f"{error.reason}: {' '.join(str(error).split())}")
+        sys.exit(describe(error))
     except (OSError, ValueError) as error:  # a file, or an invalid argument
         sys.exit(str(error))
