@@ -46,10 +46,12 @@ if TYPE_CHECKING:
     )
     from idalloc._core.sequences import SequenceSettings
     from idalloc._core.types import Node, ParsedId, Range, Sequence, SequenceChange
+    from idalloc._sync.allocate_stream import AllocateStream
     from idalloc._sync.client import Client
     from idalloc._sync.ids import Ids
 
 __all__ = [
+    "AllocateStream",
     "Client",
     "DeadlineExceeded",
     "DocIdTimestampRefused",
@@ -86,6 +88,7 @@ __all__ = [
     "aio",
 ]
 _MODULES = {
+    "AllocateStream": "_sync.allocate_stream",
     "Client": "_sync.client",
     "Ids": "_sync.ids",
     "SequenceSettings": "_core.sequences",

@@ -29,7 +29,8 @@ _AIO = """\
 
 `idalloc.aio.Client` has the methods of [`idalloc.Client`](#idallocclient), for asyncio: the same arguments, results and
 exceptions. Await each method. `ids()`, `stream_ranges()`, `stream_doc_ids()` and `sequences.list()` return asynchronous
-iterators and are not awaited. This section has what differs.
+iterators and are not awaited, nor is `allocate_stream()`, which returns an asynchronous context manager. This section
+has what differs.
 """
 _SETTINGS = """\
 The arguments of [`create`](#clientsequencescreate) and [`update`](#clientsequencesupdate), as in
@@ -53,6 +54,7 @@ def page() -> str:
     """Return the page."""
     package = _package()
     client, ids = package["_sync.client.Client"], package["_sync.ids.Ids"]
+    stream = package["_sync.allocate_stream.AllocateStream"]
     example = package.docstring.value.partition("\n\n")[2].partition("\n\n``")[0]
     sqlalchemy = package["ext.sqlalchemy.idalloc_default"]
     return document(
@@ -63,6 +65,8 @@ def page() -> str:
         *(_function(f"Client.{each.name}", each) for each in methods(client)),
         _class("idalloc.Ids", ids, signature=False),
         *(_function(f"Ids.{each.name}", each) for each in methods(ids)),
+        _class("idalloc.AllocateStream", stream, signature=False),
+        *(_function(f"AllocateStream.{each.name}", each) for each in methods(stream)),
         _class("Client.sequences", package["_sync.sequences.Sequences"], signature=False),
         *(_function(f"Client.sequences.{each.name}", each) for each in methods(package["_sync.sequences.Sequences"])),
         _settings(package["_core.sequences.SequenceSettings"]),
@@ -83,7 +87,7 @@ def public_names() -> list[str]:
     package = _package()
     found = [f"Client.{each.name}" for each in methods(package["_sync.client.Client"])]
     found += [f"Client.sequences.{each.name}" for each in methods(package["_sync.sequences.Sequences"])]
-    return [*found, *(name for name in idalloc.__all__ if name not in ("aio", "Client", "Ids"))]
+    return [*found, *(name for name in idalloc.__all__ if name not in ("aio", "AllocateStream", "Client", "Ids"))]
 
 
 def methods(cls: Any) -> Iterator[Any]:
@@ -171,7 +175,7 @@ def _differences(client: Any, other: Any) -> Iterator[str]:
     for each in methods(client):
         text = one_line(each.docstring.value)
         is_same = text == one_line(other.all_members[each.name].docstring.value)
-        if not is_same and not re.fullmatch(r"As ``[\w.]+``(\.|; an asynchronous iterator.*)", text):
+        if not is_same and not re.fullmatch(r"As ``[\w.]+``(\.|; an asynchronous (iterator|context manager).*)", text):
             yield _function(f"aio.Client.{each.name}", each)
 
 

@@ -32,10 +32,12 @@ class AllocateStream:
     streams. If it breaks or its server shuts down, the requests without an answer are sent again
     over a new one, as gRPC repeats unary calls.
 
-    Use it as a context manager, or call ``close``.
+    Use it as a context manager, or call ``close``. After that, or after the client is closed, its
+    methods raise ``RuntimeError``.
 
-    Args:
-        client: The client.
+    In the child of a fork it opens a stream of the child's own, also if the fork bypassed Python
+    (uWSGI). A signal handler may raise at any moment but in ``close``: ids may be lost, but no id
+    is returned twice, and the next call works.
     """
 
     def __init__(self, client: BaseClient) -> None:

@@ -126,7 +126,7 @@ def test_an_exception_anywhere_repeats_no_chunk_in_asyncio(server: FakeServer) -
     assert at_each_place(lambda places: run(use(places))) > 50
 
 
-def test_an_exception_anywhere_leaves_a_stream_of_requests_usable(server: FakeServer) -> None:
+def test_an_exception_anywhere_leaves_requests_usable(server: FakeServer) -> None:
     """P1: a stream of requests returns no id twice, and its next call is answered."""
     with idalloc.Client(server.target, timeout=5) as client:
 
@@ -147,7 +147,7 @@ def test_an_exception_anywhere_leaves_a_stream_of_requests_usable(server: FakeSe
         assert at_each_place(take) > 30
 
 
-def test_an_exception_anywhere_leaves_requests_of_asyncio_usable(server: FakeServer) -> None:
+def test_an_exception_anywhere_leaves_aio_requests_usable(server: FakeServer) -> None:
     """P1: a stream of requests of the asyncio client returns no id twice, and can be used again."""
 
     async def use(places: Places) -> None:
