@@ -77,6 +77,28 @@ def test_grpcurl_calls_by_reflection(grpcurl: str, server: Server, call: str, da
 
 
 @pytest.mark.test_long
+def test_grpcurl_sends_requests_over_a_stream(grpcurl: str, server: Server) -> None:
+    """grpcurl sends several requests over one stream, and prints an answer to each."""
+    requests = [
+        {"number": 1, "allocate_range": {"sequence": "grpcurl-lines", "id_count": 5}},
+        {"number": 2, "allocate_range": {"sequence": "grpcurl-lines", "id_count": -1}},
+        {"number": 3, "generate_doc_id": {"view": "DOC_ID_VIEW_IDS"}},
+    ]
+    method = "idalloc.v1.IdAllocatorService/AllocateStream"
+    done = subprocess.run(
+        [grpcurl, "-plaintext", "-d", "\n".join(map(json.dumps, requests)), server.address, method],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    [ids, failed, doc_ids] = json.loads("[" + done.stdout.replace("}\n{", "},{") + "]")
+    assert [each["number"] for each in (ids, failed, doc_ids)] == ["1", "2", "3"]
+    assert ids["allocateRange"]["range"]["lastId"] == "5"
+    assert failed["error"]["message"].startswith("id_count: must be")
+    assert len(doc_ids["generateDocId"]["docIds"]) == 1
+
+
+@pytest.mark.test_long
 def test_grpcurl_lists_the_services(grpcurl: str, server: Server) -> None:
     """Server reflection lists the services."""
     done = subprocess.run([grpcurl, "-plaintext", server.address, "list"], capture_output=True, text=True)
