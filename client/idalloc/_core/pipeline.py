@@ -37,12 +37,13 @@ class Pending(Generic[T]):
         timeout: How long the caller waits, in seconds.
     """
 
-    __slots__ = ("_deadline", "_failures", "asked", "call", "waiter")
+    __slots__ = ("_deadline", "_failures", "asked", "call", "failure", "waiter")
 
     def __init__(self, call: Call[T], timeout: float) -> None:
         self.call = call
         self.asked = 0  # when it was last sent, on the clock of the log
-        self.waiter: Any = None  # the future of its caller
+        self.waiter: Any = None  # where its caller waits
+        self.failure: IdallocError | None = None  # of the last attempt
         self._deadline = time.monotonic() + timeout
         self._failures = 0
 
@@ -57,6 +58,7 @@ class Pending(Generic[T]):
             IdallocError: The error itself, if a retry cannot succeed in time.
         """
         self._failures += 1
+        self.failure = error
         delay = error.retry_after or 0.1
         is_late = delay > min(self.time_left(), MAX_RETRY_AFTER)
         if not isinstance(error, Unavailable) or self._failures >= MAX_ATTEMPTS or is_late:
@@ -65,7 +67,8 @@ class Pending(Generic[T]):
 
     def late(self, target: str, timeout: float) -> DeadlineExceeded:
         """Return the error of a caller that has waited for its timeout."""
-        return DeadlineExceeded(f"no answer from {target} within {timeout:g} s")
+        failure = f"; the last attempt: {self.failure}" if self.failure else ""
+        return DeadlineExceeded(f"no answer from {target} within {timeout:g} s{failure}")
 
 
 def broken(error: IdallocError, target: str) -> IdallocError:

@@ -111,7 +111,7 @@ def _without_details(code: grpc.StatusCode, message: str, target: str, retry_aft
             return kind(message, code=code, metadata={"tls": tls_failure.kind})
         message = f"no answer from {target}: {message}"
     elif code is grpc.StatusCode.UNIMPLEMENTED:
-        message = f"{target} does not implement this method; it may run an older idalloc or another service: {message}"
+        message = f"{target} does not implement this method: upgrade its idalloc, or check the target: {message}"
     return kind(message, code=code, reason=reason, retry_after=retry_after)
 
 

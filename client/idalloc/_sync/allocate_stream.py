@@ -151,18 +151,26 @@ class AllocateStream:
                 try:
                     self._read_answers(retries)
                 except IdallocError as failed:
-                    with self._lock:
-                        if self._thread is not this:
-                            return
-                        if not self._waiting or self._is_closed:
-                            self._thread = None
-                            return
+                    if not self._reopens(failed):
+                        return
                     time.sleep(retries.delay(failed))
         except Exception as error:
             with self._lock:
                 if self._thread is this:
                     self._thread = None
                     self._fail(error)
+
+    def _reopens(self, failed: IdallocError) -> bool:
+        """Record a failed attempt, and return whether this thread opens another stream."""
+        with self._lock:
+            if self._thread is not threading.current_thread():
+                return False
+            self._channel = None
+            for pending in list(self._waiting):
+                pending.failure = failed
+            if not self._waiting or self._is_closed:
+                self._thread = None
+            return self._thread is not None
 
     def _fail(self, error: Exception) -> None:
         for pending in list(self._waiting):

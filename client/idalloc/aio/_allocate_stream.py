@@ -122,6 +122,8 @@ class AllocateStream:
                 try:
                     await self._read_answers()
                 except IdallocError as failed:
+                    for pending in self._waiting:
+                        pending.failure = failed
                     if self._waiting:
                         await asyncio.sleep(self._retries.delay(failed))
         except Exception as failed:

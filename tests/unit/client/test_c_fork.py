@@ -119,7 +119,10 @@ before += next(stream)
 fork(lambda: chain.from_iterable(stream), threads=2)
 """
 
+# A thread of the stream waits in gRPC, and takes the GIL each 0.1 s, which is when the fork would be.
 REQUESTS = """
+import grpc
+grpc._common.MAXIMUM_WAIT_TIMEOUT = 5
 stream = idalloc.Client(target).allocate_stream()
 before += stream.allocate_range("orders", 10)
 fork(lambda: (value for _ in range(50) for value in stream.allocate_range("orders", 10)), threads=4)

@@ -157,7 +157,7 @@ def test_unimplemented_names_the_target() -> None:
     error = from_rpc_error(Failure(grpc.StatusCode.UNIMPLEMENTED, "Method not found!"), "here:1")
     assert (type(error), error.reason) == (idalloc.IdallocError, "UNIMPLEMENTED")
     assert str(error) == (
-        "here:1 does not implement this method; it may run an older idalloc or another service: Method not found!"
+        "here:1 does not implement this method: upgrade its idalloc, or check the target: Method not found!"
     )
 
 
