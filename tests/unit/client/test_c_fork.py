@@ -119,7 +119,7 @@ before += next(stream)
 fork(lambda: chain.from_iterable(stream), threads=2)
 """
 
-# A thread of the stream waits in gRPC, and takes the GIL each 0.1 s, which is when the fork would be.
+# A thread of the stream waits in gRPC, and takes the GIL each 0.1 s: it might do so at the fork.
 REQUESTS = """
 import grpc
 grpc._common.MAXIMUM_WAIT_TIMEOUT = 5
