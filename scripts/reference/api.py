@@ -188,11 +188,12 @@ def _element(element: Element, known: dict[str, str], messages: dict[str, Elemen
 def _rpc(service: Element, rpc: Element, known: dict[str, str], messages: dict[str, Element]) -> str:
     if "Errors: " not in rpc.comment:
         raise ValueError(f"the comment of {rpc.name} needs a paragraph 'Errors: …'")
+    sent = "a stream of " if rpc.proto.client_streaming else ""
     stream = "a stream of " if rpc.proto.server_streaming else ""
     request, response = (each.rpartition(".")[2] for each in (rpc.proto.input_type, rpc.proto.output_type))
     return document(
         f"### `{rpc.name}`",
-        f"Request [`{request}`]({known[request]}), response {stream}[`{response}`]({known[response]}). "
+        f"Request {sent}[`{request}`]({known[request]}), response {stream}[`{response}`]({known[response]}). "
         f"Role: {_role(_rule(service, rpc))}. A repeated call {_repeated(service, rpc, messages)}.",
         prose(rpc.comment, known),
     )

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from idalloc._core import pool, resumption
+from idalloc._core import pipeline, pool, resumption
 from idalloc._core.calls import MAX_UUIDS_PER_CALL
 from idalloc._core.defaults import DEFAULT_TIMEOUT
 from idalloc._transport.channel import MAX_CONNECTIONS
@@ -20,7 +20,7 @@ from idalloc_server.http import server as http
 from idalloc_server.http.status_page import page as status_page
 from idalloc_server.listen import connections, open_files, transport
 from idalloc_server.node import issuers
-from idalloc_server.rpc import batches, health, id_allocator, sequences, status
+from idalloc_server.rpc import batches, health, id_allocator, request_stream, sequences, status
 from idalloc_server.settings.model import Settings
 from idalloc_server.store.cratedb import documents
 from idalloc_server.store.sqlite import documents as sqlite_documents
@@ -359,6 +359,12 @@ LIMITS = {
             f"{number(batches.MAX_BATCH_REQUESTS)}, and as many as fit into {_kib(transport.MAX_REQUEST_BYTES)}",
             f"{_INVALID}; nothing is allocated",
             "one call must not delay all others for long; with the longest names, some 990 fit",
+        ),
+        Limit(
+            "requests of an `AllocateStream` without an answer",
+            f"{number(request_stream.MAX_REQUESTS)}, and {request_stream.MAX_IDS_FACTOR} times max_ids_per_call ids",
+            f"one more request ends the stream, more ids get `QUOTA_EXCEEDED`; the Python client sends {pipeline.MAX_IN_FLIGHT}",
+            "a stream that breaks burns no more",
         ),
         Limit("document ids as runs", _setting("max_ids_per_call"), _INVALID),
         Limit(

@@ -301,33 +301,32 @@ async def test_queued_answers_have_no_texts(served: Served) -> None:
     assert [len(each.generate_doc_id.doc_ids) for each in answers] == [0, *[10_000] * 30, 0]
 
 
-async def test_an_invalid_number_of_ids_extends_no_limit(served: Served) -> None:
-    """A negative number of ids in a request does not let others ask for more."""
+async def test_a_stream_ends_beyond_its_requests(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream with too many requests ends with INVALID_REQUEST, after its answers."""
+    monkeypatch.setattr(request_stream, "MAX_REQUESTS", 3)
     gate = served.store.hold("grant")
     call = served.ids.AllocateStream()
-    for count in (1, -(10**15), *[MAX_IDS_PER_CALL] * 10):
-        await call.write(range_of("orders", count))
-    await until_waiting(served, "orders", 11)
+    for _ in range(4):
+        await call.write(range_of("orders"))
+    await until_waiting(served, "orders", 4)
     gate.set()
+    assert [shown(await soon(call.read())) for _ in range(4)] == [(1, 1), (2, 2), (3, 3), (4, 4)]
     assert await reason_of_end(call) == "INVALID_REQUEST"
 
 
-@pytest.mark.parametrize(("requests", "id_count"), [(4, 1), (11, MAX_IDS_PER_CALL)], ids=["requests", "ids"])
-async def test_a_stream_ends_beyond_its_limits(
-    served: Served, monkeypatch: pytest.MonkeyPatch, requests: int, id_count: int
-) -> None:
-    """A stream in which too much waits ends with INVALID_REQUEST, after its answers."""
-    if id_count == 1:
-        monkeypatch.setattr(request_stream, "MAX_REQUESTS", requests - 1)
+async def test_too_many_ids_without_an_answer_fail_alone(served: Served) -> None:
+    """A request beyond the ids that may wait gets QUOTA_EXCEEDED and none; the next has its own."""
     gate = served.store.hold("grant")
     call = served.ids.AllocateStream()
-    for _ in range(requests):
+    for id_count in (*[MAX_IDS_PER_CALL] * 10, 1):
         await call.write(range_of("orders", id_count))
-    await until_waiting(served, "orders", requests)
+    await until_waiting(served, "orders", 10)
     gate.set()
-    answers = [shown(await soon(call.read())) for _ in range(requests)]
-    assert answers == [(1 + n * id_count, (n + 1) * id_count) for n in range(requests)]
-    assert await reason_of_end(call) == "INVALID_REQUEST"
+    most = MAX_IDS_PER_CALL
+    answers = [await soon(call.read()) for _ in range(11)]
+    assert list(map(shown, answers)) == [*((1 + n * most, (n + 1) * most) for n in range(10)), "QUOTA_EXCEEDED"]
+    assert "ids_without_answer = 1000000" in answers[-1].error.message
+    assert await ask(call, range_of("orders")) == [(10 * most + 1,) * 2]
 
 
 async def test_a_failed_request_does_not_count_to_the_limit(served: Served) -> None:

@@ -118,7 +118,7 @@ def of_protos() -> Claims:
         "AllocateRangeResponse.node_id": [f"{power(start_timestamps.TIMESTAMP_END)} times the prefix"],
         "BatchAllocateRangesRequest.requests": [f"1 to {number(batches.MAX_BATCH_REQUESTS)} requests"],
         "IdAllocatorService.AllocateStream": [
-            f"at most {number(request_stream.MAX_REQUESTS)} requests",
+            f"{number(request_stream.MAX_REQUESTS)} requests may be",
             f"{request_stream.MAX_IDS_FACTOR} times the ids of max_ids_per_call",
         ],
         "IdAllocatorService.BatchAllocateRanges": [

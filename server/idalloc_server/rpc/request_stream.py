@@ -10,6 +10,7 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc_server.auth.call_types import AdmitRequest, MessageStream, Refund
 from idalloc_server.domain.errors import (
     InvalidRequest,
+    QuotaExceeded,
     Refusal,
     RequestIdBurned,
     RequestIdReused,
@@ -17,10 +18,12 @@ from idalloc_server.domain.errors import (
     Unauthenticated,
 )
 
-# The most requests of a stream that are not answered, and the most ids that they ask for, as a
-# multiple of the most ids of one request.
+# The most requests of a stream that are not answered; one more ends the stream.
 MAX_REQUESTS = 1_000
+# The most ids of such requests, as a multiple of the most ids of one; a request for more fails, and
+# may be sent again after RETRY_SECONDS.
 MAX_IDS_FACTOR = 10
+RETRY_SECONDS = 0.1
 # The longest timeout of a request, in seconds: protobuf's longest duration.
 MAX_TIMEOUT = 315_576_000_000
 
@@ -105,12 +108,12 @@ class RequestStream:
     def _take(self, request: pb.AllocateStreamRequest) -> tuple[Refund | None, Any]:
         """Return the refund and the ids of a request, or its error; None if it must wait."""
         refund: Refund | None = None
+        is_range = request.HasField("allocate_range")
+        wanted = request.allocate_range if is_range else request.generate_doc_id
         try:
-            if request.HasField("allocate_range"):
-                wanted = request.allocate_range
-                refund = self.admit(wanted.sequence, wanted.id_count)
-            else:
-                refund = self.admit(None, request.generate_doc_id.id_count)
+            if self._queued_ids:
+                self._check_credit(wanted.id_count)
+            refund = self.admit(wanted.sequence if is_range else None, wanted.id_count)
             if request.HasField("timeout"):
                 _seconds_of(request)
             return refund, self.source.take_from_memory(request)
@@ -119,11 +122,17 @@ class RequestStream:
         except Exception as error:
             return refund, error
 
+    def _check_credit(self, id_count: int) -> None:
+        """Raise ``QuotaExceeded`` if requests without an answer ask for too many ids."""
+        most = MAX_IDS_FACTOR * self.source.max_ids
+        if id_count <= self.source.max_ids and self._queued_ids + id_count > most:
+            raise QuotaExceeded("stream", "ids_without_answer", most, RETRY_SECONDS)
+
     def _put(self, request: pb.AllocateStreamRequest, refund: Refund | None, outcome: Any) -> None:
         """Put an answer into the queue.
 
         Raises:
-            InvalidRequest: The queue is beyond its limits; the answer will be written.
+            InvalidRequest: The queue is beyond its limit; the answer will be written.
         """
         id_count = 0  # A request that failed may ask for any number.
         if not isinstance(outcome, Exception):
@@ -139,8 +148,6 @@ class RequestStream:
             self._writer.result()  # raises why it could not write
         if len(self._queue) > MAX_REQUESTS:
             raise InvalidRequest("number", f"must be of one of at most {MAX_REQUESTS} requests without an answer")
-        if self._queued_ids > (most := MAX_IDS_FACTOR * self.source.max_ids):
-            raise InvalidRequest("id_count", f"must be at most {most} in all requests without an answer")
 
     async def _wait_for_ids(self, request: pb.AllocateStreamRequest) -> Any:
         """Return the ids of a request, or its error."""

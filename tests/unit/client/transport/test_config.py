@@ -71,10 +71,6 @@ CALLS: dict[str, tuple[Callable[[idalloc.Client], Any], Callable[[idalloc.aio.Cl
     ),
     "AdvanceSequence": (lambda c: c.sequences.advance("made", 9), lambda c: c.sequences.advance("made", 9)),
     "DeleteSequence": (lambda c: c.sequences.delete("made"), lambda c: c.sequences.delete("made")),
-    "AllocateStream": (
-        lambda c: c.allocate_stream().allocate_range("orders"),
-        lambda c: c.allocate_stream().allocate_range("orders"),
-    ),
     "GetNode": (lambda c: c.node(), lambda c: c.node()),
     "UpdateNode": (lambda c: c.update_node(prefix=8), lambda c: c.update_node(prefix=8)),
 }
