@@ -33,6 +33,7 @@ from tests.support.exploration.steps import (
     start,
     stop,
 )
+from tests.support.exploration.stream import Stream
 from tests.support.exploration.world import World
 from tests.support.fake_witness import MemoryWitness
 from tests.support.promises.calls import unless_refused
@@ -628,6 +629,53 @@ def _abandon(world: World) -> None:
     _actors(world, (allocate(1, 3),), (abandon(1),), (allocate(2, 3),))
 
 
+def _stream(world: World) -> None:
+    _nodes(world, count=1)
+    stream = Stream(world, 1)
+    _actors(
+        world,
+        (stream.send(1), stream.send(3, 1)),
+        (stream.receive(), stream.receive(), stream.receive(), stream.end()),
+        (stream.cancel(),),
+        (stream.fail_write(),),
+        (allocate(1, 2),),
+    )
+
+
+def _stream_drain(world: World) -> None:
+    _nodes(world, count=1)
+    stream = Stream(world, 1)
+    _actors(
+        world, (stream.send(3), stream.send(1)), (stream.receive(), stream.receive(), stream.end()), (stream.drain(),)
+    )
+
+
+def _stream_limit(world: World) -> None:
+    world.add_sequence("a")
+    world.add_node()
+    stream = Stream(world, 1, max_ids=1)
+    sends, answers = [stream.send(*[1] * each) for each in (8, 4)], [stream.receive() for _ in range(12)]
+    _actors(world, (*sends,), (*answers, stream.end()))
+
+
+def _stream_request_id(world: World) -> None:
+    _nodes(world)
+    stream = Stream(world, 1)
+    _actors(
+        world,
+        (stream.send(3, 1, request_id=REQUEST_ID),),
+        (stream.receive(), stream.receive(), stream.end()),
+        (stream.cancel(),),
+        (allocate_once(2, REQUEST_ID),),
+    )
+
+
+def _stream_lease(world: World) -> None:
+    _nodes(world, count=1)
+    stream = Stream(world, 1)
+    _actors(world, (stream.send(3, 1),), (stream.receive(), stream.receive(), stream.end()))
+
+
 _ALL = (
     Scenario("cold-start", "two nodes use a name first", _cold_start, (1, 2, 9)),
     Scenario("shared", "two nodes take more than they hold", _shared, (1, 2, 4, 9), (LEASE,)),
@@ -821,6 +869,18 @@ _ALL = (
     Scenario("timestamps", "ids that are timestamps, and a clock is set back", _timestamps, (1, 2)),
     Scenario("timestamps-ahead", "timestamps far ahead of the clock", _timestamps_ahead, (1, 2)),
     Scenario("cancel", "a caller gives up", _cancel, (1, 9)),
+    Scenario("stream", "a stream breaks between an answer and its write", _stream, (1, 9), preempts=False),
+    Scenario("stream-drain", "a node drains with a stream", _stream_drain, (1, 9)),
+    Scenario("stream-limit", "a stream asks for more than its limit", _stream_limit, (1, 9), has_more=False),
+    Scenario(
+        "stream-request-id",
+        "a stream breaks, and a request id is asked again",
+        _stream_request_id,
+        (1, 7, 9),
+        preempts=False,
+        is_long=True,
+    ),
+    Scenario("stream-lease", "an answer waits past its lease", _stream_lease, (1, 4), (LEASE,), needed=1),
     Scenario("crash", "a node is killed and another one starts", _crash, (1, 9)),
     Scenario("abandon", "a stop reaches its time limit", _abandon, (1, 9)),
     Scenario("fork", "a node forks, noticed or not", _fork, (8,)),
