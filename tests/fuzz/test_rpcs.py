@@ -4,13 +4,14 @@ import asyncio
 import logging
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from hypothesis import given
@@ -93,6 +94,33 @@ class Live:
             assert code is grpc.StatusCode.OK or code in FAILURES, f"{code}: {details}"
         self.assert_serves()
         return code
+
+    def ask(self, contents: list[bytes], metadata: Any) -> tuple[grpc.StatusCode, list[Any]]:
+        """Send the requests of one stream, and return its status and answers."""
+        answers: list[Any] = []
+        code, details = self.runner.run(self._stream(contents, metadata, answers))
+        if not str(details).startswith(CLIENT_ERRORS):
+            assert code is grpc.StatusCode.OK or code in FAILURES, f"{code}: {details}"
+        self.assert_serves()
+        return code, answers
+
+    async def _stream(
+        self, contents: list[bytes], metadata: Any, answers: list[Any]
+    ) -> tuple[grpc.StatusCode, str | None]:
+        call: Any = self.served.channel.stream_stream(STREAM)(timeout=DEADLINE, metadata=metadata)
+
+        async def send() -> None:
+            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the stream has ended
+                for content in contents:
+                    await call.write(content)
+                await call.done_writing()
+
+        sending = asyncio.create_task(send())
+        with suppress(grpc.aio.AioRpcError):
+            while (answer := await call.read()) is not grpc.aio.EOF:
+                answers.append(id_allocator_pb2.AllocateStreamResponse.FromString(answer))
+        await sending
+        return await call.code(), await call.details()
 
     def assert_serves(self) -> None:
         """Assert that an ordinary call is served, and that no errors were logged."""
@@ -202,6 +230,38 @@ def test_calls_in_any_order_on_the_same_sequences_are_answered(transport: str, g
                     server.send(method, [content], bearer(who))
 
     check()
+
+
+STREAM = "/idalloc.v1.IdAllocatorService/AllocateStream"
+
+
+@SERVERS
+def test_a_stream_answers_each_of_many_requests(transport: str, guarded: bool, tried: str) -> None:
+    """A stream answers any requests once each, in order, until one cannot be decoded."""
+    sent = st.lists(requests(METHODS[STREAM].input_type), min_size=2, max_size=30)
+
+    @tries(10, shares=10)
+    @given(sent, st.sampled_from(CREDENTIALS if guarded else CREDENTIALS[:1]))
+    def check(contents: list[bytes], metadata: Any) -> None:
+        TRIED[tried] += len(contents)
+        code, answers = server.ask(contents, metadata)
+        assert [each.number for each in answers] == numbers_of(contents)[: len(answers)]
+        assert all(each.WhichOneof("response") for each in answers)
+        assert code is not grpc.StatusCode.OK or len(answers) == len(contents)
+
+    with live(transport, guarded=guarded) as server:
+        check()
+
+
+def numbers_of(contents: list[bytes]) -> list[int]:
+    """Return the numbers of the requests before the first one that cannot be decoded."""
+    numbers = []
+    for content in contents:
+        try:
+            numbers.append(id_allocator_pb2.AllocateStreamRequest.FromString(content).number)
+        except DecodeError:
+            break
+    return numbers
 
 
 KINDS = ["unary_unary", "unary_stream", "stream_unary", "stream_stream"]
