@@ -37,12 +37,13 @@ class Pending(Generic[T]):
         timeout: How long the caller waits, in seconds.
     """
 
-    __slots__ = ("_deadline", "_failures", "asked", "call", "failure", "waiter")
+    __slots__ = ("_deadline", "_failures", "asked", "call", "failure", "is_answered", "waiter")
 
     def __init__(self, call: Call[T], timeout: float) -> None:
         self.call = call
         self.asked = 0  # when it was last sent, on the clock of the log
         self.waiter: Any = None  # where its caller waits
+        self.is_answered = False  # whether the waiter has its outcome
         self.failure: IdallocError | None = None  # of the last attempt
         self._deadline = time.monotonic() + timeout
         self._failures = 0

@@ -114,6 +114,7 @@ class AllocateStream:
         # Not a future: its lock would stay locked if a signal handler raised in it, and the thread
         # that reads answers would wait for it.
         pending.waiter = SimpleQueue()
+        pending.is_answered = False
         try:
             with self._lock:
                 if self._is_closed:
@@ -185,7 +186,8 @@ class AllocateStream:
             stubs = connection.stubs()
             with self._lock:
                 for pending in list(self._waiting):  # callers leave without the lock
-                    outbox.put(pending)
+                    if not pending.is_answered:
+                        outbox.put(pending)
                 self._outbox, self._channel = outbox, (connection, stubs)
             rpc = stubs.rpcs["AllocateStream"]
             self._call = call = rpc(self._messages(pipeline, outbox, slots), metadata=client._metadata())
@@ -197,6 +199,7 @@ class AllocateStream:
                         pending, outcome = pipeline.answered(answer)
                         slots.release()
                         retries.progressed()
+                        pending.is_answered = True
                         pending.waiter.put((outcome, False))
                 raise ServerUnreachable(f"no answer from {client.target}: the stream ended")
             except IdallocError as error:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -17,6 +18,8 @@ import idalloc
 import idalloc.aio
 from idalloc._core import pipeline
 from idalloc._core.defaults import DEFAULT_TIMEOUT
+from idalloc._issued_log.log import IssuedLog
+from idalloc._sync import allocate_stream
 from tests.support import issued_log
 from tests.support.fake_server import FakeServer, serving, status_of
 from tests.support.waiting import until, wait_until
@@ -188,11 +191,67 @@ def test_a_late_answer_names_the_last_failure(server: FakeServer, run: Run) -> N
 
 
 @both
-def test_ids_are_logged(server: FakeServer, run: Run, tmp_path: Path) -> None:
-    """Each range and each run of document ids that a caller gets is in the log."""
+def test_each_answer_is_logged_once(server: FakeServer, run: Run, tmp_path: Path) -> None:
+    """Each range and each run of document ids that a caller gets is one record, also if the stream
+    breaks meanwhile; an error is none.
+    """
     file = tmp_path / "ids.jsonl"
-    run(server.target, orders, lambda stream: stream.doc_ids(3), log=file)
-    assert {(each.doc_ids, each.id_count) for each in issued_log.read(file).records} == {(False, 2), (True, 3)}
+    server.break_after = 3
+    server.answers["short"] = [status_of("SEQUENCE_EXHAUSTED", grpc.StatusCode.OUT_OF_RANGE)]
+    once = "c0ffee00-1234-4000-8000-000000000001"
+    *ranges, doc_ids, error = run(
+        server.target,
+        *[orders] * 8,
+        lambda stream: stream.allocate_range("once", 5, request_id=once),
+        lambda stream: stream.doc_ids(3),
+        lambda stream: stream.allocate_range("short"),
+        log=file,
+    )
+    assert isinstance(error, idalloc.SequenceExhausted)
+    records = issued_log.read(file).records
+    logged = [list(each.ids) for each in records if not each.doc_ids]
+    assert sorted(logged) == sorted(map(list, ranges))
+    assert [each.texts for each in records if each.doc_ids] == [doc_ids]
+    assert [each.request for each in records if each.request] == [issued_log.request_number(once)]
+    assert all(0 < each.asked <= each.answered for each in records)
+
+
+@both
+def test_ids_that_cannot_be_logged_are_not_returned(
+    server: FakeServer, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the log cannot be written, callers get its error and no ids."""
+
+    def fail(*_: object) -> None:
+        raise OSError("planted")
+
+    monkeypatch.setattr(IssuedLog, "reply", fail)
+    results = run(server.target, orders, lambda stream: stream.doc_ids(3), log=tmp_path / "ids.log")
+    assert [type(each) for each in results] == [OSError] * 2
+
+
+def test_an_answered_request_is_not_sent_again(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that breaks before a caller has taken its answer asks only for the others again."""
+    may_go = threading.Event()
+
+    class Slow(SimpleQueue[Any]):
+        def get(self, block: bool = True, timeout: float | None = None) -> Any:
+            item = super().get(block, timeout)
+            assert timeout is None or may_go.wait(20)  # a caller has a timeout
+            return item
+
+    monkeypatch.setattr(allocate_stream, "SimpleQueue", Slow)
+    server.break_after = 1
+    with (
+        ThreadPoolExecutor(2) as threads,
+        idalloc.Client(server.target) as client,
+        client.allocate_stream() as stream,
+    ):
+        results = [threads.submit(orders, stream) for _ in range(2)]
+        wait_until(lambda: [each.is_answered for each in list(stream._waiting)] == [True] * 2)
+        may_go.set()
+        assert sorted(list(each.result(20)) for each in results) == [[1, 2], [3, 4]]
+    assert len(server.requests["AllocateStream of one"]) == 2
 
 
 def test_a_cancelled_caller_does_not_stop_others(server: FakeServer) -> None:
