@@ -646,7 +646,7 @@ def _stream_drain(world: World) -> None:
     _nodes(world, count=1)
     stream = Stream(world, 1)
     _actors(
-        world, (stream.send(3), stream.send(1)), (stream.receive(), stream.receive(), stream.end()), (stream.drain(),)
+        world, (stream.send(3), stream.send(1), stream.end()), (stream.receive(), stream.receive()), (stream.drain(),)
     )
 
 
@@ -663,8 +663,8 @@ def _stream_request_id(world: World) -> None:
     stream = Stream(world, 1)
     _actors(
         world,
-        (stream.send(3, 1, request_id=REQUEST_ID),),
-        (stream.receive(), stream.receive(), stream.end()),
+        (stream.send(1, request_id=REQUEST_ID),),
+        (stream.receive(), stream.end()),
         (stream.cancel(),),
         (allocate_once(2, REQUEST_ID),),
     )
@@ -870,7 +870,7 @@ _ALL = (
     Scenario("timestamps-ahead", "timestamps far ahead of the clock", _timestamps_ahead, (1, 2)),
     Scenario("cancel", "a caller gives up", _cancel, (1, 9)),
     Scenario("stream", "a stream breaks between an answer and its write", _stream, (1, 9), preempts=False),
-    Scenario("stream-drain", "a node drains with a stream", _stream_drain, (1, 9)),
+    Scenario("stream-drain", "a stream ends, or its node drains", _stream_drain, (1, 9), preempts=False),
     Scenario("stream-limit", "a stream asks for more than its limit", _stream_limit, (1, 9), has_more=False),
     Scenario(
         "stream-request-id",
@@ -878,7 +878,6 @@ _ALL = (
         _stream_request_id,
         (1, 7, 9),
         preempts=False,
-        is_long=True,
     ),
     Scenario("stream-lease", "an answer waits past its lease", _stream_lease, (1, 4), (LEASE,), needed=1),
     Scenario("crash", "a node is killed and another one starts", _crash, (1, 9)),
