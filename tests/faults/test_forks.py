@@ -138,7 +138,7 @@ class TestClient:
             *lines, end = ran.received[child]
             assert end == "end"
             assert all(line.startswith("RuntimeError: ") and "GRPC_ENABLE_FORK_SUPPORT=1" in line for line in lines)
-            assert len(lines) == 5 * 5
+            assert len(lines) == 5 * 6
         prove_distinct(scenario, ran, f"by {how}, where gRPC has no fork support")
 
     def test_prefork_workers_are_killed_and_replaced(self, scenario: Scenario) -> None:

@@ -47,12 +47,14 @@ class IdTaker:
         self._received = received
         self.client = idalloc.Client(target, timeout=10, log=log)
         self._ids = self.client.ids("orders")
+        self._requests = self.client.allocate_stream()
         self._begin()
         self._methods: list[Callable[[], list[int] | list[str]]] = [
             lambda: list(next(self._stream)),
             lambda: [next(self._ids) for _ in range(50)],
             lambda: list(islice(self._loop, 50)),
             lambda: list(self.client.allocate_range("orders", 10)),
+            lambda: list(self._requests.allocate_range("orders", 10)),
             lambda: self.client.doc_ids(10),
         ]
 

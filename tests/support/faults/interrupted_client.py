@@ -90,6 +90,10 @@ Methods = list[Callable[[], None]]
 def methods_of(client: idalloc.Client, taken: list[int], *, has_server: bool) -> tuple[Methods, Methods]:
     """Return functions that add ids to ``taken``: to interrupt, and to call after an exception."""
     ids = client.ids("orders")
+    requests = client.allocate_stream()
+
+    def over_stream() -> None:
+        taken.extend(requests.allocate_range("orders", 10))
 
     def one_by_one() -> None:
         for _ in range(50):
@@ -106,7 +110,7 @@ def methods_of(client: idalloc.Client, taken: list[int], *, has_server: bool) ->
     def call() -> None:
         taken.extend(client.allocate_range("orders", 10))
 
-    server_methods: Methods = [stream, call] * has_server
+    server_methods: Methods = [stream, call, over_stream] * has_server
     return [one_by_one, loop] * 6 + server_methods, [lambda: taken.append(next(ids)), *server_methods]
 
 
