@@ -77,7 +77,8 @@ class RequestStream:
     source: IdSource
     _queue: deque[_Answer] = field(default_factory=deque, init=False)
     _queued_ids: int = field(default=0, init=False)
-    _writer: asyncio.Task[None] | None = field(default=None, init=False)  # writes the queue
+    _reader: asyncio.Task[Any] | None = field(default=None, init=False)  # while it reads requests
+    _writer: asyncio.Task[None] | None = field(default=None, init=False)  # while it writes the queue
 
     async def serve(self) -> None:
         """Answer all requests.
@@ -88,6 +89,7 @@ class RequestStream:
             Refusal: The error that ends the stream. The requests before it were answered, unless
                 the caller is no longer authenticated.
         """
+        self._reader = asyncio.current_task()
         try:
             try:
                 while (request := await self.messages.read()) is not None:
@@ -101,6 +103,10 @@ class RequestStream:
             except Refusal:
                 await self._wait_for_writer()
                 raise
+            except asyncio.CancelledError:
+                if self._writer is not None and self._writer.done():
+                    self._writer.result()  # raises why a write failed
+                raise
             await self._wait_for_writer()
         finally:
             await self._discard_queue()
@@ -109,7 +115,7 @@ class RequestStream:
         """Return the refund and the ids of a request, or its error; None if it must wait."""
         refund: Refund | None = None
         is_range = request.HasField("allocate_range")
-        wanted = request.allocate_range if is_range else request.generate_doc_id
+        wanted: Any = request.allocate_range if is_range else request.generate_doc_id
         try:
             if self._queued_ids:
                 self._check_credit(wanted.id_count)
@@ -144,8 +150,6 @@ class RequestStream:
         self._queued_ids += id_count
         if self._writer is None:
             self._writer = asyncio.create_task(self._write_queue())
-        elif self._writer.done():
-            self._writer.result()  # raises why it could not write
         if len(self._queue) > MAX_REQUESTS:
             raise InvalidRequest("number", f"must be of one of at most {MAX_REQUESTS} requests without an answer")
 
@@ -163,15 +167,20 @@ class RequestStream:
             return error
 
     async def _write_queue(self) -> None:
-        """Write answers until the queue is empty."""
+        """Write answers until the queue is empty; a failed write ends the stream."""
         queue = self._queue
-        while queue:
-            request, refund, id_count, outcome = queue[0]
-            if isinstance(outcome, asyncio.Task):
-                outcome = await outcome
-            queue.popleft()  # from here on `_write` burns the ids
-            self._queued_ids -= id_count
-            await self._write(request, refund, outcome)
+        try:
+            while queue:
+                request, refund, id_count, outcome = queue[0]
+                if isinstance(outcome, asyncio.Task):
+                    outcome = await outcome
+                queue.popleft()  # from here on `_write` burns the ids
+                self._queued_ids -= id_count
+                await self._write(request, refund, outcome)
+        except BaseException:
+            if self._reader is not None:
+                self._reader.cancel()
+            raise
         self._writer = None
 
     async def _write(self, request: pb.AllocateStreamRequest, refund: Refund | None, outcome: Any) -> None:
@@ -194,11 +203,13 @@ class RequestStream:
             raise
 
     async def _wait_for_writer(self) -> None:
+        self._reader = None
         if self._writer is not None:
             await self._writer
 
     async def _discard_queue(self) -> None:
         """End the tasks, and burn the ids of answers that were not written."""
+        self._reader = None
         tasks = [each.outcome for each in self._queue if isinstance(each.outcome, asyncio.Task)]
         if self._writer is not None:
             tasks.append(self._writer)

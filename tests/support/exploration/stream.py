@@ -7,7 +7,7 @@ from typing import Any
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc_server.domain.allocation.id_range import IdRange
-from idalloc_server.domain.errors import InvalidRequest, Refusal, ServerDraining
+from idalloc_server.domain.errors import QuotaExceeded, Refusal, ServerDraining
 from idalloc_server.domain.uuids import UuidGenerator
 from idalloc_server.rpc import request_stream, status
 from idalloc_server.rpc.id_allocator import IdAllocatorServicer
@@ -31,12 +31,11 @@ class Stream:
         self._max_ids = max_ids
         self._node = world.nodes[number - 1]
         self._sent: deque[pb.AllocateStreamRequest | Refusal | None] = deque()  # and not read
-        self._read: deque[tuple[pb.AllocateStreamRequest, Request]] = deque()  # and not answered
+        self._read: deque[tuple[pb.AllocateStreamRequest, Request, bool]] = deque()  # and not answered, or refused
         self._reading: asyncio.Future[None] | None = None
         self._writing: asyncio.Future[None] | None = None
         self._numbers = 0
         self._is_broken = False
-        self._is_over = False  # whether the requests without an answer ask for too many ids
         world.run(self._node, self._node.claim_start())  # a request id records the prefix
         self._task = world.call(self._node, self._serve())
 
@@ -121,25 +120,19 @@ class Stream:
             _record_failure,
         )
         context: Any = None  # is used for calls of other methods only
-        is_over = False
         try:
             await servicer.AllocateStream(self, context, lambda sequence, ids: None)
-        except InvalidRequest:
-            is_over = True
         except ServerDraining:
             pass
         finally:
-            for _, request in self._read:
+            for _, request, _ in self._read:
                 if request.request_id:  # it may have ids, which another request gets
                     self._node.issued_count += request.id_count
         if not self._is_broken:
             assert not self._read, f"{len(self._read)} requests have no answer"
-            assert is_over == self._is_over, f"the stream ends although no more than {self._most_ids} ids wait"
 
     async def read(self) -> Any:
         """See ``MessageStream``."""
-        assert self._writing is None, "a request is read while an answer is written"
-        assert not self._is_over, f"a request is read while more than {self._most_ids} ids wait"
         while not self._sent:
             self._reading = asyncio.get_running_loop().create_future()
             await self._reading
@@ -152,16 +145,20 @@ class Stream:
             request = self._world.promises.record_request(
                 self._node, wanted.sequence, wanted.id_count, now, wanted.request_id
             )
-            self._read.append((message, request))
-            self._is_over = sum(request.id_count for _, request in self._read) > self._most_ids
+            waiting = sum(each.id_count for _, each, is_refused in self._read if not is_refused)
+            self._read.append((message, request, waiting + request.id_count > self._most_ids))
         return message
 
     async def write(self, message: Any) -> None:
         """See ``MessageStream``."""
         assert self._writing is None, "two answers are written at once"
-        wanted, request = self._read.popleft()
+        wanted, request, is_refused = self._read.popleft()
         assert message.number == wanted.number, f"answer {message.number} is not the next one, {wanted.number}"
         issued = 0
+        quota = QuotaExceeded("stream", "ids_without_answer", self._most_ids, request_stream.RETRY_SECONDS)
+        assert is_refused == (message.error.message == str(quota)), (
+            f"a request with more than {self._most_ids} ids is served, or one with fewer refused"
+        )
         if message.HasField("allocate_range"):
             issued = 0 if request.request_id else request.id_count
             self._world.promises.record_reply(request, self._taken(message.allocate_range, request), self._world.now)
