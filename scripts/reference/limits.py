@@ -363,7 +363,8 @@ LIMITS = {
         Limit(
             "requests of an `AllocateStream` without an answer",
             f"{number(request_stream.MAX_REQUESTS)}, and {request_stream.MAX_IDS_FACTOR} times max_ids_per_call ids",
-            f"one more request ends the stream, more ids get `QUOTA_EXCEEDED`; the Python client sends {pipeline.MAX_IN_FLIGHT}",
+            "one more request ends the stream, more ids get `QUOTA_EXCEEDED`; "
+            f"the Python client sends {pipeline.MAX_IN_FLIGHT}",
             "a stream that breaks burns no more",
         ),
         Limit("document ids as runs", _setting("max_ids_per_call"), _INVALID),
