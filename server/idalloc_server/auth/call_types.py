@@ -43,8 +43,8 @@ class Context(Protocol):
 class MessageStream(Protocol):
     """The requests and answers of a call that streams both."""
 
-    async def read(self) -> Any:
-        """Return the next request; None after the last one.
+    def __aiter__(self) -> AsyncGenerator[Any, None]:
+        """Return the requests, to be read once by one task, and closed.
 
         Raises:
             Refusal: The stream ends, since the request cannot be decoded or the server drains.

@@ -10,7 +10,7 @@ transports have: docs/explanation/architecture.md lists them.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import KW_ONLY, dataclass, field
 from operator import attrgetter
@@ -84,17 +84,15 @@ class _Messages:
     requests: AsyncIterable[Any]
     context: Context
     left_errors: tuple[type[Exception], ...]
-    _incoming: AsyncIterator[Any] | None = field(default=None, init=False)
 
-    async def read(self) -> Any:
-        # Not before the first read: a transport may miss that an iterator is never used.
-        if self._incoming is None:
-            await self._send_headers()
-            self._incoming = aiter(self.requests)
-        request = await self.draining.read_request(self._incoming)
-        if request is UNDECODABLE:
-            raise undecodable_request()
-        return request
+    async def __aiter__(self) -> AsyncGenerator[Any, None]:
+        # The transport's requests are not iterated before: it may miss that this never happens.
+        await self._send_headers()
+        async with aclosing(self.draining.read_requests(self.requests)) as requests:
+            async for request in requests:
+                if request is UNDECODABLE:
+                    raise undecodable_request()
+                yield request
 
     async def write(self, message: Any) -> None:
         try:

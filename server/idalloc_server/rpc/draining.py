@@ -1,7 +1,7 @@
 """Draining: which calls a stopping process holds, rejects and waits for."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -21,7 +21,8 @@ class Draining:
 
     metrics: CallMetrics  # counts the calls
     has_begun: bool = field(init=False, default=False)  # whether new calls are held or rejected
-    _rejecting: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    _rejects: bool = field(init=False, default=False)
+    _rejecting: asyncio.Event = field(init=False, default_factory=asyncio.Event)  # the same, to wait for
     _held: int = field(init=False, default=0)
     _ends_streams: bool = field(init=False, default=False)
     _none_running: asyncio.Event = field(init=False, default_factory=asyncio.Event)
@@ -34,6 +35,7 @@ class Draining:
     def reject_calls(self) -> None:
         """Reject new and held calls from now on, and further requests of open streams."""
         self.has_begun = True
+        self._rejects = True
         self._rejecting.set()
         for reader in self._readers:
             reader.cancel()
@@ -51,25 +53,30 @@ class Draining:
         if self._ends_streams:
             raise ServerDraining
 
-    async def read_request(self, requests: AsyncIterator[Any]) -> Any:
-        """Return the next request of a stream; None after the last one.
+    async def read_requests(self, requests: AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
+        """Yield the requests of a stream, read by one task.
 
         Raises:
             ServerDraining: Calls are rejected.
         """
-        if self._rejecting.is_set():
-            raise ServerDraining
+        incoming, readers = aiter(requests), self._readers
         reader: asyncio.Task[Any] = asyncio.current_task()  # type: ignore[assignment]
-        self._readers.add(reader)
-        try:
-            return await anext(requests, None)
-        except asyncio.CancelledError:
-            if not self._rejecting.is_set():
-                raise
-            reader.uncancel()
-            raise ServerDraining from None
-        finally:
-            self._readers.discard(reader)
+        while True:
+            if self._rejects:
+                raise ServerDraining
+            readers.add(reader)
+            try:
+                request = await anext(incoming)
+            except StopAsyncIteration:
+                return
+            except asyncio.CancelledError:
+                if not self._rejecting.is_set():
+                    raise
+                reader.uncancel()
+                raise ServerDraining from None
+            finally:
+                readers.discard(reader)
+            yield request
 
     async def hold_call(self, context: Context) -> None:
         """Wait until the call can be rejected."""

@@ -37,6 +37,13 @@ _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _NIL_UUID = "00000000-0000-0000-0000-000000000000"
 
 
+class _RefilledRange(NamedTuple):
+    """The ids of a request that has waited for the store."""
+
+    id_range: IdRange
+    created: bool  # whether the request created its sequence
+
+
 class _RecordedRange(NamedTuple):
     """The ids of a request with a request id."""
 
@@ -160,7 +167,9 @@ class IdAllocatorServicer:
         """See ``IdSource``."""
         if request.HasField("allocate_range"):
             wanted = request.allocate_range
-            count = self._count_ids(wanted)
+            count = wanted.id_count or DEFAULT_ID_COUNT
+            if wanted.view or not 0 < count <= self.max_ids:
+                count = self._count_ids(wanted)
             return None if wanted.request_id else self.allocator.allocate_from_lease(wanted.sequence, count)
         if not request.HasField("generate_doc_id"):
             raise InvalidRequest("request", "must have allocate_range or generate_doc_id")
@@ -169,7 +178,7 @@ class IdAllocatorServicer:
             self._count_doc_ids(doc_ids), doc_ids.auto_increment_offset, doc_ids.auto_increment_increment
         )
 
-    async def take(self, request: pb.AllocateStreamRequest) -> IdRange | _RecordedRange | list[DocIdRun]:
+    async def take(self, request: pb.AllocateStreamRequest) -> _RefilledRange | _RecordedRange | list[DocIdRun]:
         """See ``IdSource``."""
         if not request.HasField("allocate_range"):
             return await self._generate(self._count_doc_ids(request.generate_doc_id), request.generate_doc_id)
@@ -177,17 +186,18 @@ class IdAllocatorServicer:
         count = self._count_ids(wanted)
         if wanted.request_id:
             return await self._take_recorded(wanted, count)
-        return await self.allocator.allocate_after_refill(wanted.sequence, count)
+        id_range = await self.allocator.allocate_after_refill(wanted.sequence, count)
+        return _RefilledRange(id_range, self.allocator.pop_created(wanted.sequence))
 
     def fill(self, response: pb.AllocateStreamResponse, request: pb.AllocateStreamRequest, taken: Any) -> None:
         """See ``IdSource``."""
-        wanted = request.allocate_range
         if isinstance(taken, IdRange):
-            self._fill_range(response.allocate_range, wanted, taken)
-            if self.allocator.pop_created(wanted.sequence):
-                response.allocate_range.created = True
+            self._fill_range(response.allocate_range, request.allocate_range, taken)
+        elif isinstance(taken, _RefilledRange):
+            self._fill_range(response.allocate_range, request.allocate_range, taken.id_range)
+            response.allocate_range.created = taken.created
         elif isinstance(taken, _RecordedRange):
-            self._fill_recorded(response.allocate_range, wanted, taken)
+            self._fill_recorded(response.allocate_range, request.allocate_range, taken)
         else:
             fields = _doc_id_fields(taken, _check_doc_id_view(request.generate_doc_id.view))
             response.generate_doc_id.CopyFrom(pb.GenerateDocIdResponse(**fields))
@@ -198,9 +208,10 @@ class IdAllocatorServicer:
 
     def burn(self, request: pb.AllocateStreamRequest, taken: Any) -> None:
         """See ``IdSource``. A repeated request id returns its ids again."""
-        if isinstance(taken, IdRange):
+        id_range = taken.id_range if isinstance(taken, _RefilledRange) else taken
+        if isinstance(id_range, IdRange):
             sequence = request.allocate_range.sequence
-            self.allocator.burned.add(sequence, taken.period, BurnCause.CANCELLED, taken.id_count)
+            self.allocator.burned.add(sequence, id_range.period, BurnCause.CANCELLED, id_range.id_count)
 
     async def _take_recorded(self, request: pb.AllocateRangeRequest, count: int) -> _RecordedRange:
         request_id = request.request_id.lower()

@@ -65,12 +65,12 @@ class AuthenticatedReflection(_Base):  # type: ignore[misc]
         return serve
 
     async def _charge(self, method: str, requests: AsyncIterable[Any], context: Context) -> AsyncGenerator[Any, None]:
-        incoming = aiter(requests)
-        while (request := await self._draining.read_request(incoming)) is not None:
-            if request is UNDECODABLE:
-                raise undecodable_request()
-            self._access_control.authenticate_and_charge(method, context)
-            yield request
+        async with aclosing(self._draining.read_requests(requests)) as incoming:
+            async for request in incoming:
+                if request is UNDECODABLE:
+                    raise undecodable_request()
+                self._access_control.authenticate_and_charge(method, context)
+                yield request
 
 
 class _ReflectionPool:

@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Awaitable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -92,12 +93,13 @@ class RequestStream:
         self._reader = asyncio.current_task()
         try:
             try:
-                while (request := await self.messages.read()) is not None:
-                    refund, outcome = self._take(request)
-                    if outcome is None or self._writer is not None:
-                        self._put(request, refund, outcome)
-                    else:
-                        await self._write(request, refund, outcome)
+                async with aclosing(aiter(self.messages)) as requests:
+                    async for request in requests:
+                        refund, outcome = self._take(request)
+                        if outcome is None or self._writer is not None:
+                            self._put(request, refund, outcome)
+                        else:
+                            await self._write(request, refund, outcome)
             except Unauthenticated:
                 raise
             except Refusal:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from idalloc.v1 import id_allocator_pb2 as pb
@@ -131,8 +131,12 @@ class Stream:
         if not self._is_broken:
             assert not self._read, f"{len(self._read)} requests have no answer"
 
-    async def read(self) -> Any:
+    async def __aiter__(self) -> AsyncGenerator[Any, None]:
         """See ``MessageStream``."""
+        while (message := await self._read_one()) is not None:
+            yield message
+
+    async def _read_one(self) -> Any:
         while not self._sent:
             self._reading = asyncio.get_running_loop().create_future()
             await self._reading
