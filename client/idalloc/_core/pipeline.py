@@ -16,6 +16,8 @@ from idalloc.v1 import id_allocator_pb2 as pb
 
 T = TypeVar("T")
 
+_BROKE = "the stream broke"
+
 # The most requests without an answer; the server's limit is 1,000.
 MAX_IN_FLIGHT = 500
 # How often a request is asked again because its answer was an error that may end by itself, as
@@ -66,19 +68,29 @@ class Pending(Generic[T]):
             raise error
         return delay
 
+    def failed(self, error: IdallocError) -> None:
+        """Record why the stream that it was sent on ended, if that is known."""
+        if self.failure is None or _BROKE not in str(error):
+            self.failure = error
+
     def late(self, target: str, timeout: float) -> DeadlineExceeded:
         """Return the error of a caller that has waited for its timeout."""
         failure = f"; the last attempt: {self.failure}" if self.failure else ""
         return DeadlineExceeded(f"no answer from {target} within {timeout:g} s{failure}")
 
 
-def broken(error: IdallocError, target: str) -> IdallocError:
-    """Return ServerUnreachable for the error of a stream that ended without a status.
+def stream_broke(target: str) -> ServerUnreachable:
+    """Return the error of a stream that ended without a status. The next stream shows why."""
+    return ServerUnreachable(f"no answer from {target}: {_BROKE}")
 
-    The next stream shows why. Other errors are returned as they are.
+
+def broken(error: IdallocError, target: str) -> IdallocError:
+    """Return ``stream_broke`` for the error of a stream that ended without a status.
+
+    Other errors are returned as they are.
     """
     if error.code is grpc.StatusCode.CANCELLED or any(text in str(error) for text in _NO_STATUS):
-        return ServerUnreachable(f"no answer from {target}: the stream broke")
+        return stream_broke(target)
     return error
 
 

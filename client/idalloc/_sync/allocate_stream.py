@@ -168,7 +168,7 @@ class AllocateStream:
                 return False
             self._channel = None
             for pending in list(self._waiting):
-                pending.failure = failed
+                pending.failed(failed)
             if not self._waiting or self._is_closed:
                 self._thread = None
             return self._thread is not None

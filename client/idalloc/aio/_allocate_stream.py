@@ -12,7 +12,7 @@ from idalloc._core import calls
 from idalloc._core.calls import Call
 from idalloc._core.errors import IdallocError, ServerUnreachable
 from idalloc._core.fork import process_marker
-from idalloc._core.pipeline import MAX_IN_FLIGHT, Pending, Pipeline, broken
+from idalloc._core.pipeline import MAX_IN_FLIGHT, Pending, Pipeline, broken, stream_broke
 from idalloc._core.resumption import Retries
 from idalloc._core.rpc_errors import translate_rpc_errors
 from idalloc._core.types import Range
@@ -35,7 +35,7 @@ def _broken_streams(target: str) -> Iterator[None]:
         if task is None or task.cancelling():
             raise
         # gRPC cancels a call if its task that writes the requests fails.
-        raise ServerUnreachable(f"no answer from {target}: the stream broke") from error
+        raise stream_broke(target) from error
 
 
 class AllocateStream:
@@ -123,7 +123,7 @@ class AllocateStream:
                     await self._read_answers()
                 except IdallocError as failed:
                     for pending in self._waiting:
-                        pending.failure = failed
+                        pending.failed(failed)
                     if self._waiting:
                         await asyncio.sleep(self._retries.delay(failed))
         except Exception as failed:
