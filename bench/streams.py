@@ -6,8 +6,11 @@ says more than the requests a second.
 """
 
 import asyncio
+import itertools
+import json
 import math
 import statistics
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
@@ -17,17 +20,28 @@ import grpc
 import uvloop
 
 import idalloc.aio
-from bench.servers import Server
+from bench.servers import Server, running
 from bench.turns import percentile
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
 
 CONNECTIONS = 4
 STREAMS = (1, 8, 64)
-# The streams, and the unary callers beside them, whose latency is compared.
+# Unary callers whose latency is measured, the streams or callers beside them, and the requests a
+# second of these.
 _BESIDE = 8
+_RATE = 1_000
 
 Ask = Callable[[], Awaitable[Any]]
+
+
+class Figure(NamedTuple):
+    """A figure with its target."""
+
+    name: str
+    value: float
+    target: float
+    most: bool = False  # whether the target is a maximum
 
 
 class Turn(NamedTuple):
@@ -37,7 +51,7 @@ class Turn(NamedTuple):
     cost: float  # the server's CPU seconds a request
 
 
-def measure_streams(server: Server, noop: Server, rounds: int, requests: int) -> list[tuple[str, float, float, bool]]:
+def measure_streams(server: Server, noop: Server, rounds: int, requests: int) -> list[Figure]:
     """Compare requests over streams with unary calls and with a no-op echo; print the rates.
 
     Args:
@@ -46,12 +60,9 @@ def measure_streams(server: Server, noop: Server, rounds: int, requests: int) ->
         rounds: How often each takes its turn; one more turn is discarded.
         requests: The requests of a turn.
 
-    Returns:
-        For each figure with a target: its name, its value, the target, and whether that is a
-        maximum.
     """
     contenders = {"stream": (server, _open_stream), "echo": (noop, _open_stream), "unary": (server, _open_unary)}
-    figures = []
+    figures: list[Figure] = []
     for streams in STREAMS:
         turns: dict[str, list[Turn]] = {name: [] for name in contenders}
         for turn in range(rounds + 1):
@@ -64,22 +75,21 @@ def measure_streams(server: Server, noop: Server, rounds: int, requests: int) ->
             rate, cost = (statistics.median(values) for values in zip(*results, strict=True))
             print(f"  {name:12} {rate:8,.0f} requests/s  {cost * 1e6:5.0f} us of CPU a request")
         figures += _ratios(turns, streams)
-    figures.append(_measure_beside(server, rounds, requests))
+    figures += _measure_beside(server, rounds, requests)
     return figures + _measure_client(server, rounds, requests)
 
 
-def _ratios(turns: Mapping[str, list[Turn]], streams: int) -> list[tuple[str, float, float, bool]]:
+def _ratios(turns: Mapping[str, list[Turn]], streams: int) -> list[Figure]:
     def ratio(above: str, below: str, of: Callable[[Turn], float]) -> float:
         return statistics.median(of(a) / of(b) for a, b in zip(turns[above], turns[below], strict=True))
 
     figures = [
-        (f"{streams} streams: requests/s / echo's", ratio("stream", "echo", lambda turn: turn.rate), 0.85, False),
-        (f"{streams} streams: echo's CPU / ours", ratio("echo", "stream", lambda turn: turn.cost), 0.85, False),
+        Figure(f"{streams} streams: requests/s / echo's", ratio("stream", "echo", lambda turn: turn.rate), 0.85),
+        Figure(f"{streams} streams: echo's CPU / ours", ratio("echo", "stream", lambda turn: turn.cost), 0.85),
     ]
     if streams == _BESIDE:
-        figures.append(
-            (f"{streams} streams: requests/s / unary", ratio("stream", "unary", lambda t: t.rate), 1.8, False)
-        )
+        rates = ratio("stream", "unary", lambda turn: turn.rate)
+        figures.append(Figure(f"{streams} streams: requests/s / unary", rates, 1.8))
     return figures
 
 
@@ -87,7 +97,7 @@ async def _take_turn(
     server: Server, opened: Callable[[Any, AsyncExitStack], Awaitable[Ask]], callers: int, requests: int
 ) -> Turn:
     async with AsyncExitStack() as stack:
-        asks = await _open(server, opened, callers, stack)
+        asks = await _open(server.address, opened, callers, stack)
         cpu, began = server.cpu_seconds, time.perf_counter()
         await asyncio.gather(*(_repeat(ask, requests // callers) for ask in asks))
         seconds = time.perf_counter() - began
@@ -96,12 +106,12 @@ async def _take_turn(
 
 
 async def _open(
-    server: Server, opened: Callable[[Any, AsyncExitStack], Awaitable[Ask]], callers: int, stack: AsyncExitStack
+    address: str, opened: Callable[[Any, AsyncExitStack], Awaitable[Ask]], callers: int, stack: AsyncExitStack
 ) -> list[Ask]:
     """Return a function for each caller that makes one request; its first one is made already."""
     stubs = []
     for _ in range(min(CONNECTIONS, callers)):
-        channel = grpc.aio.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)])
+        channel = grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
         stubs.append(id_allocator_pb2_grpc.IdAllocatorServiceStub(await stack.enter_async_context(channel)))
     asks = [await opened(stubs[n % len(stubs)], stack) for n in range(callers)]
     await asyncio.gather(*(ask() for ask in asks))
@@ -136,36 +146,62 @@ async def _repeat(ask: Ask, times: int) -> None:
         await ask()
 
 
-def _measure_beside(server: Server, rounds: int, requests: int) -> tuple[str, float, float, bool]:
-    """Compare the p99 of unary callers beside streams, and beside as many unary callers."""
-    ratios = []
+def _measure_beside(server: Server, rounds: int, requests: int) -> list[Figure]:
+    """Compare the p99 of unary callers beside a steady load of streams with that of others.
+
+    The load is of a process of its own, and has the same requests a second from streams as from
+    unary callers.
+    """
+    ratios: dict[str, list[float]] = {"alone": [], "unary": []}
     for _ in range(rounds):
-        streams, unary = (uvloop.run(_p99_beside(server, opened, requests)) for opened in (_open_stream, _open_unary))
-        ratios.append(streams / unary)
-    return f"p99 of {_BESIDE} unary callers beside {_BESIDE} streams / unary", statistics.median(ratios), 1.3, True
+        p99 = {"alone": uvloop.run(_unary_p99(server, requests))}
+        for kind in _KINDS:
+            with running("bench.streams", kind, server.address):
+                p99[kind] = uvloop.run(_unary_p99(server, requests))
+        for other, found in ratios.items():
+            found.append(p99["stream"] / p99[other])
+    name = f"p99 of {_BESIDE} unary callers, beside {_RATE:,} requests/s of streams /"
+    return [
+        Figure(f"{name} {other}", statistics.median(found), 1.3, most=True)
+        for other, found in (("alone", ratios["alone"]), ("of unary calls", ratios["unary"]))
+    ]
 
 
-async def _p99_beside(server: Server, opened: Any, requests: int) -> float:
+async def _unary_p99(server: Server, requests: int) -> float:
     latencies: list[float] = []
+
+    async def call_in_turn(ask: Ask) -> None:
+        for _ in range(requests // _BESIDE):
+            before = time.perf_counter()
+            await ask()
+            latencies.append(time.perf_counter() - before)
+
     async with AsyncExitStack() as stack:
-        others = [asyncio.ensure_future(_repeat(ask, requests)) for ask in await _open(server, opened, _BESIDE, stack)]
-
-        async def call_in_turn(ask: Ask) -> None:
-            for _ in range(requests // _BESIDE):
-                before = time.perf_counter()
-                await ask()
-                latencies.append(time.perf_counter() - before)
-
-        await asyncio.gather(*map(call_in_turn, await _open(server, _open_unary, _BESIDE, stack)))
-        for other in others:
-            other.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.gather(*map(call_in_turn, await _open(server.address, _open_unary, _BESIDE, stack)))
     return percentile(latencies, 99) or math.nan
 
 
-def _measure_client(server: Server, rounds: int, requests: int) -> list[tuple[str, float, float, bool]]:
+async def _load(kind: str, address: str) -> None:
+    """Make requests until the process is stopped."""
+
+    async def repeat(ask: Ask, start: float) -> None:
+        for n in itertools.count():
+            await asyncio.sleep(start + n * _BESIDE / _RATE - time.perf_counter())
+            await ask()
+
+    async with AsyncExitStack() as stack:
+        asks = await _open(address, _KINDS[kind], _BESIDE, stack)
+        print(json.dumps({"address": address}), flush=True)
+        now = time.perf_counter()
+        await asyncio.gather(*(repeat(ask, now + n / _RATE) for n, ask in enumerate(asks)))
+
+
+_KINDS = {"stream": _open_stream, "unary": _open_unary}
+
+
+def _measure_client(server: Server, rounds: int, requests: int) -> list[Figure]:
     """Compare the asyncio client's calls for one id, coalesced, over a stream and unary."""
-    figures = []
+    figures: list[Figure] = []
     for callers in STREAMS:
         ratios = []
         for _ in range(rounds):
@@ -174,7 +210,7 @@ def _measure_client(server: Server, rounds: int, requests: int) -> list[tuple[st
             )
             ratios.append(stream / unary)
         name = f"asyncio client, {callers} callers: calls/s over a stream / unary"
-        figures.append((name, statistics.median(ratios), 1.0, False))
+        figures.append(Figure(name, statistics.median(ratios), 1.0))
     return figures
 
 
@@ -189,3 +225,7 @@ async def _client_rate(server: Server, callers: int, requests: int, *, pause: fl
         began = time.perf_counter()
         await asyncio.gather(*(_repeat(ask, requests // callers) for _ in range(callers)))
         return requests // callers * callers / (time.perf_counter() - began)
+
+
+if __name__ == "__main__":
+    uvloop.run(_load(*sys.argv[1:]))

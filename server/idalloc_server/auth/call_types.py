@@ -51,8 +51,8 @@ class MessageStream(Protocol):
         """
         ...
 
-    async def write(self, message: Any) -> None:
-        """Send an answer. Raises ``CancelledError`` if the client has left."""
+    def write(self, message: Any) -> Awaitable[None]:
+        """Count an answer, and send it. Raises an exception of the transport if the client left."""
         ...
 
 

@@ -83,30 +83,20 @@ class _Messages:
     draining: Draining
     requests: AsyncIterable[Any]
     context: Context
-    left_errors: tuple[type[Exception], ...]
 
     async def __aiter__(self) -> AsyncGenerator[Any, None]:
+        # A proxy may end a call whose request is not complete in time, unless its reply has begun.
+        await self.context.send_initial_metadata(())
         # The transport's requests are not iterated before: it may miss that this never happens.
-        await self._send_headers()
         async with aclosing(self.draining.read_requests(self.requests)) as requests:
             async for request in requests:
                 if request is UNDECODABLE:
                     raise undecodable_request()
                 yield request
 
-    async def write(self, message: Any) -> None:
-        try:
-            await self.context.write(message)
-        except self.left_errors:
-            raise asyncio.CancelledError from None  # The client left.
+    def write(self, message: Any) -> Awaitable[None]:
         self.answers[_CODES[message.error.code] if message.HasField("error") else "OK"] += 1
-
-    async def _send_headers(self) -> None:
-        # A proxy may end a call whose request is not complete in time, unless its reply has begun.
-        try:
-            await self.context.send_initial_metadata(())
-        except self.left_errors:
-            raise asyncio.CancelledError from None  # The client left.
+        return self.context.write(message)
 
 
 def _field_reader(name: str, method: MethodDescriptor) -> _FieldReader:
@@ -240,10 +230,11 @@ class CallLayer:
 
     def _streaming_messages(self, handler: Callable[[MessageStream, Context], Awaitable[None]]) -> UnaryHandler:
         async def serve(requests: AsyncIterable[Any], context: Context) -> None:
-            await handler(
-                _Messages(self.metrics.stream_answers, self.draining, requests, context, self.transport.left_errors),
-                context,
-            )
+            messages = _Messages(self.metrics.stream_answers, self.draining, requests, context)
+            try:
+                await handler(messages, context)
+            except self.transport.left_errors:
+                raise asyncio.CancelledError from None  # The client left.
 
         return serve
 

@@ -187,7 +187,8 @@ class RequestStream:
 
     async def _write(self, request: pb.AllocateStreamRequest, refund: Refund | None, outcome: Any) -> None:
         """Write the ids of a request, or its error; a failed write burns them."""
-        response = pb.AllocateStreamResponse(number=request.number)
+        response = pb.AllocateStreamResponse()
+        response.number = request.number
         try:
             if isinstance(outcome, Exception):
                 raise outcome
