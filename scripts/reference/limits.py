@@ -363,8 +363,9 @@ LIMITS = {
         ),
         Limit(
             "requests of an `AllocateStream` without an answer",
-            f"{number(request_stream.MAX_REQUESTS)}, and {request_stream.MAX_IDS_FACTOR} times max_ids_per_call ids",
-            "one more request ends the stream, more ids get `QUOTA_EXCEEDED`; "
+            f"{number(request_stream.MAX_REQUESTS)}, {request_stream.MAX_BYTES // 1024} kB of them, and "
+            f"{request_stream.MAX_IDS_FACTOR} times max_ids_per_call ids",
+            "more requests end the stream, more ids get `QUOTA_EXCEEDED`; "
             f"the Python client sends {pipeline.MAX_IN_FLIGHT}",
             "a stream that breaks burns no more",
         ),

@@ -13,7 +13,7 @@ from tests.support.faults.scenario import SHORT_LEASES, ClientProcess, Scenario
 from tests.support.processes import Server
 from tests.support.waiting import hold_for
 
-ALL_KINDS = "ranges,once,ids,stream,docids,texts,requests"
+ALL_KINDS = "ranges,once,ids,stream,docids,texts,requests,shared"
 # Errors that an application may get while a server is down.
 AWAY = {"SERVER_UNREACHABLE", "STORE_UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "REQUEST_ID_BURNED"}
 

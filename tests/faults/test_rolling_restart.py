@@ -12,7 +12,7 @@ from tests.support.faults.scenario import ClientProcess, Scenario, Summary
 from tests.support.processes import Server
 from tests.support.server_calls import worker_pids
 
-ALL_KINDS = "ranges,ids,stream,texts,docids,once,requests"
+ALL_KINDS = "ranges,ids,stream,texts,docids,once,requests,shared"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -74,7 +74,7 @@ def test_streams_of_requests_see_no_error(scenario: Scenario, ports: list[Reserv
             *nodes[:turn],
             module=f"tests.support.faults.{module}",
             log=f"requests-{turn}.jsonl",
-            mode="requests",
+            mode="requests,shared",
             threads=32,
             timeout=10.0,
         )

@@ -11,7 +11,7 @@ from tests.support.faults.resources import Resources, read_resources
 from tests.support.faults.scenario import Scenario
 from tests.support.waiting import hold_for
 
-ALL_KINDS = "ranges,ids,stream,docids,texts,once,requests"
+ALL_KINDS = "ranges,ids,stream,docids,texts,once,requests,shared"
 # Short enough that idle sequences are dropped many times during a soak.
 LEASES = {"lease_ttl": "9s", "store_timeout": "6s", "outage_reserve": "2s"}
 # Number of samples.

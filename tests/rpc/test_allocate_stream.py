@@ -9,6 +9,8 @@ import grpc
 import pytest
 import structlog
 from google.protobuf.duration_pb2 import Duration
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
+from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc_server.auth.access import AccessPolicy
@@ -242,7 +244,6 @@ async def test_a_fault_fails_its_request_only(served: Served, monkeypatch: pytes
     with structlog.testing.capture_logs() as logs:
         answers = await ask(served.ids.AllocateStream(), range_of("faulty"), range_of("orders"))
     assert answers == ["INTERNAL", (1, 1)]
-    # An answer is counted after it is written.
     await until(lambda: served.metrics.stream_answers == {"INTERNAL": 1, "OK": 1})
     assert [line["method"] for line in logs if line["event"] == "call_failed"] == [METHOD]
 
@@ -314,6 +315,20 @@ async def test_a_stream_ends_beyond_its_requests(served: Served, monkeypatch: py
     assert await reason_of_end(call) == "INVALID_REQUEST"
 
 
+async def test_a_stream_ends_beyond_its_bytes(served: Served) -> None:
+    """A stream with too many bytes of requests without an answer ends with INVALID_REQUEST."""
+    gate = served.store.hold("grant")
+    call = served.ids.AllocateStream()
+    await call.write(range_of("orders"))
+    for _ in range(5):
+        await call.write(range_of("x" * 250_000))
+    await until(lambda: served.store.calls)
+    gate.set()
+    answers = [shown(await soon(call.read())) for _ in range(6)]
+    assert answers == [(1, 1), *["INVALID_REQUEST"] * 5]
+    assert await reason_of_end(call) == "INVALID_REQUEST"
+
+
 async def test_too_many_ids_without_an_answer_fail_alone(served: Served) -> None:
     """A request beyond the ids that may wait gets QUOTA_EXCEEDED and none; the next has its own."""
     gate = served.store.hold("grant")
@@ -349,14 +364,16 @@ async def test_ids_that_wait_past_their_lease_are_not_sent(served: Served, monke
     monkeypatch.setattr(SystemClock, "boot", lambda clock: boot() + paused)
     gate = served.store.hold("grant")
     call = served.ids.AllocateStream()
-    for request in (range_of("slow"), range_of("warm", 5), range_of("late", 3)):
+    recorded = range_of("recorded", 2, request_id=REQUEST_ID)
+    for request in (range_of("slow"), range_of("warm", 5), range_of("late", 3), recorded):
         await call.write(request)
     await until(lambda: served.allocator.ids_in_memory("warm") == held - 5)
     await until(lambda: served.store.rows.get("late", Row(Sequence(), 0)).last_value == 3)
+    await until(lambda: REQUEST_ID in served.store.allocations)
     await settle()  # its ids are taken
     paused = 200.0
     gate.set()
-    _, *answers = [await soon(call.read()) for _ in range(3)]
+    _, *answers = [await soon(call.read()) for _ in range(4)]
     assert all("expired before the reply" in each.error.message for each in answers)
     assert served.allocator.burned.by_sequence["warm"][BurnCause.EXPIRED] == 5
     assert served.allocator.burned.by_sequence["late"][BurnCause.EXPIRED] == 3
@@ -370,6 +387,23 @@ async def test_a_drain_does_not_wait_for_idle_streams(served: Served) -> None:
     served.draining.hold_new_calls()
     await soon(served.draining.wait_until_quiet(0.01, timeout=600))
     assert await ask(call, range_of("orders")) == [(2, 2)]
+
+
+async def test_an_idle_stream_of_reflection_hides_no_call(served: Served) -> None:
+    """Reflection does not count as a call, so its idle streams do not count as ended ones."""
+    stub: Any = ServerReflectionStub(served.channel)  # type: ignore[arg-type]
+    reflection = stub.ServerReflectionInfo()
+    await reflection.write(ServerReflectionRequest(list_services=""))
+    await soon(reflection.read())
+    gate = served.store.hold("grant")
+    running = asyncio.ensure_future(served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders")))
+    await until(lambda: served.store.calls)
+    quiet = asyncio.ensure_future(served.draining.wait_until_quiet(0.01, timeout=600))
+    await hold_for_async(0.2, "it waits for the call")
+    assert not quiet.done()
+    gate.set()
+    await soon(running)
+    await soon(quiet)
 
 
 async def test_a_drain_ends_streams_after_their_answers(served: Served) -> None:

@@ -119,6 +119,7 @@ def of_protos() -> Claims:
         "BatchAllocateRangesRequest.requests": [f"1 to {number(batches.MAX_BATCH_REQUESTS)} requests"],
         "IdAllocatorService.AllocateStream": [
             f"{number(request_stream.MAX_REQUESTS)} requests may be",
+            f"{request_stream.MAX_BYTES >> 20} MiB of them",
             f"{request_stream.MAX_IDS_FACTOR} times the ids of max_ids_per_call",
         ],
         "IdAllocatorService.BatchAllocateRanges": [

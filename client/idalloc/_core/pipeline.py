@@ -8,9 +8,8 @@ import grpc
 from google.protobuf.message import Message
 
 from idalloc._core.calls import Call
-from idalloc._core.errors import DeadlineExceeded, IdallocError, ProtocolError, ServerUnreachable, Unavailable
+from idalloc._core.errors import DeadlineExceeded, IdallocError, ProtocolError, ServerUnreachable
 from idalloc._core.reply_checks import protocol_error, unparsable
-from idalloc._core.resumption import MAX_RETRY_AFTER
 from idalloc._core.rpc_errors import from_status
 from idalloc.v1 import id_allocator_pb2 as pb
 
@@ -20,9 +19,12 @@ _BROKE = "the stream broke"
 
 # The most requests without an answer; the server's limit is 1,000.
 MAX_IN_FLIGHT = 500
-# How often a request is asked again because its answer was an error that may end by itself, as
-# gRPC's retry policy asks for a unary call.
+# The attempts of a request whose answers are errors that may end by themselves, and the longest
+# delay before the next one, in seconds: those of a unary call by gRPC's retry policy.
 MAX_ATTEMPTS = 5
+MAX_RETRY_AFTER = 5.0
+# The longest time that a caller waits, in seconds: more than a wire or a lock accepts is no limit.
+_MAX_TIMEOUT = 1e9
 # gRPC's messages if a stream was reset, as a proxy does with one that was silent for long, and if
 # it ended during a write of grpc.aio. The latter takes the place of the server's status.
 _NO_STATUS = ("RST_STREAM", "Internal error from Core")
@@ -47,7 +49,7 @@ class Pending(Generic[T]):
         self.waiter: Any = None  # where its caller waits
         self.is_answered = False  # whether the waiter has its outcome
         self.failure: IdallocError | None = None  # of the last attempt
-        self._deadline = time.monotonic() + timeout
+        self._deadline = time.monotonic() + min(timeout, _MAX_TIMEOUT)
         self._failures = 0
 
     def time_left(self) -> float:
@@ -60,20 +62,22 @@ class Pending(Generic[T]):
         Raises:
             IdallocError: The error itself, if a retry cannot succeed in time.
         """
-        self._failures += 1
         self.failure = error
         delay = error.retry_after or 0.1
-        is_late = delay > min(self.time_left(), MAX_RETRY_AFTER)
-        if not isinstance(error, Unavailable) or self._failures >= MAX_ATTEMPTS or is_late:
+        # The stream's limit of ids without an answer is no attempt: other callers use it up.
+        is_full = error.metadata.get("subject") == "stream"
+        self._failures += not is_full
+        retryable = is_full or error.code is grpc.StatusCode.UNAVAILABLE
+        if not retryable or self._failures >= MAX_ATTEMPTS or delay > min(self.time_left(), MAX_RETRY_AFTER):
             raise error
         return delay
 
-    def failed(self, error: IdallocError) -> None:
+    def record_failure(self, error: IdallocError) -> None:
         """Record why the stream that it was sent on ended, if that is known."""
         if self.failure is None or _BROKE not in str(error):
             self.failure = error
 
-    def late(self, target: str, timeout: float) -> DeadlineExceeded:
+    def deadline_error(self, target: str, timeout: float) -> DeadlineExceeded:
         """Return the error of a caller that has waited for its timeout."""
         failure = f"; the last attempt: {self.failure}" if self.failure else ""
         return DeadlineExceeded(f"no answer from {target} within {timeout:g} s{failure}")
@@ -84,7 +88,7 @@ def stream_broke(target: str) -> ServerUnreachable:
     return ServerUnreachable(f"no answer from {target}: {_BROKE}")
 
 
-def broken(error: IdallocError, target: str) -> IdallocError:
+def as_broken_stream(error: IdallocError, target: str) -> IdallocError:
     """Return ``stream_broke`` for the error of a stream that ended without a status.
 
     Other errors are returned as they are.
@@ -115,7 +119,7 @@ class Pipeline:
             message.allocate_range.CopyFrom(request)
         elif isinstance(request, pb.GenerateDocIdRequest):
             message.generate_doc_id.CopyFrom(request)
-        message.timeout.FromNanoseconds(int(pending.time_left() * 1e9))
+        message.timeout.FromMilliseconds(int(pending.time_left() * 1e3))
         pending.asked = asked
         self._sent.append((self._number, pending))
         return message

@@ -84,7 +84,7 @@ def from_rpc_error(error: grpc.RpcError, target: str) -> IdallocError:
 
 
 def from_status(status: status_pb2.Status) -> IdallocError:
-    """Return the exception for the error of one request of a batch."""
+    """Return the exception for the error of one request of several."""
     code = _CODES.get(status.code, grpc.StatusCode.UNKNOWN)
     try:
         info, retry_after = _unpack(status.details)

@@ -12,7 +12,7 @@ from idalloc._core import calls
 from idalloc._core.calls import Call
 from idalloc._core.errors import IdallocError, ServerUnreachable
 from idalloc._core.fork import process_marker
-from idalloc._core.pipeline import MAX_IN_FLIGHT, Pending, Pipeline, broken
+from idalloc._core.pipeline import MAX_IN_FLIGHT, Pending, Pipeline, as_broken_stream
 from idalloc._core.resumption import Retries
 from idalloc._core.rpc_errors import translate_rpc_errors
 from idalloc._core.types import Range
@@ -127,7 +127,7 @@ class AllocateStream:
                     threading.Thread(target=self._run, name="idalloc-stream", daemon=True).start()
             outcome, is_lasting = pending.waiter.get(timeout=pending.time_left())
         except Empty:
-            raise pending.late(self._client.target, self._client.timeout) from None
+            raise pending.deadline_error(self._client.target, self._client.timeout) from None
         finally:
             self._waiting.pop(pending, None)
         if is_lasting:
@@ -136,7 +136,8 @@ class AllocateStream:
 
     def _is_abandoned(self) -> bool:
         """Return whether a signal handler raised in another call on the stream's channel."""
-        return self._channel is not None and not self._channel[0].is_open(self._channel[1])
+        channel = self._channel  # another thread may reset it
+        return channel is not None and not channel[0].is_open(channel[1])
 
     def _run(self) -> None:
         """Open streams while requests wait; a lasting error is raised to all of them."""
@@ -155,6 +156,8 @@ class AllocateStream:
                     if not self._reopens(failed):
                         return
                     time.sleep(retries.delay(failed))
+                    if not self._reopens(failed):  # all callers have left meanwhile
+                        return
         except Exception as error:
             with self._lock:
                 if self._thread is this:
@@ -168,7 +171,7 @@ class AllocateStream:
                 return False
             self._channel = None
             for pending in list(self._waiting):
-                pending.failed(failed)
+                pending.record_failure(failed)
             if not self._waiting or self._is_closed:
                 self._thread = None
             return self._thread is not None
@@ -203,7 +206,7 @@ class AllocateStream:
                         pending.waiter.put((outcome, False))
                 raise ServerUnreachable(f"no answer from {client.target}: the stream ended")
             except IdallocError as error:
-                raise broken(error, client.target) from error.__cause__
+                raise as_broken_stream(error, client.target) from error.__cause__
             finally:
                 outbox.put(None)
                 slots.release()

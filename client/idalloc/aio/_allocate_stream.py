@@ -12,7 +12,7 @@ from idalloc._core import calls
 from idalloc._core.calls import Call
 from idalloc._core.errors import IdallocError, ServerUnreachable
 from idalloc._core.fork import process_marker
-from idalloc._core.pipeline import MAX_IN_FLIGHT, Pending, Pipeline, broken, stream_broke
+from idalloc._core.pipeline import MAX_IN_FLIGHT, Pending, Pipeline, as_broken_stream, stream_broke
 from idalloc._core.resumption import Retries
 from idalloc._core.rpc_errors import translate_rpc_errors
 from idalloc._core.types import Range
@@ -29,7 +29,7 @@ def _broken_streams(target: str) -> Iterator[None]:
     try:
         yield
     except IdallocError as error:
-        raise broken(error, target) from error.__cause__
+        raise as_broken_stream(error, target) from error.__cause__
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():
@@ -47,9 +47,8 @@ class AllocateStream:
 
     def __init__(self, client: BaseClient) -> None:
         self._client = client
-        self._retries = Retries()
         self._waiting: dict[Pending[Any], None] = {}  # the requests without an answer
-        self._outbox: asyncio.Queue[Pending[Any]] = asyncio.Queue()  # the requests for the open stream
+        self._outbox: asyncio.Queue[Pending[Any] | None] = asyncio.Queue()  # the requests for the open stream
         self._task: asyncio.Task[None] | None = None  # opens streams and reads their answers
         self._is_closed = False
 
@@ -88,6 +87,7 @@ class AllocateStream:
 
     async def _ask(self, call: Call[T]) -> T:
         """Send a request until it has its reply, a lasting error, or no time left."""
+        self._client._connection.stubs()  # raises if the client is closed or of another event loop
         timeout = self._client.timeout
         pending = Pending(call, timeout)
         try:
@@ -100,7 +100,7 @@ class AllocateStream:
                         return self._client._receive(call, outcome, pending.asked)
                     await asyncio.sleep(pending.retry_delay(outcome))
         except TimeoutError:
-            raise pending.late(self._client.target, timeout) from None
+            raise pending.deadline_error(self._client.target, timeout) from None
 
     async def _exchange(self, pending: Pending[Any]) -> Any:
         """Send a request, and return its reply or error."""
@@ -117,15 +117,16 @@ class AllocateStream:
     async def _run(self) -> None:
         """Open streams while requests wait; a lasting error is raised to all of them."""
         error: Exception = RuntimeError("the stream is closed")
+        retries = Retries()
         try:
             while self._waiting:
                 try:
-                    await self._read_answers()
+                    await self._read_answers(retries)
                 except IdallocError as failed:
                     for pending in self._waiting:
-                        pending.failed(failed)
+                        pending.record_failure(failed)
                     if self._waiting:
-                        await asyncio.sleep(self._retries.delay(failed))
+                        await asyncio.sleep(retries.delay(failed))
         except Exception as failed:
             error = failed
         finally:
@@ -133,10 +134,10 @@ class AllocateStream:
                 if not pending.waiter.done():
                     pending.waiter.set_exception(copy(error))
 
-    async def _read_answers(self) -> None:
+    async def _read_answers(self, retries: Retries) -> None:
         """Open a stream, send the requests without an answer, and read answers until it breaks."""
         client, pipeline = self._client, Pipeline()
-        outbox: asyncio.Queue[Pending[Any]] = asyncio.Queue()
+        outbox: asyncio.Queue[Pending[Any] | None] = asyncio.Queue()
         slots = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._outbox = outbox
         for pending in self._waiting:
@@ -150,22 +151,24 @@ class AllocateStream:
                     async for answer in call:
                         pending, outcome = pipeline.answered(answer)
                         slots.release()
-                        self._retries.progressed()
+                        retries.progressed()
                         if not pending.waiter.done():
                             pending.waiter.set_result(outcome)
                 raise ServerUnreachable(f"no answer from {client.target}: the stream ended")
             finally:
+                # Ends `_messages`: gRPC would wait for it.
+                outbox.put_nowait(None)
+                slots.release()
                 if next(process):
                     call.cancel()
                 else:
                     leak(call)
 
     async def _messages(
-        self, pipeline: Pipeline, outbox: "asyncio.Queue[Pending[Any]]", slots: asyncio.Semaphore
+        self, pipeline: Pipeline, outbox: "asyncio.Queue[Pending[Any] | None]", slots: asyncio.Semaphore
     ) -> AsyncIterator[pb.AllocateStreamRequest]:
         # gRPC runs it in a task of its own: a caller that is cancelled cancels no write.
-        while True:
-            pending = await outbox.get()
+        while (pending := await outbox.get()) is not None:
             await slots.acquire()
             if pending not in self._waiting:  # its caller has left
                 slots.release()

@@ -13,7 +13,7 @@ from idalloc._core.errors import DeadlineExceeded, IdallocError, InvalidRequest,
 from idalloc._core.pool import MAX_RANGE_SIZE
 from idalloc._core.types import Range
 from idalloc.aio._base import BaseClient
-from idalloc.aio._free_stream import FreeStream
+from idalloc.aio._single_request_stream import SingleRequestStream
 
 # Errors after which a smaller request may succeed.
 _COUNT_ERRORS = (SequenceExhausted, SequenceAheadOfClock, InvalidRequest)
@@ -51,7 +51,7 @@ class CallCoalescer:
 
     def __init__(self, client: BaseClient) -> None:
         self._client = client
-        self._stream = FreeStream(client)
+        self._stream = SingleRequestStream(client)
         self._max_counts: dict[str, int] = {}  # by sequence, if the server's limit is below MAX_RANGE_SIZE
         # The sequences with a call in flight. By event loop, too: a client that is used in a second
         # loop is an error, and a caller there must not wait for the first loop.

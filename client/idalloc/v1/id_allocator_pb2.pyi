@@ -464,7 +464,8 @@ class AllocateStreamRequest(_message.Message):
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
         """How long the request may wait for the store, from when the server read it. Then its answer is the error
-        STORE_UNAVAILABLE, and ids that it took are burned. Unset means no limit but that of the call.
+        STORE_UNAVAILABLE, and ids that it took are burned. The answer may still wait for those of earlier requests. Unset
+        means no limit but that of the call.
         """
 
     @_builtins.property

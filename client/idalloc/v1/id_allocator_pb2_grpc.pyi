@@ -74,14 +74,15 @@ class IdAllocatorServiceStub:
 
     A request asks for one range or for document ids; its answer has them or an error. The server takes no ids that were
     not requested. So a client bounds what it can lose by the requests that it has sent and that are not answered yet: a
-    stream that breaks burns at most their ids. 1,000 requests may be without an answer; one more ends the stream. While
-    they ask for 10 times the ids of max_ids_per_call, a request for more gets QUOTA_EXCEEDED.
+    stream that breaks burns at most their ids. 1,000 requests may be without an answer, or 1 MiB of them; more ends the
+    stream. While they ask for 10 times the ids of max_ids_per_call, a request for more gets QUOTA_EXCEEDED.
     Requests of several sequences share a stream; a request that waits for the store delays the answers after it, not
     their ids. Roles and quotas apply to each request as to a call of AllocateRange or GenerateDocId.
 
     Errors: INVALID_REQUEST (a request that cannot be decoded, or one too many), UNAUTHENTICATED (also when the caller's
-    identity or token was removed), SERVER_DRAINING (after the answers to all requests that the server has read: open a
-    new stream, which reaches another server); of each request: those of AllocateRange or GenerateDocId.
+    identity or token was removed), PERMISSION_DENIED (no sequence at all), QUOTA_EXCEEDED (for the call),
+    SERVER_DRAINING (after the answers to all requests that the server has read: open a new stream, which reaches another
+    server); of each request: those of AllocateRange or GenerateDocId.
     """
     GenerateDocId: _grpc.UnaryUnaryMultiCallable[_id_allocator_pb2.GenerateDocIdRequest, _id_allocator_pb2.GenerateDocIdResponse]
     """Generates document ids as MySQL's X Plugin does for documents without an _id.
@@ -154,14 +155,15 @@ class IdAllocatorServiceAsyncStub(IdAllocatorServiceStub):
 
     A request asks for one range or for document ids; its answer has them or an error. The server takes no ids that were
     not requested. So a client bounds what it can lose by the requests that it has sent and that are not answered yet: a
-    stream that breaks burns at most their ids. 1,000 requests may be without an answer; one more ends the stream. While
-    they ask for 10 times the ids of max_ids_per_call, a request for more gets QUOTA_EXCEEDED.
+    stream that breaks burns at most their ids. 1,000 requests may be without an answer, or 1 MiB of them; more ends the
+    stream. While they ask for 10 times the ids of max_ids_per_call, a request for more gets QUOTA_EXCEEDED.
     Requests of several sequences share a stream; a request that waits for the store delays the answers after it, not
     their ids. Roles and quotas apply to each request as to a call of AllocateRange or GenerateDocId.
 
     Errors: INVALID_REQUEST (a request that cannot be decoded, or one too many), UNAUTHENTICATED (also when the caller's
-    identity or token was removed), SERVER_DRAINING (after the answers to all requests that the server has read: open a
-    new stream, which reaches another server); of each request: those of AllocateRange or GenerateDocId.
+    identity or token was removed), PERMISSION_DENIED (no sequence at all), QUOTA_EXCEEDED (for the call),
+    SERVER_DRAINING (after the answers to all requests that the server has read: open a new stream, which reaches another
+    server); of each request: those of AllocateRange or GenerateDocId.
     """
     GenerateDocId: _aio.UnaryUnaryMultiCallable[_id_allocator_pb2.GenerateDocIdRequest, _id_allocator_pb2.GenerateDocIdResponse]  # type: ignore[assignment]
     """Generates document ids as MySQL's X Plugin does for documents without an _id.
@@ -255,14 +257,15 @@ class IdAllocatorServiceServicer(metaclass=_abc_1.ABCMeta):
 
         A request asks for one range or for document ids; its answer has them or an error. The server takes no ids that were
         not requested. So a client bounds what it can lose by the requests that it has sent and that are not answered yet: a
-        stream that breaks burns at most their ids. 1,000 requests may be without an answer; one more ends the stream. While
-        they ask for 10 times the ids of max_ids_per_call, a request for more gets QUOTA_EXCEEDED.
+        stream that breaks burns at most their ids. 1,000 requests may be without an answer, or 1 MiB of them; more ends the
+        stream. While they ask for 10 times the ids of max_ids_per_call, a request for more gets QUOTA_EXCEEDED.
         Requests of several sequences share a stream; a request that waits for the store delays the answers after it, not
         their ids. Roles and quotas apply to each request as to a call of AllocateRange or GenerateDocId.
 
         Errors: INVALID_REQUEST (a request that cannot be decoded, or one too many), UNAUTHENTICATED (also when the caller's
-        identity or token was removed), SERVER_DRAINING (after the answers to all requests that the server has read: open a
-        new stream, which reaches another server); of each request: those of AllocateRange or GenerateDocId.
+        identity or token was removed), PERMISSION_DENIED (no sequence at all), QUOTA_EXCEEDED (for the call),
+        SERVER_DRAINING (after the answers to all requests that the server has read: open a new stream, which reaches another
+        server); of each request: those of AllocateRange or GenerateDocId.
         """
 
     @_abc_1.abstractmethod

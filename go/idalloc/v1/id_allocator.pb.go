@@ -875,7 +875,8 @@ type AllocateStreamRequest struct {
 	// The client's number of this request, which the answer repeats. The server does not interpret it.
 	Number int64 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
 	// How long the request may wait for the store, from when the server read it. Then its answer is the error
-	// STORE_UNAVAILABLE, and ids that it took are burned. Unset means no limit but that of the call.
+	// STORE_UNAVAILABLE, and ids that it took are burned. The answer may still wait for those of earlier requests. Unset
+	// means no limit but that of the call.
 	Timeout *durationpb.Duration `protobuf:"bytes,2,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	// What to allocate.
 	//

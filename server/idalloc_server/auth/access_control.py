@@ -96,7 +96,8 @@ class AccessControl:
     def apply_policy(self, policy: AccessPolicy) -> None:
         """Apply another policy.
 
-        Open streams that it does not allow end before their next message.
+        Open streams that it does not allow end before their next message; those of AllocateStream,
+        at their next request.
         """
         self._authenticator.apply_policy(policy)
         self._limits.quotas.apply_policy(policy)
@@ -108,9 +109,11 @@ class AccessControl:
 
         Args:
             method: The full name of the method, such as ``/idalloc.v1.NodeService/GetNode``.
-            handler: A ``StreamHandler``, a ``BatchHandler`` or a ``UnaryHandler``.
-            streams: Whether ``handler`` and the returned handler are of type ``StreamHandler``. Any
-                other returned handler is a ``UnaryHandler``.
+            handler: A ``StreamHandler``, a ``RequestsHandler``, a ``BatchHandler`` or a
+                ``UnaryHandler``.
+            streams: Whether the method sends a stream. Then the returned handler is a
+                ``StreamHandler``, or it takes the ``MessageStream`` and the context. Any other
+                returned handler is a ``UnaryHandler``.
         """
         rule = RULES[method]
         if rule.is_batch and streams:
@@ -182,8 +185,7 @@ class AccessControl:
                     policy, identity = authenticator.policy, authenticator.authenticate(method, context)
                 return self._admit(method, rule, context, identity, sequence, ids)
 
-            with limits.stream_slot(method, identity):
-                await handler(messages, context, admit)
+            await handler(messages, context, admit)
 
         return serve
 

@@ -87,8 +87,8 @@ class _Messages:
     async def __aiter__(self) -> AsyncGenerator[Any, None]:
         # A proxy may end a call whose request is not complete in time, unless its reply has begun.
         await self.context.send_initial_metadata(())
-        # The transport's requests are not iterated before: it may miss that this never happens.
-        async with aclosing(self.draining.read_requests(self.requests)) as requests:
+        # Not iterated before: a transport may start work for an iterator that nobody uses.
+        async with aclosing(self.draining.read_requests(self.requests, is_call=True)) as requests:
             async for request in requests:
                 if request is UNDECODABLE:
                     raise undecodable_request()
@@ -239,7 +239,7 @@ class CallLayer:
         return serve
 
     def record_failure(self, name: str, error: Exception) -> status.Status:
-        """Record the error of a call, or of one request of a batch, and return its status.
+        """Record the error of a call, or of one request of several, and return its status.
 
         Args:
             name: The full name of the method.

@@ -26,7 +26,8 @@ class Draining:
     _held: int = field(init=False, default=0)
     _ends_streams: bool = field(init=False, default=False)
     _none_running: asyncio.Event = field(init=False, default_factory=asyncio.Event)
-    _readers: set[asyncio.Task[Any]] = field(init=False, default_factory=set)
+    # The tasks that wait for a stream's next request, and whether the stream counts as a call.
+    _readers: dict[asyncio.Task[Any], bool] = field(init=False, default_factory=dict)
 
     def hold_new_calls(self) -> None:
         """Hold new calls from now on, until ``reject_calls``."""
@@ -53,8 +54,12 @@ class Draining:
         if self._ends_streams:
             raise ServerDraining
 
-    async def read_requests(self, requests: AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
+    async def read_requests(self, requests: AsyncIterable[Any], *, is_call: bool) -> AsyncGenerator[Any, None]:
         """Yield the requests of a stream, read by one task.
+
+        Args:
+            requests: The transport's requests.
+            is_call: Whether ``metrics`` counts the stream as a call.
 
         Raises:
             ServerDraining: Calls are rejected.
@@ -64,7 +69,7 @@ class Draining:
         while True:
             if self._rejects:
                 raise ServerDraining
-            readers.add(reader)
+            readers[reader] = is_call
             try:
                 request = await anext(incoming)
             except StopAsyncIteration:
@@ -75,7 +80,7 @@ class Draining:
                 reader.uncancel()
                 raise ServerDraining from None
             finally:
-                readers.discard(reader)
+                del readers[reader]
             yield request
 
     async def hold_call(self, context: Context) -> None:
@@ -105,7 +110,7 @@ class Draining:
         deadline = perf_counter() + timeout
         known = -1
         while perf_counter() + pause < deadline:
-            if self._running <= len(self._readers) and known == self.metrics.started:
+            if self._running <= sum(self._readers.values()) and known == self.metrics.started:
                 return
             known = self.metrics.started
             await asyncio.sleep(pause)

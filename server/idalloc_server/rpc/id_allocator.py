@@ -64,7 +64,7 @@ class IdAllocatorServicer:
     request_ids: IdempotentAllocator  # issues ranges to requests with a request id
     uuids: UuidGenerator
     node_id: int  # the id of this process in its replies
-    # Records the error of one request of a batch of a method, and returns its status.
+    # Records the error of one request of several in a call of a method, and returns its status.
     record_failure: Callable[[str, Exception], Status]
 
     def __post_init__(self) -> None:
@@ -224,9 +224,16 @@ class IdAllocatorServicer:
     def _fill_recorded(
         self, reply: pb.AllocateRangeResponse, request: pb.AllocateRangeRequest, recorded: _RecordedRange
     ) -> None:
+        """Fill a reply with ids that were taken, as they were recorded.
+
+        Raises:
+            LeaseExpired: Their lease expired since they were taken; a repeated request gets an
+                answer from the store.
+        """
         id_range, prefix = recorded
         has_period = id_range.sequence.reset != Reset.NEVER
-        self._fill(reply, id_range if has_period else id_range._replace(period=""))
+        if not self._fill(reply, id_range if has_period else id_range._replace(period="")):
+            raise LeaseExpired(request.sequence)
         reply.created = self.allocator.pop_created(request.sequence)
         self._add_view(reply, request.view, id_range, prefix)
 

@@ -65,7 +65,7 @@ class AuthenticatedReflection(_Base):  # type: ignore[misc]
         return serve
 
     async def _charge(self, method: str, requests: AsyncIterable[Any], context: Context) -> AsyncGenerator[Any, None]:
-        async with aclosing(self._draining.read_requests(requests)) as incoming:
+        async with aclosing(self._draining.read_requests(requests, is_call=False)) as incoming:
             async for request in incoming:
                 if request is UNDECODABLE:
                     raise undecodable_request()

@@ -19,8 +19,9 @@ from idalloc_server.domain.errors import (
     Unauthenticated,
 )
 
-# The most requests of a stream that are not answered; one more ends the stream.
+# The most requests of a stream that are not answered, and their most bytes; more ends the stream.
 MAX_REQUESTS = 1_000
+MAX_BYTES = 1 << 20
 # The most ids of such requests, as a multiple of the most ids of one; a request for more fails, and
 # may be sent again after RETRY_SECONDS.
 MAX_IDS_FACTOR = 10
@@ -44,7 +45,8 @@ class IdSource(Protocol):
         """Fill a response with ids that were taken.
 
         Raises:
-            LeaseExpired: The lease of the ids has expired meanwhile; they are burned.
+            LeaseExpired: The lease of the ids has expired meanwhile; they are burned, unless a
+                repeated request id may still get them.
         """
 
     def fill_error(self, response: pb.AllocateStreamResponse, error: Exception) -> None:
@@ -69,8 +71,8 @@ class RequestStream:
 
     Each request takes its ids when it is read. If no earlier one waits for the store, its answer is
     written before the next request is read: a client that does not read its answers gets no further
-    ids. Otherwise answers wait in a queue while further requests are read, so that these wait for
-    the store together.
+    ids. Otherwise answers wait in a queue while further requests are read, up to the limits, so
+    that these wait for the store together.
     """
 
     messages: MessageStream
@@ -78,6 +80,7 @@ class RequestStream:
     source: IdSource
     _queue: deque[_Answer] = field(default_factory=deque, init=False)
     _queued_ids: int = field(default=0, init=False)
+    _queued_bytes: int = field(default=0, init=False)
     _reader: asyncio.Task[Any] | None = field(default=None, init=False)  # while it reads requests
     _writer: asyncio.Task[None] | None = field(default=None, init=False)  # while it writes the queue
 
@@ -119,9 +122,9 @@ class RequestStream:
         is_range = request.HasField("allocate_range")
         wanted: Any = request.allocate_range if is_range else request.generate_doc_id
         try:
+            refund = self.admit(wanted.sequence if is_range else None, wanted.id_count)
             if self._queued_ids:
                 self._check_credit(wanted.id_count)
-            refund = self.admit(wanted.sequence if is_range else None, wanted.id_count)
             if request.HasField("timeout"):
                 _seconds_of(request)
             return refund, self.source.take_from_memory(request)
@@ -140,7 +143,7 @@ class RequestStream:
         """Put an answer into the queue.
 
         Raises:
-            InvalidRequest: The queue is beyond its limit; the answer will be written.
+            InvalidRequest: The queue is beyond its limits; the answer will be written.
         """
         id_count = 0  # A request that failed may ask for any number.
         if not isinstance(outcome, Exception):
@@ -150,10 +153,14 @@ class RequestStream:
             outcome = asyncio.create_task(self._wait_for_ids(request))
         self._queue.append(_Answer(request, refund, id_count, outcome))
         self._queued_ids += id_count
+        self._queued_bytes += request.ByteSize()
         if self._writer is None:
             self._writer = asyncio.create_task(self._write_queue())
-        if len(self._queue) > MAX_REQUESTS:
-            raise InvalidRequest("number", f"must be of one of at most {MAX_REQUESTS} requests without an answer")
+        if len(self._queue) > MAX_REQUESTS or self._queued_bytes > MAX_BYTES:
+            most = f"{MAX_REQUESTS} of them, or {MAX_BYTES} bytes"
+            raise InvalidRequest(
+                "requests", f"at most {most} may be without an answer; read answers before you send more"
+            )
 
     async def _wait_for_ids(self, request: pb.AllocateStreamRequest) -> Any:
         """Return the ids of a request, or its error."""
@@ -178,6 +185,7 @@ class RequestStream:
                     outcome = await outcome
                 queue.popleft()  # from here on `_write` burns the ids
                 self._queued_ids -= id_count
+                self._queued_bytes -= request.ByteSize()
                 await self._write(request, refund, outcome)
         except BaseException:
             if self._reader is not None:
@@ -218,12 +226,14 @@ class RequestStream:
             tasks.append(self._writer)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for request, _, _, outcome in self._queue:
-            if isinstance(outcome, asyncio.Task):
-                outcome = None if outcome.cancelled() else outcome.result()
-            if outcome is not None and not isinstance(outcome, Exception):
-                self.source.burn(request, outcome)
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            for request, _, _, outcome in self._queue:
+                if isinstance(outcome, asyncio.Task):
+                    outcome = outcome.result() if outcome.done() and not outcome.cancelled() else None
+                if outcome is not None and not isinstance(outcome, Exception):
+                    self.source.burn(request, outcome)
 
 
 def _seconds_of(request: pb.AllocateStreamRequest) -> float:

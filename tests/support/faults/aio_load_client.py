@@ -19,7 +19,9 @@ from tests.support.faults.load_client import DEFAULT_OPTIONS, RETRY_PAUSE, repor
 from tests.support.waiting import hold_for_async
 
 
-def callers(client: idalloc.aio.Client, options: dict[str, Any]) -> list[Callable[[], Awaitable[int]]]:
+def callers(
+    client: idalloc.aio.Client, shared: idalloc.aio.AllocateStream, options: dict[str, Any]
+) -> list[Callable[[], Awaitable[int]]]:
     """Return a function for each mode; it makes a call and returns the number of ids."""
     sequence, size = options["sequence"], options["id_count"]
     ids, requests = client.ids(sequence), client.allocate_stream()
@@ -37,7 +39,7 @@ def callers(client: idalloc.aio.Client, options: dict[str, Any]) -> list[Callabl
         chunks = client.stream_ranges(sequence, size * 20, size, timeout=options["timeout"])
         return sum([len(chunk) async for chunk in chunks])
 
-    async def one_request() -> int:
+    async def one_request(requests: idalloc.aio.AllocateStream) -> int:
         return len(await requests.allocate_range(sequence, size))
 
     async def doc_ids() -> int:
@@ -50,7 +52,8 @@ def callers(client: idalloc.aio.Client, options: dict[str, Any]) -> list[Callabl
         "ids": one_by_one,
         "stream": stream,
         "docids": doc_ids,
-        "requests": one_request,
+        "requests": lambda: one_request(requests),
+        "shared": lambda: one_request(shared),
     }
     return [make[mode] for mode in options["mode"].split(",")]
 
@@ -63,8 +66,8 @@ async def main(options: dict[str, Any]) -> None:
     deadline = time.monotonic() + (options["seconds"] or 1e9)
     left = count(options["calls"] or sys.maxsize, -1)
 
-    async def call_in_turn(client: idalloc.aio.Client) -> None:
-        turns = callers(client, options)
+    async def call_in_turn(client: idalloc.aio.Client, shared: idalloc.aio.AllocateStream) -> None:
+        turns = callers(client, shared, options)
         for turn in count():
             if stopped.is_set() or time.monotonic() >= deadline or next(left) <= 0:
                 return
@@ -82,7 +85,8 @@ async def main(options: dict[str, Any]) -> None:
                 await hold_for_async(options["pause"], "the pause between calls")
 
     async with idalloc.aio.Client(options["target"], timeout=options["timeout"], log=options["log"]) as client:
-        await asyncio.gather(*(call_in_turn(client) for _ in range(options["threads"])))
+        shared = client.allocate_stream()
+        await asyncio.gather(*(call_in_turn(client, shared) for _ in range(options["threads"])))
     print(json.dumps({"calls": done["calls"], "ids": done["ids"], "errors": errors, "messages": messages}))
 
 

@@ -26,7 +26,8 @@ DEFAULT_OPTIONS: dict[str, Any] = {
     "target": "",
     "log": "",
     "sequence": "orders",
-    # Or ids, stream, docids, texts, once, requests (of AllocateStream); several take turns.
+    # Or ids, stream, docids, texts, once, requests (an AllocateStream of the thread) or shared (one
+    # of all threads); several take turns.
     "mode": "ranges",
     "id_count": 10,  # ids per call; with "ranges" also a list, whose sizes take turns
     "threads": 1,
@@ -37,7 +38,9 @@ DEFAULT_OPTIONS: dict[str, Any] = {
 }
 
 
-def calls(client: idalloc.Client, options: dict[str, Any]) -> Iterator[Callable[[], int]]:
+def calls(
+    client: idalloc.Client, shared: idalloc.AllocateStream, options: dict[str, Any]
+) -> Iterator[Callable[[], int]]:
     """Yield functions without end; each makes the next call and returns the number of ids."""
     sequence = options["sequence"]
     sizes = options["id_count"] if isinstance(options["id_count"], list) else [options["id_count"]]
@@ -55,6 +58,7 @@ def calls(client: idalloc.Client, options: dict[str, Any]) -> Iterator[Callable[
         "stream": stream,
         "docids": lambda: len(client.doc_ids(size)),
         "requests": lambda: len(requests.allocate_range(sequence, next(next_size))),
+        "shared": lambda: len(shared.allocate_range(sequence, next(next_size))),
     }
     modes = options["mode"].split(",")
     return (make[modes[turn % len(modes)]] for turn in count())
@@ -75,8 +79,8 @@ def main(options: dict[str, Any]) -> None:
     deadline = time.monotonic() + (options["seconds"] or 1e9)
     left = count(options["calls"] or sys.maxsize, -1)
 
-    def call_in_turn(client: idalloc.Client) -> None:
-        for call in calls(client, options):
+    def call_in_turn(client: idalloc.Client, shared: idalloc.AllocateStream) -> None:
+        for call in calls(client, shared, options):
             if stopped.is_set() or time.monotonic() >= deadline or next(left) <= 0:
                 return
             try:
@@ -96,7 +100,8 @@ def main(options: dict[str, Any]) -> None:
                     stopped.wait(options["pause"])
 
     with idalloc.Client(options["target"], timeout=options["timeout"], log=options["log"]) as client:
-        threads = [threading.Thread(target=call_in_turn, args=[client]) for _ in range(options["threads"])]
+        shared = client.allocate_stream()
+        threads = [threading.Thread(target=call_in_turn, args=[client, shared]) for _ in range(options["threads"])]
         for thread in threads:
             thread.start()
         for thread in threads:

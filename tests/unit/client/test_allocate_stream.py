@@ -16,7 +16,7 @@ import pytest
 
 import idalloc
 import idalloc.aio
-from idalloc._core import pipeline
+from idalloc._core import pipeline, resumption
 from idalloc._core.defaults import DEFAULT_TIMEOUT
 from idalloc._issued_log.log import IssuedLog
 from idalloc._sync import allocate_stream
@@ -358,3 +358,87 @@ def test_an_interrupted_program_ends(server: FakeServer) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script, server.target], capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (-signal.SIGINT, "KeyboardInterrupt")
+
+
+@both
+def test_a_quota_is_an_error_at_once(server: FakeServer, run: Run) -> None:
+    """As a unary call, a request is not repeated after QUOTA_EXCEEDED, nor after a long delay."""
+    quota = status_of("QUOTA_EXCEEDED", grpc.StatusCode.RESOURCE_EXHAUSTED, retry_after=0.01, subject="identity:x")
+    later = status_of("SEQUENCE_AHEAD_OF_CLOCK", grpc.StatusCode.UNAVAILABLE, retry_after=7)
+    server.answers["orders"], server.answers["ticks"] = [quota], [later]
+    results = run(server.target, orders, lambda stream: stream.allocate_range("ticks"))
+    assert [type(each) for each in results] == [idalloc.QuotaExceeded, idalloc.SequenceAheadOfClock]
+
+
+@both
+def test_a_full_stream_is_asked_until_it_has_room(server: FakeServer, run: Run) -> None:
+    """A request that the stream's limit of ids rejects is repeated, however often."""
+    full = status_of("QUOTA_EXCEEDED", grpc.StatusCode.RESOURCE_EXHAUSTED, retry_after=0.01, subject="stream")
+    server.answers["orders"] = [full] * (2 * pipeline.MAX_ATTEMPTS)
+    [served] = run(server.target, orders)
+    assert list(served) == [1, 2]
+
+
+@both
+def test_a_timeout_may_be_infinite(server: FakeServer, run: Run) -> None:
+    """A client without a limit of time sends the longest timeout."""
+    [served] = run(server.target, orders, timeout=float("inf"))
+    assert list(served) == [1, 2]
+
+
+def test_after_an_outage_breaks_are_retried_again(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attempts during an outage do not count for the calls after it."""
+    monkeypatch.setattr(resumption, "INITIAL_BACKOFF", 0.001)
+
+    async def run() -> None:
+        async with idalloc.aio.Client(server.target) as client, client.allocate_stream() as stream:
+            server.fail_next("AllocateStream", "", grpc.StatusCode.UNAVAILABLE, times=resumption.MAX_FIRST_ATTEMPTS)
+            with pytest.raises(idalloc.Unavailable):
+                await orders(stream)
+            server.fail_next("AllocateStream", "SERVER_DRAINING", grpc.StatusCode.UNAVAILABLE, retry_after=0.01)
+            assert list(await orders(stream)) == [1, 2]
+
+    asyncio.run(run())
+
+
+def test_a_broken_stream_leaves_no_task(server: FakeServer) -> None:
+    """gRPC's task that writes the requests of a broken stream ends."""
+
+    async def run() -> None:
+        async with idalloc.aio.Client(server.target) as client, client.allocate_stream() as stream:
+            await orders(stream)
+            one_stream = len(asyncio.all_tasks())
+            for _ in range(3):
+                server.break_after = 1
+                await asyncio.gather(orders(stream), orders(stream))
+            await until(lambda: len(asyncio.all_tasks()) <= one_stream)
+
+    asyncio.run(run())
+
+
+def test_a_stream_belongs_to_one_event_loop(server: FakeServer) -> None:
+    """A request in a second event loop raises RuntimeError at once, as a unary call does."""
+    client = idalloc.aio.Client(server.target)
+    stream = client.allocate_stream()
+
+    async def ask() -> None:
+        await orders(stream)
+
+    asyncio.run(ask())
+    with pytest.raises(RuntimeError, match="another event loop"):
+        asyncio.run(ask())
+
+
+def test_a_stream_whose_channel_is_reset_can_be_closed(server: FakeServer) -> None:
+    """``close`` does not fail if the stream ends meanwhile."""
+    with idalloc.Client(server.target) as client, client.allocate_stream() as stream:
+        orders(stream)
+
+        class Reset(tuple[Any, Any]):
+            def __getitem__(self, index: Any) -> Any:
+                stream._channel = None
+                return super().__getitem__(index)
+
+        assert stream._channel is not None
+        stream._channel = Reset(stream._channel)
+        stream.close()

@@ -1,4 +1,4 @@
-"""Calls over one stream while it is free, in the client for asyncio."""
+"""Calls over one stream, one at a time, in the client for asyncio."""
 
 import asyncio
 from typing import Any, TypeVar
@@ -15,11 +15,11 @@ from idalloc.aio._base import BaseClient
 T = TypeVar("T")
 
 # How long calls are unary after a stream that ended without any answer, in seconds: the server may
-# be older, or the caller's quota of streams used up.
+# be older.
 PAUSE = 10.0
 
 
-class FreeStream:
+class SingleRequestStream:
     """Makes calls over one stream, which costs half as much as unary calls.
 
     A stream answers in order: behind a request that waits for the store, others would wait, too. So
@@ -52,7 +52,7 @@ class FreeStream:
             async with asyncio.timeout(client.timeout):
                 outcome = await self._exchange(pending)
         except TimeoutError:
-            raise pending.late(client.target, client.timeout) from None
+            raise pending.deadline_error(client.target, client.timeout) from None
         except IdallocError:
             if not self._has_answered:
                 self._paused_until = loop.time() + PAUSE

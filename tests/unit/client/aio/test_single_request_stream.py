@@ -1,4 +1,4 @@
-"""Calls of the client for asyncio over a stream while it is free."""
+"""Calls of the client for asyncio over one stream, one at a time."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
