@@ -323,6 +323,7 @@ async def test_a_stream_ends_beyond_its_bytes(served: Served) -> None:
     for _ in range(5):
         await call.write(range_of("x" * 250_000))
     await until(lambda: served.store.calls)
+    await until(lambda: not served.draining._readers)  # it reads no more
     gate.set()
     answers = [shown(await soon(call.read())) for _ in range(6)]
     assert answers == [(1, 1), *["INVALID_REQUEST"] * 5]
