@@ -322,7 +322,7 @@ async def test_a_stream_ends_beyond_its_bytes(served: Served) -> None:
     await call.write(range_of("orders"))
     for _ in range(5):
         await call.write(range_of("x" * 250_000))
-    await until(lambda: served.store.calls)
+    await until_waiting(served, "orders", 1)
     await until(lambda: not served.draining._readers)  # it reads no more
     gate.set()
     answers = [shown(await soon(call.read())) for _ in range(6)]
@@ -398,7 +398,7 @@ async def test_an_idle_stream_of_reflection_hides_no_call(served: Served) -> Non
     await soon(reflection.read())
     gate = served.store.hold("grant")
     running = asyncio.ensure_future(served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders")))
-    await until(lambda: served.store.calls)
+    await until_waiting(served, "orders", 1)
     quiet = asyncio.ensure_future(served.draining.wait_until_quiet(0.01, timeout=600))
     await hold_for_async(0.2, "it waits for the call")
     assert not quiet.done()
