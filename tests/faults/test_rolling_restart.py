@@ -50,16 +50,32 @@ def test_a_client_of_all_nodes_sees_no_error(scenario: Scenario, ports: list[Res
     clients = start_clients(scenario, nodes, scenario.pick(2, 4))
     scenario.wait_for_records(clients)
     for _ in range(scenario.pick(1, 4)):
-        for turn in range(len(nodes)):
-            assert nodes[turn].stop() == 0
-            scenario.count_faults()
-            scenario.wait_for_records(clients, 20)
-            nodes[turn] = scenario.start_node(listen=ports[turn].address, transport=transport)
-            scenario.wait_for_records(clients, 20)
-    summaries = stop(scenario, clients)
+        restart_in_turn(scenario, nodes, clients, ports, transport, records=20)
+    prove_no_error(scenario, clients, transport)
 
+
+def restart_in_turn(
+    scenario: Scenario,
+    nodes: list[Server],
+    clients: list[ClientProcess],
+    ports: list[ReservedPort],
+    transport: str,
+    *,
+    records: int,
+) -> None:
+    """Stop and start each node, and wait after each until the clients have so many more records."""
+    for turn in range(len(nodes)):
+        assert nodes[turn].stop() == 0
+        scenario.count_faults()
+        scenario.wait_for_records(clients, records)
+        nodes[turn] = scenario.start_node(listen=ports[turn].address, transport=transport)
+        scenario.wait_for_records(clients, records)
+
+
+def prove_no_error(scenario: Scenario, clients: list[ClientProcess], transport: str) -> None:
+    """Stop the clients; each used a node that stopped, and none had an error or a repeated id."""
+    summaries = stop(scenario, clients)
     assert [summary.errors for summary in summaries] == [{}] * len(clients), summaries
-    # Each client used a node that stopped.
     assert all(len({issued.node for issued in read_ranges(client.log)}) > 1 for client in clients)
     scenario.prove(f"transport {transport}", note="no error reached an application")
 
@@ -81,17 +97,8 @@ def test_streams_of_requests_see_no_error(scenario: Scenario, ports: list[Reserv
         for turn, module in enumerate(("load_client", "aio_load_client"))
     ]
     scenario.wait_for_records(clients)
-    for turn in range(len(nodes)):
-        assert nodes[turn].stop() == 0
-        scenario.count_faults()
-        scenario.wait_for_records(clients, 200)
-        nodes[turn] = scenario.start_node(listen=ports[turn].address, transport=transport)
-        scenario.wait_for_records(clients, 200)
-    summaries = stop(scenario, clients)
-
-    assert [summary.errors for summary in summaries] == [{}] * len(clients), summaries
-    assert all(len({issued.node for issued in read_ranges(client.log)}) > 1 for client in clients)
-    scenario.prove(f"transport {transport}", note="no error reached an application")
+    restart_in_turn(scenario, nodes, clients, ports, transport, records=200)
+    prove_no_error(scenario, clients, transport)
 
 
 @pytest.mark.scenario(11, "the workers of one server replaced one by one under load")

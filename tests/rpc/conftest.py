@@ -24,7 +24,7 @@ from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
 from idalloc_server.domain.uuids import UuidGenerator
 from idalloc_server.listen.transport import can_push_back, make_server, metadata_reader
 from idalloc_server.node.change import NodeChanges
-from idalloc_server.rpc.calls import CallLayer, TransportTraits
+from idalloc_server.rpc.calls import CallLayer, Service, TransportTraits
 from idalloc_server.rpc.draining import Draining
 from idalloc_server.rpc.health import HealthServicer
 from idalloc_server.rpc.id_allocator import IdAllocatorServicer
@@ -68,6 +68,7 @@ class Served:
     metrics: CallMetrics
     access_control: AccessControl
     health: HealthServicer
+    id_service: Service  # the handlers of IdAllocatorService, with the layer around them
 
 
 @pytest.fixture(params=["grpcio", "native"])
@@ -173,6 +174,7 @@ async def serving(
             allocator=allocator,
             doc_ids=doc_ids,
             calls=calls,
+            id_service=own[0],
             draining=draining,
             metrics=metrics,
             access_control=access_control,

@@ -4,6 +4,7 @@ import asyncio
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any
+from unittest.mock import AsyncMock
 
 import grpc
 import pytest
@@ -379,6 +380,34 @@ async def test_ids_that_wait_past_their_lease_are_not_sent(served: Served, monke
     assert served.allocator.burned.by_sequence["warm"][BurnCause.EXPIRED] == 5
     assert served.allocator.burned.by_sequence["late"][BurnCause.EXPIRED] == 3
     assert await ask(call, range_of("orders")) == [(1, 1)]
+
+
+async def test_a_client_that_leaves_an_idle_stream_is_no_failure(served: Served) -> None:
+    """A client ends a stream by a cancel. If no request waits, the server logs no warning."""
+    handler = served.id_service.handlers["AllocateStream"]
+
+    async def leave(*requests: pb.AllocateStreamRequest) -> list[str]:
+        """Return the codes of the failed calls, after a transport has cancelled a call."""
+
+        async def sent() -> AsyncIterator[pb.AllocateStreamRequest]:
+            for each in requests:
+                yield each
+            await asyncio.Event().wait()
+
+        without = {"time_remaining": lambda: None, "peer": lambda: "", "invocation_metadata": lambda: ()}
+        context: Any = AsyncMock(**without)
+        call = asyncio.ensure_future(handler(sent(), context))
+        await settle()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        with structlog.testing.capture_logs() as logs:
+            served.calls.failed.log()
+        return [line["code"] for line in logs if line["event"] == "calls_failed"]
+
+    served.store.hold("grant")
+    assert await leave() == []
+    assert await leave(range_of("slow")) == ["CANCELLED"]
 
 
 async def test_a_drain_does_not_wait_for_idle_streams(served: Served) -> None:

@@ -35,9 +35,10 @@ class AllocateStream:
     Use it as a context manager, or call ``close``. After that, or after the client is closed, its
     methods raise ``RuntimeError``.
 
-    In the child of a fork it opens a stream of the child's own, also if the fork bypassed Python
-    (uWSGI). A signal handler may raise at any moment but in ``close``: ids may be lost, but no id
-    is returned twice, and the next call works.
+    In the child of a fork it opens a stream of the child's own. A fork that bypasses Python (uWSGI)
+    while the stream is open may leave a child that hangs: close it before. A signal handler may
+    raise at any moment but in ``close``: ids may be lost, but no id is returned twice, and the next
+    call works.
     """
 
     def __init__(self, client: BaseClient) -> None:

@@ -20,7 +20,7 @@ PAUSE = 10.0
 
 
 class SingleRequestStream:
-    """Makes calls over one stream, which costs half as much as unary calls.
+    """Makes calls over one stream, which costs less than unary calls.
 
     A stream answers in order: behind a request that waits for the store, others would wait, too. So
     it has at most one request in flight; other calls are unary. A call is also repeated as a unary

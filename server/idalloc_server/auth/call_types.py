@@ -1,5 +1,6 @@
 """Types of gRPC handlers, and of the call's context that every transport passes to them."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from typing import Any, NoReturn, Protocol
 
@@ -38,6 +39,10 @@ class Context(Protocol):
     ) -> NoReturn:
         """End the call with a status."""
         ...
+
+
+class IdleStreamLeft(asyncio.CancelledError):
+    """The caller left a stream in which no request waits: the usual end, and no failure."""
 
 
 class MessageStream(Protocol):

@@ -23,7 +23,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 from idalloc_server.auth.access_control import AccessControl, shorten
 from idalloc_server.auth.authorize import RULES
-from idalloc_server.auth.call_types import Context, MessageStream, StreamHandler, UnaryHandler
+from idalloc_server.auth.call_types import Context, IdleStreamLeft, MessageStream, StreamHandler, UnaryHandler
 from idalloc_server.auth.rejected_callers import DelayedAnswers
 from idalloc_server.domain.errors import InvalidRequest, Refusal, ServerDraining, Unauthenticated
 from idalloc_server.domain.store.health import StoreHealth
@@ -180,11 +180,9 @@ class CallLayer:
                 if context.time_remaining() == 0:
                     raise asyncio.CancelledError  # The deadline has passed: take no ids.
                 return await handler(request, context)
-            except asyncio.CancelledError:
+            except asyncio.CancelledError as error:
                 code = "CANCELLED"
-                self.failed.add(
-                    name, code, "", "the caller cancelled the call, its deadline passed, or the server stopped"
-                )
+                self._record_cancelled(name, error)
                 raise
             except Exception as error:
                 failure = self.record_failure(name, error)
@@ -200,6 +198,11 @@ class CallLayer:
                     observe(request, context, code, seconds)
 
         return call
+
+    def _record_cancelled(self, name: str, error: asyncio.CancelledError) -> None:
+        if not isinstance(error, IdleStreamLeft):
+            why = "the caller cancelled the call, its deadline passed, or the server stopped"
+            self.failed.add(name, "CANCELLED", "", why)
 
     async def _answer_failure(self, context: Context, error: Exception, failure: status.Status) -> NoReturn:
         if isinstance(error, Unauthenticated) and error.wait and not self.draining.has_begun:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from idalloc.v1 import id_allocator_pb2 as pb
-from idalloc_server.auth.call_types import AdmitRequest, MessageStream, Refund
+from idalloc_server.auth.call_types import AdmitRequest, IdleStreamLeft, MessageStream, Refund
 from idalloc_server.domain.errors import (
     InvalidRequest,
     QuotaExceeded,
@@ -90,10 +90,11 @@ class RequestStream:
         If the call is cancelled, ids that were taken and not written are burned.
 
         Raises:
+            IdleStreamLeft: It was cancelled while no request waited.
             Refusal: The error that ends the stream. The requests before it were answered, unless
                 the caller is no longer authenticated.
         """
-        self._reader = asyncio.current_task()
+        reader = self._reader = asyncio.current_task()
         try:
             try:
                 async with aclosing(aiter(self.messages)) as requests:
@@ -102,13 +103,17 @@ class RequestStream:
                         if outcome is None or self._writer is not None:
                             self._put(request, refund, outcome)
                         else:
+                            self._reader = None
                             await self._write(request, refund, outcome)
+                            self._reader = reader
             except Unauthenticated:
                 raise
             except Refusal:
                 await self._wait_for_writer()
                 raise
             except asyncio.CancelledError:
+                if self._writer is None and self._reader is not None:
+                    raise IdleStreamLeft from None
                 if self._writer is not None and self._writer.done():
                     self._writer.result()  # raises why a write failed
                 raise
