@@ -200,7 +200,8 @@ image: ## build the container image
 
 clean: ## remove everything that make makes
 	rm -rf .venv .venv-deploy .venv-envoy .venv-gen .venv-mysqlx .venv-upgrade .venv-uwsgi .build .cache dist .hypothesis .ruff_cache
-	rm -rf examples/java/target examples/mysql/java/target examples/mysql/node/node_modules examples/node/dist examples/node/gen examples/node/node_modules
+	rm -rf examples/java/target examples/mysql/java/target examples/mysql/node/node_modules examples/node/dist examples/node/node_modules
+	rm -rf client/node/dist client/node/node_modules client/node/src/gen
 	-git worktree prune
 	find bench client server tests -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -61,15 +61,15 @@ class TestDist:
         assert [path for path in inside if not (ROOT / path).exists()] == []
 
     def test_both_have_the_licence_and_all_code(self, dist: list[Path]) -> None:
-        """The wheel has client, server and licence; the sdist also what a packager tests with."""
+        """The wheel has client, server and licence; the sdist also what the wheel is built from."""
         with tarfile.open(dist[0]) as file:
             names = {name.partition("/")[2] for name in file.getnames()}
         assert {
             "LICENSE",
             "CHANGELOG.md",
+            "README.md",
             "pyproject.toml",
-            "tests/conftest.py",
-            "protos/idalloc/v1/node.proto",
+            "client/idalloc/v1/service_config.json",
         } <= names
         with zipfile.ZipFile(dist[1]) as wheel:
             packed = set(wheel.namelist())

@@ -87,9 +87,11 @@ def java_steps() -> list[list[str]]:
 
 
 def node_steps() -> list[list[str]]:
-    """Return npm's commands."""
-    install = ["npm", "ci", "--prefer-offline", "--no-audit", "--no-fund"]
-    return [install, ["npm", "run", "build"], ["npm", "test"]]
+    """Return npm's commands: for the package, with its tests, then for the program that uses it."""
+    npm = ["npm", "--prefix", str(ROOT / "client" / "node")]
+    install = ["ci", "--prefer-offline", "--no-audit", "--no-fund"]
+    package = [[*npm, *install], [*npm, "run", "build"], [*npm, "test"]]
+    return [*package, ["npm", *install], ["npm", "run", "build"]]
 
 
 LANGUAGES = {
@@ -104,7 +106,7 @@ LANGUAGES = {
         ),
         Language(
             "node",
-            ("node", str(EXAMPLES / "node" / "dist" / "src" / "main.js")),
+            ("node", str(EXAMPLES / "node" / "dist" / "main.js")),
             node_steps,
             {"node": minimum("node/package.json", '"node": ">=(.+)"'), "npm": "9"},
         ),

@@ -64,8 +64,9 @@ def test_proto_loader_reads_the_descriptor_set(protos: Path) -> None:
     node = LANGUAGES["node"]
     if missing := node.missing():
         pytest.skip(missing)
-    if not (packages := EXAMPLES / "node/node_modules").exists():
-        run(EXAMPLES / "node", "npm", "ci", "--prefer-offline", "--no-audit", "--no-fund")
+    package = ROOT / "client/node"
+    if not (packages := package / "node_modules").exists():
+        run(package, "npm", "ci", "--prefer-offline", "--no-audit", "--no-fund")
     [block] = [each for each in BLOCKS if each.language == "js"]
     (protos / "node_modules").symlink_to(packages)
     imports = (

@@ -2,16 +2,7 @@
 
 import { openSync, writeSync } from 'node:fs';
 import { hostname } from 'node:os';
-import type { DocIdRun } from '../gen/idalloc/v1/id_allocator.js';
-import { type IdRange, Ordering } from '../gen/idalloc/v1/id_allocator.js';
-
-/** What a record has of a reply. */
-export interface RangeReply {
-  generation: bigint;
-  nodeId: bigint;
-  ordering: Ordering;
-  period: string;
-}
+import type { AllocatedRange, DocIds } from '@idalloc/client';
 
 /**
  * Appends one line of JSON per range, before its ids are used. A record survives a kill of the process, but not a power
@@ -39,20 +30,20 @@ export class IssuedLog {
   }
 
   /** Records a range that has just arrived. `asked`: `now()` before the request was sent. */
-  range(sequence: string, range: IdRange, reply: RangeReply, asked: bigint, requestId = ''): void {
+  range(sequence: string, range: AllocatedRange, asked: bigint, requestId = ''): void {
     this.write(
       `{"sequence":${JSON.stringify(sequence)}` +
-        (reply.period && `,"period":${JSON.stringify(reply.period)}`) +
-        `,"generation":${reply.generation},"first":${range.firstId},"step":${range.step},"count":${range.idCount}` +
-        (reply.nodeId ? `,"node":${reply.nodeId}` : '') +
-        (reply.ordering === Ordering.ORDERING_RISING ? ',"rising":true' : '') +
+        (range.period && `,"period":${JSON.stringify(range.period)}`) +
+        `,"generation":${range.generation},"first":${range.firstId},"step":${range.step},"count":${range.idCount}` +
+        (range.nodeId ? `,"node":${range.nodeId}` : '') +
+        (range.ordering === 'RISING' ? ',"rising":true' : '') +
         (requestId && `,"request_id":"${requestId}"`) +
         `,"asked":${asked},"answered":${this.now()}}`,
     );
   }
 
   /** Records document ids that have just arrived. */
-  docIds(runs: DocIdRun[], asked: bigint): void {
+  docIds({ runs }: DocIds, asked: bigint): void {
     const answered = this.now();
     this.write(
       runs

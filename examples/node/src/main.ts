@@ -1,21 +1,26 @@
 // Gets ids from an idalloc server in six ways. README.md describes the options.
 
 import { randomUUID } from 'node:crypto';
-import { readFileSync } from 'node:fs';
 import { parseArgs } from 'node:util';
-import { status } from '@grpc/grpc-js';
-import { AllocateRangeRequest, DocIdView, GenerateDocIdRequest } from '../gen/idalloc/v1/id_allocator.js';
-import { Backoff, Client } from './client.js';
-import { expand } from './doc-ids.js';
-import { fromStatus, IdallocError } from './errors.js';
+import {
+  type AllocatedRange,
+  type AllocateStream,
+  type Client,
+  connect,
+  type ConnectOptions,
+  IdallocError,
+  Pool,
+  type RangeRequest,
+} from '@idalloc/client';
 import { IssuedLog } from './issued-log.js';
-import { Pool } from './pool.js';
+import { retry } from './retry.js';
 
 const USAGE =
   'usage: npm start -- [--server HOST:PORT] [--ca FILE] [--token-file FILE] [--sequence NAME] [--total N] ' +
   '[--log FILE.jsonl]';
 
 const RANGE_SIZE = 100n;
+const TOO_MANY_IDS = 2 ** 31; // more than any server allows in a call
 
 class UsageError extends Error {}
 
@@ -55,108 +60,147 @@ function parse() {
   const { server, ca, 'token-file': tokenFile, sequence, total, log } = values;
   if (!/^[1-9][0-9]{0,17}$/.test(total)) throw new UsageError(`--total must be a positive integer, not ${total}`);
   if (log !== undefined && !log.endsWith('.jsonl')) throw new UsageError(`--log must end in .jsonl: ${log}`);
-  const isLocal = /^(127\.[0-9.]+|localhost|\[::1\]):[0-9]+$|^unix:/.test(server);
-  if (tokenFile !== undefined && ca === undefined && !isLocal) {
-    throw new UsageError(`the token would be sent unencrypted to ${server}: use TLS (--ca)`);
+  const options: ConnectOptions = { addresses: server };
+  if (ca !== undefined) options.tls = { ca };
+  if (tokenFile !== undefined) options.tokenFile = tokenFile;
+  return { options, sequence, total: BigInt(total), logFile: log };
+}
+
+interface Options {
+  signal?: AbortSignal;
+  isRepeated?: boolean;
+  from?: Client | AllocateStream;
+}
+
+/** The program's connection, its log, and when the running request was sent. */
+class Program {
+  readonly client: Client;
+  private asked = 0n;
+
+  constructor(
+    options: ConnectOptions,
+    readonly sequence: string,
+    readonly total: bigint,
+    private readonly log: IssuedLog | undefined,
+  ) {
+    // After a break a stream is opened again: its next ids are of a request that is sent later.
+    this.client = connect({ ...options, onCall: () => this.start() });
   }
-  return { server, ca, tokenFile, sequence, total: BigInt(total), log };
+
+  /** Remembers when a request is sent. */
+  start(): void {
+    this.asked = this.log?.now() ?? 0n;
+  }
+
+  /** Allocates one range, and records it in the log unless `isRepeated`: then its ids were recorded before. */
+  async allocateRange(request: RangeRequest, options: Options = {}): Promise<AllocatedRange> {
+    const { signal, isRepeated = false, from = this.client } = options;
+    const asked = this.log?.now() ?? 0n;
+    const range = await from.allocateRange(request, { signal });
+    if (!isRepeated) this.log?.range(request.sequence, range, asked, request.requestId);
+    return range;
+  }
+
+  async usePool(): Promise<void> {
+    const { sequence } = this;
+    // Without a log it is client.pool(sequence).
+    const pool = new Pool((idCount, signal) => this.allocateRange({ sequence, idCount }, { signal }));
+    const tally = new Tally<bigint>();
+    try {
+      for (let left = this.total; left > 0n; left--) tally.add(pool.tryNext() ?? (await retry(() => pool.next())));
+    } finally {
+      pool.close();
+    }
+    tally.print('pool');
+  }
+
+  async useUnary(): Promise<void> {
+    const tally = new Tally<bigint>();
+    const range = await retry(() => this.allocateRange({ sequence: this.sequence, idCount: RANGE_SIZE }));
+    tally.add(range.firstId, range.lastId, range.idCount);
+    tally.print('unary');
+  }
+
+  /** Several calls over one stream. One fails, and the others get their ids. */
+  async useAllocateStream(): Promise<void> {
+    const { sequence } = this;
+    const stream = this.client.allocateStream();
+    const rangeOf = (request: RangeRequest) => retry(() => this.allocateRange(request, { from: stream }));
+    const docIdsOf = async (idCount: number) => {
+      const asked = this.log?.now() ?? 0n;
+      const docIds = await retry(() => stream.generateDocIds({ idCount }));
+      this.log?.docIds(docIds, asked);
+      return docIds;
+    };
+    const results = await Promise.allSettled([
+      rangeOf({ sequence, idCount: 2 }),
+      rangeOf({ sequence: `${sequence}-lines`, idCount: 5 }),
+      rangeOf({ sequence, idCount: TOO_MANY_IDS }),
+      docIdsOf(3),
+    ]);
+    stream.close();
+    const tally = new Tally<bigint | string>();
+    for (const [index, result] of results.entries()) {
+      if (result.status === 'fulfilled') for (const id of result.value) tally.add(id);
+      else if (!isInvalid(result.reason)) throw result.reason;
+      else console.log(`allocate-stream: request ${index + 1} failed: ${result.reason}`);
+    }
+    tally.print('allocate-stream');
+  }
+
+  /** The same call twice, as after a lost reply: the server repeats the ids. */
+  async useRequestId(): Promise<void> {
+    const request = { sequence: this.sequence, idCount: RANGE_SIZE, requestId: randomUUID() };
+    const tally = new Tally<bigint>();
+    const range = await retry(() => this.allocateRange(request));
+    const repeated = await retry(() => this.allocateRange(request, { isRepeated: true }));
+    if (repeated.firstId !== range.firstId || repeated.lastId !== range.lastId || repeated.step !== range.step) {
+      const [first, second] = [range, repeated].map(({ firstId, lastId }) => `${firstId}..${lastId}`);
+      throw new IdallocError('INVALID_REPLY', `the repeated request_id got ${second} instead of ${first}`);
+    }
+    tally.add(range.firstId, range.lastId, range.idCount);
+    tally.print('request-id');
+  }
+
+  async useStream(): Promise<void> {
+    const tally = new Tally<bigint>();
+    this.start();
+    for await (const range of this.client.streamRanges({ sequence: this.sequence, totalIdCount: this.total })) {
+      this.log?.range(this.sequence, range, this.asked);
+      tally.add(range.firstId, range.lastId, range.idCount);
+    }
+    tally.print('stream');
+  }
+
+  async useDocIds(): Promise<void> {
+    const tally = new Tally<string>();
+    this.start();
+    for await (const batch of this.client.streamDocIds({ totalIdCount: this.total })) {
+      this.log?.docIds(batch, this.asked);
+      for (const docId of batch) tally.add(docId);
+    }
+    tally.print('doc-ids');
+  }
+}
+
+function isInvalid(error: unknown): boolean {
+  return error instanceof IdallocError && error.reason === 'INVALID_REQUEST';
 }
 
 async function run(): Promise<void> {
-  const { server, ca, tokenFile, sequence, total, log: logFile } = parse();
-  const token = tokenFile === undefined ? undefined : readFileSync(tokenFile, 'utf8').trim();
+  const { options, sequence, total, logFile } = parse();
   const log = logFile === undefined ? undefined : new IssuedLog(logFile);
-  const client = new Client({ server, ca, token, log });
+  const program = new Program(options, sequence, total, log);
   try {
-    const backoff = new Backoff();
-    await usePool(client, sequence, total, backoff);
-    await useUnary(client, sequence, backoff);
-    await useAllocateStream(client, sequence, backoff);
-    await useRequestId(client, sequence, backoff);
-    await useStream(client, sequence, total, backoff);
-    await useDocIds(client, total, backoff);
+    await program.usePool();
+    await program.useUnary();
+    await program.useAllocateStream();
+    await program.useRequestId();
+    await program.useStream();
+    await program.useDocIds();
   } finally {
-    client.close();
+    program.client.close();
   }
-}
-
-async function usePool(client: Client, sequence: string, total: bigint, backoff: Backoff): Promise<void> {
-  const pool = new Pool((idCount, signal) => client.allocateRange({ sequence, idCount }, { signal }));
-  const tally = new Tally<bigint>();
-  try {
-    for (let left = total; left > 0n; left--) {
-      const id = pool.tryNext() ?? (await backoff.retry(() => pool.next()));
-      tally.add(id);
-    }
-  } finally {
-    pool.close();
-  }
-  tally.print('pool');
-}
-
-async function useUnary(client: Client, sequence: string, backoff: Backoff): Promise<void> {
-  const tally = new Tally<bigint>();
-  const range = await backoff.retry(() => client.allocateRange({ sequence, idCount: RANGE_SIZE }));
-  tally.add(range.firstId, range.lastId, range.idCount);
-  tally.print('unary');
-}
-
-/** Several requests over one stream. One fails, and the others get their ids. */
-async function useAllocateStream(client: Client, sequence: string, backoff: Backoff): Promise<void> {
-  const rangeOf = (sequence: string, idCount: bigint) => ({
-    allocateRange: AllocateRangeRequest.create({ sequence, idCount }),
-  });
-  const answers = await backoff.retry(async () => {
-    const answers = await client.allocateStream([
-      rangeOf(sequence, 2n),
-      rangeOf(`${sequence}-lines`, 5n),
-      rangeOf(sequence, 2n ** 31n), // fails: more than any server allows
-      { generateDocId: GenerateDocIdRequest.create({ idCount: 3n, view: DocIdView.DOC_ID_VIEW_COMPACT }) },
-    ]);
-    const unavailable = answers.find(({ error }) => error?.code === status.UNAVAILABLE)?.error;
-    if (unavailable) throw fromStatus(unavailable); // to send all of them again
-    return answers;
-  });
-  const tally = new Tally<bigint | string>();
-  for (const { number, allocateRange, generateDocId, error } of answers) {
-    const range = allocateRange?.range;
-    if (range) tally.add(range.firstId, range.lastId, range.idCount);
-    for (const run of generateDocId?.runs ?? []) for (const docId of expand(run)) tally.add(docId);
-    if (error) console.log(`allocate-stream: request ${number} failed: ${fromStatus(error)}`);
-  }
-  tally.print('allocate-stream');
-}
-
-/** The same call twice, as after a lost reply: the server repeats the ids. */
-async function useRequestId(client: Client, sequence: string, backoff: Backoff): Promise<void> {
-  const request = { sequence, idCount: RANGE_SIZE, requestId: randomUUID() };
-  const tally = new Tally<bigint>();
-  const range = await backoff.retry(() => client.allocateRange(request));
-  const repeated = await backoff.retry(() => client.allocateRange(request, { isRepeated: true }));
-  if (repeated.firstId !== range.firstId || repeated.lastId !== range.lastId || repeated.step !== range.step) {
-    const [first, second] = [range, repeated].map(({ firstId, lastId }) => `${firstId}..${lastId}`);
-    throw new IdallocError('INVALID_REPLY', `the repeated request_id got ${second} instead of ${first}`);
-  }
-  tally.add(range.firstId, range.lastId, range.idCount);
-  tally.print('request-id');
-}
-
-async function useStream(client: Client, sequence: string, total: bigint, backoff: Backoff): Promise<void> {
-  const tally = new Tally<bigint>();
-  for await (const range of client.streamRanges(sequence, total, backoff)) {
-    tally.add(range.firstId, range.lastId, range.idCount);
-  }
-  tally.print('stream');
-}
-
-async function useDocIds(client: Client, total: bigint, backoff: Backoff): Promise<void> {
-  const tally = new Tally<string>();
-  for await (const runs of client.streamDocIds(total, backoff)) {
-    for (const run of runs) {
-      for (const docId of expand(run)) tally.add(docId);
-    }
-  }
-  tally.print('doc-ids');
 }
 
 // grpc-js sends an IP address as the name of a TLS server, and Node prints a deprecation. The certificate is verified.
@@ -165,7 +209,8 @@ process.noDeprecation = true;
 try {
   await run();
 } catch (error) {
-  const text = error instanceof UsageError ? `${error.message}; ${USAGE}` : String(error);
+  const isUsage = error instanceof UsageError || error instanceof TypeError;
+  const text = isUsage ? `${error.message}; ${USAGE}` : String(error);
   console.error(text.replace(/\s+/g, ' ').trim());
-  process.exitCode = error instanceof UsageError ? 2 : 1;
+  process.exitCode = isUsage ? 2 : 1;
 }

@@ -5,8 +5,8 @@ import type { AddressInfo } from 'node:net';
 import { test } from 'node:test';
 import { BinaryWriter } from '@bufbuild/protobuf/wire';
 import { Client, credentials, Metadata, status } from '@grpc/grpc-js';
-import { Duration } from '../gen/google/protobuf/duration.js';
-import { fromGrpc, IdallocError } from './errors.js';
+import { Duration } from '../src/gen/google/protobuf/duration.js';
+import { fromGrpc, IdallocError } from '../src/errors.js';
 
 function message(...fields: [number, string | Uint8Array][]): Uint8Array {
   const writer = new BinaryWriter();

@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict';
 import { afterEach, beforeEach, mock, test } from 'node:test';
-import { type ErrorDetails, IdallocError } from './errors.js';
-import { type AllocatedRange, type Clock, Pool } from './pool.js';
+import { type ErrorDetails, IdallocError } from '../src/errors.js';
+import { type Clock, Pool } from '../src/pool.js';
+import type { IdRange } from '../src/ranges.js';
 
 const TTL_MS = 180_000;
 
@@ -36,7 +37,7 @@ class FakeClock implements Clock {
 interface Request {
   idCount: bigint;
   signal: AbortSignal;
-  resolve(range: AllocatedRange): void;
+  resolve(range: IdRange): void;
   reject(error: unknown): void;
 }
 
@@ -48,14 +49,14 @@ class FakeServer {
   readonly held: Request[] = [];
   /** The errors of the next requests. */
   readonly errors: unknown[] = [];
-  change: (range: AllocatedRange) => AllocatedRange = (range) => range;
+  change: (range: IdRange) => IdRange = (range) => range;
 
   constructor(
     private nextId = 1n,
     private readonly step = 1n,
   ) {}
 
-  readonly allocate = (idCount: bigint, signal: AbortSignal): Promise<AllocatedRange> => {
+  readonly allocate = (idCount: bigint, signal: AbortSignal): Promise<IdRange> => {
     this.sizes.push(idCount);
     const error = this.errors.shift();
     if (error !== undefined) return Promise.reject(error);
@@ -63,7 +64,7 @@ class FakeServer {
     return new Promise((resolve, reject) => this.held.push({ idCount, signal, resolve, reject }));
   };
 
-  range(idCount: bigint): AllocatedRange {
+  range(idCount: bigint): IdRange {
     const firstId = this.nextId;
     this.nextId += idCount * this.step;
     const lastId = this.nextId - this.step;
@@ -106,7 +107,7 @@ function hasReason(reason: string): (error: unknown) => boolean {
 }
 
 test('hands out each id once, in order', async () => {
-  const pool = new Pool(new FakeServer().allocate, clock);
+  const pool = new Pool(new FakeServer().allocate, { clock });
   const ids = await take(pool, 5000);
   assert.deepEqual(
     ids,
@@ -115,19 +116,19 @@ test('hands out each id once, in order', async () => {
 });
 
 test('is exact beyond 2^53, and at the largest id', async () => {
-  const ids = await take(new Pool(new FakeServer(9007199254740993n).allocate, clock), 4);
+  const ids = await take(new Pool(new FakeServer(9007199254740993n).allocate, { clock }), 4);
   assert.deepEqual(ids, [9007199254740993n, 9007199254740994n, 9007199254740995n, 9007199254740996n]);
-  const last = new Pool(new FakeServer(2n ** 63n - 2n).allocate, clock);
+  const last = new Pool(new FakeServer(2n ** 63n - 2n).allocate, { clock });
   assert.equal(await last.next(), 9223372036854775806n);
 });
 
 test('counts down with a negative step', async () => {
-  assert.deepEqual(await take(new Pool(new FakeServer(5n, -5n).allocate, clock), 4), [5n, 0n, -5n, -10n]);
+  assert.deepEqual(await take(new Pool(new FakeServer(5n, -5n).allocate, { clock }), 4), [5n, 0n, -5n, -10n]);
 });
 
 test('doubles the size of ranges that are used fast, up to a million', async () => {
   const server = new FakeServer();
-  const pool = new Pool(server.allocate, clock);
+  const pool = new Pool(server.allocate, { clock });
   await take(pool, 1000);
   assert.deepEqual(server.sizes.slice(0, 5), [1n, 2n, 4n, 8n, 16n]);
   while (server.sizes.at(-1)! < 1_000_000n) while (pool.tryNext() === undefined) await settle();
@@ -137,7 +138,7 @@ test('doubles the size of ranges that are used fast, up to a million', async () 
 
 test('keeps the size of ranges that are used slowly', async () => {
   const server = new FakeServer();
-  const pool = new Pool(server.allocate, clock);
+  const pool = new Pool(server.allocate, { clock });
   for (let id = 0; id < 20; id++) {
     await pool.next();
     clock.advance(600);
@@ -150,7 +151,7 @@ test('keeps the size of ranges that are used slowly', async () => {
 
 test('prefetches once when the second half of a range begins', async () => {
   const server = new FakeServer();
-  const pool = new Pool(server.allocate, clock);
+  const pool = new Pool(server.allocate, { clock });
   await take(pool, 1 + 2 + 4 + 8); // the range of 16 is at hand
   await settle();
   server.isHolding = true;
@@ -179,7 +180,7 @@ for (const [name, pass] of [
 ] as const) {
   test(`drops ids in the middle of a range when their time ends by ${name}`, async () => {
     const server = new FakeServer();
-    const pool = new Pool(server.allocate, clock);
+    const pool = new Pool(server.allocate, { clock });
     await take(pool, 1 + 2 + 4 + 1); // three more ids of this half are at hand
     await settle();
     pass(TTL_MS - 1);
@@ -194,7 +195,7 @@ for (const [name, pass] of [
 test('counts the ttl from before the request was sent', async () => {
   const server = new FakeServer();
   server.isHolding = true;
-  const pool = new Pool(server.allocate, clock);
+  const pool = new Pool(server.allocate, { clock });
   const first = pool.next({ timeoutMs: 10 * TTL_MS });
   clock.advance(TTL_MS);
   server.answer(); // id 1, too late
@@ -205,7 +206,7 @@ test('counts the ttl from before the request was sent', async () => {
 
 test('halves the size and stops to prefetch when a range expires unused', async () => {
   const server = new FakeServer();
-  const pool = new Pool(server.allocate, clock);
+  const pool = new Pool(server.allocate, { clock });
   await take(pool, 1 + 2 + 4 + 1);
   await settle();
   assert.equal(server.sizes.at(-1), 8n);
@@ -217,7 +218,7 @@ test('halves the size and stops to prefetch when a range expires unused', async 
 test('fails after three ranges that had expired on arrival', async () => {
   const server = new FakeServer();
   server.change = (range) => ({ ...range, ttlMs: 0 });
-  const pool = new Pool(server.allocate, clock);
+  const pool = new Pool(server.allocate, { clock });
   await assert.rejects(pool.next(), hasReason('DEADLINE_EXCEEDED'));
   assert.equal(server.sizes.length, 3);
   server.change = (range) => range;
@@ -228,7 +229,7 @@ test('late ranges with a timely one between them are no error', async () => {
   const server = new FakeServer();
   let requests = 0;
   server.change = (range) => ({ ...range, ttlMs: ++requests % 3 === 0 ? TTL_MS : 0 });
-  const pool = new Pool(server.allocate, clock);
+  const pool = new Pool(server.allocate, { clock });
   for (let round = 0; round < 5; round++) {
     await pool.next();
     clock.advance(TTL_MS);
@@ -239,7 +240,7 @@ test('late ranges with a timely one between them are no error', async () => {
 test('gives each id to one of many callers', async () => {
   const server = new FakeServer();
   server.isHolding = true;
-  const pool = new Pool(server.allocate, clock);
+  const pool = new Pool(server.allocate, { clock });
   const callers = Array.from({ length: 1000 }, () => pool.next());
   const ids = Promise.all(callers);
   let mostHeld = 0;
@@ -255,7 +256,7 @@ test('gives each id to one of many callers', async () => {
 test('a cancelled caller takes no id, and its range goes to the next', async () => {
   const server = new FakeServer();
   server.isHolding = true;
-  const pool = new Pool(server.allocate, clock);
+  const pool = new Pool(server.allocate, { clock });
   const abort = new AbortController();
   const cancelled = pool.next({ signal: abort.signal });
   const reason = new Error('of the caller');
@@ -271,7 +272,7 @@ test('a cancelled caller takes no id, and its range goes to the next', async () 
 test('a caller whose time ends leaves the request to the next', async () => {
   const server = new FakeServer();
   server.isHolding = true;
-  const pool = new Pool(server.allocate, clock);
+  const pool = new Pool(server.allocate, { clock });
   const late = pool.next({ timeoutMs: 50 });
   const patient = pool.next();
   clock.advance(50);
@@ -283,7 +284,7 @@ test('a caller whose time ends leaves the request to the next', async () => {
 test('gives an error to the callers that wait, and tries again with the next call', async () => {
   const server = new FakeServer();
   server.errors.push(error('STORE_UNAVAILABLE'), new TypeError('of the test'));
-  const pool = new Pool(server.allocate, clock);
+  const pool = new Pool(server.allocate, { clock });
   const callers = await Promise.allSettled([pool.next(), pool.next()]);
   assert.ok(callers.every((caller) => caller.status === 'rejected' && caller.reason.reason === 'STORE_UNAVAILABLE'));
   await assert.rejects(pool.next(), TypeError);
@@ -293,7 +294,7 @@ test('gives an error to the callers that wait, and tries again with the next cal
 test('next gives its errors by the promise: it never throws', async () => {
   const server = new FakeServer();
   server.change = (range) => ({ ...range, ttlMs: 0 });
-  const pool = new Pool(server.allocate, clock);
+  const pool = new Pool(server.allocate, { clock });
   await assert.rejects(pool.next(), hasReason('DEADLINE_EXCEEDED'));
   const aborted = pool.next({ signal: AbortSignal.abort(new Error('of the caller')) });
   await assert.rejects(aborted, /of the caller/);
@@ -305,14 +306,14 @@ test('next gives its errors by the promise: it never throws', async () => {
 test('an allocate that throws at once is an error like any other', async () => {
   const pool = new Pool(() => {
     throw new TypeError('of the test');
-  }, clock);
+  }, { clock });
   await assert.rejects(pool.next(), TypeError);
   await assert.rejects(pool.next(), TypeError);
 });
 
 test('a failed prefetch is no error: the caller asks again', async () => {
   const server = new FakeServer();
-  const pool = new Pool(server.allocate, clock);
+  const pool = new Pool(server.allocate, { clock });
   server.isHolding = true;
   const first = pool.next();
   server.answer();
@@ -334,7 +335,7 @@ test('takes exactly what is left of a sequence', async () => {
     }
     remaining -= idCount;
     return server.allocate(idCount, signal);
-  }, clock);
+  }, { clock });
   assert.equal((await take(pool, 100)).at(-1), 100n);
   await assert.rejects(pool.next(), hasReason('SEQUENCE_EXHAUSTED'));
 });
@@ -347,7 +348,7 @@ test('asks for less when the server allows less in a call', async () => {
     sizes.push(idCount);
     if (idCount > limit) return Promise.reject(error('INVALID_REQUEST', { field: 'id_count' }));
     return server.allocate(idCount, signal);
-  }, clock);
+  }, { clock });
   assert.equal(new Set(await take(pool, 2000)).size, 2000);
   assert.equal(sizes.filter((size) => size > limit).length, 1);
   assert.equal(sizes.at(-1), 64n);
@@ -357,7 +358,7 @@ test('waits for a quota within the time of the caller', async () => {
   const server = new FakeServer();
   const quota = error('QUOTA_EXCEEDED', { retryDelayMs: 1000 });
   server.errors.push(quota);
-  const pool = new Pool(server.allocate, clock);
+  const pool = new Pool(server.allocate, { clock });
   const impatient = pool.next({ timeoutMs: 900 });
   const patient = pool.next({ timeoutMs: 5000 });
   await assert.rejects(impatient, quota);
@@ -371,7 +372,7 @@ test('waits for a quota within the time of the caller', async () => {
 
 test('prefetches again after a range was used up in time', async () => {
   const server = new FakeServer();
-  const pool = new Pool(server.allocate, clock);
+  const pool = new Pool(server.allocate, { clock });
   await take(pool, 1 + 2 + 4 + 1);
   await settle();
   clock.advance(TTL_MS);
@@ -383,7 +384,7 @@ test('prefetches again after a range was used up in time', async () => {
 
 test('halves the size after a long wait for a quota', async () => {
   const server = new FakeServer();
-  const pool = new Pool(server.allocate, clock);
+  const pool = new Pool(server.allocate, { clock });
   await take(pool, 1 + 2 + 4 + 3);
   await settle();
   server.errors.push(error('QUOTA_EXCEEDED', { retryDelayMs: 600 })); // of the prefetch of 16
@@ -395,7 +396,7 @@ test('halves the size after a long wait for a quota', async () => {
 test('a quota without a delay is an error at once', async () => {
   const server = new FakeServer();
   server.errors.push(error('QUOTA_EXCEEDED'));
-  await assert.rejects(new Pool(server.allocate, clock).next(), hasReason('QUOTA_EXCEEDED'));
+  await assert.rejects(new Pool(server.allocate, { clock }).next(), hasReason('QUOTA_EXCEEDED'));
 });
 
 for (const [name, change, reason] of [
@@ -410,13 +411,13 @@ for (const [name, change, reason] of [
   test(`refuses a range with ${name}`, async () => {
     const server = new FakeServer();
     server.change = (range) => ({ ...range, ...change });
-    await assert.rejects(new Pool(server.allocate, clock).next(), hasReason(reason));
+    await assert.rejects(new Pool(server.allocate, { clock }).next(), hasReason(reason));
   });
 }
 
 test('close drops the ids at hand, ends waiting calls and aborts the request', async () => {
   const server = new FakeServer();
-  const pool = new Pool(server.allocate, clock);
+  const pool = new Pool(server.allocate, { clock });
   await take(pool, 1 + 2 + 4);
   server.isHolding = true;
   await take(pool, 8);
@@ -433,7 +434,7 @@ test('close drops the ids at hand, ends waiting calls and aborts the request', a
 test('close ends the wait for a quota', async () => {
   const server = new FakeServer();
   server.errors.push(error('QUOTA_EXCEEDED', { retryDelayMs: 1000 }));
-  const pool = new Pool(server.allocate, clock);
+  const pool = new Pool(server.allocate, { clock });
   const waiting = pool.next();
   await settle();
   pool.close();

@@ -1,24 +1,15 @@
 // A pool of prefetched ids: it hands them out one by one, and requests larger ranges the faster they are used.
 
-import { IdallocError } from './errors.js';
-
-/** A contiguous range of ids. All ids are bigint: Number is exact only up to 2^53. */
-export interface AllocatedRange {
-  firstId: bigint;
-  lastId: bigint;
-  step: bigint;
-  idCount: bigint;
-  /** How long the pool may keep the ids, in milliseconds, counted from before the request was sent. */
-  ttlMs: number;
-  /** The period whose counter the ids are from; empty for a sequence that never restarts. */
-  period: string;
-}
+import { status } from '@grpc/grpc-js';
+import { onAbort } from './abort.js';
+import { IdallocError, invalidArgument } from './errors.js';
+import { checkRange, type IdRange } from './ranges.js';
 
 /**
  * Requests a range of `idCount` ids. It must end within a deadline of its own. An IdallocError lets the pool adapt the
  * next request. `signal` is aborted when the pool is closed.
  */
-export type Allocate = (idCount: bigint, signal: AbortSignal) => Promise<AllocatedRange>;
+export type Allocate = (idCount: bigint, signal: AbortSignal) => Promise<IdRange>;
 
 /** Two clocks, in milliseconds. Neither alone counts all time: see `Part.hasExpired`. */
 export interface Clock {
@@ -28,7 +19,14 @@ export interface Clock {
   wall(): number;
 }
 
-export const systemClock: Clock = { monotonic: () => performance.now(), wall: () => Date.now() };
+const systemClock: Clock = { monotonic: () => performance.now(), wall: () => Date.now() };
+
+export interface PoolOptions {
+  /** The most ids in a range, default 1,000,000: the pool holds at most two ranges. */
+  maxRangeSize?: number;
+  /** For tests. */
+  clock?: Clock;
+}
 
 export interface NextOptions {
   /** How long to wait for a range or a quota; at most 2^31 - 1, default 10,000. */
@@ -46,8 +44,9 @@ const MAX_RANGE_SIZE = 1_000_000;
 // How many ranges in a row that had expired on arrival are an error.
 const MAX_LATE_RANGES = 3;
 const MIN_RETRY_DELAY_MS = 10;
-// The largest id that a store holds.
-const MAX_ID = 2n ** 63n - 2n;
+// The waits while no server answers.
+const INITIAL_BACKOFF_MS = 100;
+const MAX_BACKOFF_MS = 2000;
 const TIMED_OUT = Symbol('timed out');
 
 /** A half of a range. */
@@ -87,7 +86,7 @@ interface Pending {
   readonly end: (error?: unknown) => void;
 }
 
-/** The time during which no caller requests a range, because a quota is used up. */
+/** The time during which no caller requests a range: a quota is used up, or no server answers. */
 interface Pause extends Pending {
   readonly until: number;
   readonly error: IdallocError;
@@ -97,32 +96,46 @@ interface Pause extends Pending {
  * Hands out the ids of one sequence one by one.
  *
  * Any number of callers may share a pool: each id goes to one of them. Before each id the pool reads the clocks, and
- * drops ids that are older than the server allows. Each worker thread needs a pool of its own.
+ * drops ids that are older than the server allows. Each worker thread and each process needs a pool of its own; a copy
+ * that is sent to another one (a structured clone, or JSON) has no ids and no methods.
  *
  * A range is used in two halves. When the second half begins, the pool requests the next range. So a slow caller holds
  * few ids, and a fast caller does not wait. Ranges are used in the order of their arrival.
  */
-export class Pool {
-  private current = EMPTY;
-  private parts: Part[] = [];
+export class Pool implements AsyncIterable<bigint>, AsyncDisposable {
+  #current = EMPTY;
+  #parts: Part[] = [];
   // When the first id of the current range was taken.
-  private started: number | undefined;
-  private size = 1;
-  private maxSize = MAX_RANGE_SIZE;
+  #started: number | undefined;
+  #size = 1;
   // Whether ranges are used up before they expire. The pool prefetches only then.
-  private inDemand = true;
-  private lateRanges = 0;
-  private pending: Pending | undefined;
-  private pause: Pause | undefined;
-  private readonly closing = new AbortController();
+  #inDemand = true;
+  #lateRanges = 0;
+  // Failures since the last range; undefined before the first range, when the address may be wrong.
+  #failures: number | undefined;
+  #pending: Pending | undefined;
+  #pause: Pause | undefined;
+  readonly #closing = new AbortController();
 
-  constructor(
-    private readonly allocate: Allocate,
-    private readonly clock: Clock = systemClock,
-  ) {}
+  readonly #allocate: Allocate;
+  readonly #clock: Clock;
+  #maxSize: number;
 
   /**
-   * Returns the next id. It waits for a range if none is at hand, and while a quota is used up.
+   * A pool for `allocate`, such as one that also writes a log. `Client.pool` makes one for a sequence.
+   */
+  constructor(allocate: Allocate, { maxRangeSize = MAX_RANGE_SIZE, clock = systemClock }: PoolOptions = {}) {
+    if (!Number.isSafeInteger(maxRangeSize) || maxRangeSize < 1) {
+      throw invalidArgument('maxRangeSize', `must be an integer of at least 1, not ${maxRangeSize}`);
+    }
+    this.#allocate = allocate;
+    this.#maxSize = maxRangeSize;
+    this.#clock = clock;
+  }
+
+  /**
+   * Returns the next id. It waits for a range if none is at hand, while a quota is used up, and (after the first range)
+   * while no server answers.
    *
    * A caller that stops waiting takes no id; the range requested for it goes to the next callers.
    *
@@ -134,7 +147,7 @@ export class Pool {
     try {
       options.signal?.throwIfAborted();
       const id = this.tryNext();
-      return id === undefined ? this.waitForNext(options) : Promise.resolve(id);
+      return id === undefined ? this.#waitForNext(options) : Promise.resolve(id);
     } catch (error) {
       return Promise.reject(error);
     }
@@ -143,27 +156,36 @@ export class Pool {
   /** Returns the next id if one is at hand, without a promise; else undefined: only `next` requests a range. */
   tryNext(): bigint | undefined {
     do {
-      const part = this.current;
-      if (part.left > 0 && !part.hasExpired(this.clock)) return part.take();
-    } while (this.advance());
+      const part = this.#current;
+      if (part.left > 0 && !part.hasExpired(this.#clock)) return part.take();
+    } while (this.#advance());
     return undefined;
   }
 
-  /** Closes the pool: drops the ids at hand, and ends the calls that wait. */
-  close(): void {
-    this.current = EMPTY;
-    this.parts = [];
-    this.closing.abort(new IdallocError('CANCELLED', 'the pool is closed'));
-    this.pending?.end();
-    this.pause?.end();
+  /** Yields ids for as long as the pool is open. Leave the loop to stop; the pool stays usable. */
+  async *[Symbol.asyncIterator](): AsyncGenerator<bigint, void, undefined> {
+    while (!this.#closing.signal.aborted) yield this.tryNext() ?? (await this.next());
   }
 
-  private async waitForNext({ timeoutMs = DEFAULT_TIMEOUT_MS, signal }: NextOptions): Promise<bigint> {
-    const deadline = this.clock.monotonic() + timeoutMs;
+  async [Symbol.asyncDispose](): Promise<void> {
+    this.close();
+  }
+
+  /** Closes the pool: drops the ids at hand, and ends the calls that wait with CANCELLED. */
+  close(): void {
+    this.#current = EMPTY;
+    this.#parts = [];
+    this.#closing.abort(new IdallocError('CANCELLED', 'the pool is closed'));
+    this.#pending?.end();
+    this.#pause?.end();
+  }
+
+  async #waitForNext({ timeoutMs = DEFAULT_TIMEOUT_MS, signal }: NextOptions): Promise<bigint> {
+    const deadline = this.#clock.monotonic() + timeoutMs;
     for (;;) {
-      if (this.pause !== undefined && this.pause.until >= deadline) throw this.pause.error;
-      const { done } = this.pause ?? this.pending ?? this.request(true);
-      const error = await waitFor(done, deadline - this.clock.monotonic(), signal);
+      if (this.#pause !== undefined && this.#pause.until >= deadline) throw this.#pause.error;
+      const { done } = this.#pause ?? this.#pending ?? this.#request(true);
+      const error = await waitFor(done, deadline - this.#clock.monotonic(), signal);
       if (error === TIMED_OUT) throw new IdallocError('DEADLINE_EXCEEDED', `no id arrived within ${timeoutMs} ms`);
       if (error !== undefined) throw error;
       signal?.throwIfAborted();
@@ -173,145 +195,135 @@ export class Pool {
   }
 
   /** Makes the next part current. Returns false if none is left, or all have expired. */
-  private advance(): boolean {
-    this.closing.signal.throwIfAborted();
-    const used = this.current;
-    if (used.hasExpired(this.clock)) this.reduceDemand();
-    else if (this.started !== undefined && this.parts[0]?.range !== used.range) this.inDemand = true;
-    this.current = EMPTY;
-    for (let part = this.parts.shift(); part !== undefined; part = this.parts.shift()) {
+  #advance(): boolean {
+    this.#closing.signal.throwIfAborted();
+    const used = this.#current;
+    if (used.hasExpired(this.#clock)) this.#reduceDemand();
+    else if (this.#started !== undefined && this.#parts[0]?.range !== used.range) this.#inDemand = true;
+    this.#current = EMPTY;
+    for (let part = this.#parts.shift(); part !== undefined; part = this.#parts.shift()) {
       const isNewRange = part.range !== used.range;
-      if (!part.hasExpired(this.clock)) {
+      if (!part.hasExpired(this.#clock)) {
         if (isNewRange) {
-          this.started = this.clock.monotonic();
-          this.lateRanges = 0;
+          this.#started = this.#clock.monotonic();
+          this.#lateRanges = 0;
         }
-        this.current = part;
-        if (this.inDemand && this.parts.length === 0 && this.pending === undefined) this.request(false);
+        this.#current = part;
+        if (this.#inDemand && this.#parts.length === 0 && this.#pending === undefined) this.#request(false);
         return true;
       }
-      if (isNewRange) this.dropLateRange();
+      if (isNewRange) this.#dropLateRange();
     }
-    this.started = undefined;
+    this.#started = undefined;
     return false;
   }
 
   /** Requests a range. The error of a prefetch, which no caller demanded, goes to no caller. */
-  private request(isDemanded: boolean): Pending {
+  #request(isDemanded: boolean): Pending {
     // Before the request is sent, as the ttl counts from then.
-    const [monotonic, wall] = [this.clock.monotonic(), this.clock.wall()];
-    if (this.started !== undefined && monotonic - this.started < FAST_MS) this.size *= 2;
-    this.size = Math.min(this.size, this.maxSize);
+    const [monotonic, wall] = [this.#clock.monotonic(), this.#clock.wall()];
+    if (this.#started !== undefined && monotonic - this.#started < FAST_MS) this.#size *= 2;
+    this.#size = Math.min(this.#size, this.#maxSize);
     const pending = newPending();
-    this.pending = pending;
-    void this.receive(this.size, monotonic, wall, isDemanded).then(pending.end);
+    this.#pending = pending;
+    void this.#receive(this.#size, monotonic, wall, isDemanded).then(pending.end);
     return pending;
   }
 
   /** Returns the error that callers must get, if any. It never rejects. */
-  private async receive(size: number, monotonic: number, wall: number, isDemanded: boolean): Promise<unknown> {
+  async #receive(size: number, monotonic: number, wall: number, isDemanded: boolean): Promise<unknown> {
     try {
-      const range = await this.allocate(BigInt(size), this.closing.signal);
+      const range = await this.#allocate(BigInt(size), this.#closing.signal);
       checkRange(range, BigInt(size));
+      if (range.period) {
+        const text = 'the sequence restarts in each period, so its numbers repeat: allocate ranges with texts instead';
+        throw new IdallocError('INVALID_REQUEST', text, { field: 'sequence' });
+      }
       // In one step with the ids: a caller in between must not find ids at hand and a request under way.
-      this.pending = undefined;
-      if (!this.closing.signal.aborted) this.add(range, monotonic + range.ttlMs, wall + range.ttlMs);
+      this.#pending = undefined;
+      this.#failures = 0;
+      if (!this.#closing.signal.aborted) this.#add(range, monotonic + range.ttlMs, wall + range.ttlMs);
       return undefined;
     } catch (error) {
-      this.pending = undefined;
-      return this.canRetry(error, size, isDemanded) || !isDemanded ? undefined : error;
+      this.#pending = undefined;
+      return this.#canRetry(error, size, isDemanded) || !isDemanded ? undefined : error;
     }
   }
 
-  private add({ firstId, step, idCount }: AllocatedRange, monotonicDeadline: number, wallDeadline: number): void {
+  #add({ firstId, step, idCount }: IdRange, monotonicDeadline: number, wallDeadline: number): void {
     const range = {};
     const count = Number(idCount); // as many as requested
     const half = Math.floor(count / 2);
-    if (half > 0) this.parts.push(new Part(range, firstId, step, half, monotonicDeadline, wallDeadline));
+    if (half > 0) this.#parts.push(new Part(range, firstId, step, half, monotonicDeadline, wallDeadline));
     const secondId = firstId + BigInt(half) * step;
-    this.parts.push(new Part(range, secondId, step, count - half, monotonicDeadline, wallDeadline));
+    this.#parts.push(new Part(range, secondId, step, count - half, monotonicDeadline, wallDeadline));
   }
 
   /** Adapts the size of the next range to an error. Returns whether the callers that wait shall request it. */
-  private canRetry(error: unknown, size: number, isDemanded: boolean): boolean {
-    if (!(error instanceof IdallocError) || this.closing.signal.aborted) return false;
+  #canRetry(error: unknown, size: number, isDemanded: boolean): boolean {
+    if (!(error instanceof IdallocError) || this.#closing.signal.aborted) return false;
     const { field, metadata, retryDelayMs } = error.details;
     if (error.reason === 'SEQUENCE_EXHAUSTED') {
       const largest = Number(metadata?.['largest_range']);
       if (!Number.isInteger(largest) || largest < 1 || largest >= size) return false;
-      this.size = largest;
+      this.#size = largest;
       return true;
     }
     if (error.reason === 'INVALID_REQUEST' && field === 'id_count' && size > 1) {
-      this.size = this.maxSize = Math.floor(size / 2);
+      this.#size = this.#maxSize = Math.floor(size / 2);
       return true;
     }
     if (error.reason === 'QUOTA_EXCEEDED' && retryDelayMs !== undefined) {
       // A call may overdraw the quota, and all calls fail until it is refilled: smaller ranges make shorter waits.
-      if (retryDelayMs > FAST_MS) this.halve();
-      if (isDemanded) this.startPause(error, retryDelayMs);
+      if (retryDelayMs > FAST_MS) this.#halve();
+      if (isDemanded) this.#startPause(error, retryDelayMs);
+      return true;
+    }
+    if (error.code === status.UNAVAILABLE && this.#failures !== undefined) {
+      const backoff = Math.min(MAX_BACKOFF_MS, INITIAL_BACKOFF_MS * 2 ** this.#failures++);
+      if (isDemanded) this.#startPause(error, retryDelayMs ?? backoff);
       return true;
     }
     return false;
   }
 
-  private startPause(error: IdallocError, retryDelayMs: number): void {
+  #startPause(error: IdallocError, retryDelayMs: number): void {
     // Jitter, so that clients that wait for the same quota do not retry at the same moment.
     const delay = Math.max(MIN_RETRY_DELAY_MS, retryDelayMs) * (1 + 0.2 * Math.random());
     const { done, end } = newPending();
     const resume = () => {
       clearTimeout(timer);
-      this.pause = undefined;
+      this.#pause = undefined;
       end();
     };
     // The callers that wait have timers of their own, so this one need not keep the process alive.
     const timer = setTimeout(resume, Math.min(delay, MAX_TIMER_MS)).unref();
-    this.pause = { until: this.clock.monotonic() + delay, error, done, end: resume };
+    this.#pause = { until: this.#clock.monotonic() + delay, error, done, end: resume };
   }
 
   /** Stops prefetching, and halves the size, because a range expired before it was used up. */
-  private reduceDemand(): void {
-    this.inDemand = false;
-    this.halve();
+  #reduceDemand(): void {
+    this.#inDemand = false;
+    this.#halve();
   }
 
-  private halve(): void {
-    this.size = Math.max(1, Math.floor(this.size / 2));
+  #halve(): void {
+    this.#size = Math.max(1, Math.floor(this.#size / 2));
   }
 
-  private dropLateRange(): void {
-    this.parts = [];
-    this.started = undefined;
-    this.reduceDemand();
-    this.lateRanges++;
-    if (this.lateRanges < MAX_LATE_RANGES) return;
-    this.lateRanges = 0;
+  #dropLateRange(): void {
+    this.#parts = [];
+    this.#started = undefined;
+    this.#reduceDemand();
+    this.#lateRanges++;
+    if (this.#lateRanges < MAX_LATE_RANGES) return;
+    this.#lateRanges = 0;
     throw new IdallocError(
       'DEADLINE_EXCEEDED',
       `${MAX_LATE_RANGES} ranges in a row had expired on arrival; ` +
         'check the latency to the server, or raise its lease_ttl',
     );
   }
-}
-
-/**
- * Checks a range against the contract of AllocateRange.
- *
- * @throws IdallocError if it is invalid, or if the sequence restarts, so that its numbers repeat
- */
-export function checkRange({ firstId, lastId, step, idCount, ttlMs, period }: AllocatedRange, asked: bigint): void {
-  const invalid = (text: string) => new IdallocError('INVALID_REPLY', text);
-  if (period) {
-    const details = { field: 'sequence' };
-    throw new IdallocError('INVALID_REQUEST', 'the sequence restarts in each period, so its numbers repeat', details);
-  }
-  if (idCount !== asked) throw invalid(`the range has ${idCount} ids, not ${asked} as requested`);
-  if (step === 0n) throw invalid('the step of the range is 0');
-  if (lastId !== firstId + (idCount - 1n) * step) {
-    throw invalid(`the range ends at ${lastId}, which is not ${idCount - 1n} steps of ${step} after ${firstId}`);
-  }
-  if (firstId > MAX_ID || lastId > MAX_ID) throw invalid(`the range from ${firstId} to ${lastId} passes ${MAX_ID}`);
-  if (!(ttlMs >= 0 && ttlMs < Infinity)) throw invalid(`the ttl of the range is ${ttlMs} ms`);
 }
 
 function newPending(): Pending {
@@ -323,20 +335,16 @@ function newPending(): Pending {
 /** Returns what `done` resolves to, or TIMED_OUT. Throws the reason of the signal once it is aborted. */
 function waitFor(done: Promise<unknown>, ms: number, signal: AbortSignal | undefined): Promise<unknown> {
   return new Promise((resolve, reject) => {
-    const cleanUp = () => {
-      clearTimeout(timer);
-      signal?.removeEventListener('abort', onAbort);
-    };
     const settle = (value: unknown) => {
-      cleanUp();
+      clearTimeout(timer);
+      forget();
       resolve(value);
     };
-    const onAbort = () => {
-      cleanUp();
-      reject(signal?.reason);
-    };
+    const forget = onAbort(signal, (reason) => {
+      clearTimeout(timer);
+      reject(reason);
+    });
     const timer = setTimeout(settle, Math.min(Math.max(ms, 0), MAX_TIMER_MS), TIMED_OUT);
-    signal?.addEventListener('abort', onAbort);
     void done.then(settle);
   });
 }

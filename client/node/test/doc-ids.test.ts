@@ -1,7 +1,9 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { checkRuns, expand, lastDocId } from './doc-ids.js';
-import { IdallocError } from './errors.js';
+import { expand, lastDocId, runCount } from '../src/doc-ids.js';
+import { IdallocError } from '../src/errors.js';
+import { StreamDocIdsResponse } from '../src/gen/idalloc/v1/id_allocator.js';
+import { toDocIds } from '../src/ranges.js';
 
 const run = { firstDocId: '00076b034dfefffffffffffffff0', step: 5n, idCount: 4n };
 
@@ -13,7 +15,7 @@ test('expands a run with unsigned serials', () => {
 
 test('counts the ids of valid runs', () => {
   const first = { firstDocId: '00076b034dfe0000000000000007', step: 1n, idCount: 1n };
-  assert.equal(checkRuns([first, run], 5n), 5n);
+  assert.equal(runCount([first, run]), 5n);
 });
 
 for (const [name, runs] of [
@@ -32,6 +34,7 @@ for (const [name, runs] of [
   ],
 ] as const) {
   test(`refuses ${name}`, () => {
-    assert.throws(() => checkRuns([...runs], 5n), IdallocError);
+    const reply = StreamDocIdsResponse.create({ runs: [...runs] });
+    assert.throws(() => toDocIds(reply, { least: 1n, most: 5n }), IdallocError);
   });
 }

@@ -1,13 +1,21 @@
 // Document ids: runs of ids that differ only in their serial.
 
-import type { DocIdRun } from '../gen/idalloc/v1/id_allocator.js';
-import { IdallocError } from './errors.js';
+import { invalidReply } from './errors.js';
 
 // The characters that the ids of a run share; the serial follows.
 const SHARED = 12;
 const MAX_SERIAL = 2n ** 64n - 1n;
 
-/** Yields the ids of a run. An uneven first step comes as a run of its own. */
+/** Document ids that differ only in their serial, which rises by the same step from one to the next. */
+export interface DocIdRun {
+  /** The first id of the run, 28 hexadecimal characters. The others have the same first 12. */
+  readonly firstDocId: string;
+  /** The distance from one serial (the last 16 characters, unsigned) to the next, at least 1. */
+  readonly step: bigint;
+  readonly idCount: bigint;
+}
+
+/** @internal Yields the ids of a run. */
 export function* expand(run: DocIdRun): Generator<string> {
   const shared = run.firstDocId.slice(0, SHARED);
   let serial = serialOf(run.firstDocId);
@@ -17,18 +25,13 @@ export function* expand(run: DocIdRun): Generator<string> {
   }
 }
 
-/** Returns the last id of a run. */
+/** @internal Returns the last id of a run. */
 export function lastDocId(run: DocIdRun): string {
   return run.firstDocId.slice(0, SHARED) + hex(serialOf(run.firstDocId) + (run.idCount - 1n) * run.step);
 }
 
-/**
- * Checks the runs of a message, and returns how many ids they have.
- *
- * @param most - how many ids the message may have
- * @throws IdallocError if they violate the contract
- */
-export function checkRuns(runs: DocIdRun[], most: bigint): bigint {
+/** @internal Checks the runs of a message, and returns how many ids they have. */
+export function runCount(runs: readonly DocIdRun[]): bigint {
   let count = 0n;
   let last = '';
   for (const run of runs) {
@@ -39,14 +42,9 @@ export function checkRuns(runs: DocIdRun[], most: bigint): bigint {
       step >= 1n &&
       idCount >= 1n &&
       serialOf(firstDocId) + (idCount - 1n) * step <= MAX_SERIAL;
-    if (!isValid) {
-      throw new IdallocError('INVALID_REPLY', `invalid run: ${idCount} document ids from ${firstDocId}, step ${step}`);
-    }
+    if (!isValid) throw invalidReply(`invalid run: ${idCount} document ids from ${firstDocId}, step ${step}`);
     count += idCount;
     last = lastDocId(run);
-  }
-  if (count < 1n || count > most) {
-    throw new IdallocError('INVALID_REPLY', `the message has ${count} document ids; expected 1 to ${most}`);
   }
   return count;
 }

@@ -1,0 +1,244 @@
+// The client: the calls of IdAllocatorService with types of their own.
+
+import type { MethodDefinition } from '@grpc/grpc-js';
+import { AllocateStream } from './allocate-stream.js';
+import { type CallOptions, Connection } from './connection.js';
+import { fromStatus, IdallocError, invalidReply } from './errors.js';
+import { checkTimeout, type ConnectOptions } from './options.js';
+import { Pool, type PoolOptions } from './pool.js';
+import { type AllocatedRange, DEFAULT_CHUNK, type DocIds, type Expected, toAllocatedRange, toDocIds } from './ranges.js';
+import {
+  countOf,
+  type DocIdsRequest,
+  docIdsRequest,
+  INT32_MAX,
+  integer,
+  type RangeRequest,
+  rangeRequest,
+  textOf,
+} from './requests.js';
+import { Retries } from './retries.js';
+import {
+  type AllocateRangeResult,
+  DocIdView,
+  GenerateUuidRequest,
+  IdAllocatorServiceService as rpcs,
+  RangeView,
+  StreamDocIdsRequest,
+  StreamRangesRequest,
+  UuidVersion,
+} from './gen/idalloc/v1/id_allocator.js';
+import { type ParseIdResponse, SequenceServiceService } from './gen/idalloc/v1/sequences.js';
+
+/** What `streamRanges` requests. */
+export interface StreamRequest extends Omit<RangeRequest, 'idCount' | 'requestId'> {
+  /** How many ids to allocate in total. */
+  totalIdCount: number | bigint;
+  /** How many ids a range has; default 10,000. After a break a range may be shorter. */
+  chunkIdCount?: number | bigint;
+}
+
+/** What `streamDocIds` requests. */
+export interface StreamDocIdsOptions extends Omit<DocIdsRequest, 'idCount'> {
+  totalIdCount: number | bigint;
+  chunkIdCount?: number | bigint;
+}
+
+/** The value of an id in the sequence's format, and what else its text has. */
+export interface ParsedId {
+  readonly value: bigint;
+  readonly year?: number;
+  readonly month?: number;
+  readonly day?: number;
+  /** The prefix of the node that wrote it. */
+  readonly prefix?: number;
+  /** The valid check digits; empty if the format has none. */
+  readonly check: string;
+}
+
+/**
+ * Makes a client. It does no I/O: the first call reads files and connects. Keep one for each process or worker thread; any number
+ * of async functions may share it.
+ *
+ * @throws TypeError if the options contradict each other
+ */
+export function connect(options: ConnectOptions): Client {
+  return new Client(options);
+}
+
+/**
+ * A connection to the servers of one store. Make it with `connect`.
+ *
+ * Each failed call throws an {@link IdallocError}, or the reason of its signal. The client retries a unary call that
+ * ended with UNAVAILABLE within its deadline, at most four times. A retry never returns an id twice: at worst it leaves a
+ * gap.
+ */
+export class Client implements AsyncDisposable {
+  readonly #connection: Connection;
+
+  /** @internal */
+  constructor(options: ConnectOptions) {
+    this.#connection = new Connection(options);
+  }
+
+  /** Allocates one contiguous range of ids. Its ids belong to the caller for ever. */
+  async allocateRange(request: RangeRequest, options: CallOptions = {}): Promise<AllocatedRange> {
+    const message = rangeRequest(request);
+    const reply = await this.#connection.unary(rpcs.allocateRange, message, options);
+    return toAllocatedRange(reply, exactly(message.idCount, request.texts));
+  }
+
+  /**
+   * Allocates a range for each of up to 1,000 requests in one call. The results are in the order of the requests: each is
+   * a range, or the error that `allocateRange` would throw.
+   */
+  async batchAllocateRanges(
+    requests: readonly Pick<RangeRequest, 'sequence' | 'idCount'>[],
+    options: CallOptions = {},
+  ): Promise<(AllocatedRange | IdallocError)[]> {
+    const messages = requests.map(({ sequence, idCount = 1 }) => rangeRequest({ sequence, idCount }));
+    const { results } = await this.#connection.unary(rpcs.batchAllocateRanges, { requests: messages }, options);
+    if (results.length !== messages.length) {
+      throw invalidReply(`the reply has ${results.length} results for ${messages.length} requests`);
+    }
+    return results.map((result, index) => toResult(result, messages[index]!.idCount));
+  }
+
+  /**
+   * Allocates ids in ranges until the total is reached, for any number of them. If the stream breaks, for example when
+   * a server restarts, the client requests the missing ids; it throws after half a minute without progress.
+   */
+  streamRanges(request: StreamRequest, options: CallOptions = {}): AsyncGenerator<AllocatedRange, void, undefined> {
+    const { texts = false } = request;
+    const message = StreamRangesRequest.create({
+      sequence: textOf('sequence', request.sequence),
+      ...sizesOf(request),
+      view: texts ? RangeView.RANGE_VIEW_TEXTS : RangeView.RANGE_VIEW_BASIC,
+    });
+    return this.#resume(rpcs.streamRanges, message, options, (reply, expected) =>
+      toAllocatedRange(reply, { ...expected, texts }),
+    );
+  }
+
+  /** Generates document ids as MySQL does for documents without an _id. */
+  async generateDocIds(request: DocIdsRequest = {}, options: CallOptions = {}): Promise<DocIds> {
+    const message = docIdsRequest(request);
+    const reply = await this.#connection.unary(rpcs.generateDocId, message, options);
+    return toDocIds(reply, exactly(message.idCount));
+  }
+
+  /** Generates document ids in batches until the total is reached. It continues after a break, as `streamRanges`. */
+  streamDocIds(request: StreamDocIdsOptions, options: CallOptions = {}): AsyncGenerator<DocIds, void, undefined> {
+    const message = StreamDocIdsRequest.create({
+      ...sizesOf(request),
+      autoIncrementOffset: integer('offset', request.offset ?? 0, 0, INT32_MAX),
+      autoIncrementIncrement: integer('increment', request.increment ?? 0, 0, INT32_MAX),
+      view: DocIdView.DOC_ID_VIEW_COMPACT,
+    });
+    return this.#resume(rpcs.streamDocIds, message, options, toDocIds);
+  }
+
+  /** Generates UUIDs of version 7, which rise within a server process, or of version 4; at most 10,000. */
+  async generateUuids(
+    { idCount = 1, version = 7 }: { idCount?: number; version?: 4 | 7 } = {},
+    options: CallOptions = {},
+  ): Promise<string[]> {
+    if (version !== 4 && version !== 7) throw new TypeError(`version: must be 4 or 7, not ${String(version)}`);
+    const count = countOf('idCount', idCount);
+    const message = GenerateUuidRequest.create({
+      idCount: count,
+      version: version === 4 ? UuidVersion.UUID_VERSION_4 : UuidVersion.UUID_VERSION_7,
+    });
+    const { uuids } = await this.#connection.unary(rpcs.generateUuid, message, options);
+    const form = new RegExp(`^[0-9a-f]{8}-[0-9a-f]{4}-${version}[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`);
+    if (uuids.length !== idCount || new Set(uuids).size !== idCount || !uuids.every((each) => form.test(each))) {
+      throw invalidReply(`the reply has ${uuids.length} UUIDs; expected ${count} different ones of version ${version}`);
+    }
+    return uuids;
+  }
+
+  /** Parses the text of an id by the sequence's format. It does not check whether that id was ever issued. */
+  async parseId(sequence: string, text: string, options: CallOptions = {}): Promise<ParsedId> {
+    const request = { sequence: textOf('sequence', sequence), text: textOf('text', text) };
+    return toParsedId(await this.#connection.unary(SequenceServiceService.parseId, request, options));
+  }
+
+  /** Opens a stream that many concurrent calls share, which costs less than a unary call each. */
+  allocateStream(): AllocateStream {
+    return new AllocateStream(this.#connection);
+  }
+
+  /** Makes a pool, which returns the ids of one sequence one by one from memory. */
+  pool(sequence: string, options: PoolOptions = {}): Pool {
+    return new Pool((idCount, signal) => this.allocateRange({ sequence, idCount }, { signal }), options);
+  }
+
+  /** Ends the connection. Calls that run end with CANCELLED, and so does every later one. */
+  close(): void {
+    this.#connection.close();
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    this.close();
+  }
+
+  /** Yields the messages of a stream, and opens it again for the missing ids when it breaks. */
+  async *#resume<
+    Request extends { readonly totalIdCount: bigint; readonly chunkIdCount: bigint },
+    Reply,
+    Result extends { readonly idCount: bigint },
+  >(
+    method: MethodDefinition<Request, Reply>,
+    request: Request,
+    { signal, timeoutMs }: CallOptions,
+    convert: (reply: Reply, expected: Expected) => Result,
+  ): AsyncGenerator<Result, void, undefined> {
+    const deadline = timeoutMs === undefined ? Infinity : Date.now() + checkTimeout(timeoutMs);
+    const retries = new Retries(deadline);
+    let missing = request.totalIdCount;
+    while (missing > 0n) {
+      const rest = { ...request, totalIdCount: missing };
+      try {
+        for await (const reply of this.#connection.stream(method, rest, deadline, signal)) {
+          const result = convert(reply, chunkOf(request.chunkIdCount, missing));
+          missing -= result.idCount;
+          retries.progressed();
+          yield result;
+          if (missing === 0n) break; // the status of the stream does not matter any more
+        }
+        if (missing > 0n) throw invalidReply(`the stream ended with ${missing} ids missing`);
+      } catch (error) {
+        await retries.wait(error, signal);
+      }
+    }
+  }
+}
+
+function sizesOf({ totalIdCount, chunkIdCount }: Pick<StreamRequest, 'totalIdCount' | 'chunkIdCount'>) {
+  return {
+    totalIdCount: countOf('totalIdCount', totalIdCount),
+    chunkIdCount: chunkIdCount === undefined ? 0n : countOf('chunkIdCount', chunkIdCount),
+  };
+}
+
+/** Returns how many ids a message of a stream has. */
+function chunkOf(chunkIdCount: bigint, missing: bigint): Expected {
+  const size = chunkIdCount || DEFAULT_CHUNK;
+  const most = missing < size ? missing : size;
+  return { least: chunkIdCount ? most : 1n, most }; // the server's default may be less than 10,000
+}
+
+function exactly(count: bigint, texts = false): Expected {
+  return { least: count, most: count, texts };
+}
+
+function toResult({ response, error }: AllocateRangeResult, count: bigint): AllocatedRange | IdallocError {
+  if (response !== undefined) return toAllocatedRange(response, exactly(count));
+  if (error === undefined || error.code === 0) throw invalidReply('a result has neither a range nor an error');
+  return fromStatus(error);
+}
+
+function toParsedId({ value, year, month, day, prefix, check }: ParseIdResponse): ParsedId {
+  const parts = Object.entries({ year, month, day, prefix }).filter(([, part]) => part !== undefined);
+  return { value, ...(Object.fromEntries(parts) as Partial<ParsedId>), check };
+}

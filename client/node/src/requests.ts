@@ -1,0 +1,75 @@
+// Requests of callers, checked before they are sent.
+
+import { invalidArgument } from './errors.js';
+import { AllocateRangeRequest, DocIdView, GenerateDocIdRequest, RangeView } from './gen/idalloc/v1/id_allocator.js';
+
+/** @internal */
+export const INT32_MAX = 2 ** 31 - 1;
+const INT64_MAX = 2n ** 63n - 1n;
+
+/** What `allocateRange` requests. */
+export interface RangeRequest {
+  /** The sequence's name. The server creates it if it does not exist, unless a setting forbids that. */
+  sequence: string;
+  /** How many ids; default 1. */
+  idCount?: number | bigint;
+  /** A random UUID. The same request with the same UUID gets the same ids, from any server. */
+  requestId?: string;
+  /** Whether the range has the ids as texts in the sequence's format, too; then at most 10,000 ids. */
+  texts?: boolean;
+}
+
+/** What `generateDocIds` requests. */
+export interface DocIdsRequest {
+  /** How many ids; default 1. */
+  idCount?: number | bigint;
+  /** MySQL's auto_increment_offset for this call, 1 to 65535; by default the server's. */
+  offset?: number;
+  /** MySQL's auto_increment_increment for this call, 1 to 65535; by default the server's. */
+  increment?: number;
+}
+
+/** @internal */
+export function rangeRequest({ sequence, idCount = 1, requestId, texts = false }: RangeRequest): AllocateRangeRequest {
+  if (requestId === '') throw invalidArgument('requestId', 'must be a UUID, not empty');
+  return {
+    sequence: textOf('sequence', sequence),
+    idCount: countOf('idCount', idCount),
+    view: texts ? RangeView.RANGE_VIEW_TEXTS : RangeView.RANGE_VIEW_BASIC,
+    requestId: requestId === undefined ? '' : textOf('requestId', requestId),
+  };
+}
+
+/** @internal */
+export function docIdsRequest({ idCount = 1, offset = 0, increment = 0 }: DocIdsRequest): GenerateDocIdRequest {
+  return {
+    idCount: countOf('idCount', idCount),
+    autoIncrementOffset: integer('offset', offset, 0, INT32_MAX),
+    autoIncrementIncrement: integer('increment', increment, 0, INT32_MAX),
+    view: DocIdView.DOC_ID_VIEW_COMPACT, // a few bytes for any number of ids
+  };
+}
+
+/** @internal Returns a count of at least 1. On the wire, 0 stands for the default. */
+export function countOf(field: string, count: number | bigint): bigint {
+  if (typeof count === 'bigint') {
+    if (count < 1n || count > INT64_MAX) throw invalidArgument(field, `must be 1 to ${INT64_MAX}, not ${count}`);
+    return count;
+  }
+  return BigInt(integer(field, count, 1, Number.MAX_SAFE_INTEGER));
+}
+
+/** @internal */
+export function integer(field: string, value: number, least: number, most: number): number {
+  if (!Number.isSafeInteger(value) || value < least || value > most) {
+    throw invalidArgument(field, `must be an integer from ${least} to ${most}, not ${String(value)}`);
+  }
+  return value;
+}
+
+/** @internal Returns a text that UTF-8 can represent: two others would become the same. */
+export function textOf(field: string, text: string): string {
+  if (typeof text !== 'string') throw new TypeError(`${field}: must be a string, not ${typeof text}`);
+  if (/\p{Surrogate}/u.test(text)) throw invalidArgument(field, 'has half of a surrogate pair');
+  return text;
+}

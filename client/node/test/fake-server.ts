@@ -1,0 +1,209 @@
+// An idalloc server in this process: it counts up, and a test may replace any answer.
+
+import { BinaryWriter } from '@bufbuild/protobuf/wire';
+import {
+  Metadata,
+  type sendUnaryData,
+  Server,
+  ServerCredentials,
+  type ServerDuplexStream,
+  type ServerUnaryCall,
+  type ServerWritableStream,
+  type status,
+} from '@grpc/grpc-js';
+import { Duration } from '../src/gen/google/protobuf/duration.js';
+import { Status } from '../src/gen/google/rpc/status.js';
+import * as v1 from '../src/v1.js';
+
+const SHARED = '00006b034dfe';
+
+export interface Details {
+  metadata?: Record<string, string>;
+  field?: string;
+  quotaSubject?: string;
+  retryDelayMs?: number;
+}
+
+/** Returns a google.rpc.Status as the server makes it. */
+export function statusOf(code: status, reason: string, message = 'of the test', details: Details = {}): Status {
+  const { metadata = {}, field, quotaSubject, retryDelayMs } = details;
+  const entries = Object.entries(metadata).map(([key, value]) => [3, encode([1, key], [2, value])] as const);
+  const any = (type: string, ...fields: Field[]) => ({
+    typeUrl: `type.googleapis.com/google.rpc.${type}`,
+    value: Buffer.from(encode(...fields)),
+  });
+  const anys = [any('ErrorInfo', [1, reason], [2, 'idalloc'], ...entries)];
+  if (field !== undefined) anys.push(any('BadRequest', [1, encode([1, field], [2, message])]));
+  if (quotaSubject !== undefined) anys.push(any('QuotaFailure', [1, encode([1, quotaSubject], [2, message])]));
+  if (retryDelayMs !== undefined) {
+    const delay = { seconds: BigInt(Math.floor(retryDelayMs / 1000)), nanos: (retryDelayMs % 1000) * 1e6 };
+    anys.push(any('RetryInfo', [1, Duration.encode(delay).finish()]));
+  }
+  return { code, message, details: anys };
+}
+
+type Field = readonly [number, string | Uint8Array];
+
+function encode(...fields: Field[]): Uint8Array {
+  const writer = new BinaryWriter();
+  for (const [field, value] of fields) writer.uint32((field << 3) | 2).bytes(Buffer.from(value));
+  return writer.finish();
+}
+
+/** Returns the error of a handler. */
+export function failure(code: status, reason: string, details: Details = {}, message = 'of the test') {
+  const metadata = new Metadata();
+  const bytes = Status.encode(statusOf(code, reason, message, details)).finish();
+  metadata.set('grpc-status-details-bin', Buffer.from(bytes));
+  return Object.assign(new Error(message), { code, details: message, metadata });
+}
+
+type Failure = ReturnType<typeof failure>;
+type Changed<Reply> = Reply | Failure | undefined;
+
+export class FakeServer {
+  address = '';
+  nextId = 1n;
+  /** The sizes of ranges, in order. */
+  readonly sizes: bigint[] = [];
+  /** The tokens of calls. */
+  readonly tokens: string[] = [];
+  /** The requests of ranges. */
+  readonly requests: v1.AllocateRangeRequest[] = [];
+  /** Replaces the next answers of AllocateRange. */
+  readonly failures: Failure[] = [];
+  /** After how many messages a stream ends with UNAVAILABLE; each stream takes the next one. */
+  readonly breaks: number[] = [];
+  change: (reply: v1.AllocateRangeResponse) => Changed<v1.AllocateRangeResponse> = (reply) => reply;
+  /** While true, AllocateStream gives no answer. */
+  isSilent = false;
+  streams = 0;
+  #server = new Server();
+
+  static async start(port = 0, host = '127.0.0.1'): Promise<FakeServer> {
+    const fake = new FakeServer();
+    fake.#server.addService(v1.IdAllocatorServiceService, fake.#handlers());
+    fake.#server.addService(v1.SequenceServiceService, fake.#sequences());
+    const bound = await new Promise<number>((resolve, reject) => {
+      const insecure = ServerCredentials.createInsecure();
+      fake.#server.bindAsync(`${host}:${port}`, insecure, (error, found) => (error ? reject(error) : resolve(found)));
+    });
+    fake.address = `${host}:${bound}`;
+    return fake;
+  }
+
+  /** Ends all connections at once, as a kill does. */
+  stop(): void {
+    this.#server.forceShutdown();
+  }
+
+  range(request: v1.AllocateRangeRequest): v1.AllocateRangeResponse {
+    const idCount = request.idCount || 1n;
+    this.requests.push(request);
+    this.sizes.push(idCount);
+    const firstId = this.nextId;
+    this.nextId += idCount;
+    const texts = request.view === v1.RangeView.RANGE_VIEW_TEXTS;
+    return v1.AllocateRangeResponse.create({
+      range: { firstId, lastId: this.nextId - 1n, step: 1n, idCount },
+      generation: 7n,
+      ttl: { seconds: 180n, nanos: 0 },
+      ordering: v1.Ordering.ORDERING_RISING_PER_NODE,
+      nodeId: 42n,
+      created: firstId === 1n,
+      texts: texts ? Array.from({ length: Number(idCount) }, (_, index) => `INV-${firstId + BigInt(index)}`) : [],
+    });
+  }
+
+  docIds(idCount: bigint): v1.GenerateDocIdResponse {
+    const firstDocId = SHARED + this.nextId.toString(16).padStart(16, '0');
+    this.nextId += idCount;
+    return v1.GenerateDocIdResponse.create({ runs: [{ firstDocId, step: 1n, idCount }] });
+  }
+
+  #answer<Request, Reply>(make: (request: Request) => Changed<Reply>) {
+    return (call: ServerUnaryCall<Request, Reply>, callback: sendUnaryData<Reply>) => {
+      this.tokens.push(String(call.metadata.get('authorization')[0]));
+      const reply = this.failures.shift() ?? make(call.request);
+      if (reply === undefined) return; // never
+      if (reply instanceof Error) callback(reply);
+      else callback(null, reply);
+    };
+  }
+
+  #handlers(): v1.IdAllocatorServiceServer {
+    return {
+      allocateRange: this.#answer((request) => this.change(this.range(request))),
+      batchAllocateRanges: this.#answer(({ requests }) => ({
+        results: requests.map((each) =>
+          each.sequence ? { response: this.range(each) } : { error: statusOf(3, 'INVALID_REQUEST') },
+        ),
+      })),
+      streamRanges: (call) => this.#stream(call, (request) => this.range(v1.AllocateRangeRequest.create(request))),
+      generateDocId: this.#answer(({ idCount }) => this.docIds(idCount || 1n)),
+      streamDocIds: (call) => this.#stream(call, ({ idCount }) => this.docIds(idCount)),
+      generateUuid: this.#answer(({ idCount, version }) => ({
+        uuids: Array.from({ length: Number(idCount) }, (_, index) => {
+          return `0193a3c1-0000-${version}000-8000-${index.toString(16).padStart(12, '0')}`;
+        }),
+        uuidBytes: [],
+      })),
+      allocateStream: (call) => this.#allocateStream(call),
+    };
+  }
+
+  #sequences(): v1.SequenceServiceServer {
+    const none = this.#answer(() => failure(12, 'UNIMPLEMENTED'));
+    return {
+      createSequence: none,
+      getSequence: none,
+      listSequences: none,
+      updateSequence: none,
+      deleteSequence: none,
+      advanceSequence: none,
+      parseId: this.#answer(({ text }) =>
+        v1.ParseIdResponse.create({ value: BigInt(text.replace(/\D/g, '')), year: 2026 }),
+      ),
+    } as v1.SequenceServiceServer;
+  }
+
+  #stream<Reply>(
+    call: ServerWritableStream<v1.StreamRangesRequest | v1.StreamDocIdsRequest, Reply>,
+    make: (request: { sequence: string; idCount: bigint; view: number }) => Reply,
+  ): void {
+    this.streams++;
+    const breakAfter = this.breaks.shift() ?? Infinity;
+    const { totalIdCount, chunkIdCount } = call.request;
+    const chunk = chunkIdCount || 10_000n;
+    let left = totalIdCount;
+    for (let sent = 0; left > 0n; sent++) {
+      if (sent >= breakAfter) {
+        call.emit('error', failure(14, 'SERVER_DRAINING', { retryDelayMs: 1 }));
+        return;
+      }
+      const idCount = left < chunk ? left : chunk;
+      const { sequence = '', view } = call.request as v1.StreamRangesRequest;
+      call.write(make({ sequence, idCount, view }));
+      left -= idCount;
+    }
+    call.end();
+  }
+
+  #allocateStream(call: ServerDuplexStream<v1.AllocateStreamRequest, v1.AllocateStreamResponse>): void {
+    this.streams++;
+    let left = this.breaks.shift() ?? Infinity;
+    call.on('data', ({ number, allocateRange, generateDocId }: v1.AllocateStreamRequest) => {
+      if (this.isSilent) return;
+      if (left-- <= 0) {
+        call.emit('error', failure(14, 'SERVER_DRAINING', { retryDelayMs: 1 }));
+        return;
+      }
+      const error = this.failures.shift();
+      if (error) call.write({ number, error: statusOf(error.code, error.message, '') });
+      else if (allocateRange) call.write({ number, allocateRange: this.range(allocateRange) });
+      else if (generateDocId) call.write({ number, generateDocId: this.docIds(generateDocId.idCount) });
+    });
+    call.on('end', () => call.end());
+    call.on('error', () => {});
+  }
+}
