@@ -53,8 +53,11 @@ test-long: .venv/ready ## the long tests, which `test` leaves out; both must pas
 test-upgrade: .venv/ready ## run servers of the version before and of this one on one store of each kind; part of test-long
 	$(bin)/pytest -n 2 --dist loadgroup tests/upgrade $(ARGS)
 
-test-languages: .venv/ready ## build and run the examples in Go, Java, Node and Python; skips languages that are not installed
+test-languages: .venv/ready test-packages ## build and run the examples in Go, Java, Node and Python; skips languages that are not installed
 	$(bin)/pytest -m languages tests/languages $(ARGS)
+
+test-packages: .venv/ready ## build the packages of the clients, and run programs that install them; part of test-languages
+	$(bin)/pytest -m languages tests/packages $(ARGS)
 
 test-xproto: .venv/ready ## compare MySQL's clients for Python, Node and Java with MySQL's answers; skips what is not installed
 	$(bin)/pytest -n 0 tests/xproto $(ARGS)
@@ -195,6 +198,16 @@ dist: .venv/ready ## build wheel and sdist into dist/
 	@rm -rf dist
 	$(bin)/hatchling build --directory dist
 
+packages: packages-npm ## write the packages of the clients into dist/{npm}
+
+.PHONY: packages-npm
+packages-npm: client/node/node_modules/.package-lock.json
+	npm --prefix client/node run build
+	node client/node/scripts/pack.js dist/npm
+
+client/node/node_modules/.package-lock.json: client/node/package-lock.json
+	npm --prefix client/node ci --prefer-offline --no-audit --no-fund
+
 image: ## build the container image
 	docker build --tag $(IMAGE) .
 
@@ -251,4 +264,4 @@ editable := $(bin)/pip install --quiet --disable-pip-version-check --no-deps --n
 	$(call venv,.venv-gen,$<)
 	@touch $@
 
-.PHONY: help run test test-long test-upgrade test-languages test-xproto lint type format test-mysql trace load profile bench-envoy bench-peers bench-opensearch bench-faults bench-xproto bench-growth faults explore mutants fuzz soak floods gen gen-check generated docs docs-reference go-prefix baseline lock tools dist image clean
+.PHONY: help run test test-long test-upgrade test-languages test-packages test-xproto lint type format test-mysql trace load profile bench-envoy bench-peers bench-opensearch bench-faults bench-xproto bench-growth faults explore mutants fuzz soak floods gen gen-check generated docs docs-reference go-prefix baseline lock tools dist packages image clean

@@ -52,9 +52,13 @@ export class AllocateStream implements AsyncDisposable {
   #isOpening = false;
   #isClosed = false;
 
-  /** @internal */
-  constructor(connection: Connection) {
+  private constructor(connection: Connection) {
     this.#connection = connection;
+  }
+
+  /** @internal */
+  static over(connection: Connection): AllocateStream {
+    return new AllocateStream(connection);
   }
 
   /** As `Client.allocateRange`. */

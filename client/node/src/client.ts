@@ -57,8 +57,8 @@ export interface ParsedId {
 }
 
 /**
- * Makes a client. It does no I/O: the first call reads files and connects. Keep one for each process or worker thread; any number
- * of async functions may share it.
+ * Makes a client. It does no I/O: the first call reads files and connects. Keep one for each process or worker thread;
+ * any number of async functions may share it.
  *
  * @throws TypeError if the options contradict each other
  */
@@ -76,7 +76,7 @@ export function connect(options: ConnectOptions): Client {
 export class Client implements AsyncDisposable {
   readonly #connection: Connection;
 
-  /** @internal */
+  /** As `connect`. */
   constructor(options: ConnectOptions) {
     this.#connection = new Connection(options);
   }
@@ -113,7 +113,7 @@ export class Client implements AsyncDisposable {
     const message = StreamRangesRequest.create({
       sequence: textOf('sequence', request.sequence),
       ...sizesOf(request),
-      view: texts ? RangeView.RANGE_VIEW_TEXTS : RangeView.RANGE_VIEW_BASIC,
+      view: texts ? RangeView.RANGE_VIEW_TEXTS : RangeView.RANGE_VIEW_UNSPECIFIED,
     });
     return this.#resume(rpcs.streamRanges, message, options, (reply, expected) =>
       toAllocatedRange(reply, { ...expected, texts }),
@@ -165,7 +165,7 @@ export class Client implements AsyncDisposable {
 
   /** Opens a stream that many concurrent calls share, which costs less than a unary call each. */
   allocateStream(): AllocateStream {
-    return new AllocateStream(this.#connection);
+    return AllocateStream.over(this.#connection);
   }
 
   /** Makes a pool, which returns the ids of one sequence one by one from memory. */

@@ -35,7 +35,7 @@ export function rangeRequest({ sequence, idCount = 1, requestId, texts = false }
   return {
     sequence: textOf('sequence', sequence),
     idCount: countOf('idCount', idCount),
-    view: texts ? RangeView.RANGE_VIEW_TEXTS : RangeView.RANGE_VIEW_BASIC,
+    view: texts ? RangeView.RANGE_VIEW_TEXTS : RangeView.RANGE_VIEW_UNSPECIFIED,
     requestId: requestId === undefined ? '' : textOf('requestId', requestId),
   };
 }

@@ -136,7 +136,7 @@ export class FakeServer {
       allocateRange: this.#answer((request) => this.change(this.range(request))),
       batchAllocateRanges: this.#answer(({ requests }) => ({
         results: requests.map((each) =>
-          each.sequence ? { response: this.range(each) } : { error: statusOf(3, 'INVALID_REQUEST') },
+          each.sequence && !each.view ? { response: this.range(each) } : { error: statusOf(3, 'INVALID_REQUEST') },
         ),
       })),
       streamRanges: (call) => this.#stream(call, (request) => this.range(v1.AllocateRangeRequest.create(request))),
