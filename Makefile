@@ -130,6 +130,13 @@ bench-xproto: .venv/ready ## measure adds of documents beside a live MySQL 8.0.3
 bench-growth: .venv/ready ## measure what grows with sequences, nodes, connections; writes docs/operations/benchmarks-growth.md
 	$(bin)/python -m bench.growth $(ARGS)
 
+bench-clients: bench-node ## measure next() of the clients' pools, for one caller and for 64
+
+.PHONY: bench-node
+bench-node: client/node/node_modules/.package-lock.json
+	npm --prefix client/node run build
+	npm --prefix client/node run --silent bench
+
 bench-envoy: .venv/ready ## measure native behind Envoy beside grpcio, both with TLS (needs ghz); prints the figures
 	$(bin)/python -m bench.proxy $(ARGS)
 
@@ -198,7 +205,7 @@ dist: .venv/ready ## build wheel and sdist into dist/
 	@rm -rf dist
 	$(bin)/hatchling build --directory dist
 
-packages: packages-npm ## write the packages of the clients into dist/{npm}
+packages: packages-npm ## write the packages of the clients into dist/npm
 
 .PHONY: packages-npm
 packages-npm: client/node/node_modules/.package-lock.json
@@ -264,4 +271,4 @@ editable := $(bin)/pip install --quiet --disable-pip-version-check --no-deps --n
 	$(call venv,.venv-gen,$<)
 	@touch $@
 
-.PHONY: help run test test-long test-upgrade test-languages test-packages test-xproto lint type format test-mysql trace load profile bench-envoy bench-peers bench-opensearch bench-faults bench-xproto bench-growth faults explore mutants fuzz soak floods gen gen-check generated docs docs-reference go-prefix baseline lock tools dist packages image clean
+.PHONY: help run test test-long test-upgrade test-languages test-packages test-xproto lint type format test-mysql trace load profile bench-clients bench-envoy bench-peers bench-opensearch bench-faults bench-xproto bench-growth faults explore mutants fuzz soak floods gen gen-check generated docs docs-reference go-prefix baseline lock tools dist packages image clean

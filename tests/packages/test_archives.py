@@ -18,7 +18,7 @@ NODE = ROOT / "client/node"
 def test_the_sdist_has_what_the_wheel_is_built_from(tmp_path: Path) -> None:
     """The sdist has the two packages and the files of the project: no other client, no test."""
     hatchling = Path(sys.executable).with_name("hatchling")
-    command = [hatchling, "build", "--target", "sdist", "--directory", tmp_path]
+    command = [str(hatchling), "build", "--target", "sdist", "--directory", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     [archive] = tmp_path.iterdir()

@@ -34,6 +34,7 @@ BY_HEADING = {
 INDEX = "it needs a package index"
 FRAGMENTS = "a fragment: tests/languages/test_readme_fragments.py compiles it"
 MYSQL_CLIENTS = "tests/languages/test_mysql_clients.py runs it"
+NODE_CONSUMER = "tests/packages/test_node.py installs the package and runs it"
 PROGRAMS = "tests/languages/test_programs.py runs the program"
 PYTHON_EXAMPLES = "tests/e2e/test_examples.py runs the program"
 OPENSEARCH = "tests/e2e/test_opensearch_documents.py runs it"
@@ -78,6 +79,19 @@ NOT_RUN = {
         "mvn -q -B -f examples/mysql/java package": MYSQL_CLIENTS,
         "SELECT collection_key, ": "tests/store/cratedb/test_document_rests.py runs it",
     },
+    "docs/guides/node.md": dict.fromkeys(
+        (
+            "make packages ",
+            "idalloc serve ",
+            "import ",
+            "console.log(",
+            "const ",
+            "let ",
+            "async function ",
+            "orders.close",
+        ),
+        NODE_CONSUMER,
+    ),
     "docs/guides/python-sdk.md": {"pip install .": INDEX},
     "docs/guides/sqlalchemy.md": {
         "pip install '.[server,sqlalchemy]'": INDEX,
