@@ -205,6 +205,13 @@ dist: .venv/ready ## build wheel and sdist into dist/
 	@rm -rf dist
 	$(bin)/hatchling build --directory dist
 
+version: ## write VERSION into all manifests, before a release (VERSION=1.2.3)
+	@sed -E -i.old 's#^version = ".*"#version = "$(VERSION)"#' pyproject.toml
+	@sed -E -i.old 's#^(version|appVersion): .*#\1: $(VERSION)#' deploy/helm/idalloc/Chart.yaml
+	@rm pyproject.toml.old deploy/helm/idalloc/Chart.yaml.old
+	@npm --prefix client/node version --no-git-tag-version --allow-same-version $(VERSION)
+	@npm --prefix examples/node install --package-lock-only --silent --prefer-offline --no-audit --no-fund
+
 packages: packages-npm ## write the packages of the clients into dist/npm
 
 .PHONY: packages-npm
@@ -271,4 +278,4 @@ editable := $(bin)/pip install --quiet --disable-pip-version-check --no-deps --n
 	$(call venv,.venv-gen,$<)
 	@touch $@
 
-.PHONY: help run test test-long test-upgrade test-languages test-packages test-xproto lint type format test-mysql trace load profile bench-clients bench-envoy bench-peers bench-opensearch bench-faults bench-xproto bench-growth faults explore mutants fuzz soak floods gen gen-check generated docs docs-reference go-prefix baseline lock tools dist packages image clean
+.PHONY: help run test test-long test-upgrade test-languages test-packages test-xproto lint type format test-mysql trace load profile bench-clients bench-envoy bench-peers bench-opensearch bench-faults bench-xproto bench-growth faults explore mutants fuzz soak floods gen gen-check generated docs docs-reference go-prefix baseline lock tools dist version packages image clean

@@ -129,14 +129,15 @@ export class AllocateStream implements AsyncDisposable {
 
   /** Sends what waits, if the stream is open and the server may get more. */
   #send(): void {
-    this.#queue = this.#queue.filter((pending) => !pending.isDone);
     if (this.#queue.length === 0) return;
     if (this.#call === undefined) {
       if (!this.#isOpening) void this.#open();
       return;
     }
-    const room = MAX_IN_FLIGHT - this.#sent.length;
-    for (const pending of this.#queue.splice(0, room)) {
+    while (this.#sent.length < MAX_IN_FLIGHT) {
+      const pending = this.#queue.shift();
+      if (pending === undefined) return;
+      if (pending.isDone) continue;
       pending.number = ++this.#number;
       this.#sent.push(pending);
       const nanos = Math.max(1, pending.deadline - Date.now()) * 1e6;

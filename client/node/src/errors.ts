@@ -8,7 +8,7 @@ import { Status } from './gen/google/rpc/status.js';
 
 const TYPE = 'type.googleapis.com/google.rpc.';
 const DOMAIN = 'idalloc';
-const CLOSED_SESSION = 'triggered by internal client error: Session closed with error code';
+const BROKEN_CONNECTION = 'triggered by internal client error';
 // grpc-js's message for a reply that is not the protobuf message.
 const UNPARSABLE = 'Response message parsing error';
 // No server may make a program wait for longer than an hour.
@@ -86,9 +86,9 @@ export function fromGrpc(error: unknown): unknown {
   const message = error.details || error.message;
   if (message.startsWith(UNPARSABLE)) return invalidReply('the reply cannot be parsed as protobuf');
   const [bytes] = error.metadata?.get('grpc-status-details-bin') ?? [];
-  // A server that stops may close the connection with an error code. grpc-js calls that INTERNAL; like any other end of
-  // a connection, it is UNAVAILABLE.
-  const code = message.includes(CLOSED_SESSION) ? status.UNAVAILABLE : error.code;
+  // A server that stops may close the connection with an error code. grpc-js calls that and other ends of a connection
+  // INTERNAL, and only some UNAVAILABLE.
+  const code = message.includes(BROKEN_CONNECTION) ? status.UNAVAILABLE : error.code;
   let anys: Any[] = [];
   try {
     if (bytes instanceof Uint8Array) anys = Status.decode(bytes).details;

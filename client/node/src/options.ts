@@ -195,6 +195,7 @@ async function readConfig(name: string, file: string): Promise<Buffer> {
 export class Token {
   #metadata: Metadata | undefined;
   #readAt = -Infinity;
+  #reading: Promise<Metadata> | undefined;
   readonly #file: string | undefined;
 
   constructor({ token, tokenFile }: ConnectOptions) {
@@ -207,8 +208,13 @@ export class Token {
     return this.#file === undefined || performance.now() - this.#readAt < TOKEN_MAX_AGE_MS ? this.#metadata : undefined;
   }
 
-  /** Reads the file. If that fails, the token from before stays. */
-  async read(): Promise<Metadata> {
+  /** Reads the file, once for all calls that wait. If that fails, the token from before stays. */
+  read(): Promise<Metadata> {
+    this.#reading ??= this.#read().finally(() => (this.#reading = undefined));
+    return this.#reading;
+  }
+
+  async #read(): Promise<Metadata> {
     try {
       if (this.#file !== undefined) {
         const text = (await readConfig('tokenFile', this.#file)).toString().trim();

@@ -219,15 +219,25 @@ export class Pool implements AsyncIterable<bigint>, AsyncDisposable {
   }
 
   /** Requests a range. The error of a prefetch, which no caller demanded, goes to no caller. */
-  #request(isDemanded: boolean): Pending {
+  #request(isDemanded: boolean, isRepeated = false): Pending {
     // Before the request is sent, as the ttl counts from then.
     const [monotonic, wall] = [this.#clock.monotonic(), this.#clock.wall()];
-    if (this.#started !== undefined && monotonic - this.#started < FAST_MS) this.#size *= 2;
+    const isFast = this.#started !== undefined && monotonic - this.#started < FAST_MS;
+    if (isFast && !isRepeated) this.#size *= 2;
     this.#size = Math.min(this.#size, this.#maxSize);
     const pending = newPending();
     this.#pending = pending;
     void this.#receive(this.#size, monotonic, wall, isDemanded).then(pending.end);
     return pending;
+  }
+
+  /** Prefetches later, since no server answered: the ids at hand may last until one does. */
+  #prefetchLater(delayMs: number): void {
+    const prefetch = () => {
+      const isNeeded = this.#parts.length === 0 && this.#current.left > 0 && !this.#closing.signal.aborted;
+      if (isNeeded && this.#pending === undefined && this.#pause === undefined) this.#request(false, true);
+    };
+    setTimeout(prefetch, delayMs).unref();
   }
 
   /** Returns the error that callers must get, if any. It never rejects. */
@@ -281,7 +291,9 @@ export class Pool implements AsyncIterable<bigint>, AsyncDisposable {
     }
     if (error.code === status.UNAVAILABLE && this.#failures !== undefined) {
       const backoff = Math.min(MAX_BACKOFF_MS, INITIAL_BACKOFF_MS * 2 ** this.#failures++);
-      if (isDemanded) this.#startPause(error, retryDelayMs ?? backoff);
+      const delay = Math.max(backoff, retryDelayMs ?? 0);
+      if (isDemanded) this.#startPause(error, delay);
+      else this.#prefetchLater(delay);
       return true;
     }
     return false;

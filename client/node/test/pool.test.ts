@@ -440,3 +440,49 @@ test('close ends the wait for a quota', async () => {
   pool.close();
   await assert.rejects(waiting, hasReason('CANCELLED'));
 });
+
+/** The error of a call that no server answered. */
+function unavailable(retryDelayMs?: number): IdallocError {
+  return error('UNAVAILABLE', { code: 14, ...(retryDelayMs === undefined ? {} : { retryDelayMs }) });
+}
+
+test('after the first range it waits for a server within the time of the caller', async () => {
+  const server = new FakeServer();
+  server.errors.push(unavailable());
+  const pool = new Pool(server.allocate, { clock });
+  await assert.rejects(pool.next(), hasReason('UNAVAILABLE')); // the address may be wrong
+  await take(pool, 1 + 2);
+  await settle();
+  server.isHolding = true;
+  await take(pool, 4);
+  const patient = pool.next({ timeoutMs: 5000 });
+  server.held.shift()?.reject(unavailable()); // of the prefetch
+  await settle();
+  server.held.shift()?.reject(unavailable(1000));
+  await settle();
+  await assert.rejects(pool.next({ timeoutMs: 900 }), hasReason('UNAVAILABLE'));
+  assert.equal(server.held.length, 0);
+  clock.advance(1201);
+  await settle();
+  server.answer();
+  assert.equal(await patient, 8n);
+});
+
+test('prefetches again when no server answered, while ids are at hand', async () => {
+  const server = new FakeServer();
+  const pool = new Pool(server.allocate, { clock });
+  await take(pool, 1 + 2 + 4 + 4);
+  await settle();
+  server.isHolding = true;
+  await take(pool, 1); // the prefetch of 16
+  const requests = server.sizes.length;
+  server.held.shift()?.reject(unavailable());
+  await settle();
+  assert.equal(server.sizes.length, requests);
+  clock.advance(121);
+  assert.deepEqual(server.sizes.slice(-2), [16n, 16n]);
+  server.answer();
+  await settle();
+  server.isHolding = false;
+  assert.deepEqual((await take(pool, 4)).at(-1), 16n);
+});
