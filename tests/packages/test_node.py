@@ -14,6 +14,7 @@ import pytest
 
 from tests.languages.conftest import Secrets
 from tests.languages.programs import LANGUAGES
+from tests.support.certificates import Certificates
 from tests.support.documents import blocks
 from tests.support.paths import ROOT
 from tests.support.processes import environment, running
@@ -28,9 +29,9 @@ INSTALL = ["--prefer-offline", "--no-audit", "--no-fund"]
 TOTAL = 500_000
 
 
-def run(folder: Path, *command: str, fails: bool = False) -> str:
+def run(folder: Path, *command: str, fails: bool = False, **variables: str) -> str:
     """Run a command, and return what it prints."""
-    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True)
+    done = subprocess.run(command, cwd=folder, env=environment() | variables, capture_output=True, text=True)
     assert (done.returncode != 0) == fails, done.stdout + done.stderr
     return done.stdout + (done.stderr if fails else "")
 
@@ -130,6 +131,21 @@ def test_every_call_works_with_tls_and_a_token(consumer: Path, secrets: Secrets,
     assert {*found["methods"]} == unary | {"StreamDocIds", "StreamRanges"}
 
 
+def test_a_client_certificate_is_shown(consumer: Path, tmp_path: Path) -> None:
+    """mTLS works with a CA's file or the CAs of Node; without a certificate there is no id."""
+    certificates = Certificates(tmp_path)
+    served, shown = certificates.client("localhost"), certificates.client("orders")
+    settings = {"tls_cert": served.cert, "tls_key": served.key, "tls_client_ca": certificates.ca}
+    program = ["node", "dist/certificate.js"]
+    with running(tmp_path, **settings) as server:
+        files = [server.address, str(shown.cert), str(shown.key)]
+        assert run(consumer, *program, *files, str(certificates.ca)) == "1n\n"
+        of_node = {"NODE_EXTRA_CA_CERTS": str(certificates.ca), "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": ""}
+        assert run(consumer, *program, *files, **of_node) == "1n\n"
+        assert run(consumer, *program, server.address, "", "", str(certificates.ca)).startswith("UNAVAILABLE: ")
+        assert run(consumer, *program, *files).startswith("UNAVAILABLE: ")
+
+
 def guide() -> str:
     """Return the TypeScript of the guide as one program."""
     page = (ROOT / "docs/guides/node.md").read_text()
@@ -161,9 +177,10 @@ class TestGates:
     def test_publint_finds_a_wrong_path(self, package: Path, tmp_path: Path) -> None:
         """`publint` accepts the archive, but not one whose exports lead nowhere."""
         folder, publint = unpack(package, tmp_path), str(PACKAGE / "node_modules/.bin/publint")
-        run(folder, publint, "--strict")
+        command = (publint, "--strict", "--pack", "false")
+        run(folder, *command)
         replace(folder / "package.json", "./dist/src/v1.js", "./dist/v1.js")
-        assert "v1.js" in run(folder, publint, "--strict", fails=True)
+        assert "v1.js" in run(folder, *command, fails=True)
 
     def test_attw_finds_types_that_are_missing(self, package: Path, tmp_path: Path) -> None:
         """`attw` accepts the archive as an ES module, but not one without types."""
@@ -171,7 +188,10 @@ class TestGates:
         run(tmp_path, *attw, str(package))
         folder = unpack(package, tmp_path)
         (folder / "dist/src/v1.d.ts").unlink()
-        assert "No types" in run(tmp_path, *attw, "--pack", str(folder), fails=True)
+        broken = tmp_path / "broken.tgz"
+        with tarfile.open(broken, "w:gz") as file:
+            file.add(folder, "package")
+        assert "No types" in run(tmp_path, *attw, str(broken), fails=True)
 
     def test_the_report_of_types_finds_a_change(self, package: Path, tmp_path: Path) -> None:
         """`npm test` compares the types with api.txt, and prints a changed signature."""

@@ -53,20 +53,13 @@ const ORDERINGS: Partial<Record<Ordering, AllocatedRange['ordering']>> = {
   [Ordering.ORDERING_RISING_PER_NODE]: 'RISING_PER_NODE',
 };
 
+type Fields = Omit<AllocatedRange, typeof Symbol.iterator>;
+
+interface Range extends Fields {}
 class Range implements AllocatedRange {
-  constructor(
-    readonly firstId: bigint,
-    readonly lastId: bigint,
-    readonly step: bigint,
-    readonly idCount: bigint,
-    readonly ttlMs: number,
-    readonly period: string,
-    readonly generation: bigint,
-    readonly ordering: AllocatedRange['ordering'],
-    readonly nodeId: bigint,
-    readonly created: boolean,
-    readonly texts: readonly string[],
-  ) {}
+  constructor(fields: Fields) {
+    Object.assign(this, fields);
+  }
 
   *[Symbol.iterator](): Generator<bigint> {
     let id = this.firstId;
@@ -110,11 +103,20 @@ export function toAllocatedRange(
   if (reply.texts.length !== count || new Set(reply.texts).size !== count || reply.texts.includes('')) {
     throw invalidReply(`the reply has ${reply.texts.length} texts; expected ${count} different ones`);
   }
-  // The range is exact whatever its ttl; without a ttl it must not be kept.
-  const ttlMs = ttl === undefined ? 0 : toMs(ttl);
-  const ordering = ORDERINGS[reply.ordering] ?? 'UNKNOWN';
-  const all = [firstId, lastId, step, idCount, ttlMs, period, generation, ordering, nodeId, created] as const;
-  const allocated = new Range(...all, reply.texts);
+  const allocated = new Range({
+    firstId,
+    lastId,
+    step,
+    idCount,
+    // The range is exact whatever its ttl; without a ttl it must not be kept.
+    ttlMs: ttl === undefined ? 0 : toMs(ttl),
+    period,
+    generation,
+    ordering: ORDERINGS[reply.ordering] ?? 'UNKNOWN',
+    nodeId,
+    created,
+    texts: reply.texts,
+  });
   checkRange(allocated, idCount);
   return allocated;
 }
