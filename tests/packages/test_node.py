@@ -143,8 +143,9 @@ def test_a_client_certificate_is_shown(consumer: Path, tmp_path: Path) -> None:
     with running(tmp_path, **settings) as server:
         files = [server.address, str(shown.cert), str(shown.key)]
         assert run(consumer, *program, *files, str(certificates.ca)) == "1n\n"
-        of_node = {"NODE_EXTRA_CA_CERTS": str(certificates.ca), "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": ""}
-        assert run(consumer, *program, *files, **of_node) == "1n\n"
+        extra = str(certificates.ca)
+        printed = run(consumer, *program, *files, NODE_EXTRA_CA_CERTS=extra, GRPC_DEFAULT_SSL_ROOTS_FILE_PATH="")
+        assert printed == "1n\n"
         assert run(consumer, *program, server.address, "", "", str(certificates.ca)).startswith("UNAVAILABLE: ")
         assert run(consumer, *program, *files).startswith("UNAVAILABLE: ")
 
