@@ -16,9 +16,13 @@ import {
 
 // The most requests without an answer; the server's limit is 1,000.
 const MAX_IN_FLIGHT = 500;
-// How often a request is sent whose answer is an error that may end by itself, as gRPC's retry policy does.
+// The attempts of a request whose answers are errors that may end by themselves, and the longest delay before the next
+// one: those of a unary call by gRPC's retry policy.
 const MAX_ATTEMPTS = 5;
+const MAX_RETRY_DELAY_MS = 5000;
 const RETRY_DELAY_MS = 100;
+// grpc-js's message if a stream was reset, as a proxy does with one that was silent for long.
+const RESET = 'RST_STREAM';
 
 type Call = ClientDuplexStream<AllocateStreamRequest, AllocateStreamResponse>;
 
@@ -29,8 +33,8 @@ interface Pending {
   readonly deadline: number;
   number: bigint;
   failures: number;
-  /** Whether nobody waits any more; then an answer is dropped. */
-  isDone: boolean;
+  /** The error of the last attempt. */
+  failure?: unknown;
   succeed(answer: AllocateStreamResponse): void;
   fail(error: unknown): void;
 }
@@ -42,9 +46,13 @@ interface Pending {
  */
 export class AllocateStream implements AsyncDisposable {
   readonly #connection: Connection;
-  readonly #retries = new Retries();
-  // The requests to send, and those that were sent, in order.
-  #queue: Pending[] = [];
+  #retries = new Retries();
+  // The requests whose callers wait; an answer to another one is dropped.
+  readonly #waiting = new Set<Pending>();
+  // The requests to send: from the end of `next`, then `added` in order. Thus it costs the same for any number of them.
+  #next: Pending[] = [];
+  #added: Pending[] = [];
+  // The requests that were sent and have no answer, in order.
   #sent: Pending[] = [];
   #number = 0n;
   #call: Call | undefined;
@@ -103,7 +111,7 @@ export class AllocateStream implements AsyncDisposable {
     if (this.#isClosed) throw closed();
     const answer = await new Promise<AllocateStreamResponse>((resolve, reject) => {
       const finish = (settle: () => void) => {
-        pending.isDone = true;
+        this.#waiting.delete(pending);
         clearTimeout(timer);
         forget();
         settle();
@@ -113,13 +121,13 @@ export class AllocateStream implements AsyncDisposable {
         deadline: Date.now() + timeoutMs,
         number: 0n,
         failures: 0,
-        isDone: false,
         succeed: (value) => finish(() => resolve(value)),
         fail: (error) => finish(() => reject(error)),
       };
-      const timer = setTimeout(() => pending.fail(late(timeoutMs)), timeoutMs);
+      const timer = setTimeout(() => pending.fail(late(timeoutMs, pending.failure)), timeoutMs);
       const forget = onAbort(signal, (reason) => pending.fail(reason));
-      this.#queue.push(pending);
+      this.#waiting.add(pending);
+      this.#added.push(pending);
       this.#send();
     });
     const result = convert(answer, count);
@@ -127,22 +135,31 @@ export class AllocateStream implements AsyncDisposable {
     return result;
   }
 
-  /** Sends what waits, if the stream is open and the server may get more. */
+  /** Sends what is to be sent, if the stream is open and the server may get more. */
   #send(): void {
-    if (this.#queue.length === 0) return;
     if (this.#call === undefined) {
-      if (!this.#isOpening) void this.#open();
+      if (!this.#isOpening && this.#waiting.size > 0) void this.#open();
       return;
     }
     while (this.#sent.length < MAX_IN_FLIGHT) {
-      const pending = this.#queue.shift();
+      const pending = this.#takeNext();
       if (pending === undefined) return;
-      if (pending.isDone) continue;
       pending.number = ++this.#number;
       this.#sent.push(pending);
       const nanos = Math.max(1, pending.deadline - Date.now()) * 1e6;
       const timeout = { seconds: BigInt(Math.floor(nanos / 1e9)), nanos: Math.floor(nanos % 1e9) };
       this.#call.write({ number: pending.number, timeout, ...pending.request });
+    }
+  }
+
+  #takeNext(): Pending | undefined {
+    for (;;) {
+      if (this.#next.length === 0) {
+        this.#next = this.#added.reverse();
+        this.#added = [];
+      }
+      const pending = this.#next.pop();
+      if (pending === undefined || this.#waiting.has(pending)) return pending;
     }
   }
 
@@ -155,7 +172,10 @@ export class AllocateStream implements AsyncDisposable {
         (error) => this.#broken(error),
       );
       this.#isOpening = false;
-      if (this.#isClosed) call.cancel();
+      if (this.#isClosed) {
+        call.cancel();
+        return;
+      }
       this.#call = call;
       this.#send();
     } catch (error) {
@@ -164,16 +184,19 @@ export class AllocateStream implements AsyncDisposable {
   }
 
   #receive(answer: AllocateStreamResponse): void {
+    if (this.#call === undefined) return; // this stream had a wrong answer
     const pending = this.#sent[0];
     if (pending === undefined || pending.number !== answer.number) {
       const expected = pending === undefined ? 'none' : pending.number;
       this.#failAll(invalidReply(`the answer has number ${answer.number}; expected ${expected}`));
       this.#call?.cancel();
+      this.#call = undefined;
+      this.#isOpening = true; // until this stream has ended
       return;
     }
     this.#sent.shift();
     this.#retries.progressed();
-    if (!pending.isDone) this.#settle(pending, answer);
+    if (this.#waiting.has(pending)) this.#settle(pending, answer);
     this.#send();
   }
 
@@ -184,25 +207,31 @@ export class AllocateStream implements AsyncDisposable {
     }
     const error = fromStatus(answer.error);
     const delay = error.retryDelayMs ?? RETRY_DELAY_MS;
-    pending.failures++;
-    const canRetry = error.code === status.UNAVAILABLE && pending.failures < MAX_ATTEMPTS;
-    if (!canRetry || Date.now() + delay >= pending.deadline) {
+    // The stream's limit of ids without an answer is no attempt: other calls use it up.
+    const isFull = error.details.metadata?.subject === 'stream';
+    if (!isFull) pending.failures++;
+    pending.failure = error;
+    const mayEnd = isFull || error.code === status.UNAVAILABLE;
+    const isLate = delay > Math.min(pending.deadline - Date.now(), MAX_RETRY_DELAY_MS);
+    if (!mayEnd || pending.failures >= MAX_ATTEMPTS || isLate) {
       pending.fail(error);
       return;
     }
     setTimeout(() => {
-      this.#queue.push(pending);
+      this.#added.push(pending);
       this.#send();
     }, delay);
   }
 
   /** Opens another stream for the requests without an answer, unless a retry cannot help. */
-  #broken(error: unknown): void {
+  #broken(cause: unknown): void {
     this.#call = undefined;
-    this.#queue = [...this.#sent, ...this.#queue].filter((pending) => !pending.isDone);
-    this.#sent = [];
     this.#isOpening = false;
-    if (this.#isClosed || this.#queue.length === 0) return;
+    this.#next.push(...this.#sent.reverse());
+    this.#sent = [];
+    if (this.#isClosed || this.#waiting.size === 0) return;
+    const error = hasNoStatus(cause) ? broke(cause) : cause;
+    for (const pending of this.#waiting) pending.failure = error === cause ? error : (pending.failure ?? error);
     try {
       const delay = this.#retries.delayMs(error);
       this.#isOpening = true;
@@ -215,19 +244,32 @@ export class AllocateStream implements AsyncDisposable {
     }
   }
 
+  /** Fails all requests. The next one begins anew. */
   #failAll(error: unknown): void {
-    const all = [...this.#sent, ...this.#queue];
+    this.#retries = new Retries();
+    this.#next = [];
+    this.#added = [];
     this.#sent = [];
-    this.#queue = [];
-    for (const pending of all) if (!pending.isDone) pending.fail(error);
+    for (const pending of [...this.#waiting]) pending.fail(error);
   }
+}
+
+/** Whether a stream ended without a status of its server. The next one shows why. */
+function hasNoStatus(error: unknown): error is IdallocError {
+  return error instanceof IdallocError && (error.code === status.CANCELLED || error.message.includes(RESET));
+}
+
+function broke(cause: IdallocError): IdallocError {
+  return new IdallocError('UNAVAILABLE', 'the stream broke', { code: status.UNAVAILABLE }, { cause });
 }
 
 function closed(): IdallocError {
   return new IdallocError('CANCELLED', 'the stream is closed');
 }
 
-function late(timeoutMs: number): IdallocError {
+function late(timeoutMs: number, failure: unknown): IdallocError {
+  const text = `no answer within ${timeoutMs} ms`;
   const details = { code: status.DEADLINE_EXCEEDED };
-  return new IdallocError('DEADLINE_EXCEEDED', `no answer within ${timeoutMs} ms`, details);
+  if (failure === undefined) return new IdallocError('DEADLINE_EXCEEDED', text, details);
+  return new IdallocError('DEADLINE_EXCEEDED', `${text}; the last attempt: ${failure}`, details, { cause: failure });
 }

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict';
 import { afterEach, beforeEach, test } from 'node:test';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { status } from '@grpc/grpc-js';
 import { type AllocateStream, Client, connect, IdallocError } from '../src/index.js';
 import { failure, FakeServer } from './fake-server.js';
@@ -24,9 +25,10 @@ function hasReason(reason: string): (error: unknown) => boolean {
 }
 
 const orders = { sequence: 'orders' };
+const patient = { timeoutMs: 60_000 };
 
 async function ids(count: number): Promise<bigint[]> {
-  const ranges = await Promise.all(Array.from({ length: count }, () => stream.allocateRange(orders, { timeoutMs: 60_000 })));
+  const ranges = await Promise.all(Array.from({ length: count }, () => stream.allocateRange(orders, patient)));
   return ranges.flatMap((range) => [...range]);
 }
 
@@ -38,19 +40,88 @@ test('many calls share one stream, also more than may be in flight', async () =>
   assert.equal(server.streams, 1);
 });
 
+test('at most 1,000 requests have no answer: one more would end the stream', async () => {
+  server.isSilent = true;
+  const all = Promise.allSettled(Array.from({ length: 1500 }, () => stream.allocateRange(orders, patient)));
+  while (server.received < 500) await sleep(1);
+  await client.allocateRange(orders); // it arrives after all that was sent before
+  assert.equal(server.received, 500);
+  stream.close();
+  await all;
+});
+
 test('a broken stream is opened again, and the requests without an answer are sent again', async () => {
   server.breaks.push(10, 0, 5);
   assert.equal(new Set(await ids(100)).size, 100);
   assert.equal(server.streams, 4);
 });
 
+test('so is a stream that a proxy reset', async () => {
+  await ids(1);
+  const reset = failure(status.INTERNAL, '', {}, 'Received RST_STREAM with code 2 (Internal server error)');
+  server.endings.push(reset, failure(status.CANCELLED, '', {}, ''));
+  server.breaks.push(0, 0);
+  stream.close();
+  stream = client.allocateStream();
+  assert.equal((await ids(3)).length, 3);
+  assert.equal(server.streams, 4);
+});
+
+test('a lasting error fails all calls; the next one opens another stream', async () => {
+  server.endings.push(failure(status.UNAUTHENTICATED, 'UNAUTHENTICATED'));
+  server.breaks.push(0);
+  const all = await Promise.allSettled([1, 2].map(() => stream.allocateRange(orders)));
+  assert.ok(all.every((each) => each.status === 'rejected' && hasReason('UNAUTHENTICATED')(each.reason)));
+  assert.equal((await ids(2)).length, 2);
+});
+
+test('an answer with a wrong number fails all calls; the next one opens another stream', async () => {
+  server.skew = 1n;
+  const all = await Promise.allSettled([1, 2].map(() => stream.allocateRange(orders)));
+  assert.ok(all.every((each) => each.status === 'rejected' && hasReason('INVALID_REPLY')(each.reason)));
+  server.skew = 0n;
+  assert.equal((await ids(2)).length, 2);
+  assert.equal(server.streams, 2);
+});
+
 test('an error belongs to its request; one that may end by itself is asked again', async () => {
-  server.failures.push(failure(status.NOT_FOUND, '', {}, 'SEQUENCE_NOT_FOUND'));
-  server.failures.push(failure(status.UNAVAILABLE, '', {}, 'STORE_UNAVAILABLE'));
+  server.failures.push(failure(status.NOT_FOUND, 'SEQUENCE_NOT_FOUND'));
+  server.failures.push(failure(status.UNAVAILABLE, 'STORE_UNAVAILABLE'));
   const [missing, retried, other] = await Promise.allSettled([1, 2, 3].map(() => stream.allocateRange(orders)));
   assert.ok(missing?.status === 'rejected' && hasReason('SEQUENCE_NOT_FOUND')(missing.reason));
   assert.equal(retried?.status, 'fulfilled');
   assert.equal(other?.status, 'fulfilled');
+});
+
+test('a request that the stream has no room for is sent again in time; other limits last', async () => {
+  const exceeded = (subject: string, retryDelayMs = 1) =>
+    failure(status.RESOURCE_EXHAUSTED, 'QUOTA_EXCEEDED', { metadata: { subject }, retryDelayMs });
+  server.failures.push(...Array.from({ length: 10 }, () => exceeded('stream')));
+  assert.equal((await ids(1)).length, 1);
+  server.failures.push(exceeded('billing'));
+  await assert.rejects(stream.allocateRange(orders), hasReason('QUOTA_EXCEEDED'));
+  server.failures.push(exceeded('stream', 4000));
+  await assert.rejects(stream.allocateRange(orders, { timeoutMs: 2000 }), hasReason('QUOTA_EXCEEDED'));
+  const unavailable = failure(status.UNAVAILABLE, 'STORE_UNAVAILABLE', { retryDelayMs: 1 });
+  server.failures.push(...Array.from({ length: 5 }, () => unavailable));
+  await assert.rejects(stream.allocateRange(orders), hasReason('STORE_UNAVAILABLE'));
+  assert.equal(server.failures.length, 0);
+});
+
+test('close fails also a call that waits to be sent again', async () => {
+  server.failures.push(failure(status.UNAVAILABLE, 'STORE_UNAVAILABLE', { retryDelayMs: 2000 }));
+  server.failures.push(failure(status.NOT_FOUND, 'SEQUENCE_NOT_FOUND'));
+  const waiting = stream.allocateRange(orders);
+  await assert.rejects(stream.allocateRange(orders), hasReason('SEQUENCE_NOT_FOUND'));
+  stream.close();
+  await assert.rejects(waiting, hasReason('CANCELLED'));
+});
+
+test('a call that is late has the error of its last attempt', async () => {
+  await ids(1);
+  server.stop();
+  const late = await stream.allocateRange(orders, { timeoutMs: 1500 }).catch(String);
+  assert.match(String(late), /^DEADLINE_EXCEEDED: no answer within 1500 ms; the last attempt: UNAVAILABLE: /);
 });
 
 test('a call ends at its deadline, by its signal or by close; the others get their answers', async () => {

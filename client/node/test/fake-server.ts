@@ -16,6 +16,7 @@ import { Status } from '../src/gen/google/rpc/status.js';
 import * as v1 from '../src/v1.js';
 
 const SHARED = '00006b034dfe';
+const DETAILS = 'grpc-status-details-bin';
 
 export interface Details {
   metadata?: Record<string, string>;
@@ -54,7 +55,7 @@ function encode(...fields: Field[]): Uint8Array {
 export function failure(code: status, reason: string, details: Details = {}, message = 'of the test') {
   const metadata = new Metadata();
   const bytes = Status.encode(statusOf(code, reason, message, details)).finish();
-  metadata.set('grpc-status-details-bin', Buffer.from(bytes));
+  metadata.set(DETAILS, Buffer.from(bytes));
   return Object.assign(new Error(message), { code, details: message, metadata });
 }
 
@@ -75,8 +76,14 @@ export class FakeServer {
   /** After how many messages a stream ends with UNAVAILABLE; each stream takes the next one. */
   readonly breaks: number[] = [];
   change: (reply: v1.AllocateRangeResponse) => Changed<v1.AllocateRangeResponse> = (reply) => reply;
+  /** Replaces the errors of these ends in AllocateStream. */
+  readonly endings: Failure[] = [];
   /** While true, AllocateStream gives no answer. */
   isSilent = false;
+  /** How many requests of AllocateStream arrived. */
+  received = 0;
+  /** Added to the numbers of answers in AllocateStream. */
+  skew = 0n;
   streams = 0;
   #server = new Server();
 
@@ -192,14 +199,16 @@ export class FakeServer {
   #allocateStream(call: ServerDuplexStream<v1.AllocateStreamRequest, v1.AllocateStreamResponse>): void {
     this.streams++;
     let left = this.breaks.shift() ?? Infinity;
-    call.on('data', ({ number, allocateRange, generateDocId }: v1.AllocateStreamRequest) => {
+    call.on('data', ({ number: sent, allocateRange, generateDocId }: v1.AllocateStreamRequest) => {
+      this.received++;
       if (this.isSilent) return;
       if (left-- <= 0) {
-        call.emit('error', failure(14, 'SERVER_DRAINING', { retryDelayMs: 1 }));
+        call.emit('error', this.endings.shift() ?? failure(14, 'SERVER_DRAINING', { retryDelayMs: 1 }));
         return;
       }
+      const number = sent + this.skew;
       const error = this.failures.shift();
-      if (error) call.write({ number, error: statusOf(error.code, error.message, '') });
+      if (error) call.write({ number, error: Status.decode(error.metadata.get(DETAILS)[0] as Buffer) });
       else if (allocateRange) call.write({ number, allocateRange: this.range(allocateRange) });
       else if (generateDocId) call.write({ number, generateDocId: this.docIds(generateDocId.idCount) });
     });
