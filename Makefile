@@ -201,9 +201,9 @@ tools: .venv-deploy/installed.txt ## install what tests of deploy/ and .github/ 
 	@$(foreach tool,$(go_tools),GOBIN=$(CURDIR)/.build/bin go install $(tool) \
 	  || echo 'Not installed: $(tool). The tests that run it are skipped.' >&2;)
 
-dist: .venv/ready ## build wheel and sdist into dist/
-	@rm -rf dist
-	$(bin)/hatchling build --directory dist
+dist: .venv/ready ## build wheel and sdist into dist/python
+	@rm -rf dist/python
+	$(bin)/hatchling build --directory dist/python
 
 version: ## write VERSION into all manifests, before a release (VERSION=1.2.3)
 	@sed -E -i.old 's#^version = ".*"#version = "$(VERSION)"#' pyproject.toml
@@ -212,10 +212,11 @@ version: ## write VERSION into all manifests, before a release (VERSION=1.2.3)
 	@npm --prefix client/node version --no-git-tag-version --allow-same-version $(VERSION)
 	@npm --prefix examples/node install --package-lock-only --silent --prefer-offline --no-audit --no-fund
 
-packages: packages-npm ## write the packages of the clients into dist/npm
+packages: dist packages-npm ## write the packages for registries into dist/python and dist/npm
 
 .PHONY: packages-npm
 packages-npm: client/node/node_modules/.package-lock.json
+	@rm -rf dist/npm
 	npm --prefix client/node run build
 	node client/node/scripts/pack.js dist/npm
 

@@ -96,6 +96,22 @@ class TestWorkflows:
         done = subprocess.run([installed_program("actionlint"), *files], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
 
+    @pytest.mark.parametrize("file", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda file: file.stem)
+    def test_each_job_has_a_limit(self, file: Path) -> None:
+        """A job that hangs ends after at most 45 minutes, not after GitHub's 6 hours."""
+        jobs = read_yaml(file)["jobs"]
+        assert [name for name, job in jobs.items() if not 0 < job.get("timeout-minutes", 0) <= 45] == []
+
+    def test_a_release_builds_all_packages(self) -> None:
+        """A release builds wheel, sdist and npm package; an index gets the first two."""
+        jobs = read_yaml(ROOT / ".github/workflows/release.yml")["jobs"]
+        build, wheel = ([step.get("run") for step in jobs[name]["steps"]] for name in ("build", "wheel"))
+        assert "make packages" in build
+        done = subprocess.run(["make", "--dry-run", "packages"], cwd=ROOT, capture_output=True, text=True, check=True)
+        assert "hatchling build --directory dist/python" in done.stdout
+        assert "pack.js dist/npm" in done.stdout
+        assert [step.split()[-1] for step in wheel if step and step.startswith("twine")] == ["dist/python/*"] * 2
+
     @pytest.mark.test_long  # it may have to install its program
     @pytest.mark.timeout(600)
     def test_zizmor_finds_no_weakness(self) -> None:

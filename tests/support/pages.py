@@ -81,7 +81,7 @@ NOT_RUN = {
     },
     "docs/guides/node.md": dict.fromkeys(
         (
-            "make packages ",
+            "make packages-npm ",
             "idalloc serve ",
             "import ",
             "console.log(",
