@@ -11,8 +11,8 @@ IMAGE ?= idalloc
 ARGS ?=
 # More than 2 cores need: many tests wait for processes.
 JOBS ?= 4
-# Where Go finds the generated code: `make go-prefix` writes it into the protos, once, before the first release.
-GO_PREFIX ?= example.com/idalloc/go
+# The Go client's public path: `make go-prefix` writes it into the protos, once, before the first release.
+GO_PREFIX ?= example.com/idalloc/client/go
 
 # The tests start hundreds of processes, each of which would compile the project again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -20,8 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 bin := .venv/bin
 protos := $(shell find protos -name '*.proto')
 services := $(shell grep -l '^service ' $(protos))
-go_users = examples/go bench/noop_go
-go_examples = $(wildcard bench/noop_go/*.go examples/go/*.go examples/go/*/*.go examples/go/README.md)
+go_messages := idallocv1 xprotocolv1
 generated := idalloc/v1 idalloc/xprotocol/v1 idalloc/protos
 go_tools := helm.sh/helm/v3/cmd/helm@v3.19.0 github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 protoc = PATH="$(CURDIR)/.venv-gen/bin:$$PATH" .venv-gen/bin/python -m grpc_tools.protoc \
@@ -143,11 +142,12 @@ bench-envoy: .venv/ready ## measure native behind Envoy beside grpcio, both with
 gen: generated ## write the code of the protos: Python, and Go if Go is installed
 	@rm -rf $(generated:%=client/%/*_pb2*) client/idalloc/protos
 	@cp -R .build/gen/idalloc client
-	@if [ -d .build/gen/go ]; then cp -R .build/gen/go .; fi
+	@if [ -d .build/gen/go ]; then cp -R .build/gen/go client; fi
 
 gen-check: generated ## check that the generated code matches the protos
 	@($(foreach package,$(generated),diff -rq -x __init__.py -x __pycache__ .build/gen/$(package) client/$(package) &&) \
-	  if [ -d .build/gen/go ]; then diff -rq -x 'go.*' -x service_config.go .build/gen/go go; fi) \
+	  if [ -d .build/gen/go ]; then for package in $(go_messages); do \
+	  diff -rq -x service_config.go .build/gen/go/$$package client/go/$$package || exit 1; done; fi) \
 	  || { echo 'The generated code does not match the protos: run `make gen`.' >&2; exit 1; }
 
 # In .build/gen: code and stubs of all protos, the retry policy for the client to read, and what `idalloc protos` writes.
@@ -159,9 +159,9 @@ generated: .venv-gen/ready .venv/ready
 	@$(bin)/buf export protos --output .build/gen/idalloc/protos
 	@$(bin)/buf build protos --output .build/gen/idalloc/protos/idalloc.binpb
 	@cp protos/idalloc/v1/service_config.json .build/gen/idalloc/protos/idalloc/v1/
-	@if (cd go && go tool protoc-gen-go --version) >/dev/null 2>&1; then $(bin)/buf generate --template protos/buf.gen.go.yaml --output .build/gen protos \
-	  && cp protos/idalloc/v1/service_config.json .build/gen/go/idalloc/v1/; \
-	  else echo 'Without the Go of go/go.mod, the module in go/ is neither written nor checked.' >&2; fi
+	@if (cd scripts/go && go tool protoc-gen-go --version) >/dev/null 2>&1; then $(bin)/buf generate --template protos/buf.gen.go.yaml --output .build/gen protos \
+	  && cp protos/idalloc/v1/service_config.json .build/gen/go/idallocv1/; \
+	  else echo 'Without the Go of scripts/go/go.mod, the messages in client/go are neither written nor checked.' >&2; fi
 
 docs-reference: .venv/ready ## write docs/reference/ from the protos and the code
 	$(bin)/python -m scripts.reference
@@ -172,12 +172,10 @@ docs: docs-reference ## build the documentation site in .build/site, and check i
 	$(bin)/zensical build --strict --clean
 	$(bin)/python scripts/check_site.py
 
-go-prefix: ## write GO_PREFIX into the protos, the Go module and its example, before `make gen` (GO_PREFIX=…)
-	@sed -E -i.old 's#^(option go_package = ").*(/idalloc/(xprotocol/)?v1;)#\1$(GO_PREFIX)\2#' $(protos)
-	@sed -E -i.old 's#module=[^]]*#module=$(GO_PREFIX)#; s#^module .*#module $(GO_PREFIX)#' protos/buf.gen.go.yaml go/go.mod
-	@sed -E -i.old 's#^replace .* => ((../)+go)$$#replace $(GO_PREFIX) => \1#; s#^([[:space:]]|require )[^ ]+ v0\.0\.0$$#\1$(GO_PREFIX) v0.0.0#' $(go_users:%=%/go.mod)
-	@sed -E -i.old 's#"[^"]+(/idalloc/(xprotocol/)?v1")#"$(GO_PREFIX)\1#' $(go_examples)
-	@rm $(protos:%=%.old) protos/buf.gen.go.yaml.old go/go.mod.old $(go_users:%=%/go.mod.old) $(go_examples:%=%.old)
+go-prefix: ## write GO_PREFIX in place of the Go client's path, before `make gen` and `make baseline` (GO_PREFIX=…)
+	@old=$$(sed -n 's/^module //p' client/go/go.mod) && \
+	  git grep -lIF "$$old" -- ':!client/idalloc' ':!*.pb.go' | xargs sed -i.old "s#$$old#$(GO_PREFIX)#g" && \
+	  git grep -lIF '$(GO_PREFIX)' | sed 's/$$/.old/' | xargs rm -f
 
 .PHONY: derived-files
 derived-files: .venv/ready ## write the files of compose and the chart that derive from others in deploy/

@@ -3,7 +3,7 @@ module example.com/idalloc/noop
 go 1.26.0
 
 require (
-	example.com/idalloc/go v0.0.0
+	example.com/idalloc/client/go v0.0.0
 	google.golang.org/grpc v1.85.0
 	google.golang.org/protobuf v1.36.12
 )
@@ -16,4 +16,4 @@ require (
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20261012220534-4341edf3f941 // indirect
 )
 
-replace example.com/idalloc/go => ../../go
+replace example.com/idalloc/client/go => ../../client/go

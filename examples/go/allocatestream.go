@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	idallocv1 "example.com/idalloc/go/idalloc/v1"
+	idallocv1 "example.com/idalloc/client/go/idallocv1"
 
 	"example.com/orders/pool"
 )

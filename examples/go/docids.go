@@ -6,7 +6,7 @@ import (
 	"math/bits"
 	"strconv"
 
-	idallocv1 "example.com/idalloc/go/idalloc/v1"
+	idallocv1 "example.com/idalloc/client/go/idallocv1"
 
 	"example.com/orders/pool"
 )

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	idallocv1 "example.com/idalloc/go/idalloc/v1"
+	idallocv1 "example.com/idalloc/client/go/idallocv1"
 )
 
 func TestExpandRisesByTheStep(t *testing.T) {

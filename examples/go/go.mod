@@ -3,7 +3,7 @@ module example.com/orders
 go 1.26.0
 
 require (
-	example.com/idalloc/go v0.0.0
+	example.com/idalloc/client/go v0.0.0
 	golang.org/x/sys v0.48.0
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20261012220534-4341edf3f941
 	google.golang.org/grpc v1.85.0
@@ -16,4 +16,4 @@ require (
 	google.golang.org/genproto/googleapis/api v0.0.0-20261019180522-ce908d29299b // indirect
 )
 
-replace example.com/idalloc/go => ../../go
+replace example.com/idalloc/client/go => ../../client/go

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	idallocv1 "example.com/idalloc/go/idalloc/v1"
+	idallocv1 "example.com/idalloc/client/go/idallocv1"
 
 	"example.com/orders/pool"
 )

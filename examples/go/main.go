@@ -16,7 +16,7 @@ import (
 	rpccode "google.golang.org/genproto/googleapis/rpc/code"
 	"google.golang.org/grpc/status"
 
-	idallocv1 "example.com/idalloc/go/idalloc/v1"
+	idallocv1 "example.com/idalloc/client/go/idallocv1"
 
 	"example.com/orders/pool"
 )

@@ -8,7 +8,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	idallocv1 "example.com/idalloc/go/idalloc/v1"
+	idallocv1 "example.com/idalloc/client/go/idallocv1"
 
 	"example.com/orders/pool"
 )

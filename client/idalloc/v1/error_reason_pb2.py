@@ -24,14 +24,14 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1didalloc/v1/error_reason.proto\x12\nidalloc.v1*\xf0\x05\n\x0b\x45rrorReason\x12\x1c\n\x18\x45RROR_REASON_UNSPECIFIED\x10\x00\x12 \n\x1c\x45RROR_REASON_INVALID_REQUEST\x10\x01\x12#\n\x1f\x45RROR_REASON_SEQUENCE_NOT_FOUND\x10\x02\x12#\n\x1f\x45RROR_REASON_SEQUENCE_EXHAUSTED\x10\x03\x12!\n\x1d\x45RROR_REASON_SEQUENCE_INVALID\x10\x04\x12\"\n\x1e\x45RROR_REASON_STORE_UNAVAILABLE\x10\x05\x12%\n!ERROR_REASON_STORE_WENT_BACKWARDS\x10\x06\x12 \n\x1c\x45RROR_REASON_SERVER_DRAINING\x10\x07\x12)\n%ERROR_REASON_DOC_ID_TIMESTAMP_REFUSED\x10\x08\x12\x19\n\x15\x45RROR_REASON_INTERNAL\x10\t\x12 \n\x1c\x45RROR_REASON_SEQUENCE_EXISTS\x10\n\x12!\n\x1d\x45RROR_REASON_SEQUENCE_CHANGED\x10\x0b\x12\"\n\x1e\x45RROR_REASON_REQUEST_ID_REUSED\x10\x0c\x12\"\n\x1e\x45RROR_REASON_REQUEST_ID_BURNED\x10\r\x12(\n$ERROR_REASON_SEQUENCE_AHEAD_OF_CLOCK\x10\x0e\x12\x1e\n\x1a\x45RROR_REASON_PREFIX_IN_USE\x10\x0f\x12 \n\x1c\x45RROR_REASON_UNAUTHENTICATED\x10\x10\x12\"\n\x1e\x45RROR_REASON_PERMISSION_DENIED\x10\x11\x12\x1f\n\x1b\x45RROR_REASON_QUOTA_EXCEEDED\x10\x12\x12\x1e\n\x1a\x45RROR_REASON_STORE_REFUSED\x10\x13\x12#\n\x1f\x45RROR_REASON_TOO_MANY_SEQUENCES\x10\x14\x42P\n\rio.idalloc.v1B\x10\x45rrorReasonProtoP\x01Z+example.com/idalloc/go/idalloc/v1;idallocv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1didalloc/v1/error_reason.proto\x12\nidalloc.v1*\xf0\x05\n\x0b\x45rrorReason\x12\x1c\n\x18\x45RROR_REASON_UNSPECIFIED\x10\x00\x12 \n\x1c\x45RROR_REASON_INVALID_REQUEST\x10\x01\x12#\n\x1f\x45RROR_REASON_SEQUENCE_NOT_FOUND\x10\x02\x12#\n\x1f\x45RROR_REASON_SEQUENCE_EXHAUSTED\x10\x03\x12!\n\x1d\x45RROR_REASON_SEQUENCE_INVALID\x10\x04\x12\"\n\x1e\x45RROR_REASON_STORE_UNAVAILABLE\x10\x05\x12%\n!ERROR_REASON_STORE_WENT_BACKWARDS\x10\x06\x12 \n\x1c\x45RROR_REASON_SERVER_DRAINING\x10\x07\x12)\n%ERROR_REASON_DOC_ID_TIMESTAMP_REFUSED\x10\x08\x12\x19\n\x15\x45RROR_REASON_INTERNAL\x10\t\x12 \n\x1c\x45RROR_REASON_SEQUENCE_EXISTS\x10\n\x12!\n\x1d\x45RROR_REASON_SEQUENCE_CHANGED\x10\x0b\x12\"\n\x1e\x45RROR_REASON_REQUEST_ID_REUSED\x10\x0c\x12\"\n\x1e\x45RROR_REASON_REQUEST_ID_BURNED\x10\r\x12(\n$ERROR_REASON_SEQUENCE_AHEAD_OF_CLOCK\x10\x0e\x12\x1e\n\x1a\x45RROR_REASON_PREFIX_IN_USE\x10\x0f\x12 \n\x1c\x45RROR_REASON_UNAUTHENTICATED\x10\x10\x12\"\n\x1e\x45RROR_REASON_PERMISSION_DENIED\x10\x11\x12\x1f\n\x1b\x45RROR_REASON_QUOTA_EXCEEDED\x10\x12\x12\x1e\n\x1a\x45RROR_REASON_STORE_REFUSED\x10\x13\x12#\n\x1f\x45RROR_REASON_TOO_MANY_SEQUENCES\x10\x14\x42L\n\rio.idalloc.v1B\x10\x45rrorReasonProtoP\x01Z\'example.com/idalloc/client/go/idallocv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'idalloc.v1.error_reason_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
-  _globals['DESCRIPTOR']._serialized_options = b'\n\rio.idalloc.v1B\020ErrorReasonProtoP\001Z+example.com/idalloc/go/idalloc/v1;idallocv1'
+  _globals['DESCRIPTOR']._serialized_options = b'\n\rio.idalloc.v1B\020ErrorReasonProtoP\001Z\'example.com/idalloc/client/go/idallocv1'
   _globals['_ERRORREASON']._serialized_start=46
   _globals['_ERRORREASON']._serialized_end=798
 # @@protoc_insertion_point(module_scope)

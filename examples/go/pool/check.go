@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	idallocv1 "example.com/idalloc/go/idalloc/v1"
+	idallocv1 "example.com/idalloc/client/go/idallocv1"
 )
 
 // ErrInvalidReply is the error of a reply that contradicts the protos. None of

@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	idallocv1 "example.com/idalloc/go/idalloc/v1"
+	idallocv1 "example.com/idalloc/client/go/idallocv1"
 )
 
 const (

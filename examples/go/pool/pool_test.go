@@ -13,7 +13,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	idallocv1 "example.com/idalloc/go/idalloc/v1"
+	idallocv1 "example.com/idalloc/client/go/idallocv1"
 )
 
 // virtual runs a test in virtual time with a pool of the server.

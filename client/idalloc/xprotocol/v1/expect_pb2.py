@@ -24,14 +24,14 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!idalloc/xprotocol/v1/expect.proto\x12\x14idalloc.xprotocol.v1\"\xb0\x01\n\x0f\x45xpectCondition\x12\x1a\n\rcondition_key\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x1c\n\x0f\x63ondition_value\x18\x02 \x01(\x0cH\x01\x88\x01\x01\x12\x36\n\x02op\x18\x03 \x01(\x0e\x32%.idalloc.xprotocol.v1.ExpectOperationH\x02\x88\x01\x01\x42\x10\n\x0e_condition_keyB\x12\n\x10_condition_valueB\x05\n\x03_op\"~\n\nExpectOpen\x12\x34\n\x02op\x18\x01 \x01(\x0e\x32#.idalloc.xprotocol.v1.ExpectContextH\x00\x88\x01\x01\x12\x33\n\x04\x63ond\x18\x02 \x03(\x0b\x32%.idalloc.xprotocol.v1.ExpectConditionB\x05\n\x03_op\"\r\n\x0b\x45xpectClose*O\n\x0f\x45xpectOperation\x12 \n\x1c\x45XPECT_OPERATION_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x45XPECT_OPERATION_UNSET\x10\x01*I\n\rExpectContext\x12\x1e\n\x1a\x45XPECT_CONTEXT_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45XPECT_CONTEXT_EMPTY\x10\x01\x42\x61\n\x17io.idalloc.xprotocol.v1B\x0b\x45xpectProtoP\x01Z7example.com/idalloc/go/idalloc/xprotocol/v1;xprotocolv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!idalloc/xprotocol/v1/expect.proto\x12\x14idalloc.xprotocol.v1\"\xb0\x01\n\x0f\x45xpectCondition\x12\x1a\n\rcondition_key\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x1c\n\x0f\x63ondition_value\x18\x02 \x01(\x0cH\x01\x88\x01\x01\x12\x36\n\x02op\x18\x03 \x01(\x0e\x32%.idalloc.xprotocol.v1.ExpectOperationH\x02\x88\x01\x01\x42\x10\n\x0e_condition_keyB\x12\n\x10_condition_valueB\x05\n\x03_op\"~\n\nExpectOpen\x12\x34\n\x02op\x18\x01 \x01(\x0e\x32#.idalloc.xprotocol.v1.ExpectContextH\x00\x88\x01\x01\x12\x33\n\x04\x63ond\x18\x02 \x03(\x0b\x32%.idalloc.xprotocol.v1.ExpectConditionB\x05\n\x03_op\"\r\n\x0b\x45xpectClose*O\n\x0f\x45xpectOperation\x12 \n\x1c\x45XPECT_OPERATION_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x45XPECT_OPERATION_UNSET\x10\x01*I\n\rExpectContext\x12\x1e\n\x1a\x45XPECT_CONTEXT_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45XPECT_CONTEXT_EMPTY\x10\x01\x42S\n\x17io.idalloc.xprotocol.v1B\x0b\x45xpectProtoP\x01Z)example.com/idalloc/client/go/xprotocolv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'idalloc.xprotocol.v1.expect_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
-  _globals['DESCRIPTOR']._serialized_options = b'\n\027io.idalloc.xprotocol.v1B\013ExpectProtoP\001Z7example.com/idalloc/go/idalloc/xprotocol/v1;xprotocolv1'
+  _globals['DESCRIPTOR']._serialized_options = b'\n\027io.idalloc.xprotocol.v1B\013ExpectProtoP\001Z)example.com/idalloc/client/go/xprotocolv1'
   _globals['_EXPECTOPERATION']._serialized_start=381
   _globals['_EXPECTOPERATION']._serialized_end=460
   _globals['_EXPECTCONTEXT']._serialized_start=462

@@ -249,8 +249,8 @@ const file_idalloc_v1_error_reason_proto_rawDesc = "" +
 	"\x1eERROR_REASON_PERMISSION_DENIED\x10\x11\x12\x1f\n" +
 	"\x1bERROR_REASON_QUOTA_EXCEEDED\x10\x12\x12\x1e\n" +
 	"\x1aERROR_REASON_STORE_REFUSED\x10\x13\x12#\n" +
-	"\x1fERROR_REASON_TOO_MANY_SEQUENCES\x10\x14BP\n" +
-	"\rio.idalloc.v1B\x10ErrorReasonProtoP\x01Z+example.com/idalloc/go/idalloc/v1;idallocv1b\x06proto3"
+	"\x1fERROR_REASON_TOO_MANY_SEQUENCES\x10\x14BL\n" +
+	"\rio.idalloc.v1B\x10ErrorReasonProtoP\x01Z'example.com/idalloc/client/go/idallocv1b\x06proto3"
 
 var (
 	file_idalloc_v1_error_reason_proto_rawDescOnce sync.Once

@@ -1120,8 +1120,8 @@ const file_idalloc_xprotocol_v1_notice_proto_rawDesc = "" +
 	"\x19WARNING_LEVEL_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12WARNING_LEVEL_NOTE\x10\x01\x12\x19\n" +
 	"\x15WARNING_LEVEL_WARNING\x10\x02\x12\x17\n" +
-	"\x13WARNING_LEVEL_ERROR\x10\x03Ba\n" +
-	"\x17io.idalloc.xprotocol.v1B\vNoticeProtoP\x01Z7example.com/idalloc/go/idalloc/xprotocol/v1;xprotocolv1b\x06proto3"
+	"\x13WARNING_LEVEL_ERROR\x10\x03BS\n" +
+	"\x17io.idalloc.xprotocol.v1B\vNoticeProtoP\x01Z)example.com/idalloc/client/go/xprotocolv1b\x06proto3"
 
 var (
 	file_idalloc_xprotocol_v1_notice_proto_rawDescOnce sync.Once

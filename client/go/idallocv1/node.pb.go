@@ -384,8 +384,8 @@ const file_idalloc_v1_node_proto_rawDesc = "" +
 	"\vNodeService\x12B\n" +
 	"\aGetNode\x12\x1a.idalloc.v1.GetNodeRequest\x1a\x1b.idalloc.v1.GetNodeResponse\x12K\n" +
 	"\n" +
-	"UpdateNode\x12\x1d.idalloc.v1.UpdateNodeRequest\x1a\x1e.idalloc.v1.UpdateNodeResponseBI\n" +
-	"\rio.idalloc.v1B\tNodeProtoP\x01Z+example.com/idalloc/go/idalloc/v1;idallocv1b\x06proto3"
+	"UpdateNode\x12\x1d.idalloc.v1.UpdateNodeRequest\x1a\x1e.idalloc.v1.UpdateNodeResponseBE\n" +
+	"\rio.idalloc.v1B\tNodeProtoP\x01Z'example.com/idalloc/client/go/idallocv1b\x06proto3"
 
 var (
 	file_idalloc_v1_node_proto_rawDescOnce sync.Once

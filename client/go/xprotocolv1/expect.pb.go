@@ -298,8 +298,8 @@ const file_idalloc_xprotocol_v1_expect_proto_rawDesc = "" +
 	"\x16EXPECT_OPERATION_UNSET\x10\x01*I\n" +
 	"\rExpectContext\x12\x1e\n" +
 	"\x1aEXPECT_CONTEXT_UNSPECIFIED\x10\x00\x12\x18\n" +
-	"\x14EXPECT_CONTEXT_EMPTY\x10\x01Ba\n" +
-	"\x17io.idalloc.xprotocol.v1B\vExpectProtoP\x01Z7example.com/idalloc/go/idalloc/xprotocol/v1;xprotocolv1b\x06proto3"
+	"\x14EXPECT_CONTEXT_EMPTY\x10\x01BS\n" +
+	"\x17io.idalloc.xprotocol.v1B\vExpectProtoP\x01Z)example.com/idalloc/client/go/xprotocolv1b\x06proto3"
 
 var (
 	file_idalloc_xprotocol_v1_expect_proto_rawDescOnce sync.Once

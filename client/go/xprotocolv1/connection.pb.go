@@ -704,8 +704,8 @@ const file_idalloc_xprotocol_v1_connection_proto_rawDesc = "" +
 	"\fSessionClose*I\n" +
 	"\rErrorSeverity\x12\x1e\n" +
 	"\x1aERROR_SEVERITY_UNSPECIFIED\x10\x00\x12\x18\n" +
-	"\x14ERROR_SEVERITY_FATAL\x10\x01Be\n" +
-	"\x17io.idalloc.xprotocol.v1B\x0fConnectionProtoP\x01Z7example.com/idalloc/go/idalloc/xprotocol/v1;xprotocolv1b\x06proto3"
+	"\x14ERROR_SEVERITY_FATAL\x10\x01BW\n" +
+	"\x17io.idalloc.xprotocol.v1B\x0fConnectionProtoP\x01Z)example.com/idalloc/client/go/xprotocolv1b\x06proto3"
 
 var (
 	file_idalloc_xprotocol_v1_connection_proto_rawDescOnce sync.Once

@@ -7,7 +7,7 @@
 package idallocv1
 
 import (
-	v1 "example.com/idalloc/go/idalloc/xprotocol/v1"
+	xprotocolv1 "example.com/idalloc/client/go/xprotocolv1"
 	_ "google.golang.org/genproto/googleapis/api/annotations"
 	status "google.golang.org/genproto/googleapis/rpc/status"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
@@ -396,7 +396,7 @@ type AllocateRangeResponse struct {
 	// The ordering of the sequence when this range was allocated.
 	Ordering Ordering `protobuf:"varint,4,opt,name=ordering,proto3,enum=idalloc.v1.Ordering" json:"ordering,omitempty"`
 	// With RANGE_VIEW_NOTICE: the X Protocol's notice of an auto-increment id, a GENERATED_INSERT_ID with first_id.
-	Notice *v1.SessionStateChanged `protobuf:"bytes,5,opt,name=notice,proto3" json:"notice,omitempty"`
+	Notice *xprotocolv1.SessionStateChanged `protobuf:"bytes,5,opt,name=notice,proto3" json:"notice,omitempty"`
 	// With RANGE_VIEW_TEXTS: the ids as texts in the sequence's format, in the order of the range.
 	Texts []string `protobuf:"bytes,6,rep,name=texts,proto3" json:"texts,omitempty"`
 	// The period that these ids belong to, such as "2026", "2026-11" or "2026-11-21". Empty if the sequence has no reset.
@@ -472,7 +472,7 @@ func (x *AllocateRangeResponse) GetOrdering() Ordering {
 	return Ordering_ORDERING_UNSPECIFIED
 }
 
-func (x *AllocateRangeResponse) GetNotice() *v1.SessionStateChanged {
+func (x *AllocateRangeResponse) GetNotice() *xprotocolv1.SessionStateChanged {
 	if x != nil {
 		return x.Notice
 	}
@@ -1172,7 +1172,7 @@ type GenerateDocIdResponse struct {
 	// The ids as runs, rising. In the views FULL and COMPACT.
 	Runs []*DocIdRun `protobuf:"bytes,2,rep,name=runs,proto3" json:"runs,omitempty"`
 	// The X Protocol's notice of the ids: GENERATED_DOCUMENT_IDS with one octets scalar for each id. In the view FULL.
-	Notice *v1.SessionStateChanged `protobuf:"bytes,3,opt,name=notice,proto3" json:"notice,omitempty"`
+	Notice *xprotocolv1.SessionStateChanged `protobuf:"bytes,3,opt,name=notice,proto3" json:"notice,omitempty"`
 	// The same notice as one complete X Protocol frame, including its length. In the view NOTICE_FRAME.
 	NoticeFrame   []byte `protobuf:"bytes,4,opt,name=notice_frame,json=noticeFrame,proto3" json:"notice_frame,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1223,7 +1223,7 @@ func (x *GenerateDocIdResponse) GetRuns() []*DocIdRun {
 	return nil
 }
 
-func (x *GenerateDocIdResponse) GetNotice() *v1.SessionStateChanged {
+func (x *GenerateDocIdResponse) GetNotice() *xprotocolv1.SessionStateChanged {
 	if x != nil {
 		return x.Notice
 	}
@@ -1328,7 +1328,7 @@ type StreamDocIdsResponse struct {
 	// The ids as runs, rising. In the views FULL and COMPACT.
 	Runs []*DocIdRun `protobuf:"bytes,2,rep,name=runs,proto3" json:"runs,omitempty"`
 	// The X Protocol's notice of the ids, as in GenerateDocIdResponse. In the view FULL.
-	Notice *v1.SessionStateChanged `protobuf:"bytes,3,opt,name=notice,proto3" json:"notice,omitempty"`
+	Notice *xprotocolv1.SessionStateChanged `protobuf:"bytes,3,opt,name=notice,proto3" json:"notice,omitempty"`
 	// The same notice as one complete X Protocol frame, as in GenerateDocIdResponse. In the view NOTICE_FRAME.
 	NoticeFrame   []byte `protobuf:"bytes,4,opt,name=notice_frame,json=noticeFrame,proto3" json:"notice_frame,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1379,7 +1379,7 @@ func (x *StreamDocIdsResponse) GetRuns() []*DocIdRun {
 	return nil
 }
 
-func (x *StreamDocIdsResponse) GetNotice() *v1.SessionStateChanged {
+func (x *StreamDocIdsResponse) GetNotice() *xprotocolv1.SessionStateChanged {
 	if x != nil {
 		return x.Notice
 	}
@@ -1780,8 +1780,8 @@ const file_idalloc_v1_id_allocator_proto_rawDesc = "" +
 	"\x0eAllocateStream\x12!.idalloc.v1.AllocateStreamRequest\x1a\".idalloc.v1.AllocateStreamResponse(\x010\x01\x12T\n" +
 	"\rGenerateDocId\x12 .idalloc.v1.GenerateDocIdRequest\x1a!.idalloc.v1.GenerateDocIdResponse\x12S\n" +
 	"\fStreamDocIds\x12\x1f.idalloc.v1.StreamDocIdsRequest\x1a .idalloc.v1.StreamDocIdsResponse0\x01\x12Q\n" +
-	"\fGenerateUuid\x12\x1f.idalloc.v1.GenerateUuidRequest\x1a .idalloc.v1.GenerateUuidResponseBP\n" +
-	"\rio.idalloc.v1B\x10IdAllocatorProtoP\x01Z+example.com/idalloc/go/idalloc/v1;idallocv1b\x06proto3"
+	"\fGenerateUuid\x12\x1f.idalloc.v1.GenerateUuidRequest\x1a .idalloc.v1.GenerateUuidResponseBL\n" +
+	"\rio.idalloc.v1B\x10IdAllocatorProtoP\x01Z'example.com/idalloc/client/go/idallocv1b\x06proto3"
 
 var (
 	file_idalloc_v1_id_allocator_proto_rawDescOnce sync.Once
@@ -1798,31 +1798,31 @@ func file_idalloc_v1_id_allocator_proto_rawDescGZIP() []byte {
 var file_idalloc_v1_id_allocator_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
 var file_idalloc_v1_id_allocator_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_idalloc_v1_id_allocator_proto_goTypes = []any{
-	(RangeView)(0),                      // 0: idalloc.v1.RangeView
-	(UuidVersion)(0),                    // 1: idalloc.v1.UuidVersion
-	(UuidView)(0),                       // 2: idalloc.v1.UuidView
-	(DocIdView)(0),                      // 3: idalloc.v1.DocIdView
-	(Ordering)(0),                       // 4: idalloc.v1.Ordering
-	(*AllocateRangeRequest)(nil),        // 5: idalloc.v1.AllocateRangeRequest
-	(*AllocateRangeResponse)(nil),       // 6: idalloc.v1.AllocateRangeResponse
-	(*BatchAllocateRangesRequest)(nil),  // 7: idalloc.v1.BatchAllocateRangesRequest
-	(*BatchAllocateRangesResponse)(nil), // 8: idalloc.v1.BatchAllocateRangesResponse
-	(*AllocateRangeResult)(nil),         // 9: idalloc.v1.AllocateRangeResult
-	(*StreamRangesRequest)(nil),         // 10: idalloc.v1.StreamRangesRequest
-	(*StreamRangesResponse)(nil),        // 11: idalloc.v1.StreamRangesResponse
-	(*AllocateStreamRequest)(nil),       // 12: idalloc.v1.AllocateStreamRequest
-	(*AllocateStreamResponse)(nil),      // 13: idalloc.v1.AllocateStreamResponse
-	(*GenerateDocIdRequest)(nil),        // 14: idalloc.v1.GenerateDocIdRequest
-	(*GenerateDocIdResponse)(nil),       // 15: idalloc.v1.GenerateDocIdResponse
-	(*StreamDocIdsRequest)(nil),         // 16: idalloc.v1.StreamDocIdsRequest
-	(*StreamDocIdsResponse)(nil),        // 17: idalloc.v1.StreamDocIdsResponse
-	(*GenerateUuidRequest)(nil),         // 18: idalloc.v1.GenerateUuidRequest
-	(*GenerateUuidResponse)(nil),        // 19: idalloc.v1.GenerateUuidResponse
-	(*IdRange)(nil),                     // 20: idalloc.v1.IdRange
-	(*DocIdRun)(nil),                    // 21: idalloc.v1.DocIdRun
-	(*durationpb.Duration)(nil),         // 22: google.protobuf.Duration
-	(*v1.SessionStateChanged)(nil),      // 23: idalloc.xprotocol.v1.SessionStateChanged
-	(*status.Status)(nil),               // 24: google.rpc.Status
+	(RangeView)(0),                          // 0: idalloc.v1.RangeView
+	(UuidVersion)(0),                        // 1: idalloc.v1.UuidVersion
+	(UuidView)(0),                           // 2: idalloc.v1.UuidView
+	(DocIdView)(0),                          // 3: idalloc.v1.DocIdView
+	(Ordering)(0),                           // 4: idalloc.v1.Ordering
+	(*AllocateRangeRequest)(nil),            // 5: idalloc.v1.AllocateRangeRequest
+	(*AllocateRangeResponse)(nil),           // 6: idalloc.v1.AllocateRangeResponse
+	(*BatchAllocateRangesRequest)(nil),      // 7: idalloc.v1.BatchAllocateRangesRequest
+	(*BatchAllocateRangesResponse)(nil),     // 8: idalloc.v1.BatchAllocateRangesResponse
+	(*AllocateRangeResult)(nil),             // 9: idalloc.v1.AllocateRangeResult
+	(*StreamRangesRequest)(nil),             // 10: idalloc.v1.StreamRangesRequest
+	(*StreamRangesResponse)(nil),            // 11: idalloc.v1.StreamRangesResponse
+	(*AllocateStreamRequest)(nil),           // 12: idalloc.v1.AllocateStreamRequest
+	(*AllocateStreamResponse)(nil),          // 13: idalloc.v1.AllocateStreamResponse
+	(*GenerateDocIdRequest)(nil),            // 14: idalloc.v1.GenerateDocIdRequest
+	(*GenerateDocIdResponse)(nil),           // 15: idalloc.v1.GenerateDocIdResponse
+	(*StreamDocIdsRequest)(nil),             // 16: idalloc.v1.StreamDocIdsRequest
+	(*StreamDocIdsResponse)(nil),            // 17: idalloc.v1.StreamDocIdsResponse
+	(*GenerateUuidRequest)(nil),             // 18: idalloc.v1.GenerateUuidRequest
+	(*GenerateUuidResponse)(nil),            // 19: idalloc.v1.GenerateUuidResponse
+	(*IdRange)(nil),                         // 20: idalloc.v1.IdRange
+	(*DocIdRun)(nil),                        // 21: idalloc.v1.DocIdRun
+	(*durationpb.Duration)(nil),             // 22: google.protobuf.Duration
+	(*xprotocolv1.SessionStateChanged)(nil), // 23: idalloc.xprotocol.v1.SessionStateChanged
+	(*status.Status)(nil),                   // 24: google.rpc.Status
 }
 var file_idalloc_v1_id_allocator_proto_depIdxs = []int32{
 	0,  // 0: idalloc.v1.AllocateRangeRequest.view:type_name -> idalloc.v1.RangeView

@@ -1359,8 +1359,8 @@ const file_idalloc_xprotocol_v1_crud_proto_rawDesc = "" +
 	"\x0eRowLockOptions\x12 \n" +
 	"\x1cROW_LOCK_OPTIONS_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17ROW_LOCK_OPTIONS_NOWAIT\x10\x01\x12 \n" +
-	"\x1cROW_LOCK_OPTIONS_SKIP_LOCKED\x10\x02B_\n" +
-	"\x17io.idalloc.xprotocol.v1B\tCrudProtoP\x01Z7example.com/idalloc/go/idalloc/xprotocol/v1;xprotocolv1b\x06proto3"
+	"\x1cROW_LOCK_OPTIONS_SKIP_LOCKED\x10\x02BQ\n" +
+	"\x17io.idalloc.xprotocol.v1B\tCrudProtoP\x01Z)example.com/idalloc/client/go/xprotocolv1b\x06proto3"
 
 var (
 	file_idalloc_xprotocol_v1_crud_proto_rawDescOnce sync.Once

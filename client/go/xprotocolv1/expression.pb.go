@@ -815,8 +815,8 @@ const file_idalloc_xprotocol_v1_expression_proto_rawDesc = "" +
 	"'DOCUMENT_PATH_ITEM_TYPE_MEMBER_ASTERISK\x10\x02\x12'\n" +
 	"#DOCUMENT_PATH_ITEM_TYPE_ARRAY_INDEX\x10\x03\x120\n" +
 	",DOCUMENT_PATH_ITEM_TYPE_ARRAY_INDEX_ASTERISK\x10\x04\x12+\n" +
-	"'DOCUMENT_PATH_ITEM_TYPE_DOUBLE_ASTERISK\x10\x05Be\n" +
-	"\x17io.idalloc.xprotocol.v1B\x0fExpressionProtoP\x01Z7example.com/idalloc/go/idalloc/xprotocol/v1;xprotocolv1b\x06proto3"
+	"'DOCUMENT_PATH_ITEM_TYPE_DOUBLE_ASTERISK\x10\x05BW\n" +
+	"\x17io.idalloc.xprotocol.v1B\x0fExpressionProtoP\x01Z)example.com/idalloc/client/go/xprotocolv1b\x06proto3"
 
 var (
 	file_idalloc_xprotocol_v1_expression_proto_rawDescOnce sync.Once

@@ -473,8 +473,8 @@ const file_idalloc_xprotocol_v1_statement_proto_rawDesc = "" +
 	"\x10COLUMN_TYPE_SINT\x10\x01\x12\x14\n" +
 	"\x10COLUMN_TYPE_UINT\x10\x02\x12\x16\n" +
 	"\x12COLUMN_TYPE_DOUBLE\x10\x05\x12\x15\n" +
-	"\x11COLUMN_TYPE_BYTES\x10\aBd\n" +
-	"\x17io.idalloc.xprotocol.v1B\x0eStatementProtoP\x01Z7example.com/idalloc/go/idalloc/xprotocol/v1;xprotocolv1b\x06proto3"
+	"\x11COLUMN_TYPE_BYTES\x10\aBV\n" +
+	"\x17io.idalloc.xprotocol.v1B\x0eStatementProtoP\x01Z)example.com/idalloc/client/go/xprotocolv1b\x06proto3"
 
 var (
 	file_idalloc_xprotocol_v1_statement_proto_rawDescOnce sync.Once

@@ -1477,8 +1477,8 @@ const file_idalloc_v1_sequences_proto_rawDesc = "" +
 	"\x0eUpdateSequence\x12!.idalloc.v1.UpdateSequenceRequest\x1a\".idalloc.v1.UpdateSequenceResponse\x12W\n" +
 	"\x0eDeleteSequence\x12!.idalloc.v1.DeleteSequenceRequest\x1a\".idalloc.v1.DeleteSequenceResponse\x12Z\n" +
 	"\x0fAdvanceSequence\x12\".idalloc.v1.AdvanceSequenceRequest\x1a#.idalloc.v1.AdvanceSequenceResponse\x12B\n" +
-	"\aParseId\x12\x1a.idalloc.v1.ParseIdRequest\x1a\x1b.idalloc.v1.ParseIdResponseBN\n" +
-	"\rio.idalloc.v1B\x0eSequencesProtoP\x01Z+example.com/idalloc/go/idalloc/v1;idallocv1b\x06proto3"
+	"\aParseId\x12\x1a.idalloc.v1.ParseIdRequest\x1a\x1b.idalloc.v1.ParseIdResponseBJ\n" +
+	"\rio.idalloc.v1B\x0eSequencesProtoP\x01Z'example.com/idalloc/client/go/idallocv1b\x06proto3"
 
 var (
 	file_idalloc_v1_sequences_proto_rawDescOnce sync.Once
