@@ -10,15 +10,9 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 
-	rpccode "google.golang.org/genproto/googleapis/rpc/code"
-	"google.golang.org/grpc/status"
-
-	idallocv1 "example.com/idalloc/client/go/idallocv1"
-
-	"example.com/orders/pool"
+	idalloc "example.com/idalloc/client/go"
 )
 
 type arguments struct {
@@ -37,7 +31,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := run(ctx, args); err != nil {
-		fmt.Fprintln(os.Stderr, describe(err))
+		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
@@ -64,59 +58,33 @@ func parse(texts []string) (arguments, error) {
 }
 
 func run(ctx context.Context, args arguments) (err error) {
-	connection, err := connect(args.server, args.caFile, args.tokenFile)
+	var options []idalloc.Option
+	if args.caFile != "" {
+		options = append(options, idalloc.WithTLS(idalloc.TLS{CAFile: args.caFile}))
+	}
+	if args.tokenFile != "" {
+		options = append(options, idalloc.WithTokenFile(args.tokenFile))
+	}
+	if args.logFile != "" {
+		log, err := createLog(args.logFile)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, log.close()) }()
+		options = append(options, idalloc.WithDialOptions(log.interceptors()...))
+	}
+	client, err := idalloc.New(args.server, options...)
 	if err != nil {
 		return err
 	}
-	defer connection.Close()
-	var log *issuedLog
-	if args.logFile != "" {
-		if log, err = createLog(args.logFile); err != nil {
-			return err
-		}
-		defer func() {
-			if closed := log.close(); err == nil {
-				err = closed
-			}
-		}()
-	}
+	defer client.Close()
 	p := &program{
-		client:   idallocv1.NewIdAllocatorServiceClient(connection),
+		client:   client,
 		sequence: args.sequence,
 		total:    args.total,
-		log:      log,
 		out: func(way string, count int64, first, last any) {
 			fmt.Printf("%s: %d ids, %v..%v\n", way, count, first, last)
 		},
 	}
 	return p.run(ctx)
-}
-
-// describe returns one line for an error: the reason and the details of the
-// service's error, or gRPC's code without them.
-func describe(err error) string {
-	var text string
-	var noted []string
-	details := pool.DetailsOf(err)
-	switch _, isStatus := status.FromError(err); {
-	case details.Reason != "":
-		text = details.Reason + ": " + details.Message
-	case isStatus:
-		text = rpccode.Code(details.Code).String() + ": " + details.Message // UNAVAILABLE, not Unavailable
-	default:
-		text = err.Error()
-	}
-	for _, violation := range details.Violations {
-		noted = append(noted, "field "+violation.GetField())
-	}
-	for _, violation := range details.Quotas {
-		noted = append(noted, "quota of "+violation.GetSubject())
-	}
-	if details.RetryDelay != nil {
-		noted = append(noted, fmt.Sprintf("retry after %v", *details.RetryDelay))
-	}
-	if len(noted) > 0 {
-		text += " (" + strings.Join(noted, "; ") + ")"
-	}
-	return strings.Join(strings.Fields(text), " ")
 }

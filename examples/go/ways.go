@@ -2,27 +2,25 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
+	"errors"
 	"fmt"
+	"sync"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
-	idallocv1 "example.com/idalloc/client/go/idallocv1"
-
-	"example.com/orders/pool"
+	idalloc "example.com/idalloc/client/go"
 )
 
-const callTimeout = 5 * time.Second
+const (
+	rangeSize  = 100
+	tooManyIDs = 1 << 31 // more than any server allows in a call
+)
 
 // program shows the ways to get ids. Each of them reports its ids in out.
 type program struct {
-	client    idallocv1.IdAllocatorServiceClient
-	sequence  string
-	total     int64
-	log       *issuedLog
-	connected bool // whether the server has answered
-	out       func(way string, count int64, first, last any)
+	client   *idalloc.Client
+	sequence string
+	total    int64
+	out      func(way string, count int64, first, last any)
 }
 
 func (p *program) run(ctx context.Context) error {
@@ -34,102 +32,139 @@ func (p *program) run(ctx context.Context) error {
 	return nil
 }
 
-// allocate calls AllocateRange, and records its ids unless the request was
-// recorded before.
-func (p *program) allocate(
-	ctx context.Context, request *idallocv1.AllocateRangeRequest, isRecorded bool,
-) (*idallocv1.AllocateRangeResponse, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	asked := p.log.now()
-	reply, err := p.client.AllocateRange(ctx, request)
-	if err != nil || isRecorded {
-		return reply, err
-	}
-	return reply, p.log.ids(request.GetSequence(), request.GetRequestId(), reply, asked)
-}
-
 // pool takes ids one by one.
 func (p *program) pool(ctx context.Context) error {
-	ids := pool.New(func(ctx context.Context, count int64) (*idallocv1.AllocateRangeResponse, error) {
-		return p.allocate(ctx, &idallocv1.AllocateRangeRequest{Sequence: p.sequence, IdCount: count}, false)
-	}, pool.BootClock())
+	ids := p.client.Pool(p.sequence)
 	defer ids.Close()
-	var broken outage
-	var first, last int64
-	for count := int64(0); count < p.total; {
-		id, err := ids.Next(ctx)
+	var first, last, count int64
+	for id, err := range ids.All(ctx) {
 		if err != nil {
-			if err := broken.wait(ctx, err, p.connected); err != nil {
-				return err
-			}
-			continue
+			return err
 		}
 		if count == 0 {
 			first = id
-			p.connected = true
 		}
 		last = id
-		count++
-		broken.over()
+		if count++; count == p.total {
+			break
+		}
 	}
-	p.out("pool", p.total, first, last)
+	p.out("pool", count, first, last)
 	return nil
 }
 
-// unary takes one range for immediate use, with a deadline. The retry policy
-// may repeat the call within it: a repeated call takes new ids.
+// unary takes one range for immediate use.
 func (p *program) unary(ctx context.Context) error {
-	reply, err := p.repeat(ctx, &idallocv1.AllocateRangeRequest{Sequence: p.sequence, IdCount: 100}, false)
+	ids, err := repeat(ctx, func() (idalloc.Range, error) { return p.client.AllocateRange(ctx, p.sequence, rangeSize) })
 	if err != nil {
 		return err
 	}
-	ids := reply.GetRange()
-	p.out("unary", ids.GetIdCount(), ids.GetFirstId(), ids.GetLastId())
+	p.out("unary", ids.Count, ids.First, ids.Last)
 	return nil
 }
 
-// requestID sends one request twice, as after a lost reply. With a request_id
+// allocateStream makes several calls over one stream. One fails, and the others
+// get their ids.
+func (p *program) allocateStream(ctx context.Context) error {
+	stream := p.client.AllocateStream()
+	defer stream.Close()
+	var orders, lines idalloc.Range
+	var docIDs []string
+	var errs [3]error
+	var calls sync.WaitGroup
+	allocate := func(sequence string, count int64) (idalloc.Range, error) {
+		return repeat(ctx, func() (idalloc.Range, error) { return stream.AllocateRange(ctx, sequence, count) })
+	}
+	calls.Go(func() { orders, errs[0] = allocate(p.sequence, 2) })
+	calls.Go(func() { lines, errs[1] = allocate(p.sequence+"-lines", 5) })
+	calls.Go(func() {
+		if _, err := allocate(p.sequence, tooManyIDs); err != nil {
+			fmt.Printf("allocate-stream: one request failed: %v\n", err)
+		}
+	})
+	calls.Go(func() {
+		docIDs, errs[2] = repeat(ctx, func() ([]string, error) { return stream.DocIDs(ctx, 3) })
+	})
+	calls.Wait()
+	if err := errors.Join(errs[:]...); err != nil {
+		return err
+	}
+	p.out("allocate-stream", orders.Count+lines.Count+int64(len(docIDs)), orders.First, docIDs[len(docIDs)-1])
+	return nil
+}
+
+// requestID sends one request twice, as after a lost reply. With a request id
 // the second reply has the same ids.
 func (p *program) requestID(ctx context.Context) error {
-	request := &idallocv1.AllocateRangeRequest{Sequence: p.sequence, IdCount: 100, RequestId: newUUID()}
-	reply, err := p.repeat(ctx, request, false)
+	requestID := idalloc.WithRequestID(idalloc.NewRequestID())
+	allocate := func() (idalloc.Range, error) {
+		return p.client.AllocateRange(ctx, p.sequence, rangeSize, requestID)
+	}
+	ids, err := repeat(ctx, allocate)
 	if err != nil {
 		return err
 	}
-	again, err := p.repeat(ctx, request, true)
+	again, err := repeat(ctx, allocate)
 	if err != nil {
 		return err
 	}
-	ids := reply.GetRange()
-	if !proto.Equal(ids, again.GetRange()) || reply.GetGeneration() != again.GetGeneration() {
-		return fmt.Errorf("request_id %s got the ids %v, then %v", request.GetRequestId(), ids, again.GetRange())
+	if ids.First != again.First || ids.Last != again.Last || ids.Generation != again.Generation {
+		return fmt.Errorf("one request id got the ids %v, then %v", ids, again)
 	}
-	p.out("request-id", ids.GetIdCount(), ids.GetFirstId(), ids.GetLastId())
+	p.out("request-id", ids.Count, ids.First, ids.Last)
 	return nil
 }
 
-// repeat calls AllocateRange until it succeeds, over a restart of the server.
-func (p *program) repeat(
-	ctx context.Context, request *idallocv1.AllocateRangeRequest, isRecorded bool,
-) (*idallocv1.AllocateRangeResponse, error) {
-	var broken outage
-	for {
-		reply, err := p.allocate(ctx, request, isRecorded)
-		if err == nil {
-			p.connected = true
-			return reply, pool.CheckRange(reply.GetRange(), request.GetIdCount(), request.GetIdCount())
+// repeat calls until it succeeds, over a restart of the only server: gRPC's own
+// retries end after 1.5 s. Without a request id a retry may leave a gap.
+func repeat[T any](ctx context.Context, call func() (T, error)) (T, error) {
+	for patience := time.Now().Add(time.Minute); ; {
+		result, err := call()
+		var failed *idalloc.Error
+		if !errors.As(err, &failed) || !failed.Retryable() || time.Now().After(patience) {
+			return result, err
 		}
-		if err := broken.wait(ctx, err, p.connected); err != nil {
-			return nil, err
+		select {
+		case <-time.After(max(failed.RetryDelay, 500*time.Millisecond)):
+		case <-ctx.Done():
+			return result, err
 		}
 	}
 }
 
-// newUUID returns a UUID of version 4.
-func newUUID() string {
-	var u [16]byte
-	rand.Read(u[:]) // never fails
-	u[6], u[8] = u[6]&0x0f|0x40, u[8]&0x3f|0x80
-	return fmt.Sprintf("%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:])
+// stream takes many ids in ranges.
+func (p *program) stream(ctx context.Context) error {
+	var first, last, count int64
+	for ids, err := range p.client.StreamRanges(ctx, p.sequence, p.total, 0) {
+		if err != nil {
+			return err
+		}
+		if count == 0 {
+			first = ids.First
+		}
+		last = ids.Last
+		count += ids.Count
+	}
+	p.out("stream", count, first, last)
+	return nil
+}
+
+// docIDs takes many document ids.
+func (p *program) docIDs(ctx context.Context) error {
+	var first, last string
+	var count int64
+	for run, err := range p.client.StreamDocIDs(ctx, p.total) {
+		if err != nil {
+			return err
+		}
+		for id := range run.All() {
+			if count == 0 {
+				first = id
+			}
+			last = id
+			count++
+		}
+	}
+	p.out("doc-ids", count, first, last)
+	return nil
 }

@@ -1,6 +1,5 @@
 """The fragments in the READMEs of the examples compile with the code that they name."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,6 @@ from tests.support.documents import blocks
 # With cold caches a build downloads its compiler and its packages.
 pytestmark = [pytest.mark.languages, pytest.mark.timeout(900)]
 
-GO = """package main
-{imports}
-import ("context"; "time"; "example.com/orders/pool")
-func Take(ctx context.Context, client idallocv1.IdAllocatorServiceClient) (int64, error) {{
-{body}
-return id, err
-}}
-"""
 JAVA = """package io.idalloc.examples;
 import io.grpc.ManagedChannel;
 import io.idalloc.examples.pool.*;
@@ -37,16 +28,6 @@ def fragment(language: str, folder: str) -> str:
     page = (EXAMPLES / folder / "README.md").read_text()
     [block] = [each for each in blocks(page) if each.language == language]
     return block.text
-
-
-def test_the_fragment_in_go_compiles(builds: Builds, tmp_path: Path) -> None:
-    """The compiler accepts the lines that make a pool."""
-    go = builds.language("go")
-    imports, _, body = fragment("go", "go").partition("\n\n")
-    (tmp_path / "take.go").write_text(GO.format(imports=imports, body=body) + "func main() {}\n")
-    overlay = {"Replace": {str(go.folder / "readme/take.go"): str(tmp_path / "take.go")}}
-    (tmp_path / "overlay.json").write_text(json.dumps(overlay))
-    run(go.folder, "go", "build", f"-overlay={tmp_path}/overlay.json", "-o", str(tmp_path / "take"), "./readme")
 
 
 def test_the_fragment_in_java_compiles(builds: Builds, tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ NOT_RUN = {
         ),
     },
     "examples/ghz/README.md": {"ghz --config ": "tests/e2e/test_ghz.py runs all configurations"},
-    "examples/go/README.md": {"$ go run ": PROGRAMS, "import idallocv1 ": FRAGMENTS},
+    "examples/go/README.md": {"$ go run ": PROGRAMS},
     "examples/java/README.md": {"$ mvn ": PROGRAMS, "ManagedChannel channel": FRAGMENTS},
     "examples/mysql/README.md": {
         "idalloc serve --xproto-listen": MYSQL_CLIENTS,

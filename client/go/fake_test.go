@@ -1,4 +1,4 @@
-package pool
+package idalloc
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/protoadapt"
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	idallocv1 "example.com/idalloc/client/go/idallocv1"
+	"example.com/idalloc/client/go/idallocv1"
 )
 
 // fakeServer allocates from a counter, and records the sizes of requests.
@@ -32,7 +32,7 @@ func newFakeServer() *fakeServer {
 	return &fakeServer{next: 1, step: 1, ttl: 180 * time.Second}
 }
 
-func (s *fakeServer) allocate(ctx context.Context, count int64) (*idallocv1.AllocateRangeResponse, error) {
+func (s *fakeServer) allocate(ctx context.Context, count int64) (Range, error) {
 	s.mu.Lock()
 	s.sizes = append(s.sizes, count)
 	call, latency := len(s.sizes), s.latency
@@ -41,14 +41,14 @@ func (s *fakeServer) allocate(ctx context.Context, count int64) (*idallocv1.Allo
 		select {
 		case <-time.After(latency):
 		case <-ctx.Done():
-			return nil, status.FromContextError(ctx.Err()).Err()
+			return Range{}, status.FromContextError(ctx.Err()).Err()
 		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.failing != nil {
 		if err := s.failing(call, count); err != nil {
-			return nil, err
+			return Range{}, err
 		}
 	}
 	ids := &idallocv1.IdRange{FirstId: s.next, LastId: s.next + (count-1)*s.step, Step: s.step, IdCount: count}
@@ -57,7 +57,7 @@ func (s *fakeServer) allocate(ctx context.Context, count int64) (*idallocv1.Allo
 	if s.changed != nil {
 		s.changed(reply)
 	}
-	return reply, nil
+	return newRange(reply, count, count, 0)
 }
 
 func (s *fakeServer) requested() []int64 {
@@ -79,10 +79,12 @@ func (c *jumpingClock) now() time.Duration {
 	return time.Since(c.start) + time.Duration(c.ahead.Load())
 }
 
+func (c *jumpingClock) both() clock { return clock{c.now, c.now} }
+
 func (c *jumpingClock) jump(by time.Duration) { c.ahead.Add(int64(by)) }
 
 func failure(code codes.Code, reason string, metadata map[string]string, more ...protoadapt.MessageV1) error {
-	info := &errdetails.ErrorInfo{Reason: reason, Domain: Domain, Metadata: metadata}
+	info := &errdetails.ErrorInfo{Reason: reason, Domain: domain, Metadata: metadata}
 	st, err := status.New(code, reason).WithDetails(append([]protoadapt.MessageV1{info}, more...)...)
 	if err != nil {
 		panic(err)

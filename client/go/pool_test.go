@@ -1,9 +1,10 @@
-package pool
+package idalloc
 
 import (
 	"context"
 	"errors"
 	"math"
+	"runtime"
 	"slices"
 	"strconv"
 	"sync"
@@ -13,7 +14,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	idallocv1 "example.com/idalloc/client/go/idallocv1"
+	"example.com/idalloc/client/go/idallocv1"
 )
 
 // virtual runs a test in virtual time with a pool of the server.
@@ -21,7 +22,7 @@ func virtual(t *testing.T, server *fakeServer, test func(*testing.T, *Pool, *jum
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		clock := newJumpingClock()
-		p := New(server.allocate, clock.now)
+		p := newPool("orders", server.allocate, clock.both())
 		defer p.Close()
 		test(t, p, clock)
 	})
@@ -155,7 +156,7 @@ func TestErrorsGoToTheCaller(t *testing.T) {
 		return nil
 	}
 	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
-		if _, err := p.Next(t.Context()); DetailsOf(err).Reason != "STORE_UNAVAILABLE" {
+		if _, err := p.Next(t.Context()); !errors.Is(err, Reason("STORE_UNAVAILABLE")) {
 			t.Fatalf("got %v", err)
 		}
 		equal(t, "ids afterwards", draw(t, p, 3), []int64{1, 2, 3})
@@ -203,7 +204,7 @@ func TestQuotaBeyondTheDeadlineIsAnError(t *testing.T) {
 		defer cancel()
 		before := time.Now()
 		_, err := p.Next(ctx)
-		if DetailsOf(err).Reason != "QUOTA_EXCEEDED" || time.Since(before) > 0 {
+		if !errors.Is(err, Reason("QUOTA_EXCEEDED")) || time.Since(before) > 0 {
 			t.Errorf("got %v after %v", err, time.Since(before))
 		}
 	})
@@ -239,7 +240,7 @@ func TestLastIdsOfASequence(t *testing.T) {
 		if ids := draw(t, p, 100); ids[99] != math.MaxInt64-1 {
 			t.Errorf("the last id is %d", ids[99])
 		}
-		if _, err := p.Next(t.Context()); DetailsOf(err).Reason != "SEQUENCE_EXHAUSTED" {
+		if _, err := p.Next(t.Context()); !errors.Is(err, Reason("SEQUENCE_EXHAUSTED")) {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -299,7 +300,7 @@ func TestRangesThatOverflowAreRejected(t *testing.T) {
 		{FirstId: 1, LastId: 1, Step: 1 << 62, IdCount: 5},
 		{FirstId: 1, LastId: 1, Step: math.MinInt64, IdCount: 3},
 	} {
-		if CheckRange(ids, ids.GetIdCount(), ids.GetIdCount()) == nil {
+		if checkRange(ids, ids.GetIdCount(), ids.GetIdCount()) == nil {
 			t.Errorf("accepted: %v", ids)
 		}
 	}
@@ -345,7 +346,7 @@ func TestManyCallersGetEachIdOnce(t *testing.T) {
 		return nil
 	}
 	clock := newJumpingClock()
-	p := New(server.allocate, clock.now)
+	p := newPool("orders", server.allocate, clock.both())
 	defer p.Close()
 	const callers, each = 64, 3000
 	got := make([][]int64, callers)
@@ -383,7 +384,7 @@ func TestFurtherOfTwoClocks(t *testing.T) {
 		{0, 0, 125},
 	} {
 		monotonic, wall = monotonic+step.monotonic, wall+step.wall
-		if got := clock(); got != step.want {
+		if got := clock.exact(); got != step.want {
 			t.Errorf("after %v and %v: got %v, want %v", step.monotonic, step.wall, got, step.want)
 		}
 	}
@@ -400,7 +401,7 @@ func TestEitherClockExpiresIds(t *testing.T) {
 		virtual(t, server, func(t *testing.T, _ *Pool, _ *jumpingClock) {
 			var monotonic, wall time.Duration
 			clock := furtherOf(func() time.Duration { return monotonic }, func() time.Duration { return wall })
-			p := New(server.allocate, clock)
+			p := newPool("orders", server.allocate, clock)
 			defer p.Close()
 			draw(t, p, 9) // of 8..15
 			synctest.Wait()
@@ -413,31 +414,34 @@ func TestEitherClockExpiresIds(t *testing.T) {
 }
 
 func TestBootClockAdvances(t *testing.T) {
-	for name, clock := range map[string]Clock{"boot": BootClock(), "portable": portableClock()} {
-		before := clock()
+	for name, clock := range map[string]clock{"boot": bootClock(), "portable": portableClock()} {
+		before := clock.fast()
 		time.Sleep(20 * time.Millisecond)
-		if passed := clock() - before; passed < 20*time.Millisecond {
+		if passed := clock.fast() - before; passed < 20*time.Millisecond {
 			t.Errorf("%s: %v passed in 20 ms", name, passed)
 		}
 	}
 }
 
 func BenchmarkNext(b *testing.B) {
-	p := New(newFakeServer().allocate, BootClock())
+	p := newPool("orders", newFakeServer().allocate, bootClock())
 	defer p.Close()
+	ctx := b.Context()
 	for b.Loop() {
-		if _, err := p.Next(b.Context()); err != nil {
+		if _, err := p.Next(ctx); err != nil {
 			b.Fatal(err)
 		}
 	}
 }
 
-func BenchmarkNextParallel(b *testing.B) {
-	p := New(newFakeServer().allocate, BootClock())
+func BenchmarkNextIn64Goroutines(b *testing.B) {
+	p := newPool("orders", newFakeServer().allocate, bootClock())
 	defer p.Close()
+	ctx := b.Context()
+	b.SetParallelism(64 / runtime.GOMAXPROCS(0))
 	b.RunParallel(func(each *testing.PB) {
 		for each.Next() {
-			if _, err := p.Next(b.Context()); err != nil {
+			if _, err := p.Next(ctx); err != nil {
 				b.Error(err)
 			}
 		}

@@ -1,21 +1,21 @@
-package main
+package idalloc
 
 import (
 	"slices"
 	"strings"
 	"testing"
 
-	idallocv1 "example.com/idalloc/client/go/idallocv1"
+	"example.com/idalloc/client/go/idallocv1"
 )
 
 func TestExpandRisesByTheStep(t *testing.T) {
 	const shared = "00076b0349c8"
-	run := &idallocv1.DocIdRun{FirstDocId: shared + "fffffffffffffff5", Step: 5, IdCount: 3}
-	if err := checkRun(run, 3); err != nil {
-		t.Fatal(err)
+	runs, count, err := newDocIDRuns([]*idallocv1.DocIdRun{{FirstDocId: shared + "fffffffffffffff5", Step: 5, IdCount: 3}}, 3, 3)
+	if err != nil || count != 3 {
+		t.Fatal(count, err)
 	}
 	want := []string{shared + "fffffffffffffff5", shared + "fffffffffffffffa", shared + "ffffffffffffffff"}
-	if got := slices.Collect(expand(run)); !slices.Equal(got, want) {
+	if got := slices.Collect(runs[0].All()); !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }
@@ -38,10 +38,10 @@ func TestInvalidRunsAreRejected(t *testing.T) {
 }
 
 func BenchmarkExpand(b *testing.B) {
-	run := &idallocv1.DocIdRun{FirstDocId: strings.Repeat("0", 28), Step: 1, IdCount: 10_000}
+	run := DocIDRun{First: strings.Repeat("0", 28), Step: 1, Count: 10_000}
 	var last string
 	for b.Loop() {
-		for id := range expand(run) {
+		for id := range run.All() {
 			last = id
 		}
 	}

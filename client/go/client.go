@@ -1,0 +1,253 @@
+// Package idalloc gets ids from an idalloc server: one by one from memory, in
+// ranges, and in streams.
+//
+//	client, err := idalloc.New("127.0.0.1:50051")
+//	…
+//	defer client.Close()
+//	ids := client.Pool("orders")
+//	id, err := ids.Next(ctx)
+//
+// A Client, a Pool and a Stream may be shared by goroutines. Each error is an
+// *Error. A retry, by gRPC or by you, never returns an id twice: at worst it
+// leaves a gap. The package does not log; see WithObserver for metrics.
+package idalloc
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	grpcstatus "google.golang.org/grpc/status"
+
+	"example.com/idalloc/client/go/idallocv1"
+)
+
+// Client is a connection to the servers of one store. Create one, and share it:
+// goroutines may call all methods concurrently.
+//
+// gRPC repeats a unary call that ended with UNAVAILABLE: five attempts within
+// about 1.5 s, and within the call's timeout. Pools and streams continue over an
+// outage of up to 60 s, if the server has answered before.
+type Client struct {
+	stubs      Stubs
+	conn       *grpc.ClientConn // to close; nil if it belongs to the caller
+	timeout    time.Duration
+	observe    func(Event)
+	ctx        context.Context // ends with Close
+	cancel     context.CancelFunc
+	isAnswered atomic.Bool // whether the server has ever answered
+
+	mu      sync.Mutex
+	members map[io.Closer]struct{} // open pools and streams
+}
+
+// Stubs are the generated clients of all services, for calls that Client lacks:
+// the administration of sequences, the node's settings and UUIDs. Their errors
+// are gRPC's; see ErrorOf.
+type Stubs struct {
+	IDAllocator idallocv1.IdAllocatorServiceClient
+	Sequences   idallocv1.SequenceServiceClient
+	Node        idallocv1.NodeServiceClient
+}
+
+// New returns a client of the servers at target. It does not connect: the first
+// call does.
+//
+// A target is "host:50051", several of them with commas, or one of gRPC's, such
+// as "unix:///run/idalloc.sock". Calls alternate between all addresses of a
+// target. New fails if an option names a file that cannot be used.
+func New(target string, options ...Option) (*Client, error) {
+	c := newConfig(options)
+	target, dial, err := c.dialOptions(target)
+	if err != nil {
+		return nil, invalid("target", "%v", err)
+	}
+	conn, err := grpc.NewClient(target, dial...)
+	if err != nil {
+		return nil, invalid("target", "%v", err)
+	}
+	client := newClient(conn, c)
+	client.conn = conn
+	return client, nil
+}
+
+// NewFromConn returns a client that uses an existing connection, which Close
+// leaves open. Of the options, only WithTimeout and WithObserver have an effect.
+// The connection needs idallocv1.ServiceConfig for retries.
+func NewFromConn(conn grpc.ClientConnInterface, options ...Option) *Client {
+	return newClient(conn, newConfig(options))
+}
+
+func newClient(conn grpc.ClientConnInterface, c *config) *Client {
+	ctx, cancel := context.WithCancel(context.Background())
+	return &Client{
+		stubs: Stubs{
+			IDAllocator: idallocv1.NewIdAllocatorServiceClient(conn),
+			Sequences:   idallocv1.NewSequenceServiceClient(conn),
+			Node:        idallocv1.NewNodeServiceClient(conn),
+		},
+		timeout: c.timeout, observe: c.observe, ctx: ctx, cancel: cancel, members: map[io.Closer]struct{}{},
+	}
+}
+
+// Stubs returns the generated clients.
+func (c *Client) Stubs() Stubs { return c.stubs }
+
+// Close closes the client's pools and streams, and the connection of New. Calls
+// in flight end with ErrClosed.
+func (c *Client) Close() error {
+	c.cancel()
+	c.mu.Lock()
+	members := c.members
+	c.members = map[io.Closer]struct{}{}
+	c.mu.Unlock()
+	for member := range members {
+		member.Close()
+	}
+	if c.conn == nil {
+		return nil
+	}
+	if err := c.conn.Close(); err != nil && grpcstatus.Code(err) != codes.Canceled { // closed before
+		return ErrorOf(err)
+	}
+	return nil
+}
+
+func (c *Client) join(member io.Closer) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.members[member] = struct{}{}
+}
+
+func (c *Client) leave(member io.Closer) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.members, member)
+}
+
+// AllocateRange allocates a range of count ids. A retry takes new ids, unless
+// the call has WithRequestID.
+func (c *Client) AllocateRange(ctx context.Context, sequence string, count int64, options ...RangeOption) (Range, error) {
+	request, invalid := rangeRequest(sequence, count, options)
+	if invalid != nil {
+		return Range{}, invalid
+	}
+	var allocated Range
+	err := c.call(ctx, Event{Method: "AllocateRange", Sequence: sequence}, func(ctx context.Context) (int64, error) {
+		reply, err := c.stubs.IDAllocator.AllocateRange(ctx, request)
+		if err == nil {
+			allocated, err = newRange(reply, count, count, request.GetView())
+		}
+		return allocated.Count, err
+	})
+	return allocated, err
+}
+
+// BatchAllocateRanges allocates ranges of several sequences in one call: up to
+// 1,000 requests. The results are in their order; each is a range or an error.
+func (c *Client) BatchAllocateRanges(ctx context.Context, requests []RangeRequest) ([]RangeResult, error) {
+	batch := &idallocv1.BatchAllocateRangesRequest{}
+	for _, each := range requests {
+		request, invalid := rangeRequest(each.Sequence, each.Count, nil)
+		if invalid != nil {
+			return nil, invalid
+		}
+		batch.Requests = append(batch.Requests, request)
+	}
+	var results []RangeResult
+	err := c.call(ctx, Event{Method: "BatchAllocateRanges"}, func(ctx context.Context) (ids int64, err error) {
+		reply, err := c.stubs.IDAllocator.BatchAllocateRanges(ctx, batch)
+		if err != nil {
+			return 0, err
+		}
+		if len(reply.GetResults()) != len(requests) {
+			return 0, invalidReply("%d results for %d requests", len(reply.GetResults()), len(requests))
+		}
+		results = make([]RangeResult, len(requests))
+		for i, result := range reply.GetResults() {
+			results[i] = newResult(result, requests[i].Count)
+			ids += results[i].Range.Count
+		}
+		return ids, nil
+	})
+	return results, err
+}
+
+func newResult(result *idallocv1.AllocateRangeResult, count int64) (converted RangeResult) {
+	if failed := result.GetError(); failed != nil {
+		return RangeResult{Err: errorOfProto(failed)}
+	}
+	converted.Range, converted.Err = newRange(result.GetResponse(), count, count, 0)
+	return converted
+}
+
+// errorOfProto converts the error of one request. A status OK is no error of a
+// request, so it becomes one of the reply.
+func errorOfProto(failed *status.Status) *Error {
+	if e := ErrorOf(grpcstatus.ErrorProto(failed)); e != nil {
+		return e
+	}
+	return invalidReply("an error has the code OK")
+}
+
+// DocIDs generates count document ids in MySQL's format, at most the server's
+// max_ids_per_call (default 1,000,000).
+func (c *Client) DocIDs(ctx context.Context, count int64) ([]string, error) {
+	request, invalid := docIDRequest(count)
+	if invalid != nil {
+		return nil, invalid
+	}
+	var ids []string
+	err := c.call(ctx, Event{Method: "GenerateDocId"}, func(ctx context.Context) (int64, error) {
+		reply, err := c.stubs.IDAllocator.GenerateDocId(ctx, request)
+		if err == nil {
+			ids, err = docIDs(reply, count)
+		}
+		return int64(len(ids)), err
+	})
+	return ids, err
+}
+
+// call makes a unary call within the client's timeout.
+func (c *Client) call(ctx context.Context, event Event, do func(context.Context) (ids int64, err error)) error {
+	if c.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, c.timeout)
+		defer cancel()
+	}
+	start := time.Now()
+	if c.ctx.Err() != nil {
+		return closed("client")
+	}
+	ids, err := do(ctx)
+	return c.finish(ctx, event, start, ids, err)
+}
+
+// finish reports a finished call, and returns its error as an *Error or nil.
+func (c *Client) finish(ctx context.Context, event Event, start time.Time, ids int64, err error) error {
+	event.IDs, event.Duration = ids, time.Since(start)
+	if err == nil {
+		c.isAnswered.Store(true)
+	} else if c.ctx.Err() != nil {
+		event.Err = closed("client")
+	} else {
+		event.Err = endedBy(ctx, ErrorOf(err))
+	}
+	c.observe(event)
+	return event.Err
+}
+
+// NewRequestID returns a random UUID, for WithRequestID.
+func NewRequestID() string {
+	var u [16]byte
+	rand.Read(u[:]) // never fails
+	u[6], u[8] = u[6]&0x0f|0x40, u[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:])
+}

@@ -1,0 +1,252 @@
+package idalloc
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/resolver"
+	"google.golang.org/grpc/resolver/manual"
+
+	"example.com/idalloc/client/go/idallocv1"
+)
+
+// Event is a finished call, or ids that a pool dropped. See WithObserver.
+type Event struct {
+	// Method is the RPC, such as "AllocateRange"; "Pool" for dropped ids.
+	Method string
+	// Sequence is the sequence; empty for document ids, batches and AllocateStream.
+	Sequence string
+	// IDs is how many ids arrived.
+	IDs int64
+	// Dropped is how many ids a pool dropped, because they expired or it was closed.
+	Dropped int64
+	// Duration is how long the call took, with gRPC's retries.
+	Duration time.Duration
+	// Err is nil or an *Error.
+	Err error
+}
+
+// Option is an option of New and NewFromConn.
+type Option func(*config)
+
+type config struct {
+	tls           *TLS
+	token         func() (string, error)
+	tokenAnywhere bool
+	timeout       time.Duration
+	observe       func(Event)
+	dial          []grpc.DialOption
+}
+
+// TLS is how to encrypt. The zero value trusts the system's certificates.
+type TLS struct {
+	// CAFile has the certificates to trust, in PEM. Empty means the system's.
+	CAFile string
+	// CertFile and KeyFile are the client's certificate and key, in PEM, for
+	// servers that require one. They are read again for each connection.
+	CertFile, KeyFile string
+	// ServerName is the name in the server's certificate, if it is not the
+	// target's.
+	ServerName string
+}
+
+// WithTLS encrypts connections. Without it they are in plain text.
+func WithTLS(files TLS) Option { return func(c *config) { c.tls = &files } }
+
+// WithToken sends a token with each call. Without TLS it is sent to this
+// machine only; see WithPlaintextToken.
+func WithToken(token string) Option {
+	return func(c *config) { c.token = func() (string, error) { return strings.TrimSpace(token), nil } }
+}
+
+// WithTokenFile sends the token in a file. The file is read again while the
+// client runs, so a new token needs no restart.
+func WithTokenFile(path string) Option {
+	return func(c *config) { c.token = (&tokenFile{path: path}).read }
+}
+
+// WithPlaintextToken sends the token to other machines without TLS, too:
+// something else must encrypt.
+func WithPlaintextToken() Option { return func(c *config) { c.tokenAnywhere = true } }
+
+// WithTimeout limits each unary call, with its retries. The default is 5 s; 0
+// means no limit but that of the context. Streams have no limit of time.
+func WithTimeout(limit time.Duration) Option { return func(c *config) { c.timeout = limit } }
+
+// WithObserver calls a function after each call, for metrics. It must return
+// quickly, and goroutines call it concurrently.
+func WithObserver(observe func(Event)) Option { return func(c *config) { c.observe = observe } }
+
+// WithDialOptions adds options of gRPC, such as interceptors or transport
+// credentials. They override those of this package.
+func WithDialOptions(options ...grpc.DialOption) Option {
+	return func(c *config) { c.dial = append(c.dial, options...) }
+}
+
+func newConfig(options []Option) *config {
+	c := &config{timeout: 5 * time.Second, observe: func(Event) {}}
+	for _, option := range options {
+		option(c)
+	}
+	return c
+}
+
+// balanced is the service's retry policy, and the use of all addresses of a target.
+var balanced = strings.Replace(idallocv1.ServiceConfig, "{", `{"loadBalancingConfig": [{"round_robin": {}}],`, 1)
+
+// dialOptions returns gRPC's options for a target, and the target as gRPC
+// writes it.
+func (c *config) dialOptions(target string) (string, []grpc.DialOption, error) {
+	transport := insecure.NewCredentials()
+	if c.tls != nil {
+		settings, err := c.tls.config()
+		if err != nil {
+			return "", nil, err
+		}
+		transport = credentials.NewTLS(settings)
+	}
+	target = strings.TrimPrefix(strings.TrimPrefix(target, "ipv4:"), "ipv6:") // gRPC for Go does not know these
+	if target == "" {
+		return "", nil, errors.New("the target is empty")
+	}
+	options := []grpc.DialOption{
+		grpc.WithTransportCredentials(transport),
+		// Without it, only calls that never left the client are retried.
+		grpc.WithDefaultServiceConfig(balanced),
+		// The default lets a channel wait up to two minutes before it connects
+		// again, although the server has long been back.
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: minBackoff, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxBackoff},
+			MinConnectTimeout: 5 * time.Second,
+		}),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: time.Minute, Timeout: 20 * time.Second}),
+	}
+	if c.token != nil {
+		if c.tls == nil && !c.tokenAnywhere && len(c.dial) == 0 && !isLocal(target) {
+			return "", nil, fmt.Errorf("a token is sent to %s only over TLS: add WithTLS", target)
+		}
+		plain := c.tls == nil && (c.tokenAnywhere || isLocal(target))
+		options = append(options, grpc.WithPerRPCCredentials(bearer{token: c.token, needsTLS: !plain}))
+	}
+	if strings.Contains(target, ",") {
+		addresses, err := split(target)
+		if err != nil {
+			return "", nil, err
+		}
+		list := manual.NewBuilderWithScheme("idalloc")
+		list.InitialState(resolver.State{Addresses: addresses})
+		target, options = "idalloc:///servers", append(options, grpc.WithResolvers(list))
+	}
+	return target, append(options, c.dial...), nil
+}
+
+// split returns the addresses of a list. The name of each is looked up at each
+// connection, so it may get another address.
+func split(list string) ([]resolver.Address, error) {
+	var addresses []resolver.Address
+	for text := range strings.SplitSeq(list, ",") {
+		text = strings.TrimSpace(text)
+		host, _, err := net.SplitHostPort(text)
+		if err != nil {
+			return nil, fmt.Errorf("target %q: expected HOST:PORT,HOST:PORT: %w", list, err)
+		}
+		addresses = append(addresses, resolver.Address{Addr: text, ServerName: host})
+	}
+	return addresses, nil
+}
+
+func isLocal(target string) bool {
+	if strings.HasPrefix(target, "unix:") {
+		return true
+	}
+	addresses, err := split(target[strings.LastIndex(target, "/")+1:])
+	for _, address := range addresses {
+		ip := net.ParseIP(address.ServerName)
+		if address.ServerName != "localhost" && (ip == nil || !ip.IsLoopback()) {
+			return false
+		}
+	}
+	return err == nil
+}
+
+func (t *TLS) config() (*tls.Config, error) {
+	settings := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.ServerName}
+	if t.CAFile != "" {
+		pem, err := os.ReadFile(t.CAFile)
+		if err != nil {
+			return nil, err
+		}
+		settings.RootCAs = x509.NewCertPool()
+		if !settings.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("%s has no certificate in PEM", t.CAFile)
+		}
+	}
+	if t.CertFile == "" && t.KeyFile == "" {
+		return settings, nil
+	}
+	read := func() (*tls.Certificate, error) {
+		pair, err := tls.LoadX509KeyPair(t.CertFile, t.KeyFile)
+		return &pair, err
+	}
+	settings.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return read() }
+	_, err := read() // a wrong file is an error of New
+	return settings, err
+}
+
+// bearer sends a token with each call.
+type bearer struct {
+	token    func() (string, error)
+	needsTLS bool
+}
+
+func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	token, err := b.token()
+	if err != nil {
+		return nil, err
+	}
+	return map[string]string{"authorization": "Bearer " + token}, nil
+}
+
+// RequireTransportSecurity keeps the token off the network without TLS.
+func (b bearer) RequireTransportSecurity() bool { return b.needsTLS }
+
+// tokenFile is a token in a file that is read again at most once a second.
+type tokenFile struct {
+	path   string
+	mu     sync.Mutex
+	readAt time.Time
+	token  string
+}
+
+// read returns the token. If the file cannot be read, the former one stays.
+func (f *tokenFile) read() (string, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.token != "" && time.Since(f.readAt) < time.Second {
+		return f.token, nil
+	}
+	text, err := os.ReadFile(f.path)
+	if token := strings.TrimSpace(string(text)); token != "" {
+		f.token, f.readAt = token, time.Now()
+	}
+	if f.token == "" {
+		if err == nil {
+			err = fmt.Errorf("%s is empty", f.path)
+		}
+		return "", err
+	}
+	return f.token, nil
+}

@@ -1,0 +1,67 @@
+package idalloc
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"google.golang.org/grpc/codes"
+)
+
+const (
+	minBackoff = 100 * time.Millisecond
+	maxBackoff = 2 * time.Second
+	// Without progress for so long, an error is final.
+	maxOutage = 60 * time.Second
+	// The shortest wait after a quota is exceeded.
+	minQuotaDelay = 10 * time.Millisecond
+)
+
+// outage decides whether to go on after a failed call. gRPC's own retry policy
+// bridges 1.5 s and does not resume streams; a restart of a server takes longer.
+type outage struct {
+	backoff time.Duration
+	since   time.Time // of the first error without progress since; zero if none
+}
+
+// over records progress.
+func (o *outage) over() { *o = outage{} }
+
+// wait returns nil when the call may be repeated, else the error. connected is
+// whether the server has ever answered: before that, an error is final, as an
+// address or a certificate may be wrong. A quota is always waited for.
+func (o *outage) wait(ctx context.Context, e *Error, connected bool) *Error {
+	delay, ok := o.delay(e, connected)
+	if !ok || ctx.Err() != nil {
+		return endedBy(ctx, e)
+	}
+	// Jitter: clients that wait for the same server or quota must not return at the same moment.
+	delay += time.Duration(0.2 * rand.Float64() * float64(delay))
+	if deadline, limited := ctx.Deadline(); limited && time.Until(deadline) <= delay {
+		return e
+	}
+	timer := time.NewTimer(delay)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return endedBy(ctx, e)
+	}
+}
+
+func (o *outage) delay(e *Error, connected bool) (time.Duration, bool) {
+	if e.Reason == ErrQuotaExceeded {
+		return max(minQuotaDelay, e.RetryDelay), e.RetryDelay > 0
+	}
+	// A server that stops answers CANCELLED to streams that it has not begun.
+	if !connected || !e.Retryable() && e.Code != codes.Canceled || e.Reason == ErrClosed {
+		return 0, false
+	}
+	if o.since.IsZero() {
+		o.since, o.backoff = time.Now(), minBackoff
+	}
+	delay := max(o.backoff, e.RetryDelay)
+	o.backoff = min(2*o.backoff, maxBackoff)
+	return delay, time.Since(o.since)+delay <= maxOutage
+}

@@ -1,0 +1,355 @@
+package idalloc
+
+import (
+	"context"
+	"iter"
+	"math"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/codes"
+)
+
+const (
+	// A range that is used up in less time is followed by one twice as large.
+	growBelow = 500 * time.Millisecond
+	// The default of the server's setting max_ids_per_call.
+	maxRangeSize = 1_000_000
+	// So many ranges in a row that had expired on arrival are an error.
+	maxLateRanges = 3
+)
+
+// Pool hands out the ids of one sequence from memory. Goroutines may share it;
+// create one for each sequence, and keep it.
+//
+// It gives out each id once, in the order in which ranges arrive, and none after
+// the time that the server allows (ttl): use an id soon after Next. The faster
+// ids are used, the larger ranges are, up to 1,000,000 ids. When the second half
+// of a range begins, the next one is requested. The ids that a pool holds when
+// it is closed, or when the process ends, are a gap.
+type Pool struct {
+	sequence   string
+	allocate   func(ctx context.Context, count int64) (Range, error)
+	clock      clock
+	observe    func(Event)
+	isAnswered *atomic.Bool
+	ctx        context.Context // of requests; ends with Close
+	cancel     context.CancelFunc
+	leave      func()
+	running    sync.WaitGroup // the request in flight
+
+	current atomic.Pointer[lease] // changes only with the lock
+	expired atomic.Int64          // ids that were taken too late
+
+	mu       sync.Mutex
+	next     *lease        // the prefetched range, or nil
+	inFlight *request      // at most one, or nil
+	started  time.Duration // when the first id of the current range was taken
+	size     int64         // of the next range
+	maxSize  int64
+	inDemand bool // whether ranges are used up before they expire
+	late     int  // ranges in a row that had expired on arrival
+}
+
+// lease is a range in the pool. Its ids are taken without a lock.
+type lease struct {
+	first, step, count int64
+	prefetchAt         int64        // the index at which to request the next range
+	taken              atomic.Int64 // the index of the next id; beyond count when there is none
+	deadline           time.Duration
+}
+
+// request is a call for a range. After done is closed, the other fields are set.
+type request struct {
+	done         chan struct{}
+	err          *Error
+	retrySmaller bool // whether a smaller range may succeed at once
+}
+
+// Pool returns a pool of a sequence. It requests nothing before the first call
+// of Next. Close it, or the client.
+func (c *Client) Pool(sequence string) *Pool {
+	p := newPool(sequence, func(ctx context.Context, count int64) (Range, error) {
+		return c.AllocateRange(ctx, sequence, count)
+	}, bootClock())
+	p.observe, p.isAnswered = c.observe, &c.isAnswered
+	p.leave = func() { c.leave(p) }
+	c.join(p)
+	return p
+}
+
+func newPool(sequence string, allocate func(context.Context, int64) (Range, error), clock clock) *Pool {
+	ctx, cancel := context.WithCancel(context.Background())
+	p := &Pool{
+		sequence: sequence, allocate: allocate, clock: clock, ctx: ctx, cancel: cancel,
+		observe: func(Event) {}, isAnswered: &atomic.Bool{}, leave: func() {},
+		size: 1, maxSize: maxRangeSize, inDemand: true,
+	}
+	p.current.Store(newLease(Range{}, math.MaxInt64))
+	return p
+}
+
+func newLease(ids Range, deadline time.Duration) *lease {
+	return &lease{
+		first: ids.First, step: ids.Step, count: ids.Count, prefetchAt: ids.Count / 2, deadline: deadline,
+	}
+}
+
+// Next returns the next id. If none is at hand, it waits as long as ctx allows:
+// for a range, for a quota, and for up to 60 s while the server is unavailable,
+// if it has answered before. If an id is at hand, Next returns it even if ctx is
+// done. What was requested for a caller that gave up stays for others.
+//
+// After an error, the next call tries again.
+func (p *Pool) Next(ctx context.Context) (int64, error) {
+	if id, ok := p.take(); ok {
+		return id, nil
+	}
+	return p.wait(ctx)
+}
+
+// All yields ids until the loop ends. It ends by itself after an error.
+func (p *Pool) All(ctx context.Context) iter.Seq2[int64, error] {
+	return func(yield func(int64, error) bool) {
+		for {
+			id, err := p.Next(ctx)
+			if !yield(id, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+// wait returns the next id when it arrives.
+func (p *Pool) wait(ctx context.Context) (int64, error) {
+	var broken outage
+	for joined := false; ; {
+		if id, ok := p.take(); ok {
+			return id, nil
+		}
+		if err := ctx.Err(); err != nil {
+			return 0, ErrorOf(err)
+		}
+		req, isNew, err := p.refill()
+		if err != nil {
+			return 0, err
+		}
+		if req == nil { // a range is at hand
+			continue
+		}
+		select {
+		case <-req.done:
+		case <-ctx.Done():
+			return 0, ErrorOf(ctx.Err())
+		case <-p.ctx.Done():
+		}
+		if p.ctx.Err() != nil {
+			return 0, closed("pool")
+		}
+		if req.err == nil || req.retrySmaller {
+			continue
+		}
+		if !isNew && !joined {
+			// The failed request was a prefetch, or older than this call.
+			joined = true
+			continue
+		}
+		if err := p.outlast(ctx, &broken, req.err); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// outlast waits until the request may be repeated, or returns its error.
+func (p *Pool) outlast(ctx context.Context, broken *outage, e *Error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(p.ctx, cancel)()
+	if e := broken.wait(ctx, e, p.isAnswered.Load()); e != nil {
+		if p.ctx.Err() != nil {
+			return closed("pool")
+		}
+		return e
+	}
+	return nil
+}
+
+// Close drops the ids at hand, cancels the request in flight and waits for its
+// end. Callers that wait in Next get ErrClosed.
+func (p *Pool) Close() error {
+	p.mu.Lock()
+	p.cancel()
+	p.replace(newLease(Range{}, math.MaxInt64))
+	if p.next != nil {
+		p.drop(p.next.count)
+		p.next = nil
+	}
+	p.mu.Unlock()
+	p.running.Wait()
+	p.leave()
+	return nil
+}
+
+// take takes an id of the current range. It returns false if there is none, or
+// if it has expired.
+func (p *Pool) take() (int64, bool) {
+	l := p.current.Load()
+	index := l.taken.Add(1) - 1
+	if index >= l.count {
+		return 0, false
+	}
+	if index == l.prefetchAt {
+		p.prefetch(l)
+	}
+	// Checked last: a process that was stopped at any point above must not
+	// return an id that expired meanwhile.
+	if p.clock.fast() < l.deadline || p.clock.exact() < l.deadline {
+		return l.first + index*l.step, true
+	}
+	p.expired.Add(1)
+	return 0, false
+}
+
+// prefetch requests the range after l, if ranges are used up in time.
+func (p *Pool) prefetch(l *lease) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.current.Load() == l && p.inDemand && p.next == nil && p.inFlight == nil {
+		p.send(p.clock.exact())
+	}
+}
+
+// replace makes another range current, and reports the ids left in this one.
+func (p *Pool) replace(l *lease) {
+	old := p.current.Swap(l)
+	left := old.count - min(old.count, old.taken.Swap(old.count))
+	p.drop(left + p.expired.Swap(0))
+}
+
+func (p *Pool) drop(ids int64) {
+	if ids > 0 {
+		p.observe(Event{Method: "Pool", Sequence: p.sequence, Dropped: ids})
+	}
+}
+
+// refill makes the next range current. If there is none, it returns the request
+// to wait for, and whether this call sent it.
+func (p *Pool) refill() (req *request, isNew bool, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ctx.Err() != nil {
+		return nil, false, closed("pool")
+	}
+	now, current := p.clock.exact(), p.current.Load()
+	switch {
+	case now >= current.deadline:
+		p.reduceDemand()
+	case current.taken.Load() < current.count: // another caller was here before
+		return nil, false, nil
+	case current.count > 0:
+		p.inDemand = true
+	}
+	if next := p.next; next != nil {
+		p.next = nil
+		if now < next.deadline {
+			p.replace(next)
+			p.started = now
+			return nil, false, nil
+		}
+		p.reduceDemand()
+		p.drop(next.count)
+	}
+	if current.count > 0 {
+		p.replace(newLease(Range{}, math.MaxInt64))
+	}
+	if p.inFlight != nil {
+		return p.inFlight, false, nil
+	}
+	return p.send(now), true, nil
+}
+
+// send requests the next range in the background. Its ids live from now on.
+func (p *Pool) send(now time.Duration) *request {
+	if p.current.Load().count > 0 && now-p.started < growBelow {
+		p.size *= 2
+	}
+	p.size = min(p.size, p.maxSize)
+	count, req := p.size, &request{done: make(chan struct{})}
+	p.inFlight = req
+	p.running.Go(func() {
+		ids, err := p.allocate(p.ctx, count)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if err == nil {
+			err = p.add(ids, now)
+		} else {
+			req.retrySmaller = p.adaptSize(ErrorOf(err))
+		}
+		req.err = ErrorOf(err)
+		p.inFlight = nil
+		close(req.done)
+	})
+	return req
+}
+
+// add makes a range the next one. The time counts from before the request was
+// sent, as the server may have taken the ids at any moment since.
+func (p *Pool) add(ids Range, sent time.Duration) error {
+	p.isAnswered.Store(true)
+	if ids.Period != "" {
+		return invalid("sequence", "%q has a reset, so its numbers repeat: use AllocateRange with WithTexts", p.sequence)
+	}
+	if p.ctx.Err() != nil {
+		p.drop(ids.Count)
+		return closed("pool")
+	}
+	deadline := sent + ids.TTL
+	if p.clock.exact() >= deadline {
+		p.drop(ids.Count)
+		p.reduceDemand()
+		if p.late++; p.late >= maxLateRanges {
+			p.late = 0
+			return newError(ErrExpiredOnArrival, codes.FailedPrecondition,
+				"three ranges in a row had expired on arrival; check the latency to the server, or raise its lease_ttl")
+		}
+		return nil
+	}
+	p.late = 0
+	p.next = newLease(ids, deadline)
+	return nil
+}
+
+// reduceDemand stops prefetching and halves the size, because a range expired
+// before it was used up.
+func (p *Pool) reduceDemand() {
+	p.inDemand = false
+	p.size = max(1, p.size/2)
+}
+
+// adaptSize adapts the size of the next range to an error, and returns whether
+// a smaller range may succeed at once.
+func (p *Pool) adaptSize(e *Error) bool {
+	switch e.Reason {
+	case ErrSequenceExhausted:
+		largest, err := strconv.ParseInt(e.Metadata["largest_range"], 10, 64)
+		if err == nil && 0 < largest && largest < p.size {
+			p.size = largest
+			return true
+		}
+	case ErrInvalidRequest:
+		if e.Metadata["field"] == "id_count" && p.size > 1 {
+			p.size /= 2
+			p.maxSize = p.size
+			return true
+		}
+	case ErrQuotaExceeded:
+		// A call may overdraw the quota, and the server rejects all calls
+		// until it is refilled: smaller ranges make for shorter waits.
+		if e.RetryDelay > growBelow {
+			p.size = max(1, p.size/2)
+		}
+	}
+	return false
+}

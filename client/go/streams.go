@@ -1,0 +1,157 @@
+package idalloc
+
+import (
+	"context"
+	"errors"
+	"io"
+	"iter"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+
+	"example.com/idalloc/client/go/idallocv1"
+)
+
+var errStalled = errors.New("no message of the stream arrived")
+
+// StreamRanges allocates total ids in ranges of chunk ids; 0 means 10,000. The
+// server allocates each range just before it sends it.
+//
+// If the stream breaks, for example at a restart of the server, the client
+// requests the missing ids: so there may be more and shorter ranges. After an
+// error the loop ends; the ranges before it stay valid. If you leave the loop
+// early, ids on the way are a gap.
+func (c *Client) StreamRanges(
+	ctx context.Context, sequence string, total, chunk int64, options ...RangeOption,
+) iter.Seq2[Range, error] {
+	s := &idStream[idallocv1.StreamRangesResponse, Range]{
+		client: c, event: Event{Method: "StreamRanges", Sequence: sequence},
+	}
+	request, invalidRequest := rangeRequest(sequence, total, options)
+	if invalidRequest == nil && (request.RequestId != "" || chunk < 0) {
+		invalidRequest = invalid("chunk_id_count", "is %d; a stream has no request id, and a chunk of at least 1 id", chunk)
+	}
+	if invalidRequest != nil {
+		return failed[Range](invalidRequest)
+	}
+	s.open = func(ctx context.Context, missing int64) (grpc.ServerStreamingClient[idallocv1.StreamRangesResponse], error) {
+		return c.stubs.IDAllocator.StreamRanges(ctx, &idallocv1.StreamRangesRequest{
+			Sequence: sequence, TotalIdCount: missing, ChunkIdCount: chunk, View: request.GetView(),
+		})
+	}
+	s.convert = func(reply *idallocv1.StreamRangesResponse, missing int64) (Range, int64, error) {
+		ids, err := newRange(reply, 1, missing, request.GetView())
+		return ids, ids.Count, err
+	}
+	return s.all(ctx, total)
+}
+
+// StreamDocIDs generates total document ids as runs, which are a few bytes each
+// on the wire. It continues over a broken stream as StreamRanges does.
+func (c *Client) StreamDocIDs(ctx context.Context, total int64) iter.Seq2[DocIDRun, error] {
+	if total < 1 {
+		return failed[DocIDRun](invalid("total_id_count", "must be at least 1, not %d", total))
+	}
+	s := &idStream[idallocv1.StreamDocIdsResponse, []DocIDRun]{client: c, event: Event{Method: "StreamDocIds"}}
+	s.open = func(ctx context.Context, missing int64) (grpc.ServerStreamingClient[idallocv1.StreamDocIdsResponse], error) {
+		return c.stubs.IDAllocator.StreamDocIds(ctx, &idallocv1.StreamDocIdsRequest{
+			TotalIdCount: missing, View: idallocv1.DocIdView_DOC_ID_VIEW_COMPACT,
+		})
+	}
+	s.convert = func(reply *idallocv1.StreamDocIdsResponse, missing int64) ([]DocIDRun, int64, error) {
+		return newDocIDRuns(reply.GetRuns(), 1, missing)
+	}
+	return func(yield func(DocIDRun, error) bool) {
+		for runs, err := range s.all(ctx, total) {
+			if err != nil {
+				yield(DocIDRun{}, err)
+				return
+			}
+			for _, run := range runs {
+				if !yield(run, nil) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func failed[Item any](e *Error) iter.Seq2[Item, error] {
+	return func(yield func(Item, error) bool) {
+		var none Item
+		yield(none, e)
+	}
+}
+
+// idStream is a call whose reply is a stream of ids. gRPC resumes no stream by
+// itself: another attempt requests what is missing.
+type idStream[Reply, Item any] struct {
+	client  *Client
+	event   Event
+	open    func(ctx context.Context, missing int64) (grpc.ServerStreamingClient[Reply], error)
+	convert func(reply *Reply, missing int64) (item Item, ids int64, err error)
+}
+
+func (s *idStream[Reply, Item]) all(ctx context.Context, total int64) iter.Seq2[Item, error] {
+	return func(yield func(Item, error) bool) {
+		var none Item
+		var broken outage
+		for missing := total; missing > 0; {
+			isLeft := false
+			received, err := s.attempt(ctx, missing, func(item Item) bool {
+				broken.over()
+				isLeft = !yield(item, nil)
+				return !isLeft
+			})
+			missing -= received
+			if isLeft || missing == 0 { // also if the connection broke after the last message
+				return
+			}
+			if e := broken.wait(ctx, ErrorOf(err), s.client.isAnswered.Load()); e != nil {
+				yield(none, e)
+				return
+			}
+		}
+	}
+}
+
+// attempt makes one call, and returns how many ids arrived before its error.
+func (s *idStream[Reply, Item]) attempt(ctx context.Context, missing int64, use func(Item) bool) (received int64, err error) {
+	if s.client.ctx.Err() != nil {
+		return 0, closed("client")
+	}
+	caller := ctx
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil) // ends the stream if it has not ended
+	stalled := time.AfterFunc(maxOutage, func() { cancel(errStalled) })
+	defer stalled.Stop()
+	start := time.Now()
+	defer func() { err = s.client.finish(caller, s.event, start, received, err) }()
+	stream, err := s.open(ctx, missing)
+	for err == nil && received < missing {
+		var reply *Reply
+		if reply, err = stream.Recv(); err != nil {
+			break
+		}
+		stalled.Reset(maxOutage)
+		item, ids, invalid := s.convert(reply, missing-received)
+		if invalid != nil {
+			return received, invalid
+		}
+		received += ids
+		s.client.isAnswered.Store(true)
+		if !use(item) {
+			return received, nil
+		}
+	}
+	switch {
+	case received == missing:
+		return received, nil
+	case errors.Is(err, io.EOF):
+		return received, invalidReply("the stream ended with %d ids missing", missing-received)
+	case errors.Is(context.Cause(ctx), errStalled):
+		return received, newError(ErrDeadlineExceeded, codes.DeadlineExceeded, "%v within %v", errStalled, maxOutage)
+	}
+	return received, err
+}
