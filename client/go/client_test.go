@@ -1,0 +1,510 @@
+package idalloc
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"example.com/idalloc/client/go/idallocv1"
+)
+
+// failing fails the calls with these numbers.
+func failing(err error, calls ...int) func(context.Context, int) error {
+	return func(_ context.Context, call int) error {
+		if slices.Contains(calls, call) {
+			return err
+		}
+		return nil
+	}
+}
+
+// is fails the test unless err has the reason.
+func is(t *testing.T, err error, reason Reason) *Error {
+	t.Helper()
+	var e *Error
+	if !errors.Is(err, reason) || !errors.As(err, &e) {
+		t.Fatalf("got %v, want %v", err, reason)
+	}
+	return e
+}
+
+func TestARangeHasAllFieldsOfTheReply(t *testing.T) {
+	client := newService().start(t)
+	ids, err := client.AllocateRange(t.Context(), "orders", 3, WithTexts())
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "ids", slices.Collect(ids.All()), []int64{1, 2, 3})
+	ids.Texts, err = slices.Compact(ids.Texts), nil
+	if ids.First != 1 || ids.Last != 3 || ids.Step != 1 || ids.Count != 3 || ids.Generation != 7 || ids.NodeID != 9 ||
+		ids.TTL != 3*time.Minute || ids.Ordering != Rising || !ids.Created || !slices.Equal(ids.Texts, []string{"INV-1"}) {
+		t.Errorf("got %+v", ids)
+	}
+}
+
+func TestARequestIDReturnsTheSameIds(t *testing.T) {
+	client := newService().start(t)
+	id := NewRequestID()
+	if !regexp.MustCompile("^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$").MatchString(id) {
+		t.Errorf("%s is no UUID of version 4", id)
+	}
+	first, _ := client.AllocateRange(t.Context(), "orders", 3, WithRequestID(id))
+	again, _ := client.AllocateRange(t.Context(), "orders", 3, WithRequestID(id))
+	other, err := client.AllocateRange(t.Context(), "orders", 3, WithRequestID(NewRequestID()))
+	if err != nil || first.First != 1 || again.First != 1 || other.First != 4 {
+		t.Errorf("got %v, %v, %v, %v", first, again, other, err)
+	}
+}
+
+func TestWrongArgumentsReachNoServer(t *testing.T) {
+	service := newService()
+	client := service.start(t)
+	_, allocated := client.AllocateRange(t.Context(), "orders", 0)
+	_, batch := client.BatchAllocateRanges(t.Context(), []RangeRequest{{"orders", -1}})
+	_, docIDs := client.DocIDs(t.Context(), 0)
+	errs := []error{allocated, batch, docIDs}
+	for _, err := range client.StreamRanges(t.Context(), "orders", 1, 0, WithRequestID(NewRequestID())) {
+		errs = append(errs, err)
+	}
+	for _, err := range client.StreamDocIDs(t.Context(), 0) {
+		errs = append(errs, err)
+	}
+	for _, err := range errs {
+		is(t, err, ErrInvalidRequest)
+	}
+	if len(errs) != 5 || service.count() != 0 {
+		t.Errorf("%d errors, %d calls", len(errs), service.count())
+	}
+}
+
+func TestAnErrorHasReasonDelayAndDetails(t *testing.T) {
+	service := newService()
+	service.fail = failing(failure(codes.ResourceExhausted, "QUOTA_EXCEEDED", map[string]string{"limit": "5"},
+		&errdetails.RetryInfo{RetryDelay: durationpb.New(time.Hour)},
+		&errdetails.QuotaFailure{Violations: []*errdetails.QuotaFailure_Violation{{Subject: "identity:billing"}}}), 1)
+	client := service.start(t)
+	_, err := client.AllocateRange(t.Context(), "orders", 1)
+	e := is(t, err, ErrQuotaExceeded)
+	if e.Code != codes.ResourceExhausted || e.RetryDelay != time.Hour || e.Metadata["limit"] != "5" || !e.Retryable() {
+		t.Errorf("got %+v", e)
+	}
+	quota, _ := e.Details[2].(*errdetails.QuotaFailure)
+	if quota.GetViolations()[0].GetSubject() != "identity:billing" {
+		t.Errorf("got %v", e.Details)
+	}
+	if st, ok := status.FromError(err); !ok || st.Code() != codes.ResourceExhausted {
+		t.Errorf("the status is %v", st)
+	}
+	if errors.Is(err, ErrSequenceExhausted) {
+		t.Error("it also has another reason")
+	}
+}
+
+func TestEachReasonOfTheProtosHasAConstant(t *testing.T) {
+	source, err := os.ReadFile("errors.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	constants := map[string]bool{}
+	for _, found := range regexp.MustCompile(`Reason = "(\w+)"`).FindAllSubmatch(source, -1) {
+		constants[string(found[1])] = true
+	}
+	for number, name := range idallocv1.ErrorReason_name {
+		if number > 0 && !constants[name[len("ERROR_REASON_"):]] {
+			t.Errorf("%s has no constant", name)
+		}
+	}
+}
+
+func TestAnErrorOfStubsIsConverted(t *testing.T) {
+	client := newService().start(t)
+	_, err := client.Stubs().Node.GetNode(t.Context(), &idallocv1.GetNodeRequest{})
+	if e := ErrorOf(err); e.Reason != "UNIMPLEMENTED" || e.Retryable() {
+		t.Errorf("got %v", e)
+	}
+	if ErrorOf(nil) != nil {
+		t.Error("nil is an error")
+	}
+}
+
+func TestUnaryCallsAreRetried(t *testing.T) {
+	service := newService()
+	service.fail = failing(unavailable, 1, 2)
+	client := service.start(t)
+	if ids, err := client.AllocateRange(t.Context(), "orders", 1); err != nil || ids.First != 1 || service.count() != 3 {
+		t.Errorf("got %v, %v after %d calls", ids, err, service.count())
+	}
+	service.fail = func(context.Context, int) error { return unavailable }
+	_, err := client.AllocateRange(t.Context(), "orders", 1)
+	is(t, err, ErrServerUnreachable)
+	if service.count() != 8 {
+		t.Errorf("%d calls, expected 3 and 5", service.count())
+	}
+}
+
+func TestADeadlineEndsACall(t *testing.T) {
+	service := newService()
+	service.fail = func(ctx context.Context, _ int) error { <-ctx.Done(); return ctx.Err() }
+	client := service.start(t, WithTimeout(50*time.Millisecond))
+	_, err := client.AllocateRange(t.Context(), "orders", 1)
+	is(t, err, ErrDeadlineExceeded)
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v is not the context's error", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = client.AllocateRange(ctx, "orders", 1)
+	if is(t, err, ErrCancelled); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v is not the context's error", err)
+	}
+}
+
+func TestInvalidRepliesAreErrors(t *testing.T) {
+	service := newService()
+	service.texts = 1
+	client := service.start(t)
+	_, err := client.AllocateRange(t.Context(), "orders", 3, WithTexts())
+	is(t, err, ErrInvalidReply)
+}
+
+func TestABatchHasAResultForEachRequest(t *testing.T) {
+	service := newService()
+	service.fail = failing(failure(codes.NotFound, "SEQUENCE_NOT_FOUND", nil), 2)
+	client := service.start(t)
+	results, err := client.BatchAllocateRanges(t.Context(), []RangeRequest{{"orders", 2}, {"nowhere", 1}, {"orders", 1}})
+	if err != nil || len(results) != 3 {
+		t.Fatal(results, err)
+	}
+	is(t, results[1].Err, ErrSequenceNotFound)
+	if results[0].Range.Last != 2 || results[2].Range.First != 3 || results[2].Err != nil {
+		t.Errorf("got %v", results)
+	}
+}
+
+func TestABrokenStreamIsResumed(t *testing.T) {
+	service := newService()
+	service.fail = failing(unavailable, 3, 4, 7)
+	var events []Event
+	client := service.start(t, WithObserver(func(event Event) { events = append(events, event) }))
+	var ids []int64
+	for chunk, err := range client.StreamRanges(t.Context(), "orders", 25, 4) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = slices.AppendSeq(ids, chunk.All())
+	}
+	if len(ids) != 25 || ids[24] != 25 {
+		t.Errorf("got %v", ids)
+	}
+	var sum int64
+	for _, event := range events {
+		sum += event.IDs
+	}
+	if sum != 25 || len(events) < 3 || events[0].Err == nil || events[len(events)-1].Err != nil {
+		t.Errorf("got %v", events)
+	}
+}
+
+func TestTheFirstErrorOfAStreamIsFinal(t *testing.T) {
+	service := newService()
+	service.fail = func(context.Context, int) error { return unavailable }
+	client := service.start(t)
+	before := time.Now()
+	for _, err := range client.StreamRanges(t.Context(), "orders", 25, 4) {
+		is(t, err, ErrServerUnreachable)
+	}
+	if passed := time.Since(before); passed > 10*time.Second {
+		t.Errorf("it took %v", passed)
+	}
+}
+
+func TestALoopThatIsLeftEndsItsStream(t *testing.T) {
+	service := newService()
+	ended := make(chan struct{})
+	service.fail = func(ctx context.Context, call int) error {
+		if call == 3 {
+			<-ctx.Done()
+			close(ended)
+		}
+		return ctx.Err()
+	}
+	client := service.start(t)
+	for range client.StreamRanges(t.Context(), "orders", 100, 1) {
+		break
+	}
+	<-ended
+}
+
+func TestDocIDs(t *testing.T) {
+	service := newService()
+	service.fail = failing(unavailable, 3)
+	client := service.start(t)
+	ids, err := client.DocIDs(t.Context(), 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for run, err := range client.StreamDocIDs(t.Context(), 25) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = slices.AppendSeq(ids, run.All())
+	}
+	slices.Sort(ids)
+	if len(slices.Compact(ids)) != 28 {
+		t.Errorf("got %v", ids)
+	}
+}
+
+func TestGoroutinesShareAStream(t *testing.T) {
+	service := newService()
+	service.fail = func(_ context.Context, call int) error {
+		switch {
+		case call%301 == 0:
+			return unavailable // the stream breaks
+		case call%97 == 0:
+			return failure(codes.Unavailable, "STORE_UNAVAILABLE", nil)
+		}
+		return nil
+	}
+	client := service.start(t, WithTimeout(time.Minute))
+	stream := client.AllocateStream()
+	const callers, each = 64, 30
+	got := make([][]int64, callers)
+	var group sync.WaitGroup
+	for caller := range callers {
+		group.Go(func() {
+			for range each {
+				ids, err := stream.AllocateRange(t.Context(), "orders", 2)
+				docIDs, failed := stream.DocIDs(t.Context(), 1)
+				if err != nil || failed != nil || len(docIDs) != 1 {
+					t.Error(err, failed, docIDs)
+					return
+				}
+				got[caller] = slices.AppendSeq(got[caller], ids.All())
+			}
+		})
+	}
+	group.Wait()
+	stream.Close()
+	all := slices.Concat(got...)
+	slices.Sort(all)
+	if distinct := len(slices.Compact(all)); distinct != callers*each*2 {
+		t.Errorf("%d distinct ids", distinct)
+	}
+	_, err := stream.AllocateRange(t.Context(), "orders", 1)
+	is(t, err, ErrClosed)
+}
+
+func TestALastingErrorOfAStreamIsThatOfItsRequests(t *testing.T) {
+	service := newService()
+	service.fail = func(context.Context, int) error { return status.Error(codes.Unauthenticated, "no") }
+	client := service.start(t)
+	stream := client.AllocateStream()
+	for range 3 {
+		_, err := stream.AllocateRange(t.Context(), "orders", 1)
+		is(t, err, ErrUnauthenticated)
+	}
+}
+
+func TestACallerWhoLeavesAStreamCostsNoOtherItsAnswer(t *testing.T) {
+	service := newService()
+	release := make(chan struct{})
+	service.fail = func(_ context.Context, call int) error {
+		if call == 1 {
+			<-release
+		}
+		return nil
+	}
+	client := service.start(t)
+	stream := client.AllocateStream()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err := stream.AllocateRange(ctx, "orders", 1)
+	is(t, err, ErrDeadlineExceeded)
+	close(release)
+	if ids, err := stream.AllocateRange(t.Context(), "orders", 1); err != nil || ids.First != 2 {
+		t.Errorf("got %v, %v", ids, err)
+	}
+}
+
+func TestCloseEndsPoolsStreamsAndCalls(t *testing.T) {
+	service := newService()
+	service.fail = func(ctx context.Context, call int) error {
+		if call > 2 { // of the pool and its prefetch
+			<-ctx.Done()
+		}
+		return ctx.Err()
+	}
+	client := service.start(t)
+	pool, stream := client.Pool("orders"), client.AllocateStream()
+	if _, err := pool.Next(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	await(t, service, 2-service.count())
+	var group sync.WaitGroup
+	group.Go(func() {
+		if _, err := stream.AllocateRange(t.Context(), "orders", 1); !errors.Is(err, ErrClosed) {
+			t.Errorf("got %v", err)
+		}
+	})
+	await(t, service, 3-service.count())
+	client.Close()
+	group.Wait()
+	_, err := pool.Next(t.Context())
+	is(t, err, ErrClosed)
+	_, err = client.AllocateRange(t.Context(), "orders", 1)
+	is(t, err, ErrClosed)
+	if err := client.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAPoolOutlastsAnOutage(t *testing.T) {
+	service := newService()
+	service.fail = func(_ context.Context, call int) error {
+		if 3 < call && call < 14 { // longer than gRPC's retries
+			return unavailable
+		}
+		return nil
+	}
+	client := service.start(t)
+	pool := client.Pool("orders")
+	for want := range int64(100) {
+		if id, err := pool.Next(t.Context()); err != nil || id != want+1 {
+			t.Fatal(id, err)
+		}
+	}
+}
+
+func TestAPoolReportsDroppedIds(t *testing.T) {
+	service := newService()
+	var mu sync.Mutex
+	var received, dropped int64
+	client := service.start(t, WithObserver(func(event Event) {
+		mu.Lock()
+		defer mu.Unlock()
+		received, dropped = received+event.IDs, dropped+event.Dropped
+	}))
+	pool := client.Pool("orders")
+	for id, err := range pool.All(t.Context()) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if id == 100 {
+			break
+		}
+	}
+	pool.Close()
+	if received-dropped != 100 || dropped == 0 {
+		t.Errorf("%d ids received, %d dropped", received, dropped)
+	}
+}
+
+func TestATokenFileIsReadAgain(t *testing.T) {
+	service := newService()
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte("first\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	client := service.start(t, WithTokenFile(file))
+	allocate := func() {
+		if _, err := client.AllocateRange(t.Context(), "orders", 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	allocate()
+	os.WriteFile(file, []byte("second\n"), 0o600)
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+		if allocate(); service.tokens[len(service.tokens)-1] == "Bearer second" {
+			break
+		}
+	}
+	os.Remove(file) // the former token stays
+	time.Sleep(1100 * time.Millisecond)
+	allocate()
+	if tokens := slices.Compact(service.tokens); !slices.Equal(tokens, []string{"Bearer first", "Bearer second"}) {
+		t.Errorf("got %v", tokens)
+	}
+}
+
+func TestATokenNeedsTLSToOtherMachines(t *testing.T) {
+	for target, local := range map[string]bool{
+		"127.0.0.1:50051": true, "[::1]:50051": true, "localhost:50051": true, "unix:///run/idalloc.sock": true,
+		"127.0.0.1:1,127.0.0.1:2": true, "dns:///localhost:50051": true, "idalloc.example:50051": false,
+		"127.0.0.1:1,10.0.0.1:2": false, "dns:///10.0.0.1:50051": false, "ipv4:10.0.0.1:50051": false,
+	} {
+		client, err := New(target, WithToken("secret"))
+		if (err == nil) != local {
+			t.Errorf("%s: got %v", target, err)
+		}
+		if err == nil {
+			client.Close()
+		}
+		for _, option := range []Option{WithTLS(TLS{}), WithPlaintextToken()} {
+			client, err := New(target, WithToken("secret"), option)
+			if err != nil {
+				t.Errorf("%s: %v", target, err)
+				continue
+			}
+			client.Close()
+		}
+	}
+}
+
+func TestWrongOptionsAreErrorsOfNew(t *testing.T) {
+	empty := filepath.Join(t.TempDir(), "empty")
+	os.WriteFile(empty, nil, 0o600)
+	for name, files := range map[string]TLS{
+		"no CA file": {CAFile: "nowhere"}, "no certificate": {CAFile: empty}, "no key": {CertFile: empty, KeyFile: "nowhere"},
+	} {
+		_, err := New("localhost:50051", WithTLS(files))
+		if is(t, err, ErrInvalidRequest); err == nil {
+			t.Error(name)
+		}
+	}
+	for _, target := range []string{"", "localhost:1,localhost", "localhost:1,"} {
+		_, err := New(target)
+		is(t, err, ErrInvalidRequest)
+	}
+}
+
+func TestAnExistingConnectionStaysOpen(t *testing.T) {
+	service := newService()
+	conn := service.start(t).conn
+	client := NewFromConn(conn, WithTimeout(time.Minute))
+	if ids, err := client.AllocateRange(t.Context(), "orders", 1); err != nil || ids.First != 1 {
+		t.Fatal(ids, err)
+	}
+	client.Close()
+	if state := conn.GetState(); state.String() == "SHUTDOWN" {
+		t.Error("the connection is closed")
+	}
+}
+
+// A suspend shows in the exact clock only, and within the sampling interval in
+// the fast one.
+func TestTheFastClockFollowsTheExactOne(t *testing.T) {
+	var exact, monotonic time.Duration
+	reads := 0
+	c := sampled(func() time.Duration { reads++; return exact }, func() time.Duration { return monotonic }, time.Millisecond)
+	pass := func(by, suspended time.Duration) { monotonic += by; exact += by + suspended }
+	pass(999*time.Microsecond, 0)
+	if c.fast() != exact || reads != 1 {
+		t.Errorf("%v, %d reads", c.fast(), reads)
+	}
+	pass(time.Microsecond, time.Hour)
+	if c.fast() != exact || c.fast() != exact || reads != 2 {
+		t.Errorf("%v, %d reads", c.fast(), reads)
+	}
+}
