@@ -20,6 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 bin := .venv/bin
 protos := $(shell find protos -name '*.proto')
 services := $(shell grep -l '^service ' $(protos))
+go_checks := golang.org/x/exp/cmd/apidiff honnef.co/go/tools/cmd/staticcheck
 go_messages := idallocv1 xprotocolv1
 generated := idalloc/v1 idalloc/xprotocol/v1 idalloc/protos
 go_tools := helm.sh/helm/v3/cmd/helm@v3.19.0 github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
@@ -181,8 +182,10 @@ go-prefix: ## write GO_PREFIX in place of the Go client's path, before `make gen
 derived-files: .venv/ready ## write the files of compose and the chart that derive from others in deploy/
 	$(bin)/python -m scripts.derived_files
 
-baseline: .venv/ready ## accept the current protos as the baseline of compatibility
+baseline: .venv/ready ## accept the current protos and the API of the Go client as the baseline of compatibility
 	$(bin)/buf build protos --exclude-source-info --output protos/baseline.binpb
+	cd scripts/go && if go build -o $(CURDIR)/.build/go/ $(go_checks); then cd ../../client/go && \
+	  $(CURDIR)/.build/go/apidiff -m -w ../../scripts/go/client.api "$$(go list -m)"; fi
 
 lock: ## update the locked requirements (needs uv; ARGS=--upgrade for the newest versions)
 	@command -v $(UV) >/dev/null || { echo 'make lock needs uv: pip install uv' >&2; exit 1; }
@@ -210,7 +213,7 @@ version: ## write VERSION into all manifests, before a release (VERSION=1.2.3)
 	@npm --prefix client/node version --no-git-tag-version --allow-same-version $(VERSION)
 	@npm --prefix examples/node install --package-lock-only --silent --prefer-offline --no-audit --no-fund
 
-packages: dist packages-npm ## write the packages for registries into dist/python and dist/npm
+packages: dist packages-go packages-npm ## write the packages for registries into dist/python, dist/go and dist/npm
 
 .PHONY: packages-npm
 packages-npm: client/node/node_modules/.package-lock.json
@@ -220,6 +223,10 @@ packages-npm: client/node/node_modules/.package-lock.json
 
 client/node/node_modules/.package-lock.json: client/node/package-lock.json
 	npm --prefix client/node ci --prefer-offline --no-audit --no-fund
+
+packages-go: .venv/ready ## write the Go client into dist/go, as a module proxy serves it
+	@rm -rf dist/go
+	cd scripts/go && go run ./goproxy -version v$(shell $(bin)/hatchling version) $(CURDIR)/client/go $(CURDIR)/dist/go
 
 image: ## build the container image
 	docker build --tag $(IMAGE) .
@@ -277,4 +284,4 @@ editable := $(bin)/pip install --quiet --disable-pip-version-check --no-deps --n
 	$(call venv,.venv-gen,$<)
 	@touch $@
 
-.PHONY: help run test test-long test-upgrade test-languages test-packages test-xproto lint type format test-mysql trace load profile bench-clients bench-envoy bench-peers bench-opensearch bench-faults bench-xproto bench-growth faults explore mutants fuzz soak floods gen gen-check generated docs docs-reference go-prefix baseline lock tools dist version packages image clean
+.PHONY: help run test test-long test-upgrade test-languages test-packages test-xproto lint type format test-mysql trace load profile bench-clients bench-envoy bench-peers bench-opensearch bench-faults bench-xproto bench-growth faults explore mutants fuzz soak floods gen gen-check generated docs docs-reference go-prefix baseline lock tools dist version packages packages-go image clean

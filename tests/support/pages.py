@@ -62,6 +62,7 @@ NOT_RUN = {
         "<sourceDirectories>": "tests/languages/test_languages_guide.py builds with it",
         "$ cargo run": "it compiles for minutes; tests/languages/test_languages_guide.py runs it",
     },
+    "docs/guides/go.md": {"": "tests/packages/test_go.py runs them with the client from a proxy on disk"},
     "docs/guides/load-tests.md": {
         "ghz --config examples/ghz/allocate_range.json": (
             "its second server is of another machine; tests/e2e/test_ghz.py runs all configurations"
