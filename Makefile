@@ -130,9 +130,12 @@ bench-xproto: .venv/ready ## measure adds of documents beside a live MySQL 8.0.3
 bench-growth: .venv/ready ## measure what grows with sequences, nodes, connections; writes docs/operations/benchmarks-growth.md
 	$(bin)/python -m bench.growth $(ARGS)
 
-bench-clients: bench-node ## measure next() of the clients' pools, for one caller and for 64
+bench-clients: bench-go bench-node ## measure next() of the clients' pools, for one caller and for 64
 
-.PHONY: bench-node
+.PHONY: bench-go bench-node
+bench-go: .venv/ready
+	$(bin)/python -m bench.clients $(ARGS)
+
 bench-node: client/node/node_modules/.package-lock.json
 	npm --prefix client/node run build
 	npm --prefix client/node run --silent bench

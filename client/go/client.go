@@ -217,11 +217,14 @@ func (c *Client) DocIDs(ctx context.Context, count int64) ([]string, error) {
 
 // call makes a unary call within the client's timeout.
 func (c *Client) call(ctx context.Context, event Event, do func(context.Context) (ids int64, err error)) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	if c.timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, c.timeout)
-		defer cancel()
+		var stop context.CancelFunc
+		ctx, stop = context.WithTimeout(ctx, c.timeout)
+		defer stop()
 	}
+	defer context.AfterFunc(c.ctx, cancel)() // Close ends the call
 	start := time.Now()
 	if c.ctx.Err() != nil {
 		return closed("client")

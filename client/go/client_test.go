@@ -486,7 +486,24 @@ func TestAnExistingConnectionStaysOpen(t *testing.T) {
 	if ids, err := client.AllocateRange(t.Context(), "orders", 1); err != nil || ids.First != 1 {
 		t.Fatal(ids, err)
 	}
+	service.fail = func(ctx context.Context, _ int) error { <-ctx.Done(); return ctx.Err() }
+	var group sync.WaitGroup
+	group.Go(func() {
+		_, err := client.AllocateRange(t.Context(), "orders", 1)
+		if !errors.Is(err, ErrClosed) {
+			t.Errorf("got %v", err)
+		}
+	})
+	group.Go(func() {
+		for _, err := range client.StreamRanges(t.Context(), "orders", 1, 1) {
+			if !errors.Is(err, ErrClosed) {
+				t.Errorf("got %v", err)
+			}
+		}
+	})
+	await(t, service, 3-service.count())
 	client.Close()
+	group.Wait()
 	if state := conn.GetState(); state.String() == "SHUTDOWN" {
 		t.Error("the connection is closed")
 	}

@@ -123,7 +123,8 @@ func (s *idStream[Reply, Item]) attempt(ctx context.Context, missing int64, use 
 	}
 	caller := ctx
 	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil) // ends the stream if it has not ended
+	defer cancel(nil)                                               // ends the stream if it has not ended
+	defer context.AfterFunc(s.client.ctx, func() { cancel(nil) })() // so does Close
 	stalled := time.AfterFunc(maxOutage, func() { cancel(errStalled) })
 	defer stalled.Stop()
 	start := time.Now()

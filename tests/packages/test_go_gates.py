@@ -1,5 +1,6 @@
 """The checks of the Go client: go vet, staticcheck, and the compatibility of its API."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -54,6 +55,24 @@ def tools() -> None:
         pytest.skip(reason)
     BUILT.mkdir(parents=True, exist_ok=True)
     go(TOOLS, "build", "-o", f"{BUILT}/", "golang.org/x/exp/cmd/apidiff", "honnef.co/go/tools/cmd/staticcheck")
+
+
+def test_the_clients_own_tests_pass() -> None:
+    """Its tests pass with the oldest grpc and protobuf that go.mod allows, without data races."""
+    race = ["-race"] if go(MODULE, "env", "CGO_ENABLED").strip() == "1" else []  # it needs a C compiler
+    go(MODULE, "test", *race, "./...")
+
+
+def test_the_client_compiles_with_its_oldest_go() -> None:
+    """The Go version of go.mod is enough."""
+    floor = re.search(r"^go (\S+)$", (MODULE / "go.mod").read_text(), re.MULTILINE)
+    assert floor
+    oldest = {"GOTOOLCHAIN": f"go{floor[1]}"}
+    done = subprocess.run(["go", "version"], cwd=MODULE, env=environment() | oldest, capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip(f"go {floor[1]} is not here and cannot be downloaded: {done.stderr}")
+    assert f"go{floor[1]} " in done.stdout
+    go(MODULE, "vet", "./...", **oldest)
 
 
 @pytest.mark.parametrize("name", CHECKS)
