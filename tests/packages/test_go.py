@@ -13,6 +13,7 @@ import pytest
 
 from tests.languages.conftest import Secrets
 from tests.packages.go_module import Consumer, missing
+from tests.support.certificates import Certificates
 from tests.support.documents import Block, blocks
 from tests.support.paths import ROOT
 from tests.support.processes import Server, environment, running
@@ -112,6 +113,22 @@ def test_every_call_of_the_package_works(program: Path, secrets: Secrets, tmp_pa
         "StreamDocIds": 50_000,
         "AllocateStream": 16 * 20 * 3,
     }
+
+
+def test_a_client_certificate_is_presented(program: Path, tmp_path: Path) -> None:
+    """A server that requires client certificates answers a client with one, and no other."""
+    certificates = Certificates(tmp_path)
+    served, shown = certificates.client("127.0.0.1"), certificates.client("billing")
+    with running(tmp_path, tls_cert=served.cert, tls_key=served.key, tls_client_ca=certificates.ca) as server:
+        command = [program, "calls", server.address]
+        with_one = environment() | {"CA": str(certificates.ca), "CERT": str(shown.cert), "KEY": str(shown.key)}
+        done = subprocess.run(command, env=with_one, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["texts"] == ["INV-0001", "INV-0002"]
+        without = environment() | {"CA": str(certificates.ca)}
+        refused = subprocess.run(command, env=without, capture_output=True, text=True, timeout=100)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("SERVER_UNREACHABLE: "), refused.stderr
 
 
 def test_a_pool_issues_no_id_twice_while_servers_are_killed(program: Path, secrets: Secrets, tmp_path: Path) -> None:

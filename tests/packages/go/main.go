@@ -32,8 +32,8 @@ func run(ctx context.Context, arguments []string) error {
 	var mu sync.Mutex
 	received := map[string]int64{}
 	client, err := idalloc.New(arguments[1],
-		idalloc.WithTLS(idalloc.TLS{CAFile: os.Getenv("CA")}),
-		idalloc.WithTokenFile(os.Getenv("TOKEN_FILE")),
+		idalloc.WithTLS(idalloc.TLS{CAFile: os.Getenv("CA"), CertFile: os.Getenv("CERT"), KeyFile: os.Getenv("KEY")}),
+		token(),
 		idalloc.WithTimeout(15*time.Second),
 		idalloc.WithObserver(func(event idalloc.Event) {
 			mu.Lock()
@@ -53,6 +53,15 @@ func run(ctx context.Context, arguments []string) error {
 	}
 	got["received"] = received
 	return json.NewEncoder(os.Stdout).Encode(got)
+}
+
+// token returns the option for the file that TOKEN_FILE names, or an option
+// without effect.
+func token() idalloc.Option {
+	if file := os.Getenv("TOKEN_FILE"); file != "" {
+		return idalloc.WithTokenFile(file)
+	}
+	return idalloc.WithDialOptions()
 }
 
 func calls(ctx context.Context, client *idalloc.Client) (map[string]any, error) {
