@@ -163,6 +163,49 @@ func TestErrorsGoToTheCaller(t *testing.T) {
 	})
 }
 
+// The server is lost after it has answered three calls.
+func lost(call int, _ int64) error {
+	if call > 3 {
+		return failure(codes.Unavailable, "STORE_UNAVAILABLE", nil)
+	}
+	return nil
+}
+
+func TestAnOutageIsOutlastedForAMinute(t *testing.T) {
+	server := newFakeServer()
+	server.failing = lost
+	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
+		draw(t, p, 7)
+		before := time.Now()
+		_, err := p.Next(t.Context())
+		if waited := time.Since(before); !errors.Is(err, ErrStoreUnavailable) || waited < 55*time.Second || waited > maxOutage {
+			t.Errorf("got %v after %v", err, waited)
+		}
+	})
+}
+
+func TestAnOutageIsOutlastedWithinTheContext(t *testing.T) {
+	server := newFakeServer()
+	server.failing = lost
+	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
+		draw(t, p, 7)
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(10*time.Second, cancel)
+		before := time.Now()
+		_, err := p.Next(ctx)
+		if waited := time.Since(before); !errors.Is(err, context.Canceled) || waited != 10*time.Second {
+			t.Errorf("got %v after %v", err, waited)
+		}
+		ctx, cancel = context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		if _, err := p.Next(ctx); !errors.Is(err, ErrStoreUnavailable) {
+			t.Errorf("got %v", err)
+		}
+		server.failing = nil
+		equal(t, "ids afterwards", draw(t, p, 1), []int64{8})
+	})
+}
+
 func TestFailedPrefetchIsAskedAgain(t *testing.T) {
 	server := newFakeServer()
 	server.failing = func(call int, _ int64) error {
