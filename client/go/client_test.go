@@ -233,7 +233,8 @@ func TestALoopThatIsLeftEndsItsStream(t *testing.T) {
 	service := newService()
 	ended := make(chan struct{})
 	service.fail = func(ctx context.Context, call int) error {
-		if call == 3 {
+		// After its first message, the server waits for the end.
+		if call == 2 {
 			<-ctx.Done()
 			close(ended)
 		}
