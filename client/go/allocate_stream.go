@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -17,15 +18,20 @@ import (
 const (
 	// The most requests of a stream without an answer; the server's limit is 1,000.
 	maxInFlight = 500
-	// How often a request is sent because its answer is an error that may end by
-	// itself, as gRPC's retry policy sends a unary call.
+	// How often a request is sent because the server or its store is unavailable,
+	// as gRPC's retry policy sends a unary call.
 	maxAttempts = 5
 )
 
 // Stream makes many calls over one stream (AllocateStream), which costs client
 // and server less than unary calls. Goroutines share it: their requests are in
 // flight together, and the answers come in the order of the requests. One that
-// waits for the store delays the answers after it.
+// waits for the store delays the answers after it. At most 500 requests are on
+// their way, and those after them wait in the process.
+//
+// The server limits the ids of a stream's requests without an answer to ten times
+// its max_ids_per_call. A request beyond that is sent again, within its context
+// and WithTimeout.
 //
 // The stream opens with the first request. If it breaks or its server stops, the
 // requests without an answer are sent again over a new one: the ids of a lost
@@ -34,12 +40,11 @@ type Stream struct {
 	client *Client
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
-	slots  chan struct{} // one for each request without an answer
-	wake   chan struct{} // a request is in the queue
+	wake   chan struct{} // a request may be sent
 
 	mu        sync.Mutex
-	queue     []*pending // the requests without an answer, in order
-	sent      int        // how many of them were sent on the open stream
+	sent      []*pending // on the open stream, without an answer, in order
+	waiting   []*pending // to be sent
 	number    int64      // of the last request that was sent
 	isRunning bool
 	running   sync.WaitGroup
@@ -60,9 +65,7 @@ type answer struct {
 // AllocateStream returns a stream for many calls. Close it.
 func (c *Client) AllocateStream() *Stream {
 	ctx, cancel := context.WithCancel(c.ctx)
-	s := &Stream{
-		client: c, ctx: ctx, cancel: cancel, slots: make(chan struct{}, maxInFlight), wake: make(chan struct{}, 1),
-	}
+	s := &Stream{client: c, ctx: ctx, cancel: cancel, wake: make(chan struct{}, 1)}
 	c.join(s)
 	return s
 }
@@ -105,7 +108,9 @@ func (s *Stream) DocIDs(ctx context.Context, count int64) ([]string, error) {
 // Close ends the stream and waits for its end. Calls that wait for an answer
 // end with ErrClosed.
 func (s *Stream) Close() error {
+	s.mu.Lock() // no call starts run after this
 	s.cancel()
+	s.mu.Unlock()
 	s.running.Wait()
 	s.client.leave(s)
 	return nil
@@ -118,13 +123,8 @@ func (s *Stream) call(
 	convert func(*idallocv1.AllocateStreamResponse) (ids int64, err error),
 ) error {
 	return s.client.call(ctx, event, func(ctx context.Context) (int64, error) {
-		select {
-		case s.slots <- struct{}{}:
-			defer func() { <-s.slots }()
-		case <-ctx.Done():
-			return 0, ctx.Err()
-		}
-		for attempt := 1; ; attempt++ {
+		var retry outage
+		for failures := 0; ; {
 			response, err := s.exchange(ctx, request)
 			if err != nil {
 				return 0, err
@@ -133,10 +133,12 @@ func (s *Stream) call(
 				return convert(response)
 			}
 			e := errorOfProto(response.GetError())
-			if attempt == maxAttempts || e.Code != codes.Unavailable {
-				return 0, e
+			// The limit of a stream's ids is no failure: other callers use it up.
+			if e.Reason != ErrQuotaExceeded || e.Metadata["subject"] != "stream" {
+				if failures++; failures == maxAttempts || e.Code != codes.Unavailable {
+					return 0, e
+				}
 			}
-			var retry outage
 			if e := retry.wait(ctx, e, true); e != nil {
 				return 0, e
 			}
@@ -144,7 +146,7 @@ func (s *Stream) call(
 	})
 }
 
-// exchange puts a request into the queue, and waits for its answer.
+// exchange sends a request, and waits for its answer.
 func (s *Stream) exchange(ctx context.Context, request *idallocv1.AllocateStreamRequest) (*idallocv1.AllocateStreamResponse, error) {
 	p := &pending{ctx: ctx, request: request, answer: make(chan answer, 1)}
 	s.mu.Lock()
@@ -152,7 +154,7 @@ func (s *Stream) exchange(ctx context.Context, request *idallocv1.AllocateStream
 		s.mu.Unlock()
 		return nil, closed("stream")
 	}
-	s.queue = append(s.queue, p)
+	s.waiting = append(s.waiting, p)
 	if !s.isRunning {
 		s.isRunning = true
 		s.running.Go(s.run)
@@ -182,10 +184,10 @@ func (s *Stream) run() {
 	for {
 		err := s.attempt(&broken)
 		s.mu.Lock()
+		s.waiting, s.sent = append(s.sent, s.waiting...), nil
 		// The requests whose callers have left are not sent again.
-		s.queue = slices.DeleteFunc(s.queue, func(p *pending) bool { return p.ctx.Err() != nil })
-		s.sent = 0
-		if len(s.queue) == 0 || s.ctx.Err() != nil {
+		s.waiting = slices.DeleteFunc(s.waiting, func(p *pending) bool { return p.ctx.Err() != nil })
+		if len(s.waiting) == 0 || s.ctx.Err() != nil {
 			s.isRunning = false
 			s.mu.Unlock()
 			return
@@ -202,13 +204,14 @@ func (s *Stream) run() {
 func (s *Stream) fail(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, p := range s.queue {
+	for _, p := range s.waiting {
 		p.answer <- answer{err: err}
 	}
-	s.queue, s.isRunning = nil, false
+	s.waiting, s.isRunning = nil, false
 }
 
-// attempt opens a stream, sends the queue, and receives answers until it breaks.
+// attempt opens a stream, sends the requests, and receives answers until it
+// breaks.
 func (s *Stream) attempt(broken *outage) error {
 	ctx, cancel := context.WithCancel(s.ctx)
 	defer cancel()
@@ -244,41 +247,57 @@ func (s *Stream) attempt(broken *outage) error {
 			err = s.answered(response)
 		}
 		if err != nil {
-			return err
+			return reset(err)
 		}
 		broken.over()
 		s.client.isAnswered.Store(true)
 	}
 }
 
-// nextToSend returns the next message, or nil if all of the queue was sent.
+// reset returns the error of a stream that broke: a proxy may reset a stream that
+// was silent for long, which gRPC calls an internal error.
+func reset(err error) error {
+	if e := ErrorOf(err); e.Code == codes.Internal && strings.Contains(e.Message, "RST_STREAM") {
+		return newError(ErrServerUnreachable, codes.Unavailable, "the stream broke: %s", e.Message)
+	}
+	return err
+}
+
+// nextToSend returns the next message, or nil if none may be sent now.
 func (s *Stream) nextToSend() *idallocv1.AllocateStreamRequest {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.sent == len(s.queue) {
-		return nil
+	for len(s.waiting) > 0 && len(s.sent) < maxInFlight {
+		p := s.waiting[0]
+		s.waiting = s.waiting[1:]
+		if p.ctx.Err() != nil { // its caller has left
+			continue
+		}
+		s.sent = append(s.sent, p)
+		s.number++
+		message := &idallocv1.AllocateStreamRequest{Number: s.number, Request: p.request.Request}
+		if deadline, ok := p.ctx.Deadline(); ok {
+			message.Timeout = durationpb.New(max(0, time.Until(deadline)))
+		}
+		return message
 	}
-	p := s.queue[s.sent]
-	s.sent++
-	s.number++
-	message := &idallocv1.AllocateStreamRequest{Number: s.number, Request: p.request.Request}
-	if deadline, ok := p.ctx.Deadline(); ok {
-		message.Timeout = durationpb.New(max(0, time.Until(deadline)))
-	}
-	return message
+	return nil
 }
 
 // answered gives an answer to the oldest request.
 func (s *Stream) answered(response *idallocv1.AllocateStreamResponse) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.sent == 0 {
+	if len(s.sent) == 0 {
 		return invalidReply("an answer without a request")
 	}
-	if oldest := s.number - int64(s.sent) + 1; response.GetNumber() != oldest {
+	if oldest := s.number - int64(len(s.sent)) + 1; response.GetNumber() != oldest {
 		return invalidReply("an answer to request %d; expected %d", response.GetNumber(), oldest)
 	}
-	s.queue[0].answer <- answer{response: response}
-	s.queue, s.sent = s.queue[1:], s.sent-1
+	s.sent[0].answer <- answer{response: response}
+	s.sent = s.sent[1:]
+	if len(s.waiting) > 0 {
+		s.notify()
+	}
 	return nil
 }

@@ -339,6 +339,81 @@ func TestACallerWhoLeavesAStreamCostsNoOtherItsAnswer(t *testing.T) {
 	}
 }
 
+func TestAStreamIsOpenedAgainAfterAReset(t *testing.T) {
+	service := newService()
+	service.fail = failing(status.Error(codes.Internal, "stream terminated by RST_STREAM with error code: NO_ERROR"), 2)
+	stream := service.start(t).AllocateStream()
+	for want := range int64(3) {
+		if ids, err := stream.AllocateRange(t.Context(), "orders", 1); err != nil || ids.First != want+1 {
+			t.Fatalf("got %v, %v", ids, err)
+		}
+	}
+	if calls := service.count(); calls != 4 {
+		t.Errorf("%d requests", calls)
+	}
+}
+
+func TestTheLimitOfAStreamsIdsIsWaitedForWithinTheContext(t *testing.T) {
+	limit := func(delay time.Duration) error {
+		return failure(codes.ResourceExhausted, "QUOTA_EXCEEDED", map[string]string{"subject": "stream"},
+			&errdetails.RetryInfo{RetryDelay: durationpb.New(delay)})
+	}
+	service := newService()
+	service.fail = failing(limit(20*time.Millisecond), 1, 2, 3, 4, 5, 6, 7)
+	stream := service.start(t).AllocateStream()
+	before := time.Now()
+	ids, err := stream.AllocateRange(t.Context(), "orders", 1)
+	if waited := time.Since(before); err != nil || ids.First != 1 || waited < 140*time.Millisecond {
+		t.Errorf("got %v, %v after %v", ids, err, waited)
+	}
+	service.fail = failing(limit(time.Hour), 9)
+	_, err = stream.AllocateRange(t.Context(), "orders", 1)
+	is(t, err, ErrQuotaExceeded)
+	service.fail = failing(quotaExceeded(time.Millisecond), 10) // of the caller: as a unary call
+	_, err = stream.AllocateRange(t.Context(), "orders", 1)
+	is(t, err, ErrQuotaExceeded)
+}
+
+// Requests count as in flight until their answer, also if their callers left:
+// the server ends a stream with 1,001 of them.
+func TestAStreamHasAtMost500RequestsInFlight(t *testing.T) {
+	service := newService()
+	release := make(chan struct{})
+	service.fail = func(context.Context, int) error { <-release; return nil }
+	stream := service.start(t, WithTimeout(0)).AllocateStream()
+	allocate := func(ctx context.Context, callers int) (wait func()) {
+		var group sync.WaitGroup
+		for range callers {
+			group.Go(func() {
+				if _, err := stream.AllocateRange(ctx, "orders", 1); err != nil && ctx.Err() == nil {
+					t.Error(err)
+				}
+			})
+		}
+		return group.Wait
+	}
+	inFlight := func(sent, waiting int) {
+		t.Helper()
+		eventually(t, func() bool {
+			stream.mu.Lock()
+			defer stream.mu.Unlock()
+			return len(stream.sent) == sent && len(stream.waiting) == waiting
+		})
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	leave := allocate(ctx, 600)
+	inFlight(500, 100)
+	cancel()
+	leave()
+	wait := allocate(t.Context(), 10)
+	inFlight(500, 110)
+	close(release)
+	wait()
+	if calls := service.count(); calls != 510 {
+		t.Errorf("%d requests were sent, expected 500 and 10", calls)
+	}
+}
+
 func TestCloseEndsPoolsStreamsAndCalls(t *testing.T) {
 	service := newService()
 	service.fail = func(ctx context.Context, call int) error {
@@ -352,14 +427,14 @@ func TestCloseEndsPoolsStreamsAndCalls(t *testing.T) {
 	if _, err := pool.Next(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	await(t, service, 2-service.count())
+	awaitCall(t, service, 2)
 	var group sync.WaitGroup
 	group.Go(func() {
 		if _, err := stream.AllocateRange(t.Context(), "orders", 1); !errors.Is(err, ErrClosed) {
 			t.Errorf("got %v", err)
 		}
 	})
-	await(t, service, 3-service.count())
+	awaitCall(t, service, 3)
 	client.Close()
 	group.Wait()
 	_, err := pool.Next(t.Context())
@@ -502,7 +577,7 @@ func TestAnExistingConnectionStaysOpen(t *testing.T) {
 			}
 		}
 	})
-	await(t, service, 3-service.count())
+	awaitCall(t, service, 3)
 	client.Close()
 	group.Wait()
 	if state := conn.GetState(); state.String() == "SHUTDOWN" {

@@ -400,11 +400,11 @@ func TestManyCallersGetEachIdOnce(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+caller%3)*time.Millisecond)
 				if id, err := p.Next(ctx); err == nil {
 					got[caller] = append(got[caller], id)
+					if caller == 0 && len(got[caller])%500 == 0 {
+						clock.jump(server.ttl)
+					}
 				}
 				cancel()
-				if caller == 0 && len(got[caller])%500 == 0 {
-					clock.jump(server.ttl)
-				}
 			}
 		})
 	}

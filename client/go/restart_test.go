@@ -111,10 +111,20 @@ func unique(t *testing.T, ids []int64, atLeast int) {
 // await waits until the service got more calls.
 func await(t *testing.T, s *service, calls int) {
 	t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
-	for target := s.count() + calls; s.count() < target; time.Sleep(time.Millisecond) {
+	awaitCall(t, s, s.count()+calls)
+}
+
+// awaitCall waits until the service got the call with a number.
+func awaitCall(t *testing.T, s *service, call int) {
+	t.Helper()
+	eventually(t, func() bool { return s.count() >= call })
+}
+
+func eventually(t *testing.T, isTrue func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !isTrue(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("no call in 30 s")
+			t.Fatal("not within 30 s")
 		}
 	}
 }
@@ -140,7 +150,7 @@ func TestAPoolOutlastsARollingRestartWithNewAddresses(t *testing.T) {
 		old = next
 		await(t, service, 5)
 	}
-	unique(t, stop(), 100)
+	unique(t, stop(), 10)
 }
 
 func TestAPoolUsesTheServerThatIsLeft(t *testing.T) {
@@ -160,5 +170,5 @@ func TestAPoolUsesTheServerThatIsLeft(t *testing.T) {
 	service.replica(t, one)
 	second.Stop()
 	await(t, service, 5)
-	unique(t, stop(), 100)
+	unique(t, stop(), 10)
 }
