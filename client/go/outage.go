@@ -35,8 +35,6 @@ func (o *outage) wait(ctx context.Context, e *Error, connected bool) *Error {
 	if !ok || ctx.Err() != nil {
 		return endedBy(ctx, e)
 	}
-	// Jitter: clients that wait for the same server or quota must not return at the same moment.
-	delay += time.Duration(0.2 * rand.Float64() * float64(delay))
 	if deadline, limited := ctx.Deadline(); limited && time.Until(deadline) <= delay {
 		return e
 	}
@@ -52,7 +50,7 @@ func (o *outage) wait(ctx context.Context, e *Error, connected bool) *Error {
 
 func (o *outage) delay(e *Error, connected bool) (time.Duration, bool) {
 	if e.Reason == ErrQuotaExceeded {
-		return max(minQuotaDelay, e.RetryDelay), e.RetryDelay > 0
+		return jittered(max(minQuotaDelay, e.RetryDelay)), e.RetryDelay > 0
 	}
 	// A server that stops answers CANCELLED to streams that it has not begun.
 	if !connected || !e.Retryable() && e.Code != codes.Canceled || e.Reason == ErrClosed {
@@ -61,7 +59,13 @@ func (o *outage) delay(e *Error, connected bool) (time.Duration, bool) {
 	if o.since.IsZero() {
 		o.since, o.backoff = time.Now(), minBackoff
 	}
-	delay := max(o.backoff, e.RetryDelay)
+	delay := jittered(max(o.backoff, e.RetryDelay))
 	o.backoff = min(2*o.backoff, maxBackoff)
 	return delay, time.Since(o.since)+delay <= maxOutage
+}
+
+// jittered returns a delay that is up to a fifth longer: clients that wait for
+// the same server or quota must not return at the same moment.
+func jittered(delay time.Duration) time.Duration {
+	return delay + time.Duration(0.2*rand.Float64()*float64(delay))
 }
