@@ -120,7 +120,7 @@ def test_a_client_certificate_is_presented(program: Path, tmp_path: Path) -> Non
     certificates = Certificates(tmp_path)
     served, shown = certificates.client("127.0.0.1"), certificates.client("billing")
     with running(tmp_path, tls_cert=served.cert, tls_key=served.key, tls_client_ca=certificates.ca) as server:
-        command = [program, "calls", server.address]
+        command = (program, "calls", server.address)
         with_one = environment() | {"CA": str(certificates.ca), "CERT": str(shown.cert), "KEY": str(shown.key)}
         done = subprocess.run(command, env=with_one, capture_output=True, text=True, timeout=100)
         assert done.returncode == 0, done.stderr
