@@ -5,14 +5,13 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.languages.conftest import Secrets
-from tests.packages.go_module import Consumer, missing
+from tests.packages.go_module import Consumer
 from tests.support.certificates import Certificates
 from tests.support.documents import Block, blocks
 from tests.support.paths import ROOT
@@ -60,36 +59,16 @@ func main() {
 """
 
 
-@pytest.fixture(scope="module")
-def secrets(tmp_path_factory: pytest.TempPathFactory) -> Secrets:
-    return Secrets(tmp_path_factory.mktemp("secrets"))
-
-
-@pytest.fixture(scope="module")
-def consumer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consumer]:
-    if reason := missing():
-        pytest.skip(reason)
-    folder = tmp_path_factory.mktemp("go")
-    made = Consumer(folder, ROOT / "tests/packages/go", folder / "proxy")
-    yield made
-    made.forget()
-
-
-@pytest.fixture(scope="module")
-def program(consumer: Consumer) -> Path:
-    return consumer.build()
-
-
 def settings(secrets: Secrets) -> dict[str, str]:
-    """Return the environment of the consumer."""
+    """Return the environment of the program."""
     return environment() | {"CA": str(secrets.ca), "TOKEN_FILE": str(secrets.token_file)}
 
 
-def test_every_call_of_the_package_works(program: Path, secrets: Secrets, tmp_path: Path) -> None:
+def test_every_call_of_the_package_works(go_program: Path, secrets: Secrets, tmp_path: Path) -> None:
     """Each method gets ids from a server with TLS and a token; the hook counts them."""
     with running(tmp_path, **secrets.settings) as server:
         done = subprocess.run(
-            [program, "calls", server.address], env=settings(secrets), capture_output=True, text=True, timeout=100
+            [go_program, "calls", server.address], env=settings(secrets), capture_output=True, text=True, timeout=100
         )
     assert done.returncode == 0, done.stderr
     got = json.loads(done.stdout)
@@ -115,12 +94,12 @@ def test_every_call_of_the_package_works(program: Path, secrets: Secrets, tmp_pa
     }
 
 
-def test_a_client_certificate_is_presented(program: Path, tmp_path: Path) -> None:
+def test_a_client_certificate_is_presented(go_program: Path, tmp_path: Path) -> None:
     """A server that requires client certificates answers a client with one, and no other."""
     certificates = Certificates(tmp_path)
     served, shown = certificates.client("127.0.0.1"), certificates.client("billing")
     with running(tmp_path, tls_cert=served.cert, tls_key=served.key, tls_client_ca=certificates.ca) as server:
-        command = (program, "calls", server.address)
+        command = (go_program, "calls", server.address)
         with_one = environment() | {"CA": str(certificates.ca), "CERT": str(shown.cert), "KEY": str(shown.key)}
         done = subprocess.run(command, env=with_one, capture_output=True, text=True, timeout=100)
         assert done.returncode == 0, done.stderr
@@ -131,14 +110,14 @@ def test_a_client_certificate_is_presented(program: Path, tmp_path: Path) -> Non
     assert refused.stderr.startswith("SERVER_UNREACHABLE: "), refused.stderr
 
 
-def test_a_pool_issues_no_id_twice_while_servers_are_killed(program: Path, secrets: Secrets, tmp_path: Path) -> None:
+def test_a_pool_issues_no_id_twice_while_servers_are_killed(go_program: Path, secrets: Secrets, tmp_path: Path) -> None:
     """P1: no id of 1,000,000 comes twice while servers are killed in turn; errors are typed."""
     out = tmp_path / "ids"
     with ExitStack() as stack:
         servers = [stack.enter_context(running(tmp_path, **secrets.settings)) for _ in range(2)]
         target = ",".join(server.address for server in servers)
         with out.open("w") as stdout:
-            user = subprocess.Popen([program, "pool", target, str(TOTAL)], env=settings(secrets), stdout=stdout)
+            user = subprocess.Popen([go_program, "pool", target, str(TOTAL)], env=settings(secrets), stdout=stdout)
         stack.callback(user.kill)
         kills = 0
         while took_more(user, out) and kills < 20:
@@ -165,9 +144,9 @@ def replaced(stack: ExitStack, server: Server, folder: Path, secrets: Secrets) -
     return stack.enter_context(running(folder, listen=server.address, **secrets.settings))
 
 
-def test_each_block_of_the_guide_runs(consumer: Consumer, secrets: Secrets, tmp_path: Path) -> None:
+def test_each_block_of_the_guide_runs(go_consumer: Consumer, secrets: Secrets, tmp_path: Path) -> None:
     """The Go of docs/guides/go.md compiles in the consumer, and prints what the page shows."""
-    assert [block.text for block in PAGE if block.language != "go"] == [f"go get {consumer.path}@latest\n"]
+    assert [block.text for block in PAGE if block.language != "go"] == [f"go get {go_consumer.path}@latest\n"]
     body = "\n".join(
         f"err{number} := func() error {{\n{each.text}{ending(each)}}}()\nif err{number} != nil {{ return err{number} }}"
         for number, each in enumerate(FRAGMENTS)
@@ -188,10 +167,10 @@ def test_each_block_of_the_guide_runs(consumer: Consumer, secrets: Secrets, tmp_
         for name, source in sources.items():
             for shown, place in places.items():
                 source = source.replace(shown, place)
-            file = consumer.folder / name / "main.go"
+            file = go_consumer.folder / name / "main.go"
             file.parent.mkdir()
             file.write_text(source)
-            built = consumer.build(f"./{name}")
+            built = go_consumer.build(f"./{name}")
             done = subprocess.run([built], capture_output=True, text=True, timeout=100, env=dict(os.environ))
             assert done.returncode == 0, done.stdout + done.stderr
             shown_blocks = [PROGRAM] if name == "first" else FRAGMENTS

@@ -5,69 +5,31 @@ import platform
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tarfile
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.languages.conftest import Secrets
-from tests.languages.programs import LANGUAGES, minimum
+from tests.languages.programs import minimum
+from tests.packages.node_package import INSTALL, PACKAGE, TOTAL, Taker, pack, run
 from tests.support.certificates import Certificates
 from tests.support.documents import blocks
 from tests.support.paths import ROOT
-from tests.support.processes import environment, running
+from tests.support.processes import running
 from tests.support.waiting import wait_until
 
 # With cold caches it downloads packages.
 pytestmark = [pytest.mark.languages, pytest.mark.timeout(900)]
 
-PACKAGE = ROOT / "client/node"
-CONSUMER = ROOT / "tests/packages/node"
-INSTALL = ["--prefer-offline", "--no-audit", "--no-fund"]
-TOTAL = 500_000
 FLOOR, NEWEST = minimum("../client/node/package.json", '"node": ">=(.+)"') + ".0", "26.12.1"
 
 
-def run(folder: Path, *command: str, fails: bool = False, **variables: str) -> str:
-    """Run a command, and return what it prints."""
-    done = subprocess.run(command, cwd=folder, env=environment() | variables, capture_output=True, text=True)
-    assert (done.returncode != 0) == fails, done.stdout + done.stderr
-    return done.stdout + (done.stderr if fails else "")
-
-
-def pack(folder: Path, version: str) -> Path:
-    """Pack the build of the package."""
-    run(PACKAGE, "node", "scripts/pack.js", str(folder), version)
-    return folder / f"idalloc-client-{version}.tgz"
-
-
-@pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The archive of the package, in a version that no cache has."""
-    if missing := LANGUAGES["node"].missing():
-        pytest.skip(missing)
-    run(PACKAGE, "npm", "ci", *INSTALL)
-    run(PACKAGE, "npm", "run", "build")
-    return pack(tmp_path_factory.mktemp("npm"), f"0.0.0-test.{time.time_ns()}")
-
-
-@pytest.fixture(scope="module")
-def consumer(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built consumer: of the package it sees the archive only."""
-    folder = tmp_path_factory.mktemp("consumer") / "node"
-    shutil.copytree(CONSUMER, folder)
-    run(folder, "npm", "install", *INSTALL, f"file:{package}", "@grpc/grpc-js@^1.14.7")
-    run(folder, "npm", "run", "build")
-    return folder
-
-
-def unpack(package: Path, folder: Path) -> Path:
+def unpack(node_package: Path, folder: Path) -> Path:
     """Unpack the archive; return its folder, which a test may damage."""
-    with tarfile.open(package) as file:
+    with tarfile.open(node_package) as file:
         file.extractall(folder, filter="data")
     return folder / "package"
 
@@ -79,17 +41,17 @@ def replace(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new))
 
 
-def test_two_builds_are_the_same_bytes(package: Path, tmp_path: Path) -> None:
+def test_two_builds_are_the_same_bytes(node_package: Path, tmp_path: Path) -> None:
     """The archive depends on its sources only, not on when or where it is packed."""
-    version = package.name.removeprefix("idalloc-client-").removesuffix(".tgz")
+    version = node_package.name.removeprefix("idalloc-client-").removesuffix(".tgz")
     shutil.rmtree(PACKAGE / "dist")
     run(PACKAGE, "npm", "run", "build")
-    assert pack(tmp_path, version).read_bytes() == package.read_bytes()
+    assert pack(tmp_path, version).read_bytes() == node_package.read_bytes()
 
 
-def test_the_archive_has_code_types_licence_and_readme(package: Path) -> None:
+def test_the_archive_has_code_types_licence_and_readme(node_package: Path) -> None:
     """The archive has a .d.ts for each module, no test, and a manifest without scripts."""
-    with tarfile.open(package) as file:
+    with tarfile.open(node_package) as file:
         names = {name.removeprefix("package/") for name in file.getnames()}
         manifest = json.load(file.extractfile("package/package.json"))  # type: ignore[arg-type]
     modules = {name for name in names if name.endswith(".js")}
@@ -104,13 +66,13 @@ def test_the_archive_has_code_types_licence_and_readme(package: Path) -> None:
     assert manifest["engines"] == {"node": ">=20.19"}
 
 
-def test_every_call_works_with_tls_and_a_token(consumer: Path, secrets: Secrets, tmp_path: Path) -> None:
+def test_every_call_works_with_tls_and_a_token(node_consumer: Path, secrets: Secrets, tmp_path: Path) -> None:
     """Each method returns ids that no other call got; each error has its reason and details."""
     with running(tmp_path, **secrets.settings) as server:
         with secrets.client(server) as client:
             client.sequences.create("invoices", format="INV-{value:06d}")
         token_file = str(secrets.token_file)
-        out = run(consumer, "node", "dist/every-call.js", server.address, str(secrets.ca), token_file)
+        out = run(node_consumer, "node", "dist/every-call.js", server.address, str(secrets.ca), token_file)
     found = json.loads(out)
     assert found["first"] == found["repeated"]
     numbers = [*found["range"], *found["batch"][0], *found["first"], *found["streamed"], *found["overStream"]]
@@ -134,7 +96,7 @@ def test_every_call_works_with_tls_and_a_token(consumer: Path, secrets: Secrets,
     assert {*found["methods"]} == unary | {"StreamDocIds", "StreamRanges"}
 
 
-def test_a_client_certificate_is_shown(consumer: Path, tmp_path: Path) -> None:
+def test_a_client_certificate_is_shown(node_consumer: Path, tmp_path: Path) -> None:
     """mTLS works with a CA's file or the CAs of Node; without a certificate there is no id."""
     certificates = Certificates(tmp_path)
     served, shown = certificates.client("localhost"), certificates.client("orders")
@@ -142,12 +104,12 @@ def test_a_client_certificate_is_shown(consumer: Path, tmp_path: Path) -> None:
     program = ["node", "dist/certificate.js"]
     with running(tmp_path, **settings) as server:
         files = [server.address, str(shown.cert), str(shown.key)]
-        assert run(consumer, *program, *files, str(certificates.ca)) == "1n\n"
+        assert run(node_consumer, *program, *files, str(certificates.ca)) == "1n\n"
         extra = str(certificates.ca)
-        printed = run(consumer, *program, *files, NODE_EXTRA_CA_CERTS=extra, GRPC_DEFAULT_SSL_ROOTS_FILE_PATH="")
+        printed = run(node_consumer, *program, *files, NODE_EXTRA_CA_CERTS=extra, GRPC_DEFAULT_SSL_ROOTS_FILE_PATH="")
         assert printed == "1n\n"
-        assert run(consumer, *program, server.address, "", "", str(certificates.ca)).startswith("UNAVAILABLE: ")
-        assert run(consumer, *program, *files).startswith("UNAVAILABLE: ")
+        assert run(node_consumer, *program, server.address, "", "", str(certificates.ca)).startswith("UNAVAILABLE: ")
+        assert run(node_consumer, *program, *files).startswith("UNAVAILABLE: ")
 
 
 def guide() -> str:
@@ -156,21 +118,21 @@ def guide() -> str:
     return "".join(each.text for each in blocks(page) if each.language == "ts")
 
 
-def test_the_guide_prints_what_it_shows(consumer: Path, tmp_path: Path) -> None:
+def test_the_guide_prints_what_it_shows(node_consumer: Path, tmp_path: Path) -> None:
     """The blocks of docs/guides/node.md compile as one strict program, and print what they show."""
     with running(tmp_path) as server:
         text = guide()
         assert text.count("127.0.0.1:50051") >= 3
-        (consumer / "src/guide.ts").write_text(text.replace("127.0.0.1:50051", server.address))
-        run(consumer, "npm", "run", "build")
-        printed = run(consumer, "node", "dist/guide.js")
+        (node_consumer / "src/guide.ts").write_text(text.replace("127.0.0.1:50051", server.address))
+        run(node_consumer, "npm", "run", "build")
+        printed = run(node_consumer, "node", "dist/guide.js")
     shown = re.findall(r"console\.log\(.*\); // (.+)$", text, re.MULTILINE)
     assert len(shown) > 15
     assert printed.split() == " ".join(shown).split()
 
 
 @pytest.mark.parametrize("version", [FLOOR, NEWEST])
-def test_the_floor_and_the_newest_node_run_it(version: str, consumer: Path) -> None:
+def test_the_floor_and_the_newest_node_run_it(version: str, node_consumer: Path) -> None:
     """The package's own tests pass, and `require` gets the class that `import` gets."""
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         pytest.skip("npm has no Node of a version for this machine")
@@ -185,77 +147,49 @@ def test_the_floor_and_the_newest_node_run_it(version: str, consumer: Path) -> N
     assert len(tests) >= 6
     run(PACKAGE, str(node), "--test", *tests)
     program = "import('@idalloc/client').then((m) => console.log(m.Pool === require('@idalloc/client').Pool))"
-    assert run(consumer, str(node), "--input-type=commonjs", "--eval", program) == "true\n"
+    assert run(node_consumer, str(node), "--input-type=commonjs", "--eval", program) == "true\n"
 
 
 class TestGates:
     """Each gate accepts the package, and finds a planted break."""
 
-    def test_publint_finds_a_wrong_path(self, package: Path, tmp_path: Path) -> None:
+    def test_publint_finds_a_wrong_path(self, node_package: Path, tmp_path: Path) -> None:
         """`publint` accepts the archive, but not one whose exports lead nowhere."""
-        folder, publint = unpack(package, tmp_path), str(PACKAGE / "node_modules/.bin/publint")
+        folder, publint = unpack(node_package, tmp_path), str(PACKAGE / "node_modules/.bin/publint")
         command = (publint, "--strict", "--pack", "false")
         run(folder, *command)
         replace(folder / "package.json", "./dist/src/v1.js", "./dist/v1.js")
         assert "v1.js" in run(folder, *command, fails=True)
 
-    def test_attw_finds_types_that_are_missing(self, package: Path, tmp_path: Path) -> None:
+    def test_attw_finds_types_that_are_missing(self, node_package: Path, tmp_path: Path) -> None:
         """`attw` accepts the archive as an ES module, but not one without types."""
         attw = [str(PACKAGE / "node_modules/.bin/attw"), "--profile", "esm-only"]
-        run(tmp_path, *attw, str(package))
-        folder = unpack(package, tmp_path)
+        run(tmp_path, *attw, str(node_package))
+        folder = unpack(node_package, tmp_path)
         (folder / "dist/src/v1.d.ts").unlink()
         broken = tmp_path / "broken.tgz"
         with tarfile.open(broken, "w:gz") as file:
             file.add(folder, "package")
         assert "No types" in run(tmp_path, *attw, str(broken), fails=True)
 
-    def test_the_report_of_types_finds_a_change(self, package: Path, tmp_path: Path) -> None:
+    def test_the_report_of_types_finds_a_change(self, node_package: Path, tmp_path: Path) -> None:
         """`npm test` compares the types with api.txt, and prints a changed signature."""
-        folder, report = unpack(package, tmp_path), ("node", str(PACKAGE / "scripts/api.js"), "--check")
+        folder, report = unpack(node_package, tmp_path), ("node", str(PACKAGE / "scripts/api.js"), "--check")
         run(tmp_path, *report, str(folder / "dist/src"))
         replace(folder / "dist/src/pool.d.ts", "Promise<bigint>", "Promise<number>")
         found = run(tmp_path, *report, str(folder / "dist/src"), fails=True)
         assert "+     next(options?: NextOptions): Promise<number>;" in found
 
-    def test_the_compiler_finds_an_id_as_number(self, consumer: Path) -> None:
+    def test_the_compiler_finds_an_id_as_number(self, node_consumer: Path) -> None:
         """A strict program cannot take an id as a Number."""
-        wrong = consumer / "src/wrong.ts"
+        wrong = node_consumer / "src/wrong.ts"
         wrong.write_text(
             "import { type Pool } from '@idalloc/client';\n"
             "export const take = async (pool: Pool): Promise<number> => await pool.next();\n"
         )
-        found = run(consumer, "npm", "run", "build", fails=True)
+        found = run(node_consumer, "npm", "run", "build", fails=True)
         wrong.unlink()
         assert "'bigint' is not assignable to type 'number'" in found
-
-
-class Taker:
-    """A consumer that takes ids until its input ends."""
-
-    def __init__(self, consumer: Path, file: Path, *arguments: str) -> None:
-        self.file = file
-        self.process = subprocess.Popen(
-            ["node", "dist/take.js", *arguments, str(TOTAL), str(file)],
-            cwd=consumer,
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    @property
-    def size(self) -> int:
-        """How many ids it has written."""
-        assert self.process.poll() is None, self.process.communicate()
-        return self.file.stat().st_size // 8 if self.file.exists() else 0
-
-    def end(self) -> dict[str, object]:
-        """Let it end; return what it printed."""
-        out, err = self.process.communicate("", timeout=100)
-        assert self.process.returncode == 0, err
-        return dict(json.loads(out))
 
 
 @pytest.fixture
@@ -265,14 +199,14 @@ def ids(tmp_path: Path) -> list[Path]:
 
 
 def test_no_id_twice_while_one_of_two_servers_restarts(
-    consumer: Path, secrets: Secrets, tmp_path: Path, ids: list[Path]
+    node_consumer: Path, secrets: Secrets, tmp_path: Path, ids: list[Path]
 ) -> None:
     """P1: two programs take a million ids while a server is killed and started: none is twice."""
     with ExitStack() as stack:
         first, second = (stack.enter_context(running(tmp_path, **secrets.settings)) for _ in range(2))
         at, others = f"{first.address},{second.address}", f"{second.address},{first.address}"
         files = (str(secrets.ca), str(secrets.token_file))
-        takers = [Taker(consumer, file, each, *files) for file, each in zip(ids, (at, others), strict=True)]
+        takers = [Taker(node_consumer, file, each, *files) for file, each in zip(ids, (at, others), strict=True)]
         for taker in takers:
             stack.callback(taker.process.kill)
         for server in (first, second):

@@ -161,7 +161,7 @@ func pool(ctx context.Context, client *idalloc.Client, total string) error {
 		return err
 	}
 	const goroutines = 8
-	ids, out := client.Pool("shared"), bufio.NewWriter(os.Stdout)
+	ids, out := client.Pool("orders"), bufio.NewWriter(os.Stdout)
 	defer ids.Close()
 	var mu sync.Mutex
 	var group sync.WaitGroup
@@ -180,7 +180,7 @@ func pool(ctx context.Context, client *idalloc.Client, total string) error {
 					out.Flush() // the test sees the progress
 				}
 				mu.Unlock()
-				if left%50 == 0 {
+				if left%10 == 0 {
 					time.Sleep(time.Millisecond) // ids last over the restart
 				}
 			}

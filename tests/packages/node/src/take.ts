@@ -16,7 +16,7 @@ let isLast = false;
 process.stdin.on('end', () => (isLast = true)).resume();
 
 async function take(next: () => Promise<Iterable<bigint>>): Promise<void> {
-  const buffer = Buffer.alloc(8 * 10_000);
+  const buffer = Buffer.alloc(8 * 1_000);
   let used = 0;
   while (!isLast || count < Number(total)) {
     try {
