@@ -95,7 +95,7 @@ interface Pause extends Pending {
 /**
  * Hands out the ids of one sequence one by one.
  *
- * Any number of callers may share a pool: each id goes to one of them. Before each id the pool reads the clocks, and
+ * Any number of callers may share a pool: each id goes to one of them. For each id the pool reads the clocks, and
  * drops ids that are older than the server allows. Each worker thread and each process needs a pool of its own; a copy
  * that is sent to another one (a structured clone, or JSON) has no ids and no methods.
  *
@@ -157,7 +157,11 @@ export class Pool implements AsyncIterable<bigint>, AsyncDisposable {
   tryNext(): bigint | undefined {
     do {
       const part = this.#current;
-      if (part.left > 0 && !part.hasExpired(this.#clock)) return part.take();
+      if (part.left > 0) {
+        const id = part.take();
+        // Checked last: a process that was paused above must not return an id that expired meanwhile.
+        if (!part.hasExpired(this.#clock)) return id;
+      }
     } while (this.#advance());
     return undefined;
   }

@@ -7,4 +7,7 @@ function describe(copy: object): unknown {
 }
 
 if (parentPort !== null) parentPort.postMessage(describe(workerData as object));
-else process.once('message', (copy) => process.send!(describe(copy as object), () => process.disconnect()));
+else {
+  process.once('message', (copy) => process.send!(describe(copy as object), () => process.disconnect()));
+  process.send!('listening');
+}

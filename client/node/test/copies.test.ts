@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { fork } from 'node:child_process';
+import cluster from 'node:cluster';
 import { once } from 'node:events';
 import { test } from 'node:test';
 import { fileURLToPath } from 'node:url';
@@ -34,10 +34,12 @@ test('a worker thread gets nothing of a pool', async () => {
 });
 
 for (const serialization of ['json', 'advanced'] as const) {
-  test(`a child process, as of cluster, gets nothing of a pool (${serialization})`, async () => {
-    const child = fork(CHILD, { serialization });
-    const answer = once(child, 'message');
-    child.send((await warmPool()) as unknown as object);
+  test(`a worker of cluster gets nothing of a pool (${serialization})`, async () => {
+    cluster.setupPrimary({ exec: CHILD, serialization });
+    const worker = cluster.fork();
+    await once(worker, 'message'); // it listens
+    const answer = once(worker, 'message');
+    worker.send((await warmPool()) as unknown as object);
     const [found] = (await answer) as [unknown];
     assert.deepEqual(found, { keys: [], next: 'undefined' });
   });
