@@ -46,6 +46,7 @@ type Stream struct {
 	sent      []*pending // on the open stream, without an answer, in order
 	waiting   []*pending // to be sent
 	number    int64      // of the last request that was sent
+	broken    error      // why the last stream ended; nil since its next answer
 	isRunning bool
 	running   sync.WaitGroup
 }
@@ -165,10 +166,22 @@ func (s *Stream) exchange(ctx context.Context, request *idallocv1.AllocateStream
 	case got := <-p.answer:
 		return got.response, got.err
 	case <-ctx.Done(): // the answer comes to no one; its ids are a gap
-		return nil, ctx.Err()
+		return nil, s.late(ctx.Err())
 	case <-s.ctx.Done():
 		return nil, closed("stream")
 	}
+}
+
+// late returns the error of a caller that waits no longer. It says why the
+// stream broke, if there was no answer since.
+func (s *Stream) late(cause error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := ErrorOf(cause)
+	if s.broken != nil {
+		e.Message += "; the last attempt: " + ErrorOf(s.broken).Error()
+	}
+	return e
 }
 
 func (s *Stream) notify() {
@@ -184,6 +197,7 @@ func (s *Stream) run() {
 	for {
 		err := s.attempt(&broken)
 		s.mu.Lock()
+		s.broken = err
 		s.waiting, s.sent = append(s.sent, s.waiting...), nil
 		// The requests whose callers have left are not sent again.
 		s.waiting = slices.DeleteFunc(s.waiting, func(p *pending) bool { return p.ctx.Err() != nil })
@@ -294,6 +308,7 @@ func (s *Stream) answered(response *idallocv1.AllocateStreamResponse) error {
 	if oldest := s.number - int64(len(s.sent)) + 1; response.GetNumber() != oldest {
 		return invalidReply("an answer to request %d; expected %d", response.GetNumber(), oldest)
 	}
+	s.broken = nil
 	s.sent[0].answer <- answer{response: response}
 	s.sent = s.sent[1:]
 	if len(s.waiting) > 0 {

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -350,6 +351,29 @@ func TestAStreamIsOpenedAgainAfterAReset(t *testing.T) {
 	}
 	if calls := service.count(); calls != 4 {
 		t.Errorf("%d requests", calls)
+	}
+}
+
+func TestACallThatIsLeftSaysWhyItsStreamBroke(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	service := newService()
+	service.fail = func(_ context.Context, call int) error {
+		switch call {
+		case 1:
+			return nil
+		case 3: // the stream has been opened again
+			cancel()
+		}
+		return unavailable
+	}
+	stream := service.start(t).AllocateStream()
+	if _, err := stream.AllocateRange(t.Context(), "orders", 1); err != nil {
+		t.Fatal(err)
+	}
+	_, err := stream.AllocateRange(ctx, "orders", 1)
+	is(t, err, ErrCancelled)
+	if !strings.HasSuffix(err.Error(), "; the last attempt: SERVER_UNREACHABLE: the connection broke") {
+		t.Error(err)
 	}
 }
 

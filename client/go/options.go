@@ -87,7 +87,7 @@ func WithPlaintextToken() Option { return func(c *config) { c.tokenAnywhere = tr
 func WithTimeout(limit time.Duration) Option { return func(c *config) { c.timeout = limit } }
 
 // WithObserver calls a function after each call, for metrics. It must return
-// quickly, and goroutines call it concurrently.
+// quickly and not use the client; goroutines call it concurrently.
 func WithObserver(observe func(Event)) Option { return func(c *config) { c.observe = observe } }
 
 // WithDialOptions adds options of gRPC, such as interceptors or transport

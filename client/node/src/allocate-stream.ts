@@ -217,10 +217,11 @@ export class AllocateStream implements AsyncDisposable {
       pending.fail(error);
       return;
     }
+    // The caller has a timer of its own, which keeps the process running.
     setTimeout(() => {
       this.#added.push(pending);
       this.#send();
-    }, delay);
+    }, delay).unref();
   }
 
   /** Opens another stream for the requests without an answer, unless a retry cannot help. */
@@ -238,7 +239,7 @@ export class AllocateStream implements AsyncDisposable {
       setTimeout(() => {
         this.#isOpening = false;
         this.#send();
-      }, delay);
+      }, delay).unref();
     } catch (lasting) {
       this.#failAll(lasting);
     }
