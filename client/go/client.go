@@ -17,6 +17,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,6 +39,7 @@ import (
 type Client struct {
 	stubs      Stubs
 	conn       *grpc.ClientConn // to close; nil if it belongs to the caller
+	target     string           // of New, for errors
 	timeout    time.Duration
 	observe    func(Event)
 	ctx        context.Context // ends with Close
@@ -65,16 +67,16 @@ type Stubs struct {
 // target. New fails if an option names a file that cannot be used.
 func New(target string, options ...Option) (*Client, error) {
 	c := newConfig(options)
-	target, dial, err := c.dialOptions(target)
+	place, dial, err := c.dialOptions(target)
 	if err != nil {
-		return nil, invalid("target", "%v", err)
+		return nil, err
 	}
-	conn, err := grpc.NewClient(target, dial...)
+	conn, err := grpc.NewClient(place, dial...)
 	if err != nil {
 		return nil, invalid("target", "%v", err)
 	}
 	client := newClient(conn, c)
-	client.conn = conn
+	client.conn, client.target = conn, target
 	return client, nil
 }
 
@@ -241,10 +243,22 @@ func (c *Client) finish(ctx context.Context, event Event, start time.Time, ids i
 	} else if c.ctx.Err() != nil {
 		event.Err = closed("client")
 	} else {
-		event.Err = endedBy(ctx, ErrorOf(err))
+		event.Err = c.withTarget(endedBy(ctx, ErrorOf(err)))
 	}
 	c.observe(event)
 	return event.Err
+}
+
+// withTarget adds the target to the error of an unreachable server.
+func (c *Client) withTarget(e *Error) *Error {
+	if e.Reason != ErrServerUnreachable || c.target == "" {
+		return e
+	}
+	changed := *e
+	// gRPC's words for a name that has no address say nothing of it.
+	text := strings.Replace(e.Message, "no children to pick from", "the name has no address", 1)
+	changed.Message = c.target + ": " + text
+	return &changed
 }
 
 // NewRequestID returns a random UUID, for WithRequestID.

@@ -3,6 +3,7 @@ package idalloc
 import (
 	"context"
 	"errors"
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -573,9 +574,36 @@ func TestWrongOptionsAreErrorsOfNew(t *testing.T) {
 			t.Error(name)
 		}
 	}
-	for _, target := range []string{"", "localhost:1,localhost", "localhost:1,"} {
+	for _, target := range []string{"", "localhost", "http://localhost:1", "localhost:1,localhost", "localhost:1,"} {
 		_, err := New(target)
 		is(t, err, ErrInvalidRequest)
+	}
+	for _, token := range []Option{WithToken(" "), WithTokenFile(empty), WithTokenFile("nowhere")} {
+		_, err := New("localhost:1", token)
+		is(t, err, ErrInvalidRequest)
+	}
+}
+
+func TestTheErrorOfAnUnreachableServerHasItsTarget(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener.Close()
+	for target, text := range map[string]string{
+		listener.Addr().String(): "connection refused",
+		"nowhere.invalid:50051":  "the name has no address",
+	} {
+		client, err := New(target)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = client.AllocateRange(t.Context(), "orders", 1)
+		is(t, err, ErrServerUnreachable)
+		if !strings.Contains(err.Error(), target+": ") || !strings.Contains(err.Error(), text) {
+			t.Error(err)
+		}
+		client.Close()
 	}
 }
 

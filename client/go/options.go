@@ -4,10 +4,11 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"net"
 	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -108,19 +109,20 @@ func newConfig(options []Option) *config {
 var balanced = strings.Replace(idallocv1.ServiceConfig, "{", `{"loadBalancingConfig": [{"round_robin": {}}],`, 1)
 
 // dialOptions returns gRPC's options for a target, and the target as gRPC
-// writes it.
+// writes it. Its errors are an *Error.
 func (c *config) dialOptions(target string) (string, []grpc.DialOption, error) {
 	transport := insecure.NewCredentials()
 	if c.tls != nil {
 		settings, err := c.tls.config()
 		if err != nil {
-			return "", nil, err
+			return "", nil, invalid("tls", "%v", err)
 		}
 		transport = credentials.NewTLS(settings)
 	}
 	target = strings.TrimPrefix(strings.TrimPrefix(target, "ipv4:"), "ipv6:") // gRPC for Go does not know these
-	if target == "" {
-		return "", nil, errors.New("the target is empty")
+	addresses, err := addressesOf(target)
+	if err != nil {
+		return "", nil, invalid("target", "%v", err)
 	}
 	options := []grpc.DialOption{
 		grpc.WithTransportCredentials(transport),
@@ -135,22 +137,35 @@ func (c *config) dialOptions(target string) (string, []grpc.DialOption, error) {
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: time.Minute, Timeout: 20 * time.Second}),
 	}
 	if c.token != nil {
+		if token, err := c.token(); err != nil {
+			return "", nil, invalid("token", "%v", err)
+		} else if token == "" {
+			return "", nil, invalid("token", "is empty")
+		}
 		if c.tls == nil && !c.tokenAnywhere && len(c.dial) == 0 && !isLocal(target) {
-			return "", nil, fmt.Errorf("a token is sent to %s only over TLS: add WithTLS", target)
+			return "", nil, invalid("token", "is sent to %s only over TLS: add WithTLS", target)
 		}
 		plain := c.tls == nil && (c.tokenAnywhere || isLocal(target))
 		options = append(options, grpc.WithPerRPCCredentials(bearer{token: c.token, needsTLS: !plain}))
 	}
-	if strings.Contains(target, ",") {
-		addresses, err := split(target)
-		if err != nil {
-			return "", nil, err
-		}
+	if len(addresses) > 1 {
 		list := manual.NewBuilderWithScheme("idalloc")
 		list.InitialState(resolver.State{Addresses: addresses})
 		target, options = "idalloc:///servers", append(options, grpc.WithResolvers(list))
 	}
 	return target, append(options, c.dial...), nil
+}
+
+// ofGRPC matches a target of gRPC that is no address.
+var ofGRPC = regexp.MustCompile(`^(unix|unix-abstract|dns|passthrough|vsock):|^[a-z0-9+.-]+://`)
+
+// addressesOf returns the addresses of a target, or none if it is one of gRPC's.
+func addressesOf(target string) ([]resolver.Address, error) {
+	scheme, _, _ := strings.Cut(target, "://")
+	if ofGRPC.MatchString(target) && !slices.Contains([]string{"http", "https", "grpc", "grpcs"}, scheme) {
+		return nil, nil
+	}
+	return split(target)
 }
 
 // split returns the addresses of a list. The name of each is looked up at each
@@ -161,7 +176,7 @@ func split(list string) ([]resolver.Address, error) {
 		text = strings.TrimSpace(text)
 		host, _, err := net.SplitHostPort(text)
 		if err != nil {
-			return nil, fmt.Errorf("target %q: expected HOST:PORT,HOST:PORT: %w", list, err)
+			return nil, fmt.Errorf("%q: expected HOST:PORT, or several with commas: %w", list, err)
 		}
 		addresses = append(addresses, resolver.Address{Addr: text, ServerName: host})
 	}
