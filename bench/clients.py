@@ -33,12 +33,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--beside", action="append", default=[], metavar="NAME=PROGRAM", help="a program to compare")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, running(Path(name)) as server:
-        commands = build(Path(name)) | {
-            name: [program] for name, _, program in (each.partition("=") for each in arguments.beside)
-        }
+        commands = build(Path(name))
         rates: dict[tuple[str, int], list[float]] = {}
         for _ in range(arguments.rounds):
             for language, command in commands.items():
