@@ -11,9 +11,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -653,5 +655,61 @@ func TestTheFastClockFollowsTheExactOne(t *testing.T) {
 		if c.fast() != exact || reads != 2 {
 			t.Errorf("%v, %d reads", c.fast(), reads)
 		}
+	}
+}
+
+// chunks is a stream of ranges of one id each. It ends with its context.
+type chunks struct {
+	grpc.ServerStreamingClient[idallocv1.StreamRangesResponse]
+	ctx  context.Context
+	next int64
+}
+
+func (c *chunks) Recv() (*idallocv1.StreamRangesResponse, error) {
+	if err := c.ctx.Err(); err != nil {
+		return nil, err
+	}
+	c.next++
+	ids := &idallocv1.IdRange{FirstId: c.next, LastId: c.next, Step: 1, IdCount: 1}
+	return &idallocv1.StreamRangesResponse{Range: ids, Ttl: durationpb.New(time.Minute)}, nil
+}
+
+func TestAStreamWaitsForItsCaller(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := NewFromConn(nil)
+		defer client.Close()
+		opened := 0
+		s := &idStream[idallocv1.StreamRangesResponse, Range]{
+			client: client,
+			open: func(ctx context.Context, _ int64) (grpc.ServerStreamingClient[idallocv1.StreamRangesResponse], error) {
+				opened++
+				return &chunks{ctx: ctx}, nil
+			},
+			convert: func(reply *idallocv1.StreamRangesResponse, missing int64) (Range, int64, error) {
+				ids, err := newRange(reply, 1, missing, 0)
+				return ids, ids.Count, err
+			},
+		}
+		for ids, err := range s.all(t.Context(), 3) {
+			if err != nil || opened != 1 {
+				t.Fatal(ids, err, opened)
+			}
+			time.Sleep(2 * maxOutage)
+		}
+	})
+}
+
+func TestAStreamThatAProxyResetIsResumed(t *testing.T) {
+	service := newService()
+	service.fail = failing(status.Error(codes.Internal, "stream terminated by RST_STREAM with error code: NO_ERROR"), 2)
+	var ids int64
+	for chunk, err := range service.start(t).StreamRanges(t.Context(), "orders", 3, 1) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids += chunk.Count
+	}
+	if ids != 3 {
+		t.Errorf("%d ids", ids)
 	}
 }

@@ -132,10 +132,11 @@ func (s *idStream[Reply, Item]) attempt(ctx context.Context, missing int64, use 
 	stream, err := s.open(ctx, missing)
 	for err == nil && received < missing {
 		var reply *Reply
+		stalled.Reset(maxOutage)
 		if reply, err = stream.Recv(); err != nil {
 			break
 		}
-		stalled.Reset(maxOutage)
+		stalled.Stop() // the time of the caller is none of the stream's
 		item, ids, invalid := s.convert(reply, missing-received)
 		if invalid != nil {
 			return received, invalid
@@ -154,5 +155,5 @@ func (s *idStream[Reply, Item]) attempt(ctx context.Context, missing int64, use 
 	case errors.Is(context.Cause(ctx), errStalled):
 		return received, newError(ErrDeadlineExceeded, codes.DeadlineExceeded, "%v within %v", errStalled, maxOutage)
 	}
-	return received, err
+	return received, reset(err)
 }
