@@ -166,18 +166,20 @@ func (s *Stream) exchange(ctx context.Context, request *idallocv1.AllocateStream
 	case got := <-p.answer:
 		return got.response, got.err
 	case <-ctx.Done(): // the answer comes to no one; its ids are a gap
-		return nil, s.late(ctx.Err())
+		return nil, s.late(p)
 	case <-s.ctx.Done():
 		return nil, closed("stream")
 	}
 }
 
-// late returns the error of a caller that waits no longer. It says why the
-// stream broke, if there was no answer since.
-func (s *Stream) late(cause error) error {
+// late returns the error of a caller that waits no longer, and forgets its
+// request if it was not sent. The error says why the stream broke, if there was
+// no answer since.
+func (s *Stream) late(p *pending) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := ErrorOf(cause)
+	s.waiting = slices.DeleteFunc(s.waiting, func(each *pending) bool { return each == p })
+	e := ErrorOf(p.ctx.Err())
 	if s.broken != nil {
 		e.Message += "; the last attempt: " + ErrorOf(s.broken).Error()
 	}

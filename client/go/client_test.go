@@ -77,7 +77,11 @@ func TestWrongArgumentsReachNoServer(t *testing.T) {
 	_, allocated := client.AllocateRange(t.Context(), "orders", 0)
 	_, batch := client.BatchAllocateRanges(t.Context(), []RangeRequest{{"orders", -1}})
 	_, docIDs := client.DocIDs(t.Context(), 0)
-	errs := []error{allocated, batch, docIDs}
+	_, long := client.AllocateRange(t.Context(), strings.Repeat("x", 256), 1)
+	stream := client.AllocateStream()
+	_, encoded := stream.AllocateRange(t.Context(), "\xff", 1)
+	_, requestID := stream.AllocateRange(t.Context(), "orders", 1, WithRequestID(strings.Repeat("x", 1<<20)))
+	errs := []error{allocated, batch, docIDs, long, encoded, requestID}
 	for _, err := range client.StreamRanges(t.Context(), "orders", 1, 0, WithRequestID(NewRequestID())) {
 		errs = append(errs, err)
 	}
@@ -87,7 +91,7 @@ func TestWrongArgumentsReachNoServer(t *testing.T) {
 	for _, err := range errs {
 		is(t, err, ErrInvalidRequest)
 	}
-	if len(errs) != 5 || service.count() != 0 {
+	if len(errs) != 8 || service.count() != 0 {
 		t.Errorf("%d errors, %d calls", len(errs), service.count())
 	}
 }
@@ -432,8 +436,9 @@ func TestAStreamHasAtMost500RequestsInFlight(t *testing.T) {
 	inFlight(500, 100)
 	cancel()
 	leave()
+	inFlight(500, 0) // the others are forgotten
 	wait := allocate(t.Context(), 10)
-	inFlight(500, 110)
+	inFlight(500, 10)
 	close(release)
 	wait()
 	if calls := service.count(); calls != 510 {

@@ -3,6 +3,7 @@ package idalloc
 import (
 	"iter"
 	"time"
+	"unicode/utf8"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -88,13 +89,23 @@ func WithTexts() RangeOption {
 	return func(request *idallocv1.AllocateRangeRequest) { request.View = idallocv1.RangeView_RANGE_VIEW_TEXTS }
 }
 
+// The server's limit of a sequence's name. A request id is shorter.
+const maxNameBytes = 255
+
 func rangeRequest(sequence string, count int64, options []RangeOption) (*idallocv1.AllocateRangeRequest, *Error) {
 	if count < 1 {
 		return nil, invalid("id_count", "must be at least 1, not %d", count)
 	}
+	// A longer name, or one that cannot be encoded, would end a stream that others share.
+	if len(sequence) > maxNameBytes || !utf8.ValidString(sequence) {
+		return nil, invalid("sequence", "must be at most %d bytes of UTF-8, not %d bytes: %.20q", maxNameBytes, len(sequence), sequence)
+	}
 	request := &idallocv1.AllocateRangeRequest{Sequence: sequence, IdCount: count}
 	for _, option := range options {
 		option(request)
+	}
+	if id := request.GetRequestId(); len(id) > maxNameBytes || !utf8.ValidString(id) {
+		return nil, invalid("request_id", "must be a UUID, not %.20q", id)
 	}
 	return request, nil
 }
