@@ -11,6 +11,7 @@ import zipfile
 from email import message_from_bytes
 from email.message import Message
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,15 +103,46 @@ class TestWorkflows:
         jobs = read_yaml(file)["jobs"]
         assert [name for name, job in jobs.items() if not 0 < job.get("timeout-minutes", 0) <= 45] == []
 
-    def test_a_release_builds_all_packages(self) -> None:
-        """A release builds wheel, sdist and npm package; an index gets the first two."""
-        jobs = read_yaml(ROOT / ".github/workflows/release.yml")["jobs"]
-        build, wheel = ([step.get("run") for step in jobs[name]["steps"]] for name in ("build", "wheel"))
-        assert "make packages" in build
+    def test_a_release_builds_each_package_once(self) -> None:
+        """One job builds and attests the packages; all others get its files."""
+        jobs = release_jobs()
+        assert [name for name in jobs if "make packages" in runs(jobs[name])] == ["build"]
         done = subprocess.run(["make", "--dry-run", "packages"], cwd=ROOT, capture_output=True, text=True, check=True)
-        assert "hatchling build --directory dist/python" in done.stdout
-        assert "pack.js dist/npm" in done.stdout
-        assert [step.split()[-1] for step in wheel if step and step.startswith("twine")] == ["dist/python/*"] * 2
+        [attested] = [
+            step["with"]["subject-path"] for step in jobs["build"]["steps"] if "attest@" in step.get("uses", "")
+        ]
+        for folder in ("python", "go", "npm", "maven"):
+            assert f"dist/{folder}" in done.stdout
+            assert f"dist/{folder}/*" in attested
+
+    def test_a_release_tests_the_files_that_it_publishes(self) -> None:
+        """The consumers run on the built files, and each job that publishes waits for them."""
+        jobs = release_jobs()
+        [consumers] = [step for step in jobs["consumers"]["steps"] if step.get("run") == "make test-packages"]
+        assert consumers["env"] == {"IDALLOC_TEST_DIST": "${{ github.workspace }}/dist"}
+        assert {name for name, job in jobs.items() if "environment" in job} == {*jobs} - {"build", "consumers"}
+        assert [name for name in jobs if name != "build" and "consumers" not in waits_for(jobs, name)] == []
+
+    def test_what_cannot_be_taken_back_is_published_last(self) -> None:
+        """The Maven artifact and the Go tag wait for all other packages."""
+        jobs = release_jobs()
+        assert waits_for(jobs, "maven") == {*jobs} - {"go"}
+        assert waits_for(jobs, "go") == {*jobs}
+
+    def test_each_file_of_the_maven_artifact_is_signed(self, tmp_path: Path) -> None:
+        """The bundle has a signature for each file, and only what the repository accepts."""
+        [script] = [step["run"] for step in release_jobs()["maven"]["steps"] if step.get("name") == "Sign each file"]
+        folder = tmp_path / "dist/maven/a/1"
+        folder.mkdir(parents=True)
+        for name in ("a.jar", "a.jar.sha1", "a.pom", "a.pom.md5", "maven-metadata.xml", "maven-metadata.xml.sha1"):
+            (folder / name).write_text(name)
+        write_program(
+            tmp_path / "bin/gpg", '#!/bin/sh\nfor file; do :; done\n[ "$file" = --import ] || touch "$file.asc"\n'
+        )
+        variables = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "KEY": "key", "PASSPHRASE": "secret"}
+        subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, env=variables, check=True)
+        signed = {"a.jar", "a.jar.asc", "a.jar.sha1", "a.pom", "a.pom.asc", "a.pom.md5"}
+        assert {file.name for file in folder.iterdir()} == signed
 
     @pytest.mark.test_long  # it may have to install its program
     @pytest.mark.timeout(600)
@@ -119,6 +151,29 @@ class TestWorkflows:
         command = [str(deploy_program("zizmor")), "--offline", "--no-progress", str(ROOT / ".github")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
+
+
+def release_jobs() -> dict[str, Any]:
+    """Return the jobs of the release workflow."""
+    return dict(read_yaml(ROOT / ".github/workflows/release.yml")["jobs"])
+
+
+def runs(job: dict[str, Any]) -> list[str]:
+    """Return the scripts of a job's steps."""
+    return [step["run"] for step in job["steps"] if "run" in step]
+
+
+def waits_for(jobs: dict[str, Any], name: str) -> set[str]:
+    """Return a job and all jobs that end before it starts."""
+    needs = jobs[name].get("needs", [])
+    return {name}.union(*(waits_for(jobs, each) for each in ([needs] if isinstance(needs, str) else needs)))
+
+
+def write_program(file: Path, text: str) -> None:
+    """Write an executable script."""
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text)
+    file.chmod(0o755)
 
 
 FAKE_DOCKER = """#!/bin/sh
@@ -141,9 +196,7 @@ class TestBaseImages:
         (folder / "scripts").symlink_to(ROOT / "scripts")
         shutil.copy(ROOT / "Dockerfile", folder)
         docker = folder / "bin" / "docker"
-        docker.parent.mkdir()
-        docker.write_text(FAKE_DOCKER)
-        docker.chmod(0o755)
+        write_program(docker, FAKE_DOCKER)
         variables = {
             "PATH": f"{docker.parent}:{os.environ['PATH']}",
             "GITHUB_STEP_SUMMARY": "summary.md",
