@@ -11,8 +11,6 @@ IMAGE ?= idalloc
 ARGS ?=
 # More than 2 cores need: many tests wait for processes.
 JOBS ?= 4
-# The Go client's public path: `make go-prefix` writes it into the protos, once, before the first release.
-GO_PREFIX ?= example.com/idalloc/client/go
 
 # The tests start hundreds of processes, each of which would compile the project again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -176,10 +174,10 @@ docs: docs-reference ## build the documentation site in .build/site, and check i
 	$(bin)/zensical build --strict --clean
 	$(bin)/python scripts/check_site.py
 
-go-prefix: ## write GO_PREFIX in place of the Go client's path, before `make gen` and `make baseline` (GO_PREFIX=…)
-	@old=$$(sed -n 's/^module //p' client/go/go.mod) && \
-	  git grep -lIF "$$old" -- ':!client/idalloc' ':!*.pb.go' | xargs sed -i.old "s#$$old#$(GO_PREFIX)#g" && \
-	  git grep -lIF '$(GO_PREFIX)' | sed 's/$$/.old/' | xargs rm -f
+prefix: ## write the owner's names everywhere, before the first release (GO_MODULE=… MAVEN_GROUP=… NPM_SCOPE=… REPOSITORY=…)
+	$(PYTHON) scripts/prefix.py $(foreach name,GO_MODULE MAVEN_GROUP NPM_SCOPE REPOSITORY,$(if $($(name)),$(name)=$($(name))))
+	@$(MAKE) --no-print-directory gen
+	@$(MAKE) --no-print-directory baseline
 
 .PHONY: derived-files
 derived-files: .venv/ready ## write the files of compose and the chart that derive from others in deploy/
@@ -287,4 +285,4 @@ editable := $(bin)/pip install --quiet --disable-pip-version-check --no-deps --n
 	$(call venv,.venv-gen,$<)
 	@touch $@
 
-.PHONY: help run test test-long test-upgrade test-languages test-packages test-xproto lint type format test-mysql trace load profile bench-clients bench-envoy bench-peers bench-opensearch bench-faults bench-xproto bench-growth faults explore mutants fuzz soak floods gen gen-check generated docs docs-reference go-prefix baseline lock tools dist version packages packages-go image clean
+.PHONY: help run test test-long test-upgrade test-languages test-packages test-xproto lint type format test-mysql trace load profile bench-clients bench-envoy bench-peers bench-opensearch bench-faults bench-xproto bench-growth faults explore mutants fuzz soak floods gen gen-check generated docs docs-reference prefix baseline lock tools dist version packages packages-go image clean

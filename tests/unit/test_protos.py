@@ -25,15 +25,14 @@ def test_only_imported_files_of_google_are_copied() -> None:
 
 
 def test_go_packages_share_one_prefix() -> None:
-    """Every proto's Go package lies directly below GO_PREFIX of the Makefile."""
-    makefile = (ROOT / "Makefile").read_text()
-    prefix = re.search(r"^GO_PREFIX \?= (\S+)$", makefile, re.MULTILINE)
-    assert prefix
+    """Every proto's Go package lies directly below the path of the Go module."""
+    module = re.search(r"^module (\S+)$", (ROOT / "client/go/go.mod").read_text(), re.MULTILINE)
+    assert module
     protos = list((ROOT / "protos").rglob("*.proto"))
     assert len(protos) == 10
     for proto in protos:
         package = "".join(proto.parent.parts[-2:])  # idallocv1 of idalloc/v1
-        assert f'option go_package = "{prefix[1]}/{package}";' in proto.read_text()
+        assert f'option go_package = "{module[1]}/{package}";' in proto.read_text()
 
 
 def test_each_error_reason_has_an_example() -> None:
