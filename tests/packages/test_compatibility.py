@@ -1,0 +1,86 @@
+"""Clients and servers of different versions understand each other."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+import idalloc
+from tests.support.faults.scenario import Scenario
+from tests.support.paths import ROOT
+from tests.support.processes import environment
+from tests.upgrade.conftest import python_before
+
+__all__ = ["python_before"]
+
+# The first run installs the version before.
+pytestmark = [pytest.mark.languages, pytest.mark.timeout(900)]
+
+
+def common_calls(python: Path, server: str) -> dict[str, Any]:
+    """Make the calls that all versions have with the client of a Python; return what it got."""
+    program = ROOT / "tests/packages/python/common_calls.py"
+    done = subprocess.run(
+        [python, program, server], env=environment(), capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def check(got: dict[str, Any]) -> None:
+    """Check that each call had its result, and that no id came twice."""
+    first, again = got["repeated"]
+    assert first == again
+    batch, error = got["batch"]
+    numbers = [*got["range"], *first, *batch, *got["pool"], *got["stream"]]
+    assert len({*numbers}) == len(numbers) == 3 + 2 + 2 + 3 + 25
+    assert (error, got["error"]) == ("InvalidRequest", "INVALID_REQUEST")
+    assert (got["texts"], got["parsed"]) == (["INV-000001", "INV-000002"], 2)
+    doc_ids = [*got["doc_ids"], *got["doc_id_stream"]]
+    assert len({*doc_ids}) == 28
+    assert all(re.fullmatch("[0-9a-f]{28}", each) for each in doc_ids)
+    assert [each[14] for each in got["uuids"]] == ["7", "7", "4"]
+    assert got["names"] == ["invoices", "orders"]
+    assert (got["advanced"], got["updated"], got["read"]) == (1_000, 5_000, "INV-{value:06d}")
+    assert (got["deleted"], got["prefix"], got["changed_prefix"]) == ("invoices", 0, 7)
+
+
+@pytest.fixture
+def pythons(python_before: Path) -> dict[str, Path]:
+    """The Pythons with the version before and with this one."""
+    return {"before": python_before, "this": Path(sys.executable)}
+
+
+@pytest.fixture
+def start(pythons: dict[str, Path], tmp_path: Path) -> Iterator[Callable[[str], str]]:
+    """A function that starts a server of a version, and returns its address."""
+    scenario = Scenario(tmp_path, full=False)
+    yield lambda version: scenario.start_node(python=pythons[version]).address
+    scenario.close()
+
+
+@pytest.mark.parametrize("client", ["before", "this"])
+@pytest.mark.parametrize("server", ["before", "this"])
+def test_python_clients_of_two_versions(
+    client: str, server: str, pythons: dict[str, Path], start: Callable[[str], str]
+) -> None:
+    """Each call that both versions have works, whichever is the newer one."""
+    check(common_calls(pythons[client], start(server)))
+
+
+def test_a_call_that_an_older_server_lacks_names_the_cause(start: Callable[[str], str]) -> None:
+    """AllocateStream on a server without it is an error with the next step; other calls work."""
+    with idalloc.Client(start("before")) as client:
+        with (
+            client.allocate_stream() as stream,
+            pytest.raises(idalloc.IdallocError, match="upgrade its idalloc") as failure,
+        ):
+            stream.allocate_range("orders")
+        assert failure.value.code is grpc.StatusCode.UNIMPLEMENTED
+        assert list(client.allocate_range("orders", 2)) == [1, 2]
