@@ -12,7 +12,6 @@
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -99,6 +98,8 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     # Imported on first use: `idalloc health` needs none of it, and the server only `idalloc.v1`.
     if name == "__version__":
+        from importlib.metadata import version
+
         return version("idalloc")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
