@@ -183,8 +183,9 @@ prefix: ## write the owner's names everywhere, before the first release (GO_MODU
 derived-files: .venv/ready ## write the files of compose and the chart that derive from others in deploy/
 	$(bin)/python -m scripts.derived_files
 
-baseline: .venv/ready ## accept the current protos and the API of the Go client as the baseline of compatibility
+baseline: .venv/ready ## accept the current protos and the APIs of the Python and Go clients as the baseline of compatibility
 	$(bin)/buf build protos --exclude-source-info --output protos/baseline.binpb
+	$(bin)/python -m scripts.python_baseline
 	cd scripts/go && if go build -o $(CURDIR)/.build/go/ $(go_checks); then cd ../../client/go && \
 	  $(CURDIR)/.build/go/apidiff -m -w ../../scripts/go/client.api "$$(go list -m)"; fi
 
