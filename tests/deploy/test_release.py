@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tomllib
 import zipfile
 from email import message_from_bytes
@@ -60,26 +59,6 @@ class TestDist:
         paths = [re.sub(r"https://example.com/idalloc/(blob|raw)/main/", "", target) for target in targets]
         inside = [path.partition("#")[0] for path in paths if not path.startswith("https://")]
         assert [path for path in inside if not (ROOT / path).exists()] == []
-
-    def test_both_have_the_licence_and_all_code(self, dist: list[Path]) -> None:
-        """The wheel has client, server and licence; the sdist also what the wheel is built from."""
-        with tarfile.open(dist[0]) as file:
-            names = {name.partition("/")[2] for name in file.getnames()}
-        assert {
-            "LICENSE",
-            "CHANGELOG.md",
-            "README.md",
-            "pyproject.toml",
-            "client/idalloc/v1/service_config.json",
-        } <= names
-        with zipfile.ZipFile(dist[1]) as wheel:
-            packed = set(wheel.namelist())
-        sources = [
-            path for package in ("client/idalloc", "server/idalloc_server") for path in (ROOT / package).rglob("*.py")
-        ]
-        assert {"/".join(path.relative_to(ROOT).parts[1:]) for path in sources} <= packed
-        assert "idalloc/py.typed" in packed
-        assert [name for name in packed if name.endswith(".dist-info/licenses/LICENSE")]
 
     def test_the_metadata_has_addresses_and_versions(self, dist: list[Path]) -> None:
         """The index shows source, documentation, changelog, issues, and the tested Pythons."""

@@ -1,6 +1,8 @@
 """What the consumers of the packages share."""
 
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ from tests.languages.conftest import secrets
 from tests.languages.programs import LANGUAGES
 from tests.packages.go_module import Consumer, missing
 from tests.packages.node_package import CONSUMER, INSTALL, PACKAGE, pack, run
+from tests.support.environments import locked_wheels
 from tests.support.paths import ROOT
 
 __all__ = ["secrets"]
@@ -51,3 +54,24 @@ def node_consumer(node_package: Path, tmp_path_factory: pytest.TempPathFactory) 
     run(folder, "npm", "install", *INSTALL, f"file:{node_package}", "@grpc/grpc-js@^1.14.7")
     run(folder, "npm", "run", "build")
     return folder
+
+
+@pytest.fixture(scope="session")
+def python_dist(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The sdist and the wheel, as `make dist` builds them."""
+    folder = tmp_path_factory.mktemp("dist")
+    program = str(Path(sys.executable).with_name("hatchling"))
+    run(ROOT, program, "build", "--directory", str(folder))
+    return sorted(folder.iterdir(), key=lambda path: path.suffix)
+
+
+@pytest.fixture(scope="session")
+def python_consumer(python_dist: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment with the wheel: all packages come from a folder of wheels."""
+    folder = tmp_path_factory.mktemp("python")
+    locked_wheels("idalloc", folder)
+    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+    python = folder / "venv/bin/python"
+    options = ["--isolated", "--quiet", "--disable-pip-version-check", "--no-index", "--find-links", str(folder)]
+    run(folder, str(python), "-m", "pip", "install", *options, str(python_dist[1]))
+    return python

@@ -1,10 +1,9 @@
 """What the archives of a release contain, and which version they have."""
 
 import json
-import subprocess
-import sys
 import tarfile
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -15,19 +14,31 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NODE = ROOT / "client/node"
 
 
-def test_the_sdist_has_what_the_wheel_is_built_from(tmp_path: Path) -> None:
+SOURCES = {"client": ROOT / "client/idalloc", "server": ROOT / "server/idalloc_server"}
+
+
+def test_the_wheel_has_both_packages_and_nothing_else(python_dist: list[Path]) -> None:
+    """The wheel has all files of the two packages, the licence, and the metadata."""
+    info = f"idalloc-{PROJECT['version']}.dist-info"
+    files = {file.relative_to(ROOT / top) for top, folder in SOURCES.items() for file in files_in(folder)}
+    metadata = {f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")}
+    with zipfile.ZipFile(python_dist[1]) as wheel:
+        assert {*wheel.namelist()} == {*map(str, files)} | metadata
+        assert wheel.read(f"{info}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
+    assert {Path("idalloc/py.typed"), Path("idalloc_server/py.typed"), Path("idalloc/v1/service_config.json")} <= files
+
+
+def test_the_sdist_has_what_the_wheel_is_built_from(python_dist: list[Path]) -> None:
     """The sdist has the two packages and the files of the project: no other client, no test."""
-    hatchling = Path(sys.executable).with_name("hatchling")
-    command = [str(hatchling), "build", "--target", "sdist", "--directory", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    [archive] = tmp_path.iterdir()
-    with tarfile.open(archive) as file:
-        names = {name.partition("/")[2] for name in file.getnames()}
-    packages = ("client/idalloc/", "server/idalloc_server/")
-    files = {name for name in names if not name.startswith(packages)}
-    assert files == {"CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml", ".gitignore"}
-    assert {"client/idalloc/py.typed", "server/idalloc_server/app.py"} <= names
+    files = {str(file.relative_to(ROOT)) for folder in SOURCES.values() for file in files_in(folder)}
+    others = {"CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml", ".gitignore"}
+    with tarfile.open(python_dist[0]) as archive:
+        assert {each.name.partition("/")[2] for each in archive if each.isfile()} == files | others
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Return the files of a package, without compiled ones."""
+    return [each for each in folder.rglob("*") if each.is_file() and each.suffix != ".pyc"]
 
 
 @pytest.mark.parametrize("file", ["package.json", "package-lock.json"])

@@ -1,15 +1,19 @@
 """Virtual environments, made on first use, for programs whose packages conflict with idalloc's."""
 
 import fcntl
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.support.paths import ROOT
 
@@ -70,6 +74,23 @@ def idalloc_of(commit: str) -> Path:
     return installed.with_name("bin") / "python"
 
 
+def locked_wheels(package: str, folder: Path) -> None:
+    """Download what a package needs, without extras, into a folder: in the locked versions."""
+    texts = re.findall(r"^\S(?:.*\\\n)*.*\n", (ROOT / "requirements" / "server.txt").read_text(), re.MULTILINE)
+    locked = {text.partition("==")[0]: text for text in texts}
+    needed, todo = set[str](), [package]
+    while todo:
+        for each in map(Requirement, requires(todo.pop()) or []):
+            name = canonicalize_name(each.name)
+            if name not in needed and (each.marker is None or each.marker.evaluate({"extra": ""})):
+                needed.add(name)
+                todo.append(name)
+    file = folder / "requirements.txt"
+    file.write_text("".join(locked[name] for name in sorted(needed)))
+    options = ["--require-hashes", "--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
+    _pip(Path(sys.executable), package, "download", *options, "--requirement", str(file))
+
+
 def _programs(name: str, package: str, locked: Path | None = None) -> Path:
     """Return an environment's folder of programs; create it if missing or outdated."""
     folder, locked = ROOT / f".venv-{name}", locked or ROOT / "requirements" / f"{name}.txt"
@@ -93,9 +114,13 @@ def _locked(name: str) -> Iterator[None]:
 
 
 def _install(interpreter: Path, package: str, *what: str) -> None:
+    _pip(interpreter, package, "install", *what)
+
+
+def _pip(interpreter: Path, package: str, command: str, *what: str) -> None:
     options = ["--quiet", "--disable-pip-version-check", "--retries", "1"]
     answer = subprocess.run(
-        [interpreter, "-m", "pip", "install", *options, *what],
+        [interpreter, "-m", "pip", command, *options, *what],
         capture_output=True,
         text=True,
         check=False,
