@@ -39,8 +39,16 @@ def number() -> str:
 
 def write_proxy(proxy: Path, *flags: str, module: Path = MODULE) -> tuple[str, str]:
     """Write a module into a proxy on disk; return its path and version."""
-    printed = go(TOOLS, "run", "./goproxy", "-version", f"v{number()}", *flags, str(module), str(proxy))
-    path, _, version = printed.strip().partition("@")
+    return run_goproxy("-version", f"v{number()}", *flags, str(module), str(proxy))
+
+
+def write_release(proxy: Path, repository: Path, tag: str) -> tuple[str, str]:
+    """Write the module of a repository's tag into a proxy on disk; return its path and version."""
+    return run_goproxy("-tag", tag, str(repository), str(proxy))
+
+
+def run_goproxy(*arguments: str) -> tuple[str, str]:
+    path, _, version = go(TOOLS, "run", "./goproxy", *arguments).strip().partition("@")
     return path, version
 
 
