@@ -5,9 +5,11 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import distributions, metadata
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
 
 from tests.support.paths import ROOT
 
@@ -65,3 +67,21 @@ def test_looking_for_python_prints_nothing(clone: Path) -> None:
     done = subprocess.run(command, cwd=clone, capture_output=True, text=True, env=environ)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"^python3\S* -m venv --clear .venv$", done.stdout, re.MULTILINE)
+
+
+def copyleft(package: str) -> bool:
+    """Return whether the metadata of an installed package names a licence with copyleft."""
+    found = metadata(package)
+    fields = [each for name in ("License-Expression", "License", "Classifier") for each in found.get_all(name, [])]
+    return any(re.search(r"GPL|MPL|Mozilla|GNU|EUPL|CDDL|Eclipse", field) for field in fields)
+
+
+def test_the_docs_name_each_licence_with_copyleft() -> None:
+    """docs/index.md names the packages of a server that have no permissive licence."""
+    installed = {canonicalize_name(each.metadata["Name"]) for each in distributions()}
+    names = {each.partition("==")[0] for each in locked("server.txt")} & installed
+    assert len(names) > 40
+    licences = (ROOT / "docs/index.md").read_text().partition("## Licence and source")[2]
+    found = {name for name in names if copyleft(name)}
+    assert found == {"pathspec", "python-stdnum"}
+    assert [name for name in found if name not in licences] == []
