@@ -193,6 +193,7 @@ lock: ## update the locked requirements (needs uv; ARGS=--upgrade for the newest
 	@command -v $(UV) >/dev/null || { echo 'make lock needs uv: pip install uv' >&2; exit 1; }
 	$(lock) pyproject.toml --extra server --extra native --extra otel --extra bench --extra verify --group dev --output-file requirements/dev.txt
 	$(lock) pyproject.toml --extra server --extra native --extra otel --group build --constraint requirements/dev.txt --output-file requirements/server.txt
+	$(lock) pyproject.toml --resolution lowest-direct --output-file requirements/floor.txt
 	$(lock) --group gen --output-file requirements/gen.txt
 	$(lock) --group deploy --output-file requirements/deploy.txt
 	$(lock) --group mysqlx --output-file requirements/mysqlx.txt

@@ -65,11 +65,13 @@ def python_dist(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return sorted(folder.iterdir(), key=lambda path: path.suffix)
 
 
-@pytest.fixture(scope="session")
-def python_consumer(python_dist: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="session", params=["server.txt", "floor.txt"], ids=["newest", "oldest"])
+def python_consumer(
+    request: pytest.FixtureRequest, python_dist: list[Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """The Python of an environment with the wheel: all packages come from a folder of wheels."""
     folder = tmp_path_factory.mktemp("python")
-    locked_wheels("idalloc", folder)
+    locked_wheels("idalloc", request.param, folder)
     subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
     python = folder / "venv/bin/python"
     options = ["--isolated", "--quiet", "--disable-pip-version-check", "--no-index", "--find-links", str(folder)]

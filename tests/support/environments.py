@@ -74,9 +74,9 @@ def idalloc_of(commit: str) -> Path:
     return installed.with_name("bin") / "python"
 
 
-def locked_wheels(package: str, folder: Path) -> None:
-    """Download what a package needs, without extras, into a folder: in the locked versions."""
-    texts = re.findall(r"^\S(?:.*\\\n)*.*\n", (ROOT / "requirements" / "server.txt").read_text(), re.MULTILINE)
+def locked_wheels(package: str, lock: str, folder: Path) -> None:
+    """Download what a package needs, without extras, into a folder: in the versions of a lock."""
+    texts = re.findall(r"^\S(?:.*\\\n)*.*\n", (ROOT / "requirements" / lock).read_text(), re.MULTILINE)
     locked = {text.partition("==")[0]: text for text in texts}
     needed, todo = set[str](), [package]
     while todo:
@@ -86,7 +86,7 @@ def locked_wheels(package: str, folder: Path) -> None:
                 needed.add(name)
                 todo.append(name)
     file = folder / "requirements.txt"
-    file.write_text("".join(locked[name] for name in sorted(needed)))
+    file.write_text("".join(locked[name] for name in sorted(needed & locked.keys())))
     options = ["--require-hashes", "--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
     _pip(Path(sys.executable), package, "download", *options, "--requirement", str(file))
 
