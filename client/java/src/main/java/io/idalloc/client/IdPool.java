@@ -1,0 +1,507 @@
+package io.idalloc.client;
+
+import io.grpc.Context;
+import io.grpc.Status;
+import java.time.Duration;
+import java.util.OptionalLong;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
+import java.util.concurrent.atomic.AtomicLong;
+import java.util.concurrent.locks.ReentrantLock;
+
+/**
+ * Hands out the ids of one sequence from memory. Platform and virtual threads may share it; create
+ * one for each sequence, and keep it.
+ *
+ * <p>It gives out each id once, in the order in which ranges arrive, and none after the time that
+ * the server allows ({@code ttl}): use an id soon after {@code next}. The faster ids are used, the
+ * larger ranges are, up to 1,000,000 ids. When the second half of a range begins, the next one is
+ * requested. The ids that a pool holds when it is closed, or when the process ends, are a gap.
+ *
+ * <p>The JVM's clocks do not count the time in which a virtual machine was paused without its
+ * knowledge, or a process was restored from a snapshot: the ids of such a pool may repeat.
+ */
+public final class IdPool implements AutoCloseable {
+  /** A range that is used up in less time is followed by one twice as large. */
+  static final Duration SHORT_USE = Duration.ofMillis(500);
+
+  /** The default of the server's setting max_ids_per_call. */
+  static final long MAX_RANGE_SIZE = 1_000_000;
+
+  /** So many ranges in a row that had expired on arrival are an error. */
+  static final int MAX_LATE_RANGES = 3;
+
+  /** Stands for no id. The smallest id of any sequence is -2^62. */
+  private static final long NONE = Long.MIN_VALUE;
+
+  /** Requests a range. */
+  interface Source {
+    CompletableFuture<AllocatedRange> allocate(String sequence, long count);
+  }
+
+  private final Calls calls;
+  private final String sequence;
+  private final Source source;
+  private final Clock clock;
+
+  /** The ids in use: callers take from it without the lock. Only a holder replaces it. */
+  private volatile Lease current = Lease.EMPTY;
+
+  private final AtomicLong expired = new AtomicLong(); // ids that were taken too late
+  private final AtomicLong waiting = new AtomicLong(); // callers without an id
+
+  // The lock guards what follows. Nobody holds it while waiting.
+  private final ReentrantLock lock = new ReentrantLock();
+  private Lease next; // the prefetched range, or null
+  private Refill refill; // at most one, or null
+  private CompletableFuture<AllocatedRange> inFlight; // its request, or null
+  private long startedAt; // when the range in use became current
+  private long size = 1;
+  private long maxSize = MAX_RANGE_SIZE;
+  private boolean inDemand = true; // whether ranges are used up before they expire
+  private int lateRanges;
+  private boolean isClosed;
+
+  IdPool(Calls calls, String sequence, Source source, Clock clock) {
+    this.calls = calls;
+    this.sequence = sequence;
+    this.source = source;
+    this.clock = clock;
+    calls.join(this);
+  }
+
+  /**
+   * Returns the next id. It waits no longer than the client's timeout.
+   *
+   * @return the id
+   * @throws IdallocException as {@link #next(Duration)}
+   */
+  public long next() {
+    long id = take(current);
+    return id != NONE ? id : await(calls.timeout());
+  }
+
+  /**
+   * Returns the next id. If none is at hand, it waits: for a range, for a quota, and while the
+   * server is unavailable, if it has answered before. What was requested for a caller that gave up
+   * stays for others. After an error, the next call tries again.
+   *
+   * @param timeout how long to wait
+   * @return an id that no other call returns
+   * @throws IdallocException the server refused a range, the time has passed, the pool is closed, or
+   *     the thread was interrupted
+   */
+  public long next(Duration timeout) {
+    long id = take(current);
+    return id != NONE ? id : await(timeout);
+  }
+
+  /**
+   * As {@link #next()}, without a limit of time: use {@link CompletableFuture#orTimeout}. Cancelling
+   * the future leaves the id to others, or as a gap if it has been taken.
+   *
+   * @return the id
+   */
+  public CompletableFuture<Long> nextAsync() {
+    long id = take(current);
+    if (id != NONE) {
+      return CompletableFuture.completedFuture(id);
+    }
+    CompletableFuture<Long> result = new CompletableFuture<>();
+    waiting.incrementAndGet();
+    result.whenComplete((taken, error) -> waiting.decrementAndGet());
+    take(result);
+    return result;
+  }
+
+  private long await(Duration timeout) {
+    CompletableFuture<Long> result = nextAsync();
+    try {
+      return result.get(timeout.toNanos(), TimeUnit.NANOSECONDS);
+    } catch (TimeoutException e) {
+      result.cancel(true);
+      throw late();
+    } catch (InterruptedException e) {
+      result.cancel(true);
+      throw Calls.interrupted();
+    } catch (ExecutionException e) {
+      throw IdallocException.of(e.getCause()).copy();
+    }
+  }
+
+  private IdallocException late() {
+    String message = "no id of sequence '" + sequence + "' in time";
+    lock.lock();
+    try {
+      if (refill != null && refill.failure != null) {
+        message += "; the last attempt: " + refill.failure;
+      }
+    } finally {
+      lock.unlock();
+    }
+    return IdallocException.timedOut(message);
+  }
+
+  /** Gives a caller an id as soon as there is one. */
+  private void take(CompletableFuture<Long> result) {
+    while (!result.isDone()) {
+      long id = take(current);
+      if (id != NONE) {
+        if (!result.complete(id)) { // the caller has left meanwhile
+          calls.dropped(sequence, 1);
+        }
+        return;
+      }
+      Refill awaited;
+      try {
+        awaited = advance();
+      } catch (IdallocException e) {
+        result.completeExceptionally(e);
+        return;
+      }
+      if (awaited == null) { // a range is at hand
+        continue;
+      }
+      if (!awaited.ended.isDone() || awaited.ended.isCompletedExceptionally()) {
+        awaited.ended.whenComplete((nothing, error) -> goOn(result, error));
+        return;
+      }
+    }
+  }
+
+  private void goOn(CompletableFuture<Long> result, Throwable error) {
+    if (error == null) {
+      take(result);
+    } else {
+      result.completeExceptionally(IdallocException.of(error));
+    }
+  }
+
+  /** Takes an id of a range without a lock, or returns NONE. */
+  private long take(Lease lease) {
+    long index = lease.taken.getAndIncrement();
+    if (index >= lease.count) {
+      return NONE;
+    }
+    if (index == lease.prefetchAt) {
+      prefetch(lease);
+    }
+    // Checked last: a process that was stopped at any point above must not return an id that
+    // expired meanwhile.
+    if (lease.isExpired(clock)) {
+      expired.incrementAndGet();
+      return NONE;
+    }
+    return lease.first + index * lease.step;
+  }
+
+  /** Requests the range after a lease, if ranges are used up in time. */
+  private void prefetch(Lease lease) {
+    Refill begun = null;
+    lock.lock();
+    try {
+      if (current == lease && inDemand && next == null && refill == null && !isClosed) {
+        begun = refill = new Refill();
+      }
+    } finally {
+      lock.unlock();
+    }
+    if (begun != null) {
+      send(begun);
+    }
+  }
+
+  /** Makes the next range current. If there is none, returns the refill to wait for. */
+  private Refill advance() {
+    Refill begun = null;
+    Refill awaited;
+    lock.lock();
+    try {
+      if (isClosed) {
+        throw IdallocException.closed("pool");
+      }
+      Lease used = current;
+      if (used.isExpired(clock)) {
+        reduceDemand();
+      } else if (used.taken.get() < used.count) { // another caller was here before
+        return null;
+      } else if (used.count > 0) {
+        inDemand = true;
+      }
+      Lease following = next;
+      next = null;
+      if (following != null && !following.isExpired(clock)) {
+        startedAt = clock.nanos();
+        replace(following);
+        return null;
+      }
+      if (following != null) {
+        reduceDemand();
+        calls.dropped(sequence, following.count);
+      }
+      if (used.count > 0) {
+        replace(Lease.EMPTY);
+      }
+      if (refill == null) {
+        begun = refill = new Refill();
+      }
+      awaited = refill;
+    } finally {
+      lock.unlock();
+    }
+    if (begun != null) {
+      send(begun);
+    }
+    return awaited;
+  }
+
+  /** Makes another range current, and reports the ids left in this one. */
+  private void replace(Lease lease) {
+    Lease used = current;
+    current = lease;
+    long left = used.count - Math.min(used.count, used.taken.getAndSet(used.count));
+    long dropped = left + expired.getAndSet(0);
+    if (dropped > 0) {
+      calls.dropped(sequence, dropped);
+    }
+  }
+
+  /** Stops prefetching and halves the size: a range expired before it was used up. */
+  private void reduceDemand() {
+    inDemand = false;
+    size = Math.max(1, size / 2);
+  }
+
+  /** Sends a request of a refill. */
+  private void send(Refill sent) {
+    long count;
+    lock.lock();
+    try {
+      if (isClosed || refill != sent) {
+        return;
+      }
+      if (current.count > 0 && clock.nanos() - startedAt < SHORT_USE.toNanos() && !sent.hasGrown) {
+        size *= 2;
+      }
+      sent.hasGrown = true;
+      count = size = Math.min(size, maxSize);
+    } finally {
+      lock.unlock();
+    }
+    // The time counts from before the request is sent, as the server may take the ids at any
+    // moment since.
+    long nanos = clock.nanos();
+    long millis = clock.millis();
+    CompletableFuture<AllocatedRange> request;
+    // Not in a caller's context, whose end would cancel the call: the range is for all callers.
+    Context outer = Context.ROOT.attach();
+    try {
+      request = source.allocate(sequence, count);
+    } catch (RuntimeException | Error e) { // or all callers would wait for it
+      request = CompletableFuture.failedFuture(e);
+    } finally {
+      Context.ROOT.detach(outer);
+    }
+    lock.lock();
+    try {
+      inFlight = request;
+    } finally {
+      lock.unlock();
+    }
+    request.whenComplete((range, error) -> receive(sent, range, error, nanos, millis));
+  }
+
+  /** Keeps a range for the callers, or decides when to request it again. */
+  private void receive(
+      Refill sent, AllocatedRange range, Throwable error, long nanos, long millis) {
+    OptionalLong delay = OptionalLong.empty();
+    IdallocException failure = null;
+    lock.lock();
+    try {
+      inFlight = null;
+      if (isClosed || refill != sent) {
+        if (range != null) {
+          calls.dropped(sequence, range.count());
+        }
+        return;
+      }
+      if (error == null) {
+        failure = add(range, nanos, millis);
+      } else {
+        failure = calls.failure(error);
+        if (adaptSize(failure)) {
+          delay = OptionalLong.of(0);
+        }
+      }
+      if (failure != null && delay.isEmpty() && (waiting.get() > 0 || current.isAlive(clock))) {
+        delay = sent.outage.delay(failure, calls.hasAnswered());
+      }
+      sent.failure = failure;
+      if (delay.isEmpty()) {
+        refill = null;
+      }
+    } finally {
+      lock.unlock();
+    }
+    if (delay.isPresent()) {
+      calls.reconnect();
+      if (delay.getAsLong() == 0) {
+        send(sent);
+      } else {
+        clock.after(delay.getAsLong(), () -> send(sent));
+      }
+    } else if (failure == null) {
+      sent.ended.complete(null);
+    } else {
+      sent.ended.completeExceptionally(failure);
+    }
+  }
+
+  /** Makes a range the next one; returns an error if that cannot be. */
+  private IdallocException add(AllocatedRange range, long nanos, long millis) {
+    if (!range.period().isEmpty()) {
+      return IdallocException.of(
+          Reason.INVALID_REQUEST,
+          Status.Code.FAILED_PRECONDITION,
+          "sequence '"
+              + sequence
+              + "' has a reset, so its numbers repeat: request its ids as texts");
+    }
+    Lease added = new Lease(range, nanos, millis);
+    if (!added.isExpired(clock)) {
+      lateRanges = 0;
+      next = added;
+      return null;
+    }
+    calls.dropped(sequence, range.count());
+    reduceDemand();
+    if (++lateRanges < MAX_LATE_RANGES) {
+      return null; // who waits sends another request
+    }
+    lateRanges = 0;
+    return IdallocException.of(
+        Reason.EXPIRED_ON_ARRIVAL,
+        Status.Code.FAILED_PRECONDITION,
+        "three ranges in a row had expired on arrival; check the latency to the server, or raise"
+            + " its lease_ttl");
+  }
+
+  /** Adapts the size of the next range. Returns whether a smaller one may succeed at once. */
+  private boolean adaptSize(IdallocException error) {
+    switch (error.reason()) {
+      case Reason.SEQUENCE_EXHAUSTED -> {
+        long largest = parsed(error.metadata().getOrDefault("largest_range", "0"));
+        if (0 < largest && largest < size) {
+          size = largest;
+          return true;
+        }
+      }
+      case Reason.INVALID_REQUEST -> {
+        if (error.fields().contains("id_count") && size > 1) {
+          size = maxSize = size / 2;
+          return true;
+        }
+      }
+      case Reason.QUOTA_EXCEEDED -> {
+        // A call may overdraw a quota, which then rejects all calls until it is filled again:
+        // smaller ranges make for shorter waits.
+        if (error.retryDelay().compareTo(SHORT_USE) > 0) {
+          size = Math.max(1, size / 2);
+        }
+      }
+      default -> {}
+    }
+    return false;
+  }
+
+  private static long parsed(String number) {
+    try {
+      return Long.parseLong(number);
+    } catch (NumberFormatException e) {
+      return 0;
+    }
+  }
+
+  /**
+   * Drops the ids at hand, cancels the request in flight, and ends the waits of all callers with
+   * {@link Reason#CLOSED}.
+   */
+  @Override
+  public void close() {
+    Refill abandoned;
+    CompletableFuture<AllocatedRange> cancelled;
+    lock.lock();
+    try {
+      isClosed = true;
+      abandoned = refill;
+      cancelled = inFlight;
+      refill = null;
+      if (next != null) {
+        calls.dropped(sequence, next.count);
+        next = null;
+      }
+      replace(Lease.EMPTY);
+    } finally {
+      lock.unlock();
+    }
+    calls.leave(this);
+    if (cancelled != null) {
+      cancelled.cancel(true);
+    }
+    if (abandoned != null) {
+      abandoned.ended.completeExceptionally(IdallocException.closed("pool"));
+    }
+  }
+
+  /** The way to the next range: one request at a time, until it succeeds or its error is final. */
+  private final class Refill {
+    final CompletableFuture<Void> ended = new CompletableFuture<>();
+    final Outage outage = new Outage(clock);
+    volatile IdallocException failure; // of the last request
+    boolean hasGrown; // whether its size was chosen; guarded by the lock
+  }
+
+  /** A range in the pool. Its ids are taken without a lock. */
+  private static final class Lease {
+    static final Lease EMPTY = new Lease();
+
+    final long first;
+    final long step;
+    final long count;
+    final long prefetchAt; // the index at which to request the next range
+    final AtomicLong taken = new AtomicLong(); // the index of the next id
+    private final long sentNanos;
+    private final long sentMillis;
+    private final long ttlNanos;
+    private final long ttlMillis;
+
+    Lease(AllocatedRange range, long sentNanos, long sentMillis) {
+      first = range.first();
+      step = range.step();
+      count = range.count();
+      prefetchAt = range.count() / 2;
+      this.sentNanos = sentNanos;
+      this.sentMillis = sentMillis;
+      ttlNanos = range.ttl().toNanos();
+      // The wall clock is read in whole milliseconds: what it shows may be almost 1 ms too little.
+      ttlMillis = range.ttl().toMillis() - 1;
+    }
+
+    private Lease() {
+      first = step = count = prefetchAt = sentNanos = sentMillis = 0;
+      ttlNanos = ttlMillis = Long.MAX_VALUE;
+    }
+
+    /** Whether the clock that advanced further since the request is past the ttl. */
+    boolean isExpired(Clock clock) {
+      return clock.nanos() - sentNanos >= ttlNanos || clock.millis() - sentMillis >= ttlMillis;
+    }
+
+    /** Whether it has ids for callers. */
+    boolean isAlive(Clock clock) {
+      return taken.get() < count && !isExpired(clock);
+    }
+  }
+}

@@ -1,0 +1,545 @@
+package io.idalloc.client;
+
+import io.grpc.Channel;
+import io.grpc.ChannelCredentials;
+import io.grpc.ClientInterceptor;
+import io.grpc.Grpc;
+import io.grpc.InsecureChannelCredentials;
+import io.grpc.ManagedChannelBuilder;
+import io.grpc.TlsChannelCredentials;
+import io.idalloc.v1.AllocateRangeRequest;
+import io.idalloc.v1.AllocateRangeResult;
+import io.idalloc.v1.BatchAllocateRangesRequest;
+import io.idalloc.v1.BatchAllocateRangesResponse;
+import io.idalloc.v1.DocIdView;
+import io.idalloc.v1.IdAllocatorServiceGrpc;
+import io.idalloc.v1.StreamDocIdsRequest;
+import io.idalloc.v1.StreamDocIdsResponse;
+import io.idalloc.v1.StreamRangesRequest;
+import io.idalloc.v1.StreamRangesResponse;
+import java.io.IOException;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.TimeUnit;
+import java.util.function.Consumer;
+
+/**
+ * A connection to the servers of one store. Build one, and share it: threads may call all methods
+ * concurrently.
+ *
+ * <p>gRPC repeats a unary call that ended with {@code UNAVAILABLE}: five attempts within about 1.5
+ * s, and within the call's timeout. Pools and streams continue over an outage of up to 60 s, if the
+ * server has answered before.
+ *
+ * <p>Each blocking method has a twin that ends in {@code Async}. The cancellation of its future
+ * cancels the call; an error of it is an {@link IdallocException}. An interrupt ends a blocking
+ * call with the reason {@link Reason#CANCELLED}, and stays set.
+ */
+public final class IdallocClient implements AutoCloseable {
+  private final Calls calls;
+
+  private IdallocClient(Calls calls) {
+    this.calls = calls;
+  }
+
+  /**
+   * Returns a builder of a client of the servers at a target.
+   *
+   * @param target {@code host:50051}, several of them with commas, or a target of gRPC, such as
+   *     {@code dns:///idalloc:50051}; calls alternate between all addresses of a target
+   * @return the builder
+   */
+  public static Builder builder(String target) {
+    return new Builder(target);
+  }
+
+  /**
+   * Returns a client that uses an existing channel, which {@code close} leaves open. The channel
+   * needs {@link #serviceConfig()} for retries. The timeout of a unary call is 5 s.
+   *
+   * @param channel the channel
+   * @return the client
+   */
+  public static IdallocClient fromChannel(Channel channel) {
+    return new IdallocClient(
+        new Calls(channel, null, "", null, Builder.DEFAULT_TIMEOUT, event -> {}));
+  }
+
+  /**
+   * Returns the retry policy of the services, for {@link ManagedChannelBuilder#defaultServiceConfig}.
+   *
+   * @return the service config, as {@code service_config.json} beside the protos
+   */
+  public static Map<String, ?> serviceConfig() {
+    List<Map<String, ?>> names =
+        List.of(
+            Map.of("service", "idalloc.v1.IdAllocatorService"),
+            Map.of("service", "idalloc.v1.SequenceService"),
+            Map.of("service", "idalloc.v1.NodeService"));
+    Map<String, ?> policy =
+        Map.of(
+            "maxAttempts", 5.0,
+            "initialBackoff", "0.1s",
+            "maxBackoff", "2s",
+            "backoffMultiplier", 2.0,
+            "retryableStatusCodes", List.of("UNAVAILABLE", "CANCELLED"));
+    return Map.of("methodConfig", List.of(Map.of("name", names, "retryPolicy", policy)));
+  }
+
+  /**
+   * Allocates a range.
+   *
+   * @param sequence the name of the sequence
+   * @param count how many ids: 1 to the server's {@code max_ids_per_call} (default 1,000,000)
+   * @return the range
+   * @throws IdallocException the call failed
+   */
+  public AllocatedRange allocateRange(String sequence, long count) {
+    return Calls.await(allocateRangeAsync(sequence, count));
+  }
+
+  /**
+   * Allocates a range. A retry takes new ids, unless the request has a request id.
+   *
+   * @param request the request
+   * @return the range
+   * @throws IdallocException the call failed
+   */
+  public AllocatedRange allocateRange(RangeRequest request) {
+    return Calls.await(allocateRangeAsync(request));
+  }
+
+  /**
+   * As {@link #allocateRange(String, long)}.
+   *
+   * @param sequence the name of the sequence
+   * @param count how many ids
+   * @return the range
+   */
+  public CompletableFuture<AllocatedRange> allocateRangeAsync(String sequence, long count) {
+    return allocateRangeAsync(RangeRequest.of(sequence, count));
+  }
+
+  /**
+   * As {@link #allocateRange(RangeRequest)}.
+   *
+   * @param request the request
+   * @return the range
+   */
+  public CompletableFuture<AllocatedRange> allocateRangeAsync(RangeRequest request) {
+    AllocateRangeRequest message;
+    try {
+      message = Replies.message(request);
+    } catch (IdallocException e) {
+      return CompletableFuture.failedFuture(e);
+    }
+    return calls.unary(
+        IdAllocatorServiceGrpc.getAllocateRangeMethod(),
+        message,
+        request.sequence(),
+        reply -> Replies.range(reply, request.count(), request.withTexts()),
+        AllocatedRange::count);
+  }
+
+  /**
+   * Allocates ranges of several sequences in one call.
+   *
+   * @param requests 1 to 1,000 requests without texts and request ids
+   * @return a range or an error for each request, in their order
+   * @throws IdallocException the whole call failed
+   */
+  public List<RangeResult> batchAllocateRanges(List<RangeRequest> requests) {
+    return Calls.await(batchAllocateRangesAsync(requests));
+  }
+
+  /**
+   * As {@link #batchAllocateRanges}.
+   *
+   * @param requests the requests
+   * @return the results
+   */
+  public CompletableFuture<List<RangeResult>> batchAllocateRangesAsync(
+      List<RangeRequest> requests) {
+    BatchAllocateRangesRequest.Builder batch = BatchAllocateRangesRequest.newBuilder();
+    try {
+      for (RangeRequest each : requests) {
+        if (each.withTexts() || each.requestId().isPresent()) {
+          throw IdallocException.invalid("requests", "a batch has no texts and no request ids");
+        }
+        batch.addRequests(Replies.message(each));
+      }
+    } catch (IdallocException e) {
+      return CompletableFuture.failedFuture(e);
+    }
+    return calls.unary(
+        IdAllocatorServiceGrpc.getBatchAllocateRangesMethod(),
+        batch.build(),
+        "",
+        reply -> results(reply, requests),
+        results -> results.stream().flatMap(each -> each.range().stream()).mapToLong(AllocatedRange::count).sum());
+  }
+
+  private static List<RangeResult> results(
+      BatchAllocateRangesResponse reply, List<RangeRequest> requests) {
+    if (reply.getResultsCount() != requests.size()) {
+      throw IdallocException.invalidReply(
+          reply.getResultsCount() + " results for " + requests.size() + " requests");
+    }
+    List<RangeResult> results = new ArrayList<>(requests.size());
+    for (int i = 0; i < requests.size(); i++) {
+      AllocateRangeResult each = reply.getResults(i);
+      if (each.hasError()) {
+        results.add(RangeResult.of(IdallocException.of(each.getError())));
+        continue;
+      }
+      try {
+        results.add(RangeResult.of(Replies.range(each.getResponse(), requests.get(i).count(), false)));
+      } catch (IdallocException e) {
+        results.add(RangeResult.of(e));
+      }
+    }
+    return List.copyOf(results);
+  }
+
+  /**
+   * Allocates any number of ids, in ranges. Each is allocated when it is read. If the stream
+   * breaks, for example when a server restarts, the client requests the missing ids.
+   *
+   * @param sequence the name of the sequence
+   * @param total how many ids
+   * @param chunk how many ids a range has; after a break one may be shorter
+   * @return the ranges; close it
+   */
+  public IdStream<AllocatedRange> streamRanges(String sequence, long total, long chunk) {
+    return streamRanges(sequence, total, chunk, false);
+  }
+
+  /**
+   * As {@link #streamRanges(String, long, long)}, also with the ids as texts.
+   *
+   * @param sequence the name of the sequence
+   * @param total how many ids
+   * @param chunk how many ids a range has, at most 10,000
+   * @return the ranges; close it
+   */
+  public IdStream<AllocatedRange> streamTexts(String sequence, long total, long chunk) {
+    return streamRanges(sequence, total, chunk, true);
+  }
+
+  private IdStream<AllocatedRange> streamRanges(
+      String sequence, long total, long chunk, boolean withTexts) {
+    Replies.checkName(sequence);
+    checkSizes(total, chunk);
+    return new IdStream<AllocatedRange>(
+        calls,
+        new IdStream.Source<StreamRangesRequest, StreamRangesResponse, AllocatedRange>(
+            IdAllocatorServiceGrpc.getStreamRangesMethod(),
+            sequence,
+            missing ->
+                StreamRangesRequest.newBuilder()
+                    .setSequence(sequence)
+                    .setTotalIdCount(missing)
+                    .setChunkIdCount(chunk)
+                    .setView(Replies.view(withTexts))
+                    .build(),
+            (reply, most) -> Replies.range(reply, most, most, withTexts),
+            AllocatedRange::count),
+        total,
+        chunk);
+  }
+
+  /**
+   * Generates document ids in MySQL's format.
+   *
+   * @param count how many: 1 to the server's {@code max_ids_per_call} (default 1,000,000)
+   * @return the ids
+   * @throws IdallocException the call failed
+   */
+  public List<String> generateDocIds(long count) {
+    return Calls.await(generateDocIdsAsync(count));
+  }
+
+  /**
+   * As {@link #generateDocIds}.
+   *
+   * @param count how many
+   * @return the ids
+   */
+  public CompletableFuture<List<String>> generateDocIdsAsync(long count) {
+    try {
+      Replies.checkCount("id_count", count);
+    } catch (IdallocException e) {
+      return CompletableFuture.failedFuture(e);
+    }
+    return calls.unary(
+        IdAllocatorServiceGrpc.getGenerateDocIdMethod(),
+        Replies.docIdRequest(count),
+        "",
+        reply -> docIds(Replies.runs(reply.getRunsList(), count, count)),
+        List::size);
+  }
+
+  static List<String> docIds(List<DocIdRun> runs) {
+    return runs.stream().flatMap(DocIdRun::ids).toList();
+  }
+
+  /**
+   * Generates any number of document ids. It continues after a break, as {@link #streamRanges}.
+   *
+   * @param total how many ids
+   * @param chunk how many ids a list of runs has
+   * @return lists of runs; close it
+   */
+  public IdStream<List<DocIdRun>> streamDocIds(long total, long chunk) {
+    checkSizes(total, chunk);
+    return new IdStream<List<DocIdRun>>(
+        calls,
+        new IdStream.Source<StreamDocIdsRequest, StreamDocIdsResponse, List<DocIdRun>>(
+            IdAllocatorServiceGrpc.getStreamDocIdsMethod(),
+            "",
+            missing ->
+                StreamDocIdsRequest.newBuilder()
+                    .setTotalIdCount(missing)
+                    .setChunkIdCount(chunk)
+                    .setView(DocIdView.DOC_ID_VIEW_COMPACT)
+                    .build(),
+            (reply, most) -> Replies.runs(reply.getRunsList(), most, most),
+            runs -> runs.stream().mapToLong(DocIdRun::count).sum()),
+        total,
+        chunk);
+  }
+
+  private static void checkSizes(long total, long chunk) {
+    Replies.checkCount("total_id_count", total);
+    Replies.checkCount("chunk_id_count", chunk);
+  }
+
+  /**
+   * Returns a stream for many calls, which costs less than unary calls.
+   *
+   * @return the stream; close it
+   */
+  public AllocateStream allocateStream() {
+    return new AllocateStream(calls, Clock.SYSTEM);
+  }
+
+  /**
+   * Returns a pool of a sequence. It requests nothing before the first id is taken. Keep it: a new
+   * one begins with a range of one id.
+   *
+   * @param sequence the name of the sequence
+   * @return the pool; close it, or the client
+   */
+  public IdPool pool(String sequence) {
+    return new IdPool(calls, sequence, this::allocateRangeAsync, Clock.SYSTEM);
+  }
+
+  /**
+   * Returns the channel, for the generated stubs of calls that this class lacks: the administration
+   * of sequences, the node and UUIDs. Its calls send the token, and have no deadline of their own;
+   * {@link IdallocException#of(Throwable)} converts their errors.
+   *
+   * @return the channel
+   */
+  public Channel channel() {
+    return calls.channel();
+  }
+
+  /** Ends all calls, pools and streams with {@link Reason#CLOSED}, and the connection. */
+  @Override
+  public void close() {
+    calls.close();
+  }
+
+  /** The options of a client. */
+  public static final class Builder {
+    static final Duration DEFAULT_TIMEOUT = Duration.ofSeconds(5);
+    // A server allows a ping each 20 s.
+    private static final Duration KEEPALIVE = Duration.ofSeconds(30);
+    private static final Duration KEEPALIVE_TIMEOUT = Duration.ofSeconds(8);
+
+    private final String target;
+    private boolean hasTls;
+    private Path ca;
+    private Path certificate;
+    private Path key;
+    private String serverName;
+    private Token token;
+    private boolean isTokenInPlaintext;
+    private Duration timeout = DEFAULT_TIMEOUT;
+    private Consumer<CallEvent> observer = event -> {};
+    private final List<ClientInterceptor> interceptors = new ArrayList<>();
+
+    private Builder(String target) {
+      this.target = target;
+    }
+
+    /**
+     * Encrypts connections, and trusts the CAs of the JVM.
+     *
+     * @return this
+     */
+    public Builder tls() {
+      hasTls = true;
+      return this;
+    }
+
+    /**
+     * Encrypts connections, and trusts the CAs of a file.
+     *
+     * @param ca certificates in PEM; read once
+     * @return this
+     */
+    public Builder tls(Path ca) {
+      this.ca = ca;
+      return tls();
+    }
+
+    /**
+     * Presents a client certificate.
+     *
+     * @param certificate the certificate chain in PEM; read once
+     * @param key the private key in PEM (PKCS #8)
+     * @return this
+     */
+    public Builder clientCertificate(Path certificate, Path key) {
+      this.certificate = certificate;
+      this.key = key;
+      return tls();
+    }
+
+    /**
+     * Sets the name in the server's certificate, if it is not the target's.
+     *
+     * @param serverName the name
+     * @return this
+     */
+    public Builder serverName(String serverName) {
+      this.serverName = serverName;
+      return this;
+    }
+
+    /**
+     * Sends a token with each call. Without TLS it is sent to this machine only; see {@link
+     * #tokenInPlaintext}.
+     *
+     * @param token the token
+     * @return this
+     * @throws IdallocException it is not a token
+     */
+    public Builder token(String token) {
+      this.token = Token.ofText(token);
+      return this;
+    }
+
+    /**
+     * Sends the token in a file. The file is read again after a second, and when a server rejects
+     * its token: the call is then repeated once with the new one.
+     *
+     * @param file the file
+     * @return this
+     * @throws IdallocException the file cannot be read, or has no token
+     */
+    public Builder tokenFile(Path file) {
+      this.token = Token.ofFile(file);
+      return this;
+    }
+
+    /**
+     * Sends the token to other machines without TLS, too: something else must encrypt.
+     *
+     * @return this
+     */
+    public Builder tokenInPlaintext() {
+      isTokenInPlaintext = true;
+      return this;
+    }
+
+    /**
+     * Limits each unary call, with its retries, and the wait of {@link IdPool#next()}. The default
+     * is 5 s.
+     *
+     * @param timeout the limit
+     * @return this
+     */
+    public Builder timeout(Duration timeout) {
+      if (timeout.isNegative() || timeout.isZero()) {
+        throw IdallocException.invalid("timeout", "must be more than 0, not " + timeout);
+      }
+      this.timeout = timeout;
+      return this;
+    }
+
+    /**
+     * Calls a function after each call, for metrics. It must return quickly and not use the client;
+     * threads call it concurrently.
+     *
+     * @param observer the function
+     * @return this
+     */
+    public Builder observer(Consumer<CallEvent> observer) {
+      this.observer = observer;
+      return this;
+    }
+
+    /**
+     * Adds interceptors of gRPC, such as for traces.
+     *
+     * @param interceptors the interceptors; the last one is called first
+     * @return this
+     */
+    public Builder intercept(ClientInterceptor... interceptors) {
+      this.interceptors.addAll(List.of(interceptors));
+      return this;
+    }
+
+    /**
+     * Builds the client. It does not connect: the first call does.
+     *
+     * @return the client
+     * @throws IdallocException the target has another form, or a file cannot be used
+     */
+    public IdallocClient build() {
+      String parsed = Targets.parse(target);
+      if (token != null && !hasTls && !isTokenInPlaintext && !Targets.isLocal(parsed)) {
+        throw IdallocException.invalid(
+            "token", "is sent to " + target + " only over TLS: call tls()");
+      }
+      ManagedChannelBuilder<?> builder =
+          Grpc.newChannelBuilder(parsed, credentials())
+              .defaultServiceConfig(serviceConfig())
+              .defaultLoadBalancingPolicy("round_robin")
+              .enableRetry()
+              .intercept(interceptors)
+              .keepAliveTime(KEEPALIVE.toNanos(), TimeUnit.NANOSECONDS)
+              .keepAliveTimeout(KEEPALIVE_TIMEOUT.toNanos(), TimeUnit.NANOSECONDS);
+      if (serverName != null) {
+        builder.overrideAuthority(serverName);
+      }
+      var channel = builder.build();
+      return new IdallocClient(new Calls(channel, channel, target, token, timeout, observer));
+    }
+
+    private ChannelCredentials credentials() {
+      if (!hasTls) {
+        return InsecureChannelCredentials.create();
+      }
+      TlsChannelCredentials.Builder tls = TlsChannelCredentials.newBuilder();
+      try {
+        if (ca != null) {
+          tls.trustManager(ca.toFile());
+        }
+        if (certificate != null) {
+          tls.keyManager(certificate.toFile(), key.toFile());
+        }
+        return tls.build();
+      } catch (IOException e) {
+        throw IdallocException.invalid("tls", "cannot read a file: " + e.getMessage());
+      }
+    }
+  }
+}

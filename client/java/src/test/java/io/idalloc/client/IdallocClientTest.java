@@ -1,0 +1,417 @@
+package io.idalloc.client;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertInstanceOf;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import com.google.gson.Gson;
+import io.grpc.ManagedChannel;
+import io.grpc.Status;
+import io.idalloc.v1.AllocateRangeRequest;
+import io.idalloc.v1.IdAllocatorServiceGrpc;
+import java.io.ByteArrayInputStream;
+import java.io.ByteArrayOutputStream;
+import java.io.IOException;
+import java.io.ObjectInputStream;
+import java.io.ObjectOutputStream;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import java.util.Map;
+import java.util.UUID;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.LinkedBlockingQueue;
+import java.util.concurrent.CancellationException;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
+
+@Timeout(60)
+class IdallocClientTest {
+  private final LinkedBlockingQueue<CallEvent> events = new LinkedBlockingQueue<>();
+  private FakeServer server;
+  private IdallocClient client;
+
+  @BeforeEach
+  void start() throws IOException {
+    server = new FakeServer();
+    client = IdallocClient.builder(server.address()).observer(events::add).build();
+  }
+
+  @AfterEach
+  void stop() {
+    client.close();
+    server.close();
+  }
+
+  private static IdallocException failure(Runnable call) {
+    return assertThrows(IdallocException.class, call::run);
+  }
+
+  private static IdallocException failure(CompletableFuture<?> call) {
+    ExecutionException thrown = assertThrows(ExecutionException.class, call::get);
+    return assertInstanceOf(IdallocException.class, thrown.getCause());
+  }
+
+  @Test
+  void aRangeHasItsIds() {
+    AllocatedRange range = client.allocateRange("orders", 3);
+    assertEquals(List.of(1L, 2L, 3L), range.ids().boxed().toList());
+    assertEquals(Duration.ofSeconds(180), range.ttl());
+  }
+
+  @Test
+  void aRequestIdIsSent() {
+    UUID id = UUID.randomUUID();
+    client.allocateRange(RangeRequest.of("orders", 2).requestId(id));
+    assertEquals(id.toString(), server.requests.get(0).getRequestId());
+  }
+
+  @Test
+  void aBatchHasARangeOrAnErrorForEachRequest() {
+    List<RangeResult> results =
+        client.batchAllocateRanges(
+            List.of(RangeRequest.of("orders", 2), RangeRequest.of("", 1)));
+    assertEquals(2, results.get(0).get().count());
+    assertEquals(Reason.INVALID_REQUEST, failure(() -> results.get(1).get()).reason());
+  }
+
+  @Test
+  void documentIdsAreExpanded() {
+    assertEquals(
+        List.of("00006b09b6aa00000000000000ff", "00006b09b6aa0000000000000100"),
+        client.generateDocIds(2));
+  }
+
+  @Test
+  void anErrorHasReasonDelayAndMetadata() {
+    server.failures.add(
+        FakeServer.error(
+            Status.Code.RESOURCE_EXHAUSTED, Reason.QUOTA_EXCEEDED, 0.5, "subject", "billing"));
+    IdallocException error = failure(() -> client.allocateRange("orders", 1));
+    assertEquals(Reason.QUOTA_EXCEEDED, error.reason());
+    assertEquals(Status.Code.RESOURCE_EXHAUSTED, error.code());
+    assertEquals(Duration.ofMillis(500), error.retryDelay());
+    assertEquals(Map.of("subject", "billing"), error.metadata());
+    assertTrue(error.isRetryable());
+  }
+
+  @Test
+  void anErrorIsSerializable() throws Exception {
+    IdallocException error = failure(() -> client.allocateRange("orders", 0));
+    ByteArrayOutputStream bytes = new ByteArrayOutputStream();
+    try (ObjectOutputStream out = new ObjectOutputStream(bytes)) {
+      out.writeObject(error);
+    }
+    try (var in = new ObjectInputStream(new ByteArrayInputStream(bytes.toByteArray()))) {
+      assertEquals(List.of("id_count"), ((IdallocException) in.readObject()).fields());
+    }
+  }
+
+  @ParameterizedTest
+  @ValueSource(longs = {0, -1})
+  void aWrongCountIsNotSent(long count) {
+    assertEquals(Reason.INVALID_REQUEST, failure(() -> client.allocateRange("o", count)).reason());
+    assertEquals(0, server.requests.size());
+  }
+
+  @Test
+  void aReplyWithAnotherCountIsNotUsed() {
+    server.answer =
+        reply -> {
+          reply.onNext(server.range(2));
+          reply.onCompleted();
+        };
+    assertEquals(Reason.INVALID_REPLY, failure(() -> client.allocateRange("o", 3)).reason());
+  }
+
+  @Test
+  void anUnreachableServerIsNamed() {
+    server.close();
+    IdallocException error = failure(() -> client.allocateRange("orders", 1));
+    assertEquals(Reason.SERVER_UNREACHABLE, error.reason());
+    assertTrue(error.getMessage().startsWith(server.address()), error::getMessage);
+  }
+
+  @Test
+  void aServersCancelIsABrokenConnection() {
+    for (int i = 0; i < 5; i++) { // gRPC's attempts
+      server.failures.add(Status.CANCELLED.withDescription("stopping").asRuntimeException());
+    }
+    assertEquals(
+        Reason.SERVER_UNREACHABLE, failure(() -> client.allocateRange("orders", 1)).reason());
+    assertEquals(5, server.requests.size());
+  }
+
+  @Test
+  void aCancelledFutureCancelsTheCall() throws InterruptedException {
+    CountDownLatch cancelled = new CountDownLatch(1);
+    CountDownLatch begun = new CountDownLatch(1);
+    server.answer =
+        reply -> {
+          ((io.grpc.stub.ServerCallStreamObserver<?>) reply)
+              .setOnCancelHandler(cancelled::countDown);
+          begun.countDown();
+        };
+    CompletableFuture<AllocatedRange> call = client.allocateRangeAsync("orders", 1);
+    begun.await();
+    call.cancel(true);
+    cancelled.await();
+    assertThrows(CancellationException.class, call::join);
+    assertEquals(Reason.CANCELLED, events.take().error().orElseThrow().reason());
+  }
+
+  @Test
+  void closeEndsCallsInFlight() throws InterruptedException {
+    CountDownLatch begun = new CountDownLatch(1);
+    server.answer = reply -> begun.countDown();
+    CompletableFuture<AllocatedRange> call = client.allocateRangeAsync("orders", 1);
+    begun.await();
+    client.close();
+    assertEquals(Reason.CLOSED, failure(call).reason());
+    assertEquals(Reason.CLOSED, failure(() -> client.allocateRange("orders", 1)).reason());
+  }
+
+  @Test
+  void aTimeoutLimitsACall() {
+    server.answer = reply -> {};
+    try (var hasty =
+        IdallocClient.builder(server.address()).timeout(Duration.ofMillis(50)).build()) {
+      assertEquals(
+          Reason.DEADLINE_EXCEEDED, failure(() -> hasty.allocateRange("orders", 1)).reason());
+    }
+  }
+
+  @Test
+  void theObserverGetsEachCall() throws InterruptedException {
+    client.allocateRange("orders", 3);
+    CallEvent event = events.take();
+    assertEquals("AllocateRange orders 3", event.method() + " " + event.sequence() + " " + event.ids());
+  }
+
+  @Test
+  void callsAlternateBetweenAddresses() throws IOException {
+    try (FakeServer other = new FakeServer();
+        var both =
+            IdallocClient.builder(server.address() + ", " + other.address()).build()) {
+      while (server.requests.isEmpty() || other.requests.isEmpty()) {
+        both.allocateRange("orders", 1);
+      }
+    }
+  }
+
+  @ParameterizedTest
+  @ValueSource(strings = {"", "localhost", "localhost:0", "localhost:65536", "http://a:1", "a:1,b"})
+  void aWrongTargetIsRefused(String target) {
+    IdallocException error = failure(() -> IdallocClient.builder(target).build());
+    assertEquals(List.of("target"), error.fields());
+  }
+
+  @Test
+  void aTokenIsNotSentToOtherMachinesInPlaintext() {
+    var builder = IdallocClient.builder("ids.example:50051").token("secret");
+    IdallocException error = failure(builder::build);
+    assertTrue(error.getMessage().contains("only over TLS"), error::getMessage);
+    builder.tls().build().close();
+  }
+
+  @Test
+  void aFileThatIsMissingIsRefused(@TempDir Path folder) {
+    Path missing = folder.resolve("none");
+    assertEquals(
+        List.of("tokenFile"),
+        failure(() -> IdallocClient.builder("a:1").tokenFile(missing)).fields());
+    assertEquals(
+        List.of("tls"), failure(() -> IdallocClient.builder("a:1").tls(missing).build()).fields());
+  }
+
+  @Test
+  void callsInFlightOutliveARotatedToken(@TempDir Path folder) throws Exception {
+    Path file = Files.writeString(folder.resolve("token"), "old\n");
+    try (var rotating = IdallocClient.builder(server.address()).tokenFile(file).build()) {
+      server.accepted = "old";
+      rotating.allocateRange("orders", 1);
+      Files.writeString(file, "new\n");
+      server.accepted = "new";
+      List<CompletableFuture<AllocatedRange>> calls = new ArrayList<>();
+      for (int i = 0; i < 20; i++) {
+        calls.add(rotating.allocateRangeAsync("orders", 1));
+      }
+      for (CompletableFuture<AllocatedRange> each : calls) {
+        assertEquals(1, each.get().count());
+      }
+      server.accepted = "another";
+      assertEquals(
+          Reason.UNAUTHENTICATED, failure(() -> rotating.allocateRange("orders", 1)).reason());
+    }
+  }
+
+  @Test
+  void streamsOutliveARotatedToken(@TempDir Path folder) throws Exception {
+    Path file = Files.writeString(folder.resolve("token"), "old");
+    try (var rotating = IdallocClient.builder(server.address()).tokenFile(file).build();
+        var stream = rotating.allocateStream()) {
+      server.accepted = "old";
+      stream.allocateRange("orders", 1);
+      Files.writeString(file, "new");
+      server.accepted = "new";
+      try (var ranges = rotating.streamRanges("orders", 10, 5)) {
+        assertEquals(5, ranges.next().count());
+      }
+    }
+  }
+
+  @Test
+  void aStreamContinuesAfterABreak() {
+    client.allocateRange("orders", 1);
+    server.answersOfAStream = 2;
+    List<Long> ids = new ArrayList<>();
+    try (var ranges = client.streamRanges("orders", 45, 10)) {
+      ranges.forEachRemaining(range -> range.ids().forEach(ids::add));
+    }
+    assertEquals(45, ids.stream().distinct().count());
+    assertEquals(3, server.streams.get());
+  }
+
+  @Test
+  void aClosedStreamHasNoFurtherPart() {
+    var ranges = client.streamRanges("orders", 45, 10);
+    ranges.next();
+    ranges.close();
+    assertEquals(Reason.CLOSED, failure(ranges::hasNext).reason());
+  }
+
+  @Test
+  void anAllocateStreamGivesEachCallerItsAnswer() {
+    try (var stream = client.allocateStream()) {
+      List<CompletableFuture<AllocatedRange>> calls = new ArrayList<>();
+      for (int i = 0; i < 2_000; i++) {
+        calls.add(stream.allocateRangeAsync(RangeRequest.of("orders", 2)));
+      }
+      CompletableFuture<List<String>> documents = stream.generateDocIdsAsync(2);
+      long[] ids =
+          calls.stream().flatMapToLong(call -> call.join().ids()).distinct().toArray();
+      assertEquals(4_000, ids.length);
+      assertEquals(2, documents.join().size());
+      assertEquals(1, server.streams.get());
+    }
+  }
+
+  @Test
+  void anAllocateStreamSendsLostRequestsAgain() {
+    server.answersOfAStream = 700;
+    try (var stream = client.allocateStream()) {
+      List<CompletableFuture<AllocatedRange>> calls = new ArrayList<>();
+      for (int i = 0; i < 2_000; i++) {
+        calls.add(stream.allocateRangeAsync(RangeRequest.of("orders", 1)));
+      }
+      long[] ids = calls.stream().mapToLong(call -> call.join().first()).distinct().toArray();
+      assertEquals(2_000, ids.length);
+      assertTrue(server.streams.get() >= 3);
+    }
+  }
+
+  @Test
+  void anAllocateStreamHasAtMost500RequestsInFlight() throws InterruptedException {
+    server.holds = true;
+    List<CompletableFuture<AllocatedRange>> calls = new ArrayList<>();
+    try (var stream = client.allocateStream()) {
+      for (int i = 0; i < AllocateStream.MAX_IN_FLIGHT + 100; i++) {
+        calls.add(stream.allocateRangeAsync(RangeRequest.of("orders", 1)));
+      }
+      for (int i = 0; i < AllocateStream.MAX_IN_FLIGHT; i++) {
+        server.held.take();
+      }
+      assertTrue(server.held.isEmpty());
+    }
+    assertEquals(Reason.CLOSED, failure(calls.get(0)).reason());
+    assertEquals(Reason.CLOSED, failure(calls.get(calls.size() - 1)).reason());
+  }
+
+  @Test
+  void aRequestBeyondTheStreamsIdsIsSentAgain() {
+    server.failures.add(
+        FakeServer.error(
+            Status.Code.RESOURCE_EXHAUSTED, Reason.QUOTA_EXCEEDED, 0.02, "subject", "stream"));
+    try (var stream = client.allocateStream()) {
+      assertEquals(3, stream.allocateRange("orders", 3).count());
+    }
+  }
+
+  @Test
+  void anotherQuotaOfAStreamIsAnError() {
+    server.failures.add(
+        FakeServer.error(
+            Status.Code.RESOURCE_EXHAUSTED, Reason.QUOTA_EXCEEDED, 0.02, "subject", "billing"));
+    try (var stream = client.allocateStream()) {
+      assertEquals(
+          Reason.QUOTA_EXCEEDED, failure(() -> stream.allocateRange("orders", 3)).reason());
+    }
+  }
+
+  @Test
+  void requestsOfCallersThatLeftAreNotSent() throws InterruptedException {
+    server.holds = true;
+    try (var stream = client.allocateStream()) {
+      for (int i = 0; i < AllocateStream.MAX_IN_FLIGHT; i++) {
+        stream.allocateRangeAsync(RangeRequest.of("orders", 1));
+        server.held.take();
+      }
+      for (int i = 0; i < 20_000; i++) {
+        stream.allocateRangeAsync(RangeRequest.of("orders", 1)).cancel(true);
+      }
+      assertTrue(stream.waitingRequests() <= 1, () -> stream.waitingRequests() + " are kept");
+    }
+  }
+
+  @Test
+  void aChannelOfOnesOwnStaysOpen() throws IOException {
+    ManagedChannel channel =
+        io.grpc.Grpc.newChannelBuilder(
+                server.address(), io.grpc.InsecureChannelCredentials.create())
+            .build();
+    try (var borrowed = IdallocClient.fromChannel(channel)) {
+      assertEquals(1, borrowed.allocateRange("orders", 1).count());
+    }
+    assertEquals(false, channel.isShutdown());
+    channel.shutdownNow();
+  }
+
+  @Test
+  void generatedStubsUseTheChannel() {
+    var stub = IdAllocatorServiceGrpc.newBlockingStub(client.channel());
+    var request = AllocateRangeRequest.newBuilder().setSequence("orders").setIdCount(2).build();
+    assertEquals(2, stub.allocateRange(request).getRange().getIdCount());
+  }
+
+  @Test
+  void theRetryPolicyIsThatOfTheProtos() throws IOException {
+    Path file = Path.of("../../protos/idalloc/v1/service_config.json");
+    Map<?, ?> expected = new Gson().fromJson(Files.readString(file), Map.class);
+    assertEquals(expected, IdallocClient.serviceConfig());
+  }
+
+  @Test
+  void aPoolOutlivesTheRestartOfItsServer() throws IOException {
+    try (IdPool pool = client.pool("orders")) {
+      long[] before = new long[100];
+      Arrays.setAll(before, n -> pool.next());
+      int port = server.port();
+      server.close();
+      FakeServer restarted = new FakeServer(port);
+      restarted.lastValue.set(1_000_000);
+      server = restarted;
+      while (pool.next(Duration.ofSeconds(30)) <= 1_000_000) {}
+    }
+  }
+}
