@@ -82,8 +82,11 @@ def go_steps() -> list[list[str]]:
 
 
 def java_steps() -> list[list[str]]:
-    """Return Maven's commands, which need no network once its local repository has all packages."""
-    return [["mvn", "-B", "-q", "package"]]
+    """Return Maven's commands: for the package, without its tests, then for the program.
+
+    They need no network once Maven's local repository has all packages.
+    """
+    return [["mvn", "-B", "-q", "-f", "../../client/java", "-DskipTests", "install"], ["mvn", "-B", "-q", "package"]]
 
 
 def node_steps() -> list[list[str]]:

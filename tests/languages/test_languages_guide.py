@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.languages.programs import EXAMPLES, LANGUAGES
+from tests.languages.programs import LANGUAGES
 from tests.support.documents import FILE_NAME, Block, blocks, commands, matches
 from tests.support.paths import ROOT
 from tests.support.processes import IDALLOC, environment, running
@@ -45,7 +45,7 @@ def test_maven_compiles_no_class_of_google(protos: Path) -> None:
     if missing := java.missing():
         pytest.skip(missing)
     [block] = under("Java: leave out `google/`")
-    pom = (EXAMPLES / "java/pom.xml").read_text().replace("../../protos", "protos")
+    pom = (ROOT / "client/java/pom.xml").read_text().replace("../../protos", "protos")
     changed, count = re.subn(r"(?s)<sourceDirectories>.*</sourceDirectories>\n", lambda _: block.text, pom)
     assert count == 1
     found = {}

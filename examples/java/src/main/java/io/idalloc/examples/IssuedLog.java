@@ -30,6 +30,7 @@ import java.nio.file.Path;
 import java.nio.file.StandardOpenOption;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.ReentrantLock;
@@ -39,14 +40,11 @@ import java.util.concurrent.locks.ReentrantLock;
  * the caller of gRPC gets it. If it cannot be written, the call fails and its ids are not used.
  */
 final class IssuedLog implements ClientInterceptor, AutoCloseable {
-  /** For a repeated request_id, whose range is in the log already. */
-  static final CallOptions.Key<Boolean> IS_REPEATED =
-      CallOptions.Key.createWithDefault("idalloc-is-repeated", false);
-
   private static final Gson GSON = new Gson();
 
   private final FileChannel file;
   private final ReentrantLock lock = new ReentrantLock();
+  private final Set<String> requestIds = ConcurrentHashMap.newKeySet();
   private final long startedWall = TimeUnit.MILLISECONDS.toNanos(System.currentTimeMillis());
   private final long startedNanos = System.nanoTime();
 
@@ -67,8 +65,7 @@ final class IssuedLog implements ClientInterceptor, AutoCloseable {
   @Override
   public <Q, R> ClientCall<Q, R> interceptCall(
       MethodDescriptor<Q, R> method, CallOptions options, Channel next) {
-    ClientCall<Q, R> call = next.newCall(method, options);
-    return options.getOption(IS_REPEATED) ? call : new LoggedCall<>(call);
+    return new LoggedCall<>(next.newCall(method, options));
   }
 
   @Override
@@ -109,6 +106,9 @@ final class IssuedLog implements ClientInterceptor, AutoCloseable {
               got.getNodeId(),
               got.getOrdering());
       if (!asked.getRequestId().isEmpty()) {
+        if (!requestIds.add(asked.getRequestId())) {
+          return List.of(); // a repeated request got the ids that are in the log already
+        }
         record.addProperty("request_id", asked.getRequestId());
       }
       return List.of(record);
