@@ -20,7 +20,7 @@ def runs(file: str) -> list[str]:
 DOCUMENTS = [name for path in sorted((ROOT / "docs").rglob("*.md")) if runs(name := str(path.relative_to(ROOT)))]
 
 
-@pytest.mark.parametrize("file", ["README.md", ".github/workflows/image.yml", *DOCUMENTS])
+@pytest.mark.parametrize("file", [".github/workflows/image.yml", *DOCUMENTS])
 def test_the_image_starts_as_it_is_run(file: str) -> None:
     """The image and each documented `docker run` have valid settings, and listen everywhere."""
     commands = runs(file)
