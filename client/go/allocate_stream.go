@@ -33,9 +33,10 @@ const (
 // its max_ids_per_call. A request beyond that is sent again, within its context
 // and WithTimeout.
 //
-// The stream opens with the first request. If it breaks or its server stops, the
-// requests without an answer are sent again over a new one: the ids of a lost
-// answer are a gap, unless the request has a request id.
+// The stream opens with the first request. If it breaks, if its server stops, or
+// if no answer comes for 60 s, the requests without an answer are sent again over
+// a new one: the ids of a lost answer are a gap, unless the request has a request
+// id.
 type Stream struct {
 	client *Client
 	ctx    context.Context // ends with Close
@@ -43,10 +44,11 @@ type Stream struct {
 	wake   chan struct{} // a request may be sent
 
 	mu        sync.Mutex
-	sent      []*pending // on the open stream, without an answer, in order
-	waiting   []*pending // to be sent
-	number    int64      // of the last request that was sent
-	broken    error      // why the last stream ended; nil since its next answer
+	sent      []*pending  // on the open stream, without an answer, in order
+	waiting   []*pending  // to be sent
+	number    int64       // of the last request that was sent
+	silence   *time.Timer // ends an attempt without an answer to the oldest request
+	broken    error       // why the last stream ended; nil since its next answer
 	isRunning bool
 	running   sync.WaitGroup
 }
@@ -229,15 +231,18 @@ func (s *Stream) fail(err error) {
 // attempt opens a stream, sends the requests, and receives answers until it
 // breaks.
 func (s *Stream) attempt(broken *outage) error {
-	ctx, cancel := context.WithCancel(s.ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(s.ctx)
+	defer cancel(nil)
+	s.silence = time.AfterFunc(maxOutage, func() { cancel(errStalled) })
+	defer s.silence.Stop()
 	stream, err := s.client.stubs.IDAllocator.AllocateStream(ctx)
 	if err != nil {
-		return err
+		return stalled(ctx, err)
 	}
+	s.silence.Stop()
 	var sender sync.WaitGroup
 	defer sender.Wait()
-	defer cancel()
+	defer cancel(nil)
 	sender.Go(func() {
 		for {
 			request := s.nextToSend()
@@ -263,7 +268,7 @@ func (s *Stream) attempt(broken *outage) error {
 			err = s.answered(response)
 		}
 		if err != nil {
-			return reset(err)
+			return stalled(ctx, reset(err))
 		}
 		broken.over()
 		s.client.isAnswered.Store(true)
@@ -289,6 +294,9 @@ func (s *Stream) nextToSend() *idallocv1.AllocateStreamRequest {
 		if p.ctx.Err() != nil { // its caller has left
 			continue
 		}
+		if len(s.sent) == 0 {
+			s.silence.Reset(maxOutage)
+		}
 		s.sent = append(s.sent, p)
 		s.number++
 		message := &idallocv1.AllocateStreamRequest{Number: s.number, Request: p.request.Request}
@@ -312,7 +320,11 @@ func (s *Stream) answered(response *idallocv1.AllocateStreamResponse) error {
 	}
 	s.broken = nil
 	s.sent[0].answer <- answer{response: response}
-	s.sent = s.sent[1:]
+	if s.sent = s.sent[1:]; len(s.sent) > 0 {
+		s.silence.Reset(maxOutage)
+	} else {
+		s.silence.Stop()
+	}
 	if len(s.waiting) > 0 {
 		s.notify()
 	}

@@ -718,3 +718,77 @@ func TestAStreamThatAProxyResetIsResumed(t *testing.T) {
 		t.Errorf("%d ids", ids)
 	}
 }
+
+// silent lets the calls with these numbers wait for their end.
+func silent(calls ...int) func(context.Context, int) error {
+	return func(ctx context.Context, call int) error {
+		if slices.Contains(calls, call) {
+			<-ctx.Done()
+		}
+		return ctx.Err()
+	}
+}
+
+func TestASilentStreamIsOpenedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		service := newService()
+		service.fail = silent(2, 4, 5)
+		stream := service.start(t, WithTimeout(10*time.Minute)).AllocateStream()
+		allocate := func(seconds time.Duration) error {
+			before := time.Now()
+			_, err := stream.AllocateRange(t.Context(), "orders", 1)
+			if passed := time.Since(before).Truncate(time.Second); passed != seconds*time.Second {
+				t.Errorf("%v after %v, expected %d s", err, passed, seconds)
+			}
+			return err
+		}
+		for _, seconds := range []time.Duration{0, 60} {
+			if err := allocate(seconds); err != nil {
+				t.Error(err)
+			}
+		}
+		time.Sleep(time.Hour) // idle is not silent
+		err := allocate(120)
+		if is(t, err, ErrDeadlineExceeded); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%v is not the context's error", err)
+		}
+	})
+}
+
+func TestASilentStreamIsLeftAlsoByCallersThatWaitForLess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		service := newService()
+		service.fail = silent(2)
+		stream := service.start(t).AllocateStream() // 5 s each
+		if _, err := stream.AllocateRange(t.Context(), "orders", 1); err != nil {
+			t.Error(err)
+		}
+		for range 12 {
+			_, err := stream.AllocateRange(t.Context(), "orders", 1)
+			is(t, err, ErrDeadlineExceeded)
+		}
+		if _, err := stream.AllocateRange(t.Context(), "orders", 1); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestASlowStreamIsNotOpenedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		service := newService()
+		service.fail = func(context.Context, int) error { time.Sleep(40 * time.Second); return nil }
+		stream := service.start(t, WithTimeout(10*time.Minute)).AllocateStream()
+		var group sync.WaitGroup
+		for range 5 {
+			group.Go(func() {
+				if _, err := stream.AllocateRange(t.Context(), "orders", 1); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		group.Wait()
+		if calls := service.count(); calls != 5 {
+			t.Errorf("%d requests", calls)
+		}
+	})
+}

@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
@@ -42,7 +43,9 @@ func newService() *service {
 func (s *service) start(t *testing.T, options ...Option) *Client {
 	t.Helper()
 	listener := bufconn.Listen(1 << 20)
-	server := grpc.NewServer()
+	// As idalloc's servers do; else gRPC allows a ping each five minutes.
+	pings := grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 20 * time.Second})
+	server := grpc.NewServer(pings)
 	idallocv1.RegisterIdAllocatorServiceServer(server, s)
 	go server.Serve(listener)
 	t.Cleanup(server.Stop)

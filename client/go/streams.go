@@ -125,18 +125,18 @@ func (s *idStream[Reply, Item]) attempt(ctx context.Context, missing int64, use 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)                                               // ends the stream if it has not ended
 	defer context.AfterFunc(s.client.ctx, func() { cancel(nil) })() // so does Close
-	stalled := time.AfterFunc(maxOutage, func() { cancel(errStalled) })
-	defer stalled.Stop()
+	silence := time.AfterFunc(maxOutage, func() { cancel(errStalled) })
+	defer silence.Stop()
 	start := time.Now()
 	defer func() { err = s.client.finish(caller, s.event, start, received, err) }()
 	stream, err := s.open(ctx, missing)
 	for err == nil && received < missing {
 		var reply *Reply
-		stalled.Reset(maxOutage)
+		silence.Reset(maxOutage)
 		if reply, err = stream.Recv(); err != nil {
 			break
 		}
-		stalled.Stop() // the time of the caller is none of the stream's
+		silence.Stop() // the time of the caller is none of the stream's
 		item, ids, invalid := s.convert(reply, missing-received)
 		if invalid != nil {
 			return received, invalid
@@ -152,8 +152,16 @@ func (s *idStream[Reply, Item]) attempt(ctx context.Context, missing int64, use 
 		return received, nil
 	case errors.Is(err, io.EOF):
 		return received, invalidReply("the stream ended with %d ids missing", missing-received)
-	case errors.Is(context.Cause(ctx), errStalled):
-		return received, newError(ErrDeadlineExceeded, codes.DeadlineExceeded, "%v within %v", errStalled, maxOutage)
 	}
-	return received, reset(err)
+	return received, stalled(ctx, reset(err))
+}
+
+// stalled returns the error of a stream that ended because it was silent, or err.
+func stalled(ctx context.Context, err error) error {
+	if errors.Is(context.Cause(ctx), errStalled) {
+		e := newError(ErrDeadlineExceeded, codes.DeadlineExceeded, "%v within %v", errStalled, maxOutage)
+		e.causes = []error{context.DeadlineExceeded}
+		return e
+	}
+	return err
 }
