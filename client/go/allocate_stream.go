@@ -198,8 +198,9 @@ func (s *Stream) notify() {
 // run opens streams while requests wait. A lasting error is that of all of them.
 func (s *Stream) run() {
 	var broken outage
+	ctx, sent := recordToken(s.ctx)
 	for {
-		err := s.attempt(&broken)
+		err := s.attempt(ctx, &broken)
 		s.mu.Lock()
 		s.broken = err
 		s.waiting, s.sent = append(s.sent, s.waiting...), nil
@@ -211,6 +212,9 @@ func (s *Stream) run() {
 			return
 		}
 		s.mu.Unlock()
+		if broken.isRenewed(s.client.token, err, sent) {
+			continue
+		}
 		if e := broken.wait(s.ctx, ErrorOf(err), s.client.isAnswered.Load()); e != nil {
 			s.fail(e)
 			return
@@ -230,8 +234,8 @@ func (s *Stream) fail(err error) {
 
 // attempt opens a stream, sends the requests, and receives answers until it
 // breaks.
-func (s *Stream) attempt(broken *outage) error {
-	ctx, cancel := context.WithCancelCause(s.ctx)
+func (s *Stream) attempt(ctx context.Context, broken *outage) error {
+	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	s.silence = time.AfterFunc(maxOutage, func() { cancel(errStalled) })
 	defer s.silence.Stop()

@@ -42,6 +42,7 @@ type Client struct {
 	target     string           // of New, for errors
 	timeout    time.Duration
 	observe    func(Event)
+	token      *token          // nil without one
 	ctx        context.Context // ends with Close
 	cancel     context.CancelFunc
 	isAnswered atomic.Bool // whether the server has ever answered
@@ -95,7 +96,7 @@ func newClient(conn grpc.ClientConnInterface, c *config) *Client {
 			Sequences:   idallocv1.NewSequenceServiceClient(conn),
 			Node:        idallocv1.NewNodeServiceClient(conn),
 		},
-		timeout: c.timeout, observe: c.observe, ctx: ctx, cancel: cancel, members: map[io.Closer]struct{}{},
+		timeout: c.timeout, observe: c.observe, token: c.token, ctx: ctx, cancel: cancel, members: map[io.Closer]struct{}{},
 	}
 }
 

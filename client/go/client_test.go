@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -791,4 +793,95 @@ func TestASlowStreamIsNotOpenedAgain(t *testing.T) {
 			t.Errorf("%d requests", calls)
 		}
 	})
+}
+
+// rotation is a token file, and the token that the server of a test accepts.
+type rotation struct {
+	path     string
+	accepted atomic.Value
+}
+
+func newRotation(t *testing.T) *rotation {
+	r := &rotation{path: filepath.Join(t.TempDir(), "token")}
+	r.write("first")
+	r.accepted.Store("first")
+	return r
+}
+
+func (r *rotation) write(token string) { os.WriteFile(r.path, []byte(token), 0o600) }
+
+// rotate replaces the token in the file, and of the server.
+func (r *rotation) rotate(token string) {
+	r.write(token)
+	r.accepted.Store(token)
+}
+
+func (r *rotation) check(ctx context.Context) error {
+	if sent := metadata.ValueFromIncomingContext(ctx, "authorization"); sent[0] != "Bearer "+r.accepted.Load().(string) {
+		return status.Error(codes.Unauthenticated, "unknown token")
+	}
+	return nil
+}
+
+func TestCallsInFlightSurviveARotation(t *testing.T) {
+	const callers = 64
+	token, release := newRotation(t), make(chan struct{})
+	service := newService()
+	service.fail = func(ctx context.Context, _ int) error { <-release; return token.check(ctx) }
+	client := service.start(t, WithTokenFile(token.path), WithTimeout(time.Minute))
+	var group sync.WaitGroup
+	for range callers {
+		group.Go(func() {
+			if _, err := client.AllocateRange(t.Context(), "orders", 1); err != nil {
+				t.Error(err)
+			}
+		})
+		group.Go(func() {
+			for _, err := range client.StreamRanges(t.Context(), "orders", 2, 1) {
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	awaitCall(t, service, 2*callers)
+	token.rotate("second")
+	close(release)
+	group.Wait()
+}
+
+func TestAnOpenStreamSurvivesRotations(t *testing.T) {
+	token := newRotation(t)
+	service := newService()
+	service.fail = func(ctx context.Context, _ int) error { return token.check(ctx) }
+	client := service.start(t, WithTokenFile(token.path))
+	stream := client.AllocateStream()
+	for _, next := range []string{"second", "third", "fourth"} {
+		if _, err := stream.AllocateRange(t.Context(), "orders", 1); err != nil {
+			t.Error(err)
+		}
+		for _, err := range client.StreamRanges(t.Context(), "events", 2, 1) {
+			if err != nil {
+				t.Error(err)
+			}
+			token.rotate(next)
+		}
+	}
+}
+
+func TestARejectedTokenIsSentOnce(t *testing.T) {
+	token := newRotation(t)
+	token.accepted.Store("other")
+	service := newService()
+	service.fail = func(ctx context.Context, _ int) error { return token.check(ctx) }
+	for name, option := range map[string]Option{"file": WithTokenFile(token.path), "value": WithToken("first")} {
+		before := service.count()
+		_, err := service.start(t, option).AllocateRange(t.Context(), "orders", 1)
+		is(t, err, ErrUnauthenticated)
+		_, err = service.start(t, option).AllocateStream().AllocateRange(t.Context(), "orders", 1)
+		is(t, err, ErrUnauthenticated)
+		if calls := service.count() - before; calls != 2 {
+			t.Errorf("%s: %d calls", name, calls)
+		}
+	}
 }

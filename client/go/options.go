@@ -1,7 +1,6 @@
 package idalloc
 
 import (
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
@@ -10,7 +9,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -45,7 +43,7 @@ type Option func(*config)
 
 type config struct {
 	tls           *TLS
-	token         func() (string, error)
+	token         *token
 	tokenAnywhere bool
 	timeout       time.Duration
 	observe       func(Event)
@@ -69,14 +67,15 @@ func WithTLS(files TLS) Option { return func(c *config) { c.tls = &files } }
 
 // WithToken sends a token with each call. Without TLS it is sent to this
 // machine only; see WithPlaintextToken.
-func WithToken(token string) Option {
-	return func(c *config) { c.token = func() (string, error) { return strings.TrimSpace(token), nil } }
+func WithToken(text string) Option {
+	return func(c *config) { c.token = &token{text: strings.TrimSpace(text)} }
 }
 
-// WithTokenFile sends the token in a file. The file is read again while the
-// client runs, so a new token needs no restart.
+// WithTokenFile sends the token in a file. The file is read again after a second,
+// and when a server rejects its token: a call is then repeated once with the new
+// one.
 func WithTokenFile(path string) Option {
-	return func(c *config) { c.token = (&tokenFile{path: path}).read }
+	return func(c *config) { c.token = &token{path: path} }
 }
 
 // WithPlaintextToken sends the token to other machines without TLS, too:
@@ -137,7 +136,7 @@ func (c *config) dialOptions(target string) (string, []grpc.DialOption, error) {
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: time.Minute, Timeout: 20 * time.Second}),
 	}
 	if c.token != nil {
-		if token, err := c.token(); err != nil {
+		if token, err := c.token.read(); err != nil {
 			return "", nil, invalid("token", "%v", err)
 		} else if token == "" {
 			return "", nil, invalid("token", "is empty")
@@ -146,7 +145,8 @@ func (c *config) dialOptions(target string) (string, []grpc.DialOption, error) {
 			return "", nil, invalid("token", "is sent to %s only over TLS: add WithTLS", target)
 		}
 		plain := c.tls == nil && (c.tokenAnywhere || isLocal(target))
-		options = append(options, grpc.WithPerRPCCredentials(bearer{token: c.token, needsTLS: !plain}))
+		options = append(options, grpc.WithPerRPCCredentials(bearer{token: c.token, needsTLS: !plain}),
+			grpc.WithChainUnaryInterceptor(c.token.repeatCall))
 	}
 	if len(addresses) > 1 {
 		list := manual.NewBuilderWithScheme("idalloc")
@@ -219,49 +219,4 @@ func (t *TLS) config() (*tls.Config, error) {
 	settings.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return read() }
 	_, err := read() // a wrong file is an error of New
 	return settings, err
-}
-
-// bearer sends a token with each call.
-type bearer struct {
-	token    func() (string, error)
-	needsTLS bool
-}
-
-func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
-	token, err := b.token()
-	if err != nil {
-		return nil, err
-	}
-	return map[string]string{"authorization": "Bearer " + token}, nil
-}
-
-// RequireTransportSecurity keeps the token off the network without TLS.
-func (b bearer) RequireTransportSecurity() bool { return b.needsTLS }
-
-// tokenFile is a token in a file that is read again at most once a second.
-type tokenFile struct {
-	path   string
-	mu     sync.Mutex
-	readAt time.Time
-	token  string
-}
-
-// read returns the token. If the file cannot be read, the former one stays.
-func (f *tokenFile) read() (string, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.token != "" && time.Since(f.readAt) < time.Second {
-		return f.token, nil
-	}
-	text, err := os.ReadFile(f.path)
-	if token := strings.TrimSpace(string(text)); token != "" {
-		f.token, f.readAt = token, time.Now()
-	}
-	if f.token == "" {
-		if err == nil {
-			err = fmt.Errorf("%s is empty", f.path)
-		}
-		return "", err
-	}
-	return f.token, nil
 }

@@ -22,10 +22,21 @@ const (
 type outage struct {
 	backoff time.Duration
 	since   time.Time // of the first error without progress since; zero if none
+	renewed bool      // whether a token was replaced since the last progress
 }
 
 // over records progress.
 func (o *outage) over() { *o = outage{} }
+
+// isRenewed returns whether the call may be repeated at once, with another token
+// than the one that err rejects.
+func (o *outage) isRenewed(t *token, err error, sent *sentToken) bool {
+	if o.renewed || !t.isReplaced(err, sent) {
+		return false
+	}
+	o.renewed = true
+	return true
+}
 
 // wait returns nil when the call may be repeated, else the error. connected is
 // whether the server has ever answered: before that, an error is final, as an

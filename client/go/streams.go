@@ -97,6 +97,7 @@ func (s *idStream[Reply, Item]) all(ctx context.Context, total int64) iter.Seq2[
 	return func(yield func(Item, error) bool) {
 		var none Item
 		var broken outage
+		ctx, sent := recordToken(ctx)
 		for missing := total; missing > 0; {
 			isLeft := false
 			received, err := s.attempt(ctx, missing, func(item Item) bool {
@@ -107,6 +108,9 @@ func (s *idStream[Reply, Item]) all(ctx context.Context, total int64) iter.Seq2[
 			missing -= received
 			if isLeft || missing == 0 { // also if the connection broke after the last message
 				return
+			}
+			if broken.isRenewed(s.client.token, err, sent) {
+				continue
 			}
 			if e := broken.wait(ctx, ErrorOf(err), s.client.isAnswered.Load()); e != nil {
 				yield(none, e)
