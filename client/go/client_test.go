@@ -885,3 +885,24 @@ func TestARejectedTokenIsSentOnce(t *testing.T) {
 		}
 	}
 }
+
+func TestAnUnreadableTokenFileIsReadOnceASecond(t *testing.T) {
+	file := newRotation(t)
+	synctest.Test(t, func(t *testing.T) {
+		read := &token{path: file.path}
+		expect := func(text string) {
+			t.Helper()
+			if got, err := read.read(); got != text || err != nil {
+				t.Errorf("got %q, %v; expected %q", got, err, text)
+			}
+		}
+		expect("first")
+		os.Remove(file.path)
+		time.Sleep(time.Second)
+		expect("first")
+		file.write("second")
+		expect("first")
+		time.Sleep(time.Second)
+		expect("second")
+	})
+}

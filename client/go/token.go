@@ -61,8 +61,9 @@ func (t *token) read() (string, error) {
 		return t.text, nil
 	}
 	content, err := os.ReadFile(t.path)
+	t.readAt = time.Now()
 	if text := strings.TrimSpace(string(content)); text != "" {
-		t.text, t.readAt = text, time.Now()
+		t.text = text
 	}
 	if t.text == "" {
 		if err == nil {
