@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -241,7 +240,7 @@ func (s *Stream) attempt(ctx context.Context, broken *outage) error {
 	defer s.silence.Stop()
 	stream, err := s.client.stubs.IDAllocator.AllocateStream(ctx)
 	if err != nil {
-		return stalled(ctx, err)
+		return stalled(ctx, disconnected(ctx, err))
 	}
 	s.silence.Stop()
 	var sender sync.WaitGroup
@@ -272,20 +271,11 @@ func (s *Stream) attempt(ctx context.Context, broken *outage) error {
 			err = s.answered(response)
 		}
 		if err != nil {
-			return stalled(ctx, reset(err))
+			return stalled(ctx, disconnected(ctx, err))
 		}
 		broken.over()
 		s.client.isAnswered.Store(true)
 	}
-}
-
-// reset returns the error of a stream that broke: a proxy may reset a stream that
-// was silent for long, which gRPC calls an internal error.
-func reset(err error) error {
-	if e := ErrorOf(err); e.Code == codes.Internal && strings.Contains(e.Message, "RST_STREAM") {
-		return newError(ErrServerUnreachable, codes.Unavailable, "the stream broke: %s", e.Message)
-	}
-	return err
 }
 
 // nextToSend returns the next message, or nil if none may be sent now.

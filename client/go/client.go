@@ -233,7 +233,7 @@ func (c *Client) call(ctx context.Context, event Event, do func(context.Context)
 		return closed("client")
 	}
 	ids, err := do(ctx)
-	return c.finish(ctx, event, start, ids, err)
+	return c.finish(ctx, event, start, ids, disconnected(ctx, err))
 }
 
 // finish reports a finished call, and returns its error as an *Error or nil.

@@ -906,3 +906,20 @@ func TestAnUnreadableTokenFileIsReadOnceASecond(t *testing.T) {
 		expect("second")
 	})
 }
+
+func TestACallThatAStoppingServerCancelsMayBeRepeated(t *testing.T) {
+	service := newService()
+	service.fail = func(context.Context, int) error { return status.Error(codes.Canceled, "the server stops") }
+	client := service.start(t)
+	_, unary := client.AllocateRange(t.Context(), "orders", 1)
+	_, shared := client.AllocateStream().AllocateRange(t.Context(), "orders", 1)
+	errs := []error{unary, shared}
+	for _, err := range client.StreamRanges(t.Context(), "orders", 1, 1) {
+		errs = append(errs, err)
+	}
+	for _, err := range errs {
+		if e := is(t, err, ErrServerUnreachable); !e.Retryable() || errors.Is(err, ErrCancelled) {
+			t.Errorf("got %v", err)
+		}
+	}
+}

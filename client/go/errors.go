@@ -147,6 +147,25 @@ func reasonOf(code codes.Code) Reason {
 	return Reason(rpccode.Code(code).String()) // DEADLINE_EXCEEDED, not DeadlineExceeded
 }
 
+// disconnected returns ErrServerUnreachable for an error of a lost connection to
+// which gRPC or a server gives another code: a server that stops may cancel calls
+// of a context that has not ended, and a proxy may reset a stream that was silent
+// for long, which gRPC calls an internal error.
+func disconnected(ctx context.Context, err error) error {
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	e := ErrorOf(err)
+	isReset := e.Code == codes.Internal && strings.Contains(e.Message, "RST_STREAM")
+	if !isReset && e.Reason != ErrCancelled {
+		return err
+	}
+	changed := *e
+	changed.Reason, changed.Code = ErrServerUnreachable, codes.Unavailable
+	changed.Message = "the call broke: " + e.Message
+	return &changed
+}
+
 // endedBy adds the error of a context that ended to an error.
 func endedBy(ctx context.Context, e *Error) *Error {
 	cause := ctx.Err()

@@ -4,8 +4,6 @@ import (
 	"context"
 	"math/rand/v2"
 	"time"
-
-	"google.golang.org/grpc/codes"
 )
 
 const (
@@ -63,8 +61,7 @@ func (o *outage) delay(e *Error, connected bool) (time.Duration, bool) {
 	if e.Reason == ErrQuotaExceeded {
 		return jittered(max(minQuotaDelay, e.RetryDelay)), e.RetryDelay > 0
 	}
-	// A server that stops answers CANCELLED to streams that it has not begun.
-	if !connected || !e.Retryable() && e.Code != codes.Canceled || e.Reason == ErrClosed {
+	if !connected || !e.Retryable() {
 		return 0, false
 	}
 	if o.since.IsZero() {

@@ -157,7 +157,7 @@ func (s *idStream[Reply, Item]) attempt(ctx context.Context, missing int64, use 
 	case errors.Is(err, io.EOF):
 		return received, invalidReply("the stream ended with %d ids missing", missing-received)
 	}
-	return received, stalled(ctx, reset(err))
+	return received, stalled(ctx, disconnected(ctx, err))
 }
 
 // stalled returns the error of a stream that ended because it was silent, or err.
