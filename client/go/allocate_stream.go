@@ -64,7 +64,8 @@ type answer struct {
 	err      error
 }
 
-// AllocateStream returns a stream for many calls. Close it.
+// AllocateStream returns a stream for many calls. Create one, and share it. Close
+// it: the client keeps it until then.
 func (c *Client) AllocateStream() *Stream {
 	ctx, cancel := context.WithCancel(c.ctx)
 	s := &Stream{client: c, ctx: ctx, cancel: cancel, wake: make(chan struct{}, 1)}

@@ -923,3 +923,24 @@ func TestACallThatAStoppingServerCancelsMayBeRepeated(t *testing.T) {
 		}
 	}
 }
+
+func TestAPoolsRequestIsLimitedWithoutATimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		service := newService()
+		service.fail = silent(1, 3)
+		pool := service.start(t, WithTimeout(0)).Pool("orders")
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+		defer cancel()
+		before := time.Now()
+		_, err := pool.Next(ctx)
+		is(t, err, ErrDeadlineExceeded) // it is final before the first answer
+		for range 2 {
+			if _, err := pool.Next(ctx); err != nil {
+				t.Error(err)
+			}
+		}
+		if passed := time.Since(before); passed > 122*time.Second {
+			t.Errorf("two silent requests took %v", passed)
+		}
+	})
+}

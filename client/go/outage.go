@@ -41,10 +41,10 @@ func (o *outage) isRenewed(t *token, err error, sent *sentToken) bool {
 // address or a certificate may be wrong. A quota is always waited for.
 func (o *outage) wait(ctx context.Context, e *Error, connected bool) *Error {
 	delay, ok := o.delay(e, connected)
-	if !ok || ctx.Err() != nil {
+	if !ok {
 		return endedBy(ctx, e)
 	}
-	if deadline, limited := ctx.Deadline(); limited && time.Until(deadline) <= delay {
+	if e := o.tooLong(ctx, e, delay); e != nil {
 		return e
 	}
 	timer := time.NewTimer(delay)
@@ -57,6 +57,7 @@ func (o *outage) wait(ctx context.Context, e *Error, connected bool) *Error {
 	}
 }
 
+// delay returns how long after an error to repeat the call; false if it is final.
 func (o *outage) delay(e *Error, connected bool) (time.Duration, bool) {
 	if e.Reason == ErrQuotaExceeded {
 		return jittered(max(minQuotaDelay, e.RetryDelay)), e.RetryDelay > 0
@@ -64,12 +65,29 @@ func (o *outage) delay(e *Error, connected bool) (time.Duration, bool) {
 	if !connected || !e.Retryable() {
 		return 0, false
 	}
-	if o.since.IsZero() {
-		o.since, o.backoff = time.Now(), minBackoff
+	o.backoff = min(max(2*o.backoff, minBackoff), maxBackoff)
+	return jittered(max(o.backoff, e.RetryDelay)), true
+}
+
+// tooLong returns nil if a caller may wait for a call that is repeated after delay,
+// else the error.
+func (o *outage) tooLong(ctx context.Context, e *Error, delay time.Duration) *Error {
+	if ctx.Err() != nil {
+		return endedBy(ctx, e)
 	}
-	delay := jittered(max(o.backoff, e.RetryDelay))
-	o.backoff = min(2*o.backoff, maxBackoff)
-	return delay, time.Since(o.since)+delay <= maxOutage
+	if deadline, limited := ctx.Deadline(); limited && time.Until(deadline) <= delay {
+		return e
+	}
+	if e.Reason == ErrQuotaExceeded {
+		return nil
+	}
+	if o.since.IsZero() {
+		o.since = time.Now()
+	}
+	if time.Since(o.since)+delay > maxOutage {
+		return e
+	}
+	return nil
 }
 
 // jittered returns a delay that is up to a fifth longer: clients that wait for

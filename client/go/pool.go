@@ -49,29 +49,37 @@ type Pool struct {
 	started  time.Duration // when the first id of the current range was taken
 	size     int64         // of the next range
 	maxSize  int64
-	inDemand bool // whether ranges are used up before they expire
-	late     int  // ranges in a row that had expired on arrival
+	broken   outage    // the waits between requests, which all callers share
+	failed   *Error    // of the last request, if another one repeats it
+	resendAt time.Time // when to send that one
+	inDemand bool      // whether ranges are used up before they expire
+	late     int       // ranges in a row that had expired on arrival
 }
 
 // lease is a range in the pool. Its ids are taken without a lock.
 type lease struct {
 	first, step, count int64
-	prefetchAt         int64        // the index at which to request the next range
+	prefetchAt         atomic.Int64 // the index from which on to request the next range
 	taken              atomic.Int64 // the index of the next id; beyond count when there is none
 	deadline           time.Duration
 }
 
-// request is a call for a range. After done is closed, the other fields are set.
+// request is a call for a range. The last two fields are set when done is closed.
 type request struct {
-	done         chan struct{}
-	err          *Error
-	retrySmaller bool // whether a smaller range may succeed at once
+	repeats    *Error    // of the failed request that it repeats, or nil
+	sendAt     time.Time // if it repeats one
+	done       chan struct{}
+	err        *Error
+	isRepeated bool // whether another request may succeed
 }
 
 // Pool returns a pool of a sequence. It requests nothing before the first call
-// of Next. Close it, or the client.
+// of Next. The client keeps the pool, with its ids, until one of both is closed:
+// so create one for each sequence, not one for each request.
 func (c *Client) Pool(sequence string) *Pool {
 	p := newPool(sequence, func(ctx context.Context, count int64) (Range, error) {
+		ctx, cancel := context.WithTimeout(ctx, maxOutage) // also without WithTimeout
+		defer cancel()
 		return c.AllocateRange(ctx, sequence, count)
 	}, bootClock())
 	p.observe, p.isAnswered = c.observe, &c.isAnswered
@@ -92,9 +100,9 @@ func newPool(sequence string, allocate func(context.Context, int64) (Range, erro
 }
 
 func newLease(ids Range, deadline time.Duration) *lease {
-	return &lease{
-		first: ids.First, step: ids.Step, count: ids.Count, prefetchAt: ids.Count / 2, deadline: deadline,
-	}
+	l := &lease{first: ids.First, step: ids.Step, count: ids.Count, deadline: deadline}
+	l.prefetchAt.Store(ids.Count / 2)
+	return l
 }
 
 // Next returns the next id. If none is at hand, it waits as long as ctx allows:
@@ -102,7 +110,10 @@ func newLease(ids Range, deadline time.Duration) *lease {
 // if it has answered before. If an id is at hand, Next returns it even if ctx is
 // done. What was requested for a caller that gave up stays for others.
 //
-// After an error, the next call tries again.
+// All callers wait for the same request, which lasts 60 s at most. After a failure
+// the pool sends the next one when the quota or the server may be available again.
+// If that is after the deadline of ctx, Next returns the error of the last request
+// at once, so it may return before ctx ends.
 func (p *Pool) Next(ctx context.Context) (int64, error) {
 	if id, ok := p.take(); ok {
 		return id, nil
@@ -129,9 +140,6 @@ func (p *Pool) wait(ctx context.Context) (int64, error) {
 		if id, ok := p.take(); ok {
 			return id, nil
 		}
-		if err := ctx.Err(); err != nil {
-			return 0, ErrorOf(err)
-		}
 		req, isNew, err := p.refill()
 		if err != nil {
 			return 0, err
@@ -139,41 +147,34 @@ func (p *Pool) wait(ctx context.Context) (int64, error) {
 		if req == nil { // a range is at hand
 			continue
 		}
+		if req.repeats != nil {
+			if e := broken.tooLong(ctx, req.repeats, time.Until(req.sendAt)); e != nil {
+				return 0, e
+			}
+		}
+		if err := ctx.Err(); err != nil {
+			return 0, ErrorOf(err)
+		}
 		select {
 		case <-req.done:
 		case <-ctx.Done():
-			return 0, ErrorOf(ctx.Err())
+			continue // a range may have arrived at the same moment
 		case <-p.ctx.Done():
+			return 0, closed("pool")
+		}
+		if req.err == nil || req.isRepeated {
+			continue
 		}
 		if p.ctx.Err() != nil {
 			return 0, closed("pool")
-		}
-		if req.err == nil || req.retrySmaller {
-			continue
 		}
 		if !isNew && !joined {
 			// The failed request was a prefetch, or older than this call.
 			joined = true
 			continue
 		}
-		if err := p.outlast(ctx, &broken, req.err); err != nil {
-			return 0, err
-		}
+		return 0, req.err
 	}
-}
-
-// outlast waits until the request may be repeated, or returns its error.
-func (p *Pool) outlast(ctx context.Context, broken *outage, e *Error) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(p.ctx, cancel)()
-	if e := broken.wait(ctx, e, p.isAnswered.Load()); e != nil {
-		if p.ctx.Err() != nil {
-			return closed("pool")
-		}
-		return e
-	}
-	return nil
 }
 
 // Close drops the ids at hand, cancels the request in flight and waits for its
@@ -200,7 +201,7 @@ func (p *Pool) take() (int64, bool) {
 	if index >= l.count {
 		return 0, false
 	}
-	if index == l.prefetchAt {
+	if index >= l.prefetchAt.Load() {
 		p.prefetch(l)
 	}
 	// Checked last: a process that was stopped at any point above must not
@@ -216,6 +217,7 @@ func (p *Pool) take() (int64, bool) {
 func (p *Pool) prefetch(l *lease) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	l.prefetchAt.Store(math.MaxInt64) // until the request fails
 	if p.current.Load() == l && p.inDemand && p.next == nil && p.inFlight == nil {
 		p.send(p.clock.exact())
 	}
@@ -270,28 +272,64 @@ func (p *Pool) refill() (req *request, isNew bool, err error) {
 	return p.send(now), true, nil
 }
 
-// send requests the next range in the background. Its ids live from now on.
+// send requests the next range in the background. A request that repeats a failed
+// one waits first.
 func (p *Pool) send(now time.Duration) *request {
-	if p.current.Load().count > 0 && now-p.started < growBelow {
+	req := &request{repeats: p.failed, sendAt: p.resendAt, done: make(chan struct{})}
+	if p.current.Load().count > 0 && now-p.started < growBelow && req.repeats == nil {
 		p.size *= 2
 	}
-	p.size = min(p.size, p.maxSize)
-	count, req := p.size, &request{done: make(chan struct{})}
 	p.inFlight = req
 	p.running.Go(func() {
+		count, sent := p.await(req)
 		ids, err := p.allocate(p.ctx, count)
 		p.mu.Lock()
 		defer p.mu.Unlock()
+		p.failed = nil
 		if err == nil {
-			err = p.add(ids, now)
+			p.broken.over()
+			err = p.add(ids, sent)
 		} else {
-			req.retrySmaller = p.adaptSize(ErrorOf(err))
+			req.isRepeated = p.backOff(ErrorOf(err))
+		}
+		if req.isRepeated {
+			p.current.Load().prefetchAt.Store(0)
 		}
 		req.err = ErrorOf(err)
 		p.inFlight = nil
 		close(req.done)
 	})
 	return req
+}
+
+// await returns the size of a request and its time, when it is to be sent. The ids
+// live from this time on.
+func (p *Pool) await(req *request) (count int64, sent time.Duration) {
+	if req.repeats != nil {
+		timer := time.NewTimer(time.Until(req.sendAt))
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-p.ctx.Done():
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.size = min(p.size, p.maxSize)
+	return p.size, p.clock.exact()
+}
+
+// backOff returns whether a failed request may be repeated, and notes when.
+func (p *Pool) backOff(e *Error) bool {
+	var delay time.Duration
+	ok := p.adaptSize(e)
+	if !ok {
+		delay, ok = p.broken.delay(e, p.isAnswered.Load())
+	}
+	if ok {
+		p.failed, p.resendAt = e, time.Now().Add(delay)
+	}
+	return ok
 }
 
 // add makes a range the next one. The time counts from before the request was

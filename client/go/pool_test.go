@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -488,5 +489,139 @@ func BenchmarkNextIn64Goroutines(b *testing.B) {
 				b.Error(err)
 			}
 		}
+	})
+}
+
+// awayFor rejects all requests from the first call of begin on, for some time.
+func awayFor(limit time.Duration, err error) (failing func(int, int64) error, begin func(), rejected func() int) {
+	var until, count atomic.Int64
+	failing = func(int, int64) error {
+		if time.Now().UnixNano() < until.Load() {
+			count.Add(1)
+			return err
+		}
+		return nil
+	}
+	begin = func() { until.Store(time.Now().Add(limit).UnixNano()) }
+	return failing, begin, func() int { return int(count.Load()) }
+}
+
+func TestWaitingCallersShareTheirRequests(t *testing.T) {
+	for name, away := range map[string]error{
+		"quota":  quotaExceeded(3 * time.Second),
+		"outage": failure(codes.Unavailable, "STORE_UNAVAILABLE", nil),
+	} {
+		server := newFakeServer()
+		virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
+			failing, begin, rejected := awayFor(30*time.Second, away)
+			server.failing = failing
+			draw(t, p, 1000)
+			begin()
+			before := time.Now()
+			var callers sync.WaitGroup
+			for range 1000 {
+				callers.Go(func() { draw(t, p, 10) })
+			}
+			callers.Wait()
+			if waited := time.Since(before); rejected() > 25 || waited > 35*time.Second {
+				t.Errorf("%s: %d rejected requests, %v", name, rejected(), waited)
+			}
+		})
+	}
+}
+
+func TestARequestWaitsAlsoForLaterCallers(t *testing.T) {
+	server := newFakeServer()
+	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
+		failing, begin, rejected := awayFor(time.Minute, quotaExceeded(10*time.Second))
+		server.failing = failing
+		draw(t, p, 7)
+		synctest.Wait()
+		draw(t, p, 8)
+		synctest.Wait()
+		begin()
+		for range 600 {
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			if _, err := p.Next(ctx); !errors.Is(err, ErrQuotaExceeded) && err != nil {
+				t.Error(err)
+			}
+			time.Sleep(100 * time.Millisecond)
+			cancel()
+		}
+		if rejected() > 7 {
+			t.Errorf("%d rejected requests", rejected())
+		}
+	})
+}
+
+func TestAFailedPrefetchIsRepeatedWithinItsRange(t *testing.T) {
+	server := newFakeServer()
+	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
+		failing, begin, rejected := awayFor(30*time.Second, failure(codes.Unavailable, "STORE_UNAVAILABLE", nil))
+		server.failing = failing
+		draw(t, p, 255+64) // of 256..511
+		synctest.Wait()
+		server.latency = time.Millisecond
+		begin()
+		for range 512 {
+			before := time.Now()
+			draw(t, p, 1)
+			if waited := time.Since(before); waited > 0 {
+				t.Fatalf("waited %v after %d rejected requests", waited, rejected())
+			}
+			time.Sleep(200 * time.Millisecond)
+		}
+		if rejected() == 0 || rejected() > 25 {
+			t.Errorf("%d rejected requests", rejected())
+		}
+	})
+}
+
+func TestAPrefetchThatCannotSucceedIsNotRepeated(t *testing.T) {
+	server := newFakeServer()
+	server.failing = func(call int, _ int64) error {
+		if call > 9 {
+			return failure(codes.PermissionDenied, "PERMISSION_DENIED", nil)
+		}
+		return nil
+	}
+	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
+		for range 511 {
+			draw(t, p, 1)
+			synctest.Wait()
+		}
+		if calls := len(server.requested()); calls != 10 {
+			t.Errorf("%d requests", calls)
+		}
+	})
+}
+
+func TestAnIdAtHandIsReturnedAfterTheContext(t *testing.T) {
+	server := newFakeServer()
+	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
+		draw(t, p, 7)
+		synctest.Wait() // 8..15 is prefetched
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if id, err := p.Next(ctx); id != 8 || err != nil {
+			t.Errorf("got %d, %v", id, err)
+		}
+	})
+}
+
+func TestAPrefetchBeyondTheLastIdIsRepeatedOnce(t *testing.T) {
+	server := newFakeServer()
+	server.failing = func(_ int, count int64) error {
+		if left := 100 - (server.next - 1); count > left {
+			return failure(codes.OutOfRange, "SEQUENCE_EXHAUSTED", map[string]string{"largest_range": strconv.FormatInt(left, 10)})
+		}
+		return nil
+	}
+	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
+		for range 100 {
+			draw(t, p, 1)
+			synctest.Wait()
+		}
+		equal(t, "sizes", server.requested(), []int64{1, 2, 4, 8, 16, 32, 64, 37, 74})
 	})
 }
