@@ -665,6 +665,23 @@ func TestTheFastClockFollowsTheExactOne(t *testing.T) {
 	}
 }
 
+func TestASlowReadingOfTheClockReplacesNoLaterOne(t *testing.T) {
+	var c clock
+	var exact, monotonic time.Duration
+	pause := func() {}
+	c = sampled(func() time.Duration { defer pause(); return exact }, func() time.Duration { return monotonic }, time.Millisecond)
+	monotonic, exact = time.Millisecond, time.Millisecond
+	pause = func() { // another goroutine reads both clocks after a suspend
+		pause = func() {}
+		monotonic, exact = 1900*time.Microsecond, time.Hour
+		c.fast()
+	}
+	c.fast()
+	if got := c.fast(); got != exact {
+		t.Errorf("got %v, expected %v", got, exact)
+	}
+}
+
 // chunks is a stream of ranges of one id each. It ends with its context.
 type chunks struct {
 	grpc.ServerStreamingClient[idallocv1.StreamRangesResponse]

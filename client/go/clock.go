@@ -16,20 +16,27 @@ type clock struct {
 	fast func() time.Duration
 }
 
-// furtherOf returns a clock for systems without CLOCK_BOOTTIME. From one
-// reading to the next it advances as far as the clock that advanced further:
-// Go's monotonic clock may stop in a suspend, and the wall clock can be set.
+// A decrease of the wall clock by less than this may be a coarse tick of it.
+const coarsestTick = 100 * time.Millisecond
+
+// furtherOf returns a clock for systems without CLOCK_BOOTTIME: the monotonic
+// clock, which may stop in a suspend, and what the wall clock gains on it. The
+// wall clock can be set: back has no effect, ahead counts as a suspend. Of a
+// suspend it may miss a tick.
 func furtherOf(monotonic, wall func() time.Duration) clock {
 	var mu sync.Mutex
-	var sum time.Duration
-	lastMonotonic, lastWall := monotonic(), wall()
+	var gained time.Duration
+	ahead := wall() - monotonic() // the most since the wall clock was set back
 	read := func() time.Duration {
 		mu.Lock()
 		defer mu.Unlock()
-		m, w := monotonic(), wall()
-		sum += max(m-lastMonotonic, w-lastWall, 0)
-		lastMonotonic, lastWall = m, w
-		return sum
+		m := monotonic()
+		now := wall() - m
+		gained += max(now-ahead, 0)
+		if now > ahead || now < ahead-coarsestTick {
+			ahead = now
+		}
+		return m + gained
 	}
 	return clock{read, read}
 }
@@ -47,21 +54,21 @@ func portableClock() clock {
 // in each maxAge of the monotonic clock, which costs a fifth. A suspend
 // of a machine takes longer: it stops programs first, then devices, then clocks.
 func sampled(exact, monotonic func() time.Duration, maxAge time.Duration) clock {
-	var offset, readAt atomic.Int64
-	read := func(now time.Duration) time.Duration {
+	type sample struct{ readAt, ahead time.Duration }
+	var last atomic.Pointer[sample]
+	read := func(old *sample, now time.Duration) time.Duration {
 		// The monotonic clock was read before: a pause between the readings
-		// makes the offset too large, which only ends ids early.
+		// makes ahead too large, which only ends ids early.
 		ahead := exact() - now
-		offset.Store(int64(ahead))
-		readAt.Store(int64(now)) // after the offset
+		last.CompareAndSwap(old, &sample{now, ahead}) // else another one is newer
 		return now + ahead
 	}
-	read(monotonic())
+	read(nil, monotonic())
 	return clock{exact: exact, fast: func() time.Duration {
-		now := monotonic()
-		if now-time.Duration(readAt.Load()) >= maxAge {
-			return read(now)
+		now, latest := monotonic(), last.Load()
+		if now-latest.readAt >= maxAge {
+			return read(latest, now)
 		}
-		return now + time.Duration(offset.Load())
+		return now + latest.ahead
 	}}
 }

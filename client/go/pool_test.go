@@ -418,6 +418,7 @@ func TestManyCallersGetEachIdOnce(t *testing.T) {
 }
 
 func TestFurtherOfTwoClocks(t *testing.T) {
+	const hour = time.Hour
 	var monotonic, wall time.Duration
 	clock := furtherOf(func() time.Duration { return monotonic }, func() time.Duration { return wall })
 	for _, step := range []struct{ monotonic, wall, want time.Duration }{
@@ -426,10 +427,32 @@ func TestFurtherOfTwoClocks(t *testing.T) {
 		{10, -500, 115}, // the wall clock is set back
 		{10, 10, 125},   // and advances as before
 		{0, 0, 125},
+		{hour, -hour, hour + 125}, // a clock is set back by more
+		{0, 100, hour + 225},      // before a suspend
 	} {
 		monotonic, wall = monotonic+step.monotonic, wall+step.wall
 		if got := clock.exact(); got != step.want {
 			t.Errorf("after %v and %v: got %v, want %v", step.monotonic, step.wall, got, step.want)
+		}
+	}
+}
+
+// Coarse clocks tick at other moments than finer ones.
+func TestACoarseClockIsNotCountedTwice(t *testing.T) {
+	const tick = 15 * time.Millisecond
+	for name, coarse := range map[string]struct{ monotonic, wall time.Duration }{
+		"monotonic": {tick, 1}, "wall": {1, tick}, "both": {tick, tick},
+	} {
+		var now time.Duration
+		clock := furtherOf(
+			func() time.Duration { return now.Truncate(coarse.monotonic) },
+			func() time.Duration { return (now + 7*time.Millisecond).Truncate(coarse.wall) })
+		for range 10_000 {
+			now += time.Millisecond
+			clock.exact()
+		}
+		if got := clock.exact(); got < now-tick || got > now+2*tick {
+			t.Errorf("%s: %v passed in %v", name, got, now)
 		}
 	}
 }
