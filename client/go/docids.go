@@ -22,9 +22,12 @@ type DocIDRun struct {
 	Count int64  // at least 1
 }
 
-// All yields the document ids.
+// All yields the document ids; none of the zero DocIDRun.
 func (r DocIDRun) All() iter.Seq[string] {
 	return func(yield func(string) bool) {
+		if len(r.First) != docIDLength {
+			return
+		}
 		text := []byte(r.First)
 		serial, _ := strconv.ParseUint(string(text[sharedLength:]), 16, 64)
 		for range r.Count {

@@ -50,3 +50,9 @@ func BenchmarkExpand(b *testing.B) {
 	}
 	b.ReportMetric(float64(b.N)*1e4/b.Elapsed().Seconds(), "ids/s")
 }
+
+func TestTheZeroRunHasNoIds(t *testing.T) {
+	for id := range (DocIDRun{}).All() {
+		t.Errorf("got %q", id)
+	}
+}
