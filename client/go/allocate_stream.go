@@ -164,28 +164,41 @@ func (s *Stream) exchange(ctx context.Context, request *idallocv1.AllocateStream
 	}
 	s.mu.Unlock()
 	s.notify()
+	return s.await(p)
+}
+
+// await returns the answer to a request. If the caller leaves before, the answer
+// comes to no one, and its ids are a gap.
+func (s *Stream) await(p *pending) (*idallocv1.AllocateStreamResponse, error) {
 	select {
 	case got := <-p.answer:
 		return got.response, got.err
-	case <-ctx.Done(): // the answer comes to no one; its ids are a gap
-		return nil, s.late(p)
+	case <-p.ctx.Done():
 	case <-s.ctx.Done():
-		return nil, closed("stream")
 	}
+	return s.leave(p)
 }
 
-// late returns the error of a caller that waits no longer, and forgets its
-// request if it was not sent. The error says why the stream broke, if there was
-// no answer since.
-func (s *Stream) late(p *pending) error {
+// leave returns an answer that came at the last moment; else it forgets the
+// request if it was not sent. Its error says why the stream broke, if there was no
+// answer since.
+func (s *Stream) leave(p *pending) (*idallocv1.AllocateStreamResponse, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	select {
+	case got := <-p.answer:
+		return got.response, got.err
+	default:
+	}
+	if s.ctx.Err() != nil {
+		return nil, closed("stream")
+	}
 	s.waiting = slices.DeleteFunc(s.waiting, func(each *pending) bool { return each == p })
 	e := ErrorOf(p.ctx.Err())
 	if s.broken != nil {
 		e.Message += "; the last attempt: " + ErrorOf(s.broken).Error()
 	}
-	return e
+	return nil, e
 }
 
 func (s *Stream) notify() {

@@ -961,3 +961,17 @@ func TestAPoolsRequestIsLimitedWithoutATimeout(t *testing.T) {
 		}
 	})
 }
+
+func TestAnAnswerIsPreferredToTheEndOfTheContext(t *testing.T) {
+	client := NewFromConn(nil)
+	defer client.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 20 {
+		p := &pending{ctx: ctx, answer: make(chan answer, 1)}
+		p.answer <- answer{response: &idallocv1.AllocateStreamResponse{}}
+		if got, err := client.AllocateStream().await(p); got == nil || err != nil {
+			t.Fatalf("got %v, %v", got, err)
+		}
+	}
+}
