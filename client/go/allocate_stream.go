@@ -66,7 +66,7 @@ type answer struct {
 
 // AllocateStream returns a stream for many calls. Create one, and share it. Close
 // it: the client keeps it until then.
-func (c *Client) AllocateStream() *Stream {
+func (c *Client) AllocateStream(...StreamOption) *Stream {
 	ctx, cancel := context.WithCancel(c.ctx)
 	s := &Stream{client: c, ctx: ctx, cancel: cancel, wake: make(chan struct{}, 1)}
 	c.join(s)
@@ -92,7 +92,7 @@ func (s *Stream) AllocateRange(ctx context.Context, sequence string, count int64
 }
 
 // DocIDs is as Client.DocIDs.
-func (s *Stream) DocIDs(ctx context.Context, count int64) ([]string, error) {
+func (s *Stream) DocIDs(ctx context.Context, count int64, _ ...DocIDOption) ([]string, error) {
 	request, invalid := docIDRequest(count)
 	if invalid != nil {
 		return nil, invalid
@@ -194,9 +194,9 @@ func (s *Stream) leave(p *pending) (*idallocv1.AllocateStreamResponse, error) {
 		return nil, closed("stream")
 	}
 	s.waiting = slices.DeleteFunc(s.waiting, func(each *pending) bool { return each == p })
-	e := ErrorOf(p.ctx.Err())
+	e := errorOf(p.ctx.Err())
 	if s.broken != nil {
-		e.Message += "; the last attempt: " + ErrorOf(s.broken).Error()
+		e.Message += "; the last attempt: " + errorOf(s.broken).Error()
 	}
 	return nil, e
 }
@@ -228,7 +228,7 @@ func (s *Stream) run() {
 		if broken.isRenewed(s.client.token, err, sent) {
 			continue
 		}
-		if e := broken.wait(s.ctx, ErrorOf(err), s.client.isAnswered.Load()); e != nil {
+		if e := broken.wait(s.ctx, errorOf(err), s.client.isAnswered.Load()); e != nil {
 			s.fail(e)
 			return
 		}

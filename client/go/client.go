@@ -118,7 +118,7 @@ func (c *Client) Close() error {
 		return nil
 	}
 	if err := c.conn.Close(); err != nil && grpcstatus.Code(err) != codes.Canceled { // closed before
-		return ErrorOf(err)
+		return errorOf(err)
 	}
 	return nil
 }
@@ -155,7 +155,7 @@ func (c *Client) AllocateRange(ctx context.Context, sequence string, count int64
 
 // BatchAllocateRanges allocates ranges of several sequences in one call: up to
 // 1,000 requests. The results are in their order; each is a range or an error.
-func (c *Client) BatchAllocateRanges(ctx context.Context, requests []RangeRequest) ([]RangeResult, error) {
+func (c *Client) BatchAllocateRanges(ctx context.Context, requests []RangeRequest, _ ...BatchOption) ([]RangeResult, error) {
 	batch := &idallocv1.BatchAllocateRangesRequest{}
 	for _, each := range requests {
 		request, invalid := rangeRequest(each.Sequence, each.Count, nil)
@@ -194,7 +194,7 @@ func newResult(result *idallocv1.AllocateRangeResult, count int64) (converted Ra
 // errorOfProto converts the error of one request. A status OK is no error of a
 // request, so it becomes one of the reply.
 func errorOfProto(failed *status.Status) *Error {
-	if e := ErrorOf(grpcstatus.ErrorProto(failed)); e != nil {
+	if e := errorOf(grpcstatus.ErrorProto(failed)); e != nil {
 		return e
 	}
 	return invalidReply("an error has the code OK")
@@ -202,7 +202,7 @@ func errorOfProto(failed *status.Status) *Error {
 
 // DocIDs generates count document ids in MySQL's format, at most the server's
 // max_ids_per_call (default 1,000,000).
-func (c *Client) DocIDs(ctx context.Context, count int64) ([]string, error) {
+func (c *Client) DocIDs(ctx context.Context, count int64, _ ...DocIDOption) ([]string, error) {
 	request, invalid := docIDRequest(count)
 	if invalid != nil {
 		return nil, invalid
@@ -244,7 +244,7 @@ func (c *Client) finish(ctx context.Context, event Event, start time.Time, ids i
 	} else if c.ctx.Err() != nil {
 		event.Err = closed("client")
 	} else {
-		event.Err = c.withTarget(endedBy(ctx, ErrorOf(err)))
+		event.Err = c.withTarget(endedBy(ctx, errorOf(err)))
 	}
 	c.observe(event)
 	return event.Err

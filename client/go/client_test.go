@@ -85,6 +85,9 @@ func TestWrongArgumentsReachNoServer(t *testing.T) {
 	_, requestID := stream.AllocateRange(t.Context(), "orders", 1, WithRequestID(strings.Repeat("x", 1<<20)))
 	errs := []error{allocated, batch, docIDs, long, encoded, requestID}
 	for _, err := range client.StreamRanges(t.Context(), "orders", 1, 0, WithRequestID(NewRequestID())) {
+		if field := is(t, err, ErrInvalidRequest).Metadata["field"]; field != "request_id" {
+			t.Errorf("the field is %s", field)
+		}
 		errs = append(errs, err)
 	}
 	for _, err := range client.StreamDocIDs(t.Context(), 0) {
@@ -140,10 +143,11 @@ func TestEachReasonOfTheProtosHasAConstant(t *testing.T) {
 func TestAnErrorOfStubsIsConverted(t *testing.T) {
 	client := newService().start(t)
 	_, err := client.Stubs().Node.GetNode(t.Context(), &idallocv1.GetNodeRequest{})
-	if e := ErrorOf(err); e.Reason != "UNIMPLEMENTED" || e.Retryable() {
+	if e := is(t, ErrorOf(err), "UNIMPLEMENTED"); e.Retryable() {
 		t.Errorf("got %v", e)
 	}
-	if ErrorOf(nil) != nil {
+	var none error = ErrorOf(nil)
+	if none != nil {
 		t.Error("nil is an error")
 	}
 }

@@ -105,9 +105,17 @@ func (e *Error) Retryable() bool {
 	return e.Code == codes.Unavailable || e.Code == codes.DeadlineExceeded || e.Reason == ErrQuotaExceeded
 }
 
-// ErrorOf converts an error of a call of Stubs. It returns nil for nil, and an
-// *Error as it is.
-func ErrorOf(err error) *Error {
+// ErrorOf converts an error of a call of Stubs to an *Error. It returns nil for
+// nil, and an *Error as it is.
+func ErrorOf(err error) error {
+	if err == nil {
+		return nil // not a nil *Error
+	}
+	return errorOf(err)
+}
+
+// errorOf is ErrorOf with the type of the error; nil for nil.
+func errorOf(err error) *Error {
 	var known *Error
 	if err == nil || errors.As(err, &known) {
 		return known
@@ -155,7 +163,7 @@ func disconnected(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
-	e := ErrorOf(err)
+	e := errorOf(err)
 	isReset := e.Code == codes.Internal && strings.Contains(e.Message, "RST_STREAM")
 	if !isReset && e.Reason != ErrCancelled {
 		return err

@@ -26,7 +26,7 @@ import (
 type Event struct {
 	// Method is the RPC, such as "AllocateRange"; "Pool" for dropped ids.
 	Method string
-	// Sequence is the sequence; empty for document ids, batches and AllocateStream.
+	// Sequence is the sequence; empty for document ids and batches.
 	Sequence string
 	// IDs is how many ids arrived.
 	IDs int64
@@ -40,6 +40,19 @@ type Event struct {
 
 // Option is an option of New and NewFromConn.
 type Option func(*config)
+
+// There are no options of pools, document ids, batches and AllocateStream. The
+// types let a later version add some without a change of the methods.
+type (
+	// PoolOption is an option of Client.Pool.
+	PoolOption interface{ isPoolOption() }
+	// DocIDOption is an option of DocIDs and StreamDocIDs.
+	DocIDOption interface{ isDocIDOption() }
+	// BatchOption is an option of BatchAllocateRanges.
+	BatchOption interface{ isBatchOption() }
+	// StreamOption is an option of Client.AllocateStream.
+	StreamOption interface{ isStreamOption() }
+)
 
 type config struct {
 	tls           *TLS
@@ -82,8 +95,10 @@ func WithTokenFile(path string) Option {
 // something else must encrypt.
 func WithPlaintextToken() Option { return func(c *config) { c.tokenAnywhere = true } }
 
-// WithTimeout limits each unary call, with its retries. The default is 5 s; 0
-// means no limit but that of the context. Streams have no limit of time.
+// WithTimeout limits each unary call and each request of AllocateStream, with
+// their retries. The default is 5 s; 0 means no limit but that of the context. A
+// pool's requests also last 60 s at most. StreamRanges and StreamDocIDs have no
+// limit of time, but end an attempt that receives nothing for 60 s.
 func WithTimeout(limit time.Duration) Option { return func(c *config) { c.timeout = limit } }
 
 // WithObserver calls a function after each call, for metrics. It must return

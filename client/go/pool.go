@@ -76,7 +76,7 @@ type request struct {
 // Pool returns a pool of a sequence. It requests nothing before the first call
 // of Next. The client keeps the pool, with its ids, until one of both is closed:
 // so create one for each sequence, not one for each request.
-func (c *Client) Pool(sequence string) *Pool {
+func (c *Client) Pool(sequence string, _ ...PoolOption) *Pool {
 	p := newPool(sequence, func(ctx context.Context, count int64) (Range, error) {
 		ctx, cancel := context.WithTimeout(ctx, maxOutage) // also without WithTimeout
 		defer cancel()
@@ -153,7 +153,7 @@ func (p *Pool) wait(ctx context.Context) (int64, error) {
 			}
 		}
 		if err := ctx.Err(); err != nil {
-			return 0, ErrorOf(err)
+			return 0, errorOf(err)
 		}
 		select {
 		case <-req.done:
@@ -290,12 +290,12 @@ func (p *Pool) send(now time.Duration) *request {
 			p.broken.over()
 			err = p.add(ids, sent)
 		} else {
-			req.isRepeated = p.backOff(ErrorOf(err))
+			req.isRepeated = p.backOff(errorOf(err))
 		}
 		if req.isRepeated {
 			p.current.Load().prefetchAt.Store(0)
 		}
-		req.err = ErrorOf(err)
+		req.err = errorOf(err)
 		p.inFlight = nil
 		close(req.done)
 	})

@@ -25,8 +25,9 @@ type Range struct {
 	Period string
 	// Generation increases when the sequence is changed, advanced or created again.
 	Generation int64
-	// TTL is how long a pool may keep the ids, from before the request. A pool
-	// of this package does so; ids used directly have no such limit.
+	// TTL is how long a pool may keep the ids, from before the request; of a
+	// range of StreamRanges, from when the server sent it. A pool of this package
+	// does so; ids used directly have no such limit.
 	TTL time.Duration
 	// Ordering is the order of the sequence's ranges.
 	Ordering Ordering
@@ -73,20 +74,24 @@ type RangeResult struct {
 }
 
 // RangeOption is an option of AllocateRange and StreamRanges.
-type RangeOption func(*idallocv1.AllocateRangeRequest)
+type RangeOption func(*rangeOptions)
+
+type rangeOptions struct {
+	request *idallocv1.AllocateRangeRequest
+}
 
 // WithRequestID makes a call repeatable: within the server's request_id_window
 // (default 1 h) the same call with the same id returns the same ids, also after
 // a crash. Use NewRequestID, and keep the id with the work. It costs a write to
 // the store. Streams do not have it.
 func WithRequestID(id string) RangeOption {
-	return func(request *idallocv1.AllocateRangeRequest) { request.RequestId = id }
+	return func(o *rangeOptions) { o.request.RequestId = id }
 }
 
 // WithTexts also returns the ids as texts in the sequence's format, such as
 // "INV-2026-000042". A message has at most 10,000 texts.
 func WithTexts() RangeOption {
-	return func(request *idallocv1.AllocateRangeRequest) { request.View = idallocv1.RangeView_RANGE_VIEW_TEXTS }
+	return func(o *rangeOptions) { o.request.View = idallocv1.RangeView_RANGE_VIEW_TEXTS }
 }
 
 // The server's limit of a sequence's name. A request id is shorter.
@@ -102,7 +107,7 @@ func rangeRequest(sequence string, count int64, options []RangeOption) (*idalloc
 	}
 	request := &idallocv1.AllocateRangeRequest{Sequence: sequence, IdCount: count}
 	for _, option := range options {
-		option(request)
+		option(&rangeOptions{request})
 	}
 	if id := request.GetRequestId(); len(id) > maxNameBytes || !utf8.ValidString(id) {
 		return nil, invalid("request_id", "must be a UUID, not %.20q", id)

@@ -16,7 +16,8 @@ import (
 var errStalled = errors.New("no message of the stream arrived")
 
 // StreamRanges allocates total ids in ranges of chunk ids; 0 means 10,000. The
-// server allocates each range just before it sends it.
+// server allocates each range just before it sends it. WithRequestID is an error:
+// a stream has no request id.
 //
 // If the stream breaks, for example at a restart of the server, the client
 // requests the missing ids: so there may be more and shorter ranges. After an
@@ -29,8 +30,12 @@ func (c *Client) StreamRanges(
 		client: c, event: Event{Method: "StreamRanges", Sequence: sequence},
 	}
 	request, invalidRequest := rangeRequest(sequence, total, options)
-	if invalidRequest == nil && (request.RequestId != "" || chunk < 0) {
-		invalidRequest = invalid("chunk_id_count", "is %d; a stream has no request id, and a chunk of at least 1 id", chunk)
+	switch {
+	case invalidRequest != nil:
+	case request.RequestId != "":
+		invalidRequest = invalid("request_id", "a stream has none: use AllocateRange")
+	case chunk < 0:
+		invalidRequest = invalid("chunk_id_count", "must be at least 0, not %d", chunk)
 	}
 	if invalidRequest != nil {
 		return failed[Range](invalidRequest)
@@ -49,7 +54,7 @@ func (c *Client) StreamRanges(
 
 // StreamDocIDs generates total document ids as runs, which are a few bytes each
 // on the wire. It continues over a broken stream as StreamRanges does.
-func (c *Client) StreamDocIDs(ctx context.Context, total int64) iter.Seq2[DocIDRun, error] {
+func (c *Client) StreamDocIDs(ctx context.Context, total int64, _ ...DocIDOption) iter.Seq2[DocIDRun, error] {
 	if total < 1 {
 		return failed[DocIDRun](invalid("total_id_count", "must be at least 1, not %d", total))
 	}
@@ -112,7 +117,7 @@ func (s *idStream[Reply, Item]) all(ctx context.Context, total int64) iter.Seq2[
 			if broken.isRenewed(s.client.token, err, sent) {
 				continue
 			}
-			if e := broken.wait(ctx, ErrorOf(err), s.client.isAnswered.Load()); e != nil {
+			if e := broken.wait(ctx, errorOf(err), s.client.isAnswered.Load()); e != nil {
 				yield(none, e)
 				return
 			}

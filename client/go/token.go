@@ -78,7 +78,7 @@ func (t *token) read() (string, error) {
 // has another one.
 func (t *token) isReplaced(err error, sent *sentToken) bool {
 	rejected := sent.Load()
-	if t == nil || rejected == nil || err == nil || ErrorOf(err).Code != codes.Unauthenticated {
+	if t == nil || rejected == nil || err == nil || errorOf(err).Code != codes.Unauthenticated {
 		return false
 	}
 	t.mu.Lock()
