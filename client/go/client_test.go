@@ -979,3 +979,24 @@ func TestAnAnswerIsPreferredToTheEndOfTheContext(t *testing.T) {
 		}
 	}
 }
+
+func TestAHostThatIsGoneIsNoticed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		service := newService()
+		client := service.start(t, WithTimeout(10*time.Minute))
+		if _, err := client.AllocateRange(t.Context(), "orders", 1); err != nil {
+			t.Fatal(err)
+		}
+		service.conns[0].isGone.Store(true)
+		before := time.Now()
+		_, err := client.AllocateRange(t.Context(), "orders", 1)
+		if passed := time.Since(before); err != nil || passed > 45*time.Second {
+			t.Errorf("%v after %v", err, passed)
+		}
+		// A long call does not ping more often than the server allows.
+		service.fail = func(context.Context, int) error { time.Sleep(5 * time.Minute); return nil }
+		if _, err := client.AllocateRange(t.Context(), "orders", 1); err != nil || len(service.conns) != 2 {
+			t.Errorf("%v, %d connections", err, len(service.conns))
+		}
+	})
+}

@@ -5,6 +5,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,6 +31,7 @@ type service struct {
 	tokens []string
 	ttl    time.Duration
 	texts  int // how many fewer texts than ids
+	conns  []*conn
 	// fail returns the error of a call, numbered from 1, or of a message of a
 	// stream.
 	fail func(ctx context.Context, call int) error
@@ -50,7 +52,11 @@ func (s *service) start(t *testing.T, options ...Option) *Client {
 	go server.Serve(listener)
 	t.Cleanup(server.Stop)
 	dial := WithDialOptions(grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-		return listener.DialContext(ctx)
+		inner, err := listener.DialContext(ctx)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.conns = append(s.conns, &conn{Conn: inner})
+		return s.conns[len(s.conns)-1], err
 	}))
 	client, err := New("passthrough:///localhost:1", append([]Option{dial}, options...)...)
 	if err != nil {
@@ -58,6 +64,19 @@ func (s *service) start(t *testing.T, options ...Option) *Client {
 	}
 	t.Cleanup(func() { client.Close() })
 	return client
+}
+
+// conn is a client's connection. If its host is gone, what is sent is lost.
+type conn struct {
+	net.Conn
+	isGone atomic.Bool
+}
+
+func (c *conn) Write(data []byte) (int, error) {
+	if c.isGone.Load() {
+		return len(data), nil
+	}
+	return c.Conn.Write(data)
 }
 
 func (s *service) begin(ctx context.Context) error {
