@@ -850,8 +850,14 @@ func TestCallsInFlightSurviveARotation(t *testing.T) {
 	service := newService()
 	service.fail = func(ctx context.Context, _ int) error { <-release; return token.check(ctx) }
 	client := service.start(t, WithTokenFile(token.path), WithTimeout(time.Minute))
+	stream := client.AllocateStream()
 	var group sync.WaitGroup
 	for range callers {
+		group.Go(func() {
+			if _, err := stream.AllocateRange(t.Context(), "orders", 1); err != nil {
+				t.Error(err)
+			}
+		})
 		group.Go(func() {
 			if _, err := client.AllocateRange(t.Context(), "orders", 1); err != nil {
 				t.Error(err)
@@ -865,7 +871,7 @@ func TestCallsInFlightSurviveARotation(t *testing.T) {
 			}
 		})
 	}
-	awaitCall(t, service, 2*callers)
+	awaitCall(t, service, 2*callers+1) // the stream's requests wait for the first of them
 	token.rotate("second")
 	close(release)
 	group.Wait()

@@ -54,8 +54,8 @@ const (
 // The reasons of this package. An error of gRPC or of a proxy that is none of
 // these has the name of its code, such as "UNIMPLEMENTED".
 const (
-	// ErrServerUnreachable: no server answered. An untrusted certificate also
-	// looks like this.
+	// ErrServerUnreachable: no server answered, or one that stops ended the call.
+	// An untrusted certificate also looks like this.
 	ErrServerUnreachable Reason = "SERVER_UNREACHABLE"
 	// ErrDeadlineExceeded: no answer in time. It matches context.DeadlineExceeded, too.
 	ErrDeadlineExceeded Reason = "DEADLINE_EXCEEDED"
@@ -100,7 +100,8 @@ func (e *Error) Is(target error) bool { return target == error(e.Reason) }
 func (e *Error) Unwrap() []error { return e.causes }
 
 // Retryable reports whether the same call may succeed later: the server or its
-// store is unavailable, no answer came in time, or a quota is exceeded.
+// store is unavailable, no answer came in time, or a quota is exceeded. If the
+// call's context has ended, the next call needs another one.
 func (e *Error) Retryable() bool {
 	return e.Code == codes.Unavailable || e.Code == codes.DeadlineExceeded || e.Reason == ErrQuotaExceeded
 }
