@@ -1,5 +1,10 @@
-"""What the consumers of the packages share."""
+"""What the consumers of the packages share.
 
+IDALLOC_TEST_DIST names a folder that `make packages` wrote: then they get those files. A release
+tests with it what it publishes.
+"""
+
+import os
 import shutil
 import subprocess
 import sys
@@ -11,12 +16,14 @@ import pytest
 
 from tests.languages.conftest import secrets
 from tests.languages.programs import LANGUAGES
-from tests.packages.go_module import Consumer, missing
+from tests.packages.go_module import Consumer, missing, number, write_proxy
 from tests.packages.node_package import CONSUMER, INSTALL, PACKAGE, pack, run
 from tests.support.environments import locked_wheels
 from tests.support.paths import ROOT
 
 __all__ = ["secrets"]
+
+DIST = Path(os.environ["IDALLOC_TEST_DIST"]) if "IDALLOC_TEST_DIST" in os.environ else None
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +32,9 @@ def go_consumer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consumer]:
     if reason := missing():
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("go")
-    made = Consumer(folder, ROOT / "tests/packages/go", folder / "proxy")
+    proxy = folder / "proxy" if DIST is None else DIST / "go"
+    version = write_proxy(proxy, "-test")[1] if DIST is None else f"v{number()}"
+    made = Consumer(folder, ROOT / "tests/packages/go", proxy, version)
     yield made
     made.forget()
 
@@ -43,6 +52,9 @@ def node_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(reason)
     run(PACKAGE, "npm", "ci", *INSTALL)
     run(PACKAGE, "npm", "run", "build")
+    if DIST is not None:
+        [package] = (DIST / "npm").iterdir()
+        return package
     return pack(tmp_path_factory.mktemp("npm"), f"0.0.0-test.{time.time_ns()}")
 
 
@@ -59,9 +71,10 @@ def node_consumer(node_package: Path, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.fixture(scope="session")
 def python_dist(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The sdist and the wheel, as `make dist` builds them."""
-    folder = tmp_path_factory.mktemp("dist")
-    program = str(Path(sys.executable).with_name("hatchling"))
-    run(ROOT, program, "build", "--directory", str(folder))
+    folder = DIST / "python" if DIST is not None else tmp_path_factory.mktemp("dist")
+    if DIST is None:
+        program = str(Path(sys.executable).with_name("hatchling"))
+        run(ROOT, program, "build", "--directory", str(folder))
     return sorted(folder.iterdir(), key=lambda path: path.suffix)
 
 

@@ -59,11 +59,12 @@ class Consumer:
         folder: Where to copy the program.
         source: The folder of the program.
         proxy: The proxy on disk.
+        version: The module's version there.
     """
 
-    def __init__(self, folder: Path, source: Path, proxy: Path) -> None:
+    def __init__(self, folder: Path, source: Path, proxy: Path, version: str) -> None:
         self.folder = folder / "consumer"
-        self.path, self.version = write_proxy(proxy, "-test")
+        self.path, self.version = go(MODULE, "list", "-m").strip(), version
         self._others = json.loads(go(TOOLS, "env", "-json", "GOPROXY", "GOMODCACHE"))
         self._variables = {"GOPROXY": f"file://{proxy},{self._others['GOPROXY']}", "GONOSUMDB": self.path}
         shutil.copytree(source, self.folder)

@@ -22,8 +22,7 @@ def run(folder: Path, *command: str, fails: bool = False, **variables: str) -> s
 
 def pack(folder: Path, version: str) -> Path:
     """Pack the build of the package."""
-    run(PACKAGE, "node", "scripts/pack.js", str(folder), version)
-    return folder / f"idalloc-client-{version}.tgz"
+    return folder / run(PACKAGE, "node", "scripts/pack.js", str(folder), version).strip()
 
 
 class Taker:
