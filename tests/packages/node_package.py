@@ -20,9 +20,9 @@ def run(folder: Path, *command: str, fails: bool = False, **variables: str) -> s
     return done.stdout + (done.stderr if fails else "")
 
 
-def pack(folder: Path, version: str) -> Path:
+def pack(folder: Path, version: str, package: Path = PACKAGE) -> Path:
     """Pack the build of the package."""
-    return folder / run(PACKAGE, "node", "scripts/pack.js", str(folder), version).strip()
+    return folder / run(package, "node", "scripts/pack.js", str(folder), version).strip()
 
 
 class Taker:

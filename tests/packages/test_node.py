@@ -44,9 +44,16 @@ def replace(file: Path, old: str, new: str) -> None:
 def test_two_builds_are_the_same_bytes(node_package: Path, tmp_path: Path) -> None:
     """The archive depends on its sources only, not on when or where it is packed."""
     version = node_package.name.removeprefix("idalloc-client-").removesuffix(".tgz")
-    shutil.rmtree(PACKAGE / "dist")
-    run(PACKAGE, "npm", "run", "build")
-    assert pack(tmp_path, version).read_bytes() == node_package.read_bytes()
+    clone = tmp_path / "clone"
+    package = clone / "client/node"
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("node_modules", "dist", "gen"))
+    (package / "node_modules").symlink_to(PACKAGE / "node_modules")
+    for folder in ("protos", "third_party"):
+        shutil.copytree(ROOT / folder, clone / folder)
+    for file in ("buf.yaml", "LICENSE"):
+        shutil.copy(ROOT / file, clone)
+    run(package, "npm", "run", "build")
+    assert pack(tmp_path, version, package).read_bytes() == node_package.read_bytes()
 
 
 def test_the_archive_has_code_types_licence_and_readme(node_package: Path) -> None:
