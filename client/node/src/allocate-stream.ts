@@ -6,7 +6,7 @@ import type { CallOptions, Connection } from './connection.js';
 import { fromStatus, IdallocError, invalidReply } from './errors.js';
 import { checkTimeout } from './options.js';
 import { type AllocatedRange, type DocIds, toAllocatedRange, toDocIds } from './ranges.js';
-import { type DocIdsRequest, docIdsRequest, type RangeRequest, rangeRequest } from './requests.js';
+import { type DocIdRequest, docIdRequest, type RangeRequest, rangeRequest } from './requests.js';
 import { Retries } from './retries.js';
 import {
   type AllocateStreamRequest,
@@ -80,9 +80,9 @@ export class AllocateStream implements AsyncDisposable {
   }
 
   /** As `Client.generateDocIds`. */
-  generateDocIds(request: DocIdsRequest = {}, options: CallOptions = {}): Promise<DocIds> {
+  generateDocIds(request: DocIdRequest = {}, options: CallOptions = {}): Promise<DocIds> {
     return this.#ask(
-      () => ({ generateDocId: docIdsRequest(request) }),
+      () => ({ generateDocId: docIdRequest(request) }),
       ({ generateDocId: reply }, count) => reply && toDocIds(reply, { least: count, most: count }),
       options,
     );

@@ -9,13 +9,16 @@ import { Pool, type PoolOptions } from './pool.js';
 import { type AllocatedRange, DEFAULT_CHUNK, type DocIds, type Expected, toAllocatedRange, toDocIds } from './ranges.js';
 import {
   countOf,
-  type DocIdsRequest,
-  docIdsRequest,
+  type DocIdRequest,
+  docIdRequest,
+  type DocIdStreamRequest,
   INT32_MAX,
   integer,
   type RangeRequest,
   rangeRequest,
+  type RangeStreamRequest,
   textOf,
+  type UuidRequest,
 } from './requests.js';
 import { Retries } from './retries.js';
 import {
@@ -29,20 +32,6 @@ import {
   UuidVersion,
 } from './gen/idalloc/v1/id_allocator.js';
 import { type ParseIdResponse, SequenceServiceService } from './gen/idalloc/v1/sequences.js';
-
-/** What `streamRanges` requests. */
-export interface StreamRequest extends Omit<RangeRequest, 'idCount' | 'requestId'> {
-  /** How many ids to allocate in total. */
-  totalIdCount: number | bigint;
-  /** How many ids a range has; default 10,000. After a break a range may be shorter. */
-  chunkIdCount?: number | bigint;
-}
-
-/** What `streamDocIds` requests. */
-export interface StreamDocIdsOptions extends Omit<DocIdsRequest, 'idCount'> {
-  totalIdCount: number | bigint;
-  chunkIdCount?: number | bigint;
-}
 
 /** The value of an id in the sequence's format, and what else its text has. */
 export interface ParsedId {
@@ -108,7 +97,7 @@ export class Client implements AsyncDisposable {
    * Allocates ids in ranges until the total is reached, for any number of them. If the stream breaks, for example when
    * a server restarts, the client requests the missing ids; it throws after half a minute without progress.
    */
-  streamRanges(request: StreamRequest, options: CallOptions = {}): AsyncGenerator<AllocatedRange, void, undefined> {
+  streamRanges(request: RangeStreamRequest, options: CallOptions = {}): AsyncGenerator<AllocatedRange, void, undefined> {
     const { texts = false } = request;
     const message = StreamRangesRequest.create({
       sequence: textOf('sequence', request.sequence),
@@ -121,14 +110,14 @@ export class Client implements AsyncDisposable {
   }
 
   /** Generates document ids as MySQL does for documents without an _id. */
-  async generateDocIds(request: DocIdsRequest = {}, options: CallOptions = {}): Promise<DocIds> {
-    const message = docIdsRequest(request);
+  async generateDocIds(request: DocIdRequest = {}, options: CallOptions = {}): Promise<DocIds> {
+    const message = docIdRequest(request);
     const reply = await this.#connection.unary(rpcs.generateDocId, message, options);
     return toDocIds(reply, exactly(message.idCount));
   }
 
   /** Generates document ids in batches until the total is reached. It continues after a break, as `streamRanges`. */
-  streamDocIds(request: StreamDocIdsOptions, options: CallOptions = {}): AsyncGenerator<DocIds, void, undefined> {
+  streamDocIds(request: DocIdStreamRequest, options: CallOptions = {}): AsyncGenerator<DocIds, void, undefined> {
     const message = StreamDocIdsRequest.create({
       ...sizesOf(request),
       autoIncrementOffset: integer('offset', request.offset ?? 0, 0, INT32_MAX),
@@ -139,10 +128,8 @@ export class Client implements AsyncDisposable {
   }
 
   /** Generates UUIDs of version 7, which rise within a server process, or of version 4; at most 10,000. */
-  async generateUuids(
-    { idCount = 1, version = 7 }: { idCount?: number; version?: 4 | 7 } = {},
-    options: CallOptions = {},
-  ): Promise<string[]> {
+  async generateUuids(request: UuidRequest = {}, options: CallOptions = {}): Promise<string[]> {
+    const { idCount = 1, version = 7 } = request;
     if (version !== 4 && version !== 7) throw new TypeError(`version: must be 4 or 7, not ${String(version)}`);
     const count = countOf('idCount', idCount);
     const message = GenerateUuidRequest.create({
@@ -214,7 +201,7 @@ export class Client implements AsyncDisposable {
   }
 }
 
-function sizesOf({ totalIdCount, chunkIdCount }: Pick<StreamRequest, 'totalIdCount' | 'chunkIdCount'>) {
+function sizesOf({ totalIdCount, chunkIdCount }: Pick<RangeStreamRequest, 'totalIdCount' | 'chunkIdCount'>) {
   return {
     totalIdCount: countOf('totalIdCount', totalIdCount),
     chunkIdCount: chunkIdCount === undefined ? 0n : countOf('chunkIdCount', chunkIdCount),

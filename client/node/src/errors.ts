@@ -17,15 +17,15 @@ const MAX_RETRY_DELAY_MS = 3_600_000;
 /** What an error says besides its reason and its message. */
 export interface ErrorDetails {
   /** The gRPC status code, as in grpc-js's `status`; undefined for an error that no call had. */
-  code?: number;
+  code?: number | undefined;
   /** How long to wait before a retry, from google.rpc.RetryInfo; at most an hour. */
-  retryDelayMs?: number;
+  retryDelayMs?: number | undefined;
   /** The keys that the reference of errors lists for the reason. */
-  metadata?: Record<string, string>;
+  metadata?: Record<string, string> | undefined;
   /** The invalid field of the request, from google.rpc.BadRequest. */
-  field?: string;
+  field?: string | undefined;
   /** What has used up its quota, from google.rpc.QuotaFailure. */
-  quotaSubject?: string;
+  quotaSubject?: string | undefined;
 }
 
 /**

@@ -24,13 +24,13 @@ LOOPBACK.addAddress('::1', 'ipv6');
 /** TLS by files in PEM. Without `ca` the client trusts the CAs of Node, and those of NODE_EXTRA_CA_CERTS. */
 export interface TlsOptions {
   /** The file of the CA certificates to trust. */
-  ca?: string;
+  ca?: string | undefined;
   /** The file of the client's certificate chain, with `key`. */
-  cert?: string;
+  cert?: string | undefined;
   /** The file of the client's private key, without a passphrase. */
-  key?: string;
+  key?: string | undefined;
   /** The name in the server's certificate, if it is not the name in `addresses`. */
-  serverName?: string;
+  serverName?: string | undefined;
 }
 
 /** A call that ended, for metrics. */
@@ -50,17 +50,17 @@ export interface ConnectOptions {
    */
   addresses: string | readonly string[];
   /** Whether and how to use TLS. The default is a connection without TLS. */
-  tls?: boolean | TlsOptions;
+  tls?: boolean | TlsOptions | undefined;
   /** The bearer token of access control. */
-  token?: string;
+  token?: string | undefined;
   /** The file of the token. The client reads it again within 10 s, so a rotated token takes effect. */
-  tokenFile?: string;
+  tokenFile?: string | undefined;
   /** Sends the token to another machine without TLS, where something else encrypts. */
-  insecure?: boolean;
+  insecure?: boolean | undefined;
   /** The deadline of each unary call with its retries, in milliseconds; default 5,000. */
-  timeoutMs?: number;
+  timeoutMs?: number | undefined;
   /** Is called after each call, for metrics. What it throws becomes an uncaught exception. */
-  onCall?: (call: CallReport) => void;
+  onCall?: ((call: CallReport) => void) | undefined;
 }
 
 /** @internal Returns gRPC's target for the addresses. */

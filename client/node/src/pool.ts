@@ -23,15 +23,15 @@ const systemClock: Clock = { monotonic: () => performance.now(), wall: () => Dat
 
 export interface PoolOptions {
   /** The most ids in a range, default 1,000,000: the pool holds at most two ranges. */
-  maxRangeSize?: number;
+  maxRangeSize?: number | undefined;
   /** For tests. */
-  clock?: Clock;
+  clock?: Clock | undefined;
 }
 
 export interface NextOptions {
   /** How long to wait for a range or a quota; at most 2^31 - 1, default 10,000. */
-  timeoutMs?: number;
-  signal?: AbortSignal;
+  timeoutMs?: number | undefined;
+  signal?: AbortSignal | undefined;
 }
 
 const DEFAULT_TIMEOUT_MS = 10_000;

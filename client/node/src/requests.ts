@@ -12,21 +12,43 @@ export interface RangeRequest {
   /** The sequence's name. The server creates it if it does not exist, unless a setting forbids that. */
   sequence: string;
   /** How many ids; default 1. */
-  idCount?: number | bigint;
+  idCount?: number | bigint | undefined;
   /** A random UUID. The same request with the same UUID gets the same ids, from any server. */
-  requestId?: string;
+  requestId?: string | undefined;
   /** Whether the range has the ids as texts in the sequence's format, too; then at most 10,000 ids. */
-  texts?: boolean;
+  texts?: boolean | undefined;
 }
 
 /** What `generateDocIds` requests. */
-export interface DocIdsRequest {
+export interface DocIdRequest {
   /** How many ids; default 1. */
-  idCount?: number | bigint;
+  idCount?: number | bigint | undefined;
   /** MySQL's auto_increment_offset for this call, 1 to 65535; by default the server's. */
-  offset?: number;
+  offset?: number | undefined;
   /** MySQL's auto_increment_increment for this call, 1 to 65535; by default the server's. */
-  increment?: number;
+  increment?: number | undefined;
+}
+
+/** What `streamRanges` requests. */
+export interface RangeStreamRequest extends Omit<RangeRequest, 'idCount' | 'requestId'> {
+  /** How many ids to allocate in total. */
+  totalIdCount: number | bigint;
+  /** How many ids a range has; default 10,000. After a break a range may be shorter. */
+  chunkIdCount?: number | bigint | undefined;
+}
+
+/** What `streamDocIds` requests. */
+export interface DocIdStreamRequest extends Omit<DocIdRequest, 'idCount'> {
+  totalIdCount: number | bigint;
+  chunkIdCount?: number | bigint | undefined;
+}
+
+/** What `generateUuids` requests. */
+export interface UuidRequest {
+  /** How many UUIDs; default 1, at most 10,000. */
+  idCount?: number | undefined;
+  /** The version; default 7. */
+  version?: 4 | 7 | undefined;
 }
 
 /** @internal */
@@ -41,7 +63,7 @@ export function rangeRequest({ sequence, idCount = 1, requestId, texts = false }
 }
 
 /** @internal */
-export function docIdsRequest({ idCount = 1, offset = 0, increment = 0 }: DocIdsRequest): GenerateDocIdRequest {
+export function docIdRequest({ idCount = 1, offset = 0, increment = 0 }: DocIdRequest): GenerateDocIdRequest {
   return {
     idCount: countOf('idCount', idCount),
     autoIncrementOffset: integer('offset', offset, 0, INT32_MAX),

@@ -227,6 +227,20 @@ test('the token goes with each call, and its file is read again when the server 
   }
 });
 
+test('an option may be undefined', async () => {
+  const none = undefined;
+  const tls = { ca: none, cert: none, key: none, serverName: none };
+  connect({ addresses: 'a:1', tls, token: none, tokenFile: none, timeoutMs: none, insecure: none, onCall: none }).close();
+  const request = { sequence: 'orders', idCount: none, requestId: none, texts: none };
+  const range = await client.allocateRange(request, { signal: none, timeoutMs: none });
+  assert.equal(range.idCount, 1n);
+  const sizes = { totalIdCount: 1, chunkIdCount: none };
+  await collect(client.streamRanges({ sequence: 'orders', texts: none, ...sizes }));
+  await collect(client.streamDocIds({ ...sizes, offset: none, increment: none }));
+  await client.generateUuids({ idCount: none, version: none });
+  await client.pool('orders', { maxRangeSize: none, clock: none }).next({ timeoutMs: none, signal: none });
+});
+
 test('connect refuses options that contradict each other', () => {
   const token = 't';
   const wrong: [ConnectOptions, RegExp][] = [
