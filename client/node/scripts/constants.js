@@ -2,14 +2,8 @@
 
 import { readFileSync, writeFileSync } from 'node:fs';
 
-const read = (path) => JSON.parse(readFileSync(new URL(path, import.meta.url), 'utf8'));
-
-const serviceConfig = read('../../../protos/idalloc/v1/service_config.json');
-const { version } = read('../package.json');
+const { version } = JSON.parse(readFileSync(new URL('../package.json', import.meta.url), 'utf8'));
 writeFileSync(
   new URL('../src/gen/constants.ts', import.meta.url),
-  '// Written by scripts/constants.js.\n' +
-    `export const VERSION = ${JSON.stringify(version)};\n` +
-    `/** protos/idalloc/v1/service_config.json: the retry policy of unary calls. */\n` +
-    `export const SERVICE_CONFIG = ${JSON.stringify(serviceConfig, null, 2)};\n`,
+  `// Written by scripts/constants.js.\nexport const VERSION = ${JSON.stringify(version)};\n`,
 );

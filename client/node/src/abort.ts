@@ -1,15 +1,48 @@
-// AbortSignals of callers.
+// Waits that a caller's AbortSignal or `close` ends.
 
 import { setMaxListeners } from 'node:events';
 
+/** @internal setTimeout takes no more, and fires at once if it gets more. */
+export const MAX_TIMER_MS = 2 ** 31 - 1;
+
+/** @internal */
+export const TIMED_OUT = Symbol('timed out');
+
+/** @internal Calls a listener with the reason when a wait must end; returns a function that removes the listener. */
+export type Ending = (listener: (reason: unknown) => void) => () => void;
+
 /**
- * Calls `listener` once the signal is aborted; returns a function that removes it. Many callers may share a signal, so
- * Node's warning about listeners is switched off for it.
+ * @internal An ending by a signal. Many callers may share a signal, so Node's warning about listeners is switched off for
+ * it.
  */
-export function onAbort(signal: AbortSignal | undefined, listener: (reason: unknown) => void): () => void {
-  if (signal === undefined) return () => {};
-  const aborted = () => listener(signal.reason);
-  setMaxListeners(0, signal);
-  signal.addEventListener('abort', aborted, { once: true });
-  return () => signal.removeEventListener('abort', aborted);
+export function abortOf(signal: AbortSignal | undefined): Ending {
+  return (listener) => {
+    if (signal === undefined) return () => {};
+    const aborted = () => listener(signal.reason);
+    if (signal.aborted) queueMicrotask(aborted);
+    setMaxListeners(0, signal);
+    signal.addEventListener('abort', aborted, { once: true });
+    return () => signal.removeEventListener('abort', aborted);
+  };
+}
+
+/** @internal Returns what `promise` resolves to, or TIMED_OUT after `ms`. Throws the reason of an ending. */
+export function within<T>(promise: Promise<T>, ms: number, ...endings: Ending[]): Promise<T | typeof TIMED_OUT> {
+  return new Promise((resolve, reject) => {
+    const finish = () => {
+      clearTimeout(timer);
+      for (const forget of forgets) forget();
+    };
+    const succeed = (value: T | typeof TIMED_OUT) => {
+      finish();
+      resolve(value);
+    };
+    const fail = (reason: unknown) => {
+      finish();
+      reject(reason);
+    };
+    const timer = setTimeout(succeed, Math.min(Math.max(ms, 0), MAX_TIMER_MS), TIMED_OUT);
+    const forgets = endings.map((ending) => ending(fail));
+    promise.then(succeed, fail);
+  });
 }

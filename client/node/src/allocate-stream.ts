@@ -1,13 +1,13 @@
 // Many calls over one stream: AllocateStream.
 
-import { type ClientDuplexStream, status } from '@grpc/grpc-js';
-import { onAbort } from './abort.js';
-import type { CallOptions, Connection } from './connection.js';
-import { fromStatus, IdallocError, invalidReply } from './errors.js';
+import { status } from '@grpc/grpc-js';
+import { abortOf } from './abort.js';
+import type { CallOptions, Connection, Duplex, Open } from './connection.js';
+import { closed, fromStatus, IdallocError, invalidReply, late } from './errors.js';
 import { checkTimeout } from './options.js';
 import { type AllocatedRange, type DocIds, toAllocatedRange, toDocIds } from './ranges.js';
 import { type DocIdRequest, docIdRequest, type RangeRequest, rangeRequest } from './requests.js';
-import { Retries } from './retries.js';
+import { isStreamFull, MAX_STALL_MS, Retries, retryDelayMs } from './retries.js';
 import {
   type AllocateStreamRequest,
   type AllocateStreamResponse,
@@ -16,15 +16,8 @@ import {
 
 // The most requests without an answer; the server's limit is 1,000.
 const MAX_IN_FLIGHT = 500;
-// The attempts of a request whose answers are errors that may end by themselves, and the longest delay before the next
-// one: those of a unary call by gRPC's retry policy.
-const MAX_ATTEMPTS = 5;
-const MAX_RETRY_DELAY_MS = 5000;
-const RETRY_DELAY_MS = 100;
-// grpc-js's message if a stream was reset, as a proxy does with one that was silent for long.
-const RESET = 'RST_STREAM';
-
-type Call = ClientDuplexStream<AllocateStreamRequest, AllocateStreamResponse>;
+// The reasons of a stream that ended without a status of its server: it was reset, or no answer came.
+const NO_STATUS = new Set(['CANCELLED', 'DEADLINE_EXCEEDED']);
 
 /** A request of a caller, until the caller has its reply, an error, or no time left. */
 interface Pending {
@@ -46,7 +39,7 @@ interface Pending {
  */
 export class AllocateStream implements AsyncDisposable {
   readonly #connection: Connection;
-  #retries = new Retries();
+  readonly #retries = new Retries();
   // The requests whose callers wait; an answer to another one is dropped.
   readonly #waiting = new Set<Pending>();
   // The requests to send: from the end of `next`, then `added` in order. Thus it costs the same for any number of them.
@@ -55,13 +48,15 @@ export class AllocateStream implements AsyncDisposable {
   // The requests that were sent and have no answer, in order.
   #sent: Pending[] = [];
   #number = 0n;
-  #call: Call | undefined;
+  #stream: Duplex<AllocateStreamRequest> | undefined;
   // While a stream is opened, or the next attempt waits.
   #isOpening = false;
   #isClosed = false;
+  readonly #forgetClose: () => void;
 
   private constructor(connection: Connection) {
     this.#connection = connection;
+    this.#forgetClose = connection.closing((reason) => this.#close(reason as IdallocError));
   }
 
   /** @internal */
@@ -88,15 +83,20 @@ export class AllocateStream implements AsyncDisposable {
     );
   }
 
-  /** Ends the stream. Calls that wait for an answer fail with CANCELLED. */
+  /** Ends the stream. Calls that wait for an answer fail with CLOSED. */
   close(): void {
-    this.#isClosed = true;
-    this.#call?.cancel();
-    this.#failAll(closed());
+    this.#close(closed('stream'));
   }
 
   async [Symbol.asyncDispose](): Promise<void> {
     this.close();
+  }
+
+  #close(error: IdallocError): void {
+    this.#isClosed = true;
+    this.#forgetClose();
+    this.#stream?.end(error);
+    this.#failAll(error);
   }
 
   async #ask<Result>(
@@ -107,9 +107,27 @@ export class AllocateStream implements AsyncDisposable {
     const request = build();
     const count = (request.allocateRange ?? request.generateDocId)!.idCount;
     checkTimeout(timeoutMs);
+    const started = performance.now();
+    try {
+      const result = convert(await this.#exchange(request, timeoutMs, signal), count);
+      if (result === undefined) throw invalidReply('the answer is of another kind than its request');
+      this.#connection.report(rpcs.allocateStream, started);
+      return result;
+    } catch (error) {
+      this.#connection.report(rpcs.allocateStream, started, error);
+      throw error;
+    }
+  }
+
+  /** Sends a request until it has its answer, a lasting error, or no time left. */
+  async #exchange(
+    request: Pending['request'],
+    timeoutMs: number,
+    signal: AbortSignal | undefined,
+  ): Promise<AllocateStreamResponse> {
     signal?.throwIfAborted();
-    if (this.#isClosed) throw closed();
-    const answer = await new Promise<AllocateStreamResponse>((resolve, reject) => {
+    if (this.#isClosed) throw closed('stream');
+    return new Promise((resolve, reject) => {
       const finish = (settle: () => void) => {
         this.#waiting.delete(pending);
         clearTimeout(timer);
@@ -124,20 +142,18 @@ export class AllocateStream implements AsyncDisposable {
         succeed: (value) => finish(() => resolve(value)),
         fail: (error) => finish(() => reject(error)),
       };
-      const timer = setTimeout(() => pending.fail(late(timeoutMs, pending.failure)), timeoutMs);
-      const forget = onAbort(signal, (reason) => pending.fail(reason));
+      const end = () => pending.fail(late(`no answer within ${timeoutMs} ms`, pending.failure));
+      const timer = setTimeout(end, timeoutMs);
+      const forget = abortOf(signal)((reason) => pending.fail(reason));
       this.#waiting.add(pending);
       this.#added.push(pending);
       this.#send();
     });
-    const result = convert(answer, count);
-    if (result === undefined) throw invalidReply('the answer is of another kind than its request');
-    return result;
   }
 
   /** Sends what is to be sent, if the stream is open and the server may get more. */
   #send(): void {
-    if (this.#call === undefined) {
+    if (this.#stream === undefined) {
       if (!this.#isOpening && this.#waiting.size > 0) void this.#open();
       return;
     }
@@ -148,7 +164,7 @@ export class AllocateStream implements AsyncDisposable {
       this.#sent.push(pending);
       const nanos = Math.max(1, pending.deadline - Date.now()) * 1e6;
       const timeout = { seconds: BigInt(Math.floor(nanos / 1e9)), nanos: Math.floor(nanos % 1e9) };
-      this.#call.write({ number: pending.number, timeout, ...pending.request });
+      this.#stream.write({ number: pending.number, timeout, ...pending.request });
     }
   }
 
@@ -165,37 +181,34 @@ export class AllocateStream implements AsyncDisposable {
 
   async #open(): Promise<void> {
     this.#isOpening = true;
+    let open: Open;
     try {
-      const call: Call = await this.#connection.duplex(
-        rpcs.allocateStream,
-        (answer: AllocateStreamResponse) => this.#receive(answer),
-        (error) => this.#broken(error),
-      );
-      this.#isOpening = false;
-      if (this.#isClosed) {
-        call.cancel();
-        return;
-      }
-      this.#call = call;
-      this.#send();
+      open = await this.#connection.open(Date.now() + MAX_STALL_MS, undefined);
     } catch (error) {
-      this.#broken(error);
+      this.#isOpening = false;
+      this.#failAll(error);
+      return;
     }
+    this.#isOpening = false;
+    if (this.#isClosed) return;
+    this.#stream = this.#connection.duplex(
+      rpcs.allocateStream,
+      open,
+      (answer) => this.#receive(answer),
+      (error) => void this.#broken(error, open),
+    );
+    this.#send();
   }
 
   #receive(answer: AllocateStreamResponse): void {
-    if (this.#call === undefined) return; // this stream had a wrong answer
     const pending = this.#sent[0];
     if (pending === undefined || pending.number !== answer.number) {
       const expected = pending === undefined ? 'none' : pending.number;
-      this.#failAll(invalidReply(`the answer has number ${answer.number}; expected ${expected}`));
-      this.#call?.cancel();
-      this.#call = undefined;
-      this.#isOpening = true; // until this stream has ended
+      this.#stream?.end(invalidReply(`the answer has number ${answer.number}; expected ${expected}`));
       return;
     }
     this.#sent.shift();
-    this.#retries.progressed();
+    this.#retries.reset();
     if (this.#waiting.has(pending)) this.#settle(pending, answer);
     this.#send();
   }
@@ -206,14 +219,10 @@ export class AllocateStream implements AsyncDisposable {
       return;
     }
     const error = fromStatus(answer.error);
-    const delay = error.retryDelayMs ?? RETRY_DELAY_MS;
-    // The stream's limit of ids without an answer is no attempt: other calls use it up.
-    const isFull = error.details.metadata?.subject === 'stream';
-    if (!isFull) pending.failures++;
     pending.failure = error;
-    const mayEnd = isFull || error.code === status.UNAVAILABLE;
-    const isLate = delay > Math.min(pending.deadline - Date.now(), MAX_RETRY_DELAY_MS);
-    if (!mayEnd || pending.failures >= MAX_ATTEMPTS || isLate) {
+    if (!isStreamFull(error)) pending.failures++; // other calls use up the stream's limit
+    const delay = retryDelayMs(error, pending.failures, pending.deadline);
+    if (delay === undefined) {
       pending.fail(error);
       return;
     }
@@ -225,29 +234,36 @@ export class AllocateStream implements AsyncDisposable {
   }
 
   /** Opens another stream for the requests without an answer, unless a retry cannot help. */
-  #broken(cause: unknown): void {
-    this.#call = undefined;
-    this.#isOpening = false;
+  async #broken(cause: unknown, open: Open): Promise<void> {
+    this.#stream = undefined;
     this.#next.push(...this.#sent.reverse());
     this.#sent = [];
     if (this.#isClosed || this.#waiting.size === 0) return;
-    const error = hasNoStatus(cause) ? broke(cause) : cause;
-    for (const pending of this.#waiting) pending.failure = error === cause ? error : (pending.failure ?? error);
+    // Then the next stream shows why.
+    const hasNoStatus = cause instanceof IdallocError && NO_STATUS.has(cause.reason);
+    const error = hasNoStatus ? broke(cause) : cause;
+    for (const pending of this.#waiting) pending.failure = hasNoStatus ? (pending.failure ?? error) : error;
+    this.#isOpening = true;
+    let delay = 0;
     try {
-      const delay = this.#retries.delayMs(error);
-      this.#isOpening = true;
-      setTimeout(() => {
-        this.#isOpening = false;
-        this.#send();
-      }, delay).unref();
+      const deadline = Date.now() + MAX_STALL_MS;
+      const hasNewToken = await this.#connection.hasNewToken(error, open, deadline);
+      if (!hasNewToken) delay = this.#retries.delayMs(error, this.#connection.hasAnswered);
     } catch (lasting) {
+      this.#isOpening = false;
       this.#failAll(lasting);
+      return;
     }
+    setTimeout(() => {
+      this.#isOpening = false;
+      if (this.#waiting.size === 0) this.#retries.reset();
+      this.#send();
+    }, delay).unref();
   }
 
   /** Fails all requests. The next one begins anew. */
   #failAll(error: unknown): void {
-    this.#retries = new Retries();
+    this.#retries.reset();
     this.#next = [];
     this.#added = [];
     this.#sent = [];
@@ -255,22 +271,6 @@ export class AllocateStream implements AsyncDisposable {
   }
 }
 
-/** Whether a stream ended without a status of its server. The next one shows why. */
-function hasNoStatus(error: unknown): error is IdallocError {
-  return error instanceof IdallocError && (error.code === status.CANCELLED || error.message.includes(RESET));
-}
-
 function broke(cause: IdallocError): IdallocError {
-  return new IdallocError('UNAVAILABLE', 'the stream broke', { code: status.UNAVAILABLE }, { cause });
-}
-
-function closed(): IdallocError {
-  return new IdallocError('CANCELLED', 'the stream is closed');
-}
-
-function late(timeoutMs: number, failure: unknown): IdallocError {
-  const text = `no answer within ${timeoutMs} ms`;
-  const details = { code: status.DEADLINE_EXCEEDED };
-  if (failure === undefined) return new IdallocError('DEADLINE_EXCEEDED', text, details);
-  return new IdallocError('DEADLINE_EXCEEDED', `${text}; the last attempt: ${failure}`, details, { cause: failure });
+  return new IdallocError('SERVER_UNREACHABLE', `the stream broke: ${cause.message}`, { code: status.UNAVAILABLE }, { cause });
 }

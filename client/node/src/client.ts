@@ -1,6 +1,7 @@
 // The client: the calls of IdAllocatorService with types of their own.
 
 import type { MethodDefinition } from '@grpc/grpc-js';
+import { abortOf } from './abort.js';
 import { AllocateStream } from './allocate-stream.js';
 import { type CallOptions, Connection } from './connection.js';
 import { fromStatus, IdallocError, invalidReply } from './errors.js';
@@ -20,7 +21,7 @@ import {
   textOf,
   type UuidRequest,
 } from './requests.js';
-import { Retries } from './retries.js';
+import { MAX_STALL_MS, Retries } from './retries.js';
 import {
   type AllocateRangeResult,
   DocIdView,
@@ -59,8 +60,8 @@ export function connect(options: ConnectOptions): Client {
  * A connection to the servers of one store. Make it with `connect`.
  *
  * Each failed call throws an {@link IdallocError}, or the reason of its signal. The client retries a unary call that
- * ended with UNAVAILABLE within its deadline, at most four times. A retry never returns an id twice: at worst it leaves a
- * gap.
+ * ended with the status UNAVAILABLE, at most four times within its deadline. A retry never returns an id twice: at worst
+ * it leaves a gap.
  */
 export class Client implements AsyncDisposable {
   readonly #connection: Connection;
@@ -95,7 +96,7 @@ export class Client implements AsyncDisposable {
 
   /**
    * Allocates ids in ranges until the total is reached, for any number of them. If the stream breaks, for example when
-   * a server restarts, the client requests the missing ids; it throws after half a minute without progress.
+   * a server restarts, the client requests the missing ids; it throws after a minute without progress.
    */
   streamRanges(request: RangeStreamRequest, options: CallOptions = {}): AsyncGenerator<AllocatedRange, void, undefined> {
     const { texts = false } = request;
@@ -157,10 +158,13 @@ export class Client implements AsyncDisposable {
 
   /** Makes a pool, which returns the ids of one sequence one by one from memory. */
   pool(sequence: string, options: PoolOptions = {}): Pool {
-    return new Pool((idCount, signal) => this.allocateRange({ sequence, idCount }, { signal }), options);
+    const pool = new Pool((idCount, signal) => this.allocateRange({ sequence, idCount }, { signal }), options);
+    const forget = this.#connection.closing(() => pool.close());
+    abortOf(pool.closing)(forget);
+    return pool;
   }
 
-  /** Ends the connection. Calls that run end with CANCELLED, and so does every later one. */
+  /** Ends the connection, the pools and the streams. Calls that run or wait end with CLOSED, and so does each later one. */
   close(): void {
     this.#connection.close();
   }
@@ -184,18 +188,20 @@ export class Client implements AsyncDisposable {
     const retries = new Retries(deadline);
     let missing = request.totalIdCount;
     while (missing > 0n) {
+      const open = await this.#connection.open(Math.min(deadline, Date.now() + MAX_STALL_MS), signal);
       const rest = { ...request, totalIdCount: missing };
       try {
-        for await (const reply of this.#connection.stream(method, rest, deadline, signal)) {
+        for await (const reply of this.#connection.stream(method, rest, open, deadline, signal)) {
           const result = convert(reply, chunkOf(request.chunkIdCount, missing));
           missing -= result.idCount;
-          retries.progressed();
+          retries.reset();
           yield result;
           if (missing === 0n) break; // the status of the stream does not matter any more
         }
         if (missing > 0n) throw invalidReply(`the stream ended with ${missing} ids missing`);
       } catch (error) {
-        await retries.wait(error, signal);
+        if (await this.#connection.hasNewToken(error, open, deadline, signal)) continue;
+        await this.#connection.wait(retries.delayMs(error, this.#connection.hasAnswered), signal);
       }
     }
   }

@@ -8,7 +8,9 @@ import { Status } from './gen/google/rpc/status.js';
 
 const TYPE = 'type.googleapis.com/google.rpc.';
 const DOMAIN = 'idalloc';
-const BROKEN_CONNECTION = 'triggered by internal client error';
+// grpc-js's messages for a connection that broke, and for a stream that was reset: a proxy resets one that is silent for
+// long, and a server that stops may close the connection with an error code. grpc-js calls these INTERNAL.
+const BROKEN = /triggered by internal client error|RST_STREAM/;
 // grpc-js's message for a reply that is not the protobuf message.
 const UNPARSABLE = 'Response message parsing error';
 // No server may make a program wait for longer than an hour.
@@ -16,7 +18,7 @@ const MAX_RETRY_DELAY_MS = 3_600_000;
 
 /** What an error says besides its reason and its message. */
 export interface ErrorDetails {
-  /** The gRPC status code, as in grpc-js's `status`; undefined for an error that no call had. */
+  /** The gRPC status code, as in grpc-js's `status`; default UNKNOWN. */
   code?: number | undefined;
   /** How long to wait before a retry, from google.rpc.RetryInfo; at most an hour. */
   retryDelayMs?: number | undefined;
@@ -31,9 +33,10 @@ export interface ErrorDetails {
 /**
  * A failed call, an invalid argument or an invalid reply: the one error of this package.
  *
- * `reason` is that of google.rpc.ErrorInfo, such as `SEQUENCE_EXHAUSTED`. Without an ErrorInfo it is the name of the gRPC
- * status code, such as `UNAVAILABLE` if no server answered. The client adds `INVALID_REPLY` for a reply that violates the
- * contract, and `INVALID_CONFIG` for a file of TLS or of a token that cannot be used.
+ * `reason` is that of google.rpc.ErrorInfo, such as `SEQUENCE_EXHAUSTED`. An error without an ErrorInfo has
+ * `SERVER_UNREACHABLE`, `DEADLINE_EXCEEDED`, `CANCELLED`, or `GRPC_` and the name of its status code, such as
+ * `GRPC_UNIMPLEMENTED`. The client adds `CLOSED`, `INVALID_REPLY` for a reply that violates the contract, `INVALID_CONFIG`
+ * for a file of TLS or of a token that cannot be used, and `EXPIRED_ON_ARRIVAL` for a pool whose ranges come too late.
  */
 export class IdallocError extends Error {
   override readonly name = 'IdallocError';
@@ -47,9 +50,9 @@ export class IdallocError extends Error {
     super(message, options);
   }
 
-  /** The gRPC status code, as in grpc-js's `status`; undefined for an error that no call had. */
-  get code(): number | undefined {
-    return this.details.code;
+  /** The gRPC status code, as in grpc-js's `status`. */
+  get code(): number {
+    return this.details.code ?? status.UNKNOWN;
   }
 
   /** How long to wait before a retry; undefined if the server does not say that a retry helps. */
@@ -72,23 +75,42 @@ export class IdallocError extends Error {
 
 /** @internal Returns the error for an argument with an invalid value. */
 export function invalidArgument(field: string, problem: string): IdallocError {
-  return new IdallocError('INVALID_REQUEST', `${field}: ${problem}`, { field, metadata: { field } });
+  return new IdallocError('INVALID_REQUEST', `${field}: ${problem}`, {
+    code: status.INVALID_ARGUMENT,
+    field,
+    metadata: { field },
+  });
 }
 
 /** @internal Returns the error for a reply that violates the contract. */
 export function invalidReply(text: string): IdallocError {
-  return new IdallocError('INVALID_REPLY', text);
+  return new IdallocError('INVALID_REPLY', text, { code: status.INTERNAL });
+}
+
+/** @internal Returns the error for a file of TLS or of a token that cannot be used. */
+export function invalidConfig(text: string, options?: ErrorOptions): IdallocError {
+  return new IdallocError('INVALID_CONFIG', text, { code: status.FAILED_PRECONDITION }, options);
+}
+
+/** @internal Returns the error of calls of a client, pool or stream that is closed. */
+export function closed(what: string): IdallocError {
+  return new IdallocError('CLOSED', `the ${what} is closed`, { code: status.CANCELLED });
+}
+
+/** @internal Returns the error of a call without an answer in time; `failure` is the error of its last attempt, if any. */
+export function late(text: string, failure?: unknown): IdallocError {
+  const details = { code: status.DEADLINE_EXCEEDED };
+  if (failure === undefined) return new IdallocError('DEADLINE_EXCEEDED', text, details);
+  return new IdallocError('DEADLINE_EXCEEDED', `${text}; the last attempt: ${failure}`, details, { cause: failure });
 }
 
 /** @internal Returns the IdallocError for an error of grpc-js; any other error as it is. */
-export function fromGrpc(error: unknown): unknown {
-  if (!isServiceError(error)) return error;
+export function errorOf(error: unknown): unknown {
+  if (error instanceof IdallocError || !isServiceError(error)) return error;
   const message = error.details || error.message;
   if (message.startsWith(UNPARSABLE)) return invalidReply('the reply cannot be parsed as protobuf');
   const [bytes] = error.metadata?.get('grpc-status-details-bin') ?? [];
-  // A server that stops may close the connection with an error code. grpc-js calls that and other ends of a connection
-  // INTERNAL, and only some UNAVAILABLE.
-  const code = message.includes(BROKEN_CONNECTION) ? status.UNAVAILABLE : error.code;
+  const code = error.code === status.INTERNAL && BROKEN.test(message) ? status.UNAVAILABLE : error.code;
   let anys: Any[] = [];
   try {
     if (bytes instanceof Uint8Array) anys = Status.decode(bytes).details;
@@ -107,7 +129,14 @@ export function fromStatus({ code, message, details: anys }: Status, options?: E
   } catch {
     // As above.
   }
-  return new IdallocError(reason ?? status[code] ?? `CODE_${code}`, message, details, options);
+  return new IdallocError(reason ?? reasonOf(code), message, details, options);
+}
+
+/** Returns the reason of an error without an ErrorInfo. It is none of the server's, such as INTERNAL. */
+function reasonOf(code: status): string {
+  if (code === status.UNAVAILABLE) return 'SERVER_UNREACHABLE';
+  const name = status[code] ?? String(code);
+  return code === status.CANCELLED || code === status.DEADLINE_EXCEEDED ? name : `GRPC_${name}`;
 }
 
 function isServiceError(error: unknown): error is ServiceError {

@@ -3,25 +3,23 @@
 import { readFile } from 'node:fs/promises';
 import { BlockList, isIP, isIPv4, isIPv6 } from 'node:net';
 import { type ChannelCredentials, type ChannelOptions, credentials, Metadata } from '@grpc/grpc-js';
-import { IdallocError } from './errors.js';
-import { SERVICE_CONFIG, VERSION } from './gen/constants.js';
+import { within } from './abort.js';
+import { type IdallocError, invalidConfig } from './errors.js';
+import { VERSION } from './gen/constants.js';
 
 // A token file is read again after this time, and after UNAUTHENTICATED.
 const TOKEN_MAX_AGE_MS = 10_000;
-
-// gRPC's retry policy waits as long as the server requests, even days. A unary call ends at its deadline, but a stream
-// may have none: the client itself continues streams.
-const STREAMS = ['StreamRanges', 'StreamDocIds', 'AllocateStream'].map((method) => ({
-  service: 'idalloc.v1.IdAllocatorService',
-  method,
-}));
-const SERVICE_CONFIG_TEXT = JSON.stringify({ methodConfig: [...SERVICE_CONFIG.methodConfig, { name: STREAMS }] });
+// How long a call waits for another token, while it has the one from before.
+const MAX_READING_MS = 1000;
 
 const LOOPBACK = new BlockList();
 LOOPBACK.addSubnet('127.0.0.0', 8, 'ipv4');
 LOOPBACK.addAddress('::1', 'ipv6');
 
-/** TLS by files in PEM. Without `ca` the client trusts the CAs of Node, and those of NODE_EXTRA_CA_CERTS. */
+/**
+ * TLS by files in PEM, which the first call reads. Without `ca` the client trusts the CAs of Node, and those of
+ * NODE_EXTRA_CA_CERTS.
+ */
 export interface TlsOptions {
   /** The file of the CA certificates to trust. */
   ca?: string | undefined;
@@ -35,7 +33,10 @@ export interface TlsOptions {
 
 /** A call that ended, for metrics. */
 export interface CallReport {
-  /** The name of the RPC, such as `AllocateRange`. Each attempt of a stream is one call. */
+  /**
+   * The name of the RPC, such as `AllocateRange`; `AllocateStream` for each request over such a stream. A unary call is
+   * reported once, with its retries. Each attempt of `streamRanges` and `streamDocIds` is one call.
+   */
   readonly method: string;
   readonly durationMs: number;
   /** Why it failed. */
@@ -144,8 +145,9 @@ function checkToken(token: string, failure: (problem: string) => Error): string 
 export function channelOptions(target: string, { tls, token, tokenFile }: ConnectOptions): ChannelOptions {
   const serverName = typeof tls === 'object' ? tls.serverName : undefined;
   return {
-    'grpc.service_config': SERVICE_CONFIG_TEXT,
-    'grpc.service_config_disable_resolution': 1, // a DNS record must not replace it
+    // The client itself retries: gRPC's policy waits as long as the server requests, loses the error of the last attempt at
+    // the deadline, and continues no stream. A DNS record must not bring a policy.
+    'grpc.service_config_disable_resolution': 1,
     // Clients do not share connections: each server process accepts its own.
     'grpc.use_local_subchannel_pool': 1,
     // The defaults are 1 s and 120 s: after a restart the server would stay out of reach for too long.
@@ -175,7 +177,7 @@ export async function readCredentials(tls: boolean | TlsOptions | undefined): Pr
     return credentials.createSsl(...files);
   } catch (error) {
     const problem = `tls: ${[ca, cert, key].filter(Boolean).join(', ')}: ${(error as Error).message}`;
-    throw new IdallocError('INVALID_CONFIG', problem, {}, { cause: error });
+    throw invalidConfig(problem, { cause: error });
   }
 }
 
@@ -186,16 +188,17 @@ async function readConfig(name: string, file: string): Promise<Buffer> {
     const { code } = error as NodeJS.ErrnoException;
     // A secret in place of its file must not get into a log; the cause has it in its path.
     const isSecret = file.startsWith('idalloc_') || file.includes('-----BEGIN ');
-    if (isSecret) throw new IdallocError('INVALID_CONFIG', `${name}: must be a file, not the secret itself`);
-    throw new IdallocError('INVALID_CONFIG', `${name}: cannot read ${file}: ${code}`, {}, { cause: error });
+    if (isSecret) throw invalidConfig(`${name}: must be a file, not the secret itself`);
+    throw invalidConfig(`${name}: cannot read ${file}: ${code}`, { cause: error });
   }
 }
 
 /** @internal The metadata with the token, which a file may change. */
 export class Token {
   #metadata: Metadata | undefined;
+  // When the last reading began.
   #readAt = -Infinity;
-  #reading: Promise<Metadata> | undefined;
+  #reading: Promise<void> | undefined;
   readonly #file: string | undefined;
 
   constructor({ token, tokenFile }: ConnectOptions) {
@@ -208,32 +211,34 @@ export class Token {
     return this.#file === undefined || performance.now() - this.#readAt < TOKEN_MAX_AGE_MS ? this.#metadata : undefined;
   }
 
-  /** Reads the file, once for all calls that wait. If that fails, the token from before stays. */
-  read(): Promise<Metadata> {
+  /** Reads the file, once for all calls that wait. If that fails or takes too long, the token from before stays. */
+  async read(): Promise<Metadata> {
     this.#reading ??= this.#read().finally(() => (this.#reading = undefined));
-    return this.#reading;
-  }
-
-  async #read(): Promise<Metadata> {
-    try {
-      if (this.#file !== undefined) {
-        const text = (await readConfig('tokenFile', this.#file)).toString().trim();
-        const file = this.#file;
-        this.#set(checkToken(text, () => new IdallocError('INVALID_CONFIG', `tokenFile: ${file} must have one token`)));
-      }
-    } catch (error) {
-      if (this.#metadata === undefined) throw error;
-    }
-    this.#readAt = performance.now();
+    await (this.#metadata === undefined ? this.#reading : within(this.#reading, MAX_READING_MS));
     return this.#metadata!;
   }
 
-  /** Reads the file after the server rejected the token. Returns whether there is another token now. */
-  async hasChanged(): Promise<boolean> {
-    const before = this.#metadata?.get('authorization')[0];
-    this.#readAt = -Infinity;
-    const after = await this.read();
-    return after.get('authorization')[0] !== before;
+  async #read(): Promise<void> {
+    this.#readAt = performance.now();
+    const file = this.#file!;
+    try {
+      const text = (await readConfig('tokenFile', file)).toString().trim();
+      this.#set(checkToken(text, () => invalidConfig(`tokenFile: ${file} must have one token`)));
+    } catch (error) {
+      if (this.#metadata === undefined) throw error;
+    }
+  }
+
+  /** Whether the token is another one than that of a call that the server rejected. It may read the file for that. */
+  async hasChanged(sent: Metadata): Promise<boolean> {
+    if (this.#file === undefined) return false;
+    // Twice, as a reading that is under way may have begun before the file changed.
+    for (let left = 2; left > 0 && this.#isSent(sent); left--) await this.read();
+    return !this.#isSent(sent);
+  }
+
+  #isSent(sent: Metadata): boolean {
+    return sent.get('authorization')[0] === this.#metadata?.get('authorization')[0];
   }
 
   #set(token: string | undefined): void {

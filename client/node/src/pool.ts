@@ -1,8 +1,8 @@
 // A pool of prefetched ids: it hands them out one by one, and requests larger ranges the faster they are used.
 
 import { status } from '@grpc/grpc-js';
-import { onAbort } from './abort.js';
-import { IdallocError, invalidArgument } from './errors.js';
+import { abortOf, MAX_TIMER_MS, TIMED_OUT, within } from './abort.js';
+import { closed, IdallocError, invalidArgument, late } from './errors.js';
 import { checkRange, type IdRange } from './ranges.js';
 
 /**
@@ -35,8 +35,6 @@ export interface NextOptions {
 }
 
 const DEFAULT_TIMEOUT_MS = 10_000;
-// setTimeout takes no more, and fires at once if it gets more.
-const MAX_TIMER_MS = 2 ** 31 - 1;
 // The next range is twice as large if it is requested within this time of the current range's first id.
 const FAST_MS = 500;
 // The default of the server's limit max_ids_per_call.
@@ -47,7 +45,6 @@ const MIN_RETRY_DELAY_MS = 10;
 // The waits while no server answers.
 const INITIAL_BACKOFF_MS = 100;
 const MAX_BACKOFF_MS = 2000;
-const TIMED_OUT = Symbol('timed out');
 
 /** A half of a range. */
 class Part {
@@ -139,7 +136,8 @@ export class Pool implements AsyncIterable<bigint>, AsyncDisposable {
    *
    * A caller that stops waiting takes no id; the range requested for it goes to the next callers.
    *
-   * @throws IdallocError as from AllocateRange, or DEADLINE_EXCEEDED; the next call tries again
+   * @throws IdallocError as from AllocateRange, DEADLINE_EXCEEDED, EXPIRED_ON_ARRIVAL if three ranges in a row came too
+   * late; the next call tries again. CLOSED after `close`
    * @throws the reason of the signal, after it was aborted
    */
   next(options: NextOptions = {}): Promise<bigint> {
@@ -153,7 +151,11 @@ export class Pool implements AsyncIterable<bigint>, AsyncDisposable {
     }
   }
 
-  /** Returns the next id if one is at hand, without a promise; else undefined: only `next` requests a range. */
+  /**
+   * Returns the next id if one is at hand, without a promise; else undefined: only `next` requests a range.
+   *
+   * @throws IdallocError CLOSED after `close`, or EXPIRED_ON_ARRIVAL
+   */
   tryNext(): bigint | undefined {
     do {
       const part = this.#current;
@@ -175,13 +177,18 @@ export class Pool implements AsyncIterable<bigint>, AsyncDisposable {
     this.close();
   }
 
-  /** Closes the pool: drops the ids at hand, and ends the calls that wait with CANCELLED. */
+  /** Closes the pool: drops the ids at hand, and ends the calls that wait with CLOSED. */
   close(): void {
     this.#current = EMPTY;
     this.#parts = [];
-    this.#closing.abort(new IdallocError('CANCELLED', 'the pool is closed'));
+    this.#closing.abort(closed('pool'));
     this.#pending?.end();
     this.#pause?.end();
+  }
+
+  /** @internal Is aborted by `close`. */
+  get closing(): AbortSignal {
+    return this.#closing.signal;
   }
 
   async #waitForNext({ timeoutMs = DEFAULT_TIMEOUT_MS, signal }: NextOptions): Promise<bigint> {
@@ -189,8 +196,8 @@ export class Pool implements AsyncIterable<bigint>, AsyncDisposable {
     for (;;) {
       if (this.#pause !== undefined && this.#pause.until >= deadline) throw this.#pause.error;
       const { done } = this.#pause ?? this.#pending ?? this.#request(true);
-      const error = await waitFor(done, deadline - this.#clock.monotonic(), signal);
-      if (error === TIMED_OUT) throw new IdallocError('DEADLINE_EXCEEDED', `no id arrived within ${timeoutMs} ms`);
+      const error = await within(done, deadline - this.#clock.monotonic(), abortOf(signal));
+      if (error === TIMED_OUT) throw late(`no id arrived within ${timeoutMs} ms`);
       if (error !== undefined) throw error;
       signal?.throwIfAborted();
       const id = this.tryNext();
@@ -251,7 +258,7 @@ export class Pool implements AsyncIterable<bigint>, AsyncDisposable {
       checkRange(range, BigInt(size));
       if (range.period) {
         const text = 'the sequence restarts in each period, so its numbers repeat: allocate ranges with texts instead';
-        throw new IdallocError('INVALID_REQUEST', text, { field: 'sequence' });
+        throw new IdallocError('INVALID_REQUEST', text, { code: status.INVALID_ARGUMENT, field: 'sequence' });
       }
       // In one step with the ids: a caller in between must not find ids at hand and a request under way.
       this.#pending = undefined;
@@ -335,9 +342,10 @@ export class Pool implements AsyncIterable<bigint>, AsyncDisposable {
     if (this.#lateRanges < MAX_LATE_RANGES) return;
     this.#lateRanges = 0;
     throw new IdallocError(
-      'DEADLINE_EXCEEDED',
+      'EXPIRED_ON_ARRIVAL',
       `${MAX_LATE_RANGES} ranges in a row had expired on arrival; ` +
         'check the latency to the server, or raise its lease_ttl',
+      { code: status.FAILED_PRECONDITION },
     );
   }
 }
@@ -346,21 +354,4 @@ function newPending(): Pending {
   let end!: Pending['end'];
   const done = new Promise<unknown>((resolve) => (end = resolve));
   return { done, end };
-}
-
-/** Returns what `done` resolves to, or TIMED_OUT. Throws the reason of the signal once it is aborted. */
-function waitFor(done: Promise<unknown>, ms: number, signal: AbortSignal | undefined): Promise<unknown> {
-  return new Promise((resolve, reject) => {
-    const settle = (value: unknown) => {
-      clearTimeout(timer);
-      forget();
-      resolve(value);
-    };
-    const forget = onAbort(signal, (reason) => {
-      clearTimeout(timer);
-      reject(reason);
-    });
-    const timer = setTimeout(settle, Math.min(Math.max(ms, 0), MAX_TIMER_MS), TIMED_OUT);
-    void done.then(settle);
-  });
 }

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { afterEach, beforeEach, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { status } from '@grpc/grpc-js';
-import { type AllocateStream, Client, connect, IdallocError } from '../src/index.js';
+import { type AllocateStream, type CallReport, Client, connect, IdallocError } from '../src/index.js';
 import { failure, FakeServer } from './fake-server.js';
 
 let server: FakeServer;
@@ -114,14 +114,14 @@ test('close fails also a call that waits to be sent again', async () => {
   const waiting = stream.allocateRange(orders);
   await assert.rejects(stream.allocateRange(orders), hasReason('SEQUENCE_NOT_FOUND'));
   stream.close();
-  await assert.rejects(waiting, hasReason('CANCELLED'));
+  await assert.rejects(waiting, hasReason('CLOSED'));
 });
 
 test('a call that is late has the error of its last attempt', async () => {
   await ids(1);
   server.stop();
   const late = await stream.allocateRange(orders, { timeoutMs: 1500 }).catch(String);
-  assert.match(String(late), /^DEADLINE_EXCEEDED: no answer within 1500 ms; the last attempt: UNAVAILABLE: /);
+  assert.match(String(late), /^DEADLINE_EXCEEDED: no answer within 1500 ms; the last attempt: SERVER_UNREACHABLE: /);
 });
 
 test('a call ends at its deadline, by its signal or by close; the others get their answers', async () => {
@@ -135,11 +135,24 @@ test('a call ends at its deadline, by its signal or by close; the others get the
   await assert.rejects(late, hasReason('DEADLINE_EXCEEDED'));
   const waiting = stream.allocateRange(orders);
   stream.close();
-  await assert.rejects(waiting, hasReason('CANCELLED'));
-  await assert.rejects(stream.allocateRange(orders), hasReason('CANCELLED'));
+  await assert.rejects(waiting, hasReason('CLOSED'));
+  await assert.rejects(stream.allocateRange(orders), hasReason('CLOSED'));
 });
 
 test('without a server it fails after a few seconds at most', async () => {
   server.stop();
-  await assert.rejects(stream.allocateRange(orders, { timeoutMs: 20_000 }), hasReason('UNAVAILABLE'));
+  await assert.rejects(stream.allocateRange(orders, { timeoutMs: 20_000 }), hasReason('SERVER_UNREACHABLE'));
+});
+
+test('each request is one call for the hook', async () => {
+  const calls: CallReport[] = [];
+  const observed = connect({ addresses: server.address, onCall: (call) => calls.push(call) });
+  server.failures.push(failure(status.NOT_FOUND, 'SEQUENCE_NOT_FOUND'));
+  const over = observed.allocateStream();
+  await Promise.allSettled([over.allocateRange(orders), over.allocateRange(orders), over.generateDocIds()]);
+  observed.close();
+  assert.deepEqual(
+    calls.map(({ method, error }) => [method, error?.reason]),
+    ['SEQUENCE_NOT_FOUND', undefined, undefined].map((reason) => ['AllocateStream', reason]),
+  );
 });

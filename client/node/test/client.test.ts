@@ -1,12 +1,20 @@
 import assert from 'node:assert/strict';
 import { lookup } from 'node:dns/promises';
+import { execFileSync } from 'node:child_process';
 import dns from 'node:dns';
-import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { closeSync, constants, mkdtempSync, openSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, mock, test } from 'node:test';
 import { status } from '@grpc/grpc-js';
-import { type AllocatedRange, type CallReport, Client, connect, type ConnectOptions, IdallocError } from '../src/index.js';
+import {
+  type AllocatedRange,
+  type CallReport,
+  Client,
+  connect,
+  type ConnectOptions,
+  IdallocError,
+} from '../src/index.js';
 import { isLocal } from '../src/options.js';
 import { failure, FakeServer } from './fake-server.js';
 
@@ -21,7 +29,13 @@ afterEach(() => {
   client.close();
   server.stop();
   mock.restoreAll();
+  mock.timers.reset();
 });
+
+/** Lets all promises settle that need no timer. */
+function settle(): Promise<void> {
+  return new Promise((resolve) => setImmediate(resolve));
+}
 
 function hasReason(reason: string): (error: unknown) => boolean {
   return (error) => error instanceof IdallocError && error.reason === reason;
@@ -147,9 +161,9 @@ test('a call ends at its deadline, by its signal, or by close', async () => {
   await assert.rejects(aborted, reason);
   const running = client.allocateRange(request);
   setImmediate(() => client.close());
-  await assert.rejects(running, hasReason('CANCELLED'));
-  await assert.rejects(client.allocateRange(request), hasReason('CANCELLED'));
-  await assert.rejects(collect(client.streamRanges({ ...request, totalIdCount: 1 })), hasReason('CANCELLED'));
+  await assert.rejects(running, hasReason('CLOSED'));
+  await assert.rejects(client.allocateRange(request), hasReason('CLOSED'));
+  await assert.rejects(collect(client.streamRanges({ ...request, totalIdCount: 1 })), hasReason('CLOSED'));
 });
 
 test('many calls share a signal without a warning', async () => {
@@ -201,7 +215,7 @@ test('the hook gets each call, also each attempt of a stream', async () => {
       ['AllocateRange', undefined],
       ['StreamRanges', 'SERVER_DRAINING'],
       ['StreamRanges', undefined],
-      ['AllocateRange', 'CANCELLED'],
+      ['AllocateRange', 'CLOSED'],
     ],
   );
   assert.ok(calls.every(({ durationMs }) => durationMs >= 0 && durationMs < 60_000));
@@ -225,6 +239,134 @@ test('the token goes with each call, and its file is read again when the server 
     withFile.close();
     rmSync(folder, { recursive: true });
   }
+});
+
+test('the calls in flight when the token file changes all succeed, and so do streams', async () => {
+  const folder = mkdtempSync(join(tmpdir(), 'idalloc-'));
+  const tokenFile = join(folder, 'token');
+  writeFileSync(tokenFile, 'first');
+  const withFile = connect({ addresses: server.address, tokenFile });
+  const stream = withFile.allocateStream();
+  const request = { sequence: 'orders' };
+  try {
+    await withFile.allocateRange(request);
+    const calls: (() => Promise<unknown>)[] = [
+      () => withFile.allocateRange(request),
+      () => collect(withFile.streamRanges({ ...request, totalIdCount: 3 })),
+      () => stream.allocateRange(request),
+    ];
+    for (const call of calls) {
+      const token = `after-${server.tokens.length}-${server.streams}`;
+      writeFileSync(tokenFile, token);
+      server.token = token;
+      await Promise.all([call(), call(), call(), call()]);
+    }
+  } finally {
+    withFile.close();
+    rmSync(folder, { recursive: true });
+  }
+});
+
+test('deadline, signal and close end a call whose files cannot be read', async () => {
+  const folder = mkdtempSync(join(tmpdir(), 'idalloc-'));
+  const fifo = join(folder, 'fifo');
+  execFileSync('mkfifo', [fifo]);
+  const clients = [{ tokenFile: fifo }, { tls: { ca: fifo } }].map((options) => {
+    return connect({ addresses: server.address, ...options });
+  });
+  const request = { sequence: 'orders' };
+  try {
+    for (const each of clients) {
+      await assert.rejects(each.allocateRange(request, { timeoutMs: 50 }), hasReason('DEADLINE_EXCEEDED'));
+      const abort = new AbortController();
+      const reason = new Error('of the caller');
+      const aborted = collect(each.streamRanges({ ...request, totalIdCount: 1 }, { signal: abort.signal }));
+      setImmediate(() => abort.abort(reason));
+      await assert.rejects(aborted, reason);
+      const calls = [each.allocateRange(request), each.allocateStream().allocateRange(request), each.pool('a').next()];
+      setImmediate(() => each.close());
+      await Promise.all(calls.map((call) => assert.rejects(call, hasReason('CLOSED'))));
+    }
+  } finally {
+    closeSync(openSync(fifo, constants.O_RDWR | constants.O_NONBLOCK)); // ends the readings
+    rmSync(folder, { recursive: true });
+  }
+});
+
+test('close ends the waits for a retry at once, and the pools', { timeout: 10_000 }, async () => {
+  const reports: CallReport[] = [];
+  const other = connect({ addresses: server.address, onCall: (call) => reports.push(call) });
+  const request = { sequence: 'orders' };
+  const [pool, unused, stream] = [other.pool('orders'), other.pool('orders'), other.allocateStream()];
+  await Promise.all([pool.next(), stream.allocateRange(request)]);
+  const store = () => failure(status.UNAVAILABLE, 'STORE_UNAVAILABLE', { retryDelayMs: 25_000 });
+  server.failures.push(store(), store()); // of a prefetch and of the next request
+  const next = (async () => {
+    for (;;) await pool.next({ timeoutMs: 60_000 });
+  })();
+  while (server.failures.length > 0) await settle();
+  server.breaks.push(0);
+  server.endings.push(store());
+  const ranges = collect(other.streamRanges({ ...request, totalIdCount: 1 }));
+  while (server.endings.length > 0) await settle();
+  server.failures.push(failure(status.UNAVAILABLE, 'STORE_UNAVAILABLE', { retryDelayMs: 4000 }));
+  const call = other.allocateRange(request);
+  while (server.failures.length > 0) await settle();
+  while (reports.filter(({ error }) => error).length < 3) await settle();
+  other.close();
+  await Promise.all([next, ranges, call].map((each) => assert.rejects(each, hasReason('CLOSED'))));
+  assert.throws(() => unused.tryNext(), hasReason('CLOSED'));
+  await assert.rejects(stream.allocateRange(request), hasReason('CLOSED'));
+});
+
+test('a stream has no silence of a minute, but as much time as its consumer needs', async () => {
+  server.silentAfter = 2;
+  const ranges = client.streamRanges({ sequence: 'orders', totalIdCount: 3, chunkIdCount: 1 });
+  await ranges.next();
+  mock.timers.enable({ apis: ['setTimeout'] });
+  mock.timers.tick(300_000);
+  assert.equal((await ranges.next()).value?.firstId, 2n);
+  const silent = ranges.next();
+  await settle();
+  mock.timers.tick(60_000);
+  await assert.rejects(silent, hasReason('DEADLINE_EXCEEDED'));
+});
+
+test('a server that cannot be reached is named, with a reason of the client', async () => {
+  const nowhere = connect({ addresses: ['127.0.0.1:1', '127.0.0.2:1'] });
+  await assert.rejects(nowhere.allocateRange({ sequence: 'orders' }), (error) => {
+    assert.match(String(error), /^SERVER_UNREACHABLE: 127\.0\.0\.1:1, 127\.0\.0\.2:1: /);
+    return error instanceof IdallocError && error.code === status.UNAVAILABLE;
+  });
+  nowhere.close();
+});
+
+test('errors of the client have a status code', async () => {
+  const invalid = client.allocateRange({ sequence: 'a', idCount: 0 });
+  await assert.rejects(invalid, { reason: 'INVALID_REQUEST', code: status.INVALID_ARGUMENT });
+  const unreadable = connect({ addresses: server.address, tokenFile: '/no' }).generateUuids();
+  await assert.rejects(unreadable, { reason: 'INVALID_CONFIG', code: status.FAILED_PRECONDITION });
+  server.change = (reply) => ({ ...reply, range: undefined });
+  const wrong = client.allocateRange({ sequence: 'a' });
+  await assert.rejects(wrong, { reason: 'INVALID_REPLY', code: status.INTERNAL });
+  client.close();
+  await assert.rejects(client.generateUuids(), { reason: 'CLOSED', code: status.CANCELLED });
+  assert.equal(new IdallocError('OTHER', 'of the test').code, status.UNKNOWN);
+});
+
+test('an error of the first range has the details of the server', async () => {
+  const details = { metadata: { store: 'crate' }, retryDelayMs: 6000 };
+  server.failures.push(failure(status.UNAVAILABLE, 'STORE_UNAVAILABLE', details));
+  const failed = await client.pool('orders').next().catch((error: unknown) => error);
+  assert.ok(failed instanceof IdallocError);
+  assert.deepEqual([failed.reason, failed.details], ['STORE_UNAVAILABLE', { code: 14, ...details }]);
+});
+
+test('a call that is late has the error of its last attempt', async () => {
+  server.failures.push(failure(status.UNAVAILABLE, 'STORE_UNAVAILABLE', { retryDelayMs: 1 }));
+  server.change = () => undefined;
+  const late = await client.allocateRange({ sequence: 'orders' }, { timeoutMs: 200 }).catch(String);
+  assert.match(String(late), /^DEADLINE_EXCEEDED: .*; the last attempt: STORE_UNAVAILABLE: /);
 });
 
 test('an option may be undefined', async () => {
@@ -322,9 +464,9 @@ test('asyncDispose closes client, pool and stream', async () => {
   const [pool, stream] = [client.pool('orders'), client.allocateStream()];
   await Promise.all([pool.next(), stream.generateDocIds()]);
   for (const each of [pool, stream, client]) await each[Symbol.asyncDispose]();
-  await assert.rejects(pool.next(), hasReason('CANCELLED'));
-  await assert.rejects(stream.generateDocIds(), hasReason('CANCELLED'));
-  await assert.rejects(client.generateDocIds(), hasReason('CANCELLED'));
+  await assert.rejects(pool.next(), hasReason('CLOSED'));
+  await assert.rejects(stream.generateDocIds(), hasReason('CLOSED'));
+  await assert.rejects(client.generateDocIds(), hasReason('CLOSED'));
 });
 
 test('a pool is an async iterator', async () => {

@@ -6,7 +6,7 @@ import { test } from 'node:test';
 import { BinaryWriter } from '@bufbuild/protobuf/wire';
 import { Client, credentials, Metadata, status } from '@grpc/grpc-js';
 import { Duration } from '../src/gen/google/protobuf/duration.js';
-import { fromGrpc, IdallocError } from '../src/errors.js';
+import { errorOf, IdallocError } from '../src/errors.js';
 
 function message(...fields: [number, string | Uint8Array][]): Uint8Array {
   const writer = new BinaryWriter();
@@ -31,7 +31,7 @@ test('reads all details of an error', () => {
     detail('QuotaFailure', [1, message([1, 'identity:billing'], [2, 'too many'])]),
     detail('RetryInfo', [1, Duration.encode({ seconds: 1n, nanos: 500_000_000 }).finish()]),
   );
-  const error = fromGrpc(grpcError(status.RESOURCE_EXHAUSTED, 'quota\nused up', bytes));
+  const error = errorOf(grpcError(status.RESOURCE_EXHAUSTED, 'quota\nused up', bytes));
   assert.ok(error instanceof IdallocError);
   assert.deepEqual(error.details, {
     code: status.RESOURCE_EXHAUSTED,
@@ -44,8 +44,12 @@ test('reads all details of an error', () => {
   assert.equal(String(error), text);
 });
 
-test('names the status code where there are no details', () => {
-  assert.equal(String(fromGrpc(grpcError(status.UNAVAILABLE, 'no connection'))), 'UNAVAILABLE: no connection');
+test('names the status code where there are no details, unlike a reason of the server', () => {
+  const reasons = [status.INTERNAL, status.UNAUTHENTICATED, status.UNIMPLEMENTED, status.DEADLINE_EXCEEDED].map((code) => {
+    return (errorOf(grpcError(code, 'of a proxy')) as IdallocError).reason;
+  });
+  assert.deepEqual(reasons, ['GRPC_INTERNAL', 'GRPC_UNAUTHENTICATED', 'GRPC_UNIMPLEMENTED', 'DEADLINE_EXCEEDED']);
+  assert.equal(String(errorOf(grpcError(status.UNAVAILABLE, 'no connection'))), 'SERVER_UNREACHABLE: no connection');
 });
 
 test('a connection that the server closes with an error is UNAVAILABLE', async () => {
@@ -59,18 +63,18 @@ test('a connection that the server closes with an error is UNAVAILABLE', async (
   });
   client.close();
   server.close();
-  const error = fromGrpc(raw);
+  const error = errorOf(raw);
   assert.ok(error instanceof IdallocError);
   assert.equal(error.details.code, status.UNAVAILABLE, String(raw));
-  assert.equal(error.reason, 'UNAVAILABLE');
+  assert.equal(error.reason, 'SERVER_UNREACHABLE');
 });
 
 test('survives damaged details', () => {
-  const error = fromGrpc(grpcError(status.UNAVAILABLE, 'of a proxy', Buffer.from([0x1a, 0xff])));
-  assert.equal(String(error), 'UNAVAILABLE: of a proxy');
+  const error = errorOf(grpcError(status.UNAVAILABLE, 'of a proxy', Buffer.from([0x1a, 0xff])));
+  assert.equal(String(error), 'SERVER_UNREACHABLE: of a proxy');
 });
 
 test('leaves other errors as they are', () => {
   const error = new TypeError('of the test');
-  assert.equal(fromGrpc(error), error);
+  assert.equal(errorOf(error), error);
 });

@@ -56,6 +56,7 @@ export function failure(code: status, reason: string, details: Details = {}, mes
   const metadata = new Metadata();
   const bytes = Status.encode(statusOf(code, reason, message, details)).finish();
   metadata.set(DETAILS, Buffer.from(bytes));
+  if (details.retryDelayMs !== undefined) metadata.set('grpc-retry-pushback-ms', String(details.retryDelayMs));
   return Object.assign(new Error(message), { code, details: message, metadata });
 }
 
@@ -69,6 +70,8 @@ export class FakeServer {
   readonly sizes: bigint[] = [];
   /** The tokens of calls. */
   readonly tokens: string[] = [];
+  /** The token that calls must have. */
+  token: string | undefined;
   /** The requests of ranges. */
   readonly requests: v1.AllocateRangeRequest[] = [];
   /** Replaces the next answers of AllocateRange. */
@@ -76,10 +79,12 @@ export class FakeServer {
   /** After how many messages a stream ends with UNAVAILABLE; each stream takes the next one. */
   readonly breaks: number[] = [];
   change: (reply: v1.AllocateRangeResponse) => Changed<v1.AllocateRangeResponse> = (reply) => reply;
-  /** Replaces the errors of these ends in AllocateStream. */
+  /** Replaces the errors of these ends. */
   readonly endings: Failure[] = [];
-  /** While true, AllocateStream gives no answer. */
+  /** While true, an AllocateStream that is opened never gives an answer. */
   isSilent = false;
+  /** After how many messages a stream has no more, but does not end. */
+  silentAfter = Infinity;
   /** How many requests of AllocateStream arrived. */
   received = 0;
   /** Added to the numbers of answers in AllocateStream. */
@@ -131,11 +136,16 @@ export class FakeServer {
   #answer<Request, Reply>(make: (request: Request) => Changed<Reply>) {
     return (call: ServerUnaryCall<Request, Reply>, callback: sendUnaryData<Reply>) => {
       this.tokens.push(String(call.metadata.get('authorization')[0]));
-      const reply = this.failures.shift() ?? make(call.request);
+      const reply = this.#rejection(call) ?? this.failures.shift() ?? make(call.request);
       if (reply === undefined) return; // never
       if (reply instanceof Error) callback(reply);
       else callback(null, reply);
     };
+  }
+
+  #rejection({ metadata }: { metadata: Metadata }): Failure | undefined {
+    if (this.token === undefined || metadata.get('authorization')[0] === `Bearer ${this.token}`) return undefined;
+    return failure(16, 'UNAUTHENTICATED');
   }
 
   #handlers(): v1.IdAllocatorServiceServer {
@@ -163,7 +173,9 @@ export class FakeServer {
     const none = this.#answer(() => failure(12, 'UNIMPLEMENTED'));
     return {
       createSequence: none,
-      getSequence: none,
+      getSequence: this.#answer(({ name }) =>
+        v1.GetSequenceResponse.fromPartial({ sequence: { name, lastValue: this.nextId - 1n } }),
+      ),
       listSequences: none,
       updateSequence: none,
       deleteSequence: none,
@@ -179,15 +191,17 @@ export class FakeServer {
     make: (request: { sequence: string; idCount: bigint; view: number }) => Reply,
   ): void {
     this.streams++;
-    const breakAfter = this.breaks.shift() ?? Infinity;
+    const rejection = this.#rejection(call);
+    const breakAfter = rejection ? 0 : (this.breaks.shift() ?? Infinity);
     const { totalIdCount, chunkIdCount } = call.request;
     const chunk = chunkIdCount || 10_000n;
     let left = totalIdCount;
     for (let sent = 0; left > 0n; sent++) {
       if (sent >= breakAfter) {
-        call.emit('error', failure(14, 'SERVER_DRAINING', { retryDelayMs: 1 }));
+        call.emit('error', rejection ?? this.endings.shift() ?? failure(14, 'SERVER_DRAINING', { retryDelayMs: 1 }));
         return;
       }
+      if (sent >= this.silentAfter) return;
       const idCount = left < chunk ? left : chunk;
       const { sequence = '', view } = call.request as v1.StreamRangesRequest;
       call.write(make({ sequence, idCount, view }));
@@ -198,12 +212,14 @@ export class FakeServer {
 
   #allocateStream(call: ServerDuplexStream<v1.AllocateStreamRequest, v1.AllocateStreamResponse>): void {
     this.streams++;
-    let left = this.breaks.shift() ?? Infinity;
+    const { isSilent } = this;
+    const rejection = this.#rejection(call);
+    let left = rejection ? 0 : (this.breaks.shift() ?? Infinity);
     call.on('data', ({ number: sent, allocateRange, generateDocId }: v1.AllocateStreamRequest) => {
       this.received++;
-      if (this.isSilent) return;
+      if (isSilent) return;
       if (left-- <= 0) {
-        call.emit('error', this.endings.shift() ?? failure(14, 'SERVER_DRAINING', { retryDelayMs: 1 }));
+        call.emit('error', rejection ?? this.endings.shift() ?? failure(14, 'SERVER_DRAINING', { retryDelayMs: 1 }));
         return;
       }
       const number = sent + this.skew;

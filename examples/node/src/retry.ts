@@ -7,7 +7,7 @@ import { IdallocError } from '@idalloc/client';
 const GIVE_UP_MS = 60_000;
 const INITIAL_BACKOFF_MS = 100;
 const MAX_BACKOFF_MS = 2000;
-const RETRYABLE = new Set(['UNAVAILABLE', 'DEADLINE_EXCEEDED', 'STORE_UNAVAILABLE', 'SERVER_DRAINING']);
+const RETRYABLE = new Set(['SERVER_UNREACHABLE', 'DEADLINE_EXCEEDED', 'STORE_UNAVAILABLE', 'SERVER_DRAINING']);
 
 // At first, the address may be wrong.
 let hasAnswered = false;
