@@ -16,6 +16,8 @@ import {
 
 // The most requests without an answer; the server's limit is 1,000.
 const MAX_IN_FLIGHT = 500;
+// How long after its deadline a request's answer may arrive: the server answers at the deadline, too.
+const GRACE_MS = 1000;
 // The reasons of a stream that ended without a status of its server: it was reset, or no answer came.
 const NO_STATUS = new Set(['CANCELLED', 'DEADLINE_EXCEEDED']);
 
@@ -45,8 +47,14 @@ export class AllocateStream implements AsyncDisposable {
   // The requests to send: from the end of `next`, then `added` in order. Thus it costs the same for any number of them.
   #next: Pending[] = [];
   #added: Pending[] = [];
+  // How many requests ended since those whose callers left were dropped.
+  #ended = 0;
   // The requests that were sent and have no answer, in order.
   #sent: Pending[] = [];
+  // The latest deadline of these; when the last answer came or the first of them was sent.
+  #latestDeadline = 0;
+  #progressedAt = 0;
+  #watch: NodeJS.Timeout | undefined;
   #number = 0n;
   #stream: Duplex<AllocateStreamRequest> | undefined;
   // While a stream is opened, or the next attempt waits.
@@ -132,6 +140,7 @@ export class AllocateStream implements AsyncDisposable {
         this.#waiting.delete(pending);
         clearTimeout(timer);
         forget();
+        this.#dropEnded();
         settle();
       };
       const pending: Pending = {
@@ -151,6 +160,14 @@ export class AllocateStream implements AsyncDisposable {
     });
   }
 
+  /** Forgets the requests that are not sent and whose callers left, now and then, as it looks at all of them. */
+  #dropEnded(): void {
+    if (++this.#ended < Math.max(1000, this.#waiting.size)) return;
+    this.#ended = 0;
+    this.#next = this.#next.filter((pending) => this.#waiting.has(pending));
+    this.#added = this.#added.filter((pending) => this.#waiting.has(pending));
+  }
+
   /** Sends what is to be sent, if the stream is open and the server may get more. */
   #send(): void {
     if (this.#stream === undefined) {
@@ -159,13 +176,20 @@ export class AllocateStream implements AsyncDisposable {
     }
     while (this.#sent.length < MAX_IN_FLIGHT) {
       const pending = this.#takeNext();
-      if (pending === undefined) return;
+      if (pending === undefined) break;
+      const now = Date.now();
+      if (this.#sent.length === 0) {
+        this.#progressedAt = now;
+        this.#latestDeadline = 0;
+      }
+      this.#latestDeadline = Math.max(this.#latestDeadline, pending.deadline);
       pending.number = ++this.#number;
       this.#sent.push(pending);
-      const nanos = Math.max(1, pending.deadline - Date.now()) * 1e6;
+      const nanos = Math.max(1, pending.deadline - now) * 1e6;
       const timeout = { seconds: BigInt(Math.floor(nanos / 1e9)), nanos: Math.floor(nanos % 1e9) };
       this.#stream.write({ number: pending.number, timeout, ...pending.request });
     }
+    this.#watchAnswers();
   }
 
   #takeNext(): Pending | undefined {
@@ -177,6 +201,25 @@ export class AllocateStream implements AsyncDisposable {
       const pending = this.#next.pop();
       if (pending === undefined || this.#waiting.has(pending)) return pending;
     }
+  }
+
+  /** Ends a stream without an answer for long, or when no caller waits for those that it owes. */
+  #watchAnswers(): void {
+    if (this.#sent.length === 0) {
+      clearTimeout(this.#watch);
+      this.#watch = undefined;
+    } else {
+      this.#watch ??= setTimeout(() => {
+        this.#watch = undefined;
+        const now = Date.now();
+        if (now >= this.#endOfPatience()) this.#stream?.end(late(`no answer for ${now - this.#progressedAt} ms`));
+        else this.#watchAnswers();
+      }, this.#endOfPatience() - Date.now()).unref();
+    }
+  }
+
+  #endOfPatience(): number {
+    return Math.min(this.#progressedAt + MAX_STALL_MS, this.#latestDeadline + GRACE_MS);
   }
 
   async #open(): Promise<void> {
@@ -208,6 +251,7 @@ export class AllocateStream implements AsyncDisposable {
       return;
     }
     this.#sent.shift();
+    this.#progressedAt = Date.now();
     this.#retries.reset();
     if (this.#waiting.has(pending)) this.#settle(pending, answer);
     this.#send();
@@ -238,6 +282,7 @@ export class AllocateStream implements AsyncDisposable {
     this.#stream = undefined;
     this.#next.push(...this.#sent.reverse());
     this.#sent = [];
+    this.#watchAnswers();
     if (this.#isClosed || this.#waiting.size === 0) return;
     // Then the next stream shows why.
     const hasNoStatus = cause instanceof IdallocError && NO_STATUS.has(cause.reason);
@@ -267,6 +312,7 @@ export class AllocateStream implements AsyncDisposable {
     this.#next = [];
     this.#added = [];
     this.#sent = [];
+    this.#watchAnswers();
     for (const pending of [...this.#waiting]) pending.fail(error);
   }
 }

@@ -1,6 +1,8 @@
 import assert from 'node:assert/strict';
-import { afterEach, beforeEach, test } from 'node:test';
+import { afterEach, beforeEach, mock, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
 import { status } from '@grpc/grpc-js';
 import { type AllocateStream, type CallReport, Client, connect, IdallocError } from '../src/index.js';
 import { failure, FakeServer } from './fake-server.js';
@@ -18,7 +20,13 @@ afterEach(() => {
   stream.close();
   client.close();
   server.stop();
+  mock.timers.reset();
 });
+
+/** Lets all promises settle that need no timer. */
+function settle(): Promise<void> {
+  return new Promise((resolve) => setImmediate(resolve));
+}
 
 function hasReason(reason: string): (error: unknown) => boolean {
   return (error) => error instanceof IdallocError && error.reason === reason;
@@ -155,4 +163,63 @@ test('each request is one call for the hook', async () => {
     calls.map(({ method, error }) => [method, error?.reason]),
     ['SEQUENCE_NOT_FOUND', undefined, undefined].map((reason) => ['AllocateStream', reason]),
   );
+});
+
+test('the requests of callers that left are forgotten', async () => {
+  setFlagsFromString('--expose_gc');
+  const gc = runInNewContext('gc') as () => void;
+  const used = () => {
+    gc();
+    return process.memoryUsage().heapUsed;
+  };
+  server.isSilent = true;
+  const first = Promise.allSettled(Array.from({ length: 500 }, () => stream.allocateRange(orders, patient)));
+  while (server.received < 500) await sleep(1);
+  const before = used();
+  for (let round = 0; round < 20; round++) {
+    const abort = new AbortController();
+    const calls = Array.from({ length: 1000 }, (_, index) => {
+      const sequence = `${round} ${index} `.padEnd(1000, 'x').slice(1);
+      return stream.allocateRange({ sequence }, { signal: abort.signal, ...patient });
+    });
+    abort.abort();
+    await Promise.allSettled(calls);
+  }
+  const kept = used() - before;
+  assert.ok(kept < 5e6, `${kept} bytes`); // of 20 million
+  stream.close();
+  await first;
+});
+
+test('a stream without an answer for a minute is opened again', async () => {
+  await ids(1);
+  stream.close();
+  stream = client.allocateStream();
+  mock.timers.enable({ apis: ['setTimeout', 'Date'], now: Date.now() });
+  server.isSilent = true;
+  const waiting = stream.allocateRange(orders, { timeoutMs: 300_000 });
+  while (server.received < 2) await settle();
+  server.isSilent = false;
+  mock.timers.tick(60_000);
+  await settle();
+  mock.timers.tick(1000);
+  assert.equal((await waiting).firstId, 2n);
+  assert.equal(server.streams, 3);
+});
+
+test('so is one whose requests are all past their deadline', async () => {
+  await ids(1);
+  stream.close();
+  stream = client.allocateStream();
+  mock.timers.enable({ apis: ['setTimeout', 'Date'], now: Date.now() });
+  server.isSilent = true;
+  const late = stream.allocateRange(orders, { timeoutMs: 1000 });
+  while (server.received < 2) await settle();
+  server.isSilent = false;
+  mock.timers.tick(1000);
+  await assert.rejects(late, hasReason('DEADLINE_EXCEEDED'));
+  mock.timers.tick(1000);
+  await settle();
+  assert.equal((await stream.allocateRange(orders)).firstId, 2n);
+  assert.equal(server.streams, 3);
 });
