@@ -110,6 +110,8 @@ export class Pool implements AsyncIterable<bigint>, AsyncDisposable {
   #lateRanges = 0;
   // Failures since the last range; undefined before the first range, when the address may be wrong.
   #failures: number | undefined;
+  // The error of the last request; undefined after a range.
+  #failure: unknown;
   #pending: Pending | undefined;
   #pause: Pause | undefined;
   readonly #closing = new AbortController();
@@ -132,7 +134,7 @@ export class Pool implements AsyncIterable<bigint>, AsyncDisposable {
 
   /**
    * Returns the next id. It waits for a range if none is at hand, while a quota is used up, and (after the first range)
-   * while no server answers.
+   * while no server answers in time.
    *
    * A caller that stops waiting takes no id; the range requested for it goes to the next callers.
    *
@@ -168,9 +170,18 @@ export class Pool implements AsyncIterable<bigint>, AsyncDisposable {
     return undefined;
   }
 
-  /** Yields ids for as long as the pool is open. Leave the loop to stop; the pool stays usable. */
+  /** Yields ids, and ends when the pool is closed. Leave the loop to stop; the pool stays usable. */
   async *[Symbol.asyncIterator](): AsyncGenerator<bigint, void, undefined> {
-    while (!this.#closing.signal.aborted) yield this.tryNext() ?? (await this.next());
+    for (;;) {
+      let id: bigint;
+      try {
+        id = this.tryNext() ?? (await this.next());
+      } catch (error) {
+        if (this.#closing.signal.aborted) return;
+        throw error;
+      }
+      yield id;
+    }
   }
 
   async [Symbol.asyncDispose](): Promise<void> {
@@ -197,7 +208,7 @@ export class Pool implements AsyncIterable<bigint>, AsyncDisposable {
       if (this.#pause !== undefined && this.#pause.until >= deadline) throw this.#pause.error;
       const { done } = this.#pause ?? this.#pending ?? this.#request(true);
       const error = await within(done, deadline - this.#clock.monotonic(), abortOf(signal));
-      if (error === TIMED_OUT) throw late(`no id arrived within ${timeoutMs} ms`);
+      if (error === TIMED_OUT) throw late(`no id arrived within ${timeoutMs} ms`, this.#failure);
       if (error !== undefined) throw error;
       signal?.throwIfAborted();
       const id = this.tryNext();
@@ -242,7 +253,7 @@ export class Pool implements AsyncIterable<bigint>, AsyncDisposable {
     return pending;
   }
 
-  /** Prefetches later, since no server answered: the ids at hand may last until one does. */
+  /** Prefetches later, since no server answered in time: the ids at hand may last until one does. */
   #prefetchLater(delayMs: number): void {
     const prefetch = () => {
       const isNeeded = this.#parts.length === 0 && this.#current.left > 0 && !this.#closing.signal.aborted;
@@ -263,10 +274,12 @@ export class Pool implements AsyncIterable<bigint>, AsyncDisposable {
       // In one step with the ids: a caller in between must not find ids at hand and a request under way.
       this.#pending = undefined;
       this.#failures = 0;
+      this.#failure = undefined;
       if (!this.#closing.signal.aborted) this.#add(range, monotonic + range.ttlMs, wall + range.ttlMs);
       return undefined;
     } catch (error) {
       this.#pending = undefined;
+      this.#failure = error;
       return this.#canRetry(error, size, isDemanded) || !isDemanded ? undefined : error;
     }
   }
@@ -300,7 +313,8 @@ export class Pool implements AsyncIterable<bigint>, AsyncDisposable {
       if (isDemanded) this.#startPause(error, retryDelayMs);
       return true;
     }
-    if (error.code === status.UNAVAILABLE && this.#failures !== undefined) {
+    const isUnanswered = error.code === status.UNAVAILABLE || error.code === status.DEADLINE_EXCEEDED;
+    if (isUnanswered && this.#failures !== undefined) {
       const backoff = Math.min(MAX_BACKOFF_MS, INITIAL_BACKOFF_MS * 2 ** this.#failures++);
       const delay = Math.max(backoff, retryDelayMs ?? 0);
       if (isDemanded) this.#startPause(error, delay);

@@ -486,3 +486,54 @@ test('prefetches again when no server answered, while ids are at hand', async ()
   server.isHolding = false;
   assert.deepEqual((await take(pool, 4)).at(-1), 16n);
 });
+
+test('its own request that is late is asked again, after the first range', async () => {
+  const server = new FakeServer();
+  const pool = new Pool(server.allocate, { clock });
+  const late = error('DEADLINE_EXCEEDED', { code: 4 });
+  server.errors.push(late);
+  await assert.rejects(pool.next(), late);
+  server.isHolding = true;
+  const first = pool.next();
+  server.answer();
+  assert.equal(await first, 1n);
+  const patient = pool.next(); // waits for the prefetch
+  for (const delay of [0, 241]) {
+    server.held.shift()?.reject(late);
+    await settle();
+    clock.advance(delay);
+    await settle();
+  }
+  server.answer();
+  assert.equal(await patient, 2n);
+});
+
+test('a caller without an id in time has the error of the last request', async () => {
+  const server = new FakeServer();
+  const pool = new Pool(server.allocate, { clock });
+  server.isHolding = true;
+  const first = pool.next();
+  server.answer();
+  await first;
+  const waiting = pool.next({ timeoutMs: 1000 }).catch((each: unknown) => each);
+  const failures = [error('STORE_UNAVAILABLE', { code: 14 }), error('SERVER_DRAINING', { code: 14 })];
+  for (const each of failures) {
+    server.held.shift()?.reject(each);
+    await settle();
+  }
+  clock.advance(121);
+  await settle();
+  clock.advance(1000); // the next request gets no answer
+  const found = await waiting;
+  assert.ok(hasReason('DEADLINE_EXCEEDED')(found) && (found as IdallocError).cause === failures[1], String(found));
+});
+
+test('for await ends when the pool is closed, also while it waits', async () => {
+  const server = new FakeServer();
+  const pool = new Pool(server.allocate, { clock });
+  server.isHolding = true;
+  const next = pool[Symbol.asyncIterator]().next();
+  pool.close();
+  assert.deepEqual(await next, { value: undefined, done: true });
+  assert.throws(() => pool.tryNext(), hasReason('CLOSED'));
+});
