@@ -3,6 +3,7 @@ import { lookup } from 'node:dns/promises';
 import { execFileSync } from 'node:child_process';
 import dns from 'node:dns';
 import { closeSync, constants, mkdtempSync, openSync, rmSync, writeFileSync } from 'node:fs';
+import { connect as connectTo, createServer, type Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, mock, test } from 'node:test';
@@ -330,6 +331,36 @@ test('a stream has no silence of a minute, but as much time as its consumer need
   await settle();
   mock.timers.tick(60_000);
   await assert.rejects(silent, hasReason('DEADLINE_EXCEEDED'));
+});
+
+test('a host that vanished is noticed within 45 s', async () => {
+  const sockets: Socket[] = [];
+  const proxy = createServer((socket) => {
+    const upstream = connectTo(Number(server.address.split(':')[1]), '127.0.0.1');
+    sockets.push(socket, upstream);
+    for (const each of [socket, upstream]) each.on('error', () => {});
+    socket.pipe(upstream).pipe(socket);
+  });
+  await new Promise<void>((resolve) => proxy.listen(0, '127.0.0.1', resolve));
+  mock.timers.enable({ apis: ['setTimeout'] });
+  const { port } = proxy.address() as { port: number };
+  const failed: unknown[] = [];
+  const far = connect({ addresses: `127.0.0.1:${port}`, onCall: ({ error }) => failed.push(error) });
+  server.silentAfter = 1;
+  const ranges = far.streamRanges({ sequence: 'orders', totalIdCount: 2, chunkIdCount: 1 });
+  await ranges.next();
+  for (const socket of sockets) socket.unpipe().pause();
+  const rest = assert.rejects(ranges.next(), hasReason('CLOSED'));
+  await settle();
+  for (let seconds = 0; seconds < 45 && failed.length === 0; seconds++) {
+    mock.timers.tick(1000);
+    await settle();
+  }
+  assert.ok(hasReason('SERVER_UNREACHABLE')(failed[0]), String(failed[0]));
+  far.close();
+  await rest;
+  for (const socket of sockets) socket.destroy();
+  proxy.close();
 });
 
 test('a server that cannot be reached is named, with a reason of the client', async () => {
