@@ -34,6 +34,12 @@ import {
 } from './gen/idalloc/v1/id_allocator.js';
 import { type ParseIdResponse, SequenceServiceService } from './gen/idalloc/v1/sequences.js';
 
+/** A unary RPC of `@idalloc/client/v1`, such as `SequenceServiceService.createSequence`. */
+export type UnaryMethod<Request, Reply> = MethodDefinition<Request, Reply> & {
+  readonly requestStream: false;
+  readonly responseStream: false;
+};
+
 /** The value of an id in the sequence's format, and what else its text has. */
 export interface ParsedId {
   readonly value: bigint;
@@ -162,6 +168,18 @@ export class Client implements AsyncDisposable {
     const forget = this.#connection.closing(() => pool.close());
     abortOf(pool.closing)(forget);
     return pool;
+  }
+
+  /**
+   * Makes a call that has no method here, such as those of SequenceService and NodeService, with the same token, retries
+   * and errors: `client.call(SequenceServiceService.getSequence, GetSequenceRequest.fromPartial({ name: 'orders' }))`.
+   */
+  call<Request, Reply>(
+    method: UnaryMethod<Request, Reply>,
+    request: Request,
+    options: CallOptions = {},
+  ): Promise<Reply> {
+    return this.#connection.unary(method, request, options);
   }
 
   /** Ends the connection, the pools and the streams. Calls that run or wait end with CLOSED, and so does each later one. */

@@ -104,7 +104,7 @@ export function late(text: string, failure?: unknown): IdallocError {
   return new IdallocError('DEADLINE_EXCEEDED', `${text}; the last attempt: ${failure}`, details, { cause: failure });
 }
 
-/** @internal Returns the IdallocError for an error of grpc-js; any other error as it is. */
+/** Returns the IdallocError for an error of a generated stub of `@idalloc/client/v1`; any other error as it is. */
 export function errorOf(error: unknown): unknown {
   if (error instanceof IdallocError || !isServiceError(error)) return error;
   const message = error.details || error.message;

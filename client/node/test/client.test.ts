@@ -7,15 +7,17 @@ import { connect as connectTo, createServer, type Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, mock, test } from 'node:test';
-import { status } from '@grpc/grpc-js';
+import { credentials, status } from '@grpc/grpc-js';
 import {
   type AllocatedRange,
   type CallReport,
   Client,
   connect,
   type ConnectOptions,
+  errorOf,
   IdallocError,
 } from '../src/index.js';
+import { GetSequenceRequest, SequenceServiceClient, SequenceServiceService } from '../src/v1.js';
 import { isLocal } from '../src/options.js';
 import { failure, FakeServer } from './fake-server.js';
 
@@ -383,6 +385,20 @@ test('errors of the client have a status code', async () => {
   client.close();
   await assert.rejects(client.generateUuids(), { reason: 'CLOSED', code: status.CANCELLED });
   assert.equal(new IdallocError('OTHER', 'of the test').code, status.UNKNOWN);
+});
+
+test('call makes any call with token and retries; errorOf converts the errors of a stub', async () => {
+  server.token = 't';
+  const withToken = connect({ addresses: server.address, token: 't' });
+  server.failures.push(failure(status.UNAVAILABLE, 'STORE_UNAVAILABLE', { retryDelayMs: 1 }));
+  const request = GetSequenceRequest.fromPartial({ name: 'orders' });
+  const { sequence } = await withToken.call(SequenceServiceService.getSequence, request);
+  assert.equal(sequence?.name, 'orders');
+  withToken.close();
+  const stub = new SequenceServiceClient(server.address, credentials.createInsecure());
+  const error = await new Promise((resolve) => stub.getSequence(request, (failed) => resolve(errorOf(failed))));
+  assert.ok(hasReason('UNAUTHENTICATED')(error));
+  stub.close();
 });
 
 test('an error of the first range has the details of the server', async () => {

@@ -2,10 +2,8 @@
 // The sequence `invoices` has a format. It prints what it got as JSON.
 
 import { randomUUID } from 'node:crypto';
-import { credentials, Metadata } from '@grpc/grpc-js';
-import { readFileSync } from 'node:fs';
 import { type AllocatedRange, connect, IdallocError } from '@idalloc/client';
-import { ErrorReason, SequenceServiceClient } from '@idalloc/client/v1';
+import { ErrorReason, GetSequenceRequest, SequenceServiceService } from '@idalloc/client/v1';
 
 const [addresses, ca, tokenFile] = process.argv.slice(2) as [string, string, string];
 const methods: string[] = [];
@@ -17,18 +15,11 @@ async function idsOf(ranges: AsyncIterable<Iterable<unknown>>): Promise<string[]
   return ids;
 }
 
-/** Calls the generated stub, which the client does not cover. */
-function getSequence(name: string): Promise<bigint> {
-  const metadata = new Metadata();
-  metadata.set('authorization', `Bearer ${readFileSync(tokenFile, 'utf8').trim()}`);
-  const stub = new SequenceServiceClient(addresses, credentials.createSsl(readFileSync(ca)));
-  return new Promise((resolve, reject) => {
-    stub.getSequence({ name, period: '' }, metadata, (error, reply) => {
-      stub.close();
-      if (error) reject(error);
-      else resolve(reply.sequence?.lastValue ?? 0n);
-    });
-  });
+/** Makes a call that has no method of the client. */
+async function getSequence(name: string): Promise<bigint> {
+  const request = GetSequenceRequest.fromPartial({ name });
+  const { sequence } = await client.call(SequenceServiceService.getSequence, request);
+  return sequence?.lastValue ?? 0n;
 }
 
 async function failure(call: Promise<unknown>): Promise<unknown> {
