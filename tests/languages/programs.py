@@ -111,7 +111,7 @@ LANGUAGES = {
             "node",
             ("node", str(EXAMPLES / "node" / "dist" / "main.js")),
             node_steps,
-            {"node": minimum("node/package.json", '"node": ">=(.+)"'), "npm": "9"},
+            {"node": minimum("node/package.json", r'"node": "\^([0-9.]+)'), "npm": "9"},
         ),
         Language("python", (sys.executable, str(EXAMPLES / "python" / "six_ways.py"))),
     )

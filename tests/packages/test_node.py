@@ -24,7 +24,7 @@ from tests.support.waiting import wait_until
 # With cold caches it downloads packages.
 pytestmark = [pytest.mark.languages, pytest.mark.timeout(900)]
 
-FLOOR, NEWEST = minimum("../client/node/package.json", '"node": ">=(.+)"') + ".0", "26.12.1"
+FLOOR, NEWEST = minimum("../client/node/package.json", r'"node": "\^([0-9.]+)') + ".0", "26.12.1"
 
 
 def unpack(node_package: Path, folder: Path) -> Path:
@@ -70,7 +70,7 @@ def test_the_archive_has_code_types_licence_and_readme(node_package: Path) -> No
     }
     assert all(name.startswith("dist/src/") for name in modules)
     assert not {"scripts", "devDependencies"} & set(manifest)
-    assert manifest["engines"] == {"node": ">=20.19"}
+    assert manifest["engines"] == {"node": "^20.19 || >=22.12"}
 
 
 def test_every_call_works_with_tls_and_a_token(node_consumer: Path, secrets: Secrets, tmp_path: Path) -> None:
