@@ -286,7 +286,7 @@ export class AllocateStream implements AsyncDisposable {
     if (this.#isClosed || this.#waiting.size === 0) return;
     // Then the next stream shows why.
     const hasNoStatus = cause instanceof IdallocError && NO_STATUS.has(cause.reason);
-    const error = hasNoStatus ? broke(cause) : cause;
+    const error = hasNoStatus ? this.#broke(cause) : cause;
     for (const pending of this.#waiting) pending.failure = hasNoStatus ? (pending.failure ?? error) : error;
     this.#isOpening = true;
     let delay = 0;
@@ -306,6 +306,11 @@ export class AllocateStream implements AsyncDisposable {
     }, delay).unref();
   }
 
+  #broke(cause: IdallocError): IdallocError {
+    const text = `${this.#connection.name}: the stream broke: ${cause.message}`;
+    return new IdallocError('SERVER_UNREACHABLE', text, { code: status.UNAVAILABLE }, { cause });
+  }
+
   /** Fails all requests. The next one begins anew. */
   #failAll(error: unknown): void {
     this.#retries.reset();
@@ -315,8 +320,4 @@ export class AllocateStream implements AsyncDisposable {
     this.#watchAnswers();
     for (const pending of [...this.#waiting]) pending.fail(error);
   }
-}
-
-function broke(cause: IdallocError): IdallocError {
-  return new IdallocError('SERVER_UNREACHABLE', `the stream broke: ${cause.message}`, { code: status.UNAVAILABLE }, { cause });
 }

@@ -41,6 +41,8 @@ export interface Duplex<Request> {
 /** @internal */
 export class Connection {
   readonly timeoutMs: number;
+  /** The addresses, for errors. */
+  readonly name: string;
   readonly #options: ConnectOptions;
   readonly #target: string;
   readonly #token: Token;
@@ -54,6 +56,7 @@ export class Connection {
   constructor(options: ConnectOptions) {
     this.#target = targetOf(options.addresses);
     checkOptions(this.#target, options);
+    this.name = [options.addresses].flat().join(', ');
     this.#options = options;
     this.#token = new Token(options);
     this.timeoutMs = options.timeoutMs ?? DEFAULT_TIMEOUT_MS;
@@ -270,7 +273,7 @@ export class Connection {
     const failure = errorOf(error);
     if (!(failure instanceof IdallocError) || failure.reason !== 'SERVER_UNREACHABLE') return failure;
     const { reason, message, details, cause } = failure;
-    return new IdallocError(reason, `${[this.#options.addresses].flat().join(', ')}: ${message}`, details, { cause });
+    return new IdallocError(reason, `${this.name}: ${message}`, details, { cause });
   }
 
   /** Reports a call to the hook. */

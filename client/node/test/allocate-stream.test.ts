@@ -197,10 +197,14 @@ test('a stream without an answer for a minute is opened again', async () => {
   stream = client.allocateStream();
   mock.timers.enable({ apis: ['setTimeout', 'Date'], now: Date.now() });
   server.isSilent = true;
+  const late = stream.allocateRange(orders, { timeoutMs: 60_050 }).catch(String);
   const waiting = stream.allocateRange(orders, { timeoutMs: 300_000 });
-  while (server.received < 2) await settle();
+  while (server.received < 3) await settle();
   server.isSilent = false;
   mock.timers.tick(60_000);
+  await settle();
+  mock.timers.tick(50);
+  assert.match(String(await late), /last attempt: SERVER_UNREACHABLE: 127.0.0.1:[0-9]+: the stream broke: no answer/);
   await settle();
   mock.timers.tick(1000);
   assert.equal((await waiting).firstId, 2n);
