@@ -313,7 +313,7 @@ test('close ends the waits for a retry at once, and the pools', { timeout: 10_00
   const ranges = collect(other.streamRanges({ ...request, totalIdCount: 1 }));
   while (server.endings.length > 0) await settle();
   server.failures.push(failure(status.UNAVAILABLE, 'STORE_UNAVAILABLE', { retryDelayMs: 4000 }));
-  const call = other.allocateRange(request);
+  const call = other.allocateRange(request, { timeoutMs: 60_000 });
   while (server.failures.length > 0) await settle();
   while (reports.filter(({ error }) => error).length < 3) await settle();
   other.close();
@@ -412,7 +412,7 @@ test('an error of the first range has the details of the server', async () => {
 test('a call that is late has the error of its last attempt', async () => {
   server.failures.push(failure(status.UNAVAILABLE, 'STORE_UNAVAILABLE', { retryDelayMs: 1 }));
   server.change = () => undefined;
-  const late = await client.allocateRange({ sequence: 'orders' }, { timeoutMs: 200 }).catch(String);
+  const late = await client.allocateRange({ sequence: 'orders' }, { timeoutMs: 1500 }).catch(String);
   assert.match(String(late), /^DEADLINE_EXCEEDED: .*; the last attempt: STORE_UNAVAILABLE: /);
 });
 
