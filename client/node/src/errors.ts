@@ -34,9 +34,9 @@ export interface ErrorDetails {
  * A failed call, an invalid argument or an invalid reply: the one error of this package.
  *
  * `reason` is that of google.rpc.ErrorInfo, such as `SEQUENCE_EXHAUSTED`. An error without an ErrorInfo has
- * `SERVER_UNREACHABLE`, `DEADLINE_EXCEEDED`, `CANCELLED`, or `GRPC_` and the name of its status code, such as
- * `GRPC_UNIMPLEMENTED`. The client adds `CLOSED`, `INVALID_REPLY` for a reply that violates the contract, `INVALID_CONFIG`
- * for a file of TLS or of a token that cannot be used, and `EXPIRED_ON_ARRIVAL` for a pool whose ranges come too late.
+ * `SERVER_UNREACHABLE` if no server answered, or the name of its status code, such as `UNIMPLEMENTED`. The client adds
+ * `CLOSED`, `INVALID_REPLY` for a reply that violates the contract, `INVALID_CONFIG` for a file of TLS or of a token that
+ * cannot be used, and `EXPIRED_ON_ARRIVAL` for a pool whose ranges come too late.
  */
 export class IdallocError extends Error {
   override readonly name = 'IdallocError';
@@ -132,11 +132,10 @@ export function fromStatus({ code, message, details: anys }: Status, options?: E
   return new IdallocError(reason ?? reasonOf(code), message, details, options);
 }
 
-/** Returns the reason of an error without an ErrorInfo. It is none of the server's, such as INTERNAL. */
+/** Returns the reason of an error without an ErrorInfo, as the other clients name it. */
 function reasonOf(code: status): string {
   if (code === status.UNAVAILABLE) return 'SERVER_UNREACHABLE';
-  const name = status[code] ?? String(code);
-  return code === status.CANCELLED || code === status.DEADLINE_EXCEEDED ? name : `GRPC_${name}`;
+  return status[code] ?? String(code);
 }
 
 function isServiceError(error: unknown): error is ServiceError {
