@@ -56,8 +56,8 @@ def channel_options(config: ChannelConfig) -> list[tuple[str, str | int]]:
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.max_reconnect_backoff_ms", 2_000),
         # A call without a deadline, such as a stream, must also detect that the server vanished.
-        ("grpc.keepalive_time_ms", 60_000),
-        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.primary_user_agent", _USER_AGENT),
         *config.options,
     ]

@@ -14,7 +14,9 @@ import pytest
 import trustme
 
 import idalloc
-from idalloc._transport.config import is_local
+from idalloc._transport.channel import channel_options
+from idalloc._transport.config import ChannelConfig, is_local
+from idalloc_server.listen.transport import MIN_PING_SECONDS
 from tests.support.certificates import Certificates
 from tests.support.fake_server import FakeServer, serving
 
@@ -397,3 +399,11 @@ def test_a_long_quota_wait_halves_the_range_size() -> None:
     assert "id_count: 1000" in str(pool.next_request().call.request)
     assert not pool.adapt_size(idalloc.QuotaExceeded(retry_after=2.0))
     assert "id_count: 500" in str(pool.next_request().call.request)
+
+
+def test_a_vanished_server_is_noticed_within_45_seconds() -> None:
+    """Pings are rarer than the server allows, and find a vanished server within 45 s."""
+    options = dict(channel_options(ChannelConfig("localhost:1")))
+    interval, limit = (int(options[f"grpc.keepalive_{name}_ms"]) / 1000 for name in ("time", "timeout"))
+    assert interval > MIN_PING_SECONDS
+    assert interval + limit <= 45
