@@ -234,3 +234,11 @@ class TestVersion:
         """CHANGELOG.md has Unreleased first, then the version of the package."""
         headings = re.findall(r"^## \[(.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
         assert headings[:2] == ["Unreleased", PROJECT["version"]]
+
+    def test_lines_of_the_changelog_name_their_package(self) -> None:
+        """A line begins with the word of a package that the first section lists, or with none."""
+        text = (ROOT / "CHANGELOG.md").read_text()
+        words = {*re.findall(r"`(\w+):`", text[: text.index("## [")])}
+        used = {*re.findall(r"^- (\w+): ", text, re.MULTILINE)}
+        assert used <= words
+        assert words >= {"protos", "python", "go", "java", "node", "chart"}
