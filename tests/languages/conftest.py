@@ -73,8 +73,12 @@ class Secrets:
 
     def client(self, server: Server) -> idalloc.Client:
         """Return a client of a server."""
+        return self.client_of(server.address)
+
+    def client_of(self, address: str) -> idalloc.Client:
+        """Return a client of the server at an address."""
         credentials = grpc.ssl_channel_credentials(self.ca.read_bytes())
-        return idalloc.Client(server.address, credentials=credentials, token=self.token_file.read_text().strip())
+        return idalloc.Client(address, credentials=credentials, token=self.token_file.read_text().strip())
 
 
 @pytest.fixture(scope="session")

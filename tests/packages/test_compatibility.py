@@ -12,6 +12,8 @@ import grpc
 import pytest
 
 import idalloc
+from tests.languages.conftest import Secrets
+from tests.packages.node_package import run
 from tests.support.faults.scenario import Scenario
 from tests.support.paths import ROOT
 from tests.support.processes import environment
@@ -58,23 +60,23 @@ def pythons(python_before: Path) -> dict[str, Path]:
 
 
 @pytest.fixture
-def start(pythons: dict[str, Path], tmp_path: Path) -> Iterator[Callable[[str], str]]:
+def start(pythons: dict[str, Path], tmp_path: Path) -> Iterator[Callable[..., str]]:
     """A function that starts a server of a version, and returns its address."""
     scenario = Scenario(tmp_path, full=False)
-    yield lambda version: scenario.start_node(python=pythons[version]).address
+    yield lambda version, **settings: scenario.start_node(python=pythons[version], **settings).address
     scenario.close()
 
 
 @pytest.mark.parametrize("client", ["before", "this"])
 @pytest.mark.parametrize("server", ["before", "this"])
 def test_python_clients_of_two_versions(
-    client: str, server: str, pythons: dict[str, Path], start: Callable[[str], str]
+    client: str, server: str, pythons: dict[str, Path], start: Callable[..., str]
 ) -> None:
     """Each call that both versions have works, whichever is the newer one."""
     check(common_calls(pythons[client], start(server)))
 
 
-def test_a_call_that_an_older_server_lacks_names_the_cause(start: Callable[[str], str]) -> None:
+def test_a_call_that_an_older_server_lacks_names_the_cause(start: Callable[..., str]) -> None:
     """AllocateStream on a server without it is an error with the next step; other calls work."""
     with idalloc.Client(start("before")) as client:
         with (
@@ -84,3 +86,39 @@ def test_a_call_that_an_older_server_lacks_names_the_cause(start: Callable[[str]
             stream.allocate_range("orders")
         assert failure.value.code is grpc.StatusCode.UNIMPLEMENTED
         assert list(client.allocate_range("orders", 2)) == [1, 2]
+
+
+@pytest.fixture
+def older_server(start: Callable[..., str], secrets: Secrets) -> str:
+    """The address of a server of the version before, with TLS and tokens."""
+    settings = {("access" if name == "access_file" else name): value for name, value in secrets.settings.items()}
+    return start("before", **settings)
+
+
+def test_the_go_client_works_with_an_older_server(older_server: str, go_program: Path, secrets: Secrets) -> None:
+    """Each call but AllocateStream works; that one is UNIMPLEMENTED."""
+    files = {"CA": str(secrets.ca), "TOKEN_FILE": str(secrets.token_file)}
+    done = subprocess.run(
+        [go_program, "calls", older_server], env=environment() | files, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    got = json.loads(done.stdout)
+    assert got["texts"] == ["INV-0001", "INV-0002"]
+    assert got["range"][:2] == got["range"][2:]
+    assert (got["batch"][1:], got["stream"]) == ([True, 5], [50_000, 50_000])
+    assert (got["allocate_stream"], got["error"]) == ("UNIMPLEMENTED", ["INVALID_REQUEST", "id_count", True])
+
+
+def test_the_node_client_works_with_an_older_server(older_server: str, node_consumer: Path, secrets: Secrets) -> None:
+    """Each call but AllocateStream works; that one is UNIMPLEMENTED."""
+    files = [str(secrets.ca), str(secrets.token_file)]
+    with secrets.client_of(older_server) as client:
+        client.sequences.create("invoices", format="INV-{value:06d}")
+    got = json.loads(run(node_consumer, "node", "dist/every-call.js", older_server, *files))
+    assert got["first"] == got["repeated"]
+    numbers = [*got["range"], *got["batch"][0], *got["first"], *got["streamed"], *got["pooled"]]
+    assert len({*numbers}) == len(numbers) == 3 + 2 + 1 + 25 + 2
+    assert (got["texts"], got["overStream"]) == (["INV-000001"], "UNIMPLEMENTED")
+    assert [each["reason"] for each in got["errors"]][:4] == [
+        *("INVALID_REQUEST", "SEQUENCE_NOT_FOUND", "UNIMPLEMENTED", "UNAUTHENTICATED")
+    ]

@@ -99,7 +99,10 @@ func calls(ctx context.Context, client *idalloc.Client) (map[string]any, error) 
 	if got["stream"], err = streamed(ctx, client); err != nil {
 		return nil, err
 	}
-	if got["allocate_stream"], err = pipelined(ctx, client); err != nil {
+	got["allocate_stream"], err = pipelined(ctx, client)
+	if older := idalloc.Reason("UNIMPLEMENTED"); errors.Is(err, older) { // an older server
+		got["allocate_stream"] = older
+	} else if err != nil {
 		return nil, err
 	}
 	_, err = client.AllocateRange(ctx, "orders", 1<<40)

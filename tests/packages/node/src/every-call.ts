@@ -29,6 +29,12 @@ async function failure(call: Promise<unknown>): Promise<unknown> {
   return { reason, code, retryDelayMs, field: details.field ?? null, metadata: details.metadata ?? null };
 }
 
+/** An older server does not have the call. */
+function reason(error: unknown): string {
+  if (error instanceof IdallocError && error.reason === 'UNIMPLEMENTED') return error.reason;
+  throw error;
+}
+
 const requestId = randomUUID();
 const range = (result: AllocatedRange) => [...result].map(String);
 const batch = await client.batchAllocateRanges([{ sequence: 'orders', idCount: 2 }, { sequence: '' }]);
@@ -45,8 +51,8 @@ const found = {
   docIds: [...(await client.generateDocIds({ idCount: 2 }))],
   streamedDocIds: await idsOf(client.streamDocIds({ totalIdCount: 25, chunkIdCount: 10 })),
   uuids: [...(await client.generateUuids({ idCount: 2 })), ...(await client.generateUuids({ version: 4 }))],
-  overStream: range(await stream.allocateRange({ sequence: 'orders', idCount: 2 })),
-  docIdsOverStream: [...(await stream.generateDocIds())],
+  overStream: await stream.allocateRange({ sequence: 'orders', idCount: 2 }).then(range, reason),
+  docIdsOverStream: await stream.generateDocIds().then((ids) => [...ids], reason),
   pooled: [String(await pool.next()), String(await pool.next())],
   lastValue: String(await getSequence('orders')),
   errors: [
