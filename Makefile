@@ -213,10 +213,13 @@ version: ## write VERSION into all manifests, before a release (VERSION=1.2.3)
 	@sed -E -i.old 's#^version = ".*"#version = "$(VERSION)"#' pyproject.toml
 	@sed -E -i.old 's#^(version|appVersion): .*#\1: $(VERSION)#' deploy/helm/idalloc/Chart.yaml
 	@rm pyproject.toml.old deploy/helm/idalloc/Chart.yaml.old
+	@sed -E -i.old '1,/<version>/s#<version>.*</version>#<version>$(VERSION)</version>#' client/java/pom.xml
+	@sed -E -i.old '/<artifactId>idalloc-client</{n;s#<version>.*</version>#<version>$(VERSION)</version>#;}' examples/java/pom.xml
+	@rm client/java/pom.xml.old examples/java/pom.xml.old
 	@npm --prefix client/node version --no-git-tag-version --allow-same-version $(VERSION)
 	@npm --prefix examples/node install --package-lock-only --silent --prefer-offline --no-audit --no-fund
 
-packages: dist packages-go packages-npm ## write the packages for registries into dist/python, dist/go and dist/npm
+packages: dist packages-go packages-maven packages-npm ## write the packages for registries into dist/{python,go,maven,npm}
 
 .PHONY: packages-npm
 packages-npm: client/node/node_modules/.package-lock.json
@@ -231,13 +234,20 @@ packages-go: .venv/ready ## write the Go client into dist/go, as a module proxy 
 	@rm -rf dist/go
 	cd scripts/go && go run ./goproxy -version v$(shell $(bin)/hatchling version) $(CURDIR)/client/go $(CURDIR)/dist/go
 
+# Without the metadata, which has the time of the build: a registry makes its own.
+packages-maven: ## write the Java client into dist/maven, as a Maven repository serves it
+	@rm -rf dist/maven
+	mvn -B -q -f client/java clean deploy -DskipTests -Dmaven.install.skip=true \
+	  -DaltDeploymentRepository=dist::file://$(CURDIR)/dist/maven
+	@find dist/maven -name 'maven-metadata.xml*' -exec rm {} +
+
 image: ## build the container image
 	docker build --tag $(IMAGE) .
 
 clean: ## remove everything that make makes
 	rm -rf .venv .venv-deploy .venv-envoy .venv-gen .venv-mysqlx .venv-upgrade .venv-uwsgi .build .cache dist .hypothesis .ruff_cache
 	rm -rf examples/java/target examples/mysql/java/target examples/mysql/node/node_modules examples/node/dist examples/node/node_modules
-	rm -rf client/node/dist client/node/node_modules client/node/src/gen
+	rm -rf client/java/target client/node/dist client/node/node_modules client/node/src/gen
 	-git worktree prune
 	find bench client server tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -287,4 +297,4 @@ editable := $(bin)/pip install --quiet --disable-pip-version-check --no-deps --n
 	$(call venv,.venv-gen,$<)
 	@touch $@
 
-.PHONY: help run test test-long test-upgrade test-languages test-packages test-xproto lint type format test-mysql trace load profile bench-clients bench-envoy bench-peers bench-opensearch bench-faults bench-xproto bench-growth faults explore mutants fuzz soak floods gen gen-check generated docs docs-reference prefix baseline lock tools dist version packages packages-go image clean
+.PHONY: help run test test-long test-upgrade test-languages test-packages test-xproto lint type format test-mysql trace load profile bench-clients bench-envoy bench-peers bench-opensearch bench-faults bench-xproto bench-growth faults explore mutants fuzz soak floods gen gen-check generated docs docs-reference prefix baseline lock tools dist version packages packages-go packages-maven image clean
