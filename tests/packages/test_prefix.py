@@ -40,10 +40,10 @@ def clone(tmp_path: Path) -> Path:
         if (ROOT / file).exists():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / file, folder / file)
-    for venv in (".venv", ".venv-gen"):
-        (folder / venv).symlink_to(ROOT / venv)
     run(folder, "git", "init", "--quiet")
     run(folder, "git", "add", "--all")
+    for venv in (".venv", ".venv-gen"):
+        (folder / venv).symlink_to(ROOT / venv)
     return folder
 
 
@@ -75,5 +75,7 @@ def test_all_names_are_replaced_everywhere(clone: Path) -> None:
 def test_a_name_of_another_form_changes_nothing(wrong: str) -> None:
     """A name without its form is an error that shows the present one."""
     before = run(ROOT, "git", "status", "--porcelain")
-    assert "does not have the form of" in run(ROOT, "python3", "scripts/prefix.py", wrong, fails=True)
+    name, _, value = wrong.partition("=")
+    message = run(ROOT, "python3", "scripts/prefix.py", wrong, fails=True)
+    assert message.startswith(f"{name}: {value!r} does not have the form of ")
     assert run(ROOT, "git", "status", "--porcelain") == before
