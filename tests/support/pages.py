@@ -43,7 +43,7 @@ NOT_RUN = {
     "README.md": {
         "make run     # installs": "`make test` runs this test; `make run` is in a later block",
         "// go get ": README_FRAGMENTS,
-        "// io.idalloc:": README_FRAGMENTS,
+        "// a Maven dependency": README_FRAGMENTS,
         "import { connect }": README_FRAGMENTS,
         "// idalloc protos": "languages.md has its lines: tests/languages/test_readme_fragments.py",
     },
