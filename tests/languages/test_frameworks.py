@@ -1,0 +1,113 @@
+"""The programs of docs/guides/frameworks.md insert rows from several processes at once."""
+
+import re
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+import idalloc
+from tests.languages.programs import EXAMPLES, Language
+from tests.support.documents import blocks
+from tests.support.environments import django_packages
+from tests.support.paths import ROOT
+from tests.support.processes import Server, environment, running
+
+# With cold caches a build downloads its packages, and compiles some.
+LANGUAGES = [pytest.mark.languages, pytest.mark.timeout(900)]
+
+PROCESSES, ROWS = 3, 2500  # the last batch of a process is smaller
+BEYOND_NUMBER = 2**53 + 1  # the first integer that JavaScript's Number rounds; no database begins there
+FRAMEWORKS = {"django": Language("python", (sys.executable, "django_models.py"))}
+BLOCKS = blocks((ROOT / "docs/guides/frameworks.md").read_text())
+# By heading of the page.
+SHOWN = {"Django": "python/django_models.py"}
+
+
+@pytest.fixture(scope="module", params=list(FRAMEWORKS))
+def framework(request: pytest.FixtureRequest) -> Language:
+    """Return a framework with its program built; skip the test if that is impossible here."""
+    found = FRAMEWORKS[request.param]
+    if missing := found.missing():
+        pytest.skip(missing)
+    found.build()
+    return found
+
+
+@contextmanager
+def orders(folder: Path) -> Iterator[Server]:
+    """Run a server with the sequence of the programs."""
+    with running(folder) as server:
+        with idalloc.Client(server.address) as client:
+            client.sequences.create("orders", start=BEYOND_NUMBER)
+        yield server
+
+
+def start(stack: ExitStack, framework: Language, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    """Start a program, which the stack ends."""
+    if framework.name == "python":
+        variables["PYTHONPATH"] = str(django_packages())
+    process = subprocess.Popen(
+        [*framework.program, *arguments],
+        cwd=framework.folder,
+        env=environment() | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    stack.enter_context(process)
+    stack.callback(process.kill)
+    return process
+
+
+def check_ids(server: Server, file: Path, count: int) -> None:
+    """Check that a table has so many rows, whose ids are the sequence's."""
+    with closing(sqlite3.connect(file)) as table:
+        ids = [row[0] for row in table.execute("SELECT id FROM orders")]
+    assert len(ids) == len(set(ids)) == count
+    with idalloc.Client(server.address) as client:
+        assert BEYOND_NUMBER <= min(ids) <= max(ids) < client.allocate_range("orders").first_id
+
+
+class TestPrograms:
+    """Each program, against a real server."""
+
+    pytestmark = LANGUAGES
+
+    def test_no_id_comes_twice_in_three_processes(self, framework: Language, tmp_path: Path) -> None:
+        """P1: three processes fill one table; each row has an id of its own, from the sequence."""
+        file = tmp_path / "orders.db"
+        with orders(tmp_path) as server, ExitStack() as stack:
+            started = [start(stack, framework, server.address, str(file), str(ROWS)) for _ in range(PROCESSES)]
+            for process in started:
+                output, _ = process.communicate(timeout=100)
+                assert process.returncode == 0, output
+            check_ids(server, file, PROCESSES * ROWS)
+
+    def test_forks_of_a_django_process_have_ids_of_their_own(self, tmp_path: Path) -> None:
+        """P8: models that were used before a fork take no id of the parent in its children."""
+        file, count, forks = tmp_path / "orders.db", 500, str(ROOT / "tests/support/django_forks.py")
+        forked = Language("python", (sys.executable, forks, "django_models.py"))
+        with orders(tmp_path) as server, ExitStack() as stack:
+            process = start(stack, forked, server.address, str(file), str(count), GRPC_ENABLE_FORK_SUPPORT="1")
+            output, _ = process.communicate(timeout=100)
+            assert process.returncode == 0, output
+            check_ids(server, file, 4 * count)  # before the fork, and then in three processes
+
+
+def paragraphs(text: str) -> list[str]:
+    """Return the paragraphs of a text, without indentation."""
+    return re.split(r"\n{2,}", "\n".join(line.strip() for line in text.strip().splitlines()))
+
+
+@pytest.mark.parametrize(("heading", "program"), SHOWN.items())
+def test_the_page_shows_lines_of_the_program(heading: str, program: str) -> None:
+    """Each paragraph of code under a heading of the page is in its program, which is short."""
+    code = (EXAMPLES / program).read_text()
+    [block] = [each for each in BLOCKS if each.heading == heading]
+    assert [each for each in paragraphs(block.text) if each not in "\n\n".join(paragraphs(code))] == []
+    assert len(code.splitlines()) <= 60
