@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import idalloc
-from tests.languages.programs import EXAMPLES, Language
+from tests.languages.programs import EXAMPLES, Language, minimum
 from tests.support.documents import blocks
 from tests.support.environments import django_packages
 from tests.support.paths import ROOT
@@ -22,10 +22,26 @@ LANGUAGES = [pytest.mark.languages, pytest.mark.timeout(900)]
 
 PROCESSES, ROWS = 3, 2500  # the last batch of a process is smaller
 BEYOND_NUMBER = 2**53 + 1  # the first integer that JavaScript's Number rounds; no database begins there
-FRAMEWORKS = {"django": Language("python", (sys.executable, "django_models.py"))}
+GO_BINARY = ROOT / ".build" / "languages" / "databasesql"
 BLOCKS = blocks((ROOT / "docs/guides/frameworks.md").read_text())
 # By heading of the page.
-SHOWN = {"Django": "python/django_models.py"}
+SHOWN = {"Django": "python/django_models.py", "database/sql": "frameworks/databasesql/main.go"}
+
+
+def go_steps() -> list[list[str]]:
+    """Return Go's commands."""
+    return [["go", "build", "-o", str(GO_BINARY), "."], ["go", "vet", "."]]
+
+
+FRAMEWORKS = {
+    "database/sql": Language(
+        "frameworks/databasesql",
+        (str(GO_BINARY),),
+        go_steps,
+        {"go": minimum("frameworks/databasesql/go.mod", r"^go (\S+)")},
+    ),
+    "django": Language("python", (sys.executable, "django_models.py")),
+}
 
 
 @pytest.fixture(scope="module", params=list(FRAMEWORKS))
