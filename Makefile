@@ -218,7 +218,8 @@ version: ## write VERSION into all manifests, before a release (VERSION=1.2.3)
 	@sed -E -i.old '/<artifactId>idalloc-client</{n;s#<version>.*</version>#<version>$(VERSION)</version>#;}' examples/java/pom.xml
 	@rm client/java/pom.xml.old examples/java/pom.xml.old
 	@npm --prefix client/node version --no-git-tag-version --allow-same-version $(VERSION)
-	@npm --prefix examples/node install --package-lock-only --silent --prefer-offline --no-audit --no-fund
+	@for program in examples/node examples/frameworks/typeorm; do \
+	  npm --prefix $$program install --package-lock-only --silent --prefer-offline --no-audit --no-fund || exit 1; done
 
 packages: dist packages-go packages-maven packages-npm ## write the packages for registries into dist/{python,go,maven,npm}
 
@@ -248,6 +249,7 @@ image: ## build the container image
 clean: ## remove everything that make makes
 	rm -rf .venv .venv-deploy .venv-django .venv-envoy .venv-gen .venv-mysqlx .venv-upgrade .venv-uwsgi .build .cache dist .hypothesis .ruff_cache
 	rm -rf examples/java/target examples/mysql/java/target examples/mysql/node/node_modules examples/node/dist examples/node/node_modules
+	rm -rf examples/frameworks/typeorm/dist examples/frameworks/typeorm/node_modules
 	rm -rf client/java/target client/node/dist client/node/node_modules client/node/src/gen
 	-git worktree prune
 	find bench client server tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -11,26 +11,39 @@ from pathlib import Path
 import pytest
 
 import idalloc
-from tests.languages.programs import EXAMPLES, Language, minimum
+from tests.languages.programs import EXAMPLES, LANGUAGES, Language, minimum
 from tests.support.documents import blocks
 from tests.support.environments import django_packages
 from tests.support.paths import ROOT
 from tests.support.processes import Server, environment, running
 
 # With cold caches a build downloads its packages, and compiles some.
-LANGUAGES = [pytest.mark.languages, pytest.mark.timeout(900)]
+MARKS = [pytest.mark.languages, pytest.mark.timeout(900)]
 
 PROCESSES, ROWS = 3, 2500  # the last batch of a process is smaller
 BEYOND_NUMBER = 2**53 + 1  # the first integer that JavaScript's Number rounds; no database begins there
 GO_BINARY = ROOT / ".build" / "languages" / "databasesql"
 BLOCKS = blocks((ROOT / "docs/guides/frameworks.md").read_text())
 # By heading of the page.
-SHOWN = {"Django": "python/django_models.py", "database/sql": "frameworks/databasesql/main.go"}
+SHOWN = {
+    "Django": "python/django_models.py",
+    "database/sql": "frameworks/databasesql/main.go",
+    "TypeORM": "frameworks/typeorm/src/orders.ts",
+}
 
 
 def go_steps() -> list[list[str]]:
     """Return Go's commands."""
     return [["go", "build", "-o", str(GO_BINARY), "."], ["go", "vet", "."]]
+
+
+def npm_steps() -> list[list[str]]:
+    """Return npm's commands. It installs once, since it may compile SQLite's driver for minutes."""
+    folder = EXAMPLES / "frameworks" / "typeorm"
+    lock, installed = folder / "package-lock.json", folder / "node_modules" / ".package-lock.json"
+    is_installed = installed.exists() and installed.stat().st_mtime >= lock.stat().st_mtime
+    install = [] if is_installed else [["npm", "ci", "--prefer-offline", "--no-audit", "--no-fund"]]
+    return [*install, ["npm", "run", "build"]]
 
 
 FRAMEWORKS = {
@@ -41,6 +54,7 @@ FRAMEWORKS = {
         {"go": minimum("frameworks/databasesql/go.mod", r"^go (\S+)")},
     ),
     "django": Language("python", (sys.executable, "django_models.py")),
+    "typeorm": Language("frameworks/typeorm", ("node", "dist/orders.js"), npm_steps, LANGUAGES["node"].tools),
 }
 
 
@@ -48,6 +62,8 @@ FRAMEWORKS = {
 def framework(request: pytest.FixtureRequest) -> Language:
     """Return a framework with its program built; skip the test if that is impossible here."""
     found = FRAMEWORKS[request.param]
+    if found.name == "frameworks/typeorm":
+        request.getfixturevalue("builds").language("node")  # the package that it uses
     if missing := found.missing():
         pytest.skip(missing)
     found.build()
@@ -92,7 +108,7 @@ def check_ids(server: Server, file: Path, count: int) -> None:
 class TestPrograms:
     """Each program, against a real server."""
 
-    pytestmark = LANGUAGES
+    pytestmark = MARKS
 
     def test_no_id_comes_twice_in_three_processes(self, framework: Language, tmp_path: Path) -> None:
         """P1: three processes fill one table; each row has an id of its own, from the sequence."""
