@@ -213,10 +213,11 @@ dist: .venv/ready ## build wheel and sdist into dist/python
 version: ## write VERSION into all manifests, before a release (VERSION=1.2.3)
 	@sed -E -i.old 's#^version = ".*"#version = "$(VERSION)"#' pyproject.toml
 	@sed -E -i.old 's#^(version|appVersion): .*#\1: $(VERSION)#' deploy/helm/idalloc/Chart.yaml
-	@rm pyproject.toml.old deploy/helm/idalloc/Chart.yaml.old
 	@sed -E -i.old '1,/<version>/s#<version>.*</version>#<version>$(VERSION)</version>#' client/java/pom.xml
-	@sed -E -i.old '/<artifactId>idalloc-client</{n;s#<version>.*</version>#<version>$(VERSION)</version>#;}' examples/java/pom.xml
-	@rm client/java/pom.xml.old examples/java/pom.xml.old
+	@sed -E -i.old '/idalloc-client/,/<version>/s#<version>.*</version>#<version>$(VERSION)</version>#' \
+	  examples/java/pom.xml examples/frameworks/hibernate/pom.xml
+	@rm $(addsuffix .old,pyproject.toml deploy/helm/idalloc/Chart.yaml client/java/pom.xml \
+	  examples/java/pom.xml examples/frameworks/hibernate/pom.xml)
 	@npm --prefix client/node version --no-git-tag-version --allow-same-version $(VERSION)
 	@for program in examples/node examples/frameworks/typeorm; do \
 	  npm --prefix $$program install --package-lock-only --silent --prefer-offline --no-audit --no-fund || exit 1; done
@@ -249,7 +250,7 @@ image: ## build the container image
 clean: ## remove everything that make makes
 	rm -rf .venv .venv-deploy .venv-django .venv-envoy .venv-gen .venv-mysqlx .venv-upgrade .venv-uwsgi .build .cache dist .hypothesis .ruff_cache
 	rm -rf examples/java/target examples/mysql/java/target examples/mysql/node/node_modules examples/node/dist examples/node/node_modules
-	rm -rf examples/frameworks/typeorm/dist examples/frameworks/typeorm/node_modules
+	rm -rf examples/frameworks/hibernate/target examples/frameworks/typeorm/dist examples/frameworks/typeorm/node_modules
 	rm -rf client/java/target client/node/dist client/node/node_modules client/node/src/gen
 	-git worktree prune
 	find bench client server tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -4,6 +4,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -29,6 +30,7 @@ SHOWN = {
     "Django": "python/django_models.py",
     "database/sql": "frameworks/databasesql/main.go",
     "TypeORM": "frameworks/typeorm/src/orders.ts",
+    "Hibernate": "frameworks/hibernate/src/main/java/Orders.java",
 }
 
 
@@ -46,6 +48,12 @@ def npm_steps() -> list[list[str]]:
     return [*install, ["npm", "run", "build"]]
 
 
+def maven_steps() -> list[list[str]]:
+    """Return Maven's commands: for the client, without its tests, and the program."""
+    skipped = ["-DskipTests", "-Dmaven.javadoc.skip", "-Dmaven.source.skip"]
+    return [["mvn", "-B", "-q", "-f", "with-client.xml", "package", *skipped]]
+
+
 FRAMEWORKS = {
     "database/sql": Language(
         "frameworks/databasesql",
@@ -54,6 +62,12 @@ FRAMEWORKS = {
         {"go": minimum("frameworks/databasesql/go.mod", r"^go (\S+)")},
     ),
     "django": Language("python", (sys.executable, "django_models.py")),
+    "hibernate": Language(
+        "frameworks/hibernate",
+        ("java", "-cp", "target/classes:target/lib/*", "Orders"),
+        maven_steps,
+        {"javac": minimum("frameworks/hibernate/pom.xml", "<maven.compiler.release>(.+)<"), "mvn": "3.8.7"},
+    ),
     "typeorm": Language("frameworks/typeorm", ("node", "dist/orders.js"), npm_steps, LANGUAGES["node"].tools),
 }
 
@@ -96,10 +110,45 @@ def start(stack: ExitStack, framework: Language, *arguments: str, **variables: s
     return process
 
 
-def check_ids(server: Server, file: Path, count: int) -> None:
-    """Check that a table has so many rows, whose ids are the sequence's."""
+def sqlite_ids(file: Path) -> list[int]:
+    """Return the ids in a SQLite file."""
     with closing(sqlite3.connect(file)) as table:
-        ids = [row[0] for row in table.execute("SELECT id FROM orders")]
+        return [row[0] for row in table.execute("SELECT id FROM orders")]
+
+
+class H2:
+    """An open file of H2. The process that opens it first serves it to others until it ends.
+
+    Args:
+        stack: Ends the process.
+        framework: A built program, which has H2's library.
+        file: The file.
+    """
+
+    def __init__(self, stack: ExitStack, framework: Language, file: Path) -> None:
+        self._csv = file.with_suffix(".csv")
+        url = f"jdbc:h2:file:{file};AUTO_SERVER=TRUE"
+        self._shell = subprocess.Popen(
+            ["java", "-cp", "target/lib/*", "org.h2.tools.Shell", "-url", url],
+            cwd=framework.folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        stack.enter_context(self._shell)
+        stack.callback(self._shell.kill)
+        assert self._shell.stdout
+        assert any("Welcome" in line for line in self._shell.stdout), "H2 did not open the file"
+
+    def ids(self) -> list[int]:
+        """Return the ids in the table, and end."""
+        self._shell.communicate(f"CALL CSVWRITE('{self._csv}', 'SELECT id FROM orders');\nexit\n", timeout=50)
+        _, *ids = self._csv.read_text().split()
+        return [int(each.strip('"')) for each in ids]
+
+
+def check_ids(server: Server, ids: list[int], count: int) -> None:
+    """Check that so many rows have ids of their own, from the sequence."""
     assert len(ids) == len(set(ids)) == count
     with idalloc.Client(server.address) as client:
         assert BEYOND_NUMBER <= min(ids) <= max(ids) < client.allocate_range("orders").first_id
@@ -114,11 +163,12 @@ class TestPrograms:
         """P1: three processes fill one table; each row has an id of its own, from the sequence."""
         file = tmp_path / "orders.db"
         with orders(tmp_path) as server, ExitStack() as stack:
+            h2 = H2(stack, framework, file) if framework.name == "frameworks/hibernate" else None
             started = [start(stack, framework, server.address, str(file), str(ROWS)) for _ in range(PROCESSES)]
             for process in started:
                 output, _ = process.communicate(timeout=100)
                 assert process.returncode == 0, output
-            check_ids(server, file, PROCESSES * ROWS)
+            check_ids(server, h2.ids() if h2 else sqlite_ids(file), PROCESSES * ROWS)
 
     def test_forks_of_a_django_process_have_ids_of_their_own(self, tmp_path: Path) -> None:
         """P8: models that were used before a fork take no id of the parent in its children."""
@@ -128,7 +178,7 @@ class TestPrograms:
             process = start(stack, forked, server.address, str(file), str(count), GRPC_ENABLE_FORK_SUPPORT="1")
             output, _ = process.communicate(timeout=100)
             assert process.returncode == 0, output
-            check_ids(server, file, 4 * count)  # before the fork, and then in three processes
+            check_ids(server, sqlite_ids(file), 4 * count)  # before the fork, and then in three processes
 
 
 def paragraphs(text: str) -> list[str]:
@@ -143,3 +193,9 @@ def test_the_page_shows_lines_of_the_program(heading: str, program: str) -> None
     [block] = [each for each in BLOCKS if each.heading == heading]
     assert [each for each in paragraphs(block.text) if each not in "\n\n".join(paragraphs(code))] == []
     assert len(code.splitlines()) <= 60
+
+
+def test_hibernates_program_uses_this_version_of_the_client() -> None:
+    """The program needs the version of the Java client that the repository has."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert minimum("frameworks/hibernate/pom.xml", r"idalloc-client</artifactId>\s*<version>(.+)<") == version
