@@ -1,5 +1,6 @@
 """Real OpenSearch nodes that start, and the recorded answers of one before its recovery."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.support.fake_store import FakeClock
 from tests.support.opensearch.real import RELEASES, OpenSearchNode, missing
 from tests.support.opensearch.recording import comparable, send, starting
 from tests.support.store_rows import grant, requested_row
+from tests.support.waiting import hold_for_async
 
 pytestmark = pytest.mark.parametrize("version", REAL_OPENSEARCH)
 NOBODY = {"discovery.seed_hosts": "127.0.0.1:1", "cluster.initial_cluster_manager_nodes": "nobody"}
@@ -46,6 +48,16 @@ async def open_and_close(node: OpenSearchNode) -> None:
         await store.close()
 
 
+async def until_recovered(node: OpenSearchNode) -> None:
+    """Wait until a start succeeds: a node accepts requests before it has recovered."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return await open_and_close(node)
+            except StoreUnavailable:
+                await hold_for_async(0.1, "OpenSearch does not report its recovery")
+
+
 async def assert_recorded(node: OpenSearchNode, state: str) -> None:
     """Assert that a node gives the recorded answers of one that is in this state."""
     async with aiohttp.ClientSession() as session:
@@ -72,7 +84,7 @@ async def test_ids_continue_after_a_restart_of_all_nodes(node: OpenSearchNode) -
     node.stop()
     node.settings["gateway.recover_after_data_nodes"] = "1"
     start(node)
-    await open_and_close(node)
+    await until_recovered(node)
     assert (await grant(store, "s", 10)).last_value == 20
     await store.close()
 
