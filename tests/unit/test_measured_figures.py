@@ -26,7 +26,7 @@ OTHERS = {
     "10,000,000": "sequences of 1,000 nodes",
     "118,000": "`python -m bench.batches`",
     "2,280": "the same with a call each",
-    "133": "the first use of a client in a new process, by hand",
+    "107": "the first use of a client in a new process, by hand",
     "593": "a million idle sequences, by hand",
 }
 # Requests over streams, of `make load ARGS="--only streams"`.
