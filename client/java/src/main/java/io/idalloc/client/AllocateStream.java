@@ -14,7 +14,9 @@ import java.util.Deque;
 import java.util.List;
 import java.util.Optional;
 import java.util.OptionalLong;
+import java.util.Set;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.concurrent.locks.ReentrantLock;
@@ -44,8 +46,14 @@ public final class AllocateStream implements AutoCloseable {
    */
   static final int MAX_ATTEMPTS = 5;
 
+  /** The longest wait before a request is sent again. */
+  private static final long MAX_DELAY = TimeUnit.SECONDS.toNanos(5);
+
   private final Calls calls;
   private final Clock clock;
+
+  // All requests without a result, also those that wait for their retry.
+  private final Set<CompletableFuture<?>> unanswered = ConcurrentHashMap.newKeySet();
 
   private final ReentrantLock lock = new ReentrantLock();
   // The lock guards what follows.
@@ -132,10 +140,12 @@ public final class AllocateStream implements AutoCloseable {
     long deadline = begun + calls.timeout().toNanos();
     Pending pending =
         new Pending(message, deadline, result, answer -> result.complete(convert.apply(answer)));
+    unanswered.add(result);
     result.orTimeout(calls.timeout().toNanos(), TimeUnit.NANOSECONDS);
     CompletableFuture<T> returned = new CompletableFuture<>();
     result.whenComplete(
         (value, error) -> {
+          unanswered.remove(result);
           Optional<IdallocException> failure = Optional.ofNullable(error).map(this::late);
           calls.observe(
               IdAllocatorServiceGrpc.getAllocateStreamMethod(),
@@ -197,6 +207,11 @@ public final class AllocateStream implements AutoCloseable {
     } finally {
       lock.unlock();
     }
+  }
+
+  /** Returns how many requests have no result, for tests. */
+  int requests() {
+    return unanswered.size();
   }
 
   /** Returns how many requests wait to be sent, for tests. */
@@ -277,10 +292,11 @@ public final class AllocateStream implements AutoCloseable {
       return;
     }
     OptionalLong delay = pending.outage(clock).delay(error, true);
-    if (delay.isEmpty() || clock.nanos() + delay.getAsLong() >= pending.deadline) {
+    long wait = Math.min(delay.orElse(Long.MAX_VALUE), MAX_DELAY);
+    if (delay.isEmpty() || pending.deadline - clock.nanos() <= wait) {
       pending.result.completeExceptionally(error);
     } else {
-      clock.after(delay.getAsLong(), () -> enqueue(pending));
+      clock.after(wait, () -> enqueue(pending));
     }
   }
 
@@ -336,13 +352,10 @@ public final class AllocateStream implements AutoCloseable {
   /** Ends the stream. Calls that wait for an answer end with {@link Reason#CLOSED}. */
   @Override
   public void close() {
-    List<Pending> left = new ArrayList<>();
     Attempt attempt;
     lock.lock();
     try {
       isClosed = true;
-      left.addAll(sent);
-      left.addAll(waiting);
       sent.clear();
       waiting.clear();
       attempt = open;
@@ -354,7 +367,7 @@ public final class AllocateStream implements AutoCloseable {
     if (attempt != null) {
       attempt.streaming.call().cancel("the program closed the stream", null);
     }
-    left.forEach(each -> each.result.completeExceptionally(IdallocException.closed("stream")));
+    unanswered.forEach(each -> each.completeExceptionally(IdallocException.closed("stream")));
   }
 
   /** A request without an answer. */

@@ -172,20 +172,19 @@ final class Calls implements AutoCloseable {
       Deadline deadline,
       CompletableFuture<T> result,
       Function<R, T> convert) {
+    if (result.isDone()) { // cancelled or closed meanwhile
+      return;
+    }
     Attempt<Q, R> attempt = attempt(method, deadline);
-    result.whenComplete((value, error) -> attempt.call.cancel("the caller left", error));
     ClientCalls.asyncUnaryCall(
         attempt.call,
         request,
         new StreamObserver<R>() {
+          private R reply;
+
           @Override
-          public void onNext(R reply) {
-            answered();
-            try {
-              result.complete(convert.apply(reply));
-            } catch (RuntimeException e) {
-              result.completeExceptionally(e);
-            }
+          public void onNext(R message) {
+            reply = message;
           }
 
           @Override
@@ -199,7 +198,21 @@ final class Calls implements AutoCloseable {
           }
 
           @Override
-          public void onCompleted() {}
+          public void onCompleted() { // gRPC has checked that there is a reply
+            answered();
+            try {
+              result.complete(convert.apply(reply));
+            } catch (RuntimeException e) {
+              result.completeExceptionally(e);
+            }
+          }
+        });
+    // Only once the call has started: gRPC starts no call that was cancelled before.
+    result.whenComplete(
+        (value, error) -> {
+          if (error != null) {
+            attempt.call.cancel("the caller left", error);
+          }
         });
   }
 
@@ -244,6 +257,10 @@ final class Calls implements AutoCloseable {
     if (isClosed) {
       return IdallocException.closed("client");
     }
+    if (failure.reason().equals(Reason.CANCELLED)
+        && failure.getMessage().contains("Failed to read message")) {
+      return IdallocException.invalidReply(failure.getMessage());
+    }
     // A server that stops cancels calls that it has not begun, a proxy resets streams that were
     // silent for long, and a killed server closes the connection.
     boolean isBroken =
@@ -271,13 +288,23 @@ final class Calls implements AutoCloseable {
       long begun,
       Optional<IdallocException> error) {
     Duration duration = Duration.ofNanos(System.nanoTime() - begun);
-    observer.accept(
-        new CallEvent(method.getBareMethodName(), sequence, ids, 0, duration, error));
+    report(new CallEvent(method.getBareMethodName(), sequence, ids, 0, duration, error));
   }
 
   /** Reports ids that a pool dropped. */
   void dropped(String sequence, long ids) {
-    observer.accept(new CallEvent("Pool", sequence, 0, ids, Duration.ZERO, Optional.empty()));
+    report(new CallEvent("Pool", sequence, 0, ids, Duration.ZERO, Optional.empty()));
+  }
+
+  /** Calls the observer. What it throws fails no call, as the ids of the call would be lost. */
+  private void report(CallEvent event) {
+    try {
+      observer.accept(event);
+    } catch (RuntimeException e) {
+      Thread thread = Thread.currentThread();
+      Thread.UncaughtExceptionHandler handler = Thread.getDefaultUncaughtExceptionHandler();
+      (handler == null ? thread.getThreadGroup() : handler).uncaughtException(thread, e);
+    }
   }
 
   /** Waits for a result. An interrupt cancels it, and stays set. */

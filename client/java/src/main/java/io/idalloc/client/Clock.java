@@ -3,22 +3,17 @@ package io.idalloc.client;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
 
-/**
- * The clocks of a pool, and its timer. On Linux the JVM's monotonic clock does not count the time
- * while the machine is suspended; the wall clock does, but it can be set.
- */
+/** The time of a pool, and its timer. Threads share it. */
 interface Clock {
-  /** The clocks of this machine. */
+  /** The clock of this machine. */
   Clock SYSTEM =
       new Clock() {
-        @Override
-        public long nanos() {
-          return System.nanoTime();
-        }
+        private final ElapsedTime elapsed =
+            new ElapsedTime(System::nanoTime, System::currentTimeMillis);
 
         @Override
-        public long millis() {
-          return System.currentTimeMillis();
+        public long nanos() {
+          return elapsed.nanos();
         }
 
         @Override
@@ -27,11 +22,8 @@ interface Clock {
         }
       };
 
-  /** Returns nanoseconds since an arbitrary moment, on a clock that cannot be set. */
+  /** Returns nanoseconds since an arbitrary moment; a suspend of the machine counts. */
   long nanos();
-
-  /** Returns milliseconds since 1970, on a clock that can be set. */
-  long millis();
 
   /** Runs a task on another thread after a time. */
   void after(long nanos, Runnable task);

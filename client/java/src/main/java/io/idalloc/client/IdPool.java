@@ -3,6 +3,8 @@ package io.idalloc.client;
 import io.grpc.Context;
 import io.grpc.Status;
 import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
 import java.util.OptionalLong;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
@@ -20,8 +22,9 @@ import java.util.concurrent.locks.ReentrantLock;
  * larger ranges are, up to 1,000,000 ids. When the second half of a range begins, the next one is
  * requested. The ids that a pool holds when it is closed, or when the process ends, are a gap.
  *
- * <p>The JVM's clocks do not count the time in which a virtual machine was paused without its
- * knowledge, or a process was restored from a snapshot: the ids of such a pool may repeat.
+ * <p>A suspend of the machine counts for {@code ttl}, unless the wall clock was set back in it. No
+ * clock counts the time in which a virtual machine was paused without its knowledge, or a process
+ * was restored from a snapshot: the ids of such a pool may repeat.
  */
 public final class IdPool implements AutoCloseable {
   /** A range that is used up in less time is followed by one twice as large. */
@@ -106,18 +109,19 @@ public final class IdPool implements AutoCloseable {
    */
   public CompletableFuture<Long> nextAsync() {
     long id = take(current);
-    if (id != NONE) {
-      return CompletableFuture.completedFuture(id);
-    }
-    CompletableFuture<Long> result = new CompletableFuture<>();
+    return id != NONE ? CompletableFuture.completedFuture(id) : await(new Waiter(Long.MAX_VALUE));
+  }
+
+  /** Returns the future of a caller that waits. */
+  private CompletableFuture<Long> await(Waiter waiter) {
     waiting.incrementAndGet();
-    result.whenComplete((taken, error) -> waiting.decrementAndGet());
-    take(result);
-    return result;
+    waiter.result.whenComplete((taken, error) -> waiting.decrementAndGet());
+    take(waiter);
+    return waiter.result;
   }
 
   private long await(Duration timeout) {
-    CompletableFuture<Long> result = nextAsync();
+    CompletableFuture<Long> result = await(new Waiter(clock.nanos() + timeout.toNanos()));
     try {
       return result.get(timeout.toNanos(), TimeUnit.NANOSECONDS);
     } catch (TimeoutException e) {
@@ -145,11 +149,11 @@ public final class IdPool implements AutoCloseable {
   }
 
   /** Gives a caller an id as soon as there is one. */
-  private void take(CompletableFuture<Long> result) {
-    while (!result.isDone()) {
+  private void take(Waiter waiter) {
+    while (!waiter.result.isDone()) {
       long id = take(current);
       if (id != NONE) {
-        if (!result.complete(id)) { // the caller has left meanwhile
+        if (!waiter.result.complete(id)) { // the caller has left meanwhile
           calls.dropped(sequence, 1);
         }
         return;
@@ -158,24 +162,12 @@ public final class IdPool implements AutoCloseable {
       try {
         awaited = advance();
       } catch (IdallocException e) {
-        result.completeExceptionally(e);
+        waiter.result.completeExceptionally(e);
         return;
       }
-      if (awaited == null) { // a range is at hand
-        continue;
-      }
-      if (!awaited.ended.isDone() || awaited.ended.isCompletedExceptionally()) {
-        awaited.ended.whenComplete((nothing, error) -> goOn(result, error));
+      if (awaited != null && awaited.add(waiter)) {
         return;
       }
-    }
-  }
-
-  private void goOn(CompletableFuture<Long> result, Throwable error) {
-    if (error == null) {
-      take(result);
-    } else {
-      result.completeExceptionally(IdallocException.of(error));
     }
   }
 
@@ -293,7 +285,6 @@ public final class IdPool implements AutoCloseable {
     // The time counts from before the request is sent, as the server may take the ids at any
     // moment since.
     long nanos = clock.nanos();
-    long millis = clock.millis();
     CompletableFuture<AllocatedRange> request;
     // Not in a caller's context, whose end would cancel the call: the range is for all callers.
     Context outer = Context.ROOT.attach();
@@ -306,16 +297,19 @@ public final class IdPool implements AutoCloseable {
     }
     lock.lock();
     try {
-      inFlight = request;
+      if (isClosed) {
+        request.cancel(true);
+      } else {
+        inFlight = request;
+      }
     } finally {
       lock.unlock();
     }
-    request.whenComplete((range, error) -> receive(sent, range, error, nanos, millis));
+    request.whenComplete((range, error) -> receive(sent, range, error, nanos));
   }
 
   /** Keeps a range for the callers, or decides when to request it again. */
-  private void receive(
-      Refill sent, AllocatedRange range, Throwable error, long nanos, long millis) {
+  private void receive(Refill sent, AllocatedRange range, Throwable error, long nanos) {
     OptionalLong delay = OptionalLong.empty();
     IdallocException failure = null;
     lock.lock();
@@ -328,14 +322,14 @@ public final class IdPool implements AutoCloseable {
         return;
       }
       if (error == null) {
-        failure = add(range, nanos, millis);
+        failure = add(range, nanos);
       } else {
         failure = calls.failure(error);
         if (adaptSize(failure)) {
           delay = OptionalLong.of(0);
         }
       }
-      if (failure != null && delay.isEmpty() && (waiting.get() > 0 || current.isAlive(clock))) {
+      if (failure != null && delay.isEmpty() && sent.isWanted()) {
         delay = sent.outage.delay(failure, calls.hasAnswered());
       }
       sent.failure = failure;
@@ -351,16 +345,15 @@ public final class IdPool implements AutoCloseable {
         send(sent);
       } else {
         clock.after(delay.getAsLong(), () -> send(sent));
+        sent.delay(clock.nanos() + delay.getAsLong(), failure);
       }
-    } else if (failure == null) {
-      sent.ended.complete(null);
     } else {
-      sent.ended.completeExceptionally(failure);
+      sent.end(failure);
     }
   }
 
   /** Makes a range the next one; returns an error if that cannot be. */
-  private IdallocException add(AllocatedRange range, long nanos, long millis) {
+  private IdallocException add(AllocatedRange range, long nanos) {
     if (!range.period().isEmpty()) {
       return IdallocException.of(
           Reason.INVALID_REQUEST,
@@ -369,7 +362,7 @@ public final class IdPool implements AutoCloseable {
               + sequence
               + "' has a reset, so its numbers repeat: request its ids as texts");
     }
-    Lease added = new Lease(range, nanos, millis);
+    Lease added = new Lease(range, nanos);
     if (!added.isExpired(clock)) {
       lateRanges = 0;
       next = added;
@@ -451,16 +444,93 @@ public final class IdPool implements AutoCloseable {
       cancelled.cancel(true);
     }
     if (abandoned != null) {
-      abandoned.ended.completeExceptionally(IdallocException.closed("pool"));
+      abandoned.end(IdallocException.closed("pool"));
     }
   }
 
   /** The way to the next range: one request at a time, until it succeeds or its error is final. */
   private final class Refill {
-    final CompletableFuture<Void> ended = new CompletableFuture<>();
     final Outage outage = new Outage(clock);
     volatile IdallocException failure; // of the last request
     boolean hasGrown; // whether its size was chosen; guarded by the lock
+    private final List<Waiter> waiters = new ArrayList<>(); // guarded by the lock
+    private boolean hasEnded; // guarded by the lock
+    private boolean isWanted = true; // at its last failure; guarded by the lock
+    private long retryAt; // when its next request is sent; guarded by the lock
+
+    /**
+     * Whether to request the range once more. After a failure for which nobody waited it does so
+     * once: the next caller waits for that request, and sends none of its own.
+     */
+    boolean isWanted() {
+      boolean wasWanted = isWanted;
+      isWanted = waiting.get() > 0 || current.isAlive(clock);
+      return isWanted || wasWanted;
+    }
+
+    /** Adds a caller to those who wait; returns false if a range is at hand. */
+    boolean add(Waiter waiter) {
+      lock.lock();
+      try {
+        if (!hasEnded && retryAt <= waiter.deadline) {
+          waiters.add(waiter);
+          return true;
+        }
+        if (failure == null) {
+          return false;
+        }
+      } finally {
+        lock.unlock();
+      }
+      waiter.result.completeExceptionally(failure);
+      return true;
+    }
+
+    /** Records when the next request is sent; who cannot wait so long gets the failure. */
+    void delay(long retryAt, IdallocException failure) {
+      List<Waiter> hasty = new ArrayList<>();
+      lock.lock();
+      try {
+        this.retryAt = retryAt;
+        waiters.stream().filter(each -> each.deadline < retryAt).forEach(hasty::add);
+        waiters.removeAll(hasty);
+        waiters.removeIf(each -> each.result.isDone());
+      } finally {
+        lock.unlock();
+      }
+      hasty.forEach(each -> each.result.completeExceptionally(failure));
+    }
+
+    /** Ends the waits: with a range, or with an error that is not null. */
+    void end(IdallocException error) {
+      List<Waiter> all;
+      lock.lock();
+      try {
+        hasEnded = true;
+        failure = error;
+        all = List.copyOf(waiters);
+        waiters.clear();
+      } finally {
+        lock.unlock();
+      }
+      for (Waiter each : all) {
+        if (error == null) {
+          take(each);
+        } else {
+          each.result.completeExceptionally(error);
+        }
+      }
+    }
+  }
+
+  /** A caller without an id. */
+  private static final class Waiter {
+    final CompletableFuture<Long> result = new CompletableFuture<>();
+    final long deadline; // on the pool's clock
+
+    Waiter(long deadline) {
+      this.deadline = deadline;
+    }
   }
 
   /** A range in the pool. Its ids are taken without a lock. */
@@ -472,31 +542,25 @@ public final class IdPool implements AutoCloseable {
     final long count;
     final long prefetchAt; // the index at which to request the next range
     final AtomicLong taken = new AtomicLong(); // the index of the next id
-    private final long sentNanos;
-    private final long sentMillis;
-    private final long ttlNanos;
-    private final long ttlMillis;
+    private final long sentAt;
+    private final long ttl;
 
-    Lease(AllocatedRange range, long sentNanos, long sentMillis) {
+    Lease(AllocatedRange range, long sentAt) {
       first = range.first();
       step = range.step();
       count = range.count();
       prefetchAt = range.count() / 2;
-      this.sentNanos = sentNanos;
-      this.sentMillis = sentMillis;
-      ttlNanos = range.ttl().toNanos();
-      // The wall clock is read in whole milliseconds: what it shows may be almost 1 ms too little.
-      ttlMillis = range.ttl().toMillis() - 1;
+      this.sentAt = sentAt;
+      ttl = range.ttl().toNanos();
     }
 
     private Lease() {
-      first = step = count = prefetchAt = sentNanos = sentMillis = 0;
-      ttlNanos = ttlMillis = Long.MAX_VALUE;
+      first = step = count = prefetchAt = sentAt = 0;
+      ttl = Long.MAX_VALUE;
     }
 
-    /** Whether the clock that advanced further since the request is past the ttl. */
     boolean isExpired(Clock clock) {
-      return clock.nanos() - sentNanos >= ttlNanos || clock.millis() - sentMillis >= ttlMillis;
+      return clock.nanos() - sentAt >= ttl;
     }
 
     /** Whether it has ids for callers. */

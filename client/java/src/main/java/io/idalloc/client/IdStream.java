@@ -119,6 +119,10 @@ public final class IdStream<T> implements Iterator<T>, AutoCloseable {
         if (attempt == null) {
           attempt = new Attempt<>(calls.new Streaming<>(source.method), source.request.apply(missing));
           open = attempt;
+          if (isClosed()) { // close may have missed the attempt
+            end();
+            continue;
+          }
         }
         try {
           T part = source.convert.part(attempt.receive(), Math.min(chunk, missing));

@@ -510,7 +510,7 @@ public final class IdallocClient implements AutoCloseable {
             "token", "is sent to " + target + " only over TLS: call tls()");
       }
       ManagedChannelBuilder<?> builder =
-          Grpc.newChannelBuilder(parsed, credentials())
+          newBuilder(parsed, credentials())
               .defaultServiceConfig(serviceConfig())
               .defaultLoadBalancingPolicy("round_robin")
               .enableRetry()
@@ -522,6 +522,14 @@ public final class IdallocClient implements AutoCloseable {
       }
       var channel = builder.build();
       return new IdallocClient(new Calls(channel, channel, target, token, timeout, observer));
+    }
+
+    private ManagedChannelBuilder<?> newBuilder(String parsed, ChannelCredentials credentials) {
+      try {
+        return Grpc.newChannelBuilder(parsed, credentials);
+      } catch (RuntimeException e) { // such as a file that has no certificate
+        throw IdallocException.invalid(hasTls ? "tls" : "target", "cannot be used: " + e.getMessage());
+      }
     }
 
     private ChannelCredentials credentials() {

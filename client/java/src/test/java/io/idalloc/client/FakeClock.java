@@ -3,23 +3,17 @@ package io.idalloc.client;
 import java.util.Comparator;
 import java.util.PriorityQueue;
 
-/** Clocks that a test sets; timers run in the thread that advances them. */
+/** A clock that a test sets; timers run in the thread that advances them. */
 final class FakeClock implements Clock {
   private record Timer(long due, Runnable task) {}
 
   private final PriorityQueue<Timer> timers =
       new PriorityQueue<>(Comparator.comparingLong(Timer::due));
   private long nanos = 1;
-  private long millis = 1;
 
   @Override
   public synchronized long nanos() {
     return nanos;
-  }
-
-  @Override
-  public synchronized long millis() {
-    return millis;
   }
 
   @Override
@@ -42,22 +36,12 @@ final class FakeClock implements Clock {
           break;
         }
         timers.remove();
-        pass(timer.due);
+        nanos = timer.due;
       }
       timer.task.run();
     }
     synchronized (this) {
-      pass(until);
+      nanos = until;
     }
-  }
-
-  private void pass(long until) {
-    millis += (until - nanos) / 1_000_000;
-    nanos = until;
-  }
-
-  /** Sets the wall clock forward, as the time of a suspend does. */
-  synchronized void suspend(double seconds) {
-    millis += (long) (seconds * 1e3);
   }
 }

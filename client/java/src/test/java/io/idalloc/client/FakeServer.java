@@ -54,6 +54,8 @@ final class FakeServer implements AutoCloseable {
   volatile Consumer<StreamObserver<AllocateRangeResponse>> answer;
   /** How many answers a stream gives before it breaks; 0 for all. */
   volatile long answersOfAStream;
+  /** Called instead of an answer to a StreamRanges, while it is not null. */
+  volatile Consumer<StreamObserver<StreamRangesResponse>> streamAnswer;
   /** Whether requests of AllocateStream wait in {@code held}. */
   volatile boolean holds;
   final BlockingQueue<AllocateStreamRequest> held = new LinkedBlockingQueue<>();
@@ -183,6 +185,10 @@ final class FakeServer implements AutoCloseable {
     public void streamRanges(
         StreamRangesRequest request, StreamObserver<StreamRangesResponse> reply) {
       streams.incrementAndGet();
+      if (streamAnswer != null) {
+        streamAnswer.accept(reply);
+        return;
+      }
       long sent = 0;
       for (long left = request.getTotalIdCount(); left > 0; ) {
         if (answersOfAStream > 0 && ++sent > answersOfAStream) {

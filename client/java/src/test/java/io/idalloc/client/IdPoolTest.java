@@ -123,14 +123,6 @@ class IdPoolTest {
   }
 
   @Test
-  void idsExpireInASuspend() {
-    LongStream.rangeClosed(1, 5).forEach(n -> pool.next());
-    long before = lastValue;
-    clock.suspend(180);
-    assertEquals(before + 1, pool.next());
-  }
-
-  @Test
   void theTtlCountsFromBeforeTheRequest() {
     holds = true;
     CompletableFuture<Long> waiting = pool.nextAsync();
@@ -287,7 +279,7 @@ class IdPoolTest {
     failures.add(unavailable());
     pool.next();
     pool.next();
-    Duration soon = Duration.ofMillis(1);
+    Duration soon = Duration.ofMillis(200);
     var late = assertThrows(IdallocException.class, () -> pool.next(soon));
     assertEquals(Reason.DEADLINE_EXCEEDED, late.reason());
     assertTrue(late.getMessage().contains("STORE_UNAVAILABLE"), late::getMessage);
@@ -326,5 +318,58 @@ class IdPoolTest {
       each.join();
     }
     assertEquals(64 * 20_000, Arrays.stream(got).flatMapToLong(Arrays::stream).distinct().count());
+  }
+
+  @Test
+  void closeCancelsARequestThatIsBeingSent() {
+    holds = true;
+    CompletableFuture<AllocatedRange> request = new CompletableFuture<>();
+    IdPool[] closing = new IdPool[1];
+    closing[0] =
+        new IdPool(
+            calls,
+            "orders",
+            (sequence, count) -> {
+              closing[0].close();
+              return request;
+            },
+            clock);
+    assertEquals(Reason.CLOSED, reason(closing[0]::next));
+    assertTrue(request.isCancelled());
+  }
+
+  @Test
+  void theIdsOfAThreadRiseWithinARange() throws InterruptedException {
+    List<Thread> threads = new ArrayList<>();
+    List<Long> falls = new ArrayList<>();
+    for (int i = 0; i < 64; i++) {
+      threads.add(
+          new Thread(
+              () -> {
+                for (long n = 0, last = 0; n < 5_000; n++) {
+                  long id = pool.next();
+                  if (id <= last) {
+                    synchronized (falls) {
+                      falls.add(id);
+                    }
+                  }
+                  last = id;
+                }
+              }));
+    }
+    threads.forEach(Thread::start);
+    for (Thread each : threads) {
+      each.join();
+    }
+    assertEquals(List.of(), falls);
+  }
+
+  @Test
+  void aQuotaBeyondTheTimeoutIsAnErrorAtOnce() {
+    pool.next();
+    pool.next();
+    failures.add(error(Status.Code.RESOURCE_EXHAUSTED, Reason.QUOTA_EXCEEDED, 0.9));
+    pool.next();
+    assertEquals(Reason.QUOTA_EXCEEDED, reason(() -> pool.next(Duration.ofMillis(500))));
   }
 }

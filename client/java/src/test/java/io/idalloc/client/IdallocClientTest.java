@@ -6,15 +6,27 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import com.google.gson.Gson;
+import io.grpc.Grpc;
+import io.grpc.InsecureChannelCredentials;
+import io.grpc.InsecureServerCredentials;
 import io.grpc.ManagedChannel;
+import io.grpc.MethodDescriptor;
+import io.grpc.Server;
+import io.grpc.ServerServiceDefinition;
 import io.grpc.Status;
+import io.grpc.stub.ServerCallStreamObserver;
+import io.grpc.stub.ServerCalls;
+import io.grpc.stub.StreamObserver;
 import io.idalloc.v1.AllocateRangeRequest;
+import io.idalloc.v1.AllocateRangeResponse;
 import io.idalloc.v1.IdAllocatorServiceGrpc;
 import java.io.ByteArrayInputStream;
 import java.io.ByteArrayOutputStream;
 import java.io.IOException;
+import java.io.InputStream;
 import java.io.ObjectInputStream;
 import java.io.ObjectOutputStream;
+import java.io.UncheckedIOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
@@ -23,11 +35,13 @@ import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
 import java.util.UUID;
+import java.util.concurrent.CancellationException;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.LinkedBlockingQueue;
-import java.util.concurrent.CancellationException;
+import java.util.concurrent.TimeUnit;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
@@ -413,5 +427,190 @@ class IdallocClientTest {
       server = restarted;
       while (pool.next(Duration.ofSeconds(30)) <= 1_000_000) {}
     }
+  }
+
+  @Test
+  void aReplyThatCannotBeParsedIsAnInvalidReply() throws IOException {
+    MethodDescriptor<byte[], byte[]> method =
+        MethodDescriptor.<byte[], byte[]>newBuilder()
+            .setType(MethodDescriptor.MethodType.UNARY)
+            .setFullMethodName("idalloc.v1.IdAllocatorService/AllocateRange")
+            .setRequestMarshaller(new Bytes())
+            .setResponseMarshaller(new Bytes())
+            .build();
+    var service =
+        ServerServiceDefinition.builder("idalloc.v1.IdAllocatorService")
+            .addMethod(
+                method,
+                ServerCalls.asyncUnaryCall(
+                    (byte[] request, StreamObserver<byte[]> reply) -> {
+                      reply.onNext(new byte[] {-1, -1, -1});
+                      reply.onCompleted();
+                    }))
+            .build();
+    Server broken =
+        Grpc.newServerBuilderForPort(0, InsecureServerCredentials.create())
+            .addService(service)
+            .build()
+            .start();
+    try (var other = IdallocClient.builder("127.0.0.1:" + broken.getPort()).build()) {
+      IdallocException thrown = failure(() -> other.allocateRange("orders", 1));
+      assertEquals(Reason.INVALID_REPLY, thrown.reason());
+      assertEquals(false, thrown.isRetryable());
+    } finally {
+      broken.shutdownNow();
+    }
+  }
+
+  private static final class Bytes implements MethodDescriptor.Marshaller<byte[]> {
+    @Override
+    public InputStream stream(byte[] value) {
+      return new ByteArrayInputStream(value);
+    }
+
+    @Override
+    public byte[] parse(InputStream stream) {
+      try {
+        return stream.readAllBytes();
+      } catch (IOException e) {
+        throw new UncheckedIOException(e);
+      }
+    }
+  }
+
+  @Test
+  void anErrorAfterTheReplyIsTheResult() {
+    server.answer =
+        reply -> {
+          reply.onNext(server.range(1));
+          reply.onError(Status.DATA_LOSS.asRuntimeException());
+        };
+    assertEquals("DATA_LOSS", failure(() -> client.allocateRange("orders", 1)).reason());
+  }
+
+  @Test
+  void aSuccessfulCallIsNotCancelled() throws InterruptedException {
+    CountDownLatch completed = new CountDownLatch(1);
+    CountDownLatch cancelled = new CountDownLatch(1);
+    server.answer =
+        reply -> {
+          var call = (ServerCallStreamObserver<AllocateRangeResponse>) reply;
+          call.setOnCancelHandler(cancelled::countDown);
+          call.setOnCloseHandler(completed::countDown);
+          reply.onNext(server.range(1));
+          new Thread(
+                  () -> { // the status comes later than the message
+                    try {
+                      cancelled.await(200, TimeUnit.MILLISECONDS);
+                    } catch (InterruptedException e) {
+                      throw new AssertionError(e);
+                    }
+                    reply.onCompleted();
+                  })
+              .start();
+        };
+    client.allocateRange("orders", 1);
+    completed.await();
+    assertEquals(1, cancelled.getCount());
+  }
+
+  @Test
+  void anObserverThatThrowsFailsNoCall() {
+    List<Throwable> uncaught = new CopyOnWriteArrayList<>();
+    var handler = Thread.getDefaultUncaughtExceptionHandler();
+    Thread.setDefaultUncaughtExceptionHandler((thread, error) -> uncaught.add(error));
+    try (var observed =
+            IdallocClient.builder(server.address())
+                .observer(
+                    event -> {
+                      throw new IllegalStateException("planted");
+                    })
+                .build()) {
+      IdPool pool = observed.pool("orders");
+      for (int i = 1; i < 10; i++) {
+        assertEquals(i, pool.next());
+      }
+      pool.close(); // drops ids
+      assertEquals(Reason.CLOSED, failure(pool::next).reason());
+      assertTrue(uncaught.size() > 1, uncaught::toString);
+    } finally {
+      Thread.setDefaultUncaughtExceptionHandler(handler);
+    }
+  }
+
+  @Test
+  void aFileWithoutCertificatesIsRefused(@TempDir Path folder) throws IOException {
+    Path file = Files.writeString(folder.resolve("ca.pem"), "no certificate");
+    assertEquals(
+        List.of("tls"), failure(() -> IdallocClient.builder("a:1").tls(file).build()).fields());
+  }
+
+  @Test
+  void aStreamContinuesAfterAProxysReset() {
+    client.allocateRange("orders", 1);
+    server.streamAnswer =
+        reply -> {
+          server.streamAnswer = null;
+          reply.onError(
+              Status.INTERNAL
+                  .withDescription("RST_STREAM closed stream. HTTP/2 error code: INTERNAL_ERROR")
+                  .asRuntimeException());
+        };
+    try (var ranges = client.streamRanges("orders", 5, 5)) {
+      assertEquals(5, ranges.next().count());
+    }
+  }
+
+  @Test
+  void closeEndsARequestThatWaitsForItsRetry() throws Exception {
+    try (var patient =
+            IdallocClient.builder(server.address()).timeout(Duration.ofMinutes(10)).build()) {
+      AllocateStream stream = patient.allocateStream();
+      stream.allocateRange("orders", 1);
+      server.failures.add(
+          FakeServer.error(
+              Status.Code.RESOURCE_EXHAUSTED, Reason.QUOTA_EXCEEDED, 0.9, "subject", "stream"));
+      var waiting = stream.allocateRangeAsync(RangeRequest.of("orders", 1));
+      while (!server.failures.isEmpty() || stream.requests() != 1) {
+        Thread.onSpinWait();
+      }
+      stream.close();
+      assertTrue(waiting.isDone());
+      assertEquals(Reason.CLOSED, failure(waiting).reason());
+    }
+  }
+
+  @Test
+  void aSilentAllocateStreamIsOpenedAgain() throws InterruptedException {
+    FakeClock clock = new FakeClock();
+    var channel = Grpc.newChannelBuilder(server.address(), InsecureChannelCredentials.create()).build();
+    var calls = new Calls(channel, channel, "", null, Duration.ofMinutes(10), event -> {});
+    try (calls;
+        var stream = new AllocateStream(calls, clock)) {
+      var first = stream.allocateRangeAsync(RangeRequest.of("orders", 1));
+      first.join();
+      server.holds = true;
+      var waiting = stream.allocateRangeAsync(RangeRequest.of("orders", 1));
+      server.held.take();
+      server.holds = false;
+      clock.advance(59);
+      assertEquals(1, server.streams.get());
+      clock.advance(2);
+      while (clock.timers() == 0) { // until gRPC has reported the end of the stream
+        Thread.onSpinWait();
+      }
+      clock.advance(1);
+      assertEquals(1, waiting.join().count());
+      assertEquals(2, server.streams.get());
+    }
+  }
+
+  @Test
+  void aCallAfterCloseIsClosed() {
+    client.close();
+    assertEquals(Reason.CLOSED, failure(() -> client.allocateRange("orders", 1)).reason());
+    assertEquals(Reason.CLOSED, failure(client.pool("orders").nextAsync()).reason());
+    var ranges = client.streamRanges("orders", 5, 5);
+    assertEquals(Reason.CLOSED, failure(ranges::next).reason());
   }
 }
