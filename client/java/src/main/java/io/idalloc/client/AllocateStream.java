@@ -303,6 +303,7 @@ public final class AllocateStream implements AutoCloseable {
   /** Opens another stream for the requests without an answer, or gives them its error. */
   private void ended(Attempt attempt, IdallocException error) {
     List<Pending> failed = new ArrayList<>();
+    boolean isRejected = attempt.streaming.isReplaced(error); // it may read the file
     lock.lock();
     try {
       if (attempt != open) {
@@ -317,7 +318,7 @@ public final class AllocateStream implements AutoCloseable {
       if (waiting.isEmpty()) {
         return;
       }
-      boolean isReplaced = !hasNewToken && attempt.streaming.isReplaced(error);
+      boolean isReplaced = !hasNewToken && isRejected;
       hasNewToken = isReplaced;
       OptionalLong delay =
           isReplaced ? OptionalLong.of(0) : outage.delay(error, calls.hasAnswered());

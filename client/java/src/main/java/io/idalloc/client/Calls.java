@@ -20,6 +20,7 @@ import java.util.concurrent.CompletionException;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
 import java.util.function.Consumer;
 import java.util.function.Function;
 import java.util.function.ToLongFunction;
@@ -190,6 +191,9 @@ final class Calls implements AutoCloseable {
           @Override
           public void onError(Throwable error) {
             IdallocException failure = failure(error);
+            if (failure.reason().equals(Reason.SERVER_UNREACHABLE)) {
+              reconnect(); // or the next calls fail until gRPC connects again
+            }
             if (isReplaced(attempt, failure) && !result.isDone()) {
               send(method, request, deadline, result, convert);
             } else {
@@ -249,6 +253,9 @@ final class Calls implements AutoCloseable {
     if (cause instanceof CancellationException) {
       return IdallocException.of(
           Reason.CANCELLED, Status.Code.CANCELLED, "the caller cancelled the call");
+    }
+    if (cause instanceof TimeoutException) {
+      return IdallocException.timedOut("no answer in time");
     }
     IdallocException failure = IdallocException.of(cause);
     if (failure.reason().equals(Reason.CLOSED)) {

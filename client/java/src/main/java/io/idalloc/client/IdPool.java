@@ -290,6 +290,7 @@ public final class IdPool implements AutoCloseable {
     Context outer = Context.ROOT.attach();
     try {
       request = source.allocate(sequence, count);
+      request.orTimeout(Outage.LONGEST.toNanos(), TimeUnit.NANOSECONDS); // if the client's is longer
     } catch (RuntimeException | Error e) { // or all callers would wait for it
       request = CompletableFuture.failedFuture(e);
     } finally {
