@@ -70,6 +70,7 @@ NOT_RUN = {
         ("client = idalloc.Client(", "@Entity('orders')", "for ; count > 0 ", "@IdGeneratorType("),
         "tests/languages/test_frameworks.py finds the lines in the program that it runs",
     ),
+    "docs/guides/java.md": {"": "tests/packages/test_java_guide.py runs them with the built client"},
     "docs/guides/load-tests.md": {
         "ghz --config examples/ghz/allocate_range.json": (
             "its second server is of another machine; tests/e2e/test_ghz.py runs all configurations"
