@@ -183,11 +183,13 @@ prefix: ## write the owner's names everywhere, before the first release (GO_MODU
 derived-files: .venv/ready ## write the files of compose and the chart that derive from others in deploy/
 	$(bin)/python -m scripts.derived_files
 
-baseline: .venv/ready ## accept the current protos and the APIs of the Python and Go clients as the baseline of compatibility
+baseline: .venv/ready ## accept the current protos and the APIs of the clients as the baseline of compatibility
 	$(bin)/buf build protos --exclude-source-info --output protos/baseline.binpb
 	$(bin)/python -m scripts.python_baseline
 	cd scripts/go && if go build -o $(CURDIR)/.build/go/ $(go_checks); then cd ../../client/go && \
 	  $(CURDIR)/.build/go/apidiff -m -w ../../scripts/go/client.api "$$(go list -m)"; fi
+	if command -v mvn >/dev/null; then mvn -B -q -f client/java compile && cd client/java/target/classes && \
+	  jar --create --no-manifest --date=2026-01-01T00:00:00Z --file ../../api.jar io/idalloc/client/*.class; fi
 
 lock: ## update the locked requirements (needs uv; ARGS=--upgrade for the newest versions)
 	@command -v $(UV) >/dev/null || { echo 'make lock needs uv: pip install uv' >&2; exit 1; }
@@ -215,9 +217,9 @@ version: ## write VERSION into all manifests, before a release (VERSION=1.2.3)
 	@sed -E -i.old 's#^(version|appVersion): .*#\1: $(VERSION)#' deploy/helm/idalloc/Chart.yaml
 	@sed -E -i.old '1,/<version>/s#<version>.*</version>#<version>$(VERSION)</version>#' client/java/pom.xml
 	@sed -E -i.old '/idalloc-client/,/<version>/s#<version>.*</version>#<version>$(VERSION)</version>#' \
-	  examples/java/pom.xml examples/frameworks/hibernate/pom.xml
+	  docs/guides/java.md examples/java/pom.xml examples/frameworks/hibernate/pom.xml
 	@rm $(addsuffix .old,pyproject.toml deploy/helm/idalloc/Chart.yaml client/java/pom.xml \
-	  examples/java/pom.xml examples/frameworks/hibernate/pom.xml)
+	  docs/guides/java.md examples/java/pom.xml examples/frameworks/hibernate/pom.xml)
 	@npm --prefix client/node version --no-git-tag-version --allow-same-version $(VERSION)
 	@for program in examples/node examples/frameworks/typeorm; do \
 	  npm --prefix $$program install --package-lock-only --silent --prefer-offline --no-audit --no-fund || exit 1; done

@@ -16,6 +16,7 @@ import pytest
 
 from tests.languages.conftest import secrets
 from tests.languages.programs import LANGUAGES
+from tests.packages import java_package
 from tests.packages.go_module import Consumer, missing, number, write_proxy
 from tests.packages.node_package import CONSUMER, INSTALL, PACKAGE, pack, run
 from tests.support.environments import locked_wheels
@@ -90,3 +91,24 @@ def python_consumer(
     options = ["--isolated", "--quiet", "--disable-pip-version-check", "--no-index", "--find-links", str(folder)]
     run(folder, str(python), "-m", "pip", "install", *options, str(python_dist[1]))
     return python
+
+
+@pytest.fixture(scope="session")
+def java_sources(tmp_path_factory: pytest.TempPathFactory) -> java_package.Sources:
+    """The built artifact for Java, in a version that no cache has."""
+    if reason := LANGUAGES["java"].missing():
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("java") / "sources"
+    if DIST is not None:
+        return java_package.Sources(folder, number(), DIST / "maven")
+    made = java_package.Sources(folder, f"0.0.0-test.{time.time_ns()}")
+    made.build()
+    return made
+
+
+@pytest.fixture(scope="session")
+def java_consumer(
+    java_sources: java_package.Sources, tmp_path_factory: pytest.TempPathFactory
+) -> java_package.Consumer:
+    """The compiled program in Java: of the artifact it sees the repository on disk only."""
+    return java_package.Consumer(tmp_path_factory.mktemp("java-consumer"), java_sources)

@@ -13,6 +13,7 @@ import pytest
 
 import idalloc
 from tests.languages.conftest import Secrets
+from tests.packages import java_package
 from tests.packages.node_package import run
 from tests.support.faults.scenario import Scenario
 from tests.support.paths import ROOT
@@ -121,4 +122,26 @@ def test_the_node_client_works_with_an_older_server(older_server: str, node_cons
     assert (got["texts"], got["overStream"]) == (["INV-000001"], "UNIMPLEMENTED")
     assert [each["reason"] for each in got["errors"]][:4] == [
         *("INVALID_REQUEST", "SEQUENCE_NOT_FOUND", "UNIMPLEMENTED", "UNAUTHENTICATED")
+    ]
+
+
+def test_the_java_client_works_with_an_older_server(
+    older_server: str, java_consumer: java_package.Consumer, secrets: Secrets
+) -> None:
+    """Each call but AllocateStream works; that one is UNIMPLEMENTED."""
+    files = {"CA": str(secrets.ca), "TOKEN_FILE": str(secrets.token_file)}
+    command = java_consumer.command(java_package.jdk(17), "EveryCall", older_server)
+    done = subprocess.run(command, env=environment() | files, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+    *lines, _ = done.stdout.splitlines()
+    assert lines == [
+        "range: 100 99 1",
+        "request id: true true true",
+        "batch: 10 INVALID_REQUEST 5",
+        "texts: [INV-0001, INV-0002]",
+        "document ids: 5 28",
+        "streams: 50000 50000",
+        "allocate stream: UNIMPLEMENTED",
+        "pool: 1 2 3",
+        "error: true INVALID_ARGUMENT [id_count] false",
     ]
