@@ -18,7 +18,7 @@ BANNED = re.compile(
 )
 # Recorded, generated or locked files, others' text, and the list itself.
 EXCEPTED = re.compile(
-    r"\.(api|jsonl|binpb|png|svg|xz)$|_pb2|^requirements/|^third_party/|^LICENSE$|^scripts/lint_words\.py$"
+    r"\.(api|jar|jsonl|binpb|png|svg|xz)$|_pb2|^requirements/|^third_party/|^LICENSE$|^scripts/lint_words\.py$"
 )
 LONGEST_TEST_NAME = 60
 

@@ -29,7 +29,7 @@ NAMES = {
     "REPOSITORY": ("pyproject.toml", r'^Source = "(.+)"$', r"https://[\w.-]+(/[\w.-]+)+", ("{}",)),
 }
 # `make gen` and `make baseline` write these anew: they have lengths of texts, or are binary.
-GENERATED = (".api", ".binpb", ".pb.go", "_pb2.py", "_pb2.pyi")
+GENERATED = (".api", ".binpb", ".jar", ".pb.go", "_pb2.py", "_pb2.pyi")
 
 
 def current(name: str) -> str:
