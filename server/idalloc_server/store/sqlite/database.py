@@ -2,9 +2,11 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +25,20 @@ from idalloc_server.store.sqlite.schema import roll_back
 
 _T = TypeVar("_T")
 
+_SQLITE_ERRORS = (sqlite3.Error, OverflowError)
+# The most writes that share a transaction. A commit costs as much as some ten adds of a document.
+MAX_JOINED_WRITES = 64
+
+
+@dataclass(eq=False, slots=True)
+class _JoinedWrite:
+    """A write that shares a transaction with those that wait beside it."""
+
+    work: Callable[[sqlite3.Connection], Any]
+    future: asyncio.Future[Any] | None = None  # its caller's
+    outcome: Any = None  # the answer of ``work``, or an exception
+    has_run: bool = False
+
 
 @dataclass(eq=False)
 class Database:
@@ -39,6 +55,7 @@ class Database:
     _thread: JobThread = field(default_factory=lambda: JobThread("sqlite"), init=False)
     _connection: sqlite3.Connection | None = field(default=None, init=False)
     _files: DatabaseFiles | None = field(default=None, init=False)
+    _waiting: deque[_JoinedWrite] = field(default_factory=deque, init=False)
 
     async def open(self) -> None:
         """Open the file.
@@ -67,7 +84,25 @@ class Database:
         try:
             return await self.transact(work, begin)
         except FilesChanged as error:
-            raise StoreRefused(f"the file {self.path} {error}; restart this node") from error
+            raise self._refused(error) from error
+
+    async def join(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        """Run a write in one transaction with up to 63 others that wait for the file.
+
+        An exception of ``work`` undoes this write alone. A failure of the transaction, also of its
+        commit, is the failure of each write in it.
+
+        Raises:
+            StoreFailure: SQLite failed, or the files were replaced.
+        """
+        joined = _JoinedWrite(work)
+        joined.future = self._run(self._join, joined)
+        self._waiting.append(joined)  # the job may have run meanwhile
+        try:
+            answer: _T = await joined.future
+        except FilesChanged as error:
+            raise self._refused(error) from error
+        return answer
 
     def transact(self, work: Callable[[sqlite3.Connection], _T], begin: str = "BEGIN IMMEDIATE") -> asyncio.Future[_T]:
         """Begin a transaction as ``write`` does, and return its future.
@@ -85,7 +120,54 @@ class Database:
         except RuntimeError as error:  # closed
             raise StoreUnreachable("the store is closed") from error
 
+    def _refused(self, error: FilesChanged) -> StoreRefused:
+        return StoreRefused(f"the file {self.path} {error}; restart this node")
+
     # The methods below run on the file's thread.
+
+    def _join(self, joined: _JoinedWrite) -> Any:
+        """Return the answer of a write, which may have run with an earlier one."""
+        if not joined.has_run:
+            self._run_together([joined, *self._take_waiting(joined)])
+        if isinstance(joined.outcome, BaseException):
+            raise joined.outcome
+        return joined.outcome
+
+    def _take_waiting(self, first: _JoinedWrite) -> Iterator[_JoinedWrite]:
+        """Yield the writes to run together with a write, the oldest first."""
+        taken = 1
+        while self._waiting and taken < MAX_JOINED_WRITES:
+            joined = self._waiting.popleft()
+            is_cancelled = joined.future is not None and joined.future.cancelled()
+            if joined is not first and not joined.has_run and not is_cancelled:
+                taken += 1
+                yield joined
+
+    def _run_together(self, turn: list[_JoinedWrite]) -> None:
+        try:
+            if len(turn) == 1:
+                outcomes = [self._transaction(turn[0].work, "BEGIN IMMEDIATE")]
+            else:
+                outcomes = self._transaction(partial(self._run_each, turn), "BEGIN IMMEDIATE")
+        except BaseException as error:
+            outcomes = [error] * len(turn)
+        for joined, outcome in zip(turn, outcomes, strict=True):
+            joined.outcome, joined.has_run = outcome, True
+
+    def _run_each(self, turn: list[_JoinedWrite], db: sqlite3.Connection) -> list[Any]:
+        """Run each write in a savepoint, so that one that fails leaves the others."""
+        outcomes: list[Any] = []
+        for joined in turn:
+            db.execute("SAVEPOINT joined")
+            try:
+                outcomes.append(joined.work(db))
+            except Exception as error:
+                if not db.in_transaction:  # SQLite has undone all of it
+                    raise
+                db.execute("ROLLBACK TO joined")
+                outcomes.append(failure_of(self.path, error) if isinstance(error, _SQLITE_ERRORS) else error)
+            db.execute("RELEASE joined")
+        return outcomes
 
     def _transaction(self, work: Callable[[sqlite3.Connection], _T], begin: str) -> _T:
         db, files = self._connection, self._files
@@ -95,7 +177,7 @@ class Database:
             db.execute(begin)
             files.check()
             answer = work(db)
-        except (sqlite3.Error, OverflowError) as error:
+        except _SQLITE_ERRORS as error:
             raise failure_of(self.path, error) from error
         except PermissionError as error:
             raise StoreRefused(

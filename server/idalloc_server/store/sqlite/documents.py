@@ -6,6 +6,7 @@ A statement is one transaction, so all of it is applied or none.
 import sqlite3
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -141,7 +142,8 @@ class SqliteDocuments:
                     raise DuplicateKey(document.key) from error
             return Inserted(len(documents), 0)
 
-        return await self._write(work)
+        with _busy():
+            return await self._database.join(work)
 
     async def page(
         self, schema: str, name: str, after: str | None, keys: Sequence[str] | None = None
@@ -187,12 +189,19 @@ class SqliteDocuments:
         return await self._database.read(work)
 
     async def _write(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        try:
+        with _busy():
             return await self._database.write(work)
-        except StoreAnsweredError as error:
-            if error.__cause__ is not None and isinstance(error.__cause__, sqlite3.Error) and is_busy(error.__cause__):
-                raise Busy(str(error)) from error
-            raise
+
+
+@contextmanager
+def _busy() -> Iterator[None]:
+    """Raise ``Busy`` if another process has held the file for too long."""
+    try:
+        yield
+    except StoreAnsweredError as error:
+        if isinstance(error.__cause__, sqlite3.Error) and is_busy(error.__cause__):
+            raise Busy(str(error)) from error
+        raise
 
 
 def _create_tables(db: sqlite3.Connection, path: Path) -> None:

@@ -1,0 +1,160 @@
+"""Writes that wait for the file share a transaction, and each has an outcome of its own."""
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from idalloc_server.domain.errors import StoreFailure, StoreOutcomeUnknown, StoreUnreachable
+from idalloc_server.store.sqlite.database import MAX_JOINED_WRITES, Database
+
+
+def create_table(db: sqlite3.Connection, _: Path) -> None:
+    db.execute("CREATE TABLE IF NOT EXISTS written (number INTEGER PRIMARY KEY)")
+
+
+def insert(number: int, db: sqlite3.Connection) -> int:
+    db.execute("INSERT INTO written VALUES (?)", (number,))
+    return number
+
+
+class Held:
+    """A database whose thread waits until ``release``, so that writes queue up."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.commits = 0
+        self._go = threading.Event()
+        self._has_begun = threading.Event()
+
+    async def hold(self) -> asyncio.Future[None]:
+        """Make the thread wait; return the future of the job that waits."""
+        held = asyncio.ensure_future(self.database.read(self._wait))
+        await asyncio.to_thread(self._has_begun.wait)
+        return held
+
+    def _wait(self, db: sqlite3.Connection) -> None:
+        self._has_begun.set()
+        self._go.wait()
+        db.set_trace_callback(self._trace)
+
+    def _trace(self, statement: str) -> None:
+        self.commits += statement == "COMMIT"
+
+    def release(self) -> None:
+        """Let the thread go on."""
+        self._go.set()
+
+    async def numbers(self) -> list[int]:
+        """Return the numbers that are stored."""
+        select = "SELECT number FROM written ORDER BY number"
+        return await self.database.read(lambda db: [number for (number,) in db.execute(select)])
+
+
+@pytest.fixture
+async def held(tmp_path: Path) -> AsyncIterator[Held]:
+    database = Database(tmp_path / "ids.db", 5.0, create_table)
+    await database.open()
+    held = Held(database)
+    yield held
+    held.release()
+    await database.close()
+
+
+async def joined(held: Held, *works: Callable[[sqlite3.Connection], int]) -> list[int | BaseException]:
+    """Join writes while the thread waits, and return their outcomes."""
+    waiting = await held.hold()
+    writes = [asyncio.ensure_future(held.database.join(work)) for work in works]
+    await asyncio.sleep(0)
+    held.release()
+    await waiting
+    return await asyncio.gather(*writes, return_exceptions=True)
+
+
+async def test_waiting_writes_share_a_transaction(held: Held) -> None:
+    """Writes that wait are committed at once, in the order of the calls; each gets its answer."""
+    first = await joined(held, *(partial(insert, number) for number in range(MAX_JOINED_WRITES)))
+    assert (first, held.commits) == ([*range(MAX_JOINED_WRITES)], 1 + 1)  # the job that held the thread
+    assert await held.numbers() == first
+
+
+async def test_a_transaction_has_at_most_so_many_writes(held: Held) -> None:
+    """More writes than the limit take several transactions."""
+    outcomes = await joined(held, *(partial(insert, number) for number in range(3 * MAX_JOINED_WRITES)))
+    assert outcomes == [*range(3 * MAX_JOINED_WRITES)]
+    assert held.commits == 1 + 3
+
+
+async def test_a_lone_write_is_a_transaction_without_savepoint(held: Held) -> None:
+    """A write beside which none waits costs what it cost without the others."""
+    statements: list[str] = []
+    await held.database.read(lambda db: db.set_trace_callback(statements.append))
+    statements.clear()
+    assert await held.database.join(partial(insert, 1)) == 1
+    assert statements == ["BEGIN IMMEDIATE", "INSERT INTO written VALUES (1)", "COMMIT"]
+
+
+def break_halfway(db: sqlite3.Connection) -> int:
+    insert(7, db)
+    raise ValueError("refused")
+
+
+async def test_a_failing_write_fails_alone(held: Held) -> None:
+    """A write that fails, by SQLite or by itself, is undone, and the others are applied."""
+    outcomes = await joined(held, partial(insert, 1), break_halfway, partial(insert, 1), partial(insert, 2))
+    assert (outcomes[0], outcomes[3]) == (1, 2)
+    assert isinstance(outcomes[1], ValueError)
+    assert isinstance(outcomes[2], StoreFailure)
+    assert "UNIQUE constraint failed" in str(outcomes[2])
+    assert await held.numbers() == [1, 2]
+
+
+def deny_commit(action: int, name: str | None, *_: str | None) -> int:
+    return sqlite3.SQLITE_DENY if (action, name) == (sqlite3.SQLITE_TRANSACTION, "COMMIT") else sqlite3.SQLITE_OK
+
+
+async def test_a_failed_commit_answers_all(held: Held) -> None:
+    """If the commit fails, each write in the transaction has an unknown outcome."""
+
+    def add_authorizer(db: sqlite3.Connection) -> int:
+        db.set_authorizer(deny_commit)
+        return insert(1, db)
+
+    outcomes = await joined(held, add_authorizer, partial(insert, 2), break_halfway)
+    assert [type(each) for each in outcomes] == [StoreOutcomeUnknown] * 3
+    await held.database.transact(lambda db: db.set_authorizer(None), "SAVEPOINT other")
+    assert await held.numbers() == []
+
+
+async def test_cancelled_writes_are_left_out(held: Held) -> None:
+    """A write whose caller left before it began is not applied; the others are."""
+    waiting = await held.hold()
+    writes = [asyncio.ensure_future(held.database.join(partial(insert, number))) for number in range(4)]
+    await asyncio.sleep(0)
+    writes[0].cancel()
+    writes[2].cancel()
+    await asyncio.sleep(0)
+    held.release()
+    await waiting
+    assert [await writes[1], await writes[3]] == [1, 3]
+    assert await held.numbers() == [1, 3]
+
+
+async def test_a_write_to_a_closed_store_is_not_applied(held: Held) -> None:
+    """A write that the closed store refuses does not join one that was queued before."""
+    waiting = await held.hold()
+    before = asyncio.ensure_future(held.database.join(partial(insert, 1)))
+    await asyncio.sleep(0)
+    held.database._thread.close()
+    with pytest.raises(StoreUnreachable):
+        await held.database.join(partial(insert, 2))
+    held.release()
+    await waiting
+    assert await before == 1
+    with closing(sqlite3.connect(held.database.path)) as other:
+        assert other.execute("SELECT number FROM written").fetchall() == [(1,)]
