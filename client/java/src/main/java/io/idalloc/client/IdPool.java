@@ -356,12 +356,9 @@ public final class IdPool implements AutoCloseable {
   /** Makes a range the next one; returns an error if that cannot be. */
   private IdallocException add(AllocatedRange range, long nanos) {
     if (!range.period().isEmpty()) {
-      return IdallocException.of(
-          Reason.INVALID_REQUEST,
-          Status.Code.FAILED_PRECONDITION,
-          "sequence '"
-              + sequence
-              + "' has a reset, so its numbers repeat: request its ids as texts");
+      return IdallocException.invalid(
+          "sequence",
+          "'" + sequence + "' has a reset, so its numbers repeat: request its ids as texts");
     }
     Lease added = new Lease(range, nanos);
     if (!added.isExpired(clock)) {
