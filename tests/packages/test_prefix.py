@@ -52,9 +52,13 @@ def test_all_names_are_replaced_everywhere(clone: Path) -> None:
     if reason := missing():
         pytest.skip(reason)
     made = [f"{name}={value}" for name, value in NAMES.items()]
+    planned = run(clone, "make", "--dry-run", "-o", ".venv/ready", "-o", ".venv-gen/ready", "prefix", *made)
+    assert f"scripts/prefix.py {' '.join(made)}\n" in planned
     old_go, old_repository = "example.com/idalloc/client/go", "https://example.com/idalloc"
     assert run(clone, "git", "grep", "--count", old_go)
-    run(clone, "make", "-o", ".venv/ready", "-o", ".venv-gen/ready", "prefix", *made)
+    run(clone, "python3", "scripts/prefix.py", *made)
+    # As `make prefix` does, but without an installation of the copy into the shared environment.
+    run(clone, "make", "-o", ".venv/ready", "-o", ".venv-gen/ready", "gen", "baseline")
     for old in (
         old_go,
         old_repository,
