@@ -78,6 +78,11 @@ class Sources:
         [found] = self.repository.glob(f"**/idalloc-client-{self.version}{kind}.jar")
         return found
 
+    def forget_installed(self) -> None:
+        """Remove this version from the local repository, where an example may have installed it."""
+        group = re.findall("<groupId>(.+?)</groupId>", (self.project / "pom.xml").read_text())[0]
+        shutil.rmtree(WARM / group.replace(".", "/") / "idalloc-client" / self.version, ignore_errors=True)
+
     def maven(self, *arguments: str, fails: bool = False) -> str:
         """Run Maven in the project."""
         return run(self.project, "mvn", "-B", *arguments, fails=fails)
@@ -107,6 +112,7 @@ class Consumer:
             *("mvn", "-B", "-q", "-s", str(folder / "settings.xml"), f"-Dmaven.repo.local={self.local}"),
             *(f"-Didalloc.repository=file://{sources.repository}", f"-Didalloc.version={sources.version}"),
         )
+        sources.forget_installed()
         self.build("dependency:build-classpath", "-Dmdep.outputFile=classpath", "-Dmdep.includeScope=runtime")
         [origin] = self.local.glob(f"**/idalloc-client/{sources.version}/_remote.repositories")
         assert f"idalloc-client-{sources.version}.jar>built=" in origin.read_text()
