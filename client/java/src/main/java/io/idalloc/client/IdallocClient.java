@@ -26,6 +26,7 @@ import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
 import java.util.function.Consumer;
+import java.util.stream.Stream;
 
 /**
  * A connection to the servers of one store. Build one, and share it: threads may call all methods
@@ -72,7 +73,8 @@ public final class IdallocClient implements AutoCloseable {
   /**
    * Returns the retry policy of the services, for {@link ManagedChannelBuilder#defaultServiceConfig}.
    *
-   * @return the service config, as {@code service_config.json} beside the protos
+   * @return the service config, as {@code service_config.json} beside the protos, without the
+   *     streams, which the client repeats itself
    */
   public static Map<String, ?> serviceConfig() {
     List<Map<String, ?>> names =
@@ -87,7 +89,15 @@ public final class IdallocClient implements AutoCloseable {
             "maxBackoff", "2s",
             "backoffMultiplier", 2.0,
             "retryableStatusCodes", List.of("UNAVAILABLE", "CANCELLED"));
-    return Map.of("methodConfig", List.of(Map.of("name", names, "retryPolicy", policy)));
+    // gRPC would wait as long as a server asks, and a stream may have no deadline.
+    List<Map<String, ?>> streams =
+        Stream.of("StreamRanges", "StreamDocIds", "AllocateStream")
+            .<Map<String, ?>>map(
+                name -> Map.of("service", "idalloc.v1.IdAllocatorService", "method", name))
+            .toList();
+    return Map.of(
+        "methodConfig",
+        List.of(Map.of("name", names, "retryPolicy", policy), Map.of("name", streams)));
   }
 
   /**

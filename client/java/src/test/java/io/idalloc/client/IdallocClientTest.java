@@ -412,7 +412,10 @@ class IdallocClientTest {
   void theRetryPolicyIsThatOfTheProtos() throws IOException {
     Path file = Path.of("../../protos/idalloc/v1/service_config.json");
     Map<?, ?> expected = new Gson().fromJson(Files.readString(file), Map.class);
-    assertEquals(expected, IdallocClient.serviceConfig());
+    List<?> unary = (List<?>) expected.get("methodConfig");
+    List<?> methods = (List<?>) IdallocClient.serviceConfig().get("methodConfig");
+    assertEquals(unary, methods.subList(0, 1));
+    assertTrue(methods.get(1).toString().contains("method=AllocateStream"), methods::toString);
   }
 
   @Test
