@@ -33,9 +33,9 @@ public final class IdStream<T> implements Iterator<T>, AutoCloseable {
       Converter<R, T> convert,
       ToLongFunction<T> countIds) {}
 
-  /** Converts a message that must have a number of ids. */
+  /** Converts a message that must have {@code least} to {@code most} ids. */
   interface Converter<R, T> {
-    T part(R reply, long count);
+    T part(R reply, long least, long most);
   }
 
   private final Calls calls;
@@ -125,7 +125,8 @@ public final class IdStream<T> implements Iterator<T>, AutoCloseable {
           }
         }
         try {
-          T part = source.convert.part(attempt.receive(), Math.min(chunk, missing));
+          long most = chunk == 0 ? missing : Math.min(chunk, missing);
+          T part = source.convert.part(attempt.receive(), chunk == 0 ? 1 : most, most);
           long count = source.countIds.applyAsLong(part);
           missing -= count;
           calls.answered();

@@ -221,7 +221,8 @@ public final class IdallocClient implements AutoCloseable {
    *
    * @param sequence the name of the sequence
    * @param total how many ids
-   * @param chunk how many ids a range has; after a break one may be shorter
+   * @param chunk how many ids a range has, or 0 for the server's default; after a break one may be
+   *     shorter
    * @return the ranges; close it
    */
   public IdStream<AllocatedRange> streamRanges(String sequence, long total, long chunk) {
@@ -233,7 +234,7 @@ public final class IdallocClient implements AutoCloseable {
    *
    * @param sequence the name of the sequence
    * @param total how many ids
-   * @param chunk how many ids a range has, at most 10,000
+   * @param chunk how many ids a range has, at most 10,000, or 0 for the server's default
    * @return the ranges; close it
    */
   public IdStream<AllocatedRange> streamTexts(String sequence, long total, long chunk) {
@@ -256,7 +257,7 @@ public final class IdallocClient implements AutoCloseable {
                     .setChunkIdCount(chunk)
                     .setView(Replies.view(withTexts))
                     .build(),
-            (reply, most) -> Replies.range(reply, most, most, withTexts),
+            (reply, least, most) -> Replies.range(reply, least, most, withTexts),
             AllocatedRange::count),
         total,
         chunk);
@@ -301,7 +302,7 @@ public final class IdallocClient implements AutoCloseable {
    * Generates any number of document ids. It continues after a break, as {@link #streamRanges}.
    *
    * @param total how many ids
-   * @param chunk how many ids a list of runs has
+   * @param chunk how many ids a list of runs has, or 0 for the server's default
    * @return lists of runs; close it
    */
   public IdStream<List<DocIdRun>> streamDocIds(long total, long chunk) {
@@ -317,7 +318,7 @@ public final class IdallocClient implements AutoCloseable {
                     .setChunkIdCount(chunk)
                     .setView(DocIdView.DOC_ID_VIEW_COMPACT)
                     .build(),
-            (reply, most) -> Replies.runs(reply.getRunsList(), most, most),
+            (reply, least, most) -> Replies.runs(reply.getRunsList(), least, most),
             runs -> runs.stream().mapToLong(DocIdRun::count).sum()),
         total,
         chunk);
@@ -325,7 +326,9 @@ public final class IdallocClient implements AutoCloseable {
 
   private static void checkSizes(long total, long chunk) {
     Replies.checkCount("total_id_count", total);
-    Replies.checkCount("chunk_id_count", chunk);
+    if (chunk < 0) {
+      throw IdallocException.invalid("chunk_id_count", "must be at least 0, not " + chunk);
+    }
   }
 
   /**

@@ -195,7 +195,8 @@ final class FakeServer implements AutoCloseable {
           reply.onError(Status.UNAVAILABLE.withDescription("planted").asRuntimeException());
           return;
         }
-        long count = Math.min(left, request.getChunkIdCount());
+        long chunk = request.getChunkIdCount() == 0 ? 7 : request.getChunkIdCount();
+        long count = Math.min(left, chunk);
         AllocateRangeResponse range = range(count);
         reply.onNext(
             StreamRangesResponse.newBuilder()

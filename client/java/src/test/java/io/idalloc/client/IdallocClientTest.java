@@ -298,6 +298,15 @@ class IdallocClientTest {
   }
 
   @Test
+  void aStreamHasTheServersChunksByDefault() {
+    List<Long> counts = new ArrayList<>();
+    try (var ranges = client.streamRanges("orders", 16, 0)) {
+      ranges.forEachRemaining(range -> counts.add(range.count()));
+    }
+    assertEquals(List.of(7L, 7L, 2L), counts);
+  }
+
+  @Test
   void aClosedStreamHasNoFurtherPart() {
     var ranges = client.streamRanges("orders", 45, 10);
     ranges.next();

@@ -142,7 +142,7 @@ public final class Main {
   /** Reads ranges until the total is reached, over as many streams as that takes. */
   private void stream() {
     Tally tally = new Tally("stream");
-    try (IdStream<AllocatedRange> ranges = client.streamRanges(sequence, total, 10_000)) {
+    try (IdStream<AllocatedRange> ranges = client.streamRanges(sequence, total, 0)) {
       ranges.forEachRemaining(tally::addRange);
     }
     tally.print();
@@ -151,7 +151,7 @@ public final class Main {
   /** Reads document ids as runs, and expands them. */
   private void docIds() {
     Tally tally = new Tally("doc-ids");
-    try (IdStream<List<DocIdRun>> runs = client.streamDocIds(total, 10_000)) {
+    try (IdStream<List<DocIdRun>> runs = client.streamDocIds(total, 0)) {
       runs.forEachRemaining(each -> each.forEach(run -> run.ids().forEach(tally::add)));
     }
     tally.print();
