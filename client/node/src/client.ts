@@ -15,6 +15,7 @@ import {
   type DocIdStreamRequest,
   INT32_MAX,
   integer,
+  onlyKnown,
   type RangeRequest,
   rangeRequest,
   type RangeStreamRequest,
@@ -92,7 +93,10 @@ export class Client implements AsyncDisposable {
     requests: readonly Pick<RangeRequest, 'sequence' | 'idCount'>[],
     options: CallOptions = {},
   ): Promise<(AllocatedRange | IdallocError)[]> {
-    const messages = requests.map(({ sequence, idCount = 1 }) => rangeRequest({ sequence, idCount }));
+    const messages = requests.map((each) => {
+      onlyKnown(each, 'sequence', 'idCount');
+      return rangeRequest(each);
+    });
     const { results } = await this.#connection.unary(rpcs.batchAllocateRanges, { requests: messages }, options);
     if (results.length !== messages.length) {
       throw invalidReply(`the reply has ${results.length} results for ${messages.length} requests`);
@@ -105,6 +109,7 @@ export class Client implements AsyncDisposable {
    * a server restarts, the client requests the missing ids; it throws after a minute without progress.
    */
   streamRanges(request: RangeStreamRequest, options: CallOptions = {}): AsyncGenerator<AllocatedRange, void, undefined> {
+    onlyKnown(request, 'sequence', 'totalIdCount', 'chunkIdCount', 'texts');
     const { texts = false } = request;
     const message = StreamRangesRequest.create({
       sequence: textOf('sequence', request.sequence),
@@ -125,6 +130,7 @@ export class Client implements AsyncDisposable {
 
   /** Generates document ids in batches until the total is reached. It continues after a break, as `streamRanges`. */
   streamDocIds(request: DocIdStreamRequest, options: CallOptions = {}): AsyncGenerator<DocIds, void, undefined> {
+    onlyKnown(request, 'totalIdCount', 'chunkIdCount', 'offset', 'increment');
     const message = StreamDocIdsRequest.create({
       ...sizesOf(request),
       autoIncrementOffset: integer('offset', request.offset ?? 0, 0, INT32_MAX),
@@ -136,6 +142,7 @@ export class Client implements AsyncDisposable {
 
   /** Generates UUIDs of version 7, which rise within a server process, or of version 4; at most 10,000. */
   async generateUuids(request: UuidRequest = {}, options: CallOptions = {}): Promise<string[]> {
+    onlyKnown(request, 'idCount', 'version');
     const { idCount = 1, version = 7 } = request;
     if (version !== 4 && version !== 7) throw new TypeError(`version: must be 4 or 7, not ${String(version)}`);
     const count = countOf('idCount', idCount);

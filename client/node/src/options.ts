@@ -6,6 +6,7 @@ import { type ChannelCredentials, type ChannelOptions, credentials, Metadata } f
 import { within } from './abort.js';
 import { type IdallocError, invalidConfig } from './errors.js';
 import { VERSION } from './gen/constants.js';
+import { onlyKnown } from './requests.js';
 
 // A token file is read again after this time, and after UNAUTHENTICATED.
 const TOKEN_MAX_AGE_MS = 10_000;
@@ -115,7 +116,9 @@ export function isLocal(target: string): boolean {
 }
 
 /** @internal Checks the options that need no I/O. */
-export function checkOptions(target: string, { tls, token, tokenFile, insecure, timeoutMs }: ConnectOptions): void {
+export function checkOptions(target: string, options: ConnectOptions): void {
+  onlyKnown(options, 'addresses', 'tls', 'token', 'tokenFile', 'insecure', 'timeoutMs', 'onCall');
+  const { tls, token, tokenFile, insecure, timeoutMs } = options;
   if (token !== undefined && tokenFile !== undefined) throw new TypeError('token and tokenFile: set one of them');
   if (token !== undefined) checkToken(token, (problem) => new TypeError(`token: ${problem}`));
   if ((token ?? tokenFile) !== undefined && !tls && !insecure && !isLocal(target)) {

@@ -52,7 +52,9 @@ export interface UuidRequest {
 }
 
 /** @internal */
-export function rangeRequest({ sequence, idCount = 1, requestId, texts = false }: RangeRequest): AllocateRangeRequest {
+export function rangeRequest(request: RangeRequest): AllocateRangeRequest {
+  onlyKnown(request, 'sequence', 'idCount', 'requestId', 'texts');
+  const { sequence, idCount = 1, requestId, texts = false } = request;
   if (requestId === '') throw invalidArgument('requestId', 'must be a UUID, not empty');
   return {
     sequence: textOf('sequence', sequence),
@@ -63,13 +65,21 @@ export function rangeRequest({ sequence, idCount = 1, requestId, texts = false }
 }
 
 /** @internal */
-export function docIdRequest({ idCount = 1, offset = 0, increment = 0 }: DocIdRequest): GenerateDocIdRequest {
+export function docIdRequest(request: DocIdRequest): GenerateDocIdRequest {
+  onlyKnown(request, 'idCount', 'offset', 'increment');
+  const { idCount = 1, offset = 0, increment = 0 } = request;
   return {
     idCount: countOf('idCount', idCount),
     autoIncrementOffset: integer('offset', offset, 0, INT32_MAX),
     autoIncrementIncrement: integer('increment', increment, 0, INT32_MAX),
     view: DocIdView.DOC_ID_VIEW_COMPACT, // a few bytes for any number of ids
   };
+}
+
+/** @internal Refuses a name that a program without types mistyped: a default would take its place. */
+export function onlyKnown(given: object, ...names: string[]): void {
+  const unknown = Object.keys(given).find((name) => !names.includes(name));
+  if (unknown !== undefined) throw new TypeError(`${unknown}: unknown; the names are ${names.join(', ')}`);
 }
 
 /** @internal Returns a count of at least 1. On the wire, 0 stands for the default. */

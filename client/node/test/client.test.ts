@@ -76,6 +76,16 @@ test('the request has the sequence, the count, the request id and the view', asy
   assert.deepEqual(server.requests, [{ sequence: 'orders', idCount: 2n, requestId, view: 3 }]);
 });
 
+test('a name that a program without types mistyped is refused', async () => {
+  const mistyped = { sequence: 'orders', count: 3 };
+  await assert.rejects(client.allocateRange(mistyped), /^TypeError: count: unknown; the names are sequence, idCount/);
+  await assert.rejects(client.batchAllocateRanges([mistyped]), /^TypeError: count: unknown/);
+  const stream = { sequence: 'orders', totalIdCount: 3, idCount: 1 };
+  assert.throws(() => client.streamRanges(stream), /^TypeError: idCount: unknown/);
+  const options = { addresses: server.address, token_file: 'token' };
+  assert.throws(() => connect(options), /^TypeError: token_file: unknown/);
+});
+
 test('a batch has a range or an error for each request', async () => {
   const [first, wrong, second] = await client.batchAllocateRanges([
     { sequence: 'orders', idCount: 2 },
