@@ -269,13 +269,13 @@ final class Calls implements AutoCloseable {
       return IdallocException.invalidReply(failure.getMessage());
     }
     // A server that stops cancels calls that it has not begun, a proxy resets streams that were
-    // silent for long, and a killed server closes the connection.
+    // silent for long, a killed server closes the connection, and another port speaks no HTTP/2.
     boolean isBroken =
         failure.reason().equals(Reason.CANCELLED)
             || failure.reason().equals("UNKNOWN") && failure.getMessage().contains("channel closed")
             || failure.reason().equals(Reason.INTERNAL)
                 && failure.metadata().isEmpty()
-                && failure.getMessage().contains("RST_STREAM");
+                && failure.getMessage().matches(".*(RST_STREAM|http2 exception).*");
     if (isBroken && cause instanceof io.grpc.StatusRuntimeException) {
       failure = failure.asUnreachable();
     }

@@ -23,6 +23,7 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
+import java.util.Objects;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
 import java.util.function.Consumer;
@@ -348,7 +349,8 @@ public final class IdallocClient implements AutoCloseable {
    * @return the pool; close it, or the client
    */
   public IdPool pool(String sequence) {
-    return new IdPool(calls, sequence, this::allocateRangeAsync, Clock.SYSTEM);
+    return new IdPool(
+        calls, Objects.requireNonNull(sequence, "sequence"), this::allocateRangeAsync, Clock.SYSTEM);
   }
 
   /**

@@ -27,6 +27,9 @@ import java.io.InputStream;
 import java.io.ObjectInputStream;
 import java.io.ObjectOutputStream;
 import java.io.UncheckedIOException;
+import java.net.ServerSocket;
+import java.net.Socket;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
@@ -155,6 +158,32 @@ class IdallocClientTest {
     IdallocException error = failure(() -> client.allocateRange("orders", 1));
     assertEquals(Reason.SERVER_UNREACHABLE, error.reason());
     assertTrue(error.getMessage().startsWith(server.address()), error::getMessage);
+  }
+
+  @Test
+  void aPortOfAnotherProtocolIsAnUnreachableServer() throws IOException {
+    try (ServerSocket http = new ServerSocket(0)) {
+      Thread answering =
+          new Thread(
+              () -> {
+                while (true) {
+                  try (Socket socket = http.accept()) {
+                    byte[] answer = "HTTP/1.1 400 Bad Request\r\n\r\n".getBytes(StandardCharsets.US_ASCII);
+                    socket.getOutputStream().write(answer);
+                    socket.getInputStream().readAllBytes(); // until the client closes
+                  } catch (IOException e) {
+                    return;
+                  }
+                }
+              });
+      answering.start();
+      String target = "127.0.0.1:" + http.getLocalPort();
+      try (var other = IdallocClient.builder(target).build()) {
+        IdallocException error = failure(() -> other.allocateRange("orders", 1));
+        assertEquals(Reason.SERVER_UNREACHABLE, error.reason());
+        assertTrue(error.getMessage().startsWith(target), error::getMessage);
+      }
+    }
   }
 
   @Test
