@@ -92,7 +92,9 @@ public final class AllocateStream implements AutoCloseable {
     return send(
         message,
         request.sequence(),
-        answer -> Replies.range(answer.getAllocateRange(), request.count(), request.withTexts()),
+        answer ->
+            Replies.range(
+                answer.getAllocateRange(), request.count(), request.count(), request.withTexts()),
         AllocatedRange::count);
   }
 

@@ -152,7 +152,7 @@ public final class IdallocClient implements AutoCloseable {
         IdAllocatorServiceGrpc.getAllocateRangeMethod(),
         message,
         request.sequence(),
-        reply -> Replies.range(reply, request.count(), request.withTexts()),
+        reply -> Replies.range(reply, request.count(), request.count(), request.withTexts()),
         AllocatedRange::count);
   }
 
@@ -208,7 +208,8 @@ public final class IdallocClient implements AutoCloseable {
         continue;
       }
       try {
-        results.add(RangeResult.of(Replies.range(each.getResponse(), requests.get(i).count(), false)));
+        long count = requests.get(i).count();
+        results.add(RangeResult.of(Replies.range(each.getResponse(), count, count, false)));
       } catch (IdallocException e) {
         results.add(RangeResult.of(e));
       }
@@ -258,7 +259,8 @@ public final class IdallocClient implements AutoCloseable {
                     .setChunkIdCount(chunk)
                     .setView(Replies.view(withTexts))
                     .build(),
-            (reply, least, most) -> Replies.range(reply, least, most, withTexts),
+            (message, least, most) ->
+                Replies.range(Replies.reply(message), least, most, withTexts),
             AllocatedRange::count),
         total,
         chunk);

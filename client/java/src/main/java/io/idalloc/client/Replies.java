@@ -1,15 +1,14 @@
 package io.idalloc.client;
 
-import com.google.protobuf.Duration;
 import io.idalloc.v1.AllocateRangeRequest;
 import io.idalloc.v1.AllocateRangeResponse;
 import io.idalloc.v1.DocIdView;
 import io.idalloc.v1.GenerateDocIdRequest;
 import io.idalloc.v1.IdRange;
-import io.idalloc.v1.Ordering;
 import io.idalloc.v1.RangeView;
 import io.idalloc.v1.StreamRangesResponse;
 import java.nio.charset.StandardCharsets;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.regex.Pattern;
@@ -17,7 +16,7 @@ import java.util.regex.Pattern;
 /** Requests as messages, and replies whose fields agree as records. */
 final class Replies {
   private static final int MAX_NAME_BYTES = 255;
-  private static final java.time.Duration MAX_TTL = java.time.Duration.ofDays(366);
+  private static final Duration MAX_TTL = Duration.ofDays(366);
   private static final Pattern DOC_ID = Pattern.compile("[0-9a-f]{28}");
 
   private Replies() {}
@@ -62,77 +61,49 @@ final class Replies {
         .build();
   }
 
-  /** Converts a reply that must have {@code count} ids. */
-  static AllocatedRange range(AllocateRangeResponse reply, long count, boolean withTexts) {
-    return range(
-        reply.getRange(),
-        count,
-        count,
-        withTexts,
-        reply.getTextsList(),
-        reply.getPeriod(),
-        reply.getGeneration(),
-        reply.getTtl(),
-        reply.getOrdering(),
-        reply.getNodeId(),
-        reply.getCreated());
+  /** Converts a message of a stream, which has the fields of a reply. */
+  static AllocateRangeResponse reply(StreamRangesResponse message) {
+    return AllocateRangeResponse.newBuilder()
+        .setRange(message.getRange())
+        .addAllTexts(message.getTextsList())
+        .setPeriod(message.getPeriod())
+        .setGeneration(message.getGeneration())
+        .setTtl(message.getTtl())
+        .setOrdering(message.getOrdering())
+        .setNodeId(message.getNodeId())
+        .setCreated(message.getCreated())
+        .build();
   }
 
-  /** Converts a message of a stream that must have {@code least} to {@code most} ids. */
+  /** Converts a reply that must have {@code least} to {@code most} ids. */
   static AllocatedRange range(
-      StreamRangesResponse reply, long least, long most, boolean withTexts) {
-    return range(
-        reply.getRange(),
-        least,
-        most,
-        withTexts,
-        reply.getTextsList(),
-        reply.getPeriod(),
-        reply.getGeneration(),
-        reply.getTtl(),
-        reply.getOrdering(),
-        reply.getNodeId(),
-        reply.getCreated());
-  }
-
-  private static AllocatedRange range(
-      IdRange ids,
-      long least,
-      long most,
-      boolean withTexts,
-      List<String> texts,
-      String period,
-      long generation,
-      Duration sentTtl,
-      Ordering ordering,
-      long nodeId,
-      boolean created) {
+      AllocateRangeResponse reply, long least, long most, boolean withTexts) {
+    IdRange ids = reply.getRange();
     check(ids, least, most);
-    java.time.Duration ttl =
-        java.time.Duration.ofSeconds(sentTtl.getSeconds(), sentTtl.getNanos());
+    Duration ttl = Duration.ofSeconds(reply.getTtl().getSeconds(), reply.getTtl().getNanos());
     if (ttl.isNegative() || ttl.compareTo(MAX_TTL) > 0) {
       throw IdallocException.invalidReply("ttl is " + ttl);
     }
-    if (withTexts && texts.size() != ids.getIdCount()) {
+    if (withTexts && reply.getTextsCount() != ids.getIdCount()) {
       throw IdallocException.invalidReply(
-          texts.size() + " texts for " + ids.getIdCount() + " ids");
+          reply.getTextsCount() + " texts for " + ids.getIdCount() + " ids");
     }
     return new AllocatedRange(
         ids.getFirstId(),
         ids.getLastId(),
         ids.getStep(),
         ids.getIdCount(),
-        List.copyOf(texts),
-        period,
-        generation,
+        List.copyOf(reply.getTextsList()),
+        reply.getPeriod(),
+        reply.getGeneration(),
         ttl,
-        switch (ordering) {
+        switch (reply.getOrdering()) {
           case ORDERING_RISING_PER_NODE -> AllocatedRange.Ordering.RISING_PER_NODE;
           case ORDERING_RISING -> AllocatedRange.Ordering.RISING;
           default -> AllocatedRange.Ordering.UNKNOWN;
         },
-        nodeId,
-        created);
+        reply.getNodeId(),
+        reply.getCreated());
   }
 
   private static void check(IdRange ids, long least, long most) {
