@@ -84,6 +84,7 @@ INTERNAL = (
         "MAX_HITS",
         "MAX_IDS",
         "MAX_INT64",
+        "MAX_JOINED_WRITES",
         "MAX_LATE_RANGES",
         "MAX_PER_ISSUED",
     ),
