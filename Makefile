@@ -60,7 +60,8 @@ test-packages: .venv/ready ## build the packages of the clients, and run program
 test-xproto: .venv/ready ## compare MySQL's clients for Python, Node and Java with MySQL's answers; skips what is not installed
 	$(bin)/pytest -n 0 tests/xproto $(ARGS)
 
-lint: .venv/ready ## ruff, import-linter, words, sizes, waits of tests, buf
+lint: .venv/ready ## conflict markers, ruff, import-linter, words, sizes, waits of tests, buf
+	@! git grep --line-number --extended-regexp '^(<{7}|>{7}) ' || { echo 'conflict markers of a merge'; exit 1; }
 	$(bin)/ruff check --quiet
 	$(bin)/ruff format --check --quiet
 	$(bin)/lint-imports --no-logo --cache-dir .build/importlinter
