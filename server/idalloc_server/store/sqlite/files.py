@@ -9,6 +9,7 @@ from pathlib import Path
 
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.store.permissions import FILE_MODE
+from idalloc_server.store.sqlite.identity import identity_of
 from idalloc_server.store.sqlite.locks import lock_offset
 
 _BESIDE = {"-wal": "write-ahead log", "-shm": "shared memory file (-shm)"}
@@ -109,14 +110,14 @@ class DatabaseFiles:
         """
         for path, what, device, inode in self._opened:
             try:
-                status = os.stat(path)  # noqa: PTH116 - a Path is slower
+                found = identity_of(path)
             except FileNotFoundError:
                 raise FilesChanged(f"was replaced: no {what} there", f"no {what} there") from None
-            if status.st_ino != inode or status.st_dev != device:
+            if found.inode != inode or found.device != device:
                 raise FilesChanged(f"was replaced: another {what} there", f"another {what} there")
-            if status.st_nlink > 1:
-                found = f"{status.st_nlink} hard links to the {what}: remove all links but one"
-                raise FilesChanged(f"has another name: {found}", found)
+            if found.links > 1:
+                links = f"{found.links} hard links to the {what}: remove all links but one"
+                raise FilesChanged(f"has another name: {links}", links)
 
     def close(self) -> None:
         """Release the lock; the connection must already be closed."""
