@@ -3,12 +3,12 @@
 import asyncio
 import sqlite3
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from idalloc_server.domain.errors import (
     StartRefused,
@@ -30,14 +30,20 @@ _SQLITE_ERRORS = (sqlite3.Error, OverflowError)
 MAX_JOINED_WRITES = 64
 
 
-@dataclass(eq=False, slots=True)
-class _JoinedWrite:
+class _JoinedWrite(NamedTuple):
     """A write that shares a transaction with those that wait beside it."""
 
     work: Callable[[sqlite3.Connection], Any]
-    future: asyncio.Future[Any] | None = None  # its caller's
-    outcome: Any = None  # the answer of ``work``, or an exception
-    has_run: bool = False
+    future: asyncio.Future[Any]  # its caller's
+
+    def settle(self, outcome: Any) -> None:
+        """Give the caller the answer of ``work``, or an exception."""
+        if self.future.done():  # the caller was cancelled
+            return
+        if isinstance(outcome, BaseException):
+            self.future.set_exception(outcome)
+        else:
+            self.future.set_result(outcome)
 
 
 @dataclass(eq=False)
@@ -56,6 +62,7 @@ class Database:
     _connection: sqlite3.Connection | None = field(default=None, init=False)
     _files: DatabaseFiles | None = field(default=None, init=False)
     _waiting: deque[_JoinedWrite] = field(default_factory=deque, init=False)
+    _is_queued: bool = field(default=False, init=False)  # whether a job of the thread will take them
 
     async def open(self) -> None:
         """Open the file.
@@ -87,22 +94,15 @@ class Database:
             raise self._refused(error) from error
 
     async def join(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        """Run a write in one transaction with up to 63 others that wait for the file.
-
-        An exception of ``work`` undoes this write alone. A failure of the transaction, also of its
-        commit, is the failure of each write in it.
+        """Run a write as ``transact_together`` does.
 
         Raises:
             StoreFailure: SQLite failed, or the files were replaced.
         """
-        joined = _JoinedWrite(work)
-        joined.future = self._run(self._join, joined)
-        self._waiting.append(joined)  # the job may have run meanwhile
         try:
-            answer: _T = await joined.future
+            return await self.transact_together(work)
         except FilesChanged as error:
             raise self._refused(error) from error
-        return answer
 
     def transact(self, work: Callable[[sqlite3.Connection], _T], begin: str = "BEGIN IMMEDIATE") -> asyncio.Future[_T]:
         """Begin a transaction as ``write`` does, and return its future.
@@ -113,6 +113,35 @@ class Database:
             StoreFailure: From the future: SQLite failed.
         """
         return self._run(self._transaction, work, begin)
+
+    def transact_together(self, work: Callable[[sqlite3.Connection], _T]) -> asyncio.Future[_T]:
+        """Begin a write in one transaction with up to 63 others that wait for the file.
+
+        An exception of ``work`` undoes this write alone. A failure of the transaction, also of its
+        commit, is the failure of each write in it. Returns the future of this write.
+
+        Raises:
+            StoreUnreachable, FilesChanged, StoreFailure: As ``transact``.
+        """
+        if self._thread.is_closed:
+            raise StoreUnreachable("the store is closed")
+        future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_JoinedWrite(work, future))
+        if not self._is_queued:
+            self._queue_waiting()
+        return future
+
+    def _queue_waiting(self) -> None:
+        """Let the thread run the writes that wait."""
+        self._is_queued = True
+        self._run(self._run_waiting).add_done_callback(self._settle)
+
+    def _settle(self, ended: asyncio.Future[list[tuple[_JoinedWrite, Any]]]) -> None:
+        """Give each write of a transaction its outcome."""
+        for joined, outcome in ended.result():
+            joined.settle(outcome)
+        if self._waiting and not self._is_queued:  # more than one transaction takes
+            self._queue_waiting()
 
     def _run(self, job: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
         try:
@@ -125,25 +154,16 @@ class Database:
 
     # The methods below run on the file's thread.
 
-    def _join(self, joined: _JoinedWrite) -> Any:
-        """Return the answer of a write, which may have run with an earlier one."""
-        if not joined.has_run:
-            self._run_together([joined, *self._take_waiting(joined)])
-        if isinstance(joined.outcome, BaseException):
-            raise joined.outcome
-        return joined.outcome
-
-    def _take_waiting(self, first: _JoinedWrite) -> Iterator[_JoinedWrite]:
-        """Yield the writes to run together with a write, the oldest first."""
-        taken = 1
-        while self._waiting and taken < MAX_JOINED_WRITES:
+    def _run_waiting(self) -> list[tuple[_JoinedWrite, Any]]:
+        """Run the oldest writes that wait in one transaction; return each with its outcome."""
+        self._is_queued = False  # a write that comes from now on may be too late for this transaction
+        turn: list[_JoinedWrite] = []
+        while self._waiting and len(turn) < MAX_JOINED_WRITES:
             joined = self._waiting.popleft()
-            is_cancelled = joined.future is not None and joined.future.cancelled()
-            if joined is not first and not joined.has_run and not is_cancelled:
-                taken += 1
-                yield joined
-
-    def _run_together(self, turn: list[_JoinedWrite]) -> None:
+            if not joined.future.cancelled():
+                turn.append(joined)
+        if not turn:
+            return []
         try:
             if len(turn) == 1:
                 outcomes = [self._transaction(turn[0].work, "BEGIN IMMEDIATE")]
@@ -151,8 +171,7 @@ class Database:
                 outcomes = self._transaction(partial(self._run_each, turn), "BEGIN IMMEDIATE")
         except BaseException as error:
             outcomes = [error] * len(turn)
-        for joined, outcome in zip(turn, outcomes, strict=True):
-            joined.outcome, joined.has_run = outcome, True
+        return [*zip(turn, outcomes, strict=True)]
 
     def _run_each(self, turn: list[_JoinedWrite], db: sqlite3.Connection) -> list[Any]:
         """Run each write in a savepoint, so that one that fails leaves the others."""

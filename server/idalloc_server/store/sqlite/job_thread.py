@@ -26,6 +26,11 @@ class JobThread:
     _thread: Thread | None = field(default=None, init=False)
     _is_closed: bool = field(default=False, init=False)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._is_closed
+
     def run(self, job: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
         """Queue a job, and return its future, which belongs to the running event loop.
 
