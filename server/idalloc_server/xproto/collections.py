@@ -57,25 +57,23 @@ class Collections:
     thread: SideThread  # parses large statements
     added: int = field(default=0, init=False)  # how many documents were added
 
-    async def execute(self, message: Message, caller: Caller) -> AsyncGenerator[bytes, None]:
+    def execute(self, message: Message, caller: Caller) -> AsyncGenerator[bytes, None]:
         """Run a Find, Insert, Update or Delete; yield its reply's frames up to StmtExecuteOk.
 
         Raises:
             XError: The statement failed. Frames before it may have been sent.
             StoreFailure: The store failed.
         """
-        if isinstance(message, crud.Insert):
-            reply = self._insert(message, caller)
-        elif isinstance(message, crud.Find):
-            reply = self._find(message, caller)
-        elif isinstance(message, crud.Update):
-            reply = self._update(message, caller)
-        elif isinstance(message, crud.Delete):
-            reply = self._delete(message, caller)
-        else:
-            raise XError(1047, "Unexpected message received")
-        async for frame in reply:
-            yield frame
+        match message:
+            case crud.Insert():
+                return self._insert(message, caller)
+            case crud.Find():
+                return self._find(message, caller)
+            case crud.Update():
+                return self._update(message, caller)
+            case crud.Delete():
+                return self._delete(message, caller)
+        raise XError(1047, "Unexpected message received")
 
     async def _insert(self, message: crud.Insert, caller: Caller) -> AsyncGenerator[bytes, None]:
         schema, name = _collection(message, caller)

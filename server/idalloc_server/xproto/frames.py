@@ -5,6 +5,7 @@ message.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from google.protobuf.descriptor import FileDescriptor
@@ -233,6 +234,7 @@ def state_changed(parameter: notice_pb2.SessionParameter.ValueType, number: int)
     return notice_frame(notice_pb2.FRAME_TYPE_SESSION_STATE_CHANGED, notice.SerializeToString())
 
 
+@lru_cache(maxsize=64)
 def rows_affected(count: int) -> bytes:
     """Return the frame of the notice of changed rows."""
     return state_changed(notice_pb2.SESSION_PARAMETER_ROWS_AFFECTED, count)

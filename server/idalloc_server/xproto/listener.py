@@ -240,8 +240,10 @@ class _Connection:
     async def _send(self) -> None:
         output = self._session.take_output()
         for start in range(0, len(output), WRITE_BYTES):
-            async with asyncio.timeout(WRITE_SECONDS):
-                await self._stream.write(output[start : start + WRITE_BYTES])
+            self._stream.write(output[start : start + WRITE_BYTES])
+            if self._stream.is_full:
+                async with asyncio.timeout(WRITE_SECONDS):
+                    await self._stream.drain()
 
     async def _run(self, request: Request) -> None:
         """Run a request, and count it."""
@@ -315,7 +317,11 @@ class _Connection:
 
     async def _execute(self, message: Message) -> None:
         self._services.logins.limits.charge_call(_STATEMENT, self._identity())
-        async with aclosing(self._reply(message)) as reply:
+        if isinstance(message, StmtExecute):
+            frames_of_reply = self._run_text(message)
+        else:
+            frames_of_reply = self._services.statements.execute(message, self)
+        async with aclosing(frames_of_reply) as reply:
             size = 0
             async for frame in reply:
                 self._session.reply(frame)
@@ -325,12 +331,8 @@ class _Connection:
                     await self._send()
                     size = 0
 
-    async def _reply(self, message: Message) -> AsyncGenerator[bytes, None]:
-        if not isinstance(message, StmtExecute):
-            async with aclosing(self._services.statements.execute(message, self)) as reply:
-                async for frame in reply:
-                    yield frame
-            return
+    async def _run_text(self, message: StmtExecute) -> AsyncGenerator[bytes, None]:
+        """Run a statement of SQL, or a command of ``mysqlx``."""
         namespace = message.namespace or "sql"
         text = text_of(message.stmt)
         if namespace not in ("sql", "mysqlx"):

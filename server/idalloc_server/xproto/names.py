@@ -19,12 +19,17 @@ def check_names(schema: str, collection: str | None = None) -> None:
 
 
 def _check(name: str, code: int, kind: str) -> None:
-    content = name.encode()
-    # MySQL cuts bytes, and shows each byte of a cut character as a question mark.
-    cut = content[:_SHOWN_BYTES]
-    shown = cut.decode(errors="ignore")
-    shown += "?" * (len(cut) - len(shown.encode()))
-    if name.endswith(" ") or len(content) > _MAX_BYTES:
-        raise XError(code, f"Incorrect {kind} name '{shown}'", "42000")
+    if name.endswith(" ") or len(name.encode()) > _MAX_BYTES:
+        raise XError(code, f"Incorrect {kind} name '{_shown(name)}'", "42000")
     if len(name) > MAX_NAME:
-        raise XError(1059, f"Identifier name '{shown}' is too long", "42000")
+        raise XError(1059, f"Identifier name '{_shown(name)}' is too long", "42000")
+
+
+def _shown(name: str) -> str:
+    """Return the beginning of a name.
+
+    MySQL cuts bytes, and shows each byte of a cut character as a question mark.
+    """
+    cut = name.encode()[:_SHOWN_BYTES]
+    shown = cut.decode(errors="ignore")
+    return shown + "?" * (len(cut) - len(shown.encode()))

@@ -73,14 +73,26 @@ class Stream(asyncio.Protocol):
             self._transport.resume_reading()
         return data
 
-    async def write(self, data: bytes) -> None:
-        """Send bytes; wait while the client does not read what was sent before.
+    @property
+    def is_full(self) -> bool:
+        """Whether the client does not read what was sent, so that ``drain`` would wait."""
+        return not self._writable.is_set()
+
+    def write(self, data: bytes) -> None:
+        """Send bytes.
 
         Raises:
             ConnectionResetError: The connection is lost.
         """
         self._check()
         self._transport.write(data)
+
+    async def drain(self) -> None:
+        """Wait until the client has read most of what was sent.
+
+        Raises:
+            ConnectionResetError: The connection is lost.
+        """
         await self._writable.wait()
         self._check()
 
