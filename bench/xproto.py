@@ -1,14 +1,15 @@
 """Measure adds of documents beside a live MySQL 8.0.31: `make bench-xproto`.
 
-MySQL's Python client drives both in turns, on one machine and disk: idalloc on SQLite with
-synchronous FULL, MySQL with InnoDB's defaults. The goals: one add takes at most twice as long, adds
-of 1,000 have 0.3 of the documents a second.
+Both take turns, on one machine and disk: idalloc on SQLite with synchronous FULL, MySQL with
+InnoDB's defaults. A client of bare frames adds single documents over 1, 8 and 32 sessions; MySQL's
+Python client adds 1,000 in one message.
 """
 
 import argparse
 import json
 import statistics
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -22,13 +23,12 @@ from tests.support import environments
 from tests.support.mysql import server as mysql
 from tests.support.processes import running
 
-_DRIVER = Path(__file__).with_name("xproto_driver.py")
+SESSIONS = (1, 8, 32)
 
 
-def _drive(interpreter: Path, port: int, seconds: float) -> dict[str, float]:
-    done = subprocess.run(
-        [interpreter, _DRIVER, str(port), str(seconds)], check=True, stdout=subprocess.PIPE, text=True
-    )
+def _drive(interpreter: Path | str, driver: str, *arguments: float) -> dict[str, float]:
+    command = [interpreter, "-m", f"bench.{driver}", *map(str, arguments)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     found: dict[str, float] = json.loads(done.stdout)
     return found
 
@@ -61,6 +61,9 @@ class _Callers(threading.Thread):
 def _measure(rounds: int, seconds: float) -> dict[str, Any]:
     """Return each round's figures: adds at both servers, and gRPC callers beside adds."""
     interpreter = environments.mysqlx_python()
+    sessions: dict[str, dict[str, list[dict[str, float]]]] = {
+        str(count): {"idalloc": [], "MySQL": []} for count in SESSIONS
+    }
     adds: dict[str, list[dict[str, float]]] = {"idalloc": [], "MySQL": []}
     callers: dict[str, list[dict[str, float]]] = {"nothing": [], "adds to MySQL": [], "adds to idalloc": []}
     with ExitStack() as stack:
@@ -69,18 +72,23 @@ def _measure(rounds: int, seconds: float) -> dict[str, Any]:
         ports = {"idalloc": int(server.xproto.rpartition(":")[2])}
         ports["MySQL"] = stack.enter_context(mysql.running())
         for number in range(rounds):
+            for count in SESSIONS:
+                for name, port in ports.items():
+                    found = _drive(sys.executable, "xproto_sessions", port, count, seconds)
+                    sessions[str(count)][name].append(found)
             for name, port in ports.items():
-                adds[name].append(_drive(interpreter, port, seconds))
+                adds[name].append(_drive(interpreter, "xproto_driver", port, seconds))
             for beside, seen in callers.items():
                 calling = _Callers(server.address)
                 calling.start()
                 if beside == "nothing":
-                    time.sleep(2 * seconds)
+                    time.sleep(seconds)
                 else:
-                    _drive(interpreter, ports[beside.removeprefix("adds to ")], seconds)
+                    _drive(interpreter, "xproto_driver", ports[beside.removeprefix("adds to ")], seconds)
                 seen.append(calling.stop())
             print(f"round {number + 1}:", {name: each[-1] for name, each in (adds | callers).items()}, flush=True)
-    return {"adds": adds, "callers": callers}
+            print({count: {name: each[-1] for name, each in both.items()} for count, both in sessions.items()})
+    return {"sessions": sessions, "adds": adds, "callers": callers}
 
 
 def main() -> None:

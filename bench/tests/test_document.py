@@ -137,15 +137,23 @@ def test_page_notes_too_few_refills() -> None:
 
 def test_page_compares_added_documents_with_mysql() -> None:
     """Ratios are medians of the rounds; each has its target and whether it was met."""
+    fast, slow = {"adds_per_s": 900.0, "p99": 0.002}, {"adds_per_s": 600.0, "p99": 0.003}
+    sessions = {
+        "1": {"idalloc": [slow, slow, fast], "MySQL": [fast, fast, fast]},
+        "8": {"idalloc": [fast, fast], "MySQL": [slow, slow]},
+    }
     adds = {
-        "idalloc": [{"p50": 0.003, "documents_per_s": 500.0}, {"p50": 0.003, "documents_per_s": 900.0}],
-        "MySQL": [{"p50": 0.001, "documents_per_s": 1000.0}, {"p50": 0.001, "documents_per_s": 1000.0}],
+        "idalloc": [{"documents_per_s": 500.0}, {"documents_per_s": 500.0}],
+        "MySQL": [{"documents_per_s": 1000.0}, {"documents_per_s": 1000.0}],
     }
     callers = {"nothing": [{"p50": 0.001, "p99": 0.004, "calls": 900}, {"p50": 0.001, "p99": 0.006, "calls": 900}]}
-    text = added_documents.section({"rounds": 2, "seconds": 2.0, "adds": adds, "callers": callers})
+    result = {"rounds": 2, "seconds": 2.0, "sessions": sessions, "adds": adds, "callers": callers}
+    text = added_documents.section(result)
 
-    assert "| one document: p50, ms | 3 | 1 | 3 | <= 2 | **missed** |" in text
-    assert "| 1,000 in one message: documents/s | 700 | 1,000 | 0.7 | >= 0.3 | met |" in text
+    assert "| 1 session: adds/s | 600 | 900 | 0.667 | >= 1 | **missed** |" in text
+    assert "| 1 session: p99, ms | 3 | 2 | 1.5 | <= 1 | **missed** |" in text
+    assert "| 8 sessions: adds/s | 900 | 600 | 1.5 | >= 1 | met |" in text
+    assert "| 1,000 documents: ms | 2,000 | 1,000 | 2 | <= 1.2 | **missed** |" in text
     assert "| nothing | 1 | 5 | 1,800 |" in text
 
 
