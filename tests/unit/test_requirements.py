@@ -31,12 +31,12 @@ def clone(tmp_path: Path) -> Path:
 
 
 def installs(clone: Path, target: str, **variables: str) -> list[str]:
-    """Return the locks that a target would install, in order."""
+    """Return the locks that a target would install by the pip of its own lock, in order."""
     environ = os.environ | {"MAKEFLAGS": "", "PYTHON": sys.executable} | variables
     command = ["make", "--dry-run", "--no-print-directory", target]
     done = subprocess.run(command, cwd=clone, capture_output=True, text=True, env=environ)
     assert (done.returncode, done.stderr) == (0, "")
-    return re.findall(r"--requirement requirements/(\S+)", done.stdout)
+    return re.findall(r"/pip .* --requirement requirements/(\S+)", done.stdout)
 
 
 def test_tests_add_to_what_a_server_needs() -> None:
@@ -66,7 +66,7 @@ def test_looking_for_python_prints_nothing(clone: Path) -> None:
     command = ["make", "--dry-run", ".venv/runtime"]
     done = subprocess.run(command, cwd=clone, capture_output=True, text=True, env=environ)
     assert (done.returncode, done.stderr) == (0, "")
-    assert re.search(r"^python3\S* -m venv --clear .venv$", done.stdout, re.MULTILINE)
+    assert re.search(r"^python3\S* -m venv --clear --without-pip .venv ", done.stdout, re.MULTILINE)
 
 
 def copyleft(package: str) -> bool:
