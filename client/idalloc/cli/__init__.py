@@ -13,6 +13,7 @@ import typer
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from idalloc.cli import _bench, _connection, _health, _ids, _node, _protos, _sequences, _verify
+from idalloc.cli._conversion import convert_without_pydantic
 from idalloc.cli._plugins import CommandGroup
 from idalloc.cli._printer import write_stderr
 from idalloc.cli._usage import UsageError, explain
@@ -53,7 +54,8 @@ def main(args: Sequence[str] | None = None) -> int:
         The exit code: 0 on success, 2 for a usage error, 130 after Ctrl-C, 1 for any other failure.
     """
     try:
-        code = app(args, prog_name="idalloc", standalone_mode=False)
+        command = convert_without_pydantic(typer.main.get_command(app))
+        code = command(args, prog_name="idalloc", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader closed the pipe, as `| head` does. At exit Python would flush stdout and fail.

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +13,6 @@ import typer
 from idalloc._core.defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
 from idalloc.cli._environment import unknown_variables
 from idalloc.cli._options import add_options, nearest, parse_seconds, with_options
-from idalloc.cli._plugins import is_plugin
 from idalloc.cli._printer import Printer, write_stderr
 
 if TYPE_CHECKING:
@@ -28,7 +26,9 @@ _LISTED = 1_000
 
 def _print_version(requested: bool) -> None:
     if requested:
-        Printer("text").lines([f"idalloc {version_of('idalloc')}"], dict)
+        from importlib.metadata import version
+
+        Printer("text").lines([f"idalloc {version('idalloc')}"], dict)
         raise typer.Exit
 
 
@@ -66,7 +66,8 @@ def root(
     **credentials: Any,
 ) -> None:
     """Issue identifiers that are never issued twice."""
-    if not is_plugin(context.invoked_subcommand):  # the server rejects unknown variables itself
+    own: Any = context.command
+    if context.invoked_subcommand in own.commands:  # the server rejects unknown variables itself
         for warning in unknown_variables(os.environ):
             write_stderr(warning)
 

@@ -1,16 +1,18 @@
 """Commands of other packages, such as the server's.
 
-Listing them loads none: that takes time, and may fail.
+Listing them loads none: that takes time, and may fail. The client's own commands do not list them.
 """
 
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from idalloc.cli._options import add_group_options, with_output
 from idalloc.cli._printer import write_stderr
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "idalloc.commands"
 
@@ -32,28 +34,25 @@ class CommandGroup(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command; for another package's, a placeholder with its name and help."""
-        if cmd_name in _plugins():
+        if cmd_name not in self.commands and cmd_name in _plugins():
             return TyperCommand(cmd_name, help=_HELP.get(cmd_name, ""))
         return super().get_command(ctx, cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the name, the loaded command and its arguments."""
         name = args[0]
-        if name in _plugins():
-            return name, _load(_plugins()[name]), args[1:]
+        if name not in self.commands and (entry_point := _plugins().get(name)):
+            return name, _load(entry_point), args[1:]
         return super().resolve_command(ctx, args)
 
 
-def is_plugin(name: str | None) -> bool:
-    """Return whether a command is another package's."""
-    return name in _plugins()
+def _plugins() -> "dict[str, EntryPoint]":
+    from importlib.metadata import entry_points
 
-
-def _plugins() -> dict[str, EntryPoint]:
     return {entry_point.name: entry_point for entry_point in entry_points(group=GROUP)}
 
 
-def _load(entry_point: EntryPoint) -> Any:
+def _load(entry_point: "EntryPoint") -> Any:
     try:
         loaded = entry_point.load()
     except ModuleNotFoundError as error:

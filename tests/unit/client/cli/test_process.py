@@ -103,11 +103,19 @@ def test_client_commands_do_not_import_the_server(server: FakeServer) -> None:
         assert not {"idalloc_server", "structlog", "uvloop"} & modules
 
 
+def test_allocate_imports_what_its_call_needs(server: FakeServer) -> None:
+    """allocate imports neither pydantic, nor rich, nor the parts of other commands."""
+    modules = modules_after("allocate", "orders", "3", "--timeout", "5s", "--ranges")
+    assert "idalloc._sync.client" in modules
+    unused = {"idalloc.aio", "idalloc.bench", "idalloc.ext", "idalloc.verify", "pydantic", "rich"}
+    assert unused & modules == set()
+
+
 def test_health_imports_only_grpc(server: FakeServer) -> None:
     """health imports neither protobuf nor the client."""
     modules = modules_after("health")
     assert "grpc" in modules
-    assert not {"google.protobuf", "idalloc._sync.client", "rich"} & modules
+    assert not {"google.protobuf", "idalloc._sync.client", "pydantic", "rich"} & modules
 
 
 @pytest.mark.test_long
