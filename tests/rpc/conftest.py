@@ -22,7 +22,7 @@ from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
 from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
 from idalloc_server.domain.uuids import UuidGenerator
-from idalloc_server.listen.transport import can_push_back, make_server, metadata_reader
+from idalloc_server.listen.transport import can_push_back, make_server, metadata_reader, needs_registered_methods
 from idalloc_server.node.change import NodeChanges
 from idalloc_server.rpc.calls import CallLayer, Service, TransportTraits
 from idalloc_server.rpc.draining import Draining
@@ -155,7 +155,7 @@ async def serving(
     health.set_store_serving(serving=True)
     own = [calls.service(each) for each in servicers]
     for service in (*own, *reflection.services(), health.service()):
-        add_service(server, service)
+        add_service(server, service, registered=needs_registered_methods(transport))
 
     if credentials is None:
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

@@ -60,7 +60,7 @@ async def served() -> AsyncIterator[Served]:
     draining = Draining(metrics)
     calls = CallLayer(metrics, draining, access_control, allocator.store_health, transport=traits, log_each=False)
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    add_service(server, calls.service(servicer))
+    add_service(server, calls.service(servicer), registered=False)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

@@ -147,6 +147,14 @@ class TestDeadlines:
         assert unlimited is None or unlimited > 1e9
 
 
+class TestCost:
+    @pytest.mark.parametrize("transport", ["grpcio"])
+    async def test_one_task_waits_for_calls_of_all_methods(self, served: Served) -> None:
+        """grpcio does work in each call for each task that waits for a call."""
+        names = [task.get_coro().__qualname__ for task in asyncio.all_tasks()]  # type: ignore[union-attr]
+        assert [name for name in names if "_request_" in name] == ["AioServer._request_call"]
+
+
 class TestMetadata:
     async def test_oversized_metadata_is_rejected(self, served: Served) -> None:
         """A call with oversized metadata is rejected, and the next call is served."""

@@ -149,6 +149,15 @@ def can_push_back(transport: str) -> bool:
     return transport != "native"
 
 
+def needs_registered_methods(transport: str) -> bool:
+    """Return whether the transport must know all methods before the start.
+
+    Native passes calls of other methods to a grpcio server behind it. grpcio also serves other
+    methods, and at less cost: at each call it waits anew for a call of each registered method.
+    """
+    return transport == "native"
+
+
 def can_send_goaway(transport: str) -> bool:
     """Return whether a stop sends HTTP/2's GOAWAY at once and lets running calls continue."""
     return transport != "native"

@@ -30,17 +30,22 @@ _METHOD_HANDLERS: dict[tuple[bool, bool], Any] = {
 }
 
 
-def add_service(server: grpc.aio.Server, service: Service) -> None:
-    """Serve a service on a server."""
+def add_service(server: grpc.aio.Server, service: Service, *, registered: bool) -> None:
+    """Serve a service on a server.
+
+    Args:
+        server: The server, before its start.
+        service: The service.
+        registered: See ``transport.needs_registered_methods``.
+    """
     handlers = {}
     for method in service.descriptor.methods:
         make = _METHOD_HANDLERS[method.client_streaming, method.server_streaming]
         serialize = GetMessageClass(method.output_type).SerializeToString
         handlers[method.name] = make(service.handlers[method.name], _decoder(method), serialize)
-    # Older versions of grpcio ignore registered handlers; native passes calls of other handlers to
-    # a grpcio server behind it.
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.name, handlers),))
-    server.add_registered_method_handlers(service.name, handlers)
+    if registered:
+        server.add_registered_method_handlers(service.name, handlers)
 
 
 def _decoder(method: MethodDescriptor) -> Callable[[bytes], Any]:
@@ -76,6 +81,7 @@ class RpcPort:
             max_connection_age=settings.max_connection_age,
             max_connections=open_files.most_grpc_connections(settings),
         )
+        self._registered = transport.needs_registered_methods(settings.transport)
         self.address = settings.listen  # with the port in use once bound
         self._reserved = None if shares_port else ReservedAddress(settings.listen)
         # Bind before the store is opened: a port in use costs no store call. A worker binds later,
@@ -103,7 +109,7 @@ class RpcPort:
     def add(self, *services: Service) -> None:
         """Serve services."""
         for service in services:
-            add_service(self.server, service)
+            add_service(self.server, service, registered=self._registered)
 
     def release_address(self) -> None:
         """Release the address for other processes; a worker's is released by its supervisor."""
