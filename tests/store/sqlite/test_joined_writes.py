@@ -2,7 +2,6 @@
 
 import asyncio
 import sqlite3
-import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from functools import partial
@@ -12,6 +11,7 @@ import pytest
 
 from idalloc_server.domain.errors import StoreFailure, StoreOutcomeUnknown, StoreUnreachable
 from idalloc_server.store.sqlite.database import MAX_JOINED_WRITES, Database
+from tests.store.sqlite.conftest import HeldDatabase, deny_commit
 
 
 def create_table(db: sqlite3.Connection, _: Path) -> None:
@@ -23,50 +23,23 @@ def insert(number: int, db: sqlite3.Connection) -> int:
     return number
 
 
-class Held:
-    """A database whose thread waits until ``release``, so that writes queue up."""
-
-    def __init__(self, database: Database) -> None:
-        self.database = database
-        self.commits = 0
-        self._go = threading.Event()
-        self._has_begun = threading.Event()
-
-    async def hold(self) -> asyncio.Future[None]:
-        """Make the thread wait; return the future of the job that waits."""
-        held = asyncio.ensure_future(self.database.read(self._wait))
-        await asyncio.to_thread(self._has_begun.wait)
-        return held
-
-    def _wait(self, db: sqlite3.Connection) -> None:
-        self._has_begun.set()
-        self._go.wait()
-        db.set_trace_callback(self._trace)
-
-    def _trace(self, statement: str) -> None:
-        self.commits += statement == "COMMIT"
-
-    def release(self) -> None:
-        """Let the thread go on."""
-        self._go.set()
-
-    async def numbers(self) -> list[int]:
-        """Return the numbers that are stored."""
-        select = "SELECT number FROM written ORDER BY number"
-        return await self.database.read(lambda db: [number for (number,) in db.execute(select)])
-
-
 @pytest.fixture
-async def held(tmp_path: Path) -> AsyncIterator[Held]:
+async def held(tmp_path: Path) -> AsyncIterator[HeldDatabase]:
     database = Database(tmp_path / "ids.db", 5.0, create_table)
     await database.open()
-    held = Held(database)
+    held = HeldDatabase(database)
     yield held
     held.release()
     await database.close()
 
 
-async def joined(held: Held, *works: Callable[[sqlite3.Connection], int]) -> list[int | BaseException]:
+async def numbers(held: HeldDatabase) -> list[int]:
+    """Return the numbers that are stored."""
+    select = "SELECT number FROM written ORDER BY number"
+    return await held.database.read(lambda db: [number for (number,) in db.execute(select)])
+
+
+async def joined(held: HeldDatabase, *works: Callable[[sqlite3.Connection], int]) -> list[int | BaseException]:
     """Join writes while the thread waits, and return their outcomes."""
     waiting = await held.hold()
     writes = [asyncio.ensure_future(held.database.join(work)) for work in works]
@@ -76,21 +49,21 @@ async def joined(held: Held, *works: Callable[[sqlite3.Connection], int]) -> lis
     return await asyncio.gather(*writes, return_exceptions=True)
 
 
-async def test_waiting_writes_share_a_transaction(held: Held) -> None:
+async def test_waiting_writes_share_a_transaction(held: HeldDatabase) -> None:
     """Writes that wait are committed at once, in the order of the calls; each gets its answer."""
     first = await joined(held, *(partial(insert, number) for number in range(MAX_JOINED_WRITES)))
     assert (first, held.commits) == ([*range(MAX_JOINED_WRITES)], 1 + 1)  # the job that held the thread
-    assert await held.numbers() == first
+    assert await numbers(held) == first
 
 
-async def test_a_transaction_has_at_most_so_many_writes(held: Held) -> None:
+async def test_a_transaction_has_at_most_so_many_writes(held: HeldDatabase) -> None:
     """More writes than the limit take several transactions."""
     outcomes = await joined(held, *(partial(insert, number) for number in range(3 * MAX_JOINED_WRITES)))
     assert outcomes == [*range(3 * MAX_JOINED_WRITES)]
     assert held.commits == 1 + 3
 
 
-async def test_a_lone_write_is_a_transaction_without_savepoint(held: Held) -> None:
+async def test_a_lone_write_is_a_transaction_without_savepoint(held: HeldDatabase) -> None:
     """A write beside which none waits costs what it cost without the others."""
     statements: list[str] = []
     await held.database.read(lambda db: db.set_trace_callback(statements.append))
@@ -104,21 +77,17 @@ def break_halfway(db: sqlite3.Connection) -> int:
     raise ValueError("refused")
 
 
-async def test_a_failing_write_fails_alone(held: Held) -> None:
+async def test_a_failing_write_fails_alone(held: HeldDatabase) -> None:
     """A write that fails, by SQLite or by itself, is undone, and the others are applied."""
     outcomes = await joined(held, partial(insert, 1), break_halfway, partial(insert, 1), partial(insert, 2))
     assert (outcomes[0], outcomes[3]) == (1, 2)
     assert isinstance(outcomes[1], ValueError)
     assert isinstance(outcomes[2], StoreFailure)
     assert "UNIQUE constraint failed" in str(outcomes[2])
-    assert await held.numbers() == [1, 2]
+    assert await numbers(held) == [1, 2]
 
 
-def deny_commit(action: int, name: str | None, *_: str | None) -> int:
-    return sqlite3.SQLITE_DENY if (action, name) == (sqlite3.SQLITE_TRANSACTION, "COMMIT") else sqlite3.SQLITE_OK
-
-
-async def test_a_failed_commit_answers_all(held: Held) -> None:
+async def test_a_failed_commit_answers_all(held: HeldDatabase) -> None:
     """If the commit fails, each write in the transaction has an unknown outcome."""
 
     def add_authorizer(db: sqlite3.Connection) -> int:
@@ -128,10 +97,10 @@ async def test_a_failed_commit_answers_all(held: Held) -> None:
     outcomes = await joined(held, add_authorizer, partial(insert, 2), break_halfway)
     assert [type(each) for each in outcomes] == [StoreOutcomeUnknown] * 3
     await held.database.transact(lambda db: db.set_authorizer(None), "SAVEPOINT other")
-    assert await held.numbers() == []
+    assert await numbers(held) == []
 
 
-async def test_cancelled_writes_are_left_out(held: Held) -> None:
+async def test_cancelled_writes_are_left_out(held: HeldDatabase) -> None:
     """A write whose caller left before it began is not applied; the others are."""
     waiting = await held.hold()
     writes = [asyncio.ensure_future(held.database.join(partial(insert, number))) for number in range(4)]
@@ -142,10 +111,10 @@ async def test_cancelled_writes_are_left_out(held: Held) -> None:
     held.release()
     await waiting
     assert [await writes[1], await writes[3]] == [1, 3]
-    assert await held.numbers() == [1, 3]
+    assert await numbers(held) == [1, 3]
 
 
-async def test_a_write_to_a_closed_store_is_not_applied(held: Held) -> None:
+async def test_a_write_to_a_closed_store_is_not_applied(held: HeldDatabase) -> None:
     """A write that the closed store refuses does not join one that was queued before."""
     waiting = await held.hold()
     before = asyncio.ensure_future(held.database.join(partial(insert, 1)))
@@ -158,3 +127,17 @@ async def test_a_write_to_a_closed_store_is_not_applied(held: Held) -> None:
     assert await before == 1
     with closing(sqlite3.connect(held.database.path)) as other:
         assert other.execute("SELECT number FROM written").fetchall() == [(1,)]
+
+
+async def test_writes_that_still_wait_at_a_close_are_refused(held: HeldDatabase) -> None:
+    """Writes beyond those of the last transaction are refused, and none is applied later."""
+    waiting = await held.hold()
+    writes = [held.database.transact_together(partial(insert, number)) for number in range(MAX_JOINED_WRITES + 2)]
+    held.database._thread.close()
+    held.release()
+    await waiting
+    outcomes = await asyncio.gather(*writes, return_exceptions=True)
+    assert outcomes[:MAX_JOINED_WRITES] == [*range(MAX_JOINED_WRITES)]
+    assert [type(each) for each in outcomes[MAX_JOINED_WRITES:]] == [StoreUnreachable] * 2
+    with closing(sqlite3.connect(held.database.path)) as other:
+        assert other.execute("SELECT count(*) FROM written").fetchone() == (MAX_JOINED_WRITES,)

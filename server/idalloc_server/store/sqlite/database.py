@@ -134,7 +134,15 @@ class Database:
     def _queue_waiting(self) -> None:
         """Let the thread run the writes that wait."""
         self._is_queued = True
-        self._run(self._run_waiting).add_done_callback(self._settle)
+        try:
+            ended = self._run(self._run_waiting)
+        except StoreUnreachable as error:  # closed
+            self._is_queued = False
+            with suppress(IndexError):  # empty; a job that runs may take some
+                while True:
+                    self._waiting.popleft().settle(error)
+        else:
+            ended.add_done_callback(self._settle)
 
     def _settle(self, ended: asyncio.Future[list[tuple[_JoinedWrite, Any]]]) -> None:
         """Give each write of a transaction its outcome."""

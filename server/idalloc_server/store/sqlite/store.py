@@ -58,7 +58,7 @@ class SqliteStore:
     ) -> Grant | None:
         """See ``Store.grant``."""
         try:
-            return await self._database.transact(partial(rows.grant, name, wanted, lease_ms, floor, demand))
+            return await self._database.transact_together(partial(rows.grant, name, wanted, lease_ms, floor, demand))
         except FilesChanged as error:
             raise self._went_backwards(name, error) from error
 
@@ -68,17 +68,17 @@ class SqliteStore:
         """See ``Store.grant_timestamps``."""
         work = partial(rows.grant_timestamps, name, wanted, lease_ms, now, ahead, floor)
         try:
-            return await self._database.transact(work)
+            return await self._database.transact_together(work)
         except FilesChanged as error:
             raise self._went_backwards(name, error) from error
 
     async def create(self, row: Row) -> Row:
         """See ``Store.create``."""
-        return await self._database.write(lambda db: rows.create(db, row))
+        return await self._database.join(lambda db: rows.create(db, row))
 
     async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
         """See ``Store.open_period``."""
-        await self._database.write(lambda db: rows.open_period(db, name, sequence, at_least, generation))
+        await self._database.join(lambda db: rows.open_period(db, name, sequence, at_least, generation))
 
     async def get(self, name: str) -> Row | None:
         """See ``Store.get``."""
@@ -116,7 +116,7 @@ class SqliteStore:
 
     async def give_back(self, name: str, count: int, version: RowVersion) -> bool:
         """See ``Store.give_back``."""
-        return await self._database.write(lambda db: rows.give_back(db, name, count, version))
+        return await self._database.join(lambda db: rows.give_back(db, name, count, version))
 
     async def claim_start(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
         """See ``Store.claim_start``."""
