@@ -1,7 +1,6 @@
 """The composition root: builds all parts of a server, starts them and stops them."""
 
 import asyncio
-import gc
 import os
 import signal
 import socket
@@ -18,6 +17,7 @@ from idalloc_server.domain.errors import StartRefused
 from idalloc_server.files.descriptors import reserve
 from idalloc_server.listen import transport
 from idalloc_server.listen.callers import open_access_control
+from idalloc_server.node import garbage
 from idalloc_server.node.change import NodeChanges
 from idalloc_server.node.issuers import Issuers
 from idalloc_server.node.mode import ProcessMode
@@ -190,9 +190,7 @@ class _Node:
                 await opened.port.server.start()
                 await mode.wait_all_ready(self._issuers.doc_ids, opened.access_control)
                 self._rpc.set_serving()
-                # Exempt the long-lived objects from further collections.
-                gc.collect()
-                gc.freeze()
+                garbage.freeze()
                 mode.report_serving(
                     opened.port.address,
                     opened.stores.counters.address,
@@ -216,6 +214,7 @@ class _Node:
             self.report.survey(),
             self._mode.report(self.report),
             watch_burned(allocator.burned.pop_new),
+            garbage.freeze_new_sequences(lambda: allocator.sequence_count),
             log_every_second(opened.access_control.audit.log_totals, self._rpc.calls.failed.log),
             allocator.store_health.evaluate_every_second(
                 lambda error: self._rpc.health.set_store_serving(serving=not error)
