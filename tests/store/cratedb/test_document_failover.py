@@ -73,6 +73,21 @@ async def test_an_add_revives_no_removed_document(crate: CrateEmulator, open_wit
     assert crate.meanwhile == []
 
 
+@pytest.mark.parametrize("added", [ADDED, ADDED[:1]], ids=["several", "one"])
+@pytest.mark.parametrize("then", [INSERT, "_version"])
+async def test_a_repeated_add_that_fails_has_an_unknown_outcome(
+    crate: CrateEmulator, open_with: OpenWith, added: list[Document], then: str
+) -> None:
+    """An add whose first attempt may be applied never says that nothing was written."""
+    documents = await open_with(crate.host, 20)
+    crate.inject(Fault("drop", match=INSERT))
+    crate.inject(Fault("error", match=then, times=-1, status=403, code=4037, message="disk nearly full"))
+    with pytest.raises(StoreOutcomeUnknown, match="disk nearly full"):
+        await documents.insert("s", "c", added)
+    crate.clear_faults()
+    assert await documents.page("s", "c", None) == added
+
+
 @pytest.mark.parametrize("match", ["document_collections", LOOK_UP])
 async def test_an_add_waits_for_a_master(crate: CrateEmulator, open_with: OpenWith, match: str) -> None:
     """An add during an election, which live hosts refuse at once, is stored once it has ended."""

@@ -253,18 +253,19 @@ class CrateDocuments:
         keys, texts = zip(*documents, strict=True)
         loop = asyncio.get_running_loop()
         rows, begun, sent = None, loop.time(), 0
-        while rows is None:
-            sent += 1
-            try:
-                rows = await self._http.write(insert, list(keys), list(texts), [batch] * len(documents))
-            except StoreConnectionLost:
-                if sent == _ATTEMPTS or loop.time() - begun > _REPEAT_SECONDS:
-                    raise
-        if len(rows) < len(documents):
-            raise StoreOutcomeUnknown("CrateDB returned fewer rows than were inserted")
-        ours = [(str(key), int(str(seq_no)), int(str(term))) for key, of, seq_no, term in rows if of == batch]
-        if sent > 1:
-            await self._check_untouched(table, [key for key, *_ in ours], sent)
+        with _unknown_after(lambda: sent > 1):
+            while rows is None:
+                sent += 1
+                try:
+                    rows = await self._http.write(insert, list(keys), list(texts), [batch] * len(documents))
+                except StoreConnectionLost:
+                    if sent == _ATTEMPTS or loop.time() - begun > _REPEAT_SECONDS:
+                        raise
+            if len(rows) < len(documents):
+                raise StoreOutcomeUnknown("CrateDB returned fewer rows than were inserted")
+            ours = [(str(key), int(str(seq_no)), int(str(term))) for key, of, seq_no, term in rows if of == batch]
+            if sent > 1:
+                await self._check_untouched(table, [key for key, *_ in ours], sent)
         return ours
 
     async def _check_untouched(self, table: str, keys: Sequence[str], sent: int) -> None:
