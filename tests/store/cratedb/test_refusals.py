@@ -429,6 +429,18 @@ class TestDocuments:
         await cluster.run(str(caught.value))
         assert await documents.create_collection("s", "new")
 
+    async def test_a_full_disk_is_named(self, cluster: Cluster, documents: Documents) -> None:
+        """CrateDB adds no document on a nearly full disk, and does not say why; idalloc does."""
+        added = [Document(key, f'{{"_id": "{key}"}}') for key in "ab"]
+        await documents.list_collections("s")  # which refreshes the table
+        [[key]] = await cluster.sql("SELECT collection_key FROM {}document_collections")
+        await cluster.sql(f'ALTER TABLE {{}}documents_{key} SET ("blocks.read_only_allow_delete" = true)')
+        for number in (1, 2):
+            with pytest.raises(StoreOutcomeUnknown, match="nearly full"):
+                await documents.insert("s", "c", added[:number])
+        await cluster.sql(f'ALTER TABLE {{}}documents_{key} SET ("blocks.read_only_allow_delete" = false)')
+        assert await documents.insert("s", "c", added) == Inserted(2, 0)
+
     @pytest.mark.parametrize("missing", ["DDL", "DQL", "DML"])
     async def test_a_missing_privilege_is_refused(self, cluster: Cluster, missing: str) -> None:
         """A first start without DDL, or without DQL or DML, is refused with the next step."""

@@ -262,7 +262,10 @@ class CrateDocuments:
                     if sent == _ATTEMPTS or loop.time() - begun > _REPEAT_SECONDS:
                         raise
             if len(rows) < len(documents):
-                raise StoreOutcomeUnknown("CrateDB returned fewer rows than were inserted")
+                raise StoreOutcomeUnknown(
+                    "CrateDB returned fewer rows than were inserted, and not why; "
+                    "look in its log, and whether its disk is nearly full"
+                )
             ours = [(str(key), int(str(seq_no)), int(str(term))) for key, of, seq_no, term in rows if of == batch]
             if sent > 1:
                 await self._check_untouched(table, [key for key, *_ in ours], sent)
