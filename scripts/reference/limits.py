@@ -84,6 +84,8 @@ INTERNAL = (
         "MAX_HITS",
         "MAX_IDS",
         "MAX_INT64",
+        "MAX_JOINED_ADDS",
+        "MAX_JOINED_TEXT",
         "MAX_JOINED_WRITES",
         "MAX_LATE_RANGES",
         "MAX_PER_ISSUED",

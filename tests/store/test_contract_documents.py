@@ -88,6 +88,19 @@ class TestInsert:
                 await documents.insert("s", "c", batch)
             assert await all_of(documents) == [B]
 
+    async def test_a_key_has_one_winner(self, documents: Documents, opener: Opener) -> None:
+        """Of adds of two servers at once one wins each key, and the document is its own."""
+        other = open_documents(opener.backend.url)
+        await other.open()
+        added = [Document(f"{number % 20:02}", f'{{"n": {number}}}') for number in range(100)]
+        adds = [store.insert("s", "c", [each]) for each, store in zip(added, (documents, other) * 50, strict=True)]
+        found = await asyncio.gather(*adds, return_exceptions=True)
+        won = [document for document, outcome in zip(added, found, strict=True) if outcome == Inserted(1, 0)]
+        assert sorted(won) == await all_of(documents)
+        assert [document.key for document in sorted(won)] == [f"{number:02}" for number in range(20)]
+        assert sum(isinstance(outcome, DuplicateKey) for outcome in found) == len(added) - len(won)
+        await other.close()
+
     async def test_pages_are_ordered_by_bytes(self, documents: Documents) -> None:
         """NF2: keys are compared as bytes: case, trailing spaces and Unicode forms differ."""
         keys = ["", "A", "a", "a ", "\u00e9", "e\u0301", "ÿ", "𐀀", "�"]

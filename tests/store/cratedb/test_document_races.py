@@ -19,7 +19,7 @@ pytestmark = pytest.mark.parametrize("opener", CRATEDB, indirect=True)
 
 ROUNDS = 50
 CHANGED = 4
-STATEMENTS = 6  # of an add, so that others have time to change the documents of the first ones
+STATEMENTS = 12  # of an add, so that others have time to change the documents of the first ones
 ROWS_A_STATEMENT = 2
 
 

@@ -35,7 +35,7 @@ class Fault(HttpFault):
 
     # ``drop``: the connection is closed without an answer; ``reset``: the same by RST; ``hang``:
     # there is no answer; ``delay``: the answer is late; ``duplicate``: the statement is applied
-    # twice, and the second answer is sent; ``partial``: a bulk INSERT writes each second row only;
+    # twice, and the second answer is sent; ``partial``: an INSERT writes each second row only;
     # ``error``: the answer is an error; ``garbage``: the answer is not JSON.
     kind: Literal["drop", "reset", "hang", "delay", "duplicate", "partial", "error", "garbage"]
     # Whether the statement is applied, for ``drop``, ``reset``, ``hang`` and ``garbage``.
@@ -135,6 +135,8 @@ class CrateEmulator(HttpEmulator[Fault]):
         if fault.kind == "duplicate":
             self._execute(statement, args, body)
             return self._execute(statement, args, body)
+        if fault.kind == "partial" and "bulk_args" not in body:
+            return self._execute(statement, [column[::2] for column in args], body)
         if fault.kind == "partial":
             written = iter(self.statements.insert_each(statement, body["bulk_args"][::2])["results"])
             refused = {"rowcount": -2, "error": {"code": 5002, "message": "UnavailableShardsException[…]"}}

@@ -38,6 +38,10 @@ class DocumentHttp:
         finally:
             _deadline.reset(token)
 
+    def late(self, kind: type[StoreFailure]) -> StoreFailure:
+        """Return the failure of a call that had no answer within the timeout."""
+        return kind(f"CrateDB did not answer within {self.timeout:g} s; repair the cluster")
+
     async def read(self, statement: str, *arguments: object) -> list[Row]:
         """See ``CrateHttp.read``."""
         return await self._send(partial(self.http.read, statement, *arguments), StoreUnreachable)
@@ -54,15 +58,14 @@ class DocumentHttp:
         """Call until a host answers; raise ``late`` if none has at the deadline."""
         loop = asyncio.get_running_loop()
         deadline = _deadline.get() or loop.time() + self.timeout
-        message = f"CrateDB did not answer within {self.timeout:g} s; repair the cluster"
         if loop.time() >= deadline:
-            raise StoreUnreachable(message)
+            raise self.late(StoreUnreachable)
         while True:
             try:
                 async with asyncio.timeout_at(deadline):
                     return await call()
             except TimeoutError:
-                raise late(message) from None
+                raise self.late(late) from None
             except StoreAnsweredError as error:
                 if not answers.may_answer_soon(error) or loop.time() + PAUSE_SECONDS >= deadline:
                     raise

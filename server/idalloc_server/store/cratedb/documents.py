@@ -3,6 +3,7 @@
 CrateDB has no transactions. An insert marks its rows with an id of its batch. If a key was there
 first, it deletes the rows of its batch; a process that ends before leaves them. Each acknowledged
 change of a document clears the mark, also one that leaves the text, so that the row is not deleted.
+While a request of a collection is under way, adds of one document wait, and share the next one.
 A change of many documents is tried on all of them first, and then goes document by document.
 """
 
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial, wraps
 from itertools import accumulate, count
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from weakref import WeakValueDictionary
 
 from idalloc_server.documents.document import Document
 from idalloc_server.documents.errors import (
@@ -30,7 +32,14 @@ from idalloc_server.documents.errors import (
 from idalloc_server.documents.protocol import PAGE, PAGE_TEXT, Change, Inserted, Rewritten
 from idalloc_server.documents.selection import Selection, chosen_keys
 from idalloc_server.documents.side_thread import LEAST_STEPS, SideThread
-from idalloc_server.domain.errors import StoreConnectionLost, StoreFailure, StoreOutcomeUnknown, StoreRefused
+from idalloc_server.domain.errors import (
+    StoreConnectionLost,
+    StoreFailure,
+    StoreOutcomeUnknown,
+    StoreRefused,
+    StoreUnreachable,
+)
+from idalloc_server.domain.store.batches import Batches
 from idalloc_server.store.cratedb.checks import KEY_COLUMNS
 from idalloc_server.store.cratedb.document_http import DocumentHttp
 from idalloc_server.store.cratedb.http import CrateHttp
@@ -41,6 +50,10 @@ _T = TypeVar("_T")
 _P = ParamSpec("_P")
 
 _ROWS_AN_INSERT = 1000
+# The most adds of one document that share a request, and the most characters of such a document.
+# A larger one gains nothing, and would keep the others waiting.
+MAX_JOINED_ADDS = 64
+MAX_JOINED_TEXT = 64 * 1024
 MAX_CHANGED_DOCUMENTS = 100_000  # a statement keeps their keys in memory
 _ATTEMPTS = 5
 # How long an insert may be sent again. A row that is inserted again within 60 s of its deletion
@@ -76,6 +89,22 @@ class _Row(NamedTuple):
     batch: str | None
 
 
+class _Stored(NamedTuple):
+    """The outcome of an insert; the keys that are in neither field were there first."""
+
+    rows: list[tuple[str, int, int]]  # the keys and versions of its own rows
+    unknown: dict[str, StoreOutcomeUnknown]  # the errors of rows that may be stored, by key
+
+
+@dataclass(eq=False, slots=True)
+class _Add:
+    """An add of one document, which shares a request with those that wait beside it."""
+
+    document: Document
+    is_sent: bool = False
+    has_ended: bool = False  # for its caller
+
+
 @dataclass(eq=False)
 class CrateDocuments:
     """Documents in a CrateDB cluster; see ``Documents``."""
@@ -87,6 +116,8 @@ class CrateDocuments:
     def __post_init__(self) -> None:
         self._http = DocumentHttp(self.transport, self.timeout)
         self._thread = SideThread("documents")  # chooses
+        # The adds that wait, by schema and collection; an entry ends with its last add.
+        self._adds = WeakValueDictionary[tuple[str, str], Batches[_Add, Inserted]]()
         self._schemas = DOCUMENT_SCHEMAS.reference(self.schema)
         self._collections = DOCUMENT_COLLECTIONS.reference(self.schema)
 
@@ -181,8 +212,54 @@ class CrateDocuments:
 
     async def insert(self, schema: str, name: str, documents: Sequence[Document], *, upsert: bool = False) -> Inserted:
         """See ``Documents.insert``."""
-        if not upsert:
-            return await self._insert_all(schema, name, documents)
+        if upsert:
+            return await self._upsert_all(schema, name, documents)
+        if len(documents) == 1 and len(documents[0].text) <= MAX_JOINED_TEXT:
+            return await self._join(schema, name, documents[0])
+        return await self._insert_all(schema, name, documents)
+
+    async def _join(self, schema: str, name: str, document: Document) -> Inserted:
+        """Add one document, in one request with others that wait for their collection."""
+        adds = self._adds.get((schema, name))
+        if adds is None:
+            send = partial(self._insert_joined, schema, name)
+            adds = self._adds[schema, name] = Batches("add documents", send, MAX_JOINED_ADDS)
+        add = _Add(document)
+        try:
+            async with asyncio.timeout(self.timeout):
+                return await adds.add(add)
+        except TimeoutError:
+            raise self._http.late(StoreOutcomeUnknown if add.is_sent else StoreUnreachable) from None
+        finally:
+            add.has_ended = True
+
+    @_within_timeout
+    async def _insert_joined(self, schema: str, name: str, adds: Sequence[_Add]) -> list[Inserted | Exception]:
+        """Insert the document of each add whose caller still waits, and return their outcomes.
+
+        Of equal keys the first one is inserted.
+        """
+        table = await self._find(schema, name)
+        first: dict[str, _Add] = {}
+        for add in adds:
+            if not add.has_ended:
+                add.is_sent = True
+                first.setdefault(add.document.key, add)
+        stored = _Stored([], {})
+        if first:
+            documents = [add.document for add in first.values()]
+            stored = await self._insert(table, documents, [str(uuid.uuid4()) for _ in documents])
+        added = {first[key] for key, _, _ in stored.rows}
+
+        def outcome(add: _Add) -> Inserted | Exception:
+            key = add.document.key
+            if key in stored.unknown:
+                return stored.unknown[key]
+            return Inserted(1, 0) if add in added else DuplicateKey(key)
+
+        return [outcome(add) for add in adds]
+
+    async def _upsert_all(self, schema: str, name: str, documents: Sequence[Document]) -> Inserted:
         table = await self._find(schema, name)
         replaced: list[bool | None] = []
         with _unknown_after(lambda: len(replaced) - replaced.count(False)):
@@ -203,7 +280,7 @@ class CrateDocuments:
         written: list[tuple[str, int, int]] = []
         try:
             for part in _parts(documents, _ROWS_AN_INSERT):
-                ours = await self._insert(table, part, batch)
+                ours = await self._insert_batch(table, part, batch)
                 written += ours
                 if missing := {document.key for document in part} - {key for key, _, _ in ours}:
                     raise DuplicateKey(min(missing))
@@ -240,8 +317,15 @@ class CrateDocuments:
             await self._http.write(f"REFRESH TABLE {table}")
         return [row.document for row in await self._page(table, after, keys)]
 
-    async def _insert(self, table: str, documents: Sequence[Document], batch: str) -> list[tuple[str, int, int]]:
-        """Insert rows whose keys are free; return the keys and versions of the rows of this batch.
+    async def _insert_batch(self, table: str, documents: Sequence[Document], batch: str) -> list[tuple[str, int, int]]:
+        """Insert rows of one batch whose keys are free; return their keys and versions."""
+        stored = await self._insert(table, documents, [batch] * len(documents))
+        for error in stored.unknown.values():
+            raise error
+        return stored.rows
+
+    async def _insert(self, table: str, documents: Sequence[Document], batches: Sequence[str]) -> _Stored:
+        """Insert rows whose keys are free, each with a batch.
 
         A statement whose connection was lost is sent again: it finds the rows of the first one by
         their batch.
@@ -251,32 +335,41 @@ class CrateDocuments:
             " ON CONFLICT (doc_id) DO UPDATE SET batch = batch RETURNING doc_id, batch, _seq_no, _primary_term"
         )
         keys, texts = zip(*documents, strict=True)
+        own = dict(zip(keys, batches, strict=True))
         loop = asyncio.get_running_loop()
         rows, begun, sent = None, loop.time(), 0
         with _unknown_after(lambda: sent > 1):
             while rows is None:
                 sent += 1
                 try:
-                    rows = await self._http.write(insert, list(keys), list(texts), [batch] * len(documents))
+                    rows = await self._http.write(insert, list(keys), list(texts), list(batches))
                 except StoreConnectionLost:
                     if sent == _ATTEMPTS or loop.time() - begun > _REPEAT_SECONDS:
                         raise
-            if len(rows) < len(documents):
-                raise StoreOutcomeUnknown(
-                    "CrateDB returned fewer rows than were inserted, and not why; "
-                    "look in its log, and whether its disk is nearly full"
-                )
-            ours = [(str(key), int(str(seq_no)), int(str(term))) for key, of, seq_no, term in rows if of == batch]
-            if sent > 1:
-                await self._check_untouched(table, [key for key, *_ in ours], sent)
-        return ours
+            written = [row for row in rows if row[1] == own.get(row[0], "")]
+            ours = [(str(key), int(str(seq_no)), int(str(term))) for key, _, seq_no, term in written]
+            unknown = await self._changed(table, [key for key, *_ in ours], sent) if sent > 1 else {}
+        for key in own.keys() - {row[0] for row in rows}:
+            unknown[key] = StoreOutcomeUnknown(
+                "CrateDB returned fewer rows than were inserted, and not why; "
+                "look in its log, and whether its disk is nearly full"
+            )
+        return _Stored([row for row in ours if row[0] not in unknown], unknown)
 
-    async def _check_untouched(self, table: str, keys: Sequence[str], sent: int) -> None:
-        """Check rows after a repeated insert: one that others removed must not come back."""
+    async def _changed(self, table: str, keys: Sequence[str], sent: int) -> dict[str, StoreOutcomeUnknown]:
+        """Return the errors of rows of a repeated insert that others changed.
+
+        One that they removed must not come back.
+        """
+        found = {}
         for part in _parts(keys, PAGE):
             versions = await self._http.read(f"SELECT doc_id, _version FROM {table} WHERE {_any_key(part)}", *part)
-            if any(int(str(version)) > sent for _, version in versions):
-                raise StoreOutcomeUnknown("the connection was lost, and others changed a document of the same _id")
+            found.update({str(key): int(str(version)) for key, version in versions})
+        return {
+            key: StoreOutcomeUnknown("the connection was lost, and others changed a document of the same _id")
+            for key, version in found.items()
+            if version > sent
+        }
 
     async def _undo(
         self, table: str, documents: Sequence[Document], rows: Sequence[tuple[str, int, int]], batch: str
@@ -300,7 +393,7 @@ class CrateDocuments:
     async def _upsert(self, table: str, document: Document) -> bool | None:
         """Write a document; return None if it is new, else whether the old one had another text."""
         for _ in range(_ATTEMPTS):
-            if await self._insert(table, [document], str(uuid.uuid4())):
+            if await self._insert_batch(table, [document], str(uuid.uuid4())):
                 return None
             for row in await self._page(table, None, [document.key]):
                 if await self._replace(table, row, document.text):
