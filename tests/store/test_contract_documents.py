@@ -81,11 +81,12 @@ class TestNames:
 
 class TestInsert:
     async def test_all_or_nothing(self, documents: Documents) -> None:
-        """F7: a batch with a key that exists, or twice, leaves nothing."""
+        """F7: a batch with a key that exists, or twice, leaves nothing; the error has the key."""
         await documents.insert("s", "c", [B])
-        for batch in ([A, B, C], [A, C, A]):
-            with pytest.raises(DuplicateKey):
+        for batch, key in (([A, B, C], B.key), ([A, C, A], A.key)):
+            with pytest.raises(DuplicateKey) as caught:
                 await documents.insert("s", "c", batch)
+            assert caught.value.key == key
             assert await all_of(documents) == [B]
 
     async def test_a_key_has_one_winner(self, documents: Documents, opener: Opener) -> None:

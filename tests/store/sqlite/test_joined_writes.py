@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from idalloc_server.domain.errors import StoreFailure, StoreOutcomeUnknown, StoreUnreachable
+from idalloc_server.domain.errors import StoreFailure, StoreOutcomeUnknown, StoreRefused, StoreUnreachable
 from idalloc_server.store.sqlite.database import MAX_JOINED_WRITES, Database
 from tests.store.sqlite.conftest import HeldDatabase, deny_commit
 
@@ -141,3 +141,19 @@ async def test_writes_that_still_wait_at_a_close_are_refused(held: HeldDatabase)
     assert [type(each) for each in outcomes[MAX_JOINED_WRITES:]] == [StoreUnreachable] * 2
     with closing(sqlite3.connect(held.database.path)) as other:
         assert other.execute("SELECT count(*) FROM written").fetchone() == (MAX_JOINED_WRITES,)
+
+
+async def test_writes_of_one_statement_need_no_savepoint(held: HeldDatabase) -> None:
+    """They share a transaction, and one that fails is undone by SQLite alone."""
+    statements: list[str] = []
+    waiting = await held.hold()
+    held.database._thread.run(lambda: held.database._connection.set_trace_callback(statements.append))  # type: ignore[union-attr]
+    values = (1, 2, 1, 3)
+    writes = [held.database.transact_together(partial(insert, each), is_one_statement=True) for each in values]
+    held.release()
+    await waiting
+    outcomes = await asyncio.gather(*writes, return_exceptions=True)
+    assert [each if isinstance(each, int) else type(each) for each in outcomes] == [1, 2, StoreRefused, 3]
+    inserts = [f"INSERT INTO written VALUES ({number})" for number in values]
+    assert statements == ["BEGIN IMMEDIATE", *inserts, "COMMIT"]
+    assert await numbers(held) == [1, 2, 3]

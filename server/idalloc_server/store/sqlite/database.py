@@ -34,6 +34,7 @@ class _JoinedWrite(NamedTuple):
     """A write that shares a transaction with those that wait beside it."""
 
     work: Callable[[sqlite3.Connection], Any]
+    is_one_statement: bool  # whether it writes by one statement, which SQLite undoes if it fails
     future: asyncio.Future[Any]  # its caller's
 
     def settle(self, outcome: Any) -> None:
@@ -93,14 +94,14 @@ class Database:
         except FilesChanged as error:
             raise self._refused(error) from error
 
-    async def join(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+    async def join(self, work: Callable[[sqlite3.Connection], _T], *, is_one_statement: bool = False) -> _T:
         """Run a write as ``transact_together`` does.
 
         Raises:
             StoreFailure: SQLite failed, or the files were replaced.
         """
         try:
-            return await self.transact_together(work)
+            return await self.transact_together(work, is_one_statement=is_one_statement)
         except FilesChanged as error:
             raise self._refused(error) from error
 
@@ -114,11 +115,18 @@ class Database:
         """
         return self._run(self._transaction, work, begin)
 
-    def transact_together(self, work: Callable[[sqlite3.Connection], _T]) -> asyncio.Future[_T]:
+    def transact_together(
+        self, work: Callable[[sqlite3.Connection], _T], *, is_one_statement: bool = False
+    ) -> asyncio.Future[_T]:
         """Begin a write in one transaction with up to 63 others that wait for the file.
 
         An exception of ``work`` undoes this write alone. A failure of the transaction, also of its
         commit, is the failure of each write in it. Returns the future of this write.
+
+        Args:
+            work: Writes.
+            is_one_statement: Whether it writes by one statement, and succeeds if that does: SQLite
+                undoes a statement that fails, so it needs no savepoint.
 
         Raises:
             StoreUnreachable, FilesChanged, StoreFailure: As ``transact``.
@@ -126,7 +134,7 @@ class Database:
         if self._thread.is_closed:
             raise StoreUnreachable("the store is closed")
         future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_JoinedWrite(work, future))
+        self._waiting.append(_JoinedWrite(work, is_one_statement, future))
         if not self._is_queued:
             self._queue_waiting()
         return future
@@ -182,18 +190,21 @@ class Database:
         return [*zip(turn, outcomes, strict=True)]
 
     def _run_each(self, turn: list[_JoinedWrite], db: sqlite3.Connection) -> list[Any]:
-        """Run each write in a savepoint, so that one that fails leaves the others."""
+        """Run each write so that one that fails leaves the others."""
         outcomes: list[Any] = []
         for joined in turn:
-            db.execute("SAVEPOINT joined")
+            if not joined.is_one_statement:
+                db.execute("SAVEPOINT joined")
             try:
                 outcomes.append(joined.work(db))
             except Exception as error:
                 if not db.in_transaction:  # SQLite has undone all of it
                     raise
-                db.execute("ROLLBACK TO joined")
+                if not joined.is_one_statement:
+                    db.execute("ROLLBACK TO joined")
                 outcomes.append(failure_of(self.path, error) if isinstance(error, _SQLITE_ERRORS) else error)
-            db.execute("RELEASE joined")
+            if not joined.is_one_statement:
+                db.execute("RELEASE joined")
         return outcomes
 
     def _transaction(self, work: Callable[[sqlite3.Connection], _T], begin: str) -> _T:

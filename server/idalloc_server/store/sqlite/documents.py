@@ -129,21 +129,15 @@ class SqliteDocuments:
         """See ``Documents.insert``."""
 
         def work(db: sqlite3.Connection) -> Inserted:
-            collection = _collection(db, schema, name)
             if upsert:
-                return _upsert(db, collection, documents)
-            for document in documents:
-                try:
-                    db.execute(
-                        "INSERT INTO documents (collection, key, text) VALUES (?, ?, ?)",
-                        (collection, document.key.encode(), document.text),
-                    )
-                except sqlite3.IntegrityError as error:
-                    raise DuplicateKey(document.key) from error
-            return Inserted(len(documents), 0)
+                return _upsert(db, _collection(db, schema, name), documents)
+            if is_one:
+                return _insert_one(db, schema, name, *documents)
+            return _insert(db, _collection(db, schema, name), documents)
 
+        is_one = len(documents) == 1 and not upsert
         with _busy():
-            return await self._database.join(work)
+            return await self._database.join(work, is_one_statement=is_one)
 
     async def page(
         self, schema: str, name: str, after: str | None, keys: Sequence[str] | None = None
@@ -280,6 +274,30 @@ def _rewrite(db: sqlite3.Connection, collection: int, key: str, text: str | None
         return db.execute("DELETE FROM documents WHERE collection = ? AND key = ?", row).rowcount == 1
     update = "UPDATE documents SET text = ?1 WHERE collection = ?2 AND key = ?3 AND text <> ?1"
     return db.execute(update, (text, *row)).rowcount == 1
+
+
+def _insert_one(db: sqlite3.Connection, schema: str, name: str, document: Document) -> Inserted:
+    """Insert a document by one statement: each lets another thread run, and waits for it."""
+    insert = (
+        "INSERT INTO documents (collection, key, text) SELECT id, ?, ? FROM collections WHERE schema = ? AND name = ?"
+    )
+    try:
+        added = db.execute(insert, (document.key.encode(), document.text, schema, name)).rowcount
+    except sqlite3.IntegrityError as error:
+        raise DuplicateKey(document.key) from error
+    if not added:
+        _collection(db, schema, name)  # raises the error
+    return Inserted(1, 0)
+
+
+def _insert(db: sqlite3.Connection, collection: int, documents: Sequence[Document]) -> Inserted:
+    before = db.total_changes
+    rows = ((collection, key.encode(), text) for key, text in documents)
+    try:
+        db.executemany("INSERT INTO documents (collection, key, text) VALUES (?, ?, ?)", rows)
+    except sqlite3.IntegrityError as error:
+        raise DuplicateKey(documents[db.total_changes - before].key) from error
+    return Inserted(len(documents), 0)
 
 
 def _upsert(db: sqlite3.Connection, collection: int, documents: Sequence[Document]) -> Inserted:
