@@ -117,8 +117,8 @@ async def test_cancelled_writes_are_left_out(held: HeldDatabase) -> None:
 async def test_a_write_to_a_closed_store_is_not_applied(held: HeldDatabase) -> None:
     """A write that the closed store refuses does not join one that was queued before."""
     waiting = await held.hold()
-    before = asyncio.ensure_future(held.database.join(partial(insert, 1)))
-    await asyncio.sleep(0)
+    before = held.database.transact_together(partial(insert, 1))
+    await asyncio.sleep(0)  # queues the job
     held.database._thread.close()
     with pytest.raises(StoreUnreachable):
         await held.database.join(partial(insert, 2))
@@ -133,6 +133,7 @@ async def test_writes_that_still_wait_at_a_close_are_refused(held: HeldDatabase)
     """Writes beyond those of the last transaction are refused, and none is applied later."""
     waiting = await held.hold()
     writes = [held.database.transact_together(partial(insert, number)) for number in range(MAX_JOINED_WRITES + 2)]
+    await asyncio.sleep(0)  # queues the job
     held.database._thread.close()
     held.release()
     await waiting

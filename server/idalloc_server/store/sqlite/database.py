@@ -136,12 +136,13 @@ class Database:
         future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         self._waiting.append(_JoinedWrite(work, is_one_statement, future))
         if not self._is_queued:
-            self._queue_waiting()
+            self._is_queued = True
+            # After the callbacks that are ready: they may bring more writes for the transaction.
+            asyncio.get_running_loop().call_soon(self._queue_waiting)
         return future
 
     def _queue_waiting(self) -> None:
         """Let the thread run the writes that wait."""
-        self._is_queued = True
         try:
             ended = self._run(self._run_waiting)
         except StoreUnreachable as error:  # closed
@@ -157,6 +158,7 @@ class Database:
         for joined, outcome in ended.result():
             joined.settle(outcome)
         if self._waiting and not self._is_queued:  # more than one transaction takes
+            self._is_queued = True
             self._queue_waiting()
 
     def _run(self, job: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
