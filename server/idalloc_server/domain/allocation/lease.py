@@ -66,7 +66,10 @@ class Lease:
         self.left -= count
         if not self._count and self.later_ranges:
             self._first, self._count = self.later_ranges.pop(0)
-        return IdRange(first, count, self.step, self.generation, self.expires_at, self.sequence, self.period)
+        # As the constructor of a named tuple does, which is Python.
+        return tuple.__new__(
+            IdRange, (first, count, self.step, self.generation, self.expires_at, self.sequence, self.period)
+        )
 
     def skip_to(self, count: int) -> int:
         """Drop the ranges before the first one that has ``count`` ids; none if no range has.
