@@ -298,7 +298,7 @@ endef
 	$(call venv,.venv-deploy,$<)
 	@cp $< $@
 
-# A server alone: some 115 MB of packages instead of 500.
+# A server alone: some 115 MB of packages instead of 460.
 .venv/runtime: requirements/server.txt
 	$(call venv,.venv,$<)
 	@touch $@
