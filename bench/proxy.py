@@ -9,7 +9,6 @@ import argparse
 import json
 import shutil
 import statistics
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,7 +17,9 @@ from typing import NamedTuple
 
 import grpc
 
+from bench.drivers import run
 from bench.run import CONCURRENCY, CONNECTIONS, ratio, report
+from bench.servers import cpu_seconds
 from tests.support.processes import running
 from tests.support.proxy import proxying, serving
 from tests.support.under_attack import ATTACKS, MAX_MB, UNAUTHENTICATED, attack, write_access
@@ -34,11 +35,23 @@ class Contender(NamedTuple):
     name: str
     address: str
     tls: Path  # the folder with the files of its certificate, and with a client's
-    pids: list[int]  # the processes whose memory counts
+    processes: dict[str, int]  # the server, and the proxy if it has one, with their process ids
 
 
-def unary(contender: Contender, calls: int) -> float:
-    """Return the calls a second that ghz made."""
+class Unary(NamedTuple):
+    """What calls cost."""
+
+    rate: float  # calls a second
+    costs: dict[str, float]  # the CPU time of each process for a call, in microseconds; "ghz" is the caller
+
+    @property
+    def cost(self) -> float:
+        """The CPU time of server and proxy for a call."""
+        return sum(self.costs.values()) - self.costs["ghz"]
+
+
+def unary(contender: Contender, calls: int) -> Unary:
+    """Make calls with ghz."""
     flags = {
         "call": "idalloc.v1.IdAllocatorService.AllocateRange",
         "data": '{"sequence": "orders"}',
@@ -54,9 +67,12 @@ def unary(contender: Contender, calls: int) -> float:
     }
     plain = ["--disable-template-functions", "--disable-template-data"]
     command = ["ghz", *(f"--{name}={value}" for name, value in flags.items()), *plain, contender.address]
-    done = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    before = {name: cpu_seconds(pid) for name, pid in contender.processes.items()}
+    output, caller = run(command, 60)
+    done = json.loads(output)
     assert done["statusCodeDistribution"] == {"OK": calls}, done["statusCodeDistribution"]
-    return float(done["rps"])
+    used = {name: cpu_seconds(pid) - before[name] for name, pid in contender.processes.items()}
+    return Unary(done["rps"], {name: each / calls * 1e6 for name, each in (used | {"ghz": caller}).items()})
 
 
 @contextmanager
@@ -74,25 +90,32 @@ def contenders(*, tokens: bool) -> Iterator[list[Contender]]:
         settings = {key: proxy.tls / file for key, file in files.items()} | {"store": f"sqlite://{folder}/grpcio.db"}
         plain = stack.enter_context(running(folder, **settings, **access))
         behind = stack.enter_context(serving(proxy, **access))
+        processes = {"native": behind.process.pid, "Envoy": proxy.process.pid}
         yield [
-            Contender("grpcio", plain.address, proxy.tls, [plain.process.pid]),
-            Contender("native behind Envoy", proxy.address, proxy.tls, [behind.process.pid, proxy.process.pid]),
+            Contender("grpcio", plain.address, proxy.tls, {"grpcio": plain.process.pid}),
+            Contender("native behind Envoy", proxy.address, proxy.tls, processes),
         ]
 
 
 def measure_unary(rounds: int, calls: int) -> None:
-    """Print calls a second, and their ratio."""
+    """Print calls a second, the CPU time of a call, and the ratios of both."""
     with contenders(tokens=False) as both:
-        rates: dict[str, list[float]] = {each.name: [] for each in both}
+        found: dict[str, list[Unary]] = {each.name: [] for each in both}
         for turn in range(rounds + 1):
             for each in both:
-                rate = unary(each, calls)
+                result = unary(each, calls)
                 if turn:  # The first round warms up.
-                    rates[each.name].append(rate)
-    for name, found in rates.items():
-        print(f"unary AllocateRange with TLS, {CONCURRENCY} in flight: {name}: {statistics.median(found):,.0f}/s")
-    grpcio, behind = rates.values()
-    report("native behind Envoy / grpcio, TLS", ratio(behind, grpcio), RATE_TARGET)
+                    found[each.name].append(result)
+    for name, results in found.items():
+        rate = statistics.median(each.rate for each in results)
+        print(f"unary AllocateRange with TLS, {CONCURRENCY} in flight: {name}: {rate:,.0f}/s")
+        medians = {process: statistics.median(each.costs[process] for each in results) for process in results[0].costs}
+        print("  CPU a call: " + ", ".join(f"{process} {cost:.0f} µs" for process, cost in medians.items()))
+    grpcio, behind = found.values()
+    rates = ratio((each.rate for each in behind), (each.rate for each in grpcio))
+    report("calls/s behind Envoy / grpcio's, TLS", rates, RATE_TARGET)
+    costs = ratio((each.cost for each in grpcio), (each.cost for each in behind))
+    report("CPU of grpcio / of native and Envoy", costs, RATE_TARGET)
 
 
 def measure_attacks() -> None:
@@ -102,7 +125,7 @@ def measure_attacks() -> None:
             for each in both:
                 print(f"{name}, {each.name}:", flush=True)
                 try:
-                    measured = attack(name, each.address, each.tls, each.pids)
+                    measured = attack(name, each.address, each.tls, each.processes.values())
                 except grpc.RpcError as error:
                     print(f"  a call of the steady caller failed: {error.code().name}")
                     continue

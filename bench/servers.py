@@ -29,7 +29,7 @@ class Server:
     @property
     def cpu_seconds(self) -> float:
         """Total user and system time of all its processes, ended ones included."""
-        return sum(_cpu_seconds(pid) for pid in _process_tree(self.process.pid))
+        return sum(cpu_seconds(pid) for pid in _process_tree(self.process.pid))
 
     @property
     def resident_mb(self) -> float:
@@ -145,7 +145,8 @@ def _process_tree(pid: int) -> Iterator[int]:
         yield from _process_tree(int(child))
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
+    """Return the user and system time of a process and of its children that have ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:  # It ended: the figure of its parent includes it.
