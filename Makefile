@@ -128,6 +128,7 @@ bench-xproto: .venv/ready ## measure adds of documents beside a live MySQL 8.0.3
 
 bench-growth: .venv/ready ## measure what grows with sequences, nodes, connections; writes docs/operations/benchmarks-growth.md
 	$(bin)/python -m bench.growth $(ARGS)
+	$(bin)/python -m bench.many_names $(MANY_NAMES_ARGS)
 
 bench-clients: bench-go bench-node ## measure next() of the clients' pools, for one caller and for 64
 

@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench import added_documents, faults_table, first_seconds_table
+from bench import added_documents, faults_table, first_seconds_table, many_names_table
 from bench.markdown import number, table, verdict
 from bench.questions import QUESTIONS, Question
 
 RESULTS, PAGES = Path(".build/bench"), Path("docs/operations")
 PEERS, GROWTH, OPENSEARCH = RESULTS / "peers.json", RESULTS / "growth.json", RESULTS / "opensearch.json"
 FAULTS, FIRST_SECONDS = RESULTS / "faults.json", RESULTS / "first_seconds.json"
-XPROTO = RESULTS / "xproto.json"
+XPROTO, MANY_NAMES = RESULTS / "xproto.json", RESULTS / "many_names.json"
 _COMMANDS = {
     PEERS.name: "make bench-peers",
     OPENSEARCH.name: "make bench-opensearch",
@@ -25,6 +25,7 @@ _COMMANDS = {
     FIRST_SECONDS.name: "python -m bench.first_seconds",
     GROWTH.name: "make bench-growth",
     XPROTO.name: "make bench-xproto",
+    MANY_NAMES.name: "python -m bench.many_names",
 }
 
 _HEAD = """\
@@ -82,7 +83,7 @@ make bench-peers                                   # about 7 minutes
 # with a running CrateDB, in a separate schema:
 IDALLOC_BENCH_CRATEDB_URL='crate://crate@127.0.0.1:4200/?schema=bench' make bench-peers
 make bench-opensearch                              # about 2 minutes
-make bench-growth                                  # about 7 minutes
+make bench-growth                                  # about 7 minutes, then 8
 make bench-faults                                  # about 6 minutes for each store, then 13 minutes
 python -m bench.first_seconds --outage-reserve 10 --used 5   # a short form of its second part
 make bench-xproto                                  # about 2 minutes
@@ -134,6 +135,7 @@ def _sections_of_growth() -> Iterator[Section]:
     yield Section("While the store fails", FAULTS, faults_table.section, has_machine=True)
     yield Section("From the first seconds", FIRST_SECONDS, first_seconds_table.section, has_machine=True)
     yield Section("Refills", PEERS, refills, has_machine=True)
+    yield Section("Many sequences in batches", MANY_NAMES, many_names_table.section, has_machine=True)
     yield Section("Cost as work grows", GROWTH, growth, has_machine=True)
 
 

@@ -44,7 +44,7 @@ IN_FLIGHT = 64
 # Calls a second of each simulated node, for one id each.
 CALLS_A_NODE = 100
 # For the memory of served names: without a disk, a thousand times as many fit into the time.
-_MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else machine.DISK
+MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else machine.DISK
 
 
 def make_sequences(path: Path, count: int) -> None:
@@ -98,7 +98,7 @@ def measure_sequences(names: int, seconds: float) -> Iterator[Sequence[str]]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=machine.DISK)))
         # The server of many names has its store in memory, and keeps its leases.
-        memory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=_MEMORY)))
+        memory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=MEMORY)))
         for count in SEQUENCES:
             times, resident = [], 0.0
             make_sequences(folder / f"{count}.db", count)
