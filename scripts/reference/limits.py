@@ -84,6 +84,7 @@ INTERNAL = (
         "MAX_HITS",
         "MAX_IDS",
         "MAX_INT64",
+        "MAX_JOINED",
         "MAX_JOINED_ADDS",
         "MAX_JOINED_TEXT",
         "MAX_JOINED_WRITES",

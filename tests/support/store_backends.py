@@ -82,6 +82,8 @@ class Opener:
 
     # The stand-in for the database behind it, if a test may change or break it.
     stand_in: object = None
+    # What opens a store of a URL.
+    open_url: Callable[[str, FakeClock], Store] = staticmethod(open_store)
 
     def __init__(self, backend: Backend, clock: FakeClock) -> None:
         self.backend = backend
@@ -90,7 +92,7 @@ class Opener:
 
     def new(self) -> Store:
         """Return one more store, as of another process; it is not open."""
-        self._stores.append(open_store(self.backend.url, self._clock))
+        self._stores.append(self.open_url(self.backend.url, self._clock))
         return self._stores[-1]
 
     async def open(self) -> Store:

@@ -4,16 +4,18 @@ import json
 
 import pytest
 
-from idalloc_server.domain.errors import StoreOutcomeUnknown
+from idalloc_server.domain.errors import StoreOutcomeUnknown, StoreRefused
 from idalloc_server.domain.store.records import NO_FLOOR
 from idalloc_server.domain.store.retirement import RETIREMENT
 from idalloc_server.store.cluster.connections import WrongAnswer
 from idalloc_server.store.opensearch.answers import AliasUnknown
 from idalloc_server.store.opensearch.indices import SEQUENCES
+from idalloc_server.store.opensearch.opened_indices import OpenedIndex
 from idalloc_server.store.opensearch.requests import Requests
-from idalloc_server.store.opensearch.results import Hit
+from idalloc_server.store.opensearch.results import Hit, Written, WrongItems
 
 REQUESTS = Requests("idalloc", timeout=40.0)
+GRANT = REQUESTS.grant("s", 1, 1000, NO_FLOOR, None)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +37,8 @@ def test_a_name_is_one_segment_of_the_path(name: str, path: str) -> None:
 def test_every_write_needs_an_alias_and_ends_before_its_caller() -> None:
     """P1: no write creates an index, or is applied long after its caller has gone."""
     writes = (
-        REQUESTS.grant("s", 1, 1000, NO_FLOOR, None),
+        REQUESTS.update_row(GRANT),
+        REQUESTS.update_rows([GRANT, GRANT._replace(name="t")]),
         REQUESTS.give_back("s", 1, (1, 2, 3)),
         REQUESTS.retirement(),
         REQUESTS.record([{"request_id": "r"}]),
@@ -62,7 +65,8 @@ def bulk(*items: dict[str, object]) -> bytes:
     return json.dumps({"errors": True, "items": [{"update": item} for item in items]}).encode()
 
 
-MISSING = error(404, "document_missing_exception")
+MISSING_ROW = "document_missing_exception"
+MISSING = error(404, MISSING_ROW)
 CONFLICT = error(409, "version_conflict_engine_exception")
 MADE = {"status": 201, "_id": "r", "get": {"_source": {"name": "s"}}}
 CONFIRMED = {"status": 200, "_id": "\x1fconfirm"}
@@ -111,6 +115,53 @@ class TestBulk:
         """P7: an answer with fewer rows, or about another request id, records nothing."""
         with pytest.raises(WrongAnswer):
             RECORD.read("h", 200, bulk(*items))
+
+
+def granted(key: str, nonce: str = "") -> dict[str, object]:
+    source = {"last_value": 5, "nonce": nonce}
+    return {"status": 200, "_id": key, "_index": "i", "result": "updated", **VERSION, "get": {"_source": source}}
+
+
+VERSION = {"_seq_no": 7, "_primary_term": 2}
+TOGETHER = [GRANT, GRANT._replace(name="t")]
+OF_ANOTHER_ROW = [granted("q"), error(404, MISSING_ROW, "q"), error(403, "any", "q")]
+
+
+class TestJoined:
+    def test_each_update_has_its_outcome(self) -> None:
+        """P1: the row with its version, none, or the failure of this update alone."""
+        read = REQUESTS.update_rows([*TOGETHER, GRANT._replace(name="u")]).read
+        refused = error(403, "security_exception", "u")
+        written, missing, failed = read("h", 200, bulk(granted("s"), error(404, MISSING_ROW, "t"), refused))
+        assert written == Written({"last_value": 5, "nonce": ""}, 7, 2)
+        assert (missing, type(failed)) == (None, StoreRefused)
+
+    @pytest.mark.parametrize("item", OF_ANOTHER_ROW)
+    def test_without_nonces_an_item_discredits_all(self, item: dict[str, object]) -> None:
+        """P1: an item about another row shows that the answer is that of another request."""
+        with pytest.raises(WrongAnswer) as caught:
+            REQUESTS.update_rows(TOGETHER).read("h", 200, bulk(granted("s"), item))
+        assert not isinstance(caught.value, WrongItems)
+
+    @pytest.mark.parametrize("item", [granted("t", "other"), *OF_ANOTHER_ROW])
+    def test_with_nonces_the_others_are_believed(self, item: dict[str, object]) -> None:
+        """P1: an item that repeats its nonce is the answer to its update, whatever the others."""
+        requests = Requests("idalloc", timeout=40.0)
+        requests.opened.add("idalloc-sequences", OpenedIndex("i", "uuid"), has_nonce=True)
+        request = requests.update_rows(TOGETHER)
+        assert request.body is not None
+        nonce = json.loads(request.body.splitlines()[1])["script"]["params"]["nonce"]
+        with pytest.raises(WrongItems) as caught:
+            request.read("h", 200, bulk(granted("s", nonce), item))
+        written, wrong = caught.value.outcomes
+        assert written == Written({"last_value": 5, "nonce": nonce}, 7, 2)
+        assert isinstance(wrong, WrongAnswer)
+
+    def test_one_that_may_be_applied_is_not_sent_again(self) -> None:
+        """P1: beside an item whose outcome is unknown, an unknown alias is no error of all."""
+        items = error(404, "index_not_found_exception", "s"), error(503, "unavailable_shards_exception", "t")
+        outcomes = REQUESTS.update_rows(TOGETHER).read("h", 200, bulk(*items))
+        assert [type(outcome) for outcome in outcomes] == [AliasUnknown, StoreOutcomeUnknown]
 
 
 def test_a_refresh_of_no_shard_is_a_failure() -> None:

@@ -17,7 +17,7 @@ import copy
 import json
 import ssl
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from aiohttp import web
@@ -35,12 +35,15 @@ class Fault(HttpFault):
     # ``drop``: the connection is closed without an answer; ``reset``: the same by RST; ``hang``:
     # there is no answer; ``delay``: the answer is late; ``duplicate``: the request is applied
     # twice, and the second answer is sent; ``error``: the answer is an error; ``garbage``: the
-    # answer is the HTML of a proxy; ``cut``: the answer lacks a field.
-    kind: Literal["drop", "reset", "hang", "delay", "duplicate", "error", "garbage", "cut"]
+    # answer is the HTML of a proxy; ``cut``: the answer lacks a field; ``hold``: the request is
+    # executed when ``until`` is set.
+    kind: Literal["drop", "reset", "hang", "delay", "duplicate", "error", "garbage", "cut", "hold"]
     # Whether the request is applied, but for ``delay`` and ``duplicate``; None: unless ``error``.
     applied: bool | None = None
     type: str = "unavailable_shards_exception"  # the type of the error
     path: tuple[str | int, ...] = ()  # the keys and indices of the field that is cut
+    until: asyncio.Event = field(default_factory=asyncio.Event)
+    items: tuple[int, ...] = ()  # of a ``_bulk``, those whose answers are the error; all are executed
 
 
 class OpenSearchStandIn(HttpEmulator[Fault]):
@@ -67,13 +70,16 @@ class OpenSearchStandIn(HttpEmulator[Fault]):
         if fault.kind == "delay":
             await hold_for_async(fault.seconds, "the fault's delay")
             return self._execute(request)
-        if fault.kind == "cut":
-            return self._execute(request, fault.path)
+        if fault.kind == "hold":
+            await fault.until.wait()
+            return self._execute(request)
+        if fault.kind == "cut" or fault.items:
+            return self._execute(request, fault)
         if fault.kind == "duplicate" or (fault.kind != "error" if fault.applied is None else fault.applied):
             self._execute(request)
         return self._execute(request) if fault.kind == "duplicate" else await self._fail(fault, received)
 
-    def _execute(self, request: Request, cut: tuple[str | int, ...] = ()) -> web.Response:
+    def _execute(self, request: Request, fault: Fault | None = None) -> web.Response:
         try:
             status, answer = self.cluster.execute(request)
         except Refusal as refusal:
@@ -82,7 +88,8 @@ class OpenSearchStandIn(HttpEmulator[Fault]):
             self.unknown.append(f"{request.text}: {error}")
             return web.Response(status=500, text=f"the stand-in does not know this request: {error}")
         self.answers.append(json.loads(json.dumps(answer)))
-        return web.json_response(_without(self.answers[-1], cut), status=status, content_type="application/json")
+        sent = self.answers[-1] if fault is None else _changed(self.answers[-1], fault)
+        return web.json_response(sent, status=status, content_type="application/json")
 
     async def _fail(self, fault: Fault, received: web.BaseRequest) -> web.Response:
         if fault.kind == "error":
@@ -93,13 +100,18 @@ class OpenSearchStandIn(HttpEmulator[Fault]):
         return await self._end(received, fault)
 
 
-def _without(answer: Any, path: tuple[str | int, ...]) -> Any:
-    if not path:
-        return answer
+def _changed(answer: Any, fault: Fault) -> Any:
+    """Return an answer without a field, or with the errors of items."""
     changed = inner = copy.deepcopy(answer)
-    for key in path[:-1]:
+    for number in fault.items:
+        ((action, item),) = changed["items"][number].items()
+        error = {"type": fault.type, "reason": "an injected fault"}
+        changed["items"][number] = {action: {"_id": item["_id"], "status": fault.status, "error": error}}
+    if fault.items:
+        return changed | {"errors": True}
+    for key in fault.path[:-1]:
         inner = inner[key]
-    del inner[path[-1]]
+    del inner[fault.path[-1]]
     return changed
 
 

@@ -13,9 +13,10 @@ from idalloc_server.store.cluster.connections import Request
 from idalloc_server.store.opensearch import scripts
 from idalloc_server.store.opensearch.answers import CONFLICT, ROW_MISSING
 from idalloc_server.store.opensearch.indices import ALLOCATIONS, SEQUENCES, START_TIMESTAMPS, WITNESS, Index
-from idalloc_server.store.opensearch.opened_indices import OpenedIndices
+from idalloc_server.store.opensearch.opened_indices import OpenedIndices, Tie
 from idalloc_server.store.opensearch.results import (
     Hit,
+    Outcome,
     Source,
     Written,
     check_refreshed,
@@ -23,12 +24,13 @@ from idalloc_server.store.opensearch.results import (
     newest_of,
     read_bulk,
     read_update,
+    read_updates,
     reader,
 )
 
 _GRANT_FIELDS = "last_value,granted,step,min_value,max_value,settings,mode,generation,writes"
 # The primary's node tries again at once, without a pause. 10 are too few for 64 callers of one row.
-_RETRIES = "retry_on_conflict=100"
+_RETRIES = 100
 # OpenSearch gives up a write before this process does: later it could still be applied.
 _SHARE_OF_TIMEOUT = 0.9
 # The most hits of one search, by default of ``index.max_result_window``.
@@ -47,6 +49,14 @@ class _Item(NamedTuple):
     key: str
     options: Mapping[str, object]
     body: dict[str, Any] | None = None
+
+
+class RowUpdate(NamedTuple):
+    """An update of the row of a sequence, of a request of its own or with others."""
+
+    name: str
+    script: dict[str, Any]
+    fields: str  # the wanted fields of the row, with commas between them
 
 
 class Requests:
@@ -78,20 +88,38 @@ class Requests:
         """Return the most hits of one search of an index."""
         return min(MAX_HITS, self._windows.get(index.suffix, MAX_HITS))
 
-    def grant(
-        self, name: str, wanted: int, lease_ms: int, floor: GrantFloor, demand: str | None
-    ) -> Request[Written | None]:
-        """Advance a counter; None if there is no row."""
+    def grant(self, name: str, wanted: int, lease_ms: int, floor: GrantFloor, demand: str | None) -> RowUpdate:
+        """Advance a counter."""
         written = {"demand": demand} if demand and self.keeps_demand else {}
         script = _script(scripts.GRANT, wanted=wanted, lease_ms=lease_ms, **_floor(floor), **written)
-        return self._update(self._sequences, name, {"script": script}, f"{_GRANT_FIELDS},demand")
+        return RowUpdate(name, script, f"{_GRANT_FIELDS},demand")
 
     def grant_timestamps(
         self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor
-    ) -> Request[Written | None]:
-        """Advance a counter of timestamps; None if there is no row."""
+    ) -> RowUpdate:
+        """Advance a counter of timestamps."""
         script = _script(scripts.STAMPS, wanted=wanted, lease_ms=lease_ms, now=now, ahead=ahead, **_floor(floor))
-        return self._update(self._sequences, name, {"script": script}, _GRANT_FIELDS)
+        return RowUpdate(name, script, _GRANT_FIELDS)
+
+    def update_row(self, update: RowUpdate) -> Request[Written | None]:
+        """Update one row; None if it does not exist."""
+        return self._update(self._sequences, update.name, {"script": update.script}, update.fields)
+
+    def update_rows(self, updates: Sequence[RowUpdate]) -> Request[list[Outcome]]:
+        """Update rows, each with its own outcome."""
+        items = [
+            # A list of fields is refused in the options.
+            _Item(
+                "update",
+                update.name,
+                {"retry_on_conflict": _RETRIES},
+                {"script": update.script, "_source": [*update.fields.split(","), "nonce"]},
+            )
+            for update in updates
+        ]
+        body, ties = self._bulk_body(self._sequences, items)
+        read = partial(read_updates, alias=self._sequences, ties=ties)
+        return Request("POST", f"/{self._sequences}/_bulk?{self._write}", body, read, self._sequences)
 
     def give_back(self, name: str, count: int, version: RowVersion) -> Request[Written | None]:
         """Move a counter back; None if the row was written since."""
@@ -314,7 +342,7 @@ class Requests:
         key: str,
         body: dict[str, Any],
         fields: str,
-        condition: str = _RETRIES,
+        condition: str = f"retry_on_conflict={_RETRIES}",
         none_for: Collection[str] = (ROW_MISSING,),
     ) -> Request[Written | None]:
         tie = self.opened.tie(alias, key)
@@ -331,15 +359,19 @@ class Requests:
         *,
         is_whole: bool = False,
     ) -> Request[list[Source | None]]:
+        body, ties = self._bulk_body(alias, items)
+        read = partial(read_bulk, alias=alias, ties=ties, expected=expected, is_whole=is_whole)
+        return Request("POST", f"/{alias}/_bulk?{self._write}", body, read, alias)
+
+    def _bulk_body(self, alias: str, items: Sequence[_Item]) -> tuple[bytes, list[Tie]]:
+        """Return the body of a ``_bulk``, and what the answer to each item must repeat."""
         ties = [self.opened.tie(alias, item.key, has_script=item.action == "update") for item in items]
         lines: list[object] = []
         for item, tie in zip(items, ties, strict=True):
             lines.append({item.action: {"_id": item.key, **item.options}})
             if item.body is not None:
                 lines.append(tie.added_to(item.body))
-        body = b"".join(json_body(line) + b"\n" for line in lines)
-        read = partial(read_bulk, alias=alias, ties=ties, expected=expected, is_whole=is_whole)
-        return Request("POST", f"/{alias}/_bulk?{self._write}", body, read, alias)
+        return b"".join(json_body(line) + b"\n" for line in lines), ties
 
 
 def _script(source: str, **parameters: object) -> dict[str, Any]:
@@ -347,7 +379,7 @@ def _script(source: str, **parameters: object) -> dict[str, Any]:
 
 
 def _update_item(key: str, body: dict[str, Any]) -> _Item:
-    return _Item("update", key, {"_source": True, "retry_on_conflict": 100}, body)
+    return _Item("update", key, {"_source": True, "retry_on_conflict": _RETRIES}, body)
 
 
 def _upsert(source: str, **parameters: object) -> dict[str, Any]:

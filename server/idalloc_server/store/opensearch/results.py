@@ -7,8 +7,10 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from idalloc_server.domain.errors import StoreFailure
 from idalloc_server.store.cluster.connections import WrongAnswer
-from idalloc_server.store.opensearch.answers import failure, read_answer
+from idalloc_server.store.opensearch.answers import ROW_MISSING, AliasUnknown, failure, read_answer
 from idalloc_server.store.opensearch.opened_indices import Tie
+
+_HTTP_UNAVAILABLE = 503  # the status of a host that serves nothing
 
 _T = TypeVar("_T")
 Source = dict[str, Any]
@@ -20,6 +22,18 @@ class Written(NamedTuple):
     source: Source  # the requested fields
     seq_no: int  # the number of the write in the index
     term: int  # the term of the primary
+
+
+# The row after an update; None without a row; or the failure of this update alone.
+Outcome = Written | StoreFailure | None
+
+
+class WrongItems(WrongAnswer):
+    """Some items of an answer belong to other writes; the others have their outcomes."""
+
+    def __init__(self, outcomes: Sequence[Outcome | WrongAnswer]) -> None:
+        super().__init__(next(str(each) for each in outcomes if isinstance(each, WrongAnswer)))
+        self.outcomes = outcomes
 
 
 class Hit(NamedTuple):
@@ -50,6 +64,56 @@ def _written(answer: Any, tie: Tie) -> Written:
     if answer["result"] not in ("created", "updated"):
         raise ValueError("a noop is confirmed by no other copy")
     return Written(dict(answer["get"]["_source"]), int(answer["_seq_no"]), int(answer["_primary_term"]))
+
+
+def read_updates(host: str, status: int, content: bytes, *, alias: str, ties: Sequence[Tie]) -> list[Outcome]:
+    """Return the outcome of each update of a ``_bulk``, as ``read_update`` reads a single one.
+
+    Raises:
+        StoreFailure: The request failed, or all updates did, and another host may not.
+        WrongItems: Some items belong to other writes. Without nonces that is a ``WrongAnswer``.
+    """
+    outcomes = reader(partial(_outcomes, host=host, ties=ties), alias)(host, status, content)
+    failures = [each for each in outcomes if isinstance(each, StoreFailure)]
+    if len(failures) == len(outcomes) and (_all_unavailable(failures) or _all_unknown_aliases(failures)):
+        raise failures[0]
+    return outcomes
+
+
+def _all_unavailable(failures: Sequence[StoreFailure]) -> bool:
+    return all(failure.http_status == _HTTP_UNAVAILABLE for failure in failures)
+
+
+def _all_unknown_aliases(failures: Sequence[StoreFailure]) -> bool:
+    """Whether the node applied none of the updates, since it may be starting."""
+    return all(isinstance(failure, AliasUnknown) for failure in failures)
+
+
+def _outcomes(answer: Any, host: str, ties: Sequence[Tie]) -> list[Outcome]:
+    items = _bulk_items(answer, ties)
+    outcomes: list[Outcome | WrongAnswer] = []
+    for item, tie in zip(items, ties, strict=True):
+        try:
+            outcomes.append(_outcome(item, host, tie))
+        except WrongAnswer as error:
+            if not tie.nonce:
+                raise
+            outcomes.append(error)
+    if any(isinstance(each, WrongAnswer) for each in outcomes):
+        raise WrongItems(outcomes)
+    return cast(list[Outcome], outcomes)
+
+
+def _outcome(item: Mapping[str, Any], host: str, tie: Tie) -> Outcome:
+    error = item.get("error")
+    if error and error["type"] != ROW_MISSING:
+        if item["_id"] != tie.key:
+            raise WrongAnswer(f"that is not about the key {tie.key!r}")
+        return failure(host, int(item["status"]), error, tie.alias)
+    if error:
+        tie.check(item)
+        return None
+    return _written(item, tie)
 
 
 def hits_of(answer: Any) -> list[Hit]:
@@ -109,13 +173,18 @@ def read_bulk(
 
 
 def _items(answer: Any, ties: Sequence[Tie], expected: Collection[str]) -> list[Mapping[str, Any]]:
-    items = [next(iter(item.values())) for item in answer["items"]]
-    if len(items) != len(ties):
-        raise WrongAnswer(f"about {len(items)} rows in place of {len(ties)}")
+    items = _bulk_items(answer, ties)
     for item, tie in zip(items, ties, strict=True):
         if "error" not in item or item["error"]["type"] in expected:
             tie.check(item)
         int(item["status"])
         dict(item.get("error") or {})
         dict(item.get("get", {}).get("_source", {}))
+    return items
+
+
+def _bulk_items(answer: Any, ties: Sequence[Tie]) -> list[Mapping[str, Any]]:
+    items = [next(iter(item.values())) for item in answer["items"]]
+    if len(items) != len(ties):
+        raise WrongAnswer(f"about {len(items)} rows in place of {len(ties)}")
     return items

@@ -1,6 +1,8 @@
 """The store in an OpenSearch cluster: counters, start timestamps and recorded allocations."""
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -27,8 +29,9 @@ from idalloc_server.store.opensearch import setup
 from idalloc_server.store.opensearch.answers import RowInvalid
 from idalloc_server.store.opensearch.http import OpenSearchHttp
 from idalloc_server.store.opensearch.indices import ALLOCATIONS, INDICES, SEQUENCES, START_TIMESTAMPS
-from idalloc_server.store.opensearch.requests import Requests
-from idalloc_server.store.opensearch.results import Hit
+from idalloc_server.store.opensearch.joined_updates import JoinedUpdates
+from idalloc_server.store.opensearch.requests import Requests, RowUpdate
+from idalloc_server.store.opensearch.results import Hit, Written
 from idalloc_server.store.opensearch.rows import parse_grant, parse_row, row_fields, settings_fields, written_number
 
 _T = TypeVar("_T")
@@ -49,6 +52,7 @@ class OpenSearchStore(ClusterStore):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._requests = Requests(self.prefix, self.timeout)
+        self._updates = JoinedUpdates(self.http, self._requests)
 
     async def open(self) -> None:
         """See ``Store.open``. Creates the indices at the first start only."""
@@ -58,14 +62,14 @@ class OpenSearchStore(ClusterStore):
         self, name: str, wanted: int, lease_ms: int, floor: GrantFloor, demand: Demand | None
     ) -> Grant | None:
         packed = packed_settings.pack_demand(demand)
-        written = await self._write_row(name, self._requests.grant(name, wanted, lease_ms, floor, packed))
+        written = await self._join(self._requests.grant(name, wanted, lease_ms, floor, packed))
         return parse_grant(name, written, COUNTERS)
 
     async def _grant_timestamps(
         self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor
     ) -> Grant | None:
-        request = self._requests.grant_timestamps(name, wanted, lease_ms, now, ahead, floor)
-        return parse_grant(name, await self._write_row(name, request), TIMESTAMPS)
+        update = self._requests.grant_timestamps(name, wanted, lease_ms, now, ahead, floor)
+        return parse_grant(name, await self._join(update), TIMESTAMPS)
 
     async def _create(self, row: Row) -> Row:
         written = await self._write_row(row.name, self._requests.create(row_fields(row)))
@@ -234,10 +238,21 @@ class OpenSearchStore(ClusterStore):
         await self.http.close()
 
     async def _write_row(self, name: str, request: Request[_T], *, may_fail_over: bool = True) -> _T:
-        try:
+        with _naming(name):
             return await self.http.send_write(request, may_fail_over=may_fail_over)
-        except RowInvalid as error:
-            raise SequenceInvalid(name, f"a number in its row was edited: {error}") from error
+
+    async def _join(self, update: RowUpdate) -> Written | None:
+        with _naming(update.name):
+            return await self._updates.write(update)
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Raise an error about a value in the row as one of its sequence."""
+    try:
+        yield
+    except RowInvalid as error:
+        raise SequenceInvalid(name, f"a number in its row was edited: {error}") from error
 
 
 def _allocation(source: dict[str, Any]) -> RecordedAllocation:
