@@ -46,7 +46,7 @@ QUESTIONS = (
         "Ids in bulk",
         "Each contender takes blocks of ids, or many ids in one message.",
         (
-            *("doc ids grpcio", "doc ids native", "doc id texts grpcio", "doc id texts native"),
+            *("doc_ids grpcio", "doc_ids native", "doc_id texts grpcio", "doc_id texts native"),
             *("postgres segment 1", "postgres segment 16", "etcd 1000 at 1", "etcd 1000 at 16", "opensearch 100"),
             "redis pipelined",
         ),
