@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
 from idalloc.v1 import id_allocator_pb2 as pb
-from idalloc.v1 import id_allocator_pb2_grpc
+from idalloc.v1 import id_allocator_pb2_grpc, node_pb2
 from idalloc_server.auth.access import AccessPolicy
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.clock import SystemClock
@@ -344,6 +344,7 @@ async def test_too_many_ids_without_an_answer_fail_alone(served: Served) -> None
     for id_count in (*[MAX_IDS_PER_CALL] * 10, 1):
         await call.write(range_of("orders", id_count))
     await until_waiting(served, "orders", 10)
+    await served.node.GetNode(node_pb2.GetNodeRequest())  # the connection delivers in order: all were read
     gate.set()
     most = MAX_IDS_PER_CALL
     answers = [await soon(call.read()) for _ in range(11)]
