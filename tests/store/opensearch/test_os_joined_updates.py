@@ -317,4 +317,6 @@ async def test_joined_grants_of_an_exchanged_index_are_refused(opener: Opener) -
         await opener.put(name, last_value=0)
     grants: list[Coroutine[Any, Any, Grant | None]] = [store.grant(name, 5, 1000) for name in names]
     outcomes = await asyncio.gather(*grants, return_exceptions=True)
-    assert [type(outcome) for outcome in outcomes] == [StoreExchanged] * len(names)
+    # A busy node may fail some of them otherwise; none has ids.
+    assert all(isinstance(outcome, StoreExchanged | StoreFailure) for outcome in outcomes), outcomes
+    assert sum(isinstance(outcome, StoreExchanged) for outcome in outcomes) > MAX_REQUESTS
