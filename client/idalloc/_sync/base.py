@@ -19,7 +19,7 @@ class BaseClient(_base.BaseClient):
     def close(self) -> None:
         """Close all connections and the log.
 
-        Prefetched ids are discarded; running calls and streams fail.
+        Prefetched ids are discarded. Running calls and streams raise ``RuntimeError``.
         """
         for stubs in [connection.close() for connection in self._connections]:
             if stubs is not None:

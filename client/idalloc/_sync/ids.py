@@ -112,10 +112,6 @@ class Ids(Iterator[int]):
             error = from_rpc_error(rpc_error, self._client.target)
             error.__cause__ = cause_of(rpc_error)
             time.sleep(self._pool.retry_delay(error, deadline, was_prefetched=was_prefetched))
-        except grpc.FutureCancelledError:
-            self._prefetch = None
-            connection.stubs()  # raises if the client is closed
-            raise
         except BaseException:  # of a signal handler; another thread could wait for this call without end
             self._prefetch = None
             raise

@@ -132,8 +132,7 @@ class Connection:
         if _fork_error:
             raise RuntimeError(_fork_error)
         with self._lock:
-            if self._closed:
-                raise RuntimeError("the client is closed")
+            self.raise_if_closed()
             loop = asyncio.get_running_loop() if self._is_asyncio else None
             if self._stubs is None:
                 self._loop = loop
@@ -149,16 +148,28 @@ class Connection:
         After such an exception a lock of the channel may stay locked, or its thread may be missing.
         So after any exception that is not gRPC's own, the next call opens a new channel. The old
         channel and ``call``, if it has begun, are never closed, because that takes the same locks.
+
+        Raises:
+            RuntimeError: ``close`` has ended the call.
         """
         try:
             yield
-        except (grpc.RpcError, grpc.FutureCancelledError, GeneratorExit):
+        except (grpc.RpcError, grpc.FutureCancelledError) as error:
+            if not isinstance(error, grpc.Call) or error.code() is grpc.StatusCode.CANCELLED:
+                self.raise_if_closed()
+            raise
+        except GeneratorExit:
             raise
         except BaseException:
             leak((stubs, call))
             if self._stubs is stubs:
                 self._stubs = None
             raise
+
+    def raise_if_closed(self) -> None:
+        """Raise ``RuntimeError`` if the client is closed: gRPC has cancelled the calls."""
+        if self._closed:
+            raise RuntimeError("the client is closed")
 
     def is_open(self, stubs: Stubs) -> bool:
         """Return whether these are the stubs of the open channel."""

@@ -17,7 +17,7 @@ from idalloc._core.resumption import Retries
 from idalloc._core.rpc_errors import translate_rpc_errors
 from idalloc._core.types import Range
 from idalloc._transport.channel import leak, least_busy
-from idalloc.aio._base import BaseClient
+from idalloc.aio._base import BaseClient, is_task_cancelled
 from idalloc.v1 import id_allocator_pb2 as pb
 
 T = TypeVar("T")
@@ -31,8 +31,7 @@ def _broken_streams(target: str) -> Iterator[None]:
     except IdallocError as error:
         raise as_broken_stream(error, target) from error.__cause__
     except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
+        if is_task_cancelled():
             raise
         # gRPC cancels a call if its task that writes the requests fails.
         raise stream_broke(target) from error

@@ -13,6 +13,12 @@ from idalloc._core.rpc_errors import cause_of, from_rpc_error
 T = TypeVar("T")
 
 
+def is_task_cancelled() -> bool:
+    """Return whether the task was cancelled: gRPC raises ``CancelledError`` also in others."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
 class BaseClient(_base.BaseClient):
     """The unary calls of a client, and its tasks. ``Client`` adds the public methods."""
 
@@ -24,7 +30,7 @@ class BaseClient(_base.BaseClient):
     async def close(self) -> None:
         """Close all connections and the log.
 
-        Prefetched ids are discarded; running calls and streams fail.
+        Prefetched ids are discarded. Running calls and streams raise ``RuntimeError``.
         """
         opened = [connection.close() for connection in self._connections]
         for task in self._tasks:
@@ -50,7 +56,15 @@ class BaseClient(_base.BaseClient):
             reply = await rpc(call.request, timeout=seconds, metadata=self._metadata())
         except grpc.RpcError as error:
             raise from_rpc_error(error, self.target) from cause_of(error)
+        except asyncio.CancelledError:
+            self._raise_if_closed()
+            raise
         return self._receive(call, reply, asked)
+
+    def _raise_if_closed(self) -> None:
+        """Raise ``RuntimeError`` if ``close`` has ended a call whose task was not cancelled."""
+        if not is_task_cancelled():
+            self._connection.raise_if_closed()
 
     def _start_task(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a task that is cancelled when the client is closed."""

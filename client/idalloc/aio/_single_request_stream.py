@@ -75,13 +75,18 @@ class SingleRequestStream:
         if self._call is None or self._call.done():
             self._call = stubs.rpcs["AllocateStream"](metadata=client._metadata())
             self._pipeline, self._has_answered = Pipeline(), False
+        call = self._call
         try:
             with translate_rpc_errors(client.target):
-                await self._call.write(self._pipeline.send(pending, client._now()))
-                answer = await self._call.read()
+                await call.write(self._pipeline.send(pending, client._now()))
+                answer = await call.read()
             if answer is grpc.aio.EOF:
                 raise ServerUnreachable(f"no answer from {client.target}: the stream ended")
             _, outcome = self._pipeline.answered(answer)
+        except asyncio.CancelledError:
+            self.clear()
+            client._raise_if_closed()
+            raise
         except BaseException:
             self.clear()
             raise

@@ -35,6 +35,9 @@ async def read_stream(client: BaseClient, stream: Stream[T]) -> AsyncIterator[T]
                     stream.check_end()
             except IdallocError as error:
                 await asyncio.sleep(stream.retry_delay(error))
+            except asyncio.CancelledError:
+                client._raise_if_closed()
+                raise
             finally:
                 if next(process):
                     call.cancel()

@@ -311,6 +311,29 @@ def test_a_closed_client_rejects_calls(client: idalloc.Client) -> None:
     client.close()
 
 
+@pytest.mark.parametrize(
+    ("run", "method"),
+    [
+        (lambda client: client.allocate_range("orders"), "AllocateRange"),
+        (lambda client: next(client.ids("orders")), "AllocateRange"),
+        (lambda client: list(client.stream_ranges("orders", 10)), "StreamRanges"),
+    ],
+    ids=["allocate_range", "ids", "stream_ranges"],
+)
+def test_closing_the_client_ends_a_call_that_runs(
+    server: FakeServer, run: Callable[[idalloc.Client], object], method: str
+) -> None:
+    """A call of another thread that close() ends raises RuntimeError."""
+    client = idalloc.Client(server.target, timeout=30)
+    server.hold.clear()
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(run, client)
+        wait_until(lambda: server.authorizations[method], "the call arrives")
+        client.close()
+        with pytest.raises(RuntimeError, match="the client is closed"):
+            running.result(10)
+
+
 def test_a_client_connects_on_its_first_call_and_once(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client opens one channel on its first call, also if threads call concurrently."""
     opened = Mock(side_effect=grpc.insecure_channel)

@@ -2,7 +2,8 @@
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -188,6 +189,37 @@ async def test_a_closed_client_rejects_calls_and_leaves_no_task(client: idalloc.
         with pytest.raises(RuntimeError, match="closed"):
             await call()
     await client.close()
+
+
+async def _ids_of(client: idalloc.aio.Client) -> object:
+    return await anext(client.ids("orders"))
+
+
+async def _stream_of(client: idalloc.aio.Client) -> object:
+    return [each async for each in client.stream_ranges("orders", 10)]
+
+
+@pytest.mark.parametrize(
+    ("run", "method"),
+    [
+        (lambda client: client.allocate_range("orders"), "AllocateStream"),
+        (lambda client: client.allocate_range("orders", idempotent=True), "AllocateRange"),
+        (_ids_of, "AllocateRange"),
+        (_stream_of, "StreamRanges"),
+    ],
+    ids=["allocate_range", "a unary call", "ids", "stream_ranges"],
+)
+async def test_closing_the_client_ends_a_call_that_runs(
+    server: FakeServer, run: Callable[[idalloc.aio.Client], Coroutine[Any, Any, object]], method: str
+) -> None:
+    """A call that close() ends raises RuntimeError; CancelledError would hide in a task group."""
+    client = idalloc.aio.Client(server.target, timeout=30)
+    server.hold.clear()
+    running = asyncio.create_task(run(client))
+    await until(lambda: server.authorizations[method], "the call arrives")
+    await client.close()
+    with pytest.raises(RuntimeError, match="the client is closed"):
+        await asyncio.wait_for(running, 10)
 
 
 async def test_closing_cancels_a_prefetch(server: FakeServer) -> None:

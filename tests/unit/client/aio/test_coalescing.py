@@ -340,13 +340,13 @@ async def test_an_invalid_count_fails_alone(gate: Gate, client: idalloc.aio.Clie
 async def test_closing_the_client_ends_waiters(
     server: FakeServer, gate: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """close() raises RuntimeError in callers that wait."""
+    """close() raises RuntimeError in the caller of a call in flight, and in those that wait."""
     client = idalloc.aio.Client(server.target, timeout=30)
     gate.clear()
     first, *waiting = start(*(client.allocate_range("orders") for _ in range(3)))
     await wait_for_held(gate, 1)
     await close(client, first, *waiting)
-    assert [str(call.exception()) for call in waiting] == ["the client is closed"] * 2
+    assert [str(call.exception()) for call in (first, *waiting)] == ["the client is closed"] * 3
     del first, waiting
     gc.collect()  # a failed task whose error was not retrieved is reported now
     assert not lines_of(caplog.records)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -112,5 +113,27 @@ async def test_a_closed_client_makes_no_call(server: FakeServer) -> None:
     client = idalloc.aio.Client(server.target)
     await take(client, 1)
     await client.close()
+    with pytest.raises(RuntimeError, match="the client is closed"):
+        await take(client, 1)
+
+
+async def test_closing_between_a_request_and_its_answer(server: FakeServer) -> None:
+    """A call whose request was just written when the client closes raises RuntimeError."""
+    client = idalloc.aio.Client(server.target)
+    rpcs = client._connection.stubs().rpcs
+    rpc = rpcs[STREAM]
+
+    def open_stream(**arguments: Any) -> Any:
+        call = rpc(**arguments)
+        write = call.write
+
+        async def write_and_close(request: object) -> None:
+            await write(request)
+            await client.close()
+
+        call.write = write_and_close
+        return call
+
+    rpcs[STREAM] = open_stream
     with pytest.raises(RuntimeError, match="the client is closed"):
         await take(client, 1)
