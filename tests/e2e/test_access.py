@@ -96,7 +96,8 @@ def test_near_names_are_those_that_the_caller_may_list(tmp_path: Path) -> None:
 
         for name in ("orders-a", "orders-b"):
             assert idalloc(admin, "sequences", "create", name) == ""
-        message = "SEQUENCE_NOT_FOUND: sequence 'ordres-a' does not exist, and auto_create_sequences is off"
+        missing = "sequence 'ordres-a' does not exist, and auto_create_sequences is off: create it first"
+        message = f"SEQUENCE_NOT_FOUND: {missing}"
         assert idalloc(reader, "allocate", "ordres-a") == f"{message}; near names are 'orders-a'\n"
         assert idalloc(writer, "allocate", "ordres-a") == f"{message}\n"
 

@@ -134,7 +134,7 @@ class CounterRow:
             Refusal: As ``grant`` and ``Store.create``.
         """
         if not self._shared.allocation_config.auto_create_sequences:
-            raise SequenceNotFound(self.sequence, ", and auto_create_sequences is off")
+            raise SequenceNotFound(self.sequence, ", and auto_create_sequences is off: create it first")
         check_text("sequence", self.sequence)
         before, bound = _DEFAULTS.before_start, _DEFAULTS.bound
         granted = wanted if wanted <= bound - before else 0
