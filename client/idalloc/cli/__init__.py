@@ -14,6 +14,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from idalloc.cli import _bench, _connection, _health, _ids, _node, _protos, _sequences, _verify
 from idalloc.cli._conversion import convert_without_pydantic
+from idalloc.cli._help import join_lines
 from idalloc.cli._plugins import CommandGroup
 from idalloc.cli._printer import write_stderr
 from idalloc.cli._usage import UsageError, explain
@@ -54,7 +55,7 @@ def main(args: Sequence[str] | None = None) -> int:
         The exit code: 0 on success, 2 for a usage error, 130 after Ctrl-C, 1 for any other failure.
     """
     try:
-        command = convert_without_pydantic(typer.main.get_command(app))
+        command = join_lines(convert_without_pydantic(typer.main.get_command(app)))
         code = command(args, prog_name="idalloc", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from idalloc.cli._help import join_lines
 from idalloc.cli._options import add_group_options, with_output
 from idalloc.cli._printer import write_stderr
 
@@ -68,6 +69,6 @@ def _load(entry_point: "EntryPoint") -> Any:
         loaded.command(entry_point.name)(function)
     for each in loaded.registered_commands:
         each.callback = with_output(each.callback)
-    command = typer.main.get_command(loaded)
+    command = join_lines(typer.main.get_command(loaded))
     command.name = entry_point.name
     return command

@@ -229,6 +229,24 @@ def test_server_commands_report_variables_once(environment: pytest.MonkeyPatch) 
     assert done.stderr == "idalloc: IDALLOC_SERVR: there is no such setting; `idalloc serve --help` lists all\n"
 
 
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        (("allocate",), "unless its setting auto_create_sequences is off."),
+        (("sequences", "advance"), "A new generation begins in either case, since nodes may hold leases of older ids."),
+        (("serve",), "persisted by `node set --persist` > TOML file > default."),
+    ],
+)
+def test_help_breaks_lines_at_the_end_of_the_terminal(
+    command: tuple[str, ...], sentence: str, environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A paragraph of the help is one line on a terminal that is wide enough."""
+    environment.setenv("COLUMNS", "300")
+    environment.setenv("TERMINAL_WIDTH", "300")
+    assert cli.main((*command, "--help")) == 0
+    assert sentence in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("command", [("serve",), ("config", "show")])
 def test_help_keeps_words_in_brackets(
     command: tuple[str, ...], environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
