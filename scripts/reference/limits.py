@@ -123,6 +123,13 @@ LIMITS = {
             "a reset call still waits in the queue",
         ),
         Limit(
+            "calls of a connection that the client resets before `native` begins them",
+            "20",
+            "the server closes the connection: status UNAVAILABLE for all its calls, which a retry policy repeats",
+            "a burst of them is an attack (CVE-2023-44487). Callers that leave after milliseconds need `grpcio`, or "
+            "several connections",
+        ),
+        Limit(
             "TLS handshake and first frame of a connection",
             f"{connections.HANDSHAKE_SECONDS:g} s; `native`: 120 s",
             "the server closes the connection",

@@ -18,7 +18,7 @@ from idalloc_server.domain.sequences.validation import MAX_DESCRIPTION
 from idalloc_server.listen import transport as transports
 from tests.rpc.conftest import Served, serving
 from tests.support import http2
-from tests.support.faults.floods import FLOODS
+from tests.support.faults.floods import CANCEL, FLOODS
 from tests.support.identities import bearer
 
 KB = 1024
@@ -166,6 +166,37 @@ def announced_settings(address: str) -> dict[int, int]:
         kind, _, _, payload = http2.read_frame(connection)
     assert kind == http2.SETTINGS
     return dict(struct.iter_unpack(">HI", payload))
+
+
+class TestResets:
+    @pytest.mark.parametrize("transport", ["native"])
+    @pytest.mark.parametrize(("calls", "closes"), [(20, False), (21, True)])
+    async def test_native_closes_after_many_unbegun_resets(self, served: Served, calls: int, closes: bool) -> None:
+        """native closes a connection with more than 20 calls that are reset before they begin."""
+        kind, reason = await asyncio.to_thread(reset_at_once, served.address, calls)
+        assert kind == (http2.GOAWAY if closes else http2.PING)
+        assert reason.endswith(b"too_many_resets") == closes
+        assert await allocate(served, pb.AllocateRangeRequest(sequence="orders")) == grpc.StatusCode.OK
+
+    @pytest.mark.parametrize("transport", ["grpcio"])
+    async def test_grpcio_tolerates_many_resets(self, served: Served) -> None:
+        """grpcio keeps a connection whose calls are reset before they begin."""
+        assert (await asyncio.to_thread(reset_at_once, served.address, 100))[0] == http2.PING
+
+
+def reset_at_once(address: str, calls: int) -> tuple[int, bytes]:
+    """Open and reset calls in one write; return the frame that shows what the server did."""
+    with http2.connect(address) as connection:
+        cancel = struct.pack(">I", CANCEL)
+        streams = range(1, 2 * calls, 2)
+        frames = [
+            http2.headers(each, "AllocateRange") + http2.frame(http2.RST_STREAM, 0, each, cancel) for each in streams
+        ]
+        connection.sendall(b"".join(frames) + http2.frame(http2.PING, 0, 0, bytes(8)))
+        while True:
+            kind, flags, _, payload = http2.read_frame(connection)
+            if kind == http2.GOAWAY or (kind == http2.PING and flags & http2.ACK):
+                return kind, payload
 
 
 class TestConnections:
