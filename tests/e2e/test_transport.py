@@ -97,6 +97,13 @@ def test_a_paused_client_does_not_delay_a_native_stop(tmp_path: Path) -> None:
 def test_clients_that_leave_streams_do_not_affect_others(tmp_path: Path) -> None:
     """Clients that disconnect during streams do not affect other calls."""
     with running(tmp_path, transport="native") as server, grpc.insecure_channel(server.address) as channel:
+
+        def allocate() -> None:
+            request = pb.AllocateRangeRequest(sequence="orders")
+            id_allocator(channel).AllocateRange(request, timeout=60)  # ends only a call that hangs
+
+        # The first call connects, and waits for the disk: neither is what the streams may delay.
+        allocate()
         stop = threading.Event()
 
         def stream_until_stopped() -> None:
@@ -111,12 +118,11 @@ def test_clients_that_leave_streams_do_not_affect_others(tmp_path: Path) -> None
             client.start()
         deadline = time.monotonic() + 0.5
         while time.monotonic() < deadline:
-            # Served while others stream.
-            id_allocator(channel).AllocateRange(pb.AllocateRangeRequest(sequence="orders"), timeout=10)
+            allocate()  # served while others stream
         stop.set()
         for client in clients:
             client.join()
-        id_allocator(channel).AllocateRange(pb.AllocateRangeRequest(sequence="orders"), timeout=10)
+        allocate()
         assert server.stop() == 0
 
 
