@@ -46,13 +46,16 @@ def pytest_collection() -> Iterator[None]:
 def opensearch_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
     """Start the real OpenSearch of a version once for all tests, and return its HOST:PORT.
 
-    ``IDALLOC_TEST_OPENSEARCH_HOST`` names a running server that is used in place of all of them.
+    ``IDALLOC_TEST_OPENSEARCH_HOST`` names a running server that is used in place of all of them, by
+    one process: some tests block writes in the whole cluster for a while.
     """
     nodes: dict[str, OpenSearchNode] = {}
     with ExitStack() as stack:
 
         def host(version: str) -> str:
             if running := os.environ.get("IDALLOC_TEST_OPENSEARCH_HOST"):
+                workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+                assert workers == 1, f"{workers} processes would change the settings of {running}: run pytest -n 0"
                 return running
             if reason := missing(RELEASES[version]):
                 pytest.skip(reason)
