@@ -132,6 +132,7 @@ class XListener:
             await connection.serve()
         finally:
             self._connections.discard(connection)
+            connection.close()
             stream.abort()
 
 
@@ -145,7 +146,8 @@ class _Connection:
         self._accepted = accepted
         self._services = listener.services
         self._stream = stream
-        self._waiting: asyncio.Timeout | None = None
+        self._alarm: asyncio.TimerHandle | None = None  # wakes ``_read``
+        self._alarm_at = inf
         self._peer = Peer(accepted.peer)
         self._max_age = listener.limits.age
         self._ends_at = asyncio.get_running_loop().time() + self._max_age if self._max_age else None
@@ -168,8 +170,12 @@ class _Connection:
     def drain(self) -> None:
         """Read no more: the session ends after its present statement."""
         # An exception of the reader would also end the writes of the reply that is on its way.
-        if self._waiting is not None and not self._waiting.expired():
-            self._waiting.reschedule(0)
+        self._stream.wake()
+
+    def close(self) -> None:
+        """Release what would keep the connection in memory."""
+        if self._alarm is not None:
+            self._alarm.cancel()
 
     async def serve(self) -> None:
         """Serve until the client leaves, the session ends or the server drains."""
@@ -189,9 +195,9 @@ class _Connection:
         steps = steps_of_message(self._session.next_size)
         if (request := await self._services.thread.run(steps, self._session.next_request)) is not None:
             await self._run(request)
-            self._listener.set_trusted(self._accepted, self._session.is_logged_in)
             await self._send()
-            await asyncio.sleep(0)  # otherwise a client that sends many would block the others
+            if self._session.next_size:
+                await asyncio.sleep(0)  # otherwise a client that sends many would block the others
             return True
         await self._send()
         if self._session.is_closed:
@@ -216,14 +222,23 @@ class _Connection:
         loop = asyncio.get_running_loop()
         last = loop.time() + (IDLE_SECONDS if self._session.is_logged_in else HEADER_SECONDS)
         while (now := loop.time()) < last:
-            try:
-                async with asyncio.timeout(min(last - now, self._seconds_left())) as self._waiting:
-                    return await self._stream.read()
-            except TimeoutError:
-                continue
-            finally:
-                self._waiting = None
+            self._wake_at(min(last, now + self._seconds_left()))
+            if (data := await self._stream.read()) or self._stream.has_left:
+                return data
         return b""
+
+    def _wake_at(self, when: float) -> None:
+        """Wake ``_read`` at a time of the event loop, or before it.
+
+        An earlier alarm stays, so that most reads need no new one.
+        """
+        if when < self._alarm_at:
+            self.close()
+            self._alarm, self._alarm_at = asyncio.get_running_loop().call_at(when, self._ring), when
+
+    def _ring(self) -> None:
+        self._alarm_at = inf
+        self._stream.wake()
 
     def _seconds_left(self) -> float:
         """Return the seconds that a session may wait for a message, or raise as ``_read`` does."""
@@ -264,6 +279,7 @@ class _Connection:
                 case LogIn():
                     return await self._log_in(request)
                 case Reset():
+                    self._listener.set_trusted(self._accepted, session.is_logged_in)
                     # Beyond the quota, too: some clients ignore the error and continue.
                     self._variables.reset()
                     self._services.logins.limits.charge_call(_STATEMENT, self._identity())
@@ -310,6 +326,7 @@ class _Connection:
         self._credential, self.schema = credential, schema
         self._variables.reset()
         self._session.accept_login()
+        self._listener.set_trusted(self._accepted, True)
         return 0
 
     async def _is_seen(self, schema: str, identity: Identity) -> bool:

@@ -16,7 +16,8 @@ class Stream(asyncio.Protocol):
         self._transport: Any = None  # uvloop's transports are not subclasses of asyncio's
         self._buffer = bytearray()
         self._is_secure = self._is_paused = False
-        self._readable, self._writable, self._lost = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._reading: asyncio.Future[None] | None = None  # the wait of ``read``
+        self._writable, self._lost = asyncio.Event(), asyncio.Event()
         self._writable.set()
 
     @property
@@ -33,7 +34,7 @@ class Stream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """See ``asyncio.Protocol``."""
         self._buffer += data
-        self._readable.set()
+        self.wake()
         if len(self._buffer) >= READ_BYTES and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
@@ -41,7 +42,7 @@ class Stream(asyncio.Protocol):
     def eof_received(self) -> bool:
         """See ``asyncio.Protocol``."""
         self.has_left = True
-        self._readable.set()
+        self.wake()
         # The running statement ends. The client may still read its replies, except with TLS.
         return not self._is_secure
 
@@ -56,22 +57,33 @@ class Stream(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See ``asyncio.Protocol``."""
         self.has_left = True
-        for event in (self._lost, self._readable, self._writable):
-            event.set()
+        self.wake()
+        self._lost.set()
+        self._writable.set()
 
     # What the connection calls.
 
     async def read(self) -> bytes:
-        """Return all bytes that arrived, and wait for the first one; empty at the end."""
-        await self._readable.wait()
+        """Return all bytes that arrived; wait for the first one, the end, or ``wake``.
+
+        Other tasks run meanwhile, also if bytes have arrived already.
+        """
+        if self._buffer or self.has_left:
+            await asyncio.sleep(0)
+        else:
+            self._reading = asyncio.get_running_loop().create_future()
+            await self._reading
         data = bytes(self._buffer)
         self._buffer.clear()
-        if not self.has_left:
-            self._readable.clear()
         if self._is_paused and not self._transport.is_closing():
             self._is_paused = False
             self._transport.resume_reading()
         return data
+
+    def wake(self) -> None:
+        """End the wait of ``read``, if it waits."""
+        if self._reading is not None and not self._reading.done():
+            self._reading.set_result(None)
 
     @property
     def is_full(self) -> bool:
