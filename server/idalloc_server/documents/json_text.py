@@ -68,7 +68,8 @@ def parse(text: str) -> Json:
         _raise_not_a_number(text)
     except RecursionError:
         raise TooDeep from None
-    check_depth(value)
+    if text.count("[") + text.count("{") > MAX_DEPTH:
+        check_depth(value)
     if "\\u" in text and _SURROGATE.search(dump(value)):
         raise InvalidJson("The surrogate pair in string is invalid.", _bytes(text, text.index("\\u")))
     return value
@@ -82,20 +83,12 @@ def load(text: str) -> dict[str, Json]:
 
 def dump(value: Json) -> str:
     """Return the normalised text: keys sorted by length, then by bytes; numbers as in MySQL."""
-    if isinstance(value, str):
-        return encode_basestring(value)
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{encode_basestring(key)}: {dump(value[key])}' for _, key in sorted_keys(value))}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(dump, value))}]"
-    if value is None:
-        return "null"
-    return _SCALARS[type(value)](value)
+    return _TEXTS[type(value)](value)
 
 
 def sorted_keys(value: dict[str, Any]) -> list[tuple[int, str]]:
     """Return the keys of an object in MySQL's order, as pairs of length in bytes and key."""
-    return sorted((len(key) if key.isascii() else len(key.encode(errors="surrogatepass")), key) for key in value)
+    return sorted([(len(key) if key.isascii() else len(key.encode(errors="surrogatepass")), key) for key in value])
 
 
 def number_text(value: float) -> str:
@@ -149,7 +142,7 @@ def check_depth(value: Json) -> None:
 
 def _check_values(text: str) -> None:
     # Its strings are removed only if it seems to have too many with them, which is rare.
-    if _has_too_many(text) and _has_too_many(bare := _STRING.sub("", text)):
+    if len(text) > MAX_CONTAINERS and _has_too_many(text) and _has_too_many(bare := _STRING.sub("", text)):
         if "[" * (MAX_DEPTH + 1) in bare or "{:" * (MAX_DEPTH + 1) in bare:
             raise TooDeep
         raise TooManyValues(f"a document has at most {MAX_VALUES} values, with {MAX_CONTAINERS} arrays and objects")
@@ -187,11 +180,20 @@ def _double(value: float) -> str:
     return text if "e" in text or "." in text else f"{text}.0"
 
 
+def _object(value: dict[str, Any]) -> str:
+    members = [f"{encode_basestring(key)}: {dump(value[key])}" for _, key in sorted_keys(value)]
+    return f"{{{', '.join(members)}}}"
+
+
 # Decimals of a statement and the bytes of a key are in projections only, not in documents.
-_SCALARS: dict[type, Callable[[Any], str]] = {
-    bool: lambda value: "true" if value else "false",
+_TEXTS: dict[type, Callable[[Any], str]] = {
+    str: encode_basestring,
+    dict: _object,
+    list: lambda value: f"[{', '.join(map(dump, value))}]",
     int: str,
     float: _double,
+    bool: lambda value: "true" if value else "false",
+    type(None): lambda _: "null",
     Decimal: lambda value: f"{value:f}",
     bytes: lambda value: f'"base64:type15:{b64encode(value).decode()}"',
 }

@@ -34,6 +34,9 @@ from idalloc_server.xproto.texts import text_of
 
 _LONGEST_DOCUMENT = 2**32 - 1  # MySQL's length of a JSON column
 _TEXT, _JSON = 0, 2  # content types of octets
+# What a document without an ``_id`` has until its id is generated. It is longer than an ``_id``,
+# and no client knows it.
+_MARK = secrets.token_hex()
 
 _KINDS = {
     crud.UPDATE_TYPE_ITEM_SET: Kind.SET,
@@ -81,16 +84,16 @@ class Collections:
         _check_rows(message)
         expressions = Expressions(message.args, schema, self._budget(caller))
         steps = cost.steps_of_message(message.ByteSize())
-        with as_xerrors():
+        with as_xerrors:
             try:
-                mark, documents = await self.thread.run(steps, _rows, message, expressions, name)
+                documents = await self.thread.run(steps, _rows, message, expressions, name)
             except (XError, errors.DocumentsError):
                 await self.documents.check(schema, name)  # its error takes precedence
                 raise
-            wanted = sum(document.key == mark for document in documents)
+            wanted = sum([document.key == _MARK for document in documents])
             doc_ids = await caller.generate_ids(wanted, len(documents) - wanted)
             try:
-                documents = await self.thread.run(steps, _with_ids, documents, mark, doc_ids)
+                documents = await self.thread.run(steps, _with_ids, documents, doc_ids)
                 inserted = await self._store(schema, name, documents, caller, replaces=message.upsert)
             except BaseException:
                 if doc_ids:
@@ -113,7 +116,7 @@ class Collections:
         except errors.DuplicateKey:
             if not replaces:
                 raise
-        with caller.rights.audited(REPLACE, schema, name) as record, as_xerrors():
+        with caller.rights.audited(REPLACE, schema, name) as record, as_xerrors:
             inserted = await self.documents.insert(schema, name, documents, upsert=True)
             record["changed"] = inserted.replaced
             return inserted
@@ -129,7 +132,7 @@ class Collections:
         budget = self._budget(caller)
         expressions = Expressions(message.args, schema, budget)
         steps = cost.steps_of_message(message.ByteSize())
-        with as_xerrors():
+        with as_xerrors:
             projection = await self.thread.run(steps, projection_of, message.projection, expressions)
             selection = await self.thread.run(steps, selection_of, message, expressions, budget)
             await self.documents.check(schema, name)
@@ -180,7 +183,7 @@ class Collections:
         budget = self._budget(caller)
         expressions = Expressions(message.args, schema, budget)
         steps = cost.steps_of_message(message.ByteSize())
-        with caller.rights.audited(MODIFY, schema, name) as record, as_xerrors():
+        with caller.rights.audited(MODIFY, schema, name) as record, as_xerrors:
             changes = await self.thread.run(steps, _changes, message, expressions.of_update())
             selection = await self.thread.run(steps, selection_of, message, expressions, budget, may_skip=False)
             done = await self.documents.rewrite(
@@ -196,7 +199,7 @@ class Collections:
         budget = self._budget(caller)
         expressions = Expressions(message.args, schema, budget)
         steps = cost.steps_of_message(message.ByteSize())
-        with caller.rights.audited(REMOVE, schema, name) as record, as_xerrors():
+        with caller.rights.audited(REMOVE, schema, name) as record, as_xerrors:
             selection = await self.thread.run(steps, selection_of, message, expressions, budget, may_skip=False)
             done = await self.documents.rewrite(schema, name, selection, lambda _: None)
             record["changed"] = done.changed
@@ -211,13 +214,13 @@ def _collection(message: crud.Insert | crud.Find | crud.Update | crud.Delete, ca
     """Return the schema and the name of a statement's collection."""
     if message.data_model == crud.DATA_MODEL_TABLE:
         raise not_supported("tables")
-    schema = message.collection.schema or caller.schema
-    if not message.collection.name:
+    schema, name = message.collection.schema or caller.schema, message.collection.name
+    if not name:
         raise XError(5113, "Invalid name of table/collection")
     if not schema:
         raise no_schema()
-    check_names(schema, message.collection.name)
-    return schema, message.collection.name
+    check_names(schema, name)
+    return schema, name
 
 
 def _check_rows(message: crud.Insert) -> None:
@@ -244,39 +247,43 @@ def _turn(texts: Iterator[str]) -> list[str]:
     return turn
 
 
-def _rows(message: crud.Insert, expressions: Expressions, collection: str) -> tuple[str, list[Document]]:
-    """Return the documents of the rows of an insert, and the mark in place of a missing ``_id``.
+def _rows(message: crud.Insert, expressions: Expressions, collection: str) -> list[Document]:
+    """Return the documents of the rows of an insert, with ``_MARK`` in place of a missing ``_id``.
 
     With the mark each document is a text before the next one is parsed: its values take many times
     the memory.
     """
-    mark = secrets.token_hex()
     of_json = partial(_json_of, collection=collection)
     documents = []
     for number, row in enumerate(message.row, 1):
-        content = _row(row.field[0], expressions, of_json, number)
-        key = key_of(content["_id"]) if "_id" in content else mark
-        documents.append(Document(key, dump({"_id": mark} | content)))
-    return mark, documents
+        content = _row(row.field[0], expressions, of_json)
+        key = _key(content["_id"], number) if "_id" in content else _MARK
+        documents.append(Document(key, dump({"_id": _MARK} | content)))
+    return documents
 
 
-def _with_ids(documents: Sequence[Document], mark: str, doc_ids: Sequence[str]) -> list[Document]:
+def _key(value: Json, number: int) -> str:
+    try:
+        return key_of(value)
+    except errors.KeyTooLong:
+        raise XError(1406, f"Data too long for column '_id' at row {number}", "22001") from None
+
+
+def _with_ids(documents: Sequence[Document], doc_ids: Sequence[str]) -> list[Document]:
     """Return documents with ids in place of the mark."""
     new = iter(doc_ids)
     return [
-        Document(doc_id := next(new), document.text.replace(mark, doc_id, 1)) if document.key == mark else document
+        Document(doc_id := next(new), document.text.replace(_MARK, doc_id, 1)) if document.key == _MARK else document
         for document in documents
     ]
 
 
-def _row(
-    expression: expr.Expr, expressions: Expressions, of_json: Callable[[pb.Scalar], Json], number: int
-) -> dict[str, Json]:
+def _row(expression: expr.Expr, expressions: Expressions, of_json: Callable[[pb.Scalar], Json]) -> dict[str, Json]:
     """Return the document of a row: an object's expression, or a text that ``of_json`` parses.
 
     Raises:
         NotADocument: The row is not a JSON object.
-        XError: It is invalid, depends on a document, or its ``_id`` is too long.
+        XError: It is invalid, or depends on a document.
     """
     if expression.type == expr.EXPR_TYPE_OBJECT:
         value = compile_node(expressions.node(expression), Context(is_strict=True))
@@ -289,11 +296,6 @@ def _row(
         content = None
     if not isinstance(content, dict):
         raise errors.NotADocument
-    if "_id" in content:
-        try:
-            key_of(content["_id"])
-        except errors.KeyTooLong:
-            raise XError(1406, f"Data too long for column '_id' at row {number}", "22001") from None
     return content
 
 

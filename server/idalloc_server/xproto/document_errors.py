@@ -1,7 +1,6 @@
 """Translates errors of statements on documents to MySQL's."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from idalloc_server.documents import errors
@@ -72,10 +71,13 @@ def to_xerror(error: errors.DocumentsError) -> XError:
     return XError(code, str(error), state)
 
 
-@contextmanager
-def as_xerrors() -> Iterator[None]:
-    """Raise MySQL's errors in place of those of ``documents``."""
-    try:
-        yield
-    except errors.DocumentsError as error:
-        raise to_xerror(error) from error
+class _AsXErrors:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, errors.DocumentsError):
+            raise to_xerror(error) from error
+
+
+as_xerrors = _AsXErrors()  # raises MySQL's errors in place of those of ``documents`` in a ``with``

@@ -102,7 +102,7 @@ class Expressions:
         Raises:
             XError: It is not supported, or the expressions have too many parts.
         """
-        with as_xerrors():
+        with as_xerrors:
             if not (self.in_update and is_constant(node)):  # a constant is only written
                 self.parts = cost.count_parts(node, before=self.parts)
             return json_of(node, Context(is_strict=self.in_update, check=self.budget.check))

@@ -32,11 +32,11 @@ def selection_of(
     selection = Selection(criteria, order, limit, offset, budget, is_strict=not isinstance(message, crud.Find))
     # These are compiled now, since this may run in the side thread, and so that a statement fails
     # before a document is read.
-    with as_xerrors():
+    with as_xerrors:
         _ = selection.parts, selection.keys, selection.predicate
     for (node, _), each in zip(order, message.order, strict=True):
         _check_order(node, each.expr, is_projected=isinstance(message, crud.Find) and len(message.projection) > 0)
-    with as_xerrors():
+    with as_xerrors:
         _ = selection.sort_keys
     return selection
 

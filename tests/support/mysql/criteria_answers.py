@@ -104,7 +104,7 @@ class _Evaluator:
         expressions = Expressions(message.args, SCHEMA, budget)
         projection = projection_of(message.projection, expressions) if isinstance(message, crud.Find) else None
         selection = selection_of(message, expressions, budget)
-        with as_xerrors():
+        with as_xerrors:
             if selection.order:
                 chooser = Chooser(selection)
                 assert not list(chooser.choose(self._documents))
