@@ -231,7 +231,7 @@ def _check_rows(message: crud.Insert) -> None:
         raise XError(5013, "Missing row data for Insert")
     if len(message.row) > cost.MAX_INSERTED_DOCUMENTS:
         raise XError(1105, f"an insert has at most {cost.MAX_INSERTED_DOCUMENTS} documents")
-    if any(len(row.field) != 1 for row in message.row):
+    if {len(row.field) for row in message.row} != {1}:
         raise XError(5014, "Wrong number of fields in row being inserted")
 
 

@@ -97,12 +97,13 @@ def parse(kind: int, payload: bytes) -> Message | None:
     cls = CLIENT_MESSAGES.get(kind)
     if cls is None:
         return None
-    missing = set(_REQUIRED.get(cls.DESCRIPTOR.name, ()))
-    message = cls()
+    descriptor = cls.DESCRIPTOR
+    missing: Sequence[str] = _REQUIRED.get(descriptor.name, ())
+    message, strict_cls = cls(), _STRICT_MESSAGES[kind]
     try:
-        for piece in pieces(cls.DESCRIPTOR, payload):
-            strict = _STRICT_MESSAGES[kind].FromString(piece)
-            missing -= {name for name in missing if strict.HasField(name)}
+        for piece in pieces(descriptor, payload):
+            strict = strict_cls.FromString(piece)
+            missing = [name for name in missing if not strict.HasField(name)]
             strict.DiscardUnknownFields()
             message.MergeFromString(strict.SerializeToString())
     except (DecodeError, EncodeError):

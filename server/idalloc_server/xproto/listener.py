@@ -146,11 +146,12 @@ class _Connection:
         self._accepted = accepted
         self._services = listener.services
         self._stream = stream
+        self._loop = asyncio.get_running_loop()
         self._alarm: asyncio.TimerHandle | None = None  # wakes ``_read``
         self._alarm_at = inf
         self._peer = Peer(accepted.peer)
         self._max_age = listener.limits.age
-        self._ends_at = asyncio.get_running_loop().time() + self._max_age if self._max_age else None
+        self._ends_at = self._loop.time() + self._max_age if self._max_age else None
         host = self._host = accepted.address
         accepted.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._session = Session(
@@ -192,15 +193,18 @@ class _Connection:
 
     async def _step(self) -> bool:
         """Run a request, or wait for more bytes; return whether the connection stays open."""
-        steps = steps_of_message(self._session.next_size)
-        if (request := await self._services.thread.run(steps, self._session.next_request)) is not None:
+        session, request = self._session, None
+        if session.has_bytes:
+            steps = steps_of_message(session.next_size)
+            request = await self._services.thread.run(steps, session.next_request)
+        if request is not None:
             await self._run(request)
             await self._send()
-            if self._session.next_size:
+            if session.next_size:
                 await asyncio.sleep(0)  # otherwise a client that sends many would block the others
             return True
         await self._send()
-        if self._session.is_closed:
+        if session.is_closed:
             return False
         try:
             data = await self._read()
@@ -208,7 +212,7 @@ class _Connection:
             self._fail(end)
             await self._send()
             return False
-        self._session.receive(data)
+        session.receive(data)
         self._accepted.is_silent = False
         return bool(data)
 
@@ -219,7 +223,7 @@ class _Connection:
             XError: The session ends before the next message.
             Unauthenticated: The client certificate has expired.
         """
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         last = loop.time() + (IDLE_SECONDS if self._session.is_logged_in else HEADER_SECONDS)
         while (now := loop.time()) < last:
             self._wake_at(min(last, now + self._seconds_left()))
@@ -234,7 +238,7 @@ class _Connection:
         """
         if when < self._alarm_at:
             self.close()
-            self._alarm, self._alarm_at = asyncio.get_running_loop().call_at(when, self._ring), when
+            self._alarm, self._alarm_at = self._loop.call_at(when, self._ring), when
 
     def _ring(self) -> None:
         self._alarm_at = inf
@@ -244,7 +248,7 @@ class _Connection:
         """Return the seconds that a session may wait for a message, or raise as ``_read`` does."""
         if self._listener.is_draining:
             raise XError(1053, "Server shutdown in progress", "08S01", fatal=True)
-        seconds = self._ends_at - asyncio.get_running_loop().time() if self._ends_at else inf
+        seconds = self._ends_at - self._loop.time() if self._ends_at else inf
         if seconds <= 0:
             text = f"Session was killed: its connection is older than {self._max_age:g} s"
             raise XError(3169, text, fatal=True)

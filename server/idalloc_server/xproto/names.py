@@ -1,5 +1,7 @@
 """MySQL's rules for names of schemas and collections."""
 
+from functools import lru_cache
+
 from idalloc_server.xproto.errors import XError
 
 MAX_NAME = 64  # characters
@@ -7,6 +9,7 @@ MAX_NAME = 64  # characters
 _MAX_BYTES, _SHOWN_BYTES = 192, 100
 
 
+@lru_cache(maxsize=1_024)
 def check_names(schema: str, collection: str | None = None) -> None:
     """Check names in MySQL's order: the collection's first.
 

@@ -1,6 +1,7 @@
 """Notices of generated ids: the X Protocol's SessionStateChanged, as MySQL's X Plugin sends it."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from google.protobuf.message import Message
 
@@ -53,7 +54,13 @@ def frame(kind: int, message: Message | bytes = b"") -> bytes:
 
 def notice_frame(kind: pb.FrameType.ValueType, payload: bytes) -> bytes:
     """Return the frame of a notice for this session."""
-    return frame(NOTICE, pb.Frame(type=kind, scope=pb.FRAME_SCOPE_LOCAL, payload=payload))
+    return _before_payload(kind, len(payload)) + payload
+
+
+@lru_cache(maxsize=64)
+def _before_payload(kind: pb.FrameType.ValueType, length: int) -> bytes:
+    notice = pb.Frame(type=kind, scope=pb.FRAME_SCOPE_LOCAL, payload=bytes(length))
+    return frame(NOTICE, notice).removesuffix(notice.payload)
 
 
 def _doc_ids_payload(doc_ids: Sequence[str]) -> bytes:

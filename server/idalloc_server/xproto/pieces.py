@@ -27,8 +27,9 @@ def pieces(descriptor: Any, payload: bytes) -> Iterator[bytes]:
     Raises:
         XError: They are not bytes of a message, or have too many fields.
     """
-    start, counts, known = 0, Counter[str](), _known(descriptor)
+    start = 0
     if len(payload) > _PIECE:
+        counts, known = Counter[str](), _known(descriptor)
         for number, begin, content, end in _fields(payload, 0, len(payload)):
             name, inner = known.get(number, ("", None))
             counts[name] += 1

@@ -7,10 +7,11 @@ method that the request's docstring names.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from google.protobuf.message import Message
 
-from idalloc.xprotocol.v1 import connection_pb2, expect_pb2, statement_pb2
+from idalloc.xprotocol.v1 import connection_pb2, crud_pb2, expect_pb2, statement_pb2
 from idalloc_server.xproto import frames
 from idalloc_server.xproto.capabilities import Capabilities
 from idalloc_server.xproto.errors import XError
@@ -27,7 +28,15 @@ MAX_MESSAGES_BEFORE_LOGIN = 16
 # How many messages are handled before other tasks run: about a millisecond of work.
 MESSAGES_A_TURN = 32
 
-_STATEMENTS = (17, 18, 19, 20)  # the types of Find, Insert, Update and Delete
+# The statements, with their kinds in the metrics.
+_STATEMENTS: dict[type[Any], str] = {
+    statement_pb2.StmtExecute: "sql",
+    crud_pb2.Find: "find",
+    crud_pb2.Insert: "insert",
+    crud_pb2.Update: "update",
+    crud_pb2.Delete: "delete",
+}
+_LARGE = (17, 18, 19, 20)  # the types of Find, Insert, Update and Delete
 _LOGIN = (connection_pb2.AuthenticateStart, connection_pb2.AuthenticateContinue)
 
 
@@ -52,7 +61,7 @@ class Reset:
 class Execute:
     """Run a statement."""
 
-    message: Message
+    message: Any  # of a type of ``_STATEMENTS``
 
 
 @dataclass(frozen=True)
@@ -69,10 +78,8 @@ def kind_of(request: Request) -> str:
         return "login"
     if not isinstance(request, Execute):
         return ""
-    message = request.message
-    if isinstance(message, statement_pb2.StmtExecute):
-        return "command" if message.namespace == "mysqlx" else "sql"
-    return str(message.DESCRIPTOR.name).lower()
+    kind = _STATEMENTS[type(request.message)]
+    return "command" if kind == "sql" and request.message.namespace == "mysqlx" else kind
 
 
 class Session:
@@ -109,6 +116,11 @@ class Session:
         self._credentials: Credentials | None = None
         self._expectations = Expectations()
         self._output = [frames.HELLO]
+
+    @property
+    def has_bytes(self) -> bool:
+        """Whether bytes of a next frame have arrived."""
+        return len(self._reader) > 0
 
     @property
     def next_size(self) -> int:
@@ -180,7 +192,7 @@ class Session:
         self._output.append(frames.ok())
 
     def _handle(self, kind: int, payload: bytes) -> Request | None:
-        if len(payload) > MAX_CONTROL_MESSAGE and kind not in _STATEMENTS:
+        if len(payload) > MAX_CONTROL_MESSAGE and kind not in _LARGE:
             raise XError(1153, f"Got a packet bigger than {MAX_CONTROL_MESSAGE} bytes", "08S01")
         message = frames.parse(kind, payload)
         if isinstance(message, connection_pb2.ConnectionClose):
@@ -226,6 +238,9 @@ class Session:
 
     def _run(self, message: Message | None) -> Request | None:
         """Handle a message after the login."""
+        if type(message) in _STATEMENTS:
+            self._expectations.check()
+            return Execute(message)
         match message:
             case connection_pb2.SessionReset():
                 if not message.keep_open:
@@ -243,9 +258,7 @@ class Session:
                 self._output.append(frames.ok())
                 return None
         self._expectations.check()
-        if message is None or message.DESCRIPTOR.file.name.endswith("connection.proto"):
-            raise XError(1047, "Unexpected message received")
-        return Execute(message)
+        raise XError(1047, "Unexpected message received")
 
     def _log_out(self) -> None:
         self.is_logged_in = False

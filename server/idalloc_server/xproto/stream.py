@@ -13,6 +13,7 @@ class Stream(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.has_left = False  # whether the client has sent its last byte, or the connection is lost
+        self._loop = asyncio.get_running_loop()
         self._transport: Any = None  # uvloop's transports are not subclasses of asyncio's
         self._buffer = bytearray()
         self._is_secure = self._is_paused = False
@@ -71,7 +72,7 @@ class Stream(asyncio.Protocol):
         if self._buffer or self.has_left:
             await asyncio.sleep(0)
         else:
-            self._reading = asyncio.get_running_loop().create_future()
+            self._reading = self._loop.create_future()
             await self._reading
         data = bytes(self._buffer)
         self._buffer.clear()
