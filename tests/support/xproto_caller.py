@@ -43,8 +43,12 @@ class FakeCaller:
     connection_id: int = 1
     doc_ids: Iterator[str] = field(default_factory=numbered)  # where its ids come from
     burned: int = 0  # how many ids it counted as burned
+    reply: list[bytes] = field(default_factory=list)  # the frames that it sent
     rights: AllRights = field(default_factory=AllRights)
     has_left: bool = False
+
+    async def send(self, frame: bytes) -> None:
+        self.reply.append(frame)
 
     async def generate_ids(self, count: int, given: int) -> list[str]:
         return [next(self.doc_ids) for _ in range(count)]
@@ -55,12 +59,10 @@ class FakeCaller:
 
 async def reply_to(documents: Documents, message: Message, caller: FakeCaller | None = None) -> list[bytes]:
     """Run a statement; return the frames of the reply, with an error's frame last."""
-    reply: list[bytes] = []
+    caller = caller or FakeCaller()
+    before = len(caller.reply)
     try:
-        async for frame in Collections(documents, MAX_SIZE, SideThread("statements")).execute(
-            message, caller or FakeCaller()
-        ):
-            reply.append(frame)  # noqa: PERF401 - an error keeps what came before
+        await Collections(documents, MAX_SIZE, SideThread("statements")).execute(message, caller)
     except XError as error:
-        reply.append(frames.error(error))
-    return reply
+        caller.reply.append(frames.error(error))
+    return caller.reply[before:]

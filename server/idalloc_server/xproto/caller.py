@@ -55,6 +55,14 @@ class Caller(Protocol):
         """Whether the client has left, so that nobody waits for the statement."""
         ...
 
+    async def send(self, frame: bytes) -> None:
+        """Add a frame to the reply, and send what has gathered if it is long.
+
+        Raises:
+            Unauthenticated: The identity was removed meanwhile.
+        """
+        ...
+
     async def generate_ids(self, count: int, given: int) -> list[str]:
         """Generate document ids with the variables of this session, and charge them to the quota.
 

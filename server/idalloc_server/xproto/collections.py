@@ -1,7 +1,7 @@
 """Statements on collections: Insert, Find, Update and Delete of Mysqlx.Crud."""
 
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -60,8 +60,8 @@ class Collections:
     thread: SideThread  # parses large statements
     added: int = field(default=0, init=False)  # how many documents were added
 
-    def execute(self, message: Message, caller: Caller) -> AsyncGenerator[bytes, None]:
-        """Run a Find, Insert, Update or Delete; yield its reply's frames up to StmtExecuteOk.
+    async def execute(self, message: Message, caller: Caller) -> None:
+        """Run a Find, Insert, Update or Delete; send its reply's frames up to StmtExecuteOk.
 
         Raises:
             XError: The statement failed. Frames before it may have been sent.
@@ -69,16 +69,17 @@ class Collections:
         """
         match message:
             case crud.Insert():
-                return self._insert(message, caller)
+                await self._insert(message, caller)
             case crud.Find():
-                return self._find(message, caller)
+                await self._find(message, caller)
             case crud.Update():
-                return self._update(message, caller)
+                await self._update(message, caller)
             case crud.Delete():
-                return self._delete(message, caller)
-        raise XError(1047, "Unexpected message received")
+                await self._delete(message, caller)
+            case _:
+                raise XError(1047, "Unexpected message received")
 
-    async def _insert(self, message: crud.Insert, caller: Caller) -> AsyncGenerator[bytes, None]:
+    async def _insert(self, message: crud.Insert, caller: Caller) -> None:
         schema, name = _collection(message, caller)
         caller.rights.require(ADD, schema, name)
         _check_rows(message)
@@ -101,11 +102,12 @@ class Collections:
                 raise
         self.added += inserted.added
         if len(documents) > 1:
-            yield frames.produced_message(f"Records: {len(documents)}  Duplicates: {inserted.replaced}  Warnings: 0")
-        yield frames.rows_affected(inserted.added + 2 * inserted.replaced)
+            text = f"Records: {len(documents)}  Duplicates: {inserted.replaced}  Warnings: 0"
+            await caller.send(frames.produced_message(text))
+        await caller.send(frames.rows_affected(inserted.added + 2 * inserted.replaced))
         if doc_ids:
-            yield doc_ids_frame(doc_ids)
-        yield frames.DONE_EXECUTING
+            await caller.send(doc_ids_frame(doc_ids))
+        await caller.send(frames.DONE_EXECUTING)
 
     async def _store(
         self, schema: str, name: str, documents: Sequence[Document], caller: Caller, *, replaces: bool
@@ -121,7 +123,7 @@ class Collections:
             record["changed"] = inserted.replaced
             return inserted
 
-    async def _find(self, message: crud.Find, caller: Caller) -> AsyncGenerator[bytes, None]:
+    async def _find(self, message: crud.Find, caller: Caller) -> None:
         schema, name = _collection(message, caller)
         caller.rights.require(FIND, schema, name)
         if message.HasField("locking_options") and not message.HasField("locking"):
@@ -136,11 +138,11 @@ class Collections:
             projection = await self.thread.run(steps, projection_of, message.projection, expressions)
             selection = await self.thread.run(steps, selection_of, message, expressions, budget)
             await self.documents.check(schema, name)
-            yield _document_column(schema, name, projected=projection is not None)
+            await caller.send(_document_column(schema, name, projected=projection is not None))
             async for text in self._found(schema, name, selection, projection, expressions.parts):
-                yield frames.row([frames.text_field(text)])
-        yield frames.DONE_FETCHING
-        yield frames.DONE_EXECUTING
+                await caller.send(frames.row([frames.text_field(text)]))
+        await caller.send(frames.DONE_FETCHING)
+        await caller.send(frames.DONE_EXECUTING)
 
     async def _found(
         self, schema: str, name: str, selection: Selection, projection: Run | None, of_projection: int
@@ -178,7 +180,7 @@ class Collections:
                 for text in turn:
                     yield text
 
-    async def _update(self, message: crud.Update, caller: Caller) -> AsyncGenerator[bytes, None]:
+    async def _update(self, message: crud.Update, caller: Caller) -> None:
         schema, name = _collection(message, caller)
         budget = self._budget(caller)
         expressions = Expressions(message.args, schema, budget)
@@ -190,11 +192,12 @@ class Collections:
                 schema, name, selection, lambda text: apply_changes(text, changes, budget)
             )
             record["changed"] = done.changed
-        yield frames.produced_message(f"Rows matched: {done.matched}  Changed: {done.changed}  Warnings: 0")
-        yield frames.rows_affected(done.changed)
-        yield frames.DONE_EXECUTING
+        text = f"Rows matched: {done.matched}  Changed: {done.changed}  Warnings: 0"
+        await caller.send(frames.produced_message(text))
+        await caller.send(frames.rows_affected(done.changed))
+        await caller.send(frames.DONE_EXECUTING)
 
-    async def _delete(self, message: crud.Delete, caller: Caller) -> AsyncGenerator[bytes, None]:
+    async def _delete(self, message: crud.Delete, caller: Caller) -> None:
         schema, name = _collection(message, caller)
         budget = self._budget(caller)
         expressions = Expressions(message.args, schema, budget)
@@ -203,8 +206,8 @@ class Collections:
             selection = await self.thread.run(steps, selection_of, message, expressions, budget, may_skip=False)
             done = await self.documents.rewrite(schema, name, selection, lambda _: None)
             record["changed"] = done.changed
-        yield frames.rows_affected(done.changed)
-        yield frames.DONE_EXECUTING
+        await caller.send(frames.rows_affected(done.changed))
+        await caller.send(frames.DONE_EXECUTING)
 
     def _budget(self, caller: Caller) -> Budget:
         return Budget(self.max_message_bytes, lambda: caller.has_left)

@@ -5,8 +5,7 @@ import itertools
 import socket
 import ssl
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from math import inf
 from typing import NamedTuple
@@ -149,6 +148,7 @@ class _Connection:
         self._loop = asyncio.get_running_loop()
         self._alarm: asyncio.TimerHandle | None = None  # wakes ``_read``
         self._alarm_at = inf
+        self._unsent = 0  # bytes of the present reply
         self._peer = Peer(accepted.peer)
         self._max_age = listener.limits.age
         self._ends_at = self._loop.time() + self._max_age if self._max_age else None
@@ -338,21 +338,13 @@ class _Connection:
 
     async def _execute(self, message: Message) -> None:
         self._services.logins.limits.charge_call(_STATEMENT, self._identity())
+        self._unsent = 0
         if isinstance(message, StmtExecute):
-            frames_of_reply = self._run_text(message)
+            await self._run_text(message)
         else:
-            frames_of_reply = self._services.statements.execute(message, self)
-        async with aclosing(frames_of_reply) as reply:
-            size = 0
-            async for frame in reply:
-                self._session.reply(frame)
-                size += len(frame)
-                if size > WRITE_BYTES:
-                    self._identity()  # fails if the identity was removed meanwhile
-                    await self._send()
-                    size = 0
+            await self._services.statements.execute(message, self)
 
-    async def _run_text(self, message: StmtExecute) -> AsyncGenerator[bytes, None]:
+    async def _run_text(self, message: StmtExecute) -> None:
         """Run a statement of SQL, or a command of ``mysqlx``."""
         namespace = message.namespace or "sql"
         text = text_of(message.stmt)
@@ -363,7 +355,7 @@ class _Connection:
         else:
             found = await self._admin.execute(text, message.args, self)
         for frame in found:
-            yield frame
+            await self.send(frame)
 
     def _use(self, schema: str) -> None:
         self.schema = schema
@@ -378,6 +370,15 @@ class _Connection:
     def has_left(self) -> bool:
         """See ``Caller``."""
         return self._stream.has_left
+
+    async def send(self, frame: bytes) -> None:
+        """See ``Caller``."""
+        self._session.reply(frame)
+        self._unsent += len(frame)
+        if self._unsent > WRITE_BYTES:
+            self._identity()  # fails if the identity was removed meanwhile
+            await self._send()
+            self._unsent = 0
 
     async def generate_ids(self, count: int, given: int) -> list[str]:
         """See ``Caller``."""

@@ -3,6 +3,7 @@
 import asyncio
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from types import ModuleType
@@ -36,6 +37,18 @@ SIZE = 2**20
 NUMBER = 48
 
 
+@dataclass
+class Counting(FakeCaller):
+    """Counts rows, and keeps none."""
+
+    leaves: bool = False  # whether it has left after the first frame
+    rows: int = 0
+
+    async def send(self, frame: bytes) -> None:
+        self.rows += frame[4] == frames.ROW
+        self.has_left = self.leaves
+
+
 @pytest.fixture
 async def documents(tmp_path: Path) -> AsyncIterator[Documents]:
     documents = SqliteDocuments(tmp_path / "documents.db")
@@ -63,15 +76,14 @@ async def test_large_documents_are_read_one_by_one(documents: Documents, keys: l
     for number in range(NUMBER):
         text = f'{{"n": "{"x" * SIZE}", "_id": "{number:02}"}}'
         await documents.insert("s", "c", [Document(f"{number:02}", text)])
-    rows = 0
+    caller = Counting()
     tracemalloc.start()
     try:
-        async for frame in statements(documents).execute(find(keys), FakeCaller()):
-            rows += frame[4] == frames.ROW
+        await statements(documents).execute(find(keys), caller)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert rows == NUMBER
+    assert caller.rows == NUMBER
     assert peak < 10 * SIZE
 
 
@@ -230,15 +242,11 @@ async def test_a_statement_beyond_its_limit_ends(
 async def test_a_find_ends_when_its_client_has_left(documents: Documents) -> None:
     """A find reads no further page for a client that has left."""
     await documents.insert("s", "c", [Document(key, f'{{"_id": "{key}"}}') for key in VALUES[:1000]])
-    caller, rows, codes = FakeCaller(), 0, []
-    try:
-        async for frame in statements(documents).execute(find(), caller):
-            rows += frame[4] == frames.ROW
-            caller.has_left = True
-    except XError as error:
-        codes.append(error.code)
-    assert codes == [1317]
-    assert rows <= PAGE
+    caller = Counting(leaves=True)
+    with pytest.raises(XError) as ended:
+        await statements(documents).execute(find(), caller)
+    assert ended.value.code == 1317
+    assert caller.rows <= PAGE
 
 
 def statements(documents: Documents) -> Collections:

@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -34,7 +34,7 @@ from tests.unit.server.xproto.test_sql import FakeDocuments, FakeNode
 class NoStatements:
     """Fails each statement with a fault."""
 
-    def execute(self, message: Message, caller: Caller) -> AsyncGenerator[bytes, None]:
+    async def execute(self, message: Message, caller: Caller) -> None:
         raise NotImplementedError
 
 
@@ -132,9 +132,9 @@ async def test_pipelined_statements_let_others_run() -> None:
     in_turn: Counter[int] = Counter()
 
     class Counting:
-        async def execute(self, message: Message, caller: Caller) -> AsyncGenerator[bytes, None]:
+        async def execute(self, message: Message, caller: Caller) -> None:
             in_turn[turns] += 1
-            yield frames.DONE_EXECUTING
+            await caller.send(frames.DONE_EXECUTING)
 
     async def count_turns() -> None:
         nonlocal turns
@@ -168,12 +168,12 @@ async def test_a_drain_sends_a_running_reply_whole() -> None:
     row = frames.row([b"x" * 2**20])
 
     class LargeReply:
-        async def execute(self, message: Message, caller: Caller) -> AsyncGenerator[bytes, None]:
+        async def execute(self, message: Message, caller: Caller) -> None:
             begun.set()
             await go_on.wait()
             for _ in range(16):
-                yield row
-            yield frames.DONE_EXECUTING
+                await caller.send(row)
+            await caller.send(frames.DONE_EXECUTING)
 
     async with listening(statements=LargeReply()) as listener, connected(listener.address) as client:
         client.send(insert("{}"))

@@ -2,7 +2,6 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from time import time
 
@@ -201,11 +200,11 @@ async def test_a_long_reply_ends_with_its_certificate(mutual_tls: Tls) -> None:
     clock = FakeClock(wall=time())
 
     class Rows:
-        async def execute(self, message: Message, caller: Caller) -> AsyncGenerator[bytes, None]:
+        async def execute(self, message: Message, caller: Caller) -> None:
             for _ in range(20):
                 clock.advance(60)
-                yield frames.row([b"x" * WRITE_BYTES])
-            yield frames.DONE_EXECUTING
+                await caller.send(frames.row([b"x" * WRITE_BYTES]))
+            await caller.send(frames.DONE_EXECUTING)
 
     async with (
         listening(access=secured(clock, None), tls=mutual_tls.server, statements=Rows()) as listener,
@@ -238,9 +237,9 @@ async def test_a_session_ends_at_the_age_of_its_connection() -> None:
     loop = asyncio.get_running_loop()
 
     class Slow:
-        async def execute(self, message: Message, caller: Caller) -> AsyncGenerator[bytes, None]:
+        async def execute(self, message: Message, caller: Caller) -> None:
             await hold_for_async(50, "a statement takes time")
-            yield frames.DONE_EXECUTING
+            await caller.send(frames.DONE_EXECUTING)
 
     async with (
         listening(age=100, statements=Slow()) as listener,
@@ -262,10 +261,10 @@ async def test_a_statement_ends_after_the_grace_of_its_connection() -> None:
     loop = asyncio.get_running_loop()
 
     class Endless:
-        async def execute(self, message: Message, caller: Caller) -> AsyncGenerator[bytes, None]:
+        async def execute(self, message: Message, caller: Caller) -> None:
             while True:
                 await hold_for_async(10, "a statement takes time")
-                yield frames.row([b"x"])
+                await caller.send(frames.row([b"x"]))
 
     async with listening(age=100, statements=Endless()) as listener, connected(listener.address) as client:
         begun = loop.time()

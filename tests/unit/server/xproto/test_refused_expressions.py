@@ -45,8 +45,7 @@ async def test_a_refused_expression_is_named(message: crud.Find, named: str) -> 
     """Aggregates, expressions in field lists, overlaps and & are 1235 with their name."""
     statements = Collections(None, MAX_SIZE, SideThread("statements"))  # type: ignore[arg-type] # it reads no documents
     with pytest.raises(XError) as refused:
-        async for _ in statements.execute(message, FakeCaller()):
-            pass
+        await statements.execute(message, FakeCaller())
     assert (refused.value.code, refused.value.message) == (
         1235,
         f"This version of idalloc doesn't yet support '{named}'",

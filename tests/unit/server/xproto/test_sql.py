@@ -72,6 +72,9 @@ class FakeCaller:
     has_left = False
     rights = AllRights()
 
+    async def send(self, frame: bytes) -> None:
+        raise NotImplementedError
+
     async def generate_ids(self, count: int, given: int) -> list[str]:
         raise NotImplementedError
 
