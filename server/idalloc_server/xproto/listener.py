@@ -275,6 +275,8 @@ class _Connection:
         session = self._session
         try:
             match request:
+                case Execute():
+                    await self._execute(request.message)
                 case StartTls():
                     if not session.is_closed and self._listener.tls is not None:
                         before = session.take_output()
@@ -288,8 +290,6 @@ class _Connection:
                     self._variables.reset()
                     self._services.logins.limits.charge_call(_STATEMENT, self._identity())
                     session.accept_reset()
-                case Execute():
-                    await self._execute(request.message)
         except (XError, DocumentsError, Refusal) as failure:
             return self._fail(failure)
         return 0

@@ -1,7 +1,9 @@
 """The port of the X Protocol bounds its connections, and ends them in a drain."""
 
 import asyncio
+import gc
 import ssl
+import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -12,21 +14,23 @@ import pytest
 from google.protobuf.message import Message
 
 from idalloc.xprotocol.v1 import notice_pb2
+from idalloc.xprotocol.v1.connection_pb2 import SessionClose
 from idalloc.xprotocol.v1.statement_pb2 import StmtExecute
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.documents import cost
 from idalloc_server.documents.document import Document
 from idalloc_server.documents.side_thread import SideThread
 from idalloc_server.domain.clock import SystemClock
-from idalloc_server.listen.connections import Limits
+from idalloc_server.listen.connections import HEADER_SECONDS, Limits
 from idalloc_server.store.sqlite.documents import SqliteDocuments
 from idalloc_server.xproto import frames
 from idalloc_server.xproto import listener as xlistener
 from idalloc_server.xproto.caller import Caller
 from idalloc_server.xproto.collections import Collections
 from idalloc_server.xproto.listener import Services, XListener
+from idalloc_server.xproto.variables import IDLE_SECONDS
 from tests.support import xproto_attacks
-from tests.support.waiting import until
+from tests.support.waiting import hold_for_async, until
 from tests.support.xproto_client import XClient, connected, insert, literal
 from tests.unit.server.xproto.test_sql import FakeDocuments, FakeNode
 
@@ -154,10 +158,33 @@ async def test_pipelined_statements_let_others_run() -> None:
     assert set(in_turn.values()) == {1}
 
 
+async def test_a_statement_that_waits_lets_others_run() -> None:
+    """Other tasks run before a statement whose bytes came while the one before it ran."""
+    loop, ran = asyncio.get_running_loop(), []
+
+    class Chained:
+        async def execute(self, message: Message, caller: Caller) -> None:
+            ran.append("a statement")
+            if len(ran) == 1:
+                client.send(insert("{}"))
+                client.writer.write_eof()
+                await until(lambda: caller.has_left)
+            loop.call_soon(ran.append, "another task")
+            await caller.send(frames.DONE_EXECUTING)
+
+    async with listening(statements=Chained()) as listener, connected(listener.address) as client:
+        client.send(insert("{}"))
+        await client.rest()
+    assert ran == ["a statement", "another task"] * 2
+
+
 async def test_a_drain_ends_idle_connections() -> None:
-    """A drain sends each idle session the error 1053, and closes the port."""
+    """A drain sends each idle session the error 1053 at once, and closes the port."""
+    loop = asyncio.get_running_loop()
     async with listening() as listener, connected(listener.address) as client:
+        begun = loop.time()
         await listener.drain(5)
+        assert loop.time() - begun < 1
         assert (await client.reply()).code == 1053
         assert await client.rest() == b""
 
@@ -239,6 +266,46 @@ async def test_an_idle_session_is_closed(monkeypatch: pytest.MonkeyPatch) -> Non
             assert await client.rest() == b""
         async with connected(listener.address) as client:
             assert (await client.sql("SELECT 1")).code == 0
+
+
+async def test_a_session_may_wait_after_each_message() -> None:
+    """The time of mysqlx_wait_timeout begins with a session's last message."""
+    loop = asyncio.get_running_loop()
+    async with listening() as listener, connected(listener.address) as client:
+        for _ in range(3):
+            await hold_for_async(IDLE_SECONDS - 60, "the session is idle")
+            assert (await client.sql("SELECT 1")).code == 0
+        begun = loop.time()
+        assert await client.rest() == b""
+        assert IDLE_SECONDS <= loop.time() - begun < IDLE_SECONDS + 1
+
+
+async def test_a_client_without_a_session_is_closed() -> None:
+    """A client that logs out and sends nothing more is ended as one that connects."""
+    loop = asyncio.get_running_loop()
+    async with listening() as listener, connected(listener.address) as client:
+        await hold_for_async(2 * HEADER_SECONDS, "the session is idle")
+        assert (await client.ask(SessionClose())).code == 0
+        begun = loop.time()
+        assert await client.rest() == b""
+        assert HEADER_SECONDS <= loop.time() - begun < HEADER_SECONDS + 1
+
+
+async def test_an_ended_connection_is_not_kept() -> None:
+    """Nothing keeps a connection in memory once it has ended, such as the timer of its wait."""
+    callers = []
+
+    class Statements:
+        async def execute(self, message: Message, caller: Caller) -> None:
+            callers.append(weakref.ref(caller))
+            await caller.send(frames.DONE_EXECUTING)
+
+    async with listening(statements=Statements()) as listener:
+        async with connected(listener.address) as client:
+            assert (await client.add("{}")).code == 0
+        await until(lambda: listener.connection_count == 0)
+        gc.collect()
+        assert [caller() for caller in callers] == [None]
 
 
 @pytest.mark.parametrize("starts", [False, True])
