@@ -1,9 +1,10 @@
 """Statements on collections: Insert, Find, Update and Delete of Mysqlx.Crud."""
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from google.protobuf.message import Message
 
@@ -60,7 +61,7 @@ class Collections:
     thread: SideThread  # parses large statements
     added: int = field(default=0, init=False)  # how many documents were added
 
-    async def execute(self, message: Message, caller: Caller) -> None:
+    def execute(self, message: Message, caller: Caller) -> Coroutine[Any, Any, None]:
         """Run a Find, Insert, Update or Delete; send its reply's frames up to StmtExecuteOk.
 
         Raises:
@@ -69,15 +70,14 @@ class Collections:
         """
         match message:
             case crud.Insert():
-                await self._insert(message, caller)
+                return self._insert(message, caller)
             case crud.Find():
-                await self._find(message, caller)
+                return self._find(message, caller)
             case crud.Update():
-                await self._update(message, caller)
+                return self._update(message, caller)
             case crud.Delete():
-                await self._delete(message, caller)
-            case _:
-                raise XError(1047, "Unexpected message received")
+                return self._delete(message, caller)
+        raise XError(1047, "Unexpected message received")
 
     async def _insert(self, message: crud.Insert, caller: Caller) -> None:
         schema, name = _collection(message, caller)

@@ -192,15 +192,17 @@ class _Connection:
             await self._stream.close()
 
     async def _step(self) -> bool:
-        """Run a request, or wait for more bytes; return whether the connection stays open."""
+        """Run a request and count it, or wait for bytes; return whether to go on."""
         session, request = self._session, None
         if session.has_bytes:
             steps = steps_of_message(session.next_size)
             request = await self._services.thread.run(steps, session.next_request)
         if request is not None:
-            await self._run(request)
+            code = await self._answer(request)
+            if kind := kind_of(request):
+                self._listener.calls[f"{kind} {code}"] += 1
             await self._send()
-            if session.next_size:
+            if session.has_bytes:
                 await asyncio.sleep(0)  # otherwise a client that sends many would block the others
             return True
         await self._send()
@@ -263,12 +265,6 @@ class _Connection:
             if self._stream.is_full:
                 async with asyncio.timeout(WRITE_SECONDS):
                     await self._stream.drain()
-
-    async def _run(self, request: Request) -> None:
-        """Run a request, and count it."""
-        code = await self._answer(request)
-        if kind := kind_of(request):
-            self._listener.calls[f"{kind} {code}"] += 1
 
     async def _answer(self, request: Request) -> int:
         """Run a request; return the code of its error, or 0."""
