@@ -151,12 +151,14 @@ def _call(node: Call, context: Context) -> Expression:
 
 
 def _object_of(node: ObjectOf, context: Context) -> Expression:
-    members = [(name, json_of(member, context)) for name, member in node.members]
+    inner = context.hidden
+    members = [(name, _json_of(compile_node(member, inner))) for name, member in node.members]
     return _built(node, lambda document: {name: member(document) for name, member in members})
 
 
 def _array_of(node: ArrayOf, context: Context) -> Expression:
-    items = [json_of(item, context) for item in node.items]
+    inner = context.hidden
+    items = [_json_of(compile_node(item, inner)) for item in node.items]
     return _built(node, lambda document: [item(document) for item in items])
 
 
