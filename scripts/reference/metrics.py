@@ -2,7 +2,7 @@
 
 from idalloc_server.telemetry.exposition import CALL_COUNTERS, CALL_LABELS, CALL_SECONDS
 from idalloc_server.telemetry.families import COUNTERS, GAUGES, HISTOGRAMS, Family
-from idalloc_server.telemetry.metrics import BUCKETS
+from idalloc_server.telemetry.latencies import BUCKETS
 from scripts.reference.markdown import document, table
 
 _HEAD = f"""\

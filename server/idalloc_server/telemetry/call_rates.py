@@ -30,7 +30,7 @@ class CallRates:
             calls: The present counts; they are copied.
             at: The time in seconds.
         """
-        handled = {name: Counter(each.handled) for name, each in calls.methods.items()}
+        handled = {name: each.handled for name, each in calls.methods.items()}
         latencies = {name: list(each.latencies) for name, each in calls.methods.items()}
         self._samples.append(_Sample(at, handled, latencies))
 

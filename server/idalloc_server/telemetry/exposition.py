@@ -1,6 +1,6 @@
 """Prometheus' text format of a server's metrics, by prometheus_client."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -9,7 +9,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from idalloc_server.telemetry.families import COUNTERS, GAUGES, HISTOGRAMS, Family
-from idalloc_server.telemetry.metrics import BUCKETS, Counts, Timings
+from idalloc_server.telemetry.latencies import BUCKETS
+from idalloc_server.telemetry.metrics import Counts
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 # The labels of a call, as go-grpc-middleware names them.
@@ -62,7 +63,7 @@ class _Collector(Collector):
         for name, family in HISTOGRAMS.items():
             histogram = HistogramMetricFamily(name, family.help, labels=family.labels)
             for key, timings in counts.timings[name].items():
-                histogram.add_metric(_labels(family, key), _buckets(timings), timings.seconds)
+                histogram.add_metric(_labels(family, key), _buckets(timings.buckets), timings.seconds)
             yield histogram
 
     def _calls(self, counts: Counts) -> Iterator[Metric]:
@@ -80,7 +81,7 @@ class _Collector(Collector):
             started.add_metric(labels, calls.started)
             for code, count in (calls.handled or {"OK": 0}).items():
                 handled.add_metric([*labels, code_name(code)], count)
-            seconds.add_metric(labels, _buckets(calls), calls.seconds)
+            seconds.add_metric(labels, _buckets(calls.buckets), calls.seconds)
         yield from (started, handled, seconds)
 
 
@@ -121,9 +122,9 @@ def _labels(family: Family, key: str) -> list[str]:
     return key.split(" ", len(family.labels) - 1) if family.labels else []
 
 
-def _buckets(timings: Timings) -> list[tuple[str, float]]:
+def _buckets(counts: Sequence[int]) -> list[tuple[str, float]]:
     total, buckets = 0, []
-    for bound, count in zip(_BOUNDS, timings.buckets, strict=True):
+    for bound, count in zip(_BOUNDS, counts, strict=True):
         total += count
         buckets.append((bound, float(total)))
     return buckets

@@ -3,19 +3,15 @@
 import asyncio
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
 
 from idalloc_server.telemetry.families import COUNTERS, GAUGES, HISTOGRAMS, LEASES
-from idalloc_server.telemetry.latencies import BOUNDS, new_buckets, percentile
+from idalloc_server.telemetry.latencies import BOUNDS, BUCKETS, histogram, new_buckets, percentile
 from idalloc_server.telemetry.logs import failed_log
-
-# Upper bounds in seconds: those of Prometheus' default histogram, and shorter ones, as most calls
-# take below 1 ms.
-BUCKETS = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 # The most causes of a reason that are logged a second; all others share one line.
 MAX_CAUSES = 5
@@ -48,34 +44,53 @@ class Timings:
         self.buckets = [mine + more for mine, more in zip(self.buckets, buckets, strict=True)]
 
 
-class MethodCalls(Timings):
+class MethodCalls:
     """The calls of one RPC.
 
     Calls that ended with their process have no duration, see ``Counts.end``.
     """
 
-    __slots__ = ("handled", "latencies", "started")
+    __slots__ = ("failed", "latencies", "ok", "seconds", "started")
 
     def __init__(self) -> None:
-        super().__init__()
         self.started = 0  # how many calls began
-        self.handled: Counter[str] = Counter()  # how many ended, by status code
+        self.ok = 0  # how many ended with OK
+        self.failed: Counter[str] = Counter()  # how many ended otherwise, by status code
+        self.seconds = 0.0  # the sum of all durations
         self.latencies = new_buckets()  # the timed calls, in the buckets of ``latencies``
+
+    @property
+    def handled(self) -> Counter[str]:
+        """How many calls ended, by status code."""
+        return Counter(OK=self.ok) + self.failed
+
+    @property
+    def in_flight(self) -> int:
+        """How many calls are running."""
+        return self.started - self.ok - self.failed.total()
+
+    @property
+    def buckets(self) -> list[int]:
+        """The timed calls, in the buckets of ``Timings``."""
+        return histogram(self.latencies)
 
     def end(self, code: str, seconds: float) -> None:
         """Count a call that ended."""
-        self.handled[code] += 1
+        if code == "OK":
+            self.ok += 1
+        else:
+            self.failed[code] += 1
         self.seconds += seconds
-        self.buckets[bisect_left(BUCKETS, seconds)] += 1
         self.latencies[bisect_left(BOUNDS, seconds)] += 1
 
     def add_calls(
-        self, started: int, handled: Mapping[str, int], seconds: float, buckets: list[int], latencies: list[int]
+        self, started: int, ok: int, failed: Mapping[str, int], seconds: float, latencies: Sequence[int]
     ) -> None:
         """Add the counts of another process or RPC."""
         self.started += started
-        self.handled.update(handled)
-        self.add(seconds, buckets)
+        self.ok += ok
+        self.failed.update(failed)
+        self.seconds += seconds
         self.latencies = [mine + more for mine, more in zip(self.latencies, latencies, strict=True)]
 
 
@@ -98,13 +113,13 @@ class CallMetrics:
     @property
     def in_flight(self) -> int:
         """How many calls are running."""
-        return sum(calls.started - calls.handled.total() for calls in self.methods.values())
+        return sum(calls.in_flight for calls in self.methods.values())
 
     def sum(self) -> MethodCalls:
         """Return the counts of all RPCs together."""
         total = MethodCalls()
         for calls in self.methods.values():
-            total.add_calls(calls.started, calls.handled, calls.seconds, calls.buckets, calls.latencies)
+            total.add_calls(calls.started, calls.ok, calls.failed, calls.seconds, calls.latencies)
         return total
 
 
@@ -167,7 +182,7 @@ class Counts:
     def to_json(self) -> dict[str, Any]:
         """Return all metrics as JSON values."""
         methods = {
-            name: [calls.started, dict(calls.handled), calls.seconds, calls.buckets, calls.latencies]
+            name: [calls.started, calls.ok, dict(calls.failed), calls.seconds, calls.latencies]
             for name, calls in self.calls.methods.items()
         }
         timings = {
@@ -202,8 +217,8 @@ class Counts:
         Their duration is unknown, so no bucket has them.
         """
         for calls in self.calls.methods.values():
-            if interrupted := calls.started - calls.handled.total():
-                calls.handled["UNAVAILABLE"] += interrupted
+            if interrupted := calls.in_flight:
+                calls.failed["UNAVAILABLE"] += interrupted
         for gauges in self.gauges.values():
             gauges.clear()
 

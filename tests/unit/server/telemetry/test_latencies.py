@@ -4,7 +4,7 @@ from bisect import bisect_left
 
 import pytest
 
-from idalloc_server.telemetry.latencies import BOUNDS, new_buckets, percentile
+from idalloc_server.telemetry.latencies import BOUNDS, BUCKETS, histogram, new_buckets, percentile
 
 
 def buckets_of(*durations: float) -> list[int]:
@@ -27,3 +27,12 @@ def test_percentiles_of_extremes() -> None:
     assert percentile(new_buckets(), 0.99) == 0
     assert percentile(buckets_of(0.001, 10_000.0), 0.99) == BOUNDS[-1] > 100
     assert percentile(buckets_of(*[0.001] * 99, 5.0), 0.99) == pytest.approx(0.001, rel=0.1)
+
+
+def test_histograms_count_as_their_own_bounds_do() -> None:
+    """Each duration is in the bucket of the least bound that it does not exceed."""
+    durations = [*BUCKETS, *(20e-6 * 1.031**step for step in range(600))]
+    expected = [0] * (len(BUCKETS) + 1)
+    for each in durations:
+        expected[bisect_left(BUCKETS, each)] += 1
+    assert histogram(buckets_of(*durations)) == expected

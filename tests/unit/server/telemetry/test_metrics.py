@@ -7,7 +7,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from idalloc_server.telemetry import families
-from idalloc_server.telemetry.metrics import BUCKETS, CallMetrics, Counts, Timings, log_calls
+from idalloc_server.telemetry.latencies import BUCKETS
+from idalloc_server.telemetry.metrics import CallMetrics, Counts, Timings, log_calls
 from tests.support.virtual_time import VirtualTimeLoop
 from tests.support.waiting import hold_for_async
 
