@@ -28,20 +28,20 @@ from idalloc_server.rpc.port import LEFT_ERRORS, add_service
 from idalloc_server.telemetry.metrics import CallMetrics
 
 # It has the fields of a first reply and the size of a later one.
-_REPLY = pb.AllocateRangeResponse(
+REPLY = pb.AllocateRangeResponse(
     range=pb.IdRange(first_id=2_000_000, last_id=2_000_000, step=1, id_count=1),
     generation=1,
     ordering=pb.ORDERING_RISING_PER_NODE,
 )
-_REPLY.ttl.FromMicroseconds(179_123_456)
-_ANSWER = pb.AllocateStreamResponse(number=1, allocate_range=_REPLY)
+REPLY.ttl.FromMicroseconds(179_123_456)
+_ANSWER = pb.AllocateStreamResponse(number=1, allocate_range=REPLY)
 
 
 class _Noop(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
     descriptor = pb.DESCRIPTOR.services_by_name["IdAllocatorService"]
 
     async def AllocateRange(self, request: pb.AllocateRangeRequest, context: Any) -> pb.AllocateRangeResponse:
-        return _REPLY
+        return REPLY
 
     # It writes, as the server's handler does. The layer passes ``admit``.
     async def AllocateStream(  # type: ignore[override]

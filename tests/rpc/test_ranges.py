@@ -37,6 +37,22 @@ async def test_range_has_all_promised_fields(served: Served) -> None:
     assert (list(reply.texts), reply.period) == ([], "")
 
 
+async def test_a_reply_has_no_field_of_an_earlier_one(served: Served) -> None:
+    """Replies are filled one after another: created, period, texts and notice are not repeated."""
+    create(served, "days", Sequence(reset=Reset.DAILY))
+    request = pb.AllocateRangeRequest(sequence="orders")
+    assert (await served.ids.AllocateRange(request)).created
+    plain = await served.ids.AllocateRange(request)
+    for view in (pb.RANGE_VIEW_TEXTS, pb.RANGE_VIEW_NOTICE):
+        await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders", view=view))
+    for _ in range(2):
+        assert (await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="days"))).period
+    again = await served.ids.AllocateRange(request)
+    plain.range.first_id = plain.range.last_id = 5
+    plain.ttl.CopyFrom(again.ttl)
+    assert again == plain
+
+
 @pytest.mark.parametrize("streams", [False, True])
 async def test_ids_taken_before_a_pause_are_not_sent_after_it(
     served: Served, monkeypatch: pytest.MonkeyPatch, streams: bool

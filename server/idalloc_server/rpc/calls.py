@@ -52,7 +52,10 @@ def undecodable_request() -> InvalidRequest:
 
 
 class Servicer(Protocol):
-    """Has a method for each method of a service, with the same name."""
+    """Has a method for each method of a service, with the same name.
+
+    Methods that return serialized replies are in its attribute ``serialized``, if it has one.
+    """
 
     descriptor: ServiceDescriptor  # the service
 
@@ -65,6 +68,7 @@ class Service(NamedTuple):
     # By the name of a method. Each is a coroutine function or an async generator function, since
     # transports run other functions in a thread, and rejects ``UNDECODABLE``.
     handlers: Mapping[str, Any]
+    serialized: frozenset[str] = frozenset()  # the methods whose handlers return serialized replies
 
 
 class TransportTraits(NamedTuple):
@@ -133,7 +137,7 @@ class CallLayer:
         """Return a servicer's service, with this layer and access control around each method."""
         descriptor = servicer.descriptor
         handlers = {method.name: self._handler(servicer, method) for method in descriptor.methods}
-        return Service(descriptor, descriptor.full_name, handlers)
+        return Service(descriptor, descriptor.full_name, handlers, getattr(servicer, "serialized", frozenset()))
 
     def _handler(self, servicer: Servicer, method: MethodDescriptor) -> UnaryHandler:
         name = f"/{servicer.descriptor.full_name}/{method.name}"

@@ -41,7 +41,8 @@ def add_service(server: grpc.aio.Server, service: Service, *, registered: bool) 
     handlers = {}
     for method in service.descriptor.methods:
         make = _METHOD_HANDLERS[method.client_streaming, method.server_streaming]
-        serialize = GetMessageClass(method.output_type).SerializeToString
+        is_serialized = method.name in service.serialized
+        serialize = None if is_serialized else GetMessageClass(method.output_type).SerializeToString
         handlers[method.name] = make(service.handlers[method.name], _decoder(method), serialize)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.name, handlers),))
     if registered:

@@ -296,9 +296,9 @@ def install(file: Path) -> None:
             super().__init__(*args, **kwargs)
             servicers.append(self)
 
-        async def AllocateRange(self, request: pb.AllocateRangeRequest, context: Any) -> pb.AllocateRangeResponse:
+        async def AllocateRange(self, request: pb.AllocateRangeRequest, context: Any) -> bytes:
             reply = await super().AllocateRange(request, context)
-            issued, read_at = reply.range, round(clock.last_boot * 1e9)
+            issued, read_at = pb.AllocateRangeResponse.FromString(reply).range, round(clock.last_boot * 1e9)
             _log.debug("issued", name=request.sequence, first_id=issued.first_id, clock_read_at=read_at)
             return reply
 
