@@ -160,7 +160,8 @@ def _handlers(layer: CallLayer, servicer: IdAllocatorServicer) -> dict[str, Hand
         return REPLY
 
     def surround(handler: Any) -> Any:
-        return layer._handler(SimpleNamespace(descriptor=servicer.descriptor, AllocateRange=handler), _METHOD)
+        servicing = SimpleNamespace(descriptor=servicer.descriptor, AllocateRange=handler)
+        return port.CoroutineFunction(layer._handler(servicing, _METHOD))
 
     whole = surround(servicer.AllocateRange)
 
@@ -173,7 +174,7 @@ def _handlers(layer: CallLayer, servicer: IdAllocatorServicer) -> dict[str, Hand
     decode, surrounded = port._decoder(_METHOD), [surround(each) for each in (answer, check, allocate)]
     made = [make(answer, pb.AllocateRangeRequest.FromString, serialize), make(answer, decode, serialize)]
     made += [make(each, decode, serialize) for each in surrounded]
-    return dict(zip(_STAGES, [*made, make(whole, decode), make(twice, decode)], strict=True))
+    return dict(zip(_STAGES, [*made, make(whole, decode), make(port.CoroutineFunction(twice), decode)], strict=True))
 
 
 def _serve(found: Path) -> None:

@@ -1,7 +1,8 @@
 """The gRPC port of a process: its server on its address, and its certificates."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Generator
+from functools import partial
 from typing import Any
 
 import grpc
@@ -30,6 +31,18 @@ _METHOD_HANDLERS: dict[tuple[bool, bool], Any] = {
 }
 
 
+class CoroutineFunction(partial[Awaitable[Any]]):
+    """A coroutine function that grpcio recognizes at less cost.
+
+    At each call grpcio checks whether a handler is awaitable, and only then whether it is a
+    coroutine function. The second check takes 3 µs, so this class passes the first one.
+    """
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        """Make grpcio call the handler; nothing awaits the handler itself."""
+        raise TypeError("call the handler, and await the result")
+
+
 def add_service(server: grpc.aio.Server, service: Service, *, registered: bool) -> None:
     """Serve a service on a server.
 
@@ -43,7 +56,10 @@ def add_service(server: grpc.aio.Server, service: Service, *, registered: bool) 
         make = _METHOD_HANDLERS[method.client_streaming, method.server_streaming]
         is_serialized = method.name in service.serialized
         serialize = None if is_serialized else GetMessageClass(method.output_type).SerializeToString
-        handlers[method.name] = make(service.handlers[method.name], _decoder(method), serialize)
+        handler = service.handlers[method.name]
+        if not registered and not method.server_streaming:  # native makes the second check alone
+            handler = CoroutineFunction(handler)
+        handlers[method.name] = make(handler, _decoder(method), serialize)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.name, handlers),))
     if registered:
         server.add_registered_method_handlers(service.name, handlers)
