@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from idalloc_server.store.sqlite.identity import identity_of
+from idalloc_server.store.sqlite.identity import examiner
 
 
 def test_it_is_the_file_that_stat_finds(tmp_path: Path) -> None:
@@ -15,11 +15,11 @@ def test_it_is_the_file_that_stat_finds(tmp_path: Path) -> None:
     link.symlink_to(file)
     status = file.stat()
     for path in (file, link):
-        assert identity_of(str(path)) == (status.st_dev, status.st_ino, 2)
+        assert examiner(str(path))() == (status.st_dev, status.st_ino, 2)
 
 
 def test_a_missing_file_is_an_error_with_its_name(tmp_path: Path) -> None:
     """The error is the one that ``os.stat`` raises."""
     with pytest.raises(FileNotFoundError) as caught:
-        identity_of(str(tmp_path / "none"))
+        examiner(str(tmp_path / "none"))()
     assert caught.value.filename == str(tmp_path / "none")

@@ -3,13 +3,14 @@
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.store.permissions import FILE_MODE
-from idalloc_server.store.sqlite.identity import identity_of
+from idalloc_server.store.sqlite.identity import FileIdentity, examiner
 from idalloc_server.store.sqlite.locks import lock_offset
 
 _BESIDE = {"-wal": "write-ahead log", "-shm": "shared memory file (-shm)"}
@@ -63,8 +64,8 @@ class DatabaseFiles:
     def __init__(self, path: Path, real_path: Path) -> None:
         self._path = path
         self._real_path = real_path
-        # Each file's path, what it is, its device and inode.
-        self._opened: list[tuple[str, str, int, int]] = []
+        # What examines each file, what it is, its device and inode.
+        self._opened: list[tuple[Callable[[], FileIdentity], str, int, int]] = []
         # Opened for writing: an overlay file system replaces a file at the first such opening.
         self._descriptor = _open_or_create(self._real_path)
         try:
@@ -99,7 +100,7 @@ class DatabaseFiles:
                 )
             time.sleep(0.01)
         whats = ("file", *_BESIDE.values())
-        self._opened = [(str(path), what, *identities[path]) for path, what in zip(paths, whats, strict=True)]
+        self._opened = [(examiner(str(path)), what, *identities[path]) for path, what in zip(paths, whats, strict=True)]
 
     def check(self) -> None:
         """Check that the files are the opened ones, and have no second link.
@@ -108,9 +109,9 @@ class DatabaseFiles:
             FilesChanged: A file was replaced, removed or linked.
             OSError: A file cannot be examined.
         """
-        for path, what, device, inode in self._opened:
+        for examine, what, device, inode in self._opened:
             try:
-                found = identity_of(path)
+                found = examine()
             except FileNotFoundError:
                 raise FilesChanged(f"was replaced: no {what} there", f"no {what} there") from None
             if found.inode != inode or found.device != device:

@@ -21,12 +21,15 @@ class FileIdentity(NamedTuple):
     links: int  # how many names the file has
 
 
-def _by_stat(path: str) -> FileIdentity:
-    status = os.stat(path)  # noqa: PTH116 - a Path is slower
-    return FileIdentity(status.st_dev, status.st_ino, status.st_nlink)
+def _by_stat(path: str) -> Callable[[], FileIdentity]:
+    def examine() -> FileIdentity:
+        status = os.stat(path)  # noqa: PTH116 - a Path is slower
+        return FileIdentity(status.st_dev, status.st_ino, status.st_nlink)
+
+    return examine
 
 
-def _find() -> Callable[[str], FileIdentity]:
+def _find() -> Callable[[str], Callable[[], FileIdentity]]:
     """Return the function for this system."""
     if sys.platform != "linux":
         return _by_stat
@@ -34,24 +37,31 @@ def _find() -> Callable[[str], FileIdentity]:
         statx = ctypes.CDLL(None, use_errno=True).statx
     except (AttributeError, OSError):  # an old C library
         return _by_stat
-    statx.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p)
 
-    def by_statx(path: str) -> FileIdentity:
+    def by_statx(path: str) -> Callable[[], FileIdentity]:
         found = ctypes.create_string_buffer(_STATX.size)
-        if statx(_AT_FDCWD, os.fsencode(path), 0, _STATX_INO | _STATX_NLINK, found):
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), path)
-        links, inode, major, minor = _STATX.unpack(found)
-        return FileIdentity(os.makedev(major, minor), inode, links)
+        # Converted once, not at each call.
+        numbers = (ctypes.c_int(0), ctypes.c_uint(_STATX_INO | _STATX_NLINK))
+        arguments = (ctypes.c_int(_AT_FDCWD), ctypes.c_char_p(os.fsencode(path)), *numbers, found)
+
+        def examine() -> FileIdentity:
+            if statx(*arguments):
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number), path)
+            links, inode, major, minor = _STATX.unpack(found)
+            return FileIdentity(os.makedev(major, minor), inode, links)
+
+        return examine
 
     try:
-        by_statx("/")
+        by_statx("/")()
     except OSError:  # a sandbox refuses the call
         return _by_stat
     return by_statx
 
 
-# Returns which file a path names; raises OSError if it cannot be examined. Linux does not read the
+# Takes a path, and returns a function that returns which file the path names at each call, or
+# raises OSError if it cannot be examined. The function serves one thread. Linux does not read the
 # file's times: since Linux 6.13 the next write to a file whose times were read changes its inode,
 # and the ``fdatasync`` after it must write the inode, too (``multigrain-ts.rst`` of Linux).
-identity_of = _find()
+examiner = _find()
