@@ -7,6 +7,7 @@ their work.
 import asyncio
 import selectors
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from idalloc_server.store.sqlite.job_thread import JobThread
@@ -43,10 +44,21 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 class WatchedJobThread(JobThread):
     """A thread of SQLite whose jobs the loop sees."""
 
-    def run(self, job: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
-        """See ``JobThread.run``."""
-        running, loop = super().run(job, *arguments), asyncio.get_running_loop()
-        return loop.watch(running) if isinstance(loop, VirtualTimeLoop) else running
+    def queue(self, job: Callable[[], None]) -> None:
+        """See ``JobThread.queue``."""
+        loop = asyncio.get_running_loop()
+        if not isinstance(loop, VirtualTimeLoop):
+            super().queue(job)
+            return
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def run() -> None:
+            job()
+            with suppress(RuntimeError):  # the event loop is closed
+                loop.call_soon_threadsafe(ended.set_result, None)
+
+        super().queue(run)
+        loop.watch(ended)
 
 
 class _Selector(selectors.DefaultSelector):

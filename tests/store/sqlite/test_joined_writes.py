@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from functools import partial
@@ -54,6 +55,34 @@ async def test_waiting_writes_share_a_transaction(held: HeldDatabase) -> None:
     first = await joined(held, *(partial(insert, number) for number in range(MAX_JOINED_WRITES)))
     assert (first, held.commits) == ([*range(MAX_JOINED_WRITES)], 1 + 1)  # the job that held the thread
     assert await numbers(held) == first
+
+
+async def test_a_lone_write_begins_without_the_event_loop(held: HeldDatabase) -> None:
+    """The thread has a write when the call returns, and waits for no callback."""
+    await held.database.join(partial(insert, 1))
+    begun = threading.Event()
+    write = held.database.transact_together(lambda _: begun.set())
+    assert begun.wait(10)  # the event loop runs nothing meanwhile
+    await write
+
+
+async def test_callbacks_that_are_ready_join_after_a_joined_write(held: HeldDatabase) -> None:
+    """Once writes have shared a transaction, those of callbacks that are ready share the next."""
+    await joined(held, partial(insert, 1), partial(insert, 2))
+    loop = asyncio.get_running_loop()
+    writes: list[asyncio.Future[int]] = []
+
+    def write(number: int) -> None:
+        writes.append(held.database.transact_together(partial(insert, number)))
+        has_run = threading.Event()
+        held.database._thread.queue(has_run.set)
+        assert has_run.wait(10)  # the thread has run all jobs that it has
+
+    for number in range(3, 6):
+        loop.call_soon(write, number)
+    await asyncio.sleep(0)
+    assert await asyncio.gather(*writes) == [3, 4, 5]
+    assert held.commits == 1 + 1 + 1  # the job that held the thread, the two writes, these
 
 
 async def test_a_transaction_has_at_most_so_many_writes(held: HeldDatabase) -> None:
@@ -118,7 +147,6 @@ async def test_a_write_to_a_closed_store_is_not_applied(held: HeldDatabase) -> N
     """A write that the closed store refuses does not join one that was queued before."""
     waiting = await held.hold()
     before = held.database.transact_together(partial(insert, 1))
-    await asyncio.sleep(0)  # queues the job
     held.database._thread.close()
     with pytest.raises(StoreUnreachable):
         await held.database.join(partial(insert, 2))
@@ -133,7 +161,6 @@ async def test_writes_that_still_wait_at_a_close_are_refused(held: HeldDatabase)
     """Writes beyond those of the last transaction are refused, and none is applied later."""
     waiting = await held.hold()
     writes = [held.database.transact_together(partial(insert, number)) for number in range(MAX_JOINED_WRITES + 2)]
-    await asyncio.sleep(0)  # queues the job
     held.database._thread.close()
     held.release()
     await waiting

@@ -64,6 +64,7 @@ class Database:
     _files: DatabaseFiles | None = field(default=None, init=False)
     _waiting: deque[_JoinedWrite] = field(default_factory=deque, init=False)
     _is_queued: bool = field(default=False, init=False)  # whether a job of the thread will take them
+    _was_shared: bool = field(default=False, init=False)  # whether the last transaction had several writes
 
     async def open(self) -> None:
         """Open the file.
@@ -137,25 +138,28 @@ class Database:
         self._waiting.append(_JoinedWrite(work, is_one_statement, future))
         if not self._is_queued:
             self._is_queued = True
-            # After the callbacks that are ready: they may bring more writes for the transaction.
-            asyncio.get_running_loop().call_soon(self._queue_waiting)
+            if self._was_shared:
+                # The callbacks that are ready may bring more writes for the transaction.
+                asyncio.get_running_loop().call_soon(self._queue_waiting)
+            else:
+                self._queue_waiting()
         return future
 
     def _queue_waiting(self) -> None:
         """Let the thread run the writes that wait."""
         try:
-            ended = self._run(self._run_waiting)
-        except StoreUnreachable as error:  # closed
+            self._thread.queue(partial(self._run_waiting, asyncio.get_running_loop()))
+        except RuntimeError:  # closed
             self._is_queued = False
+            error = StoreUnreachable("the store is closed")
             with suppress(IndexError):  # empty; a job that runs may take some
                 while True:
                     self._waiting.popleft().settle(error)
-        else:
-            ended.add_done_callback(self._settle)
 
-    def _settle(self, ended: asyncio.Future[list[tuple[_JoinedWrite, Any]]]) -> None:
+    def _settle(self, turn: list[_JoinedWrite], outcomes: list[Any]) -> None:
         """Give each write of a transaction its outcome."""
-        for joined, outcome in ended.result():
+        self._was_shared = len(turn) > 1
+        for joined, outcome in zip(turn, outcomes, strict=True):
             joined.settle(outcome)
         if self._waiting and not self._is_queued:  # more than one transaction takes
             self._is_queued = True
@@ -172,24 +176,24 @@ class Database:
 
     # The methods below run on the file's thread.
 
-    def _run_waiting(self) -> list[tuple[_JoinedWrite, Any]]:
-        """Run the oldest writes that wait in one transaction; return each with its outcome."""
+    def _run_waiting(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run the oldest writes that wait in one transaction, and settle them on the event loop."""
         self._is_queued = False  # a write that comes from now on may be too late for this transaction
         turn: list[_JoinedWrite] = []
         while self._waiting and len(turn) < MAX_JOINED_WRITES:
             joined = self._waiting.popleft()
             if not joined.future.cancelled():
                 turn.append(joined)
-        if not turn:
-            return []
+        outcomes: list[Any] = []
         try:
             if len(turn) == 1:
                 outcomes = [self._transaction(turn[0].work, "BEGIN IMMEDIATE")]
-            else:
+            elif turn:
                 outcomes = self._transaction(partial(self._run_each, turn), "BEGIN IMMEDIATE")
         except BaseException as error:
             outcomes = [error] * len(turn)
-        return [*zip(turn, outcomes, strict=True)]
+        with suppress(RuntimeError):  # the event loop is closed
+            loop.call_soon_threadsafe(self._settle, turn, outcomes)
 
     def _run_each(self, turn: list[_JoinedWrite], db: sqlite3.Connection) -> list[Any]:
         """Run each write so that one that fails leaves the others."""

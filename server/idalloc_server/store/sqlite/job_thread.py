@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
-_Job = tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 
 @dataclass(eq=False)
@@ -22,7 +22,7 @@ class JobThread:
     """
 
     name: str  # of the thread
-    _jobs: SimpleQueue[_Job | None] = field(default_factory=SimpleQueue, init=False)
+    _jobs: SimpleQueue[Callable[[], None] | None] = field(default_factory=SimpleQueue, init=False)
     _thread: Thread | None = field(default=None, init=False)
     _is_closed: bool = field(default=False, init=False)
 
@@ -35,6 +35,17 @@ class JobThread:
         """Queue a job, and return its future, which belongs to the running event loop.
 
         Raises:
+            RuntimeError: As ``queue``.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[_T] = loop.create_future()
+        self.queue(partial(_run, loop, future, job, arguments))
+        return future
+
+    def queue(self, job: Callable[[], None]) -> None:
+        """Queue a job that raises nothing, and gives its answer to an event loop by itself.
+
+        Raises:
             RuntimeError: The thread was closed, or cannot be started.
         """
         if self._is_closed:
@@ -43,10 +54,7 @@ class JobThread:
             thread = Thread(target=self._run_jobs, name=self.name, daemon=True)
             thread.start()  # raises RuntimeError at a limit of threads
             self._thread = thread
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[_T] = loop.create_future()
-        self._jobs.put((loop, future, job, arguments))
-        return future
+        self._jobs.put(job)
 
     def close(self) -> None:
         """End the thread after the queued jobs, without waiting for them.
@@ -57,19 +65,24 @@ class JobThread:
         self._jobs.put(None)
 
     def _run_jobs(self) -> None:
-        while (queued := self._jobs.get()) is not None:
-            loop, future, job, arguments = queued
-            if future.cancelled():
-                continue
-            try:
-                answer = job(*arguments)
-            except BaseException as error:
-                settle, result = future.set_exception, error
-            else:
-                settle, result = future.set_result, answer
-            with suppress(RuntimeError):  # the event loop is closed
-                loop.call_soon_threadsafe(_settle, future, settle, result)
-            del queued, future, job, arguments, settle, result  # or they would live until the next job
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job  # or it would live until the next one
+
+
+def _run(
+    loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], job: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    if future.cancelled():
+        return
+    try:
+        answer = job(*arguments)
+    except BaseException as error:
+        settle, result = future.set_exception, error
+    else:
+        settle, result = future.set_result, answer
+    with suppress(RuntimeError):  # the event loop is closed
+        loop.call_soon_threadsafe(_settle, future, settle, result)
 
 
 def _settle(future: asyncio.Future[Any], settle: Callable[[Any], None], result: Any) -> None:
