@@ -109,13 +109,13 @@ class AllocateStream:
             self._outbox.put_nowait(pending)
             if self._task is None or self._task.done():
                 self._task = self._client._start_task(self._run())
+                self._task.add_done_callback(self._end_if_cancelled)
             return await pending.waiter
         finally:
             del self._waiting[pending]
 
     async def _run(self) -> None:
         """Open streams while requests wait; a lasting error is raised to all of them."""
-        error: Exception = RuntimeError("the stream is closed")
         retries = Retries()
         try:
             while self._waiting:
@@ -126,12 +126,18 @@ class AllocateStream:
                         pending.record_failure(failed)
                     if self._waiting:
                         await asyncio.sleep(retries.delay(failed))
-        except Exception as failed:
-            error = failed
-        finally:
-            for pending in self._waiting:
-                if not pending.waiter.done():
-                    pending.waiter.set_exception(copy(error))
+        except Exception as error:
+            self._fail(error)
+
+    def _end_if_cancelled(self, task: asyncio.Task[None]) -> None:
+        # Not in `_run`, which may be cancelled before it begins.
+        if task.cancelled():
+            self._fail(RuntimeError("the stream is closed"))
+
+    def _fail(self, error: Exception) -> None:
+        for pending in self._waiting:
+            if not pending.waiter.done():
+                pending.waiter.set_exception(copy(error))
 
     async def _read_answers(self, retries: Retries) -> None:
         """Open a stream, send the requests without an answer, and read answers until it breaks."""

@@ -35,7 +35,7 @@ class SingleRequestStream:
         self._call: Any = None  # the open stream
         self._pipeline = Pipeline()  # of the open stream
         self._has_answered = False  # whether the open stream has answered a request
-        self._is_busy = False
+        self._timeout: asyncio.Timeout | None = None  # of the call in flight
         self._paused_until = 0.0
         client._connection.register(self)
 
@@ -44,21 +44,25 @@ class SingleRequestStream:
         client, loop = self._client, asyncio.get_running_loop()
         # The metadata of a stream cannot carry the trace context of each call.
         is_traced = client._metadata() is not client._config.metadata
-        if self._is_busy or is_traced or loop.time() < self._paused_until:
+        if self._timeout is not None or is_traced or loop.time() < self._paused_until:
             return await client._call(call)
         pending = Pending(call, client.timeout)
-        self._is_busy = True
+        timeout = self._timeout = asyncio.timeout(client.timeout)
         try:
-            async with asyncio.timeout(client.timeout):
+            async with timeout:
                 outcome = await self._exchange(pending)
         except TimeoutError:
+            client._connection.raise_if_closed()
             raise pending.deadline_error(client.target, client.timeout) from None
+        except asyncio.CancelledError:
+            client._raise_if_closed()
+            raise
         except IdallocError:
             if not self._has_answered:
                 self._paused_until = loop.time() + PAUSE
             return await client._call(call, timeout=pending.time_left())
         finally:
-            self._is_busy = False
+            self._timeout = None
         if not isinstance(outcome, IdallocError):
             return client._receive(call, outcome, pending.asked)
         if outcome.code is not grpc.StatusCode.UNAVAILABLE:
@@ -83,18 +87,19 @@ class SingleRequestStream:
             if answer is grpc.aio.EOF:
                 raise ServerUnreachable(f"no answer from {client.target}: the stream ended")
             _, outcome = self._pipeline.answered(answer)
-        except asyncio.CancelledError:
-            self.clear()
-            client._raise_if_closed()
-            raise
         except BaseException:
-            self.clear()
+            self._end()
             raise
         self._has_answered = True
         return outcome
 
     def clear(self) -> None:
-        """End the stream."""
+        """End the stream and the call in flight, whose reads and writes gRPC may not end."""
+        self._end()
+        if self._timeout is not None and not self._timeout.expired():
+            self._timeout.reschedule(0)
+
+    def _end(self) -> None:
         if self._call is not None:
             self._call.cancel()
             self._call = None

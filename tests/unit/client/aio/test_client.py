@@ -195,31 +195,40 @@ async def _ids_of(client: idalloc.aio.Client) -> object:
     return await anext(client.ids("orders"))
 
 
-async def _stream_of(client: idalloc.aio.Client) -> object:
+async def _range_stream_of(client: idalloc.aio.Client) -> object:
     return [each async for each in client.stream_ranges("orders", 10)]
 
 
+async def _allocate_stream_of(client: idalloc.aio.Client) -> object:
+    async with client.allocate_stream() as stream:
+        return await stream.allocate_range("orders")
+
+
 @pytest.mark.parametrize(
-    ("run", "method"),
+    "run",
     [
-        (lambda client: client.allocate_range("orders"), "AllocateStream"),
-        (lambda client: client.allocate_range("orders", idempotent=True), "AllocateRange"),
-        (_ids_of, "AllocateRange"),
-        (_stream_of, "StreamRanges"),
+        lambda client: client.allocate_range("orders"),
+        lambda client: client.allocate_range("orders", idempotent=True),
+        _ids_of,
+        _range_stream_of,
+        _allocate_stream_of,
     ],
-    ids=["allocate_range", "a unary call", "ids", "stream_ranges"],
+    ids=["allocate_range", "a unary call", "ids", "stream_ranges", "allocate_stream"],
 )
-async def test_closing_the_client_ends_a_call_that_runs(
-    server: FakeServer, run: Callable[[idalloc.aio.Client], Coroutine[Any, Any, object]], method: str
+@pytest.mark.parametrize("step", [0.0, 0.0002])
+async def test_closing_the_client_ends_a_call_at_any_moment(
+    server: FakeServer, run: Callable[[idalloc.aio.Client], Coroutine[Any, Any, object]], step: float
 ) -> None:
     """A call that close() ends raises RuntimeError; CancelledError would hide in a task group."""
-    client = idalloc.aio.Client(server.target, timeout=30)
     server.hold.clear()
-    running = asyncio.create_task(run(client))
-    await until(lambda: server.authorizations[method], "the call arrives")
-    await client.close()
-    with pytest.raises(RuntimeError, match="the client is closed"):
-        await asyncio.wait_for(running, 10)
+    for steps in range(1, 31):
+        client = idalloc.aio.Client(server.target, timeout=30)
+        running = asyncio.create_task(run(client))
+        for _ in range(steps):
+            await hold_for_async(step, "the call proceeds; close() may come at any moment of it")
+        await client.close()
+        with pytest.raises(RuntimeError, match=r"the (client|stream) is closed"):
+            await asyncio.wait_for(running, 10)
 
 
 async def test_closing_cancels_a_prefetch(server: FakeServer) -> None:
