@@ -160,10 +160,12 @@ class Connection:
             raise
         except GeneratorExit:
             raise
-        except BaseException:
+        except BaseException as error:
             leak((stubs, call))
             if self._stubs is stubs:
                 self._stubs = None
+            if isinstance(error, ValueError):  # gRPC's, if the channel was closed before the call
+                self.raise_if_closed()
             raise
 
     def raise_if_closed(self) -> None:

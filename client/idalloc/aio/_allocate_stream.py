@@ -109,7 +109,7 @@ class AllocateStream:
             self._outbox.put_nowait(pending)
             if self._task is None or self._task.done():
                 self._task = self._client._start_task(self._run())
-                self._task.add_done_callback(self._end_if_cancelled)
+                self._task.add_done_callback(self._end)
             return await pending.waiter
         finally:
             del self._waiting[pending]
@@ -129,9 +129,9 @@ class AllocateStream:
         except Exception as error:
             self._fail(error)
 
-    def _end_if_cancelled(self, task: asyncio.Task[None]) -> None:
+    def _end(self, task: asyncio.Task[None]) -> None:
         # Not in `_run`, which may be cancelled before it begins.
-        if task.cancelled():
+        if task.cancelled() or task.exception() is not None:
             self._fail(RuntimeError("the stream is closed"))
 
     def _fail(self, error: Exception) -> None:

@@ -47,10 +47,8 @@ class SingleRequestStream:
         if self._timeout is not None or is_traced or loop.time() < self._paused_until:
             return await client._call(call)
         pending = Pending(call, client.timeout)
-        timeout = self._timeout = asyncio.timeout(client.timeout)
         try:
-            async with timeout:
-                outcome = await self._exchange(pending)
+            outcome = await self._exchange(pending)
         except TimeoutError:
             client._connection.raise_if_closed()
             raise pending.deadline_error(client.target, client.timeout) from None
@@ -61,8 +59,6 @@ class SingleRequestStream:
             if not self._has_answered:
                 self._paused_until = loop.time() + PAUSE
             return await client._call(call, timeout=pending.time_left())
-        finally:
-            self._timeout = None
         if not isinstance(outcome, IdallocError):
             return client._receive(call, outcome, pending.asked)
         if outcome.code is not grpc.StatusCode.UNAVAILABLE:
@@ -71,6 +67,15 @@ class SingleRequestStream:
         return await client._call(call, timeout=pending.time_left())
 
     async def _exchange(self, pending: Pending[Any]) -> Any:
+        """Return the reply or error of a request, unless the timeout or ``clear`` ends it."""
+        timeout = self._timeout = asyncio.timeout(self._client.timeout)
+        try:
+            async with timeout:
+                return await self._send(pending)
+        finally:
+            self._timeout = None
+
+    async def _send(self, pending: Pending[Any]) -> Any:
         """Send a request and return its reply or error.
 
         Any exception ends the stream: its answers would belong to other requests.

@@ -334,6 +334,14 @@ def test_closing_the_client_ends_a_call_that_runs(
             running.result(10)
 
 
+def test_closing_the_client_just_before_a_call_begins(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that has its channel when another thread closes the client raises RuntimeError."""
+    client = idalloc.Client(server.target)
+    monkeypatch.setattr(client, "_metadata", lambda: client.close())  # runs between the two
+    with pytest.raises(RuntimeError, match="the client is closed"):
+        client.allocate_range("orders")
+
+
 def test_a_client_connects_on_its_first_call_and_once(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client opens one channel on its first call, also if threads call concurrently."""
     opened = Mock(side_effect=grpc.insecure_channel)

@@ -117,6 +117,20 @@ async def test_a_closed_client_makes_no_call(server: FakeServer) -> None:
         await take(client, 1)
 
 
+async def test_closing_during_a_repeated_call_ends_it(server: FakeServer) -> None:
+    """A unary call that replaces one of a broken stream ends, and close() closes the channel."""
+    client = idalloc.aio.Client(server.target)
+    server.fail_next(STREAM, "", grpc.StatusCode.UNIMPLEMENTED)
+    server.hold.clear()
+    running = asyncio.ensure_future(client.allocate_range("orders"))
+    await until(lambda: server.authorizations["AllocateRange"], "the unary call arrives")
+    channel = client._connection.stubs().channel
+    await client.close()
+    with pytest.raises(RuntimeError, match="the client is closed"):
+        await asyncio.wait_for(running, 10)
+    assert channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN
+
+
 async def test_closing_between_a_request_and_its_answer(server: FakeServer) -> None:
     """A call whose request was just written when the client closes raises RuntimeError."""
     client = idalloc.aio.Client(server.target)
