@@ -2,10 +2,14 @@
 
 import asyncio
 import threading
+import weakref
+from contextlib import suppress
 
 import pytest
 
 from idalloc_server.store.sqlite.job_thread import JobThread
+from tests.support.collector import without_collector
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -32,6 +36,25 @@ async def test_a_job_returns_its_answer_or_raises_its_error(thread: JobThread) -
     assert await thread.run(divmod, 7, 2) == (3, 1)
     with pytest.raises(ZeroDivisionError):
         await thread.run(divmod, 7, 0)
+    thread.close()
+
+
+class _Probe:
+    """What a job refers to."""
+
+    def fail(self) -> None:
+        raise ValueError
+
+
+async def test_a_failed_job_is_not_kept(thread: JobThread) -> None:
+    """What a failed job referred to is freed at once, not by the garbage collector."""
+    with without_collector():
+        probe = _Probe()
+        kept = weakref.ref(probe)
+        with suppress(ValueError):
+            await thread.run(probe.fail)
+        del probe
+        await until(lambda: kept() is None, "the thread drops the job")
     thread.close()
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from functools import partial
@@ -13,6 +14,8 @@ import pytest
 from idalloc_server.domain.errors import StoreFailure, StoreOutcomeUnknown, StoreRefused, StoreUnreachable
 from idalloc_server.store.sqlite.database import MAX_JOINED_WRITES, Database
 from tests.store.sqlite.conftest import HeldDatabase, deny_commit
+from tests.support.collector import without_collector
+from tests.support.waiting import until
 
 
 def create_table(db: sqlite3.Connection, _: Path) -> None:
@@ -114,6 +117,24 @@ async def test_a_failing_write_fails_alone(held: HeldDatabase) -> None:
     assert isinstance(outcomes[2], StoreFailure)
     assert "UNIQUE constraint failed" in str(outcomes[2])
     assert await numbers(held) == [1, 2]
+
+
+class Failing:
+    """A write that fails by itself."""
+
+    def __call__(self, db: sqlite3.Connection) -> int:
+        raise ValueError
+
+
+@pytest.mark.parametrize("others", [0, 2])
+async def test_a_failed_write_is_not_kept(held: HeldDatabase, others: int) -> None:
+    """What a failed write referred to is freed at once, not by the garbage collector."""
+    with without_collector():
+        failing = Failing()
+        kept = weakref.ref(failing)
+        await joined(held, failing, *(partial(insert, number) for number in range(others)))
+        del failing
+        await until(lambda: kept() is None, "the thread drops the write")
 
 
 async def test_a_failed_commit_answers_all(held: HeldDatabase) -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from idalloc_server.domain.errors import (
     StartRefused,
@@ -24,6 +24,7 @@ from idalloc_server.store.sqlite.job_thread import JobThread
 from idalloc_server.store.sqlite.schema import roll_back
 
 _T = TypeVar("_T")
+_Work: TypeAlias = Callable[[sqlite3.Connection], Any]
 
 _SQLITE_ERRORS = (sqlite3.Error, OverflowError)
 # The most writes that share a transaction. A commit costs as much as some ten adds of a document.
@@ -33,7 +34,7 @@ MAX_JOINED_WRITES = 64
 class _JoinedWrite(NamedTuple):
     """A write that shares a transaction with those that wait beside it."""
 
-    work: Callable[[sqlite3.Connection], Any]
+    work: _Work
     is_one_statement: bool  # whether it writes by one statement, which SQLite undoes if it fails
     future: asyncio.Future[Any]  # its caller's
 
@@ -161,6 +162,9 @@ class Database:
         self._was_shared = len(turn) > 1
         for joined, outcome in zip(turn, outcomes, strict=True):
             joined.settle(outcome)
+        # The frames in the tracebacks of errors have these lists, which must not have the errors.
+        turn.clear()
+        outcomes.clear()
         if self._waiting and not self._is_queued:  # more than one transaction takes
             self._is_queued = True
             self._queue_waiting()
@@ -179,39 +183,47 @@ class Database:
     def _run_waiting(self, loop: asyncio.AbstractEventLoop) -> None:
         """Run the oldest writes that wait in one transaction, and settle them on the event loop."""
         self._is_queued = False  # a write that comes from now on may be too late for this transaction
-        turn: list[_JoinedWrite] = []
-        while self._waiting and len(turn) < MAX_JOINED_WRITES:
-            joined = self._waiting.popleft()
-            if not joined.future.cancelled():
-                turn.append(joined)
-        outcomes: list[Any] = []
+        turn = self._take_waiting()
+        if not turn:
+            return
+        works = [(each.work, each.is_one_statement) for each in turn]
         try:
-            if len(turn) == 1:
-                outcomes = [self._transaction(turn[0].work, "BEGIN IMMEDIATE")]
-            elif turn:
-                outcomes = self._transaction(partial(self._run_each, turn), "BEGIN IMMEDIATE")
+            if len(works) == 1:
+                outcomes = [self._transaction(works[0][0], "BEGIN IMMEDIATE")]
+            else:
+                outcomes = self._transaction(partial(self._run_each, works), "BEGIN IMMEDIATE")
         except BaseException as error:
             outcomes = [error] * len(turn)
         with suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(self._settle, turn, outcomes)
 
-    def _run_each(self, turn: list[_JoinedWrite], db: sqlite3.Connection) -> list[Any]:
-        """Run each write so that one that fails leaves the others."""
-        outcomes: list[Any] = []
-        for joined in turn:
-            if not joined.is_one_statement:
-                db.execute("SAVEPOINT joined")
-            try:
-                outcomes.append(joined.work(db))
-            except Exception as error:
-                if not db.in_transaction:  # SQLite has undone all of it
-                    raise
-                if not joined.is_one_statement:
-                    db.execute("ROLLBACK TO joined")
-                outcomes.append(failure_of(self.path, error) if isinstance(error, _SQLITE_ERRORS) else error)
-            if not joined.is_one_statement:
+    def _take_waiting(self) -> list[_JoinedWrite]:
+        turn: list[_JoinedWrite] = []
+        while self._waiting and len(turn) < MAX_JOINED_WRITES:
+            joined = self._waiting.popleft()
+            if not joined.future.cancelled():
+                turn.append(joined)
+        return turn
+
+    def _run_each(self, works: list[tuple[_Work, bool]], db: sqlite3.Connection) -> list[Any]:
+        return [self._run_one(db, work, is_one_statement=is_one_statement) for work, is_one_statement in works]
+
+    def _run_one(self, db: sqlite3.Connection, work: _Work, *, is_one_statement: bool) -> Any:
+        """Run a write so that its failure leaves the earlier ones; return its answer or error."""
+        if not is_one_statement:
+            db.execute("SAVEPOINT joined")
+        try:
+            answer = work(db)
+        except Exception as error:
+            if not db.in_transaction:  # SQLite has undone all of it
+                raise
+            if not is_one_statement:
+                db.execute("ROLLBACK TO joined")
                 db.execute("RELEASE joined")
-        return outcomes
+            return failure_of(self.path, error) if isinstance(error, _SQLITE_ERRORS) else error
+        if not is_one_statement:
+            db.execute("RELEASE joined")
+        return answer
 
     def _transaction(self, work: Callable[[sqlite3.Connection], _T], begin: str) -> _T:
         db, files = self._connection, self._files

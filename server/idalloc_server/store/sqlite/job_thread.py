@@ -43,7 +43,7 @@ class JobThread:
         return future
 
     def queue(self, job: Callable[[], None]) -> None:
-        """Queue a job that raises nothing, and gives its answer to an event loop by itself.
+        """Queue a job that raises nothing, and passes its answer on by itself.
 
         Raises:
             RuntimeError: The thread was closed, or cannot be started.
@@ -83,6 +83,8 @@ def _run(
         settle, result = future.set_result, answer
     with suppress(RuntimeError):  # the event loop is closed
         loop.call_soon_threadsafe(_settle, future, settle, result)
+    # Or an error would keep itself in memory, by its traceback, this frame and the future.
+    del future, job, arguments, settle, result
 
 
 def _settle(future: asyncio.Future[Any], settle: Callable[[Any], None], result: Any) -> None:
