@@ -131,7 +131,7 @@ class XListener:
             await connection.serve()
         finally:
             self._connections.discard(connection)
-            connection.close()
+            connection.cancel_timer()
             stream.abort()
 
 
@@ -146,8 +146,8 @@ class _Connection:
         self._services = listener.services
         self._stream = stream
         self._loop = asyncio.get_running_loop()
-        self._alarm: asyncio.TimerHandle | None = None  # wakes ``_read``
-        self._alarm_at = inf
+        self._timer: asyncio.TimerHandle | None = None  # wakes ``_read``
+        self._timer_at = inf
         self._unsent = 0  # bytes of the present reply
         self._peer = Peer(accepted.peer)
         self._max_age = listener.limits.age
@@ -173,10 +173,10 @@ class _Connection:
         # An exception of the reader would also end the writes of the reply that is on its way.
         self._stream.wake()
 
-    def close(self) -> None:
-        """Release what would keep the connection in memory."""
-        if self._alarm is not None:
-            self._alarm.cancel()
+    def cancel_timer(self) -> None:
+        """Cancel the timer, which would keep the connection in memory."""
+        if self._timer is not None:
+            self._timer.cancel()
 
     async def serve(self) -> None:
         """Serve until the client leaves, the session ends or the server drains."""
@@ -236,14 +236,14 @@ class _Connection:
     def _wake_at(self, when: float) -> None:
         """Wake ``_read`` at a time of the event loop, or before it.
 
-        An earlier alarm stays, so that most reads need no new one.
+        An earlier timer stays, so that most reads need no new one.
         """
-        if when < self._alarm_at:
-            self.close()
-            self._alarm, self._alarm_at = self._loop.call_at(when, self._ring), when
+        if when < self._timer_at:
+            self.cancel_timer()
+            self._timer, self._timer_at = self._loop.call_at(when, self._on_timer), when
 
-    def _ring(self) -> None:
-        self._alarm_at = inf
+    def _on_timer(self) -> None:
+        self._timer_at = inf
         self._stream.wake()
 
     def _seconds_left(self) -> float:

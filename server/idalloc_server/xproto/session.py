@@ -36,7 +36,7 @@ _STATEMENTS: dict[type[Any], str] = {
     crud_pb2.Update: "update",
     crud_pb2.Delete: "delete",
 }
-_LARGE = (17, 18, 19, 20)  # the types of Find, Insert, Update and Delete
+_MAY_BE_LARGE = (17, 18, 19, 20)  # the types of Find, Insert, Update and Delete
 _LOGIN = (connection_pb2.AuthenticateStart, connection_pb2.AuthenticateContinue)
 
 
@@ -192,7 +192,7 @@ class Session:
         self._output.append(frames.ok())
 
     def _handle(self, kind: int, payload: bytes) -> Request | None:
-        if len(payload) > MAX_CONTROL_MESSAGE and kind not in _LARGE:
+        if len(payload) > MAX_CONTROL_MESSAGE and kind not in _MAY_BE_LARGE:
             raise XError(1153, f"Got a packet bigger than {MAX_CONTROL_MESSAGE} bytes", "08S01")
         message = frames.parse(kind, payload)
         if isinstance(message, connection_pb2.ConnectionClose):
