@@ -30,10 +30,12 @@ def percentile(buckets: Sequence[int], share: float) -> float:
     """
     rank, seen = ceil(sum(buckets) * share), 0
     if rank:
+        lower = BOUNDS[0] / _GROWTH
         for bound, count in zip(BOUNDS, buckets, strict=False):
             seen += count
             if seen >= rank:
-                return bound / sqrt(_GROWTH)
+                return sqrt(lower * bound)
+            lower = bound
         return BOUNDS[-1]
     return 0.0
 
