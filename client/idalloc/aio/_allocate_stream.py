@@ -130,11 +130,12 @@ class AllocateStream:
             self._fail(error)
 
     def _end(self, task: asyncio.Task[None]) -> None:
-        # Not in `_run`, which may be cancelled before it begins.
-        if task.cancelled() or task.exception() is not None:
-            self._fail(RuntimeError("the stream is closed"))
+        # Not in `_run`, which may be cancelled, or end by a signal handler's exception, at once.
+        error = RuntimeError("the stream is closed") if task.cancelled() else task.exception()
+        if error is not None:
+            self._fail(error)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         for pending in self._waiting:
             if not pending.waiter.done():
                 pending.waiter.set_exception(copy(error))
