@@ -275,7 +275,7 @@ final class Calls implements AutoCloseable {
             || failure.reason().equals("UNKNOWN") && failure.getMessage().contains("channel closed")
             || failure.reason().equals(Reason.INTERNAL)
                 && failure.metadata().isEmpty()
-                && failure.getMessage().matches(".*(RST_STREAM|http2 exception).*");
+                && failure.getMessage().matches(".*(RST_STREAM|GOAWAY|http2 exception).*");
     if (isBroken && cause instanceof io.grpc.StatusRuntimeException) {
       failure = failure.asUnreachable();
     }

@@ -586,16 +586,18 @@ class IdallocClientTest {
         List.of("tls"), failure(() -> IdallocClient.builder("a:1").tls(file).build()).fields());
   }
 
-  @Test
-  void aStreamContinuesAfterAProxysReset() {
+  @ParameterizedTest
+  @ValueSource(
+      strings = {
+        "RST_STREAM closed stream. HTTP/2 error code: INTERNAL_ERROR", // of a proxy
+        "Abrupt GOAWAY closed sent stream. HTTP/2 error code: INTERNAL_ERROR" // of a server that ends
+      })
+  void aStreamContinuesAfterAReset(String problem) {
     client.allocateRange("orders", 1);
     server.streamAnswer =
         reply -> {
           server.streamAnswer = null;
-          reply.onError(
-              Status.INTERNAL
-                  .withDescription("RST_STREAM closed stream. HTTP/2 error code: INTERNAL_ERROR")
-                  .asRuntimeException());
+          reply.onError(Status.INTERNAL.withDescription(problem).asRuntimeException());
         };
     try (var ranges = client.streamRanges("orders", 5, 5)) {
       assertEquals(5, ranges.next().count());
