@@ -19,6 +19,7 @@ from tests.support.fake_store import FakeClock
         ("sqlite:///a%20b/c%3Fd.db", SqliteStore, "sqlite:///a b/c?d.db"),
         ("sqlite:////var//lib/ids.db", SqliteStore, "sqlite:///var/lib/ids.db"),
         ("crate://localhost", CrateStore, "crate://localhost:4200/?schema=doc"),
+        ("crate://localhost\n", CrateStore, "crate://localhost:4200/?schema=doc"),
         ("crate://localhost:4201/", CrateStore, "crate://localhost:4201/?schema=doc"),
         ("crate://a,b:4201,[::1],[fe80::1]:1/", CrateStore, "crate://a:4200,b:4201,[::1]:4200,[fe80::1]:1/?schema=doc"),
         (
@@ -72,6 +73,7 @@ def test_valid_urls(url: str, kind: type, address: str) -> None:
         ("crate://h:65536/", "hosts"),
         ("crate://h:http/", "hosts"),
         ("crate://h i/", "hosts"),
+        ("crate://a,[:::]/", "hosts"),
         ("crate://[::1/", "reserved characters"),
         ("crate://h/doc", "only parameters"),
         ("crate://h/#doc", "only parameters"),

@@ -3,6 +3,7 @@
 import re
 import ssl
 from collections.abc import Sequence
+from ipaddress import IPv6Address
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
@@ -39,7 +40,7 @@ _OPENSEARCH_KINDS = {
 _CLUSTERS = {"crate": _Kind("CrateDB", "crate://user:password@host:4200/?schema=doc", 4200), **_OPENSEARCH_KINDS}
 _SCHEMA = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 _PREFIX = re.compile(r"[a-z0-9][a-z0-9_.-]{0,199}")
-_HOST = re.compile(r"(?P<name>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?")
+_HOST = re.compile(r"(?P<name>[A-Za-z0-9._-]+|\[(?P<ipv6>[0-9A-Fa-f:.]+)\])(?::(?P<port>[0-9]{1,5}))?")
 
 
 def open_store(url: str, clock: Clock, timeout: float = 40.0) -> Store:
@@ -139,10 +140,15 @@ def _invalid(message: str) -> StartRefused:
 
 
 def _split(url: str) -> SplitResult:
+    # Without the hosts: RFC 3986 has one, and ``urlsplit`` refuses a list with brackets in it.
+    kind, _, rest = url.strip().partition("://")
+    authority = re.split("[/?#]", rest, maxsplit=1)[0]
+    user = authority[: authority.rfind("@") + 1]
     try:
-        return urlsplit(url)
+        parts = urlsplit(f"{kind}://{user}{rest.removeprefix(authority)}")
     except ValueError:
         raise _invalid("the URL is malformed: percent-encode its reserved characters") from None
+    return parts._replace(netloc=authority)
 
 
 def _sqlite_path(url: str) -> Path:
@@ -283,13 +289,18 @@ def _host_names(hosts: str, kind: _Kind) -> list[str]:
 
 
 def _host(text: str, kind: _Kind) -> str:
-    found = _HOST.fullmatch(text)
-    port = int(found["port"] or kind.port) if found else 0
-    if found is None or not 1 <= port <= 65535:
+    try:
+        if (found := _HOST.fullmatch(text)) is None:
+            raise ValueError
+        IPv6Address(found["ipv6"] or "::")
+        port = int(found["port"] or kind.port)
+        if not 1 <= port <= 65535:
+            raise ValueError
+    except ValueError:
         raise _invalid(
             f"the hosts of a URL of {kind.product} are written host:port,host2:port: "
             f"{kind.example.partition('?')[0]}, with the reserved characters of the password percent-encoded"
-        )
+        ) from None
     return f"{found['name']}:{port}"
 
 
