@@ -1,11 +1,11 @@
 """Latencies of calls, in memory that does not grow with their number."""
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 
-from hdrh.histogram import HdrHistogram  # type: ignore[import-untyped]
-
-# One hour. Longer latencies count as this in the percentiles.
-MAX_LATENCY_NS = 3_600_000_000_000
+# The bits of a latency that are kept.
+_BITS = 11
 PERCENTAGES = (50.0, 90.0, 95.0, 99.0, 99.9)
 
 
@@ -17,7 +17,7 @@ class Latencies:
         self.slowest = 0  # exact; 0 if there is none
         self.count = 0
         self._sum = 0
-        # Counts by the first eleven bits: ten times as fast as HdrHistogram.record_value.
+        # Counts by the first eleven bits, as an HdrHistogram of three digits has them.
         self._counts: dict[int, int] = {}
 
     @classmethod
@@ -42,7 +42,7 @@ class Latencies:
             self.fastest = nanoseconds
         self.count += 1
         self._sum += nanoseconds
-        excess_bits = nanoseconds.bit_length() - 11
+        excess_bits = nanoseconds.bit_length() - _BITS
         if excess_bits > 0:
             nanoseconds = nanoseconds >> excess_bits << excess_bits
         self._counts[nanoseconds] = self._counts.get(nanoseconds, 0) + 1
@@ -53,14 +53,14 @@ class Latencies:
         return self._sum // self.count if self.count else 0
 
     def percentiles(self, percentages: Iterable[float]) -> Iterator[tuple[float, int]]:
-        """Yield each percentage with its percentile."""
-        histogram = HdrHistogram(1, MAX_LATENCY_NS, 3)
-        for value, count in self._counts.items():
-            histogram.record_value(min(max(value, 1), MAX_LATENCY_NS), count)
+        """Yield each percentage with the latency that it does not exceed; 0 if there is none."""
+        values = sorted(self._counts)
+        reached = list(accumulate(self._counts[value] for value in values))
         for percentage in percentages:
-            # The histogram rounds; the extremes are known exactly.
-            value = min(histogram.get_value_at_percentile(percentage), self.slowest)
-            yield percentage, max(value, self.fastest)
+            rank = max(1, int(percentage / 100 * self.count + 0.5))
+            value = values[bisect_left(reached, rank)] if values else 0
+            longest = value + (1 << max(0, value.bit_length() - _BITS)) - 1  # that is counted with it
+            yield percentage, min(longest, self.slowest)
 
     def distribution(self, steps: int) -> Iterator[tuple[int, int]]:
         """Yield even steps from fastest to slowest, each with its count since the step before."""

@@ -38,9 +38,6 @@ def _output_file(metavar: str, text: str) -> Any:
     return typer.Option(metavar=metavar, parser=_parse_output_file, help=text)
 
 
-# The packages of the extra, by module.
-_PACKAGES = {"hdrh": "hdrhistogram", "numpy": "numpy"}
-
 _WARM_UP = typer.Option(
     metavar="DURATION", parser=_parse_warm_up, show_default="2s", help="How long to make calls before counting them."
 )
@@ -111,10 +108,9 @@ def _run(context: typer.Context, log: Path | None, verify: bool, target: str, **
         from idalloc._transport.config import ChannelConfig
         from idalloc.bench import _engine, _plan
     except ModuleNotFoundError as error:
-        package = _PACKAGES.get((error.name or "").partition(".")[0])
-        if package is None:
+        if (error.name or "").partition(".")[0] != "numpy":
             raise
-        write_stderr(f"idalloc bench needs the package {package}: pip install 'idalloc[bench]'")
+        write_stderr("idalloc bench needs the package numpy: pip install 'idalloc[bench]'")
         raise typer.Exit(2) from error
     plan = _plan.Plan(target, **options)
     access = ChannelConfig(target, **_connection.channel_arguments(context, target))

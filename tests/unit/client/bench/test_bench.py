@@ -441,11 +441,10 @@ def test_unreachable_server_is_one_line(run: BenchCommand) -> None:
     assert line.startswith("SERVER_UNREACHABLE: no answer from 127.0.0.1:1")
 
 
-@pytest.mark.parametrize(("module", "package"), [("hdrh", "hdrhistogram"), ("numpy", "numpy")])
-def test_missing_package_names_the_extra_to_install(module: str, package: str) -> None:
-    """Without one of its packages, the error names what to install."""
-    script = f"import sys; sys.modules['{module}'] = None; from idalloc.cli import main; sys.exit(main(['bench']))"
+def test_missing_package_names_the_extra_to_install() -> None:
+    """Without the package of its extra, the error names what to install."""
+    script = "import sys; sys.modules['numpy'] = None; from idalloc.cli import main; sys.exit(main(['bench']))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
-    assert line == f"idalloc bench needs the package {package}: pip install 'idalloc[bench]'"
+    assert line == "idalloc bench needs the package numpy: pip install 'idalloc[bench]'"
