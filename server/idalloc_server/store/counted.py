@@ -1,6 +1,7 @@
 """Counts the calls of a store, and of its witness, by outcome."""
 
 import asyncio
+import inspect
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, cast
@@ -11,7 +12,7 @@ from idalloc_server.domain.witness.marks import Witness
 
 
 def _calls_of(protocol: type) -> tuple[str, ...]:
-    return tuple(name for name, method in vars(protocol).items() if asyncio.iscoroutinefunction(method))
+    return tuple(name for name, method in vars(protocol).items() if inspect.iscoroutinefunction(method))
 
 
 # The methods that are counted.

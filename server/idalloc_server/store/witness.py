@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Sequence as Many
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from idalloc_server.domain.errors import StartRefused, StoreRefused
@@ -91,9 +91,11 @@ def _is_same_file(first: Path, second: Path) -> bool:
 
 
 def _device(path: Path) -> int:
-    """Return the device of the nearest folder that exists."""
-    folders = Path(os.path.realpath(path)).parents
-    return next(folder.stat().st_dev for folder in folders if folder.is_dir())
+    """Return the device of the nearest folder that exists; raise OSError if that is unknown."""
+    for folder in Path(os.path.realpath(path)).parents:
+        with suppress(FileNotFoundError):  # not `is_dir`: since Python 3.14 it hides other errors
+            return folder.stat().st_dev
+    raise FileNotFoundError(path)
 
 
 def _normalized(host: str) -> str:

@@ -188,7 +188,8 @@ class Worker:
         change.add_done_callback(self._on_change_end)
         try:
             async with asyncio.timeout(seconds):
-                revision = await asyncio.shield(change)
+                await asyncio.wait({change})  # asyncio.shield would log a refusal whose caller has left
+                revision = change.result()
                 await self._pipe.wait_until(lambda: min(self._node.others) >= revision)
         except TimeoutError:
             applied = 0

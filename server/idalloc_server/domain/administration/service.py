@@ -371,7 +371,8 @@ class SequenceService:
         task = asyncio.get_running_loop().create_task(self._run(name, change))
         self._changes.add(task)
         task.add_done_callback(self._on_done)
-        return await asyncio.shield(task)
+        await asyncio.wait({task})  # asyncio.shield would log a refusal whose caller has left
+        return task.result()
 
     async def _run(self, name: str, change: Coroutine[Any, Any, _T]) -> _T:
         try:

@@ -239,7 +239,11 @@ class SequenceAllocator:
 
         # The caller may leave, but all callers of the sequence need it.
         timely = within_timeout(self._shared.allocation_config.store_timeout, revise())
-        await asyncio.shield(asyncio.create_task(timely, name="complete advance"))
+        completion = asyncio.create_task(timely, name="complete advance")
+        # Retrieves a failure whose caller has left, which asyncio would log: the next call retries.
+        completion.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.wait({completion})
+        completion.result()
 
     async def _validate(self, issued: IdRange) -> IdRange | None:
         """Return the ids of a period; None, and burn them, if the generation has changed."""

@@ -253,18 +253,24 @@ async def test_a_reused_request_id_is_rejected(node: Node) -> None:
             await call
 
 
-async def test_a_change_completes_after_its_caller_is_cancelled(node: Node, store: MemoryStore) -> None:
-    """P5: a change completes if its caller is cancelled."""
+@pytest.mark.parametrize(("name", "method"), [("orders", "revise"), ("missing", "get")])
+async def test_a_change_completes_after_its_caller_is_cancelled(
+    node: Node, store: MemoryStore, name: str, method: str
+) -> None:
+    """P5: a change completes if its caller is cancelled; if it is refused, nothing is logged."""
+    logged: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
     await node.take("orders")
-    gate = store.hold("revise")
-    call = asyncio.create_task(node.service.advance("orders", 50, "", "", new_token()))
-    await wait_until(lambda: bool(store.calls_of("revise")))
+    gate = store.hold(method)
+    call = asyncio.create_task(node.service.advance(name, 50, "", "", new_token()))
+    await wait_until(lambda: bool(store.calls_of(method)))
     call.cancel()
     gate.set()
     with pytest.raises(asyncio.CancelledError):
         await call
     await wait_until(lambda: not node.service._changes)
-    assert await node.take("orders") == [51]
+    assert await node.take("orders") == [51 if name == "orders" else 2]
+    assert logged == []
 
 
 async def test_an_exhausted_sequence_can_be_recreated(node: Node) -> None:

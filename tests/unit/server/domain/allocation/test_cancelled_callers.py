@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,7 @@ from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.backwards import RECHECK_SECONDS
 from idalloc_server.domain.errors import StoreUnavailable, StoreWentBackwards
 from idalloc_server.domain.sequences.model import Reset, Sequence, name_of_period
-from tests.support.fake_store import FakeClock, MemoryStore
+from tests.support.fake_store import FakeClock, Fault, MemoryStore, unreachable
 from tests.support.sequence_allocators import CONFIG, make
 from tests.support.waiting import settle
 
@@ -53,8 +54,13 @@ async def test_a_recheck_outlives_its_caller(allocator: Allocator, store: Memory
     assert len(store.calls_of("get")) == 1
 
 
-async def test_a_completion_outlives_its_caller(allocator: Allocator, store: MemoryStore, clock: FakeClock) -> None:
-    """P5: an interrupted advance is completed although the caller that completes it leaves."""
+@pytest.mark.parametrize("fault", [Fault(), unreachable()], ids=["ok", "unreachable"])
+async def test_a_completion_outlives_its_caller(
+    allocator: Allocator, store: MemoryStore, clock: FakeClock, fault: Fault
+) -> None:
+    """P5: an interrupted advance is completed although its caller leaves; no failure is logged."""
+    logged: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
     make(store, "s", DAILY).generation = 1
     await allocator.allocate("s", 3)
     await store.open_period(name_of_period("s", allocator._sequence_allocators["s"]._period), DAILY, 50, 2)
@@ -62,9 +68,13 @@ async def test_a_completion_outlives_its_caller(allocator: Allocator, store: Mem
     with pytest.raises(StoreUnavailable, match="being changed"):
         await allocator.allocate("s", 1)
     clock.advance(CONFIG.store_timeout)
-    gate = store.hold("revise")
+    gate = asyncio.Event()
+    store.next("revise", replace(fault, before=gate))
     await call_and_leave(allocator)
     gate.set()
     await settle()
-    assert store.rows["s"].generation > 2
+    assert (logged, store.rows["s"].generation > 2) == ([], fault.error is None)
+    clock.advance(CONFIG.store_timeout)
+    with suppress(StoreUnavailable):  # until this call completes the advance
+        await allocator.allocate("s", 1)
     assert (await allocator.allocate("s", 1)).first_id > 50
