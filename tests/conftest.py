@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import grpc.aio
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import Phase, find, settings, strategies
 
 from tests.support.opensearch.real import RELEASES, OpenSearchNode, missing
 
@@ -39,6 +39,8 @@ def pytest_collection() -> Iterator[None]:
         return (yield)
     finally:
         gc.enable()
+        # Makes Hypothesis's generator, to which the collector sees no reference once it is frozen.
+        find(strategies.none(), lambda _: True)
         gc.freeze()
 
 

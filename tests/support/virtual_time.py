@@ -31,6 +31,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """See ``AbstractEventLoop.run_in_executor``; time is real while the function runs."""
         return self.watch(super().run_in_executor(executor, func, *args))
 
+    async def shutdown_default_executor(self, *timeout: float) -> None:
+        """See ``AbstractEventLoop.shutdown_default_executor``; time is real from now on."""
+        self.jobs += 1
+        await super().shutdown_default_executor(*timeout)
+
     def watch(self, job: asyncio.Future[Any]) -> asyncio.Future[Any]:
         """Return the future of a thread's job; time passes as usual until it is done."""
         self.jobs += 1

@@ -168,6 +168,7 @@ async def test_a_write_to_a_closed_store_is_not_applied(held: HeldDatabase) -> N
     """A write that the closed store refuses does not join one that was queued before."""
     waiting = await held.hold()
     before = held.database.transact_together(partial(insert, 1))
+    held.database._thread.run(held.database._close)
     held.database._thread.close()
     with pytest.raises(StoreUnreachable):
         await held.database.join(partial(insert, 2))
@@ -182,6 +183,7 @@ async def test_writes_that_still_wait_at_a_close_are_refused(held: HeldDatabase)
     """Writes beyond those of the last transaction are refused, and none is applied later."""
     waiting = await held.hold()
     writes = [held.database.transact_together(partial(insert, number)) for number in range(MAX_JOINED_WRITES + 2)]
+    held.database._thread.run(held.database._close)
     held.database._thread.close()
     held.release()
     await waiting

@@ -15,7 +15,7 @@ from idalloc_server.store.sqlite.store import SqliteStore
 from tests.store.sqlite.conftest import last_granted, pragma
 from tests.support.fake_store import FakeClock
 from tests.support.store_rows import new_row
-from tests.support.waiting import hold_for_async, settle, until
+from tests.support.waiting import hold_for_async, settle
 
 
 class TestFailures:
@@ -149,16 +149,19 @@ class TestThread:
         await blocking
         assert await last_granted(store) == 1
 
-    async def test_a_running_call_that_is_cancelled_completes(self, store: SqliteStore, path: Path) -> None:
+    async def test_a_running_call_that_is_cancelled_completes(self, store: SqliteStore) -> None:
         """P9: a grant that is cancelled within its transaction takes its ids, and burns them."""
-        other = sqlite3.connect(path, isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
+        has_begun, go = threading.Event(), threading.Event()
+
+        def hold(_: str) -> None:
+            has_begun.set()
+            go.wait()
+
+        await store._database._run(lambda: store._database._connection.set_trace_callback(hold))  # type: ignore[union-attr]
         granting = asyncio.create_task(store.grant("s", 5, 1000))
-        await settle()
-        await until(store._database._thread._jobs.empty, "the thread runs it")
+        await asyncio.to_thread(has_begun.wait)
         granting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await granting
-        other.execute("ROLLBACK")
-        other.close()
+        go.set()
         assert await last_granted(store) == 6

@@ -8,6 +8,7 @@ import asyncio
 import sqlite3
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ class World:
         self._one_at_a_time = asyncio.Lock()
         self._path = path
         self._stores: list[Store] = []
+        self._backups = ExitStack()
         self._started = 0
         self.memory = MemoryStore(self.clock) if path is None else None
         if path is not None:
@@ -128,10 +130,9 @@ class World:
         if self.memory is not None:
             return self.memory.back_up()
         assert self._path
-        backup = sqlite3.connect(":memory:")
-        with sqlite3.connect(self._path) as live:
+        backup = self._backups.enter_context(closing(sqlite3.connect(":memory:")))
+        with closing(sqlite3.connect(self._path)) as live:
             live.backup(backup)
-        live.close()
         return backup
 
     def restore(self, backup: Any) -> None:
@@ -140,9 +141,8 @@ class World:
             self.memory.restore(backup)
             return
         assert self._path
-        with sqlite3.connect(self._path) as live:
+        with closing(sqlite3.connect(self._path)) as live:
             backup.backup(live)
-        live.close()
 
     def end(self) -> None:
         """End the loops of all nodes, also of killed ones."""
@@ -158,3 +158,4 @@ class World:
                     pass
         for store in self._stores:
             self.finish(self.store_loop, store.close())
+        self._backups.close()

@@ -1,6 +1,7 @@
 """Criteria select documents as MySQL does."""
 
 import sqlite3
+from contextlib import closing
 
 import pytest
 from hypothesis import given
@@ -87,6 +88,7 @@ class TestAgainstSqlite:
         """Numbers and missing fields compare as SQLite's JSON functions compare them."""
         document: dict[str, Json] = {"v": left} if right is None else {"v": left, "w": right}
         sql = f"SELECT json_extract(?1, '$.v') {operator} json_extract(?1, '$.w')"
-        expected = sqlite3.connect(":memory:").execute(sql, (dump(document),)).fetchone()[0]
+        with closing(sqlite3.connect(":memory:")) as db:
+            expected = db.execute(sql, (dump(document),)).fetchone()[0]
         holds = condition_of(Call(operator, (V, Field(("w",)))))(document) is True
         assert holds is (expected == 1)

@@ -1,6 +1,7 @@
 """LIKE matches as SQLite's does, in a time that a pattern cannot multiply."""
 
 import sqlite3
+from contextlib import closing
 from time import process_time
 
 import pytest
@@ -17,7 +18,8 @@ TEXTS = st.text("ab", max_size=10)
 @example("%a_b%ab_", "aabbababb")
 def test_like_matches_equally(pattern: str, text: str) -> None:
     """A pattern matches the texts that SQLite's LIKE matches, on letters of one case."""
-    expected = sqlite3.connect(":memory:").execute("SELECT ? LIKE ?", (text, pattern)).fetchone()[0]
+    with closing(sqlite3.connect(":memory:")) as db:
+        expected = db.execute("SELECT ? LIKE ?", (text, pattern)).fetchone()[0]
     assert like_pattern(pattern)(text) is (expected == 1)
 
 
@@ -27,7 +29,8 @@ def test_escaped_characters_match_themselves(pattern: str, text: str) -> None:
     matches = like_pattern(pattern, "!")(text)
     if pattern.replace("!!", "").endswith("!"):
         pattern += "!"  # SQLite lets nothing match
-    expected = sqlite3.connect(":memory:").execute("SELECT ? LIKE ? ESCAPE '!'", (text, pattern)).fetchone()[0]
+    with closing(sqlite3.connect(":memory:")) as db:
+        expected = db.execute("SELECT ? LIKE ? ESCAPE '!'", (text, pattern)).fetchone()[0]
     assert matches is (expected == 1)
 
 
