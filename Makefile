@@ -40,6 +40,7 @@ test: .venv/ready ## lint, type checks and all tests but the long ones, in under
 
 # Compiles what has changed of the tests once; otherwise each of pytest's processes does.
 .build/collected: .venv/ready $(shell find bench tests -name '*.py' 2>/dev/null)
+	@mkdir -p .build
 	@$(bin)/pytest --collect-only -qq > $@ || { cat $@; exit 1; }
 
 # Three at a time: more would be late, as these tests kill, pause and flood processes that have deadlines.
@@ -59,6 +60,9 @@ test-packages: .venv/ready ## build the packages of the clients, and run program
 
 test-xproto: .venv/ready ## compare MySQL's clients for Python, Node and Java with MySQL's answers; skips what is not installed
 	$(bin)/pytest -n 0 tests/xproto $(ARGS)
+
+test-fresh: ## run each target once in a fresh clone on a bare Debian 13 (needs root and debootstrap; ARGS=--quick leaves out the slow ones)
+	@scripts/in_debian.sh $(or $(SUITE),trixie) python3 scripts/fresh_targets.py $(ARGS)
 
 lint: .venv/ready ## conflict markers, ruff, import-linter, words, sizes, waits of tests, buf
 	@! git grep --line-number --extended-regexp '^(<{7}|>{7}) ' || { echo 'conflict markers of a merge'; exit 1; }
@@ -148,8 +152,9 @@ gen: generated ## write the code of the protos: Python, and Go if Go is installe
 	@cp -R .build/gen/idalloc client
 	@if [ -d .build/gen/go ]; then cp -R .build/gen/go client; fi
 
-gen-check: generated ## check that the generated code matches the protos
-	@($(foreach package,$(generated),diff -rq -x __init__.py -x __pycache__ .build/gen/$(package) client/$(package) &&) \
+.SECONDEXPANSION:
+gen-check: $$(if $$(generator),generated) ## check that the generated code matches the protos
+	@$(if $(generator),,echo 'gen-check did not run: $(no_generator)' >&2; exit;) ($(foreach package,$(generated),diff -rq -x __init__.py -x __pycache__ .build/gen/$(package) client/$(package) &&) \
 	  if [ -d .build/gen/go ]; then for package in $(go_messages); do \
 	  diff -rq -x service_config.go .build/gen/go/$$package client/go/$$package || exit 1; done; fi) \
 	  || { echo 'The generated code does not match the protos: run `make gen`.' >&2; exit 1; }
@@ -194,7 +199,7 @@ baseline: .venv/ready ## accept the current protos and the APIs of the clients a
 	  jar --create --no-manifest --date=2026-01-01T00:00:00Z --file ../../api.jar io/idalloc/client/*.class; fi
 
 lock: ## update the locked requirements (needs uv; ARGS=--upgrade for the newest versions)
-	@command -v $(UV) >/dev/null || { echo 'make lock needs uv: pip install uv' >&2; exit 1; }
+	$(call needs,$(UV),pip install uv)
 	$(lock) pyproject.toml --extra server --extra native --extra otel --extra bench --extra verify --group dev --output-file requirements/dev.txt
 	$(lock) pyproject.toml --extra server --extra native --extra otel --group build --constraint requirements/dev.txt --output-file requirements/server.txt
 	$(lock) pyproject.toml --resolution lowest-direct --output-file requirements/floor.txt
@@ -216,6 +221,8 @@ dist: .venv/ready ## build wheel and sdist into dist/python
 	$(bin)/hatchling build --directory dist/python
 
 version: ## write VERSION into all manifests, before a release (VERSION=1.2.3)
+	@[ '$(VERSION)' ] || { echo 'make version needs the number: make version VERSION=1.2.3' >&2; exit 1; }
+	$(call needs,npm,client/node/package.json has the versions of Node.js)
 	@sed -E -i.old 's#^version = ".*"#version = "$(VERSION)"#' pyproject.toml
 	@sed -E -i.old 's#^(version|appVersion): .*#\1: $(VERSION)#' deploy/helm/idalloc/Chart.yaml
 	@sed -E -i.old '1,/<version>/s#<version>.*</version>#<version>$(VERSION)</version>#' client/java/pom.xml
@@ -236,20 +243,24 @@ packages-npm: client/node/node_modules/.package-lock.json
 	node client/node/scripts/pack.js dist/npm
 
 client/node/node_modules/.package-lock.json: client/node/package-lock.json
+	$(call needs,npm,client/node/package.json has the versions of Node.js)
 	npm --prefix client/node ci --prefer-offline --no-audit --no-fund
 
 packages-go: .venv/ready ## write the Go client into dist/go, as a module proxy serves it
+	$(call needs,go,scripts/go/go.mod has its version)
 	@rm -rf dist/go
 	cd scripts/go && go run ./goproxy -version v$(shell $(bin)/hatchling version) $(CURDIR)/client/go $(CURDIR)/dist/go
 
 # Without the metadata, which has the time of the build: a registry makes its own.
 packages-maven: ## write the Java client into dist/maven, as a Maven repository serves it
+	$(call needs,mvn,apt install maven)
 	@rm -rf dist/maven
 	mvn -B -q -f client/java clean deploy -DskipTests -Dmaven.install.skip=true \
 	  -DaltDeploymentRepository=dist::file://$(CURDIR)/dist/maven
 	@find dist/maven -name 'maven-metadata.xml*' -exec rm {} +
 
 image: ## build the container image
+	$(call needs,docker,it builds the image)
 	docker build --tag $(IMAGE) .
 
 clean: ## remove everything that make makes
@@ -259,6 +270,9 @@ clean: ## remove everything that make makes
 	rm -rf client/java/target client/node/dist client/node/node_modules client/node/src/gen
 	-git worktree prune
 	find bench client server tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# $(call needs,PROGRAM,HOW): ends with one line where a program is missing.
+needs = @command -v $(1) >/dev/null || { echo '$(1) is not installed: $(2)' >&2; exit 1; }
 
 # $(call venv,FOLDER,REQUIREMENTS): a fresh virtual environment with exactly the locked versions.
 define venv
@@ -318,8 +332,12 @@ endef
 	$(editable)
 	@touch .venv/server $@
 
+# The packages of `gen` are old, so that users of the client need not have the newest.
+generator = $(shell $(PYTHON) -c 'import sys; print("yes" * (sys.version_info < (3, 14)))')
+no_generator = requirements/gen.txt has no wheels for this Python, but for 3.11 to 3.13 (make PYTHON=python3.13 …)
 .venv-gen/ready: requirements/gen.txt
+	@$(if $(generator),,echo '$(no_generator)' >&2; exit 1)
 	$(call venv,.venv-gen,$<)
 	@touch $@
 
-.PHONY: help run test test-long test-upgrade test-languages test-packages test-xproto lint type format test-mysql trace load profile bench-clients bench-envoy bench-peers bench-opensearch bench-faults bench-xproto bench-growth faults explore mutants fuzz soak floods gen gen-check generated docs docs-reference prefix baseline lock tools dist version packages packages-go packages-maven image clean
+.PHONY: help run test test-fresh test-long test-upgrade test-languages test-packages test-xproto lint type format test-mysql trace load profile bench-clients bench-envoy bench-peers bench-opensearch bench-faults bench-xproto bench-growth faults explore mutants fuzz soak floods gen gen-check generated docs docs-reference prefix baseline lock tools dist version packages packages-go packages-maven image clean

@@ -9,6 +9,7 @@ in its place.
 import argparse
 import json
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,7 +21,6 @@ from pathlib import Path
 import idalloc
 from bench import document, machine, sdk
 from bench.drivers import in_threads
-from bench.rivals import Missing
 from bench.servers import prepare_to_drive, running
 from bench.turns import Contender, Turn, ratio, take_turns, to_json
 from tests.support.opensearch.real import RELEASES, OpenSearchNode, missing
@@ -81,14 +81,14 @@ def opensearch(folder: Path) -> Iterator[str]:
     """Yield HOST:PORT of the OpenSearch to measure.
 
     Raises:
-        Missing: Java or Maven is not installed.
+        SystemExit: Java or Maven is not installed.
     """
     if host := os.environ.get(HOST):
         yield host
         return
     release = RELEASES["3.8.0"]
     if reason := missing(release):
-        raise Missing(f"{reason}; or set {HOST}")
+        sys.exit(f"{reason}; or set {HOST}")
     with OpenSearchNode(release, folder) as node:
         yield node.host
 

@@ -69,6 +69,7 @@ def _fsync_seconds() -> float:
 
 def _file_system() -> str:
     mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    mounts.append(["/", "unknown"])  # no line shows what is mounted above the root of this process
     _, kind = max((mount for mount in mounts if DISK.is_relative_to(mount[0])), key=lambda mount: len(mount[0]))
     return kind
 

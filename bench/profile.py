@@ -9,6 +9,7 @@ gRPC's and uvloop's, counts for the Python function that called it.
 import argparse
 import html
 import re
+import shutil
 import subprocess
 import tempfile
 import time
@@ -94,6 +95,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=12.0)
     seconds = parser.parse_args().seconds
+    for program in ("ghz", "py-spy"):
+        if not shutil.which(program):
+            parser.error(f"{program} is not installed")
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         servers = {

@@ -44,6 +44,8 @@ def current(name: str) -> str:
 def main(arguments: list[str]) -> None:
     """Replace the names NAME=VALUE in the files that git knows."""
     given = dict(each.split("=", 1) for each in arguments)
+    if not given:
+        sys.exit(f"make prefix needs a name: {', '.join(f'{name}=…' for name in NAMES)}")
     replacements = {}
     for name, value in given.items():
         if not re.fullmatch(NAMES[name][2], value):
