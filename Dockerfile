@@ -1,4 +1,4 @@
-FROM python:3.11-slim AS build
+FROM python:3.14-slim AS build
 WORKDIR /src
 RUN python -m venv /opt/idalloc
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
@@ -9,7 +9,7 @@ COPY client client
 COPY server server
 RUN /opt/idalloc/bin/pip install --no-deps --no-build-isolation .
 
-FROM python:3.11-slim
+FROM python:3.14-slim
 COPY --from=build /opt/idalloc /opt/idalloc
 RUN useradd --system --uid 10001 idalloc && install --directory --owner=idalloc --mode=750 /var/lib/idalloc
 ENV PATH=/opt/idalloc/bin:$PATH \

@@ -65,7 +65,17 @@ class TestDist:
         found = metadata(dist[1])
         urls = {url.partition(",")[0] for url in found.get_all("Project-URL", [])}
         assert urls == {"Source", "Documentation", "Changelog", "Issues"}
-        assert "Programming Language :: Python :: 3.11" in found.get_all("Classifier", [])
+        pythons = read_yaml(ROOT / ".github/workflows/test.yml")["jobs"]["test"]["strategy"]["matrix"]["python"]
+        assert re.findall(r"Python :: (3\..*)", "\n".join(found.get_all("Classifier", []))) == pythons
+        for file in (
+            "README.md",
+            "CONTRIBUTING.md",
+            "docs/index.md",
+            "docs/tutorial.md",
+            "docs/operations/upgrades.md",
+        ):
+            assert f"{pythons[0]} to {pythons[-1]}" in (ROOT / file).read_text()
+        assert f"FROM python:{pythons[-1]}-slim\n" in (ROOT / "Dockerfile").read_text()
 
 
 class TestWorkflows:
