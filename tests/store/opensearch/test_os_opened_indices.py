@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import structlog
@@ -101,6 +102,23 @@ async def test_an_index_made_again_is_refused(opener: Opener, backend: OpenSearc
     await forget_connections(store)
     with pytest.raises(StoreWentBackwards, match=rf"the index {name} \(.+\) behind the alias .*found the index {name}"):
         await store.grant("unused", 1, 1000)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("option", [{"filter": {"term": {"_id": "used"}}}, {"search_routing": "a"}], ids=str)
+async def test_an_alias_that_hides_rows_is_refused(
+    opener: Opener, backend: OpenSearchBackend, option: dict[str, Any]
+) -> None:
+    """P3: lists and exports would lack rows; the error has the request that replaces the alias."""
+    await in_use(opener)
+    _, found = await backend.send("GET", f"/{backend.alias}")
+    add = {"index": next(iter(found)), "alias": backend.alias}
+    assert (await backend.send("POST", "/_aliases", {"actions": [{"add": add | option}]}))[0] == 200
+    with pytest.raises(StartRefused, match=f"has a {next(iter(option))}, which hides rows; replace") as caught:
+        await opener.open()
+    repaired = json.loads(str(caught.value).partition("POST /_aliases ")[2])
+    assert (await backend.send("POST", "/_aliases", repaired))[0] == 200
+    await opener.open()
 
 
 @EVERYWHERE

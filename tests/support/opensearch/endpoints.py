@@ -189,7 +189,8 @@ class Cluster:
             ((action, where),) = each.items()
             aliases = self.indices[where["index"]].aliases
             if action == "add":
-                aliases[where["alias"]] = {key: where[key] for key in ("is_write_index",) if key in where}
+                options = ("is_write_index", "filter", "search_routing")
+                aliases[where["alias"]] = {key: where[key] for key in options if key in where}
             elif action == "remove":
                 del aliases[where["alias"]]
             else:

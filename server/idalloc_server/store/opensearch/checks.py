@@ -29,6 +29,7 @@ class StoredIndex:
     settings: Mapping[str, Any]  # its settings, with defaults, by their full names
     # The options of ``_source`` and ``_routing`` in its mapping; empty for the default.
     meta_fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    aliases: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the options of each alias
 
     def setting(self, name: str, default: str = "") -> str:
         """Return a setting in lower case, by its name without ``index.``."""
@@ -46,6 +47,7 @@ def check(alias: str, index: Index, found: StoredIndex, nodes: int | None) -> di
     Raises:
         StartRefused: The index cannot be used.
     """
+    _check_alias(alias, found)
     _check_settings(alias, found)
     _warn_of_rollover(alias, found)
     if nodes is not None and nodes > 1:
@@ -65,6 +67,18 @@ def check(alias: str, index: Index, found: StoredIndex, nodes: int | None) -> di
                     f"{_shown(existing.get(option))}; choose another prefix (?prefix=…)",
                 )
     return missing
+
+
+def _check_alias(alias: str, found: StoredIndex) -> None:
+    """Refuse an alias whose searches leave out rows: lists and exports would lack them."""
+    for option in ("filter", "search_routing"):
+        if option in found.aliases.get(alias, {}):
+            plain = {"actions": [{"add": {"index": found.name, "alias": alias}}]}
+            raise _refused(
+                found,
+                f"its alias {alias} has a {option}, which hides rows; replace the alias by one without it: "
+                f"POST /_aliases {json.dumps(plain)}",
+            )
 
 
 def _check_settings(alias: str, found: StoredIndex) -> None:

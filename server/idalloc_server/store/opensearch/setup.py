@@ -74,6 +74,7 @@ def _stored_indices(answer: Any) -> list[StoredIndex]:
             fields=dict(content["mappings"].get("properties", {})),
             settings={**content.get("defaults", {}), **content["settings"]},
             meta_fields={field: dict(content["mappings"].get(field, {})) for field in ("_source", "_routing")},
+            aliases=content.get("aliases", {}),
         )
         for name, content in answer.items()
     ]
