@@ -13,12 +13,23 @@ import pytest
 from idalloc_server.domain.errors import StartRefused, StoreOutcomeUnknown, StoreRefused, StoreWentBackwards
 from idalloc_server.store.sqlite.locks import lock_offset
 from idalloc_server.store.sqlite.store import SqliteStore
-from tests.store.sqlite.conftest import last_granted
+from tests.store.sqlite.conftest import execute, last_granted
 from tests.support.fake_store import FakeClock
+from tests.support.store_backends import GUIDE_TABLE
 from tests.support.store_rows import new_row
 from tests.support.waiting import until
 
 SUFFIXES = ["", "-wal", "-shm"]
+# Creates a file, and ends at a step of it as a kill does.
+KILLED = """
+import os, sys
+from pathlib import Path
+from idalloc_server.store.sqlite.schema import connect, create_tables
+path, step, link = Path(sys.argv[1]), sys.argv[2], os.link
+os.link = lambda *names: (link(*names) if step == "linked" else None, os._exit(9))
+os.fsync = (lambda _: os._exit(9)) if step == "fsync" else os.fsync
+connect(path, 1.0, create_tables)
+"""
 
 
 @pytest.fixture
@@ -116,6 +127,7 @@ class TestStart:
     @pytest.mark.parametrize("suffix", SUFFIXES)
     async def test_a_second_link_is_refused(self, path: Path, clock: FakeClock, suffix: str) -> None:
         """P1: a start on a file with two hard links is refused, and creates no file."""
+        await (await opened(path, clock)).close()
         file = beside(path, suffix)
         file.touch()
         file.with_name("link").hardlink_to(file)
@@ -124,6 +136,49 @@ class TestStart:
             await store.open()
         await store.close()
         assert {each.name for each in path.parent.iterdir()} <= {file.name, "link", path.name}
+
+    @pytest.mark.parametrize("suffix", SUFFIXES[1:])
+    async def test_a_file_missing_beside_its_log_is_refused(self, path: Path, clock: FakeClock, suffix: str) -> None:
+        """P3: a file that was moved away while its server ran is not made anew after a kill."""
+        beside(path, suffix).touch()
+        store = SqliteStore(path, clock)
+        with pytest.raises(
+            StartRefused, match=f"{path} is missing, .*{suffix} is there.*; put the file back, or delete"
+        ):
+            await store.open()
+        assert [each.name for each in path.parent.iterdir()] == [beside(path, suffix).name]
+
+    async def test_an_empty_file_is_refused(self, path: Path, clock: FakeClock) -> None:
+        """P3: a file that lost its content is not made anew."""
+        path.touch()
+        with pytest.raises(StartRefused, match=f"{path} is empty, .*; put it back, or delete the file if it is new$"):
+            await SqliteStore(path, clock).open()
+        assert [each.stat().st_size for each in path.parent.iterdir()] == [0]
+
+    @pytest.mark.parametrize("step", ["fsync", "link", "linked"])
+    async def test_a_kill_at_the_first_start_leaves_no_empty_file(
+        self, path: Path, clock: FakeClock, step: str
+    ) -> None:
+        """P3: the start after a kill at any step of the creation succeeds."""
+        killed = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED, str(path), step)
+        assert await killed.wait() == 9
+        store = await opened(path, clock)
+        assert (await last_granted(store), path.stat().st_nlink) == (1, 1)
+        await store.close()
+        assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+    async def test_a_disk_without_links_can_be_used(
+        self, path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A new file does not need hard links."""
+
+        def refuse(*_: object) -> None:
+            raise PermissionError("this file system has no links")
+
+        monkeypatch.setattr(os, "link", refuse)
+        store = await opened(path, clock)
+        await store.close()
+        assert [each.name for each in path.parent.iterdir()] == [path.name]
 
     async def test_symbolic_links_are_safe(self, path: Path, clock: FakeClock) -> None:
         """P1: SQLite resolves symbolic links, so all processes use the files beside the target."""
@@ -158,7 +213,8 @@ class TestStart:
     @pytest.mark.skipif(sys.platform != "linux", reason="these locks are Linux's")
     async def test_a_process_that_is_closing_is_waited_for(self, path: Path, clock: FakeClock) -> None:
         """P1: a closing process holds its lock after its files are removed; it refuses no start."""
-        closing = os.open(path, os.O_RDWR | os.O_CREAT)
+        execute(path, f"CREATE TABLE sequences {GUIDE_TABLE}")
+        closing = os.open(path, os.O_RDWR)
         assert lock_offset(closing, 1)
         opening = asyncio.create_task(opened(path, clock))
         await until(lambda: beside(path, "-shm").exists() or opening.done())

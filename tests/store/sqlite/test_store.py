@@ -12,8 +12,9 @@ import pytest
 from idalloc_server.domain.errors import StoreAnsweredError, StoreOutcomeUnknown, StoreRefused
 from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.store.sqlite.store import SqliteStore
-from tests.store.sqlite.conftest import last_granted, pragma
+from tests.store.sqlite.conftest import execute, last_granted, pragma
 from tests.support.fake_store import FakeClock
+from tests.support.store_backends import GUIDE_TABLE
 from tests.support.store_rows import new_row
 from tests.support.waiting import hold_for_async, settle
 
@@ -40,6 +41,7 @@ class TestFailures:
 
     async def test_a_busy_database_at_the_start_is_retryable(self, path: Path, clock: FakeClock) -> None:
         """A start on a locked database raises StoreAnsweredError, not StartRefused."""
+        execute(path, f"CREATE TABLE sequences {GUIDE_TABLE}")
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN EXCLUSIVE")
         store = SqliteStore(path, clock, busy_timeout=0.05)

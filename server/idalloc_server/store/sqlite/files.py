@@ -1,6 +1,8 @@
 """The files of a SQLite database: checks that all processes that write to it use the same ones."""
 
+import fcntl
 import os
+import stat
 import sys
 import time
 from collections.abc import Callable
@@ -53,7 +55,7 @@ class DatabaseFiles:
     any descriptor of it is closed.
 
     Args:
-        path: The database; it is created if it is missing.
+        path: The database.
         real_path: The same path without symbolic links.
 
     Raises:
@@ -67,7 +69,7 @@ class DatabaseFiles:
         # What examines each file, what it is, its device and inode.
         self._opened: list[tuple[Callable[[], FileIdentity], str, int, int]] = []
         # Opened for writing: an overlay file system replaces a file at the first such opening.
-        self._descriptor = _open_or_create(self._real_path)
+        self._descriptor = os.open(self._real_path, os.O_RDWR | os.O_NONBLOCK)
         try:
             self._check_names()
         except BaseException:
@@ -147,19 +149,66 @@ class DatabaseFiles:
                 )
 
 
-def _open_or_create(path: Path) -> int:
-    """Open a file; a new one gets mode 600, for any umask.
+def create_file(path: Path, content: Callable[[], bytes]) -> None:
+    """Create a database if it is missing, complete or not at all, with mode 600 for any umask.
 
-    SQLite creates -wal and -shm with the same mode.
+    SQLite creates ``-wal`` and ``-shm`` with the same mode. Safe for concurrent calls of several
+    processes, which wait for each other.
+
+    Args:
+        path: The database, without symbolic links.
+        content: Returns the content of a new one.
+
+    Raises:
+        StartRefused: The database was lost: it is empty, or missing beside its write-ahead log.
+        OSError: It cannot be created.
     """
-    flags = os.O_RDWR | os.O_NONBLOCK
+    new = path.with_name(f"{path.name}-new")
+    with suppress(FileNotFoundError):
+        if path.stat().st_size and not new.exists():
+            return
+    folder = os.open(path.parent, os.O_RDONLY)
     try:
-        descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, FILE_MODE)
-    except FileExistsError:
-        # Another process or program created it; its mode is kept.
-        return os.open(path, flags | os.O_CREAT, FILE_MODE)
-    os.fchmod(descriptor, FILE_MODE)
-    return descriptor
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        new.unlink(missing_ok=True)  # of a process that was killed here
+        if _is_there(path):
+            return
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, FILE_MODE)
+            file.write(content())
+            file.flush()
+            os.fsync(descriptor)
+        try:
+            os.link(new, path)
+            new.unlink()
+        except FileExistsError:  # made by a program that does not wait
+            new.unlink()
+        except OSError:  # a file system without links
+            new.rename(path)
+    finally:
+        os.close(folder)
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether a database is there; refuse one that is empty, or of which a part is left."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        for suffix, what in _BESIDE.items():
+            if (left := path.with_name(path.name + suffix)).exists():
+                raise StartRefused(
+                    "store",
+                    f"the file {path} is missing, and its {what} {left} is there: a new file would begin again; put "
+                    f"the file back, or delete {left} if the file is new",
+                ) from None
+        return False
+    if stat.S_ISREG(status.st_mode) and not status.st_size:
+        raise StartRefused(
+            "store",
+            f"the file {path} is empty, so its content is lost; put it back, or delete the file if it is new",
+        )
+    return True
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

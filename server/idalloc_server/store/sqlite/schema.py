@@ -4,13 +4,14 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Collection
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
 
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.store.permissions import make_folder, sync_folder
 from idalloc_server.store.sqlite.errors import is_busy
-from idalloc_server.store.sqlite.files import DatabaseFiles
+from idalloc_server.store.sqlite.files import DatabaseFiles, create_file
 from idalloc_server.store.sqlite.locks import check_locks
 
 # PRAGMA application_id of the store ("idlc"), the documents ("idld") and the witness ("idlw").
@@ -68,14 +69,16 @@ def connect(
         The connection, and its files, which must be closed after it.
 
     Raises:
-        StartRefused: The file is not idalloc's, is on a file system without locks, or has another
-            name, or another process uses it with other files beside it. The file was not changed.
+        StartRefused: The file is not idalloc's, is empty, is missing beside its write-ahead log, is
+            on a file system without locks, or has another name, or another process uses it with
+            other files beside it. The file was not changed.
         sqlite3.Error: SQLite cannot use the file.
         OSError: The folder cannot be created.
     """
     real_path = Path(os.path.realpath(path))  # Path.resolve raises RuntimeError for a loop of links
     folders = _make_folder(real_path.parent)
     check_locks(real_path)
+    create_file(real_path, partial(_new_content, path, create_tables))
     with ExitStack() as opened:
         files = DatabaseFiles(path, real_path)
         opened.callback(files.close)
@@ -96,6 +99,13 @@ def connect(
             sync_folder(folder)
         opened.pop_all()
     return db, files
+
+
+def _new_content(path: Path, create_tables: Callable[[sqlite3.Connection, Path], None]) -> bytes:
+    """Return the content of a database with its tables and no row."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+        create_tables(db, path)
+        return db.serialize()
 
 
 def roll_back(db: sqlite3.Connection) -> None:
