@@ -2,7 +2,6 @@
 
 import os
 import socket
-import threading
 import time
 import weakref
 from collections import deque
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from idalloc._core.fork import process_marker
+from idalloc._core.locks import Lock
 from idalloc._issued_log.format import FORMAT, JSON_LINES, BinaryEncoder, Encoder, JsonLinesEncoder, Run, dump
 from idalloc.v1 import id_allocator_pb2 as pb
 
@@ -161,7 +161,7 @@ class _ProcessState:
     """The state of a log in one process."""
 
     process: Iterator[float]  # the marker of the process
-    lock: threading.Lock = field(default_factory=threading.Lock)  # held while the file is written
+    lock: Lock = field(default_factory=Lock)  # held while the file is written
     file: "_File | None" = None  # after it is created
 
 

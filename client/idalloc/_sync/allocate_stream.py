@@ -12,6 +12,7 @@ from idalloc._core import calls
 from idalloc._core.calls import Call
 from idalloc._core.errors import IdallocError, ServerUnreachable
 from idalloc._core.fork import process_marker
+from idalloc._core.locks import Lock
 from idalloc._core.pipeline import MAX_IN_FLIGHT, Pending, Pipeline, as_broken_stream
 from idalloc._core.resumption import Retries
 from idalloc._core.rpc_errors import translate_rpc_errors
@@ -49,7 +50,7 @@ class AllocateStream:
 
     def _reset(self) -> None:
         self._process = process_marker()
-        self._lock = threading.Lock()  # of the next four
+        self._lock = Lock()  # of the next four
         self._waiting: dict[Pending[Any], None] = {}  # the requests without an answer
         self._outbox: _Outbox = SimpleQueue()  # the requests for the open stream
         self._thread: threading.Thread | None = None  # opens streams and reads their answers

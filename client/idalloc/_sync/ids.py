@@ -1,6 +1,5 @@
 """``Ids``: the iterator over a sequence's ids, for threads."""
 
-import threading
 import time
 from collections.abc import Iterator
 from itertools import chain
@@ -9,6 +8,7 @@ from typing import Any, NamedTuple
 import grpc
 
 from idalloc._core.errors import DeadlineExceeded
+from idalloc._core.locks import Lock
 from idalloc._core.pool import Pool, PoolRequest
 from idalloc._core.rpc_errors import cause_of, from_rpc_error, translate_rpc_errors
 from idalloc._sync.base import BaseClient
@@ -44,7 +44,7 @@ class Ids(Iterator[int]):
     def __init__(self, client: BaseClient, sequence: str) -> None:
         self._client = client
         self._pool = Pool(sequence)
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._prefetch: _Prefetch | None = None
         client._connection.register(self)
 
@@ -64,7 +64,7 @@ class Ids(Iterator[int]):
 
     def _clear_after_fork(self) -> None:
         """Discard the prefetched ids of the parent process."""
-        self._lock = threading.Lock()
+        self._lock = Lock()
         leak(self._prefetch)
         self._prefetch = None
         self._pool.clear()

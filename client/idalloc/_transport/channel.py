@@ -8,7 +8,6 @@ child hangs past its deadline or crashes the process; here it raises ``RuntimeEr
 import asyncio
 import json
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ import grpc
 from google.protobuf.message import Message
 
 from idalloc._core.fork import process_marker
+from idalloc._core.locks import Lock
 from idalloc._transport.config import ChannelConfig
 from idalloc.v1.id_allocator_pb2_grpc import IdAllocatorServiceStub
 from idalloc.v1.node_pb2_grpc import NodeServiceStub
@@ -116,7 +116,7 @@ class Connection:
         self._stubs: Stubs | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # of a channel of grpc.aio
         self._closed = False
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._holders: weakref.WeakSet[IdHolder] = weakref.WeakSet()
         self._pending: set[object] = set()
         _connections.add(self)
@@ -216,7 +216,7 @@ class Connection:
 
     def reset_after_fork(self) -> None:
         """Drop the parent's channel, locks and ids in the child of a fork."""
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self.streams = set()
         leak(self._pending)
         self._pending = set()
@@ -256,7 +256,7 @@ _LOOP_ERROR = (
 )
 _process = process_marker()
 _fork_error = ""
-_fork_lock = threading.Lock()
+_fork_lock = Lock()
 _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
@@ -289,7 +289,7 @@ def _handle_fork() -> None:
 
 def _after_fork_in_child() -> None:
     global _fork_lock
-    _fork_lock = threading.Lock()
+    _fork_lock = Lock()
     _handle_fork()
 
 
