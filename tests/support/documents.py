@@ -110,7 +110,7 @@ def matches(shown: str, printed: str) -> bool:
 def tools(block: Block) -> set[str]:
     """Return those of TOOLS that a block runs."""
     text = "\n".join(command for command, _ in commands(block.text)) if block.language == "console" else block.text
-    found = re.findall(r"(?:^|[|&(] *)([a-z]+) ", text, re.MULTILINE) if block.language in ("sh", "console") else []
+    found = re.findall(r"(?:^|[|&(] *)([a-z0-9]+) ", text, re.MULTILINE) if block.language in ("sh", "console") else []
     return {*TOOLS} & {*found}
 
 
