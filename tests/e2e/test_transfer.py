@@ -146,7 +146,7 @@ def test_an_import_repairs_a_restored_backup(crate: Crate, tmp_path: Path) -> No
         crate.restart()
         assert idalloc("store", "import", "-", f"--store={crate.url}", content=backup).returncode == 0
         with pytest.raises(grpc.RpcError) as refused:
-            for _ in range(100):  # from memory at first
+            for _ in range(10_000):  # from memory at first: the more, the faster the calls before
                 highest = max(highest, allocate(server, 100_000))
         assert "STORE_WENT_BACKWARDS" in str(refused.value.trailing_metadata())
         done = idalloc("store", "import", "-", f"--store={crate.url}", content=content)
