@@ -57,7 +57,7 @@ class Latencies:
         values = sorted(self._counts)
         reached = list(accumulate(self._counts[value] for value in values))
         for percentage in percentages:
-            rank = max(1, int(percentage / 100 * self.count + 0.5))
+            rank = max(1, int(percentage * self.count / 100 + 0.5))
             value = values[bisect_left(reached, rank)] if values else 0
             longest = value + (1 << max(0, value.bit_length() - _BITS)) - 1  # that is counted with it
             yield percentage, min(longest, self.slowest)
