@@ -144,6 +144,7 @@ def test_an_older_server_is_named(server: FakeServer, run: Run, monkeypatch: pyt
     [error] = run(server.target, orders)
     assert isinstance(error, idalloc.IdallocError)
     assert "does not implement this method: upgrade its idalloc" in str(error)
+    assert len(server.requests["AllocateStream"]) < 10
 
 
 @both

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -292,7 +293,8 @@ def test_an_exception_anywhere_lets_a_log_be_created_again(tmp_path: Path, name:
             log = IssuedLog(path)
         log.close()
 
-    assert at_each_place(make) >= 10  # 83 with Python 3.11; newer ones trace fewer places
+    # From Python 3.12 on fewer places are traced.
+    assert at_each_place(make) > (20 if sys.version_info < (3, 12) else 10)
 
 
 @pytest.mark.parametrize("name", ["issued.log", "issued.jsonl"])
