@@ -7,7 +7,6 @@ take minutes; names choose some.
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 # The arguments that shorten a target.
@@ -38,10 +37,9 @@ until .venv/bin/idalloc health; do sleep 0.5; kill -0 $! || { cat run.log; exit 
 def run(target: str) -> str:
     """Return what a target printed if it failed without a named need, else an empty text."""
     command = ["bash", "-mc", SERVER] if target == "run" else ["make", target, *(SHORT | SLOW).get(target, [])]
-    began = time.monotonic()
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1800)
     lines = ["", *(line for line in done.stdout.splitlines() if not re.match(r"make(\[\d\])?: |$", line))]
-    print(f"{target:16} {time.monotonic() - began:4.0f} s  {lines[-1] if done.returncode else 'ok'}", flush=True)
+    print(f"{target:16} {lines[-1] if done.returncode else 'ok'}", flush=True)
     return done.stdout if done.returncode and not re.search("needs|no[t ].*installed|no wheels", lines[-1]) else ""
 
 

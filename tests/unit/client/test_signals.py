@@ -293,8 +293,7 @@ def test_an_exception_anywhere_lets_a_log_be_created_again(tmp_path: Path, name:
             log = IssuedLog(path)
         log.close()
 
-    # From Python 3.12 on fewer places are traced.
-    assert at_each_place(make) > (20 if sys.version_info < (3, 12) else 10)
+    assert at_each_place(make) > (20 if sys.version_info < (3, 12) else 10)  # newer ones trace fewer places
 
 
 @pytest.mark.parametrize("name", ["issued.log", "issued.jsonl"])
