@@ -60,6 +60,7 @@ async def opener(request: pytest.FixtureRequest, clock: FakeClock, tmp_path: Pat
         async with CrateEmulator() as crate:
             crate.statements.now_ms = lambda: round(clock.wall() * 1000)
             opener = Opener(CrateBackend(f"crate://{crate.host}/?schema=idalloc_test", clock.advance), clock)
+            opener.stand_in = crate
             yield opener
             await opener.close()
         assert crate.unknown == []

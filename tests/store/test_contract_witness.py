@@ -6,7 +6,8 @@ import pytest
 
 from idalloc_server.domain.errors import StoreFailure
 from idalloc_server.domain.sequences.model import MAX_ID, PERIOD_SEPARATOR
-from idalloc_server.domain.witness.marks import IDENTITY, START, Replacement, Witness, WitnessMark
+from idalloc_server.domain.store.identity import IDENTITY
+from idalloc_server.domain.witness.marks import START, Replacement, Witness, WitnessMark
 from tests.store.conftest import ALL
 from tests.support.store_backends import WitnessOpener
 

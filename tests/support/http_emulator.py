@@ -20,6 +20,7 @@ class HttpFault:
 
     kind: str
     times: int = 1  # the number of requests with the fault; -1 for all
+    skip: int = 0  # how many such requests pass before them
     match: str = ""  # only requests whose text contains this
     port: int | None = None  # only requests on this port
     seconds: float = 0.0  # the delay
@@ -93,6 +94,9 @@ class HttpEmulator(Generic[_F]):
     def _pop_fault(self, received: web.BaseRequest, text: str) -> _F | None:
         for fault in self._faults:
             if fault.match in text and fault.port in (None, _port(received)):
+                if fault.skip:
+                    fault.skip -= 1
+                    continue
                 fault.times -= 1
                 if fault.times == 0:
                     self._faults.remove(fault)

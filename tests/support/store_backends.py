@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from crate import client as crate_client
 
+from idalloc_server.domain.store.identity import ANY_STORE, IDENTITY, NAME_COLUMN, Opening
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.witness.marks import Witness
 from idalloc_server.store.cratedb.tables import SEQUENCES
@@ -68,6 +69,18 @@ class Backend(Protocol):
         """Put another, empty table of sequences under the name of this one."""
         ...
 
+    async def lose(self, part: str) -> None:
+        """Remove a table or an index of a store."""
+        ...
+
+    async def empty(self, part: str) -> None:
+        """Remove all rows of a table, or make an index again without them."""
+        ...
+
+    async def forget_name(self) -> None:
+        """Remove the name of the store from all parts, as in a store of an older version."""
+        ...
+
     def beside(self) -> "Backend":
         """Return a backend of another name on the same server, or in the same folder."""
         ...
@@ -95,10 +108,10 @@ class Opener:
         self._stores.append(self.open_url(self.backend.url, self._clock))
         return self._stores[-1]
 
-    async def open(self) -> Store:
+    async def open(self, opening: Opening = ANY_STORE) -> Store:
         """Return one more open store."""
         store = self.new()
-        await store.open()
+        await store.open(opening)
         return store
 
     async def put(self, name: str, **columns: int | str | None) -> None:
@@ -154,6 +167,19 @@ class SqlBackend:
     async def make_guide_table(self) -> None:
         await self.sql(f"CREATE TABLE {{}}sequences {GUIDE_TABLE}")
 
+    async def lose(self, part: str) -> None:
+        await self.sql(f"DROP TABLE {{}}{part}")
+
+    async def empty(self, part: str) -> None:
+        await self.sql(f"DELETE FROM {{}}{part}")
+
+    async def forget_name(self) -> None:
+        name = "SELECT sequence FROM {}allocations WHERE request_id = ?"
+        ((store,),) = await self.sql(name, IDENTITY)
+        await self.sql("DELETE FROM {}sequences WHERE name = ?", IDENTITY)
+        await self.sql("DELETE FROM {}allocations WHERE request_id = ?", IDENTITY)
+        await self.sql(f"ALTER TABLE {{}}start_timestamps DROP COLUMN {NAME_COLUMN}{store}")
+
     async def put(self, name: str, columns: Mapping[str, int | str | None]) -> None:
         names = ["name", *columns]
         placeholders = ", ".join("?" for _ in names)
@@ -176,6 +202,10 @@ class SqliteBackend(SqlBackend):
         self.url = f"sqlite://{path}"
         self._path = path
         self._clock = clock
+
+    def files(self) -> list[Path]:
+        """Return the files of the database that exist."""
+        return [*self._path.parent.glob(f"{self._path.name}*")]
 
     async def sql(self, statement: str, *args: object) -> list[Sequence[Any]]:
         db = sqlite3.connect(self._path, isolation_level=None)
@@ -273,6 +303,15 @@ class CrateBackend(SqlBackend):
             if rows:
                 return int(rows[0][0])
             await hold_for_async(0.001, "before the client's retry")
+
+    async def empty(self, part: str) -> None:
+        await self.sql(f"REFRESH TABLE {{}}{part}")  # a deletion of all rows misses newer ones
+        await super().empty(part)
+
+    async def make_again(self) -> None:
+        """Drop the table of sequences, and create it under its name."""
+        await self.lose("sequences")
+        await self.sql(SEQUENCES.definition(self.schema))
 
     async def exchange(self) -> None:
         other = replace(SEQUENCES, name="sequences_other")

@@ -21,6 +21,7 @@ from idalloc_server.domain.errors import (
     StoreUnreachable,
 )
 from idalloc_server.domain.store.exchange import StoreExchanged
+from idalloc_server.domain.store.identity import ANY_STORE, Opening
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Demand
 from idalloc_server.store.cluster.transport import HostTimeouts
@@ -67,9 +68,9 @@ class Cluster:
     async def revoke(self, *privileges: str) -> None:
         await self.sql(f'REVOKE {", ".join(privileges)} ON SCHEMA "{self.schema}" FROM "{self.user}"')
 
-    async def open(self) -> Store:
+    async def open(self, opening: Opening = ANY_STORE) -> Store:
         self._stores.append(open_store(self.url, FakeClock()))
-        await self._stores[-1].open()
+        await self._stores[-1].open(opening)
         return self._stores[-1]
 
     async def close(self) -> None:
@@ -142,13 +143,13 @@ class TestRunningServer:
         for _ in range(3):
             with pytest.raises(StoreRefused, match="restore"):
                 await (store.grant("s", 1, 1000) if table == "sequences" else store.keep_prefix(1, "me", 60.0))
-        await cluster.open()  # makes the table again
+        await cluster.open(Opening(repairs=True))  # makes the table again
         await skip_before_oids(cluster.sql)
         with pytest.raises(StoreExchanged, match=f'"{table}" with the OID'):
             await (store.grant("s", 1, 1000) if table == "sequences" else store.keep_prefix(1, "me", 60.0))
 
     async def test_a_dropped_column_is_refused(self, cluster: Cluster) -> None:
-        """STORE_REFUSED: the message asks to restore the column."""
+        """P1: without a column every call is refused; the message asks to restore it."""
         store = await cluster.open()
         await store.create(requested_row("s"))
         await cluster.sql("ALTER TABLE {}sequences DROP COLUMN writes")
@@ -290,7 +291,7 @@ class TestStart:
             await cluster.sql(f"ALTER TABLE {{}}sequences DROP COLUMN {column}")
         await cluster.revoke("DDL")
         with pytest.raises(StartRefused, match="cannot create or complete the table"):
-            await cluster.open()
+            await cluster.open(Opening(repairs=True))
 
     @pytest.mark.parametrize("missing", ["DQL", "DML"])
     async def test_a_missing_privilege_is_refused(self, cluster: Cluster, missing: str) -> None:

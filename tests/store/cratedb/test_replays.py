@@ -154,6 +154,9 @@ class TestReplays:
         """P7: an older table of allocations gets the missing column and keeps its rows."""
         columns = "sequence TEXT, first_id BIGINT, id_count BIGINT, step BIGINT, generation BIGINT, period TEXT,"
         for statement in (
+            "CREATE TABLE ids.sequences (name TEXT PRIMARY KEY, last_value BIGINT)",
+            "INSERT INTO ids.sequences (name, last_value) VALUES ('s', 10)",
+            "REFRESH TABLE ids.sequences",
             f"CREATE TABLE ids.allocations (request_id TEXT PRIMARY KEY, {columns} prefix INTEGER, node TEXT,"
             " written_at TIMESTAMP WITH TIME ZONE)",
             "INSERT INTO ids.allocations (request_id, sequence, first_id, id_count, step, generation, period, prefix,"

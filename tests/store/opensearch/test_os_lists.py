@@ -7,6 +7,7 @@ import pytest
 
 from idalloc_server.domain.errors import SequenceInvalid, StoreRefused
 from idalloc_server.domain.sequences.model import name_of_period
+from idalloc_server.domain.store.identity import IDENTITY
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import RecordedAllocation
 from idalloc_server.domain.store.retention import Retention
@@ -39,7 +40,7 @@ async def names(
     store: Store, prefix: str = "", after: str = "", limit: int = 100, *, periods: bool = True
 ) -> list[str]:
     rows = await store.list(prefix, after, limit, with_deleted=True, with_periods=periods)
-    return [row.name for row in rows]
+    return [row.name for row in rows if row.name != IDENTITY]
 
 
 class TestEditedNames:

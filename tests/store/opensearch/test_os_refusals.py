@@ -153,7 +153,7 @@ class TestStart:
         store = await opener.open()
         await store.claim_start(3, 1000, "me", 60.0)
         await send(backend, "DELETE", "/{}-data")
-        with pytest.raises(StartRefused, match="has documents; restore it from a snapshot"):
+        with pytest.raises(StartRefused, match="sequences was lost or exchanged: it is missing"):
             await opener.open()
         assert (await backend.send("GET", f"/{backend.alias}"))[0] == 404
 
@@ -162,7 +162,7 @@ class TestStart:
         await opener.open()
         starts = backend.alias.removesuffix("sequences") + "starts"
         await send(backend, "DELETE", f"/{starts}-data")
-        with pytest.raises(StartRefused, match=f"the alias {starts} is missing, but others of idalloc are there"):
+        with pytest.raises(StartRefused, match=f"the index of {starts} was lost or exchanged: it is missing"):
             await opener.open()
         assert (await backend.send("GET", f"/{starts}"))[0] == 404
 

@@ -113,7 +113,7 @@ async def test_the_least_permissions_are_enough(node: SecuredNode, opened: Open)
 async def test_an_older_index_serves_with_the_least_permissions(node: SecuredNode, opened: Open) -> None:
     """P10: a user who may not change the mapping of an older index serves without the demand."""
     prefix = f"idalloc-{uuid.uuid4().hex[:8]}"
-    for index in INDICES:
+    for index in INDICES.values():
         made = index.definition(prefix)
         for field in index.optional:
             del made["mappings"]["properties"][field]

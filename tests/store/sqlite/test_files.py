@@ -28,7 +28,7 @@ from idalloc_server.store.sqlite.schema import connect, create_tables
 path, step, link = Path(sys.argv[1]), sys.argv[2], os.link
 os.link = lambda *names: (link(*names) if step == "linked" else None, os._exit(9))
 os.fsync = (lambda _: os._exit(9)) if step == "fsync" else os.fsync
-connect(path, 1.0, create_tables)
+connect(path, 1.0, create_tables, creates=True)
 """
 
 

@@ -33,7 +33,10 @@ class TestRows:
         assert await last_granted(store, 2**63 - 1) == 2**63 - 2
         assert await last_granted(store, 5) == 2**63 - 2
         db = sqlite3.connect(path)
-        assert db.execute("SELECT last_value, typeof(last_value) FROM sequences").fetchone() == (2**63 - 2, "integer")
+        assert db.execute("SELECT last_value, typeof(last_value) FROM sequences WHERE name = 's'").fetchone() == (
+            2**63 - 2,
+            "integer",
+        )
         db.close()
 
     @pytest.mark.usefixtures("store")
@@ -53,7 +56,9 @@ class TestRows:
         execute(path, "ALTER TABLE sequences ADD COLUMN owner TEXT", "UPDATE sequences SET owner = 'sales'")
         await store.revise("s", 0, Revision(Sequence(), 5, "me", 1.5))
         db = sqlite3.connect(path)
-        assert db.execute("SELECT owner, last_value, changed_at FROM sequences").fetchall() == [("sales", 5, 1.5)]
+        assert db.execute("SELECT owner, last_value, changed_at FROM sequences WHERE name = 's'").fetchall() == [
+            ("sales", 5, 1.5)
+        ]
         db.close()
 
     async def test_reads_do_not_wait_for_a_writer(self, store: SqliteStore, path: Path) -> None:
@@ -62,7 +67,7 @@ class TestRows:
         other.execute("BEGIN IMMEDIATE")
         other.execute("UPDATE sequences SET last_value = 99")
         assert await store.get("s") == new_row("s")
-        assert await store.list("", "", 9, with_deleted=True, with_periods=True) == [new_row("s")]
+        assert await store.list("", "", 9, with_deleted=True, with_periods=False) == [new_row("s")]
         assert await store.recorded("r") is None
         assert await store.claimed_starts() == {}
         other.execute("COMMIT")
@@ -89,6 +94,8 @@ class TestRows:
         execute(
             path,
             "PRAGMA application_id = 0x69646C63",
+            "CREATE TABLE sequences (name TEXT PRIMARY KEY, last_value INTEGER)",
+            "INSERT INTO sequences VALUES ('s', 1)",
             "CREATE TABLE allocations (request_id TEXT PRIMARY KEY, sequence TEXT NOT NULL, first_id INTEGER NOT NULL,"
             " id_count INTEGER NOT NULL, step INTEGER NOT NULL, generation INTEGER NOT NULL, period TEXT NOT NULL,"
             " prefix INTEGER NOT NULL, node TEXT NOT NULL, written_at REAL NOT NULL)",

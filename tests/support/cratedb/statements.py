@@ -36,7 +36,8 @@ _VALUE = r"(?:\$\d+|\?|'(?:[^']|'')*'|-?\d+)"
 # Conditions of a scan, which reads the rows as of the last refresh.
 _SCAN = (
     r"name > VALUE_ AND name LIKE VALUE_(?: AND COALESCE\(mode, ''\) <> 'deleted')?(?: AND name NOT LIKE VALUE_)?"
-    r"|(?:doc_id|name) > VALUE_|written_at < CURRENT_TIMESTAMP - CAST\(VALUE_ AS BIGINT\)|written_at <= VALUE_"
+    r"|(?:doc_id|name) > VALUE_|written_at < CURRENT_TIMESTAMP - CAST\(VALUE_ AS BIGINT\)"
+    r"|written_at <= VALUE_(?: AND written_at > 0)?"
 )
 
 
@@ -89,6 +90,7 @@ class Statements(Tables):
                     r"(?: AND _seq_no ?= ?(?P<seq_no>VALUE_) AND _primary_term ?= ?(?P<term>VALUE_))?",
                     self._delete,
                 ),
+                (r"DELETE FROM REFERENCE", self._delete_all),
                 (
                     r"SELECT (?P<columns>[\w, ]+) FROM REFERENCE WHERE (?P<key>\w+) ?= ?(?P<is>VALUE_)",
                     self._select,
@@ -102,8 +104,13 @@ class Statements(Tables):
                 (
                     r"SELECT (?P<calls>MAX\(_seq_no\), MAX\(_primary_term\), MAX\(written_at\)|COUNT\(\*\)"
                     r"|(?:MAX|MIN)\(\"\w+\"\))"
-                    r" FROM REFERENCE(?: WHERE (?P<key>\w+) ?= ?(?P<is>VALUE_))?",
+                    r" FROM REFERENCE(?: WHERE (?:(?P<key>\w+) ?= ?(?P<is>VALUE_)|(?P<where>written_at > 0)))?",
                     self._aggregate,
+                ),
+                (
+                    r"(?P<head>SELECT sequence, period, step, CASE WHEN step > 0 THEN MAX\(.+\) ELSE MIN\(.+\) END)"
+                    r" FROM REFERENCE WHERE written_at > 0 GROUP BY sequence, period, step",
+                    self._recorded_ends,
                 ),
                 (r"SELECT 'REFERENCE'::regclass::integer", self._select_oid),
                 (r"SELECT CURRENT_TIMESTAMP", lambda *_: rows_of(["current_timestamp"], [[self.now_ms()]], [11])),
@@ -268,6 +275,10 @@ class Statements(Tables):
         self._later_versions.update({(name, key): version + 2 for key, version in deleted})
         return count_of(len(deleted))
 
+    def _delete_all(self, found: re.Match[str], _: Sequence[Any]) -> Answer:
+        table = self._find(found, "DML", "DELETE")
+        return count_of(self._db.execute(f'DELETE FROM "{table["schema"]}.{table["name"]}"').rowcount)
+
     def _by_key(self, table: sqlite3.Row, found: re.Match[str], count: "_Placeholders") -> str:
         where = f'"{found["key"]}" = {self._translate(found["is"], table, count)}'
         if found["seq_no"]:
@@ -309,10 +320,18 @@ class Statements(Tables):
             where = (
                 f' WHERE "{found["key"]}" = {self._translate(found["is"], table, _Placeholders())}'
                 if found["key"]
+                else f" WHERE {found['where']}"
+                if found["where"]
                 else ""
             )
             row = list(self._db.execute(f"SELECT {found['calls']} FROM {refreshed(table)}{where}", args).fetchone())
         return rows_of([call.removesuffix("(*)") for call in calls], [row], [10 for _ in calls])
+
+    def _recorded_ends(self, found: re.Match[str], _: Sequence[Any]) -> Answer:
+        table = self._find(found, "DQL", "READ")
+        where = "WHERE written_at > 0 GROUP BY sequence, period, step"
+        rows = self._db.execute(f"{found['head']} FROM {refreshed(table)} {where}").fetchall()
+        return rows_of(["sequence", "period", "step", "last_id"], [[*row] for row in rows], [4, 4, 10, 10])
 
     def _written(self, table: sqlite3.Row, found: re.Match[str], rows: list[sqlite3.Row]) -> Answer:
         check_table(self._db, table)

@@ -28,6 +28,7 @@ class Tables:
 
     def __init__(self, path: str) -> None:
         self.versions = ["6.4.3"]  # of each node
+        self.cluster_id = "a cluster"
         # The privileges that the user lacks, of DQL, DML and DDL; "sys" hides the schema sys.
         self.denied: set[str] = set()
         self._db = sqlite3.connect(path, isolation_level=None)
@@ -48,7 +49,7 @@ class Tables:
         return [
             (
                 r"CREATE TABLE (?P<lenient>IF NOT EXISTS )?REFERENCE \((?P<columns>.+?)\)"
-                r"(?: CLUSTERED INTO 1 SHARDS)?(?: PARTITIONED BY \((?P<partitioned_by>\w+)\))?"
+                r"(?: CLUSTERED INTO (?P<shards>\d+) SHARDS)?(?: PARTITIONED BY \((?P<partitioned_by>\w+)\))?"
                 r"(?: WITH \((?P<settings>.+)\))?",
                 self._create,
             ),
@@ -90,6 +91,8 @@ class Tables:
                 r" FROM information_schema\.tables" + _OF_TABLE,
                 self._settings_of,
             ),
+            (r"SELECT number_of_shards FROM information_schema\.tables" + _OF_TABLE, self._shards_of),
+            (r"SELECT id FROM sys\.cluster", self._cluster_id),
             (
                 r"SELECT conname, conkey FROM pg_catalog\.pg_constraint WHERE conrelid = 'REFERENCE'::regclass"
                 r" AND contype = 'c'",
@@ -147,6 +150,7 @@ class Tables:
                 properties["checks"][column["check"]] = [column["clause"], [name]]
             null = "NOT NULL" if name in properties["not_null"] else ""
             definitions.append(f'"{name}" {_sqlite_type(column["type"])} {null}')
+        properties["shards"] = int(found["shards"] or 4)
         properties["partitioned_by"] = [found["partitioned_by"]] if found["partitioned_by"] else None
         self._db.execute(
             f'CREATE TABLE "{schema}.{table}" ({", ".join(definitions)}, _seq_no INTEGER, _primary_term INTEGER,'
@@ -170,6 +174,10 @@ class Tables:
         for schema, name in (one, other):  # the next REFRESH makes them again
             self._db.execute(f'DROP TABLE IF EXISTS "{schema}.{name}.refreshed"')
         return count_of(1)
+
+    def rewind(self, schema: str, table: str, writes: int) -> None:
+        """Set the number of the next write of a table back, as a restored copy has it."""
+        self._db.execute("UPDATE _tables SET writes = ? WHERE schema = ? AND name = ?", (writes, schema, table))
 
     def _oid(self, reference: str) -> int:
         schema, _, name = reference.replace('"', "").rpartition(".")
@@ -257,6 +265,16 @@ class Tables:
         if "sys" in self.denied:
             raise SqlError(404, 4045, "SchemaUnknownException[Schema 'sys' unknown]")
         return rows_of(["version['number']"], [[version] for version in self.versions], [4])
+
+    def _cluster_id(self, _: re.Match[str], __: Sequence[Any]) -> Answer:
+        if "sys" in self.denied:
+            raise SqlError(404, 4045, "SchemaUnknownException[Schema 'sys' unknown]")
+        return rows_of(["id"], [[self.cluster_id]], [4])
+
+    def _shards_of(self, _: re.Match[str], args: Sequence[Any]) -> Answer:
+        table = self._described(args)
+        shards = json.loads(table["properties"])["shards"] if table else 0
+        return rows_of(["number_of_shards"], [[shards]], [9])
 
     def _names_in(self, _: re.Match[str], args: Sequence[Any]) -> Answer:
         names = self._db.execute("SELECT name FROM _tables WHERE schema = ? ORDER BY name", args).fetchall()

@@ -7,6 +7,7 @@ from urllib.parse import quote
 import aiohttp
 from yarl import URL
 
+from idalloc_server.domain.store.identity import IDENTITY
 from idalloc_server.store.opensearch.indices import INDICES
 from tests.support.waiting import hold_for_async
 
@@ -54,7 +55,7 @@ class OpenSearchBackend:
 
     async def make_older_indices(self) -> None:
         """Make the indices as servers before the nonce did: each could be rolled over."""
-        for index in INDICES:
+        for index in INDICES.values():
             definition = index.definition(self._prefix)
             for field in index.optional:
                 del definition["mappings"]["properties"][field]
@@ -93,6 +94,26 @@ class OpenSearchBackend:
             if status == 200:
                 return int(answer["get"]["_source"]["last_value"])
             assert status == 409, answer
+
+    async def lose(self, part: str) -> None:
+        await self._write("DELETE", f"/{INDICES[part].alias(self._prefix)}-data")
+
+    async def empty(self, part: str) -> None:
+        """Make the index again under its name, with its mapping."""
+        alias = INDICES[part].alias(self._prefix)
+        _, found = await self.send("GET", f"/{alias}")
+        ((name, index),) = found.items()
+        await self._write("DELETE", f"/{name}")
+        await self._write("PUT", f"/{name}", {"mappings": index["mappings"], "aliases": {alias: {}}})
+
+    async def make_again(self) -> None:
+        """Delete the index of sequences, and create it under its name."""
+        await self.empty("sequences")
+
+    async def forget_name(self) -> None:
+        for index in INDICES.values():
+            await self._write("PUT", f"/{index.alias(self._prefix)}/_mapping", {"_meta": {}})
+        await self._write("DELETE", f"/{self.alias}/_doc/{quote(IDENTITY, safe='')}")
 
     async def exchange(self) -> None:
         _, found = await self.send("GET", f"/{self.alias}")

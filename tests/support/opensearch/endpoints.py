@@ -331,6 +331,10 @@ class Cluster:
                 request.expect("timeout", "cluster_manager_timeout", "master_timeout")
                 index.add_fields(request.body["properties"])
                 return 200, {"acknowledged": True}
+            case "PUT", "_mapping" if request.body.keys() == {"_meta"}:  # replaces the earlier one
+                request.expect()
+                index.mappings["_meta"] = request.body["_meta"]
+                return 200, {"acknowledged": True}
             case "PUT", "_settings":
                 request.expect()
                 _apply(index.settings, flattened(request.body))
@@ -403,6 +407,10 @@ class Cluster:
                 version = {"_version": found.version, "_seq_no": found.seq_no, "_primary_term": found.term}
                 source = filtered(found.source, request.wanted(request.options.get("_source"), True))
                 return 200, {"_index": index.name, "_id": key, **version, "found": True, "_source": source}
+            case "DELETE", "_doc" if key:
+                request.expect()
+                answer = self._writable(name, require_alias=False).delete(key)
+                return _status(answer), answer
             case "PUT", "_doc" | "_create" if key:
                 request.expect("require_alias", "timeout", "if_seq_no", "if_primary_term")
                 versions = writes.Versions(request.options)

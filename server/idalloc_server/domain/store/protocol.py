@@ -1,12 +1,13 @@
 """The interface of a store, and the guarantees that every store gives."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from collections.abc import Sequence as Many
 from typing import Protocol, TypeVar
 
 from idalloc_server.domain.errors import StoreOutcomeUnknown
 from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.store.identity import ANY_STORE, Opening
 from idalloc_server.domain.store.records import (
     NO_FLOOR,
     Claim,
@@ -14,6 +15,7 @@ from idalloc_server.domain.store.records import (
     Grant,
     GrantFloor,
     RecordedAllocation,
+    RecordedEnd,
     Revision,
     Row,
     RowVersion,
@@ -55,11 +57,20 @@ class Store(Protocol):
         """The store's address, without passwords or tokens."""
         ...
 
-    async def open(self) -> None:
-        """Connect, and create missing tables. Adopts the two-column table of CrateDB's guide.
+    @property
+    def opened(self) -> Mapping[str, str]:
+        """What ``open`` found: the store's name, and what identifies its files or tables."""
+        ...
+
+    async def open(self, opening: Opening = ANY_STORE) -> None:
+        """Connect, create missing tables, and name a store that has no name.
+
+        Adopts the two-column table of CrateDB's guide. Safe for concurrent calls of several
+        processes, which agree on the name.
 
         Raises:
-            StartRefused: The store is too old, has tables of another program, or lacks a privilege.
+            StartRefused: The store is too old, has tables of another program, lacks a privilege,
+                was lost in part, or is another one than expected.
         """
         ...
 
@@ -199,6 +210,10 @@ class Store(Protocol):
 
         Every allocation recorded after this call has a later position, regardless of clocks.
         """
+        ...
+
+    async def recorded_ends(self) -> Many[RecordedEnd]:
+        """Return the last recorded id of each sequence and period, for a repair."""
         ...
 
     async def count_recorded(self, limit: int) -> int:

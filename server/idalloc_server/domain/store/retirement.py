@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from idalloc_server.domain.errors import StoreRetired
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Reset, Sequence
+from idalloc_server.domain.store.identity import IDENTITY
 from idalloc_server.domain.store.records import Revision, Row
 
 # The name of the retirement row. Names of sequences cannot have the separator.
@@ -51,4 +52,4 @@ def retirement_blocks(name: str, change: Revision | None = None) -> bool:
 
     It accepts tombstones of sequences.
     """
-    return name != RETIREMENT and not (change and change.deleted)
+    return name not in (RETIREMENT, IDENTITY) and not (change and change.deleted)

@@ -6,8 +6,6 @@ from typing import NamedTuple, Protocol
 
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR
 
-# The name of the mark whose token is the name of the store. No sequence can have it.
-IDENTITY = f"{PERIOD_SEPARATOR}store"
 # The beginning of the names of the marks of start timestamps; a prefix follows.
 START = f"{PERIOD_SEPARATOR}start "
 

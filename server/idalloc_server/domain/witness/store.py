@@ -17,6 +17,7 @@ from idalloc_server.domain.errors import (
     StoreWentBackwards,
 )
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Reset, Sequence, counts_ids
+from idalloc_server.domain.store.identity import ANY_STORE, Opening
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import (
     FIRST_USE,
@@ -30,7 +31,7 @@ from idalloc_server.domain.store.records import (
     RowVersion,
 )
 from idalloc_server.domain.witness.chain import ATTEMPTS, MarkChain, WitnessOvertaken
-from idalloc_server.domain.witness.identity import check_identity
+from idalloc_server.domain.witness.identity import open_with_witness
 from idalloc_server.domain.witness.marks import START, Witness, WitnessMark
 
 
@@ -63,11 +64,9 @@ class WitnessedStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)  # the other methods
 
-    async def open(self) -> None:
+    async def open(self, opening: Opening = ANY_STORE) -> None:
         """See ``Store.open``. Opens the witness, too."""
-        await self._store.open()
-        await self._witness.open()
-        await check_identity(self._store, self._witness, self._random)
+        await open_with_witness(self._store, self._witness, opening)
 
     async def close(self) -> None:
         """See ``Store.close``. Closes the witness, too."""

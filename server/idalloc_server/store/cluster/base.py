@@ -1,10 +1,22 @@
 """The steps of a call that all clusters share: clamping, and when the retirement row is read."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from idalloc_server.domain.errors import NULL_LAST_VALUE, SequenceDeleted, SequenceInvalid
-from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP
+from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, Sequence
+from idalloc_server.domain.store.identity import (
+    ANY_STORE,
+    IDENTITY,
+    Opening,
+    Part,
+    check_parts,
+    check_place,
+    identity_row,
+    listed,
+    new_name,
+)
 from idalloc_server.domain.store.records import NO_FLOOR, Claim, Demand, Grant, GrantFloor, Revision, Row, RowVersion
 from idalloc_server.domain.store.retirement import raise_if_retired, retirement_blocks
 from idalloc_server.store.bounds import MIN_BIGINT, clamp_to_bigint
@@ -26,6 +38,24 @@ class ClusterStore(ABC):
 
     def __post_init__(self) -> None:
         self._retirement = RetirementChecks(self)
+        self.opened: Mapping[str, str] = {}  # see ``Store.opened``
+
+    async def open(self, opening: Opening = ANY_STORE) -> None:
+        """See ``Store.open``."""
+        parts = await self._inspect(opening)
+        name = check_parts(parts, await self._identity(parts[0]), opening)
+        created = name or new_name(parts, opening)
+        held = [await self._set_up(parts[0].name, created, creates=opening.creates)]
+        row = await self.get(IDENTITY)  # on OpenSearch a write, whose number later ones must pass
+        if opening.creates:
+            row = row or await self._create(identity_row(held[0] or created))
+            name = row.sequence.description or created  # of a process that starts at the same time
+        held += [await self._set_up(part.name, name, creates=opening.creates) for part in parts[1:]]
+        holders = [part._replace(store=store) for part, store in zip(parts, held, strict=True)]
+        if opening.creates and row and (change := listed(row, name, holders)):
+            await self.revise(IDENTITY, row.revision, change)
+        self.opened = {"name": name, **self._places()}
+        check_place(opening, self.opened)
 
     @abstractmethod
     async def get(self, name: str) -> Row | None:
@@ -92,6 +122,26 @@ class ClusterStore(ABC):
         claim = await self._claim_start(prefix, at_least, holder, round(stale_after * 1000))
         raise_if_retired(await self._retirement.after_write())
         return claim
+
+    @abstractmethod
+    async def _inspect(self, opening: Opening) -> list[Part]:
+        """Check the cluster and what it has of the store; return the parts, the sequences first."""
+
+    @abstractmethod
+    async def _identity(self, sequences: Part) -> Sequence | None:
+        """Return the settings in the row of the store's name, if there is one."""
+
+    @abstractmethod
+    async def _set_up(self, part: str, store: str, *, creates: bool) -> str:
+        """Open a part; with ``creates``, also create or complete it and give it the store's name.
+
+        Returns:
+            The name that it holds.
+        """
+
+    @abstractmethod
+    def _places(self) -> Mapping[str, str]:
+        """Return what identifies the opened tables or indices."""
 
     # One write each, without the steps before and after it; each number fits into 64 bits.
 

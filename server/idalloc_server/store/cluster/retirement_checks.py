@@ -18,7 +18,7 @@ from idalloc_server.domain.errors import (
 )
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR
 from idalloc_server.domain.store.records import Grant, Revision, Row, RowVersion
-from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retiring_revision
+from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retirement_blocks, retiring_revision
 
 # The most sequences whose checked generation a process remembers.
 _MAX_CHECKED = 100_000
@@ -61,7 +61,7 @@ class RetirementChecks:
 
         If the store was retired meanwhile, delete the row again and refuse.
         """
-        if row.deleted or row.name == RETIREMENT:
+        if row.deleted or not retirement_blocks(row.name):
             return row
         found = await self.after_write()
         if found is not None and not found.deleted:

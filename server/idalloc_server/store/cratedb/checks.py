@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from idalloc_server.domain.errors import StartRefused, StoreRefused
+from idalloc_server.domain.store.identity import IDENTITY
 from idalloc_server.store.cratedb.answers import quoted
 from idalloc_server.store.cratedb.http import CrateHttp
 from idalloc_server.store.cratedb.tables import Table
@@ -61,6 +62,22 @@ async def check(http: CrateHttp, schema: str, table: Table, nodes: int | None) -
     _check_settings(schema, table, await http.read(_SETTINGS, *where), nodes, columns)
     _check_columns(schema, table, columns)
     await _check_constraints(http, schema, table, columns)
+
+
+async def has_rows(http: CrateHttp, schema: str, table: Table) -> bool:
+    """Return whether a table has rows, apart from that of the store's name.
+
+    Raises:
+        StartRefused: The user lacks a privilege, or the table is blocked or closed.
+        StoreFailure: The cluster cannot be reached, or fails.
+    """
+    reference = table.reference(schema)
+    try:
+        await http.read(f"REFRESH TABLE {reference}")
+        found = await http.read(f"SELECT {table.key} FROM {reference} LIMIT 2")
+    except StoreRefused as error:
+        raise _refused(schema, table, f"it cannot be used: {error}") from error
+    return any(key != IDENTITY for (key,) in found)
 
 
 async def check_privileges(http: CrateHttp, schema: str, table: Table) -> None:

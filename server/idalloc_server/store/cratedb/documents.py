@@ -43,7 +43,7 @@ from idalloc_server.domain.store.batches import Batches
 from idalloc_server.store.cratedb.checks import KEY_COLUMNS
 from idalloc_server.store.cratedb.document_http import DocumentHttp
 from idalloc_server.store.cratedb.http import CrateHttp
-from idalloc_server.store.cratedb.schema import set_up
+from idalloc_server.store.cratedb.schema import set_up_all
 from idalloc_server.store.cratedb.tables import DOCUMENT_COLLECTIONS, DOCUMENT_SCHEMAS, DOCUMENT_TABLES
 
 _T = TypeVar("_T")
@@ -123,7 +123,7 @@ class CrateDocuments:
 
     async def open(self) -> None:
         """See ``Documents.open``."""
-        await set_up(self.transport, self.schema, DOCUMENT_TABLES)
+        await set_up_all(self.transport, self.schema, DOCUMENT_TABLES)
 
     async def close(self) -> None:
         """See ``Documents.close``."""

@@ -17,6 +17,7 @@ from idalloc_server.domain.errors import (
     StoreOutcomeUnknown,
     StoreRefused,
 )
+from idalloc_server.domain.store.identity import NAME_COLUMN, Part
 from idalloc_server.store import packed_settings
 from idalloc_server.store.cluster.transport import raise_if_server_failed
 from idalloc_server.store.cratedb import checks
@@ -33,17 +34,14 @@ _SUPPORTED = "5.10.16 or newer, but not 6.0.0"
 _MAX_ATTEMPTS = 3
 
 
-async def set_up(http: CrateHttp, schema: str, tables: Sequence[Table]) -> bool:
-    """Check the cluster and create the tables and columns that are missing.
-
-    A host that does not know the first table gets no write.
+async def check_cluster(http: CrateHttp) -> int | None:
+    """Check the versions of the cluster, and bind the later connections to it.
 
     Returns:
-        Whether the tables have their optional columns: the user may have no privilege to add them.
+        The number of its nodes; None if the user may not see them.
 
     Raises:
-        StartRefused: The version, a table, a setting of a table or a privilege of the user is
-            unsuitable.
+        StartRefused: A version or the user is unsuitable.
         StoreFailure: The cluster cannot be reached, or fails.
     """
     try:
@@ -51,17 +49,63 @@ async def set_up(http: CrateHttp, schema: str, tables: Sequence[Table]) -> bool:
     except (StoreAnsweredError, StoreRefused) as error:
         raise_if_server_failed(error)
         raise StartRefused("store", f"check the host, the user and the password or jwt of the URL: {error}") from error
-    nodes = await _count_nodes(http)
-    is_complete = True
-    for table in tables:
-        if await _column_types(http, schema, table):
-            await checks.check(http, schema, table, nodes)
-        is_complete &= await _create_missing(http, schema, table)
-        await checks.check_privileges(http, schema, table)
-        await http.open_table(table.reference(schema))
+    try:
+        await http.open_cluster()
+    except (StoreAnsweredError, StoreRefused) as error:
+        raise_if_server_failed(error)  # else the user may not see it
+    return await _count_nodes(http)
+
+
+async def inspect(http: CrateHttp, schema: str, table: Table, nodes: int | None) -> Part:
+    """Check a table, and return what it has of a store. A missing one has nothing.
+
+    Raises:
+        StartRefused: The table, or one of its settings, is unsuitable.
+        StoreFailure: The cluster cannot be reached, or fails.
+    """
+    found = await _column_types(http, schema, table)
+    if found:
+        _check_types(schema, table, found)
+        await checks.check(http, schema, table, nodes)
+    has_rows = bool(found) and await checks.has_rows(http, schema, table)
+    store = next((name.removeprefix(NAME_COLUMN) for name in found if name.startswith(NAME_COLUMN)), "")
+    lacks = [name for name in table.columns if name not in found]
+    return Part(table.name, f"the table {schema}.{table.name}", table.columns.keys(), lacks, store, has_rows)
+
+
+async def set_up(http: CrateHttp, schema: str, table: Table, *, creates: bool = True) -> bool:
+    """Create a table, or the columns that it lacks, if ``creates`` is true.
+
+    A host that does not know the table later gets no write.
+
+    Returns:
+        Whether the table has its optional columns: the user may have no privilege to add them.
+
+    Raises:
+        StartRefused: The table cannot be created, or a privilege of the user is missing.
+        StoreFailure: The cluster cannot be reached, or fails.
+    """
+    if creates:
+        is_complete = await _create_missing(http, schema, table)
+    else:
+        is_complete = not _missing_statements(schema, table, await _column_types(http, schema, table))
+    await checks.check_privileges(http, schema, table)
+    await http.open_table(schema, table.name)
     # A node answers this by itself, from its copy of the cluster state.
-    http.set_probe(checks.KEY_COLUMNS, schema, tables[0].name)
+    http.set_probe(checks.KEY_COLUMNS, schema, table.name)
     return is_complete
+
+
+async def set_up_all(http: CrateHttp, schema: str, tables: Sequence[Table]) -> None:
+    """Check the cluster and tables of another use, create what is missing, and keep their identity.
+
+    Raises:
+        StartRefused, StoreFailure: As ``check_cluster``, ``inspect`` and ``set_up``.
+    """
+    nodes = await check_cluster(http)
+    for table in tables:
+        await inspect(http, schema, table, nodes)
+        await set_up(http, schema, table)
 
 
 def check_version(version: str) -> None:
@@ -108,9 +152,12 @@ async def _create_missing(http: CrateHttp, schema: str, table: Table) -> bool:
     if isinstance(failure, StoreOutcomeUnknown):
         raise failure
     if table.columns.keys() <= found.keys():
+        event, why = "demand_not_kept", packed_settings.WITHOUT_DEMAND
+        if "demand" not in table.optional:
+            event, why = "store_name_not_kept", "an exchange of this table for another one is not noticed by a start"
         _log.warning(
-            "demand_not_kept",
-            why=packed_settings.WITHOUT_DEMAND,
+            event,
+            why=why,
             table=f"{schema}.{table.name}",
             error=str(failure),
             next_step=f"as a user with DDL, run {'; '.join(missing)}; then restart the servers",
@@ -127,6 +174,15 @@ def _missing_statements(schema: str, table: Table, found: Mapping[str, str]) -> 
     """Return the statements that create the table, or its missing columns."""
     if not found:
         return [table.definition(schema)]
+    _check_types(schema, table, found)
+    alter = f"ALTER TABLE {table.reference(schema)}"
+    added = [f"{alter} ADD COLUMN {name} {kind}" for name, kind in table.all_columns.items() if found.get(name) != kind]
+    # The names of other stores, before a repair.
+    others = [name for name in found if name.startswith(NAME_COLUMN) and name not in table.optional]
+    return added + [f"{alter} DROP COLUMN {name}" for name in others]
+
+
+def _check_types(schema: str, table: Table, found: Mapping[str, str]) -> None:
     essential = list(table.columns)[:2]
     for name, kind in table.columns.items():
         if found.get(name) != kind and (name in found or name in essential):
@@ -135,11 +191,6 @@ def _missing_statements(schema: str, table: Table, found: Mapping[str, str]) -> 
                 "store",
                 f"the table {schema}.{table.name} is not idalloc's: column {wrong}; choose another schema (?schema=…)",
             )
-    return [
-        f"ALTER TABLE {table.reference(schema)} ADD COLUMN {name} {kind}"
-        for name, kind in table.all_columns.items()
-        if found.get(name) != kind
-    ]
 
 
 async def _column_types(http: CrateHttp, schema: str, table: Table) -> dict[str, str]:

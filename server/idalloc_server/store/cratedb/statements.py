@@ -140,6 +140,7 @@ class Statements:
             f" ON CONFLICT (name) DO UPDATE SET last_value = last_value RETURNING {ROW}"
         )
         self.get = f"SELECT {ROW} FROM {sequences} WHERE name = $1"
+        self.settings = f"SELECT settings FROM {sequences} WHERE name = $1"
         self.refresh_sequences = f"REFRESH TABLE {sequences}"
         self._revise = {rising: self._revise_statement(rising) for rising in (True, False)}
         self._open_period = {rising: self._open_period_statement(rising) for rising in (True, False)}
@@ -150,11 +151,22 @@ class Statements:
         # The table has one shard. Its _seq_no grows with every write within a _primary_term; a new
         # primary has a higher term, and may repeat numbers.
         self.newest_allocation = f"SELECT MAX(_seq_no), MAX(_primary_term), MAX(written_at) FROM {allocations}"
-        self.count_allocations = f"SELECT COUNT(*) FROM {allocations}"
+        self.count_allocations = f"SELECT COUNT(*) FROM {allocations} WHERE written_at > 0"
+        last_id = "first_id + (id_count - 1) * step"
+        self.recorded_ends = (
+            f"SELECT sequence, period, step, CASE WHEN step > 0 THEN MAX({last_id}) ELSE MIN({last_id}) END"
+            f" FROM {allocations} WHERE written_at > 0 GROUP BY sequence, period, step"
+        )
+        self.store_name = f"SELECT sequence FROM {allocations} WHERE request_id = $1"
+        # the columns of ALLOCATION
+        self.keep_copy = (
+            f"INSERT INTO {allocations} ({ALLOCATION}, written_at) VALUES ({_numbers(1, 10)}, 0)"
+            " ON CONFLICT (request_id) DO UPDATE SET sequence = excluded.sequence RETURNING sequence"
+        )
         # written_at at most, limit; the caller then compares _seq_no, which no condition may do
         self.oldest_allocations = (
             f"SELECT request_id, _seq_no, _primary_term, window_ms FROM {allocations}"
-            " WHERE written_at <= $1 ORDER BY _seq_no LIMIT $2"
+            " WHERE written_at <= $1 AND written_at > 0 ORDER BY _seq_no LIMIT $2"
         )
         # request id, both version columns: keeps a newer record of the same id
         self.forget_allocation = (

@@ -1,17 +1,29 @@
 """The store in a CrateDB cluster: counters, start timestamps and recorded allocations."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from idalloc_server.domain.errors import StoreOutcomeUnknown
 from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.store.identity import (
+    ALLOCATIONS,
+    IDENTITY,
+    NAME_COLUMN,
+    SEQUENCES,
+    START_TIMESTAMPS,
+    Opening,
+    Part,
+    copy_of,
+)
 from idalloc_server.domain.store.records import (
     Claim,
     Demand,
     Grant,
     GrantFloor,
     RecordedAllocation,
+    RecordedEnd,
     Revision,
     Row,
     RowVersion,
@@ -23,8 +35,8 @@ from idalloc_server.store.cluster.base import COUNTERS, TIMESTAMPS, ClusterStore
 from idalloc_server.store.cluster.rows import generation_of, milliseconds, parse_grant, parse_row
 from idalloc_server.store.cratedb import statements
 from idalloc_server.store.cratedb.http import CrateHttp
-from idalloc_server.store.cratedb.schema import set_up
-from idalloc_server.store.cratedb.tables import STORE_TABLES
+from idalloc_server.store.cratedb.schema import check_cluster, inspect, set_up
+from idalloc_server.store.cratedb.tables import TABLES
 
 
 @dataclass(eq=False)
@@ -38,10 +50,36 @@ class CrateStore(ClusterStore):
         super().__post_init__()
         self._sql = statements.Statements(self.schema)
         self._keeps_demand = True
+        self._copy = ""  # the name of the store in the recorded allocations
 
-    async def open(self) -> None:
-        """See ``Store.open``."""
-        self._keeps_demand = await set_up(self.http, self.schema, STORE_TABLES)
+    async def _inspect(self, opening: Opening) -> list[Part]:
+        nodes = await check_cluster(self.http)
+        parts = [await inspect(self.http, self.schema, table, nodes) for table in TABLES.values()]
+        if "sequence" not in parts[2].lacks:
+            copies = await self.http.read(self._sql.store_name, IDENTITY)
+            self._copy = copies[0][0] if copies else ""
+        parts[2] = parts[2]._replace(store=self._copy)
+        return parts
+
+    async def _identity(self, sequences: Part) -> Sequence | None:
+        if "settings" in sequences.lacks:
+            return None
+        rows = await self.http.read(self._sql.settings, IDENTITY)
+        return packed_settings.unpack(IDENTITY, None, None, None, rows[0][0]) if rows else None
+
+    async def _set_up(self, part: str, store: str, *, creates: bool) -> str:
+        table = TABLES[part]
+        if part == START_TIMESTAMPS and creates:
+            table = replace(table, optional={f"{NAME_COLUMN}{store}": "TEXT"})
+        is_complete = await set_up(self.http, self.schema, table, creates=creates)
+        if part == SEQUENCES:
+            self._keeps_demand = is_complete
+        if part == ALLOCATIONS and creates and self._copy != store:
+            is_complete = bool(await self.http.write(self._sql.keep_copy, *copy_of(store)))
+        return store if is_complete else ""
+
+    def _places(self) -> Mapping[str, str]:
+        return self.http.opened
 
     async def _grant(
         self, name: str, wanted: int, lease_ms: int, floor: GrantFloor, demand: Demand | None
@@ -147,7 +185,12 @@ class CrateStore(ClusterStore):
         # Without a refresh, two copies of the table could answer with positions that go back.
         await self.http.read(self._sql.refresh_allocations)
         [(seq_no, primary_term, written_at)] = await self.http.read(self._sql.newest_allocation)
-        return None if seq_no is None else RecordPosition(seq_no, primary_term, written_at / 1000)
+        return RecordPosition(seq_no, primary_term, written_at / 1000) if written_at else None
+
+    async def recorded_ends(self) -> Many[RecordedEnd]:
+        """See ``Store.recorded_ends``."""
+        await self.http.read(self._sql.refresh_allocations)
+        return [RecordedEnd(*row) for row in await self.http.read(self._sql.recorded_ends)]
 
     async def count_recorded(self, limit: int) -> int:
         """See ``Store.count_recorded``."""

@@ -99,8 +99,8 @@ ALLOCATIONS = Table(
         "written_at",
     ),
 )
-# In the order of their creation. The first one shows whether a host knows the tables.
-STORE_TABLES = (SEQUENCES, START_TIMESTAMPS, ALLOCATIONS)
+# The parts of a store, in the order of their creation.
+TABLES = {table.name: table for table in (SEQUENCES, START_TIMESTAMPS, ALLOCATIONS)}
 # ``seen`` is the replaced token: a statement can refer only to new values of columns.
 WITNESS_MARKS = Table(
     "witness_marks",

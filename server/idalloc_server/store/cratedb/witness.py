@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from idalloc_server.domain.witness.marks import Replacement, WitnessMark
 from idalloc_server.store.cratedb.http import CrateHttp
-from idalloc_server.store.cratedb.schema import set_up
+from idalloc_server.store.cratedb.schema import set_up_all
 from idalloc_server.store.cratedb.statements import WitnessStatements
 from idalloc_server.store.cratedb.tables import WITNESS_MARKS
 from idalloc_server.store.witness import parse_mark, refused_as_witness
@@ -33,7 +33,7 @@ class CrateWitness:
     async def open(self) -> None:
         """See ``Witness.open``."""
         with refused_as_witness():
-            await set_up(self.http, self.schema, (WITNESS_MARKS,))
+            await set_up_all(self.http, self.schema, (WITNESS_MARKS,))
 
     async def read(self, names: Collection[str]) -> dict[str, WitnessMark]:
         """See ``Witness.read``."""

@@ -30,19 +30,22 @@ class StoredIndex:
     # The options of ``_source`` and ``_routing`` in its mapping; empty for the default.
     meta_fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     aliases: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the options of each alias
+    meta: Mapping[str, Any] = field(default_factory=dict)  # the ``_meta`` of its mapping
+
+    @property
+    def store(self) -> str:
+        """The name of the store that it belongs to; empty without one."""
+        return str(self.meta.get("store", ""))
 
     def setting(self, name: str, default: str = "") -> str:
         """Return a setting in lower case, by its name without ``index.``."""
         return str(self.settings.get(f"index.{name}", default)).lower()
 
 
-def check(alias: str, index: Index, found: StoredIndex, nodes: int | None) -> dict[str, Mapping[str, Any]]:
+def check(alias: str, index: Index, found: StoredIndex, nodes: int | None) -> None:
     """Check an existing index.
 
     If the cluster has several nodes, an index without replicas logs a warning.
-
-    Returns:
-        The mapping of the fields that it lacks.
 
     Raises:
         StartRefused: The index cannot be used.
@@ -53,12 +56,8 @@ def check(alias: str, index: Index, found: StoredIndex, nodes: int | None) -> di
     if nodes is not None and nodes > 1:
         _warn_without_replica(alias, found)
     _check_meta_fields(found)
-    missing: dict[str, Mapping[str, Any]] = {}
     for name, mapping in index.fields.items():
-        existing = found.fields.get(name)
-        if existing is None:
-            missing[name] = mapping
-            continue
+        existing = found.fields.get(name, mapping)
         for option in ("type", "coerce"):
             if option in mapping and existing.get(option) != mapping[option]:
                 raise _refused(
@@ -66,7 +65,6 @@ def check(alias: str, index: Index, found: StoredIndex, nodes: int | None) -> di
                     f"its field {name} must have {option} {_shown(mapping[option])}, not "
                     f"{_shown(existing.get(option))}; choose another prefix (?prefix=…)",
                 )
-    return missing
 
 
 def _check_alias(alias: str, found: StoredIndex) -> None:

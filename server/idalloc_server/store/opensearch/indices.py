@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from idalloc_server.domain.store import identity
+
 # Not indexed: only scripts and `_source` have them. Without `coerce: false` 1.5 or "12" would stay.
 _NUMBER = {"type": "long", "index": False, "doc_values": False, "coerce": False}
 _TEXT = {"type": "keyword", "index": False, "doc_values": False}
@@ -31,6 +33,7 @@ class Index:
     """The definition of an index. idalloc uses it by its alias only."""
 
     suffix: str  # the end of the alias, after the prefix of the URL
+    part: str  # the part of the store that it is; empty for a witness
     fields: Mapping[str, Mapping[str, Any]]  # the mapping of each field
     # The mapping of each field that a server can do without, if its user may not add it.
     optional: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: _NONCE)
@@ -43,17 +46,19 @@ class Index:
         """Return a new index's name. No policy rolls it over: that needs a number at the end."""
         return f"{self.alias(prefix)}-data"
 
-    def definition(self, prefix: str) -> dict[str, Any]:
-        """Return the body of the request that creates the index and its alias."""
+    def definition(self, prefix: str, store: str = "") -> dict[str, Any]:
+        """Return the body of the request that creates the index of a store, and its alias."""
+        named = {"_meta": {"store": store}} if store else {}
         return {
             "settings": {"index": _SETTINGS},
             "aliases": {self.alias(prefix): {}},
-            "mappings": {"dynamic": "strict", "properties": {**self.fields, **self.optional}},
+            "mappings": {"dynamic": "strict", **named, "properties": {**self.fields, **self.optional}},
         }
 
 
 SEQUENCES = Index(
     "sequences",
+    identity.SEQUENCES,
     {
         "name": _INDEXED_TEXT,
         "period": _INDEXED_BOOLEAN,
@@ -75,10 +80,13 @@ SEQUENCES = Index(
     {**_NONCE, "demand": _TEXT},
 )
 START_TIMESTAMPS = Index(
-    "starts", {"prefix": _INDEXED_NUMBER, "last_start": _NUMBER, "holder": _TEXT, "seen_at": _NUMBER}
+    "starts",
+    identity.START_TIMESTAMPS,
+    {"prefix": _INDEXED_NUMBER, "last_start": _NUMBER, "holder": _TEXT, "seen_at": _NUMBER},
 )
 ALLOCATIONS = Index(
     "allocations",
+    identity.ALLOCATIONS,
     {
         "written_at": _INDEXED_NUMBER,
         "first_id": _NUMBER,
@@ -96,7 +104,8 @@ ALLOCATIONS = Index(
 )
 WITNESS = Index(
     "witness",
+    "",
     {"name": _INDEXED_TEXT, "generation": _NUMBER, "value": _NUMBER, "step": _NUMBER, "token": _TEXT, "gaps": _TEXT},
 )
-# In the order of their creation: if the last one exists, all were made once.
-INDICES = (START_TIMESTAMPS, ALLOCATIONS, SEQUENCES)
+# The parts of a store, in the order of their creation.
+INDICES = {index.part: index for index in (SEQUENCES, START_TIMESTAMPS, ALLOCATIONS)}

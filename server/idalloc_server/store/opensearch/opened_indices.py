@@ -11,7 +11,11 @@ from typing import Any, NamedTuple
 
 from idalloc_server.domain.store.exchange import StoreExchanged
 from idalloc_server.store.cluster.connections import Request, WrongAnswer
+from idalloc_server.store.cluster.write_mark import WriteMark
 from idalloc_server.store.opensearch.answers import read_answer
+
+# The results of writes that OpenSearch applied.
+_APPLIED = ("created", "updated", "deleted")
 
 
 class OpenedIndex(NamedTuple):
@@ -31,6 +35,8 @@ class Tie(NamedTuple):
     opened: OpenedIndex | None  # the index behind it; None before the store is open
     key: str  # the key of the row
     nonce: str  # a text that no other request has; empty if the index has no field for it
+    mark: WriteMark | None = None  # the number of the last write of the index
+    floor: int = -1  # that number when the request was made
 
     def added_to(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return the body of an update whose row gets the nonce: by its script, or as a new row."""
@@ -59,6 +65,8 @@ class Tie(NamedTuple):
             found = error.get("index", self.opened.name) if error else answer["_index"]
             if found != self.opened.name:
                 raise StoreExchanged(f"{self.opened} behind the alias {self.alias}", f"the index {found}")
+        if self.mark and answer.get("result") in _APPLIED:
+            self.mark.accept(int(answer["_seq_no"]), self.floor)
 
 
 class OpenedIndices:
@@ -66,23 +74,35 @@ class OpenedIndices:
 
     def __init__(self) -> None:
         self._by_alias: dict[str, OpenedIndex] = {}
+        self._marks: dict[str, WriteMark] = {}
         self._without_nonce: set[str] = set()
 
     def add(self, alias: str, opened: OpenedIndex, *, has_nonce: bool) -> None:
         """Keep the index behind an alias. Later answers of another one are refused."""
         self._by_alias[alias] = opened
+        self._marks[alias] = WriteMark(str(opened))
         if not has_nonce:
             self._without_nonce.add(alias)
 
+    @property
+    def found(self) -> dict[str, str]:
+        """The index behind each alias."""
+        return {f"index behind {alias}": str(opened) for alias, opened in self._by_alias.items()}
+
     def tie(self, alias: str, key: str, *, has_script: bool = True) -> Tie:
-        """Return what the answer to a write must repeat; only a script can write a nonce."""
-        opened = self._by_alias.get(alias)
+        """Return what the answer to a write must repeat; only a script can write a nonce.
+
+        Raises:
+            StoreExchanged: The index repeated the number of a write before.
+        """
+        opened, mark = self._by_alias.get(alias), self._marks.get(alias)
         has_nonce = has_script and opened is not None and alias not in self._without_nonce
-        return Tie(alias, opened, key, secrets.token_hex(8) if has_nonce else "")
+        return Tie(alias, opened, key, secrets.token_hex(8) if has_nonce else "", mark, mark.floor() if mark else -1)
 
     def check_hits(self, alias: str, answer: Mapping[str, Any]) -> None:
         """Raise ``StoreExchanged`` if a search found rows in another index than the opened one."""
         if opened := self._by_alias.get(alias):
+            self._marks[alias].floor()
             for found in {str(hit["_index"]) for hit in answer["hits"]["hits"]} - {opened.name}:
                 raise StoreExchanged(f"{opened} behind the alias {alias}", f"the index {found}")
 

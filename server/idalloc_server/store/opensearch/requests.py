@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
+from idalloc_server.domain.store.identity import IDENTITY
 from idalloc_server.domain.store.records import GrantFloor, RowVersion
 from idalloc_server.domain.store.retirement import RETIREMENT
 from idalloc_server.store.bounds import clamp_to_bigint
@@ -251,8 +252,9 @@ class Requests:
         return self._search(self._allocations, body, newest_of)
 
     def count(self, index: Index) -> Request[int]:
-        """Count the documents as of the last refresh."""
-        body = {"size": 0, "track_total_hits": True}
+        """Count the rows as of the last refresh; the store's name and the confirmation are none."""
+        excluded = [{"ids": {"values": [IDENTITY, _CONFIRMATION]}}]
+        body = {"size": 0, "query": {"bool": {"must_not": excluded}}, "track_total_hits": True}
         return self._search(index.alias(self._prefix), body, lambda answer: int(answer["hits"]["total"]["value"]))
 
     def oldest(self, written_at_ms: int, limit: int) -> Request[list[Hit]]:
@@ -262,6 +264,18 @@ class Requests:
             "query": {"range": {"written_at": {"lte": written_at_ms}}},
             "sort": [{"_seq_no": "asc"}],
             "_source": ["window_ms"],
+            "seq_no_primary_term": True,
+            "track_total_hits": False,
+        }
+        return self._search(self._allocations, body, hits_of)
+
+    def recorded_after(self, seq_no: int) -> Request[list[Hit]]:
+        """Find records as of the last refresh, by the number of their write."""
+        body = {
+            "size": self.page(ALLOCATIONS),
+            "query": {"match_all": {}},
+            "sort": [{"_seq_no": "asc"}],
+            "search_after": [seq_no],
             "seq_no_primary_term": True,
             "track_total_hits": False,
         }

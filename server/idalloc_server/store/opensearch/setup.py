@@ -1,19 +1,19 @@
 """Creates idalloc's indices at the first start, and refuses an unsafe cluster or index.
 
 Every step reads first and creates only what is missing. Any number of processes may start at once,
-and a user without the privilege to create indices can start if they are complete. An alias that is
-missing later is refused: an empty index in its place would begin all sequences again.
+and a user without the privilege to create indices can start if they are complete.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
 import structlog
 
 from idalloc_server.domain.errors import StartRefused, StoreAnsweredError, StoreRefused
-from idalloc_server.store import packed_settings
+from idalloc_server.domain.store.identity import Part
 from idalloc_server.store.cluster.connections import Request
 from idalloc_server.store.cluster.transport import raise_if_server_failed
 from idalloc_server.store.opensearch import checks
@@ -23,6 +23,7 @@ from idalloc_server.store.opensearch.http import OpenSearchHttp
 from idalloc_server.store.opensearch.indices import Index
 from idalloc_server.store.opensearch.opened_indices import OpenedIndex
 from idalloc_server.store.opensearch.requests import MAX_HITS, Requests, json_body
+from idalloc_server.store.packed_settings import WITHOUT_DEMAND
 
 _log = structlog.get_logger(__name__)
 
@@ -34,7 +35,6 @@ _END_COMPATIBILITY_MODE = (
     'run PUT /_cluster/settings {"persistent": {"compatibility.override_main_response_version": null}}, or grant the '
     "user the cluster permission cluster:monitor/nodes/info"
 )
-_MAX_ATTEMPTS = 3
 # The settings that name a lifecycle policy, and the request that removes it.
 _ISM_POLICY = "index.plugins.index_state_management.policy_id"
 _POLICY_SETTINGS = {
@@ -75,6 +75,7 @@ def _stored_indices(answer: Any) -> list[StoredIndex]:
             settings={**content.get("defaults", {}), **content["settings"]},
             meta_fields={field: dict(content["mappings"].get(field, {})) for field in ("_source", "_routing")},
             aliases=content.get("aliases", {}),
+            meta=content["mappings"].get("_meta", {}),
         )
         for name, content in answer.items()
     ]
@@ -94,35 +95,112 @@ CLOCK: Request[float] = _request(
 )
 
 
-async def set_up(http: OpenSearchHttp, requests: Requests, prefix: str, indices: Sequence[Index]) -> None:
-    """Check the cluster and create the indices and fields that are missing.
+async def check_cluster(http: OpenSearchHttp) -> int | None:
+    """Check the versions, the state and the clock of the cluster.
 
-    ``requests`` gets what is found. The order of ``indices`` is that of their creation: if the last
-    one exists, all were created once.
+    Returns:
+        The number of its nodes; None if the user may not see them.
 
     Raises:
-        StartRefused: The version, an index or a privilege of the user is unsuitable.
+        StartRefused: A version or a privilege of the user is unsuitable.
         StoreFailure: The cluster cannot be reached, or fails.
     """
     nodes = await _check_versions(http)
     await _check_state(http)
     await _check_clock(http)
-    await _create_missing(http, requests, prefix, indices)
-    for index in indices:
-        alias = index.alias(prefix)
-        found = await _read_index(http, alias)
-        if found is None:
-            raise _missing(alias)
-        await _check_policy(http, found)
-        requests.set_window(index, int(found.settings.get("index.max_result_window", MAX_HITS)))
-        for field, mapping in checks.check(alias, index, found, nodes).items():
+    return nodes
+
+
+async def inspect(http: OpenSearchHttp, requests: Requests, prefix: str, index: Index, nodes: int | None) -> Part:
+    """Check an index, and return what it has of a store. A missing one has nothing.
+
+    Raises:
+        StartRefused: The index is unsuitable, or cannot be read.
+        StoreFailure: The cluster cannot be reached, or fails.
+    """
+    alias = index.alias(prefix)
+    found = await _read_index(http, alias)
+    has_rows = False
+    if found is not None:
+        await _check(http, alias, index, found, nodes)
+        with usable(alias):
+            await http.send_read(requests.refresh(index))
+            has_rows = await http.send_read(requests.count(index)) > 0
+    lacks = [name for name in index.fields if found is None or name not in found.fields]
+    return Part(index.part, f"the index of {alias}", index.fields.keys(), lacks, found.store if found else "", has_rows)
+
+
+async def _check(http: OpenSearchHttp, alias: str, index: Index, found: StoredIndex, nodes: int | None) -> None:
+    await _check_policy(http, found)
+    checks.check(alias, index, found, nodes)
+
+
+async def create(http: OpenSearchHttp, prefix: str, index: Index, nodes: int | None, store: str = "") -> str:
+    """Create an index with its alias and the name of its store, if the alias is missing.
+
+    Returns:
+        The name of the store in it; another process may have created it.
+
+    Raises:
+        StartRefused: The user lacks a privilege, or the index exists without the alias, or is
+            unsuitable since a template changed it.
+        StoreFailure: The cluster cannot be reached, or fails.
+    """
+    alias, name = index.alias(prefix), index.new_name(prefix)
+    found = await _read_index(http, alias)
+    if found is not None:
+        return found.store
+    definition = index.definition(prefix, store)
+    await _send_creation(http, _request("PUT", f"/{name}", dict, definition, none_for=(INDEX_EXISTS,)), alias)
+    found = await _read_index(http, alias)
+    if found is None:
+        raise StartRefused(
+            "store",
+            f"the index {name} exists without the alias {alias}; add the alias if the index is idalloc's, or choose "
+            "another prefix (?prefix=…)",
+        )
+    await _check(http, alias, index, found, nodes)
+    return found.store
+
+
+async def set_up(http: OpenSearchHttp, requests: Requests, prefix: str, index: Index, *, creates: bool = True) -> None:
+    """Give ``requests`` what is found of an index; add missing fields if ``creates``.
+
+    Raises:
+        StartRefused: A privilege of the user is missing.
+        StoreFailure: The cluster cannot be reached, or fails.
+    """
+    alias = index.alias(prefix)
+    found = await _read_index(http, alias)
+    if found is None:
+        raise StartRefused("store", f"the alias {alias} is missing; put it back")
+    requests.set_window(index, int(found.settings.get("index.max_result_window", MAX_HITS)))
+    for field, mapping in index.fields.items() if creates else ():
+        if field not in found.fields:
             await _send_creation(http, _put_field(alias, field, mapping), alias)
-        has_nonce = await _add_optional(http, alias, index, "nonce", found)
-        requests.opened.add(alias, OpenedIndex(found.name, found.uuid), has_nonce=has_nonce)
-        if "demand" in index.optional:
-            requests.keeps_demand = await _add_optional(http, alias, index, "demand", found)
-        await _check_privileges(http, requests, index, alias)
-    http.set_identity_check(requests.opened.check_request())
+    has = {
+        field: found.fields.get(field, {}).get("type") == mapping["type"]
+        or (creates and await _send_optional(http, _put_field(alias, field, mapping), found, field))
+        for field, mapping in index.optional.items()
+    }
+    requests.opened.add(alias, OpenedIndex(found.name, found.uuid), has_nonce=has["nonce"])
+    requests.keeps_demand = has.get("demand", requests.keeps_demand)
+    await _check_privileges(http, requests, index, alias)
+
+
+async def keep_name(http: OpenSearchHttp, prefix: str, index: Index, store: str) -> str:
+    """Give an index the name of its store; return the name that it holds.
+
+    Raises:
+        StartRefused: The index cannot be read.
+        StoreFailure: The cluster cannot be reached, or fails.
+    """
+    alias = index.alias(prefix)
+    found = await _read_index(http, alias)
+    if found is None or found.store == store:
+        return found.store if found else ""
+    named = _request("PUT", f"/{alias}/_mapping", dict, {"_meta": {**found.meta, "store": store}})
+    return store if await _send_optional(http, named, found, "name") else found.store
 
 
 def check_version(distribution: str, number: str) -> None:
@@ -198,36 +276,6 @@ async def _check_clock(http: OpenSearchHttp) -> None:
         raise StartRefused("store", f"the clock of the cluster cannot be read: {error}") from error
 
 
-async def _create_missing(http: OpenSearchHttp, requests: Requests, prefix: str, indices: Sequence[Index]) -> None:
-    """Create the indices if none of them was in use.
-
-    While the last one is missing, a start may not have finished, and it may not be created if
-    another index has documents.
-    """
-    last = indices[-1]
-    for _ in range(_MAX_ATTEMPTS):
-        if await _read_index(http, last.alias(prefix)) is not None:
-            return
-        for index in indices:
-            alias = index.alias(prefix)
-            if await _read_index(http, alias) is None:
-                path = f"/{index.new_name(prefix)}"
-                create = _request("PUT", path, dict, index.definition(prefix), none_for=(INDEX_EXISTS,))
-                await _send_creation(http, create, alias)
-            elif index is not last and await _has_documents(http, requests, index):
-                raise StartRefused(
-                    "store",
-                    f"the alias {last.alias(prefix)} is missing, but {alias} has documents; restore it from a snapshot,"
-                    " or choose another prefix (?prefix=…)",
-                )
-    if await _read_index(http, last.alias(prefix)) is None:
-        raise StartRefused(
-            "store",
-            f"the index {last.new_name(prefix)} exists without the alias {last.alias(prefix)}; add the alias if the "
-            "index is idalloc's, or choose another prefix (?prefix=…)",
-        )
-
-
 async def _read_index(http: OpenSearchHttp, alias: str) -> StoredIndex | None:
     """Return what an alias refers to, or None if there is none.
 
@@ -277,19 +325,16 @@ async def _check_policy(http: OpenSearchHttp, found: StoredIndex) -> None:
         )
 
 
-async def _add_optional(http: OpenSearchHttp, alias: str, index: Index, field: str, found: StoredIndex) -> bool:
-    """Add an optional field; without the privilege for that, log it and return False."""
-    mapping = index.optional[field]
-    if found.fields.get(field, {}).get("type") == mapping["type"]:
-        return True
-    put = _put_field(alias, field, mapping)
+async def _send_optional(http: OpenSearchHttp, put: Request[Any], found: StoredIndex, what: str) -> bool:
+    """Change a mapping; without the privilege for that, log that ``what`` is off, return False."""
+    event, why = "store_name_not_kept", "an exchange of this index for another one is not noticed by a start"
+    if what == "nonce":
+        event, why = "nonces_are_off", "answers that a proxy mixed up are recognized by their key and index only"
+    elif what == "demand":
+        event, why = "demand_not_kept", WITHOUT_DEMAND
     try:
         await http.send_write(put)
     except StoreRefused as error:
-        if field == "nonce":
-            event, why = "nonces_are_off", "answers that a proxy mixed up are recognized by their key and index only"
-        else:
-            event, why = "demand_not_kept", packed_settings.WITHOUT_DEMAND
         _log.warning(
             event,
             why=why,
@@ -306,23 +351,20 @@ def _put_field(alias: str, field: str, mapping: Mapping[str, Any]) -> Request[An
     return _request("PUT", f"/{alias}/_mapping", dict, {"properties": {field: mapping}})
 
 
-async def _has_documents(http: OpenSearchHttp, requests: Requests, index: Index) -> bool:
-    await http.send_read(requests.refresh(index))
-    count = await http.send_read(requests.count(index))
-    return count > 0
-
-
 async def _check_privileges(http: OpenSearchHttp, requests: Requests, index: Index, alias: str) -> None:
-    """Check the privileges by writes of a row that does not exist, and a search.
-
-    Raises:
-        StartRefused: The user lacks a privilege, or the index is blocked or closed.
-    """
-    try:
+    """Check the privileges by writes of a row that does not exist, and a search."""
+    with usable(alias):
         await http.send_write(requests.touch_missing(index))
         await http.send_write(requests.change_missing(index))
         await http.send_read(requests.refresh(index))
         await http.send_read(requests.count(index))
+
+
+@contextmanager
+def usable(alias: str) -> Iterator[None]:
+    """Raise ``StartRefused`` if the user lacks a privilege, or the index is blocked or closed."""
+    try:
+        yield
     except StoreRefused as error:
         raise StartRefused("store", f"the index of {alias} cannot be used: {error}") from error
 
@@ -335,11 +377,3 @@ async def _send_creation(http: OpenSearchHttp, request: Request[Any], alias: str
         raise StartRefused(
             "store", f"cannot create or complete the index of {alias}: {error}; or create it first as another user"
         ) from error
-
-
-def _missing(alias: str) -> StartRefused:
-    return StartRefused(
-        "store",
-        f"the alias {alias} is missing, but others of idalloc are there; restore it from a snapshot, since an empty "
-        "one would issue ids again",
-    )

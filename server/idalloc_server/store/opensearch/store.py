@@ -1,19 +1,21 @@
 """The store in an OpenSearch cluster: counters, start timestamps and recorded allocations."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from idalloc_server.domain.errors import SequenceInvalid, StoreOutcomeUnknown, StoreRefused
+from idalloc_server.domain.errors import SequenceInvalid, StartRefused, StoreOutcomeUnknown, StoreRefused
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Sequence
+from idalloc_server.domain.store.identity import IDENTITY, REPAIR, Opening, Part
 from idalloc_server.domain.store.records import (
     Claim,
     Demand,
     Grant,
     GrantFloor,
     RecordedAllocation,
+    RecordedEnd,
     Revision,
     Row,
     RowVersion,
@@ -54,9 +56,34 @@ class OpenSearchStore(ClusterStore):
         self._requests = Requests(self.prefix, self.timeout)
         self._updates = JoinedUpdates(self.http, self._requests)
 
-    async def open(self) -> None:
-        """See ``Store.open``. Creates the indices at the first start only."""
-        await setup.set_up(self.http, self._requests, self.prefix, INDICES)
+    async def _inspect(self, opening: Opening) -> list[Part]:
+        self._nodes = await setup.check_cluster(self.http)
+        parts = [
+            await setup.inspect(self.http, self._requests, self.prefix, index, self._nodes)
+            for index in INDICES.values()
+        ]
+        # Servers of older versions created the sequences last, and without the name of the store.
+        missing = next((part for part in parts if part.is_missing), None)
+        if missing and not (parts[0].is_missing or parts[0].store or opening.repairs):
+            raise StartRefused("store", f"{missing.what} is missing; {REPAIR}")
+        return parts
+
+    async def _identity(self, sequences: Part) -> Sequence | None:
+        if sequences.is_missing:
+            return None
+        with setup.usable(SEQUENCES.alias(self.prefix)):
+            row = await self.get(IDENTITY)
+        return row.sequence if row else None
+
+    async def _set_up(self, part: str, store: str, *, creates: bool) -> str:
+        index = INDICES[part]
+        held = await setup.create(self.http, self.prefix, index, self._nodes, store) if creates else ""
+        await setup.set_up(self.http, self._requests, self.prefix, index, creates=creates)
+        return await setup.keep_name(self.http, self.prefix, index, held or store) if creates else ""
+
+    def _places(self) -> Mapping[str, str]:
+        self.http.set_identity_check(self._requests.opened.check_request())
+        return self._requests.opened.found
 
     async def _grant(
         self, name: str, wanted: int, lease_ms: int, floor: GrantFloor, demand: Demand | None
@@ -167,6 +194,20 @@ class OpenSearchStore(ClusterStore):
             return None
         hit, written_at = newest
         return RecordPosition(hit.seq_no, hit.term, written_at / 1000)
+
+    async def recorded_ends(self) -> Many[RecordedEnd]:
+        """See ``Store.recorded_ends``."""
+        await self.http.send_read(self._requests.refresh(ALLOCATIONS))
+        ends: dict[tuple[str, str], RecordedEnd] = {}
+        after = -1
+        while hits := await self.http.send_read(self._requests.recorded_after(after)):
+            after = hits[-1].seq_no
+            for allocation in (_allocation(hit.source) for hit in hits):
+                key, step = (allocation.sequence, allocation.period), allocation.step
+                last_id = allocation.first_id + (allocation.id_count - 1) * step
+                if key not in ends or (last_id - ends[key].last_id) * step > 0:
+                    ends[key] = RecordedEnd(*key, step, last_id)
+        return [*ends.values()]
 
     async def count_recorded(self, limit: int) -> int:
         """See ``Store.count_recorded``."""

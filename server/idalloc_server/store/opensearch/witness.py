@@ -31,7 +31,11 @@ class OpenSearchWitness:
     async def open(self) -> None:
         """See ``Witness.open``."""
         with refused_as_witness():
-            await setup.set_up(self.http, self._requests, self.prefix, (WITNESS,))
+            nodes = await setup.check_cluster(self.http)
+            await setup.inspect(self.http, self._requests, self.prefix, WITNESS, nodes)
+            await setup.create(self.http, self.prefix, WITNESS, nodes)
+            await setup.set_up(self.http, self._requests, self.prefix, WITNESS)
+            self.http.set_identity_check(self._requests.opened.check_request())
 
     async def read(self, names: Collection[str]) -> dict[str, WitnessMark]:
         """See ``Witness.read``."""

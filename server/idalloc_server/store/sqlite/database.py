@@ -67,13 +67,18 @@ class Database:
     _is_queued: bool = field(default=False, init=False)  # whether a job of the thread will take them
     _was_shared: bool = field(default=False, init=False)  # whether the last transaction had several writes
 
-    async def open(self) -> None:
-        """Open the file.
+    async def open(self, *, creates: bool = True) -> None:
+        """Open the file; create it and its folder if they are missing, and ``creates`` is true.
 
         Raises:
             StartRefused: It cannot be used.
         """
-        await self._run(self._open)
+        await self._run(self._open, creates)
+
+    @property
+    def inode(self) -> str:
+        """The device and inode of the open file."""
+        return self._files.inode if self._files else ""
 
     async def close(self) -> None:
         """Close the file."""
@@ -260,11 +265,13 @@ class Database:
             kind = StoreAnsweredError if is_busy(error) else StoreOutcomeUnknown
             raise kind(f"SQLite at {self.path}, at the commit: {error}", code=code(error)) from error
 
-    def _open(self) -> None:
+    def _open(self, creates: bool) -> None:
         if self._connection is not None:
             return
         try:
-            self._connection, self._files = schema.connect(self.path, self.busy_timeout, self.create_tables)
+            self._connection, self._files = schema.connect(
+                self.path, self.busy_timeout, self.create_tables, creates=creates
+            )
         except (OSError, sqlite3.Error) as error:
             if is_busy(error):
                 raise StoreAnsweredError(f"SQLite at {self.path}: {error}", code=code(error)) from error

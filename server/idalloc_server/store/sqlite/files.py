@@ -104,6 +104,11 @@ class DatabaseFiles:
         whats = ("file", *_BESIDE.values())
         self._opened = [(examiner(str(path)), what, *identities[path]) for path, what in zip(paths, whats, strict=True)]
 
+    @property
+    def inode(self) -> str:
+        """The device and inode of the database."""
+        return f"{self._opened[0][2]}:{self._opened[0][3]}"
+
     def check(self) -> None:
         """Check that the files are the opened ones, and have no second link.
 

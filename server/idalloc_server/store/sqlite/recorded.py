@@ -5,7 +5,7 @@
 import sqlite3
 from collections.abc import Sequence as Many
 
-from idalloc_server.domain.store.records import RecordedAllocation
+from idalloc_server.domain.store.records import RecordedAllocation, RecordedEnd
 from idalloc_server.domain.store.retention import RecordPosition, Retention
 
 # The least distance between the times of two records, in seconds; a REAL has finer ones.
@@ -30,6 +30,15 @@ def record(db: sqlite3.Connection, allocations: Many[RecordedAllocation], now: f
     return {allocation.request_id: allocation for allocation in stored if allocation}
 
 
+def keep_copy(db: sqlite3.Connection, copy: RecordedAllocation) -> None:
+    """Write the copy of the store's name."""
+    db.execute(
+        f"INSERT INTO allocations ({_COLUMNS}, written_at) VALUES ({_VALUES}, 0)"
+        " ON CONFLICT (request_id) DO UPDATE SET sequence = excluded.sequence",
+        copy,
+    )
+
+
 def recorded(db: sqlite3.Connection, request_id: str) -> RecordedAllocation | None:
     """See ``Store.recorded``."""
     found = db.execute(f"SELECT {_COLUMNS} FROM allocations WHERE request_id = ?", (request_id,)).fetchone()
@@ -39,12 +48,26 @@ def recorded(db: sqlite3.Connection, request_id: str) -> RecordedAllocation | No
 def newest(db: sqlite3.Connection) -> RecordPosition | None:
     """See ``Store.newest_recorded``."""
     [highest] = db.execute("SELECT max(written_at) FROM allocations").fetchone()
-    return None if highest is None else RecordPosition(highest, written_at=highest)
+    return RecordPosition(highest, written_at=highest) if highest else None
+
+
+def ends(db: sqlite3.Connection) -> list[RecordedEnd]:
+    """See ``Store.recorded_ends``."""
+    last_id = "first_id + (id_count - 1) * step"
+    return [
+        RecordedEnd(*row)
+        for row in db.execute(
+            f"SELECT sequence, period, step, CASE WHEN step > 0 THEN max({last_id}) ELSE min({last_id}) END"
+            " FROM allocations WHERE written_at > 0 GROUP BY sequence, period, step"
+        )
+    ]
 
 
 def count(db: sqlite3.Connection, limit: int) -> int:
     """See ``Store.count_recorded``."""
-    [found] = db.execute("SELECT count(*) FROM (SELECT 1 FROM allocations LIMIT ?)", (limit,)).fetchone()
+    [found] = db.execute(
+        "SELECT count(*) FROM (SELECT 1 FROM allocations WHERE written_at > 0 LIMIT ?)", (limit,)
+    ).fetchone()
     return int(found)
 
 
@@ -55,7 +78,8 @@ def forget(db: sqlite3.Connection, retention: Retention, limit: int) -> int:
     """
     oldest = db.execute(
         "SELECT request_id, written_at, window_ms FROM allocations"
-        " WHERE written_at <= ? AND written_at < (SELECT max(written_at) FROM allocations) ORDER BY written_at LIMIT ?",
+        " WHERE written_at > 0 AND written_at <= ? AND written_at < (SELECT max(written_at) FROM allocations)"
+        " ORDER BY written_at LIMIT ?",
         (retention.last.number, limit),
     ).fetchall()
     expired = [(request_id,) for request_id, at, window_ms in oldest if retention.is_over(at, 0, window_ms)]

@@ -1,5 +1,7 @@
 """Opens a SQLite file: creates idalloc's tables, adopts the guide's, refuses other databases."""
 
+# ruff: noqa: S608 - only names of tables and columns are inserted into statements
+
 import os
 import sqlite3
 import time
@@ -9,7 +11,25 @@ from functools import partial
 from pathlib import Path
 
 from idalloc_server.domain.errors import StartRefused
+from idalloc_server.domain.store.identity import (
+    ALLOCATIONS,
+    ANY_STORE,
+    IDENTITY,
+    NAME_COLUMN,
+    REPAIR,
+    SEQUENCES,
+    START_TIMESTAMPS,
+    Opening,
+    Part,
+    check_parts,
+    copy_of,
+    identity_row,
+    listed,
+    new_name,
+)
+from idalloc_server.store.packed_settings import unpack
 from idalloc_server.store.permissions import make_folder, sync_folder
+from idalloc_server.store.sqlite import recorded, rows
 from idalloc_server.store.sqlite.errors import is_busy
 from idalloc_server.store.sqlite.files import DatabaseFiles, create_file
 from idalloc_server.store.sqlite.locks import check_locks
@@ -29,41 +49,32 @@ _SCHEMA_VERSION = 0
 
 # `writes` counts idalloc's writes of a row. Only it and last_value together show whether a row
 # changed: a renewal keeps the value, and a tail that is given back returns to an earlier one.
-_SEQUENCES = {
-    "name": "TEXT PRIMARY KEY",
-    "last_value": "INTEGER",
-    "step": "INTEGER",
-    "min_value": "INTEGER",
-    "max_value": "INTEGER",
-    "generation": "INTEGER",
-    "lease_ms": "INTEGER",
-    "writes": "INTEGER",
-    "settings": "TEXT",
-    "mode": "TEXT",
-    "rev": "INTEGER",
-    "rev_by": "TEXT",
-    "created_at": "REAL",
-    "changed_at": "REAL",
-    "demand": "TEXT",
+_DEFINITIONS = {
+    SEQUENCES: "name TEXT PRIMARY KEY, last_value INTEGER, step INTEGER, min_value INTEGER, max_value INTEGER,"
+    " generation INTEGER, lease_ms INTEGER, writes INTEGER, settings TEXT, mode TEXT, rev INTEGER, rev_by TEXT,"
+    " created_at REAL, changed_at REAL, demand TEXT",
+    START_TIMESTAMPS: "prefix INTEGER PRIMARY KEY, last_start INTEGER NOT NULL, holder TEXT, seen_at REAL",
+    ALLOCATIONS: "request_id TEXT PRIMARY KEY, sequence TEXT NOT NULL, first_id INTEGER NOT NULL,"
+    " id_count INTEGER NOT NULL, step INTEGER NOT NULL, generation INTEGER NOT NULL, period TEXT NOT NULL,"
+    " prefix INTEGER NOT NULL, node TEXT NOT NULL, written_at REAL NOT NULL, window_ms INTEGER",
+}
+# The type of each column, by table.
+_TABLES = {
+    table: {name: kind for name, _, kind in (column.partition(" ") for column in definition.split(", "))}
+    for table, definition in _DEFINITIONS.items()
 }
 # The columns that are never NULL in a row that idalloc creates.
 _WRITTEN = ("name", "last_value", "step", "min_value", "max_value", "generation", "settings")
-_START_TIMESTAMPS = "prefix INTEGER PRIMARY KEY, last_start INTEGER NOT NULL, holder TEXT, seen_at REAL"
-_ALLOCATIONS = (
-    "request_id TEXT PRIMARY KEY, sequence TEXT NOT NULL, first_id INTEGER NOT NULL, id_count INTEGER NOT NULL,"
-    " step INTEGER NOT NULL, generation INTEGER NOT NULL, period TEXT NOT NULL, prefix INTEGER NOT NULL,"
-    " node TEXT NOT NULL, written_at REAL NOT NULL, window_ms INTEGER"
-)
 
 
 def connect(
-    path: Path, busy_timeout: float, create_tables: Callable[[sqlite3.Connection, Path], None]
+    path: Path, busy_timeout: float, create_tables: Callable[[sqlite3.Connection, Path], None], *, creates: bool
 ) -> tuple[sqlite3.Connection, DatabaseFiles]:
     """Open a database, and create the file and its folder if they are missing.
 
     Every commit reaches the disk. Safe for concurrent calls of several processes. A statement waits
     for ``busy_timeout`` seconds while another process writes. ``create_tables`` creates the tables
-    that are missing, and refuses another program's database.
+    that are missing, and refuses another program's database. Nothing is created unless ``creates``.
 
     Returns:
         The connection, and its files, which must be closed after it.
@@ -76,9 +87,10 @@ def connect(
         OSError: The folder cannot be created.
     """
     real_path = Path(os.path.realpath(path))  # Path.resolve raises RuntimeError for a loop of links
-    folders = _make_folder(real_path.parent)
+    folders = _make_folder(real_path.parent) if creates else []
     check_locks(real_path)
-    create_file(real_path, partial(_new_content, path, create_tables))
+    if creates:
+        create_file(real_path, partial(_new_content, path, create_tables))
     with ExitStack() as opened:
         files = DatabaseFiles(path, real_path)
         opened.callback(files.close)
@@ -160,40 +172,79 @@ def create_own_tables(
         roll_back(db)
 
 
-def create_tables(db: sqlite3.Connection, path: Path) -> None:
-    """Create the tables of the counters, or adopt the guide's two-column table.
+def create_tables(db: sqlite3.Connection, path: Path, opening: Opening = ANY_STORE) -> None:
+    """Create the tables of the counters, or adopt the guide's two-column table, and name the store.
 
     Raises:
-        StartRefused: The database is not idalloc's.
+        StartRefused: The database is not idalloc's, or was lost in part.
     """
     db.execute("BEGIN IMMEDIATE")
     try:
-        columns = _check_database(db, path)
-        definition = ", ".join(f"{name} {kind}" for name, kind in _SEQUENCES.items())
-        db.execute(f"CREATE TABLE IF NOT EXISTS sequences ({definition})")
-        for name, kind in _SEQUENCES.items():
-            if columns and name not in columns:
-                db.execute(f"ALTER TABLE sequences ADD COLUMN {name} {kind}")
-        db.execute(f"CREATE TABLE IF NOT EXISTS start_timestamps ({_START_TIMESTAMPS})")
-        db.execute(f"CREATE TABLE IF NOT EXISTS allocations ({_ALLOCATIONS})")
-        if "window_ms" not in {name for _, name, *_ in db.execute("PRAGMA table_info(allocations)")}:
-            db.execute("ALTER TABLE allocations ADD COLUMN window_ms INTEGER")
-        db.execute("CREATE INDEX IF NOT EXISTS allocations_written_at ON allocations (written_at)")
-        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        _check_database(db, path, opening)
+        parts = _parts(db, path)
+        found = None
+        if "settings" not in parts[0].lacks:
+            found = db.execute("SELECT settings FROM sequences WHERE name = ?", (IDENTITY,)).fetchone()
+        name = check_parts(parts, unpack(IDENTITY, None, None, None, found[0]) if found else None, opening)
+        if opening.creates:
+            _complete(db, path, name or new_name(parts, opening))
         db.execute("COMMIT")
     finally:
         roll_back(db)
 
 
-def _check_database(db: sqlite3.Connection, path: Path) -> set[str]:
-    """Return the columns of the table of sequences, if any; refuse another program's database."""
+def _complete(db: sqlite3.Connection, path: Path, name: str) -> None:
+    """Create what is missing, and give each part a copy of the store's name."""
+    for table, columns in _TABLES.items():
+        named = {f"{NAME_COLUMN}{name}": "TEXT"} if table == START_TIMESTAMPS else {}
+        definition = ", ".join(f"{column} {kind}" for column, kind in {**columns, **named}.items())
+        db.execute(f"CREATE TABLE IF NOT EXISTS {table} ({definition})")
+        there = _columns(db, table)
+        for column, kind in {**columns, **named}.items():
+            if column not in there:
+                db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind.removesuffix(' NOT NULL')}")
+        for column in there:  # of another store, before a repair
+            if column.startswith(NAME_COLUMN) and column not in named:
+                db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+    db.execute("CREATE INDEX IF NOT EXISTS allocations_written_at ON allocations (written_at)")
+    db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    row = rows.create(db, identity_row(name))
+    recorded.keep_copy(db, copy_of(name))
+    if change := listed(row, name, _parts(db, path)):
+        rows.revise(db, IDENTITY, row.revision, change)
+
+
+def _parts(db: sqlite3.Connection, path: Path) -> list[Part]:
+    """Return what the database has of a store."""
+    parts = []
+    for table, wanted in _TABLES.items():
+        there, store, has_rows = _columns(db, table), "", False
+        key = next(iter(wanted))
+        if there:
+            has_rows = bool(db.execute(f"SELECT 1 FROM {table} WHERE {key} != ? LIMIT 1", (IDENTITY,)).fetchone())
+        if table == START_TIMESTAMPS:
+            store = next((name.removeprefix(NAME_COLUMN) for name in there if name.startswith(NAME_COLUMN)), "")
+        elif table == ALLOCATIONS and "sequence" in there:
+            copy = db.execute("SELECT sequence FROM allocations WHERE request_id = ?", (IDENTITY,)).fetchone()
+            store = copy[0] if copy else ""
+        columns = wanted.keys() - {"demand"}  # which is a hint
+        parts.append(Part(table, f"the table {table} in {path}", columns, columns - there, store, has_rows))
+    return parts
+
+
+def _columns(db: sqlite3.Connection, table: str) -> set[str]:
+    return {name for _, name, *_ in db.execute(f"PRAGMA table_xinfo({table})")}
+
+
+def _check_database(db: sqlite3.Connection, path: Path, opening: Opening) -> None:
+    """Refuse another program's database, and one of idalloc that lost its sequences."""
     application_id = db.execute("PRAGMA application_id").fetchone()[0]
     tables = {
         name
         for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
     }
     columns = {name: key for _, name, _, _, _, key, _ in db.execute("PRAGMA table_xinfo(sequences)")}
-    is_ours = application_id == APPLICATION_ID or (application_id == 0 and tables <= {"sequences"})
+    is_ours = application_id == APPLICATION_ID or (application_id == 0 and tables <= {SEQUENCES})
     keys = [name for name, key in columns.items() if key]
     if not is_ours or (columns and (keys != ["name"] or "last_value" not in columns)):
         raise StartRefused("store", f"{path} is a SQLite database of another program; choose another file")
@@ -203,14 +254,15 @@ def _check_database(db: sqlite3.Connection, path: Path) -> set[str]:
             f"{path} was written by a newer idalloc: its user_version is {version}, and this server supports "
             f"{_SCHEMA_VERSION}; upgrade this server",
         )
+    if application_id and not columns and not opening.repairs:
+        raise StartRefused("store", f"the table sequences in {path} was lost; {REPAIR}")
     _check_columns(db, path)
-    return set(columns)
 
 
 def _check_columns(db: sqlite3.Connection, path: Path) -> None:
     """Refuse an adopted table with a column on which idalloc's statements would fail."""
     for _, name, _, not_null, default, _, hidden in db.execute("PRAGMA table_xinfo(sequences)"):
-        if hidden and name in _SEQUENCES:
+        if hidden and name in _TABLES[SEQUENCES]:
             why = "is generated, and idalloc writes it"
         elif not_null and default is None and not hidden and name not in _WRITTEN:
             why = "is NOT NULL without a default, and idalloc does not write it in every row"

@@ -1,14 +1,16 @@
 """The store in one SQLite file, shared by processes on one machine."""
 
 import sqlite3
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from idalloc_server.domain.clock import Clock
-from idalloc_server.domain.errors import StoreWentBackwards
 from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.store.exchange import StoreExchanged
+from idalloc_server.domain.store.identity import ANY_STORE, IDENTITY, Opening, check_place
 from idalloc_server.domain.store.records import (
     NO_FLOOR,
     Claim,
@@ -16,12 +18,13 @@ from idalloc_server.domain.store.records import (
     Grant,
     GrantFloor,
     RecordedAllocation,
+    RecordedEnd,
     Revision,
     Row,
     RowVersion,
 )
 from idalloc_server.domain.store.retention import RecordPosition, Retention
-from idalloc_server.store.sqlite import recorded, rows
+from idalloc_server.store.sqlite import recorded, rows, schema
 from idalloc_server.store.sqlite.database import Database
 from idalloc_server.store.sqlite.files import FilesChanged
 
@@ -42,6 +45,7 @@ class SqliteStore:
     busy_timeout: float = _BUSY_TIMEOUT  # how long a transaction waits for other writers, in seconds
 
     def __post_init__(self) -> None:
+        self.opened: Mapping[str, str] = {}
         self._database = Database(self.path, self.busy_timeout)
 
     @property
@@ -49,9 +53,13 @@ class SqliteStore:
         """See ``Store.address``."""
         return f"sqlite://{self.path}"
 
-    async def open(self) -> None:
+    async def open(self, opening: Opening = ANY_STORE) -> None:
         """See ``Store.open``."""
-        await self._database.open()
+        self._database.create_tables = partial(schema.create_tables, opening=opening)
+        await self._database.open(creates=opening.creates)
+        row = await self.get(IDENTITY)
+        self.opened = {"name": row.sequence.description if row else "", "file": self._database.inode}
+        check_place(opening, self.opened)
 
     async def grant(
         self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR, demand: Demand | None = None
@@ -60,7 +68,7 @@ class SqliteStore:
         try:
             return await self._database.transact_together(partial(rows.grant, name, wanted, lease_ms, floor, demand))
         except FilesChanged as error:
-            raise self._went_backwards(name, error) from error
+            raise StoreExchanged(f"the file {self.path}", error.found) from error
 
     async def grant_timestamps(
         self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor = NO_FLOOR
@@ -70,7 +78,7 @@ class SqliteStore:
         try:
             return await self._database.transact_together(work)
         except FilesChanged as error:
-            raise self._went_backwards(name, error) from error
+            raise StoreExchanged(f"the file {self.path}", error.found) from error
 
     async def create(self, row: Row) -> Row:
         """See ``Store.create``."""
@@ -105,6 +113,10 @@ class SqliteStore:
     async def newest_recorded(self) -> RecordPosition | None:
         """See ``Store.newest_recorded``."""
         return await self._database.read(recorded.newest)
+
+    async def recorded_ends(self) -> Many[RecordedEnd]:
+        """See ``Store.recorded_ends``."""
+        return await self._database.read(recorded.ends)
 
     async def count_recorded(self, limit: int) -> int:
         """See ``Store.count_recorded``."""
@@ -181,6 +193,3 @@ class SqliteStore:
             " AND (holder IS NULL OR holder = ? OR seen_at IS NULL OR seen_at + ? <= ?)",
             (holder, now, prefix, holder, stale_after, now),
         )
-
-    def _went_backwards(self, name: str, error: FilesChanged) -> StoreWentBackwards:
-        return StoreWentBackwards(name, seen=f"the file {self.path}", found=error.found)

@@ -1,0 +1,174 @@
+"""The identity of a store: a random name, of which each part of the store holds a copy.
+
+A part that was dropped, emptied, made again or taken from another store has no copy, or another
+one. The name itself, and the list of the parts that hold a copy, are in a row of the sequences.
+"""
+
+import os
+from collections.abc import Collection, Mapping
+from collections.abc import Sequence as Many
+from dataclasses import replace
+from typing import NamedTuple
+
+from idalloc_server.domain.errors import StartRefused
+from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Sequence
+from idalloc_server.domain.store.records import RecordedAllocation, Revision, Row
+
+# The names of the parts.
+SEQUENCES, START_TIMESTAMPS, ALLOCATIONS = "sequences", "start_timestamps", "allocations"
+# The name of the row with the name of the store, and the request id of its copy in the recorded
+# allocations. No sequence and no request can have it.
+IDENTITY = f"{PERIOD_SEPARATOR}store"
+# The beginning of the name of a column of start timestamps; the name of the store follows.
+NAME_COLUMN = "store_"
+# The label of a store whose start timestamps have rows, which are never deleted.
+_USED = "used"
+_NAME_BYTES = 16
+# Longer than any window, so that no server forgets the copy.
+_FOR_EVER_MS = 2**62
+# The next step for a store that was lost in part.
+REPAIR = "put it back, or restore all parts from one backup; to continue without it, run `idalloc store repair`"
+
+
+class Opening(NamedTuple):
+    """How a process opens a store."""
+
+    creates: bool = True  # whether it may create, complete and name parts; else it changes nothing
+    name: str = ""  # the name for a store that is empty; a random one by default
+    witness: str = ""  # the name in the store's witness, which counts before ``name``
+    # What the first worker of this server opened, see ``Store.opened``; None for any store.
+    expected: Mapping[str, str] | None = None
+    repairs: bool = False  # whether lost parts are created again, and named as the others
+
+
+ANY_STORE = Opening()
+
+
+class Part(NamedTuple):
+    """A table or an index of a store, as a process finds it."""
+
+    name: str
+    what: str  # for people
+    columns: Collection[str] = ()  # that this version needs
+    lacks: Collection[str] = ()  # those of them that it does not have; all if it is missing
+    store: str = ""  # the name of the store in it
+    has_rows: bool = False  # apart from the copy of the name
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether there is no such table or index."""
+        return len(self.lacks) == len(self.columns)
+
+
+def check_parts(parts: Many[Part], identity: Sequence | None, opening: Opening) -> str:
+    """Return the name of the store; empty if it has none yet. Refuse one that was lost in part.
+
+    Args:
+        parts: The sequences, the start timestamps and the recorded allocations.
+        identity: The settings in the row of the name; None without one.
+        opening: How the store is opened.
+
+    Raises:
+        StartRefused: A part was lost or exchanged, or is missing and must not be created.
+    """
+    sequences, *others = parts
+    name, held = (identity.description, identity.labels) if identity else ("", {})
+    if opening.witness and name not in ("", opening.witness):
+        raise StartRefused(
+            "witness",
+            f"it belongs to the store {opening.witness}, and {sequences.what} to the store {name}; give each store a "
+            "witness of its own, or remove the marks of the other store: idalloc witness forget --all",
+        )
+    if opening.repairs:
+        return name or next((part.store for part in others if part.store), "")
+    for part in others:
+        if part.store != name and (part.store or part.name in held):
+            lost, kept = (part, sequences) if name else (sequences, part)
+            found = f"belongs to the store {lost.store}" if lost.store else "has no name of a store"
+            raise StartRefused(
+                "store",
+                f"{lost.what} was lost or exchanged: it {'is missing' if lost.is_missing else found}, and {kept.what} "
+                f"belongs to the store {name or kept.store}; {REPAIR}",
+            )
+    for part in parts:
+        _check_contents(part, held)
+    if not name:
+        _check_unnamed(sequences, others, opening.witness if opening.creates else "")
+    if not opening.creates and (incomplete := next((part for part in parts if part.lacks), None)):
+        raise StartRefused("store", f"{incomplete.what} is missing or incomplete; start a server on it first")
+    return name
+
+
+def _check_contents(part: Part, held: Mapping[str, str]) -> None:
+    if lost := sorted({*held.get(part.name, "").split()} & {*part.lacks}):
+        raise StartRefused("store", f"{part.what} lost its columns {', '.join(lost)}; {REPAIR}")
+    if part.name == held.get(_USED) and not part.has_rows:
+        raise StartRefused("store", f"{part.what} was emptied: its start timestamps could come again; {REPAIR}")
+
+
+def _check_unnamed(sequences: Part, others: Many[Part], witness: str) -> None:
+    """Refuse a store without a name that lost its sequences, or has the witness of another one.
+
+    A node that is used for document ids alone has start timestamps, and no sequence.
+    """
+    for part in others:
+        if part.has_rows and not sequences.has_rows and (sequences.is_missing or part.name == ALLOCATIONS):
+            found = "missing" if sequences.is_missing else "empty"
+            raise StartRefused("store", f"{sequences.what} is {found}, but {part.what} has rows; {REPAIR}")
+    if witness and any(part.has_rows for part in (sequences, *others)):
+        raise StartRefused(
+            "witness",
+            f"it belongs to the store {witness}, and {sequences.what} has no name of a store; if it is the witness of "
+            "this store, run `idalloc store repair`; if not, remove its marks: `idalloc witness forget --all`",
+        )
+
+
+def new_name(parts: Many[Part], opening: Opening) -> str:
+    """Return a name for a store that has none: of its witness or an import, or a random one."""
+    given = opening.witness or opening.name
+    is_used = any(part.has_rows for part in parts) and not opening.repairs
+    return given if given and not is_used else os.urandom(_NAME_BYTES).hex()
+
+
+def identity_row(name: str) -> Row:
+    """Return the row of a store's name."""
+    return Row(IDENTITY, 0, Sequence(description=name), revised_by=name)
+
+
+def copy_of(name: str) -> RecordedAllocation:
+    """Return the copy of a store's name in the recorded allocations.
+
+    Its ``written_at`` is 0, so it is never the newest one.
+    """
+    return RecordedAllocation(IDENTITY, name, 0, 0, 1, 0, "", 0, "", _FOR_EVER_MS)
+
+
+def listed(row: Row, name: str, parts: Many[Part]) -> Revision | None:
+    """Return the change of the name's row that lists the parts with a copy; None if it has them."""
+    labels = dict(row.sequence.labels)
+    for part in parts:
+        if part.name == SEQUENCES or part.store == name:
+            labels[part.name] = " ".join(sorted({*labels.get(part.name, "").split(), *part.columns}))
+        if part.name == START_TIMESTAMPS:
+            labels.pop(_USED, None)  # before a repair
+            labels |= {_USED: part.name} if part.has_rows else {}
+    settings = replace(row.sequence, description=name, labels=labels)
+    if settings == row.sequence:
+        return None
+    return Revision(settings, 0, f"list {labels}", row.changed_at or 0.0, ends_leases=False)
+
+
+def check_place(opening: Opening, found: Mapping[str, str]) -> None:
+    """Refuse another place than the one that the first worker of this server opened.
+
+    Raises:
+        StartRefused: It is another one.
+    """
+    for what, seen in (opening.expected or found).items():
+        if found.get(what, "") != seen:
+            raise StartRefused(
+                "store",
+                f"the store was exchanged while this server ran: its {what} was {seen}, and is now "
+                f"{found.get(what) or 'missing'}; put it back, or stop all servers of the store, then restore it as "
+                "after a backup (docs/operations/backup-and-restore.md)",
+            )
