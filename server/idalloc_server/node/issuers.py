@@ -100,7 +100,7 @@ class Issuers:
     def background(self) -> list[Coroutine[Any, Any, None]]:
         """Return what runs until it is cancelled, while the process serves."""
         return [
-            self.start_timestamps.keep_prefix(self.allocator.store_health.record_success),
+            self.start_timestamps.keep_prefix(self.allocator.store_health.record_heartbeat),
             self.allocator.close_idle_sequences(),
             self.request_ids.prune_answers(),
         ]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import structlog
 
 from idalloc_server.domain.errors import StoreFailure, StoreRefused
+from idalloc_server.domain.store.exchange import StoreExchanged
 
 _log = structlog.get_logger("idalloc.store")
 
@@ -18,10 +19,16 @@ class StoreHealth:
         self._failures = 0
         self._last_error: StoreFailure | None = None
         self._has_succeeded = False
+        self._is_exchanged = False  # whether the sequences were, until a grant of them succeeds
 
     def record_success(self) -> None:
-        """Record a write that the store applied."""
+        """Record a grant that the store made."""
         self._has_succeeded = True
+        self._is_exchanged = False
+
+    def record_heartbeat(self) -> None:
+        """Record another write of the store, which does not show that the sequences are back."""
+        self._has_succeeded = not self._is_exchanged
 
     def record_failure(self, error: Exception) -> None:
         """Record a failed call or refill.
@@ -30,6 +37,7 @@ class StoreHealth:
         """
         if isinstance(error, StoreFailure) and error.is_of_store:
             self._failures += 1
+            self._is_exchanged |= isinstance(error, StoreExchanged)
             self._last_error = error
 
     def evaluate(self) -> None:
