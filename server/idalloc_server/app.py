@@ -78,7 +78,7 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
     try:
         if http:
             await http.start()
-        await stores.open()
+        await stores.open(mode.opening)
         issuers = await Issuers.claim(settings, clock, stores.counters, holder, mode.workers)
         opened = _Opened(settings, clock, stores, port, traces, access_file, access_control)
         node = _Node(opened, mode, issuers)
@@ -188,7 +188,7 @@ class _Node:
             async with asyncio.TaskGroup() as tasks:
                 background = [tasks.create_task(job) for job in self._background()]
                 await opened.port.server.start()
-                await mode.wait_all_ready(self._issuers.doc_ids, opened.access_control)
+                await mode.wait_all_ready(self._issuers.doc_ids, opened.access_control, opened.stores.counters.opened)
                 self._rpc.set_serving()
                 garbage.freeze()
                 mode.report_serving(

@@ -48,7 +48,7 @@ class FakeWorker:
     async def serve(self) -> Mapping[str, Any]:
         """Start as a worker does; return its settings."""
         self.start = await self.expect(messages.Start)
-        self.pipe.send(messages.Ready(0))
+        self.pipe.send(messages.Ready(0, {}))
         await self.expect(messages.Serve)
         self.pipe.send(messages.Serving("here", "a store", 0))
         return self.start.settings

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
+from idalloc_server.domain.store.identity import ANY_STORE, Opening
 from idalloc_server.node import announcements
 from idalloc_server.node.change import Workers
 from idalloc_server.node.report import NodeReport
@@ -52,9 +53,15 @@ class ProcessMode(Protocol):
     workers: Workers | None
     # Whether callers must authenticate even if the access file has no identities.
     requires_authentication: bool
+    opening: Opening  # how the store is opened
 
-    async def wait_all_ready(self, doc_ids: DocIdGenerator, access_control: AccessControl) -> None:
-        """Report this process as ready, and wait until all workers are ready."""
+    async def wait_all_ready(
+        self, doc_ids: DocIdGenerator, access_control: AccessControl, store: Mapping[str, str]
+    ) -> None:
+        """Report this process as ready, and wait until all workers are ready.
+
+        ``store`` is ``Store.opened``.
+        """
 
     def require_authentication(self) -> None:
         """Require authentication in all workers, until the server ends."""
@@ -101,9 +108,12 @@ class SingleProcess:
         self.node_settings = node_settings
         self.workers: Workers | None = None
         self.requires_authentication = False
+        self.opening = ANY_STORE
         self._created = created
 
-    async def wait_all_ready(self, doc_ids: DocIdGenerator, access_control: AccessControl) -> None:
+    async def wait_all_ready(
+        self, doc_ids: DocIdGenerator, access_control: AccessControl, store: Mapping[str, str]
+    ) -> None:
         """See ``ProcessMode``: this process is ready."""
 
     def require_authentication(self) -> None:

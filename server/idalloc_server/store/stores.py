@@ -8,6 +8,7 @@ import structlog
 
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import StoreUnavailable
+from idalloc_server.domain.store.identity import Opening
 from idalloc_server.domain.store.protocol import WRITES, Store
 from idalloc_server.domain.witness.store import WitnessedStore
 from idalloc_server.store.counted import counted, counted_witness
@@ -58,8 +59,11 @@ class Stores:
         """The address of the witness, without secrets; empty without one."""
         return self.witnessed.witness_address if self.witnessed else ""
 
-    async def open(self) -> None:
+    async def open(self, opening: Opening) -> None:
         """Open them; retry while one is unavailable.
+
+        Args:
+            opening: How the counters are opened.
 
         Raises:
             StartRefused: One cannot be used.
@@ -69,7 +73,7 @@ class Stores:
         deadline = loop.time() + self._timeout
         while True:
             try:
-                await self.counters.open()
+                await self.counters.open(opening)
                 if self.documents:
                     await self.documents.open()
                 return

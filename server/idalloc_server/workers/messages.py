@@ -22,6 +22,7 @@ class Ready(Message):
     """The worker can serve; it uses this revision of the node's settings."""
 
     revision: int
+    store: Mapping[str, str]  # what it opened, see ``Store.opened``
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ class Start(Message):
     settings: Mapping[str, Any]
     node_settings: Sequence[Any]  # the arguments of ``NodeSettingsFile``
     requires_authentication: bool
+    store: Mapping[str, str] | None  # what the first worker opened; None before
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import structlog
 
 from idalloc_server.auth.access_file import AccessFile
 from idalloc_server.domain.errors import Refusal, StartRefused
+from idalloc_server.domain.store.identity import Opening, check_place
 from idalloc_server.files.descriptors import reserve
 from idalloc_server.listen import transport
 from idalloc_server.listen.reservation import ReservedAddress
@@ -69,6 +70,7 @@ class Supervisor:
         # Stays true once any worker required authentication, even if the access file is emptied
         # later.
         self._requires_authentication = False
+        self._store: Mapping[str, str] | None = None  # what the first worker opened
         self._turn = 0
         self._turn_lock = asyncio.Lock()
         self._requests: set[asyncio.Task[None]] = set()
@@ -171,10 +173,15 @@ class Supervisor:
         self._workers[number] = worker
         worker.exit = asyncio.create_task(self._receive_until_exit(worker))
         settings, node_settings = dict(self._settings), self._node_settings.arguments
-        worker.pipe.send(messages.Start(number, settings, node_settings, self._requires_authentication))
+        worker.pipe.send(messages.Start(number, settings, node_settings, self._requires_authentication, self._store))
         worker.pipe.send(messages.Series(self._series.names))
         self._send_node(worker)
         await worker.wait_started(messages.Ready, START_CALLS * self._settings.store_timeout + REPLY_SECONDS)
+        # The first workers start at once, and create the store if it is new.
+        if (ready := worker.pipe.newest(messages.Ready)) and self._store is None:
+            self._store = ready.store
+        elif ready:
+            check_place(Opening(expected=self._store), ready.store)
         _log.info("worker_started", worker=number, pid=worker.process.pid)
 
     async def _make_serving(self, number: int) -> None:

@@ -18,6 +18,7 @@ from idalloc_server import app
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.domain.document_ids.generator import DocIdGenerator, Save
 from idalloc_server.domain.errors import Refusal, Retryable, ServerDraining, StartRefused, StoreFailure
+from idalloc_server.domain.store.identity import ANY_STORE, Opening
 from idalloc_server.node.change import Workers
 from idalloc_server.node.mode import ProcessControl
 from idalloc_server.node.report import NodeReport
@@ -72,6 +73,7 @@ class Worker:
         self.workers: Workers | None = self
         self.count = self.settings.workers
         self.requires_authentication = start.requires_authentication
+        self.opening = ANY_STORE if start.store is None else Opening(creates=False, expected=start.store)
         self._pipe = pipe
         self._access_control: AccessControl | None = None
         self._answers: Answers | None = None
@@ -112,7 +114,9 @@ class Worker:
 
     # ProcessMode: reports to the supervisor.
 
-    async def wait_all_ready(self, doc_ids: DocIdGenerator, access_control: AccessControl) -> None:
+    async def wait_all_ready(
+        self, doc_ids: DocIdGenerator, access_control: AccessControl, store: Mapping[str, str]
+    ) -> None:
         """See ``ProcessMode``."""
         self._doc_ids, self._is_ready = doc_ids, True
         self._access_control = access_control
@@ -120,7 +124,7 @@ class Worker:
             access_control.require_authentication()
         if access_control.requires_authentication:
             self.require_authentication()
-        self._pipe.send(messages.Ready(self._applied))
+        self._pipe.send(messages.Ready(self._applied, store))
         await self._pipe.wait_for(messages.Serve, messages.Stop)
 
     def require_authentication(self) -> None:

@@ -32,12 +32,12 @@ class TestStarting:
         async with supervised(workers):
             one, other = await workers.next(), await workers.next()
             await one.expect(messages.Start)
-            one.pipe.send(messages.Ready(0))
+            one.pipe.send(messages.Ready(0, {}))
             first = asyncio.create_task(one.expect(messages.Serve))
             settings = (await other.expect(messages.Start)).settings
             assert settings["listen"] != "127.0.0.1:0"
             assert (await asyncio.wait({first}, timeout=0.05))[0] == set()
-            other.pipe.send(messages.Ready(0))
+            other.pipe.send(messages.Ready(0, {}))
             await asyncio.wait_for(first, SECONDS)
 
     @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ class TestStarting:
         """A start fails with the error of its first failing worker, and kills the others."""
         async with supervised(workers) as running:
             one, other = await workers.next(), await workers.next()
-            one.pipe.send(messages.Ready(0))
+            one.pipe.send(messages.Ready(0, {}))
             other.pipe.send(messages.StartFailed(reason, str(error).removeprefix("store: ")))
             with pytest.raises(type(error), match=str(error)):
                 await asyncio.wait_for(running, SECONDS)
@@ -64,7 +64,7 @@ class TestStarting:
         """A start fails if a worker exits before it is ready."""
         async with supervised(workers) as running:
             one, other = await workers.next(), await workers.next()
-            one.pipe.send(messages.Ready(0))
+            one.pipe.send(messages.Ready(0, {}))
             await other.exit()
             with pytest.raises(StartRefused, match="workers: "):
                 await asyncio.wait_for(running, SECONDS)
@@ -75,7 +75,7 @@ class TestStarting:
             one, other = await workers.next(), await workers.next()
             for worker in (one, other):
                 await worker.expect(messages.Start)
-                worker.pipe.send(messages.Ready(0))
+                worker.pipe.send(messages.Ready(0, {}))
             await one.expect(messages.Serve)
             one.pipe.send(messages.Serving("here", "a store", 0))
             await other.exit()
@@ -90,7 +90,7 @@ class TestStarting:
         """A start fails if a worker does not reply in time."""
         async with supervised(workers, store_timeout=short_timeout) as running:
             one, _ = await workers.next(), await workers.next()
-            one.pipe.send(messages.Ready(0))
+            one.pipe.send(messages.Ready(0, {}))
             with pytest.raises(StartRefused, match="workers: "):
                 await asyncio.wait_for(running, SECONDS)
 
@@ -102,7 +102,7 @@ class TestStarting:
         one, other = await workers.next(), await workers.next()
         if step == "serve":
             for worker in (one, other):
-                worker.pipe.send(messages.Ready(0))
+                worker.pipe.send(messages.Ready(0, {}))
             await one.expect(messages.Serve)
         os.kill(os.getpid(), signal.SIGTERM)
         assert await asyncio.wait_for(running, SECONDS) == 0

@@ -60,7 +60,7 @@ class Supervisor:
                 raise
 
         self.doc_ids.change = counted  # type: ignore[method-assign]
-        self.ready = asyncio.create_task(self.worker.wait_all_ready(self.doc_ids, AccessControl(FakeClock(), 1)))
+        self.ready = asyncio.create_task(self.worker.wait_all_ready(self.doc_ids, AccessControl(FakeClock(), 1), {}))
         await self.expect(messages.Ready)
 
     async def serve(self) -> None:
@@ -110,7 +110,7 @@ async def supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
     one, other = socket.socketpair()
     pipe, ours = await Pipe.over(one), await Pipe.over(other)
     settings, node_settings = dict(Settings(workers=2)), NodeSettingsFile(tmp_path, LISTEN).arguments
-    pipe.send(messages.Start(1, settings, node_settings, requires_authentication=False))
+    pipe.send(messages.Start(1, settings, node_settings, requires_authentication=False, store=None))
     pipe.send(messages.NodeState(0, {}, [0]))
     start = await ours.receive()
     assert isinstance(start, messages.Start)
@@ -338,14 +338,14 @@ class TestAuthentication:
         worker, access_control, doc_ids = supervisor.worker, AccessControl(FakeClock(), 1, AccessPolicy()), Any
         supervisor.pipe.send(messages.Serve())
         if order == "after":
-            await worker.wait_all_ready(doc_ids, access_control)  # type: ignore[arg-type]
+            await worker.wait_all_ready(doc_ids, access_control, {})  # type: ignore[arg-type]
             assert not access_control.requires_authentication
         supervisor.pipe.send(messages.AuthenticationRequired())
         supervisor.pipe.send(messages.Stop())  # It marks the end of the messages.
         async with asyncio.timeout(10):
             await worker.control.stop_requested.wait()
         if order == "before":
-            await worker.wait_all_ready(doc_ids, access_control)  # type: ignore[arg-type]
+            await worker.wait_all_ready(doc_ids, access_control, {})  # type: ignore[arg-type]
         assert access_control.requires_authentication
         worker.require_authentication()
         worker.report_serving("here", "a store", 1, {})
@@ -358,7 +358,7 @@ class TestAuthentication:
         worker, doc_ids = supervisor.worker, Any
         supervisor.pipe.send(messages.Serve())
         access_control = AccessControl(FakeClock(), 1, AccessPolicy(), requires_authentication=True)
-        await worker.wait_all_ready(doc_ids, access_control)  # type: ignore[arg-type]
+        await worker.wait_all_ready(doc_ids, access_control, {})  # type: ignore[arg-type]
         worker.require_authentication()
         worker.report_serving("here", "a store", 1, {})
         kinds = [type(await supervisor.pipe.receive()) for _ in range(3)]
