@@ -27,6 +27,7 @@ EXAMPLES = {
     "store import": """idalloc store import counters.jsonl --store "sqlite://$PWD/other.db"
 echo '{"_id": "parcels", "_source": {"value": 1041}}' >hits.jsonl
 idalloc store import --from-elasticsearch hits.jsonl --store "sqlite://$PWD/other.db\"""",
+    "store repair": 'idalloc store repair --store "sqlite://$PWD/other.db"',
     "token new": "idalloc token new billing --allocate 'invoices*' >billing.token 2>>access.toml",
     "witness show": 'idalloc witness show --witness "sqlite://$PWD/witness.db"',
     "witness forget": 'idalloc witness forget orders --witness "sqlite://$PWD/witness.db"',

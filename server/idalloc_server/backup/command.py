@@ -13,12 +13,15 @@ from typing import Annotated, Any
 import typer
 
 from idalloc_server.backup import counter_documents, export_file, exporter, importer, unretirement
+from idalloc_server.backup import repair as repairs
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import StartRefused, StoreFailure
 from idalloc_server.domain.sequences.text import escaped
+from idalloc_server.domain.store.identity import Opening
 from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.witness.marks import Witness
 from idalloc_server.settings import commands
-from idalloc_server.settings.commands import ConfigFile, fail, with_store, with_store_as_flags
+from idalloc_server.settings.commands import ConfigFile, fail, with_store, with_store_and_witness, with_store_as_flags
 from idalloc_server.store.credentials import has_secret
 from idalloc_server.store.urls import open_index, open_store
 
@@ -60,7 +63,7 @@ def export(
         _check_moved_to(moved_to, retire=retire)
 
     async def run_export(store: Store) -> None:
-        if not await store.list("", "", 1, with_deleted=True, with_periods=True) and not await store.claimed_starts():
+        if not await store.list("", "", 1, with_deleted=True, with_periods=False) and not await store.claimed_starts():
             fail(f"there is nothing in {store.address} to export", 1)
         if retire:
             deleted = await exporter.retire(store, SystemClock(), moved_to)
@@ -69,7 +72,40 @@ def export(
             print(line)
         sys.stdout.flush()
 
-    with_store(run_export, config_file, flags, must_exist=True)
+    with_store(run_export, config_file, flags, Opening(creates=False))
+
+
+@app.command()
+@with_store_as_flags
+def repair(context: typer.Context, *, config_file: ConfigFile = None, **flags: str | None) -> None:
+    """Create lost tables, indices or columns of a store again, and make all parts one store.
+
+    Stop all servers of the store first. A sequence that the store lost continues after the last id
+    that the witness knows, or else the recorded answers of calls with a request id. What neither
+    knows cannot be known: its other ids, settings, periods and deletions, sequences without such
+    calls, and the values of a lost column. So import the last export of the store afterwards,
+    and advance each sequence past the highest id in use, before a server starts.
+    """
+    created: list[repairs.Known] = []
+
+    async def run_repair(store: Store, witness: Witness | None) -> None:
+        known = await repairs.known_ids(store, witness)
+        created.extend(await repairs.continue_lost(store, known, SystemClock()))
+
+    with_store_and_witness(run_repair, config_file, flags, Opening(repairs=True))
+    rows = [(each.name, str(each.last_id), each.source) for each in created]
+    keys = ("sequence", "lastId", "knownFrom")
+    context.obj.rows(
+        ("sequence", "continues after", "known from"),
+        rows,
+        lambda: {"created": [dict(zip(keys, row, strict=True)) for row in rows]},
+        numbers=("continues after",),
+    )
+    print(
+        "idalloc: the parts of the store are complete. Import its last export, then advance each sequence past the "
+        "highest id in use, before a server starts",
+        file=sys.stderr,
+    )
 
 
 _Unretire = Annotated[
@@ -172,7 +208,7 @@ def import_(
         await importers[0].run(export_data)
 
     try:
-        with_store(run_import, config_file, flags)
+        with_store(run_import, config_file, flags, Opening(name=export_data.store))
     finally:
         for each in importers:
             _print_problems(each.problems)
@@ -199,7 +235,7 @@ async def _check_new_store(store: Store, url: str, lines: list[bytes], file: exp
     new = open_store(url, SystemClock())
     commands.check_exists(new, "--new-store")
     try:
-        await new.open()
+        await new.open(Opening(creates=False))
         await unretirement.check_new_store(store, new, lines, file)
     finally:
         await new.close()

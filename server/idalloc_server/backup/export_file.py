@@ -1,8 +1,8 @@
 """The format of export files: JSON lines, formatted and parsed.
 
-A file starts with ``{"idalloc_export": 1}``. The sequences follow, each with the counters of its
-periods, then the start timestamps of document ids. 64-bit integers are strings, as in proto3's JSON
-mapping, since many JSON parsers round them.
+A file starts with ``{"idalloc_export": 1}`` and the name of the store, if it has one. The sequences
+follow, each with the counters of its periods, then the start timestamps of document ids. 64-bit
+integers are strings, as in proto3's JSON mapping, since many JSON parsers round them.
 """
 
 import json
@@ -117,9 +117,9 @@ class ExportedClaim(_Line):
     last_start: Annotated[int, Field(ge=0, lt=TIMESTAMP_END), _decimal]
 
 
-def header_line() -> str:
-    """Return the first line of a file."""
-    return _format_line({"idalloc_export": FORMAT})
+def header_line(store: str = "") -> str:
+    """Return the first line of a file; ``store`` is the name of the store, empty without one."""
+    return _format_line({"idalloc_export": FORMAT} | ({"store": store} if store else {}))
 
 
 def claim_line(prefix: int, last_start: int) -> str:
@@ -172,6 +172,7 @@ class ExportFile:
     notes: list[Problem] = field(default_factory=list)  # the lines whose texts were changed
     items: list[ExportedSequence] = field(default_factory=list)
     claims: list[ExportedClaim] = field(default_factory=list)
+    store: str = ""  # the name of the exported store; empty if it had none
     # Why a name must be reserved unless the store has it: its line is invalid, or exports a
     # reservation.
     reserved: dict[str, str] = field(default_factory=dict)
@@ -237,6 +238,7 @@ class _Reader:
         if number == 1:
             if content.get("idalloc_export") != FORMAT:
                 raise ValueError(f'must be {{"idalloc_export": {FORMAT}}} in an export of this version')
+            self.file.store = str(content.get("store", ""))
         elif "prefix" in content:
             self.file.claims.append(ExportedClaim.model_validate(content))
         elif "period" in content:

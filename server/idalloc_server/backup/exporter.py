@@ -13,10 +13,10 @@ from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.generations import MARGIN_SECONDS, generation_after
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR
+from idalloc_server.domain.store.identity import IDENTITY
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Revision, Row
 from idalloc_server.domain.store.retirement import RETIRED_BY, RETIREMENT, retirement_row
-from idalloc_server.domain.witness.marks import IDENTITY
 
 # The new place of the sequences in errors of a retired store, by default.
 DEFAULT_MOVED_TO = "the store that its export was imported into"
@@ -37,7 +37,8 @@ async def export_lines(store: Store) -> AsyncIterator[str]:
         SequenceInvalid: The settings of a row cannot be read.
         StoreUnavailable: The store did not answer.
     """
-    yield header_line()
+    identity = await store.get(IDENTITY)
+    yield header_line(identity.sequence.description if identity else "")
     async for row in _rows(store):
         yield row_line(row)
     for prefix, last_start in sorted((await store.claimed_starts()).items()):

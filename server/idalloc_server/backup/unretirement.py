@@ -32,7 +32,8 @@ async def check_new_store(retired: Store, new: Store, lines: Sequence[bytes], fi
         )
     if here is not None and here.revised_by == there.revised_by:
         raise _refused(f"{new.address} is the store to reactivate; name the store that was used since")
-    if [line.strip() for line in lines if line.strip()] != [line.encode() async for line in export_lines(new)]:
+    # Not the first line: older exports lack the name of the store.
+    if [line.strip() for line in lines if line.strip()][1:] != [line.encode() async for line in export_lines(new)][1:]:
         raise _refused(
             f"{new.address} has other sequences or counters than FILE, so it served after that export; import the "
             "output of `idalloc store export --retire` on it"

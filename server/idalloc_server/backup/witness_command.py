@@ -14,9 +14,10 @@ import typer
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, check_name
+from idalloc_server.domain.store.identity import Opening
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.witness.comparison import Comparison, Repair, compare, forget_marks
-from idalloc_server.domain.witness.identity import check_same_store
+from idalloc_server.domain.witness.identity import open_with_witness
 from idalloc_server.domain.witness.marks import START, Witness
 from idalloc_server.settings.commands import ConfigFile, check_exists, fail, with_settings, with_settings_as_flags
 from idalloc_server.settings.model import Settings
@@ -66,9 +67,7 @@ def show(
         if sequence is not None:
             check_name(sequence)
         try:
-            await store.open()
-            await witness.open()
-            await check_same_store(store, witness)
+            await open_with_witness(store, witness, Opening(creates=False))
             found.extend(await compare(store, witness, sequence))
         finally:
             await witness.close()

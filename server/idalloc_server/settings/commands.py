@@ -5,6 +5,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -15,11 +16,13 @@ from rich.markup import escape
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import Refusal, StartRefused, StoreFailure, StoreRetired
 from idalloc_server.domain.sequences.text import escaped
+from idalloc_server.domain.store.identity import ANY_STORE, Opening
 from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.witness.identity import open_with_witness
 from idalloc_server.domain.witness.marks import Witness
 from idalloc_server.settings.model import Settings
 from idalloc_server.settings.sources import load
-from idalloc_server.store.urls import open_store
+from idalloc_server.store.urls import open_store, open_witness
 from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.log_queue import STDERR
 
@@ -55,34 +58,45 @@ def with_settings_as_flags(command: Any, only: Iterable[str] = tuple(Settings.mo
     return command
 
 
-with_store_as_flags = partial(with_settings_as_flags, only=("store", "store_timeout"))
+with_store_as_flags = partial(with_settings_as_flags, only=("store", "store_timeout", "witness"))
 
 
 def with_store(
     work: Callable[[Store], Coroutine[Any, Any, None]],
     config_file: str | None,
     flags: dict[str, str | None],
-    *,
-    must_exist: bool = False,
+    opening: Opening = ANY_STORE,
 ) -> None:
-    """Run a command's work on an open store; an error ends the command.
+    """Run a command's work on an open store, as ``with_store_and_witness``."""
+    with_store_and_witness(lambda store, _: work(store), config_file, flags, opening)
+
+
+def with_store_and_witness(
+    work: Callable[[Store, Witness | None], Coroutine[Any, Any, None]],
+    config_file: str | None,
+    flags: dict[str, str | None],
+    opening: Opening,
+) -> None:
+    """Run a command's work on an open store and its witness; an error ends the command.
 
     Args:
-        work: What to do with the store.
+        work: What to do with them; the witness is None if it is not set, or nothing is created.
         config_file: The option ``--config``.
         flags: The options of ``with_store_as_flags``.
-        must_exist: Whether a missing file of a SQLite store is an error; otherwise it is created.
+        opening: How the store is opened.
     """
 
     async def run_on_store(settings: Settings) -> None:
-        store = open_store(settings.store, SystemClock(), settings.store_timeout)
-        if must_exist:
-            check_exists(store, "store")
-        try:
-            await store.open()
-            await work(store)
-        finally:
-            await store.close()
+        async with AsyncExitStack() as stack:
+            store, witness = open_store(settings.store, SystemClock(), settings.store_timeout), None
+            stack.push_async_callback(store.close)
+            if not opening.creates:
+                check_exists(store, "store")
+            elif settings.witness:
+                witness = open_witness(settings.witness, settings.store, settings.store_timeout)
+                stack.push_async_callback(witness.close)
+            await (open_with_witness(store, witness, opening) if witness else store.open(opening))
+            await work(store, witness)
 
     with_settings(run_on_store, config_file, flags, "store")
 

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Sequence
 
 
 class Demand(NamedTuple):
@@ -125,6 +125,20 @@ class RecordedAllocation(NamedTuple):
     node: str  # the node that allocated them, for people
     # How long the record is kept, in milliseconds; None in rows of older versions.
     window_ms: int | None = None
+
+
+class RecordedEnd(NamedTuple):
+    """The last id of the recorded allocations of a sequence, or of one of its periods."""
+
+    sequence: str
+    period: str
+    step: int
+    last_id: int
+
+    @property
+    def row_name(self) -> str:
+        """The name of the row."""
+        return f"{self.sequence}{PERIOD_SEPARATOR}{self.period}" if self.period else self.sequence
 
 
 class Claim(NamedTuple):

@@ -5,10 +5,11 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, counts_ids
+from idalloc_server.domain.store.identity import IDENTITY
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Row
 from idalloc_server.domain.witness.chain import ATTEMPTS
-from idalloc_server.domain.witness.marks import IDENTITY, START, Witness, WitnessMark
+from idalloc_server.domain.witness.marks import START, Witness, WitnessMark
 
 _PAGE_SIZE = 500
 
@@ -57,12 +58,14 @@ async def compare(store: Store, witness: Witness, sequence: str | None = None) -
         SequenceInvalid: The settings of a row cannot be read.
         StoreFailure: The store or the witness failed.
     """
-    marks = [each async for each in _marks(witness, sequence)]
+    found_marks = [each async for each in marks(witness, sequence)]
     # After the marks: a server raises a row first, and then its mark.
-    rows = await _rows(store, {_sequence_of(name) for name, _ in marks} | {name for name, _ in marks}, sequence)
+    rows = await _rows(
+        store, {_sequence_of(name) for name, _ in found_marks} | {name for name, _ in found_marks}, sequence
+    )
     starts = {f"{START}{prefix}": last for prefix, last in (await store.claimed_starts()).items()}
     found = []
-    for name, mark in marks:
+    for name, mark in found_marks:
         if name.startswith(START):
             found.append(_compare_start(name, mark, starts.get(name)))
         elif name != IDENTITY:
@@ -70,17 +73,17 @@ async def compare(store: Store, witness: Witness, sequence: str | None = None) -
     return found
 
 
-async def forget_marks(witness: Witness, sequence: str | None) -> int:
+async def forget_marks(witness: Witness, sequence: str | None = None) -> int:
     """Delete the marks of a sequence and its periods, or all if it is None; return their number.
 
     All marks include the name of the store.
     """
-    names = [name async for name, _ in _marks(witness, sequence)]
+    names = [name async for name, _ in marks(witness, sequence)]
     parts = [names[start : start + _PAGE_SIZE] for start in range(0, len(names), _PAGE_SIZE)]
     return sum([await witness.forget(part) for part in parts])
 
 
-async def _marks(witness: Witness, sequence: str | None) -> AsyncIterator[tuple[str, WitnessMark]]:
+async def marks(witness: Witness, sequence: str | None = None) -> AsyncIterator[tuple[str, WitnessMark]]:
     """Yield the marks of a sequence and its periods, or all marks if it is None."""
     prefix = "" if sequence is None else f"{sequence}{PERIOD_SEPARATOR}"
     if sequence is not None:

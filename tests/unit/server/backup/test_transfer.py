@@ -11,15 +11,16 @@ from idalloc_server.backup.exporter import DEFAULT_MOVED_TO, export_lines, retir
 from idalloc_server.backup.importer import Importer
 from idalloc_server.domain.errors import SequenceDeleted, StoreRetired
 from idalloc_server.domain.sequences.model import MAX_ID, Kind, Ordering, Reset, Sequence, name_of_period
+from idalloc_server.domain.store.identity import IDENTITY, Opening
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Revision, Row
 from idalloc_server.domain.store.retirement import RETIREMENT
-from idalloc_server.domain.witness.marks import IDENTITY
 from idalloc_server.domain.witness.store import WitnessedStore
 from idalloc_server.store.sqlite.store import SqliteStore
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.fake_witness import MemoryWitness
 from tests.support.memory_rows import Row as MemoryRow
+from tests.support.store_rows import new_row
 
 YEARLY = Sequence(reset=Reset.YEARLY, format="INV-{year}-{value:06d}", time_zone="Europe/Vienna", max_value=999_999)
 
@@ -53,7 +54,7 @@ async def fill(store: Store) -> None:
 
 async def rows_of(store: Store) -> list[tuple[object, ...]]:
     rows = await store.list("", "", 500, with_deleted=True, with_periods=True)
-    return [(row.name, row.last_value, row.sequence, row.deleted) for row in rows]
+    return [(row.name, row.last_value, row.sequence, row.deleted) for row in rows if row.name != IDENTITY]
 
 
 async def test_a_transfer_to_another_store_and_back_keeps_all(store: MemoryStore, tmp_path: Path) -> None:
@@ -79,17 +80,21 @@ async def test_a_transfer_to_another_store_and_back_keeps_all(store: MemoryStore
     await sqlite.close()
 
 
-async def test_the_name_of_a_witnessed_store_stays(store: MemoryStore) -> None:
-    """P3: a move leaves the name of a store and its witness behind; the new store has its own."""
+async def test_the_name_moves_with_the_sequences(store: MemoryStore) -> None:
+    """P3: an empty store gets the exported name, one in use keeps its own; a witness goes on."""
+    witness = MemoryWitness()
+    await WitnessedStore(store, witness, 1.0).open()
     await fill(store)
-    lines = await export_of(store)
-    witnessed = WitnessedStore(store, MemoryWitness(), 1.0)
-    await witnessed.open()
-    assert IDENTITY in store.rows
-    assert await export_of(store) == lines
-    other = MemoryStore()
-    await import_into(other, await export_of(store))
-    assert IDENTITY not in other.rows
+    file = read_export(await export_of(store))
+    assert file.store == store.opened["name"]
+    empty, used = MemoryStore(), MemoryStore()
+    await used.create(new_row("s"))
+    for other in (empty, used):
+        await other.open(Opening(name=file.store))
+    assert empty.opened["name"] == file.store
+    assert used.opened["name"] not in ("", file.store)
+    await Importer(empty, FakeClock()).run(file)
+    await WitnessedStore(empty, witness, 1.0).open()
 
 
 async def test_lowered_counters_are_rejected_and_others_imported(store: MemoryStore) -> None:
