@@ -26,12 +26,26 @@ from idalloc_server.domain.errors import (
     StoreUnreachable,
 )
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Kind, Reset, Sequence
+from idalloc_server.domain.store.identity import (
+    ALLOCATIONS,
+    IDENTITY,
+    SEQUENCES,
+    START_TIMESTAMPS,
+    Opening,
+    Part,
+    check_parts,
+    check_place,
+    identity_row,
+    listed,
+    new_name,
+)
 from idalloc_server.domain.store.records import (
     Claim,
     Demand,
     Grant,
     GrantFloor,
     RecordedAllocation,
+    RecordedEnd,
     Revision,
     RowVersion,
 )
@@ -46,7 +60,7 @@ from tests.support.waiting import hold_for_async
 
 K = TypeVar("K")
 R = TypeVar("R")
-Backup = tuple[dict[str, Row], dict[int, PrefixRow], dict[str, RecordedRow]]
+Backup = tuple[dict[str, Row], dict[int, PrefixRow], dict[str, RecordedRow], dict[str, str]]
 
 
 class FakeClock:
@@ -130,6 +144,9 @@ class MemoryStore(ForwardingStore):
     # The recorded allocations by request id; tests may change them.
     allocations: dict[str, RecordedRow] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)  # all calls, including failed ones
+    # The names of the store in the prefixes and in the allocations, by part.
+    copies: dict[str, str] = field(default_factory=dict)
+    place: int = 0  # how often the store was exchanged
     _counted: dict[str, Row] | None = None
     _version: int = 0
     _records: int = 0
@@ -167,19 +184,35 @@ class MemoryStore(ForwardingStore):
 
     def back_up(self) -> Backup:
         """Return a copy of all rows."""
-        return _copied(self.rows), _copied(self.prefixes), dict(self.allocations)
+        return _copied(self.rows), _copied(self.prefixes), dict(self.allocations), dict(self.copies)
 
     def restore(self, backup: Backup) -> None:
         """Replace all rows by those of a copy, in newer versions, as a restored table of CrateDB
         has.
         """
-        rows, prefixes, allocations = backup
-        self.rows, self.allocations = _copied(rows), dict(allocations)
+        rows, prefixes, allocations, copies = backup
+        self.rows, self.allocations, self.copies = _copied(rows), dict(allocations), dict(copies)
         self._restores += 1
         for row in self.rows.values():
             row.version += 10**6 * self._restores
         self.prefixes.clear()
         self.prefixes.update(_copied(prefixes))
+
+    def exchange(self, *, whole: bool) -> None:
+        """Put an empty store in the place of this one, or lose the rows of the sequences alone."""
+        self.rows = {}
+        self.place += 1
+        if whole:
+            self.prefixes.clear()
+            self.allocations = {}
+            self.copies = {}
+
+    @property
+    def last_write(self) -> int:
+        """The number of the last write of a row, as ``_seq_no``."""
+        return (
+            self._version if self._counted is self.rows else max((row.version for row in self.rows.values()), default=0)
+        )
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         """Run one call, with the fault that is set for it."""
@@ -203,8 +236,25 @@ class MemoryStore(ForwardingStore):
             raise fault.error
         return answers[-1]
 
-    def _open(self) -> None:
-        pass
+    def _open(self, opening: Opening) -> dict[str, str]:
+        identity = self._get(IDENTITY)
+        parts = [
+            Part(SEQUENCES, "the rows", ["name"], has_rows=bool(self.rows.keys() - {IDENTITY})),
+            *(
+                Part(part, f"the {part}", ["key"], store=self.copies.get(part, ""), has_rows=bool(rows))
+                for part, rows in ((START_TIMESTAMPS, self.prefixes), (ALLOCATIONS, self.allocations))
+            ),
+        ]
+        name = check_parts(parts, identity.sequence if identity else None, opening)
+        if opening.creates:
+            row = self._create(identity_row(name or new_name(parts, opening)))
+            name = row.sequence.description
+            self.copies = dict.fromkeys((START_TIMESTAMPS, ALLOCATIONS), name)
+            if change := listed(row, name, [part._replace(store=name) for part in parts]):
+                self._revise(IDENTITY, row.revision, change)
+        opened = {"name": name, "place": str(self.place)}
+        check_place(opening, opened)
+        return opened
 
     def _now(self) -> float | None:
         return self.clock.wall() if self.has_clock else None
@@ -322,6 +372,14 @@ class MemoryStore(ForwardingStore):
     def _newest_recorded(self) -> RecordPosition | None:
         numbers = [recorded.number for recorded in self.allocations.values()]
         return RecordPosition(max(numbers)) if numbers else None
+
+    def _recorded_ends(self) -> list[RecordedEnd]:
+        ends: dict[tuple[str, str], RecordedEnd] = {}
+        for each in (recorded.allocation for recorded in self.allocations.values()):
+            key, last_id = (each.sequence, each.period), each.first_id + (each.id_count - 1) * each.step
+            if key not in ends or (last_id - ends[key].last_id) * each.step > 0:
+                ends[key] = RecordedEnd(*key, each.step, last_id)
+        return [*ends.values()]
 
     def _count_recorded(self, limit: int) -> int:
         return len(self.allocations)

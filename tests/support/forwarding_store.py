@@ -1,10 +1,12 @@
 """A ``Store`` that forwards each call to one method."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from typing import Any
 
 from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.store.identity import ANY_STORE, Opening
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import (
     NO_FLOOR,
@@ -13,6 +15,7 @@ from idalloc_server.domain.store.records import (
     Grant,
     GrantFloor,
     RecordedAllocation,
+    RecordedEnd,
     Revision,
     Row,
     RowVersion,
@@ -29,8 +32,10 @@ class ForwardingStore(ABC):
     async def _call(self, method: str, *arguments: Any) -> Any:
         """Answer a call; ``list`` has its keywords as the last arguments."""
 
-    async def open(self) -> None:
-        await self._call("open")
+    opened: Mapping[str, str]
+
+    async def open(self, opening: Opening = ANY_STORE) -> None:
+        self.opened = await self._call("open", opening)
 
     async def grant(
         self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR, demand: Demand | None = None
@@ -75,6 +80,10 @@ class ForwardingStore(ABC):
         answer: RecordPosition | None = await self._call("newest_recorded")
         return answer
 
+    async def recorded_ends(self) -> Many[RecordedEnd]:
+        answer: Many[RecordedEnd] = await self._call("recorded_ends")
+        return answer
+
     async def count_recorded(self, limit: int) -> int:
         answer: int = await self._call("count_recorded", limit)
         return answer
@@ -111,6 +120,9 @@ class ForwardingStore(ABC):
 
 async def call_store(store: Store, method: str, arguments: tuple[Any, ...]) -> Any:
     """Call a store with the arguments of ``ForwardingStore._call``."""
+    if method == "open":
+        await store.open(*arguments)
+        return store.opened
     if method == "list":
         *rest, deleted, periods = arguments
         return await store.list(*rest, with_deleted=deleted, with_periods=periods)

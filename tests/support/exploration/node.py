@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Protocol, cast
 
-from idalloc_server.domain.errors import Refusal, StoreUnreachable
+from idalloc_server.domain.errors import Refusal, StartRefused, StoreUnreachable
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Grant
 from idalloc_server.domain.witness.store import WitnessedStore
+from idalloc_server.store.cluster.write_mark import WriteMark
 from tests.support.fake_witness import MemoryWitness
 from tests.support.forwarding_store import ForwardingStore, call_store
 from tests.support.promises.ledger import RecordedConnection
@@ -44,8 +45,9 @@ class Message:
     arguments: tuple[Any, ...]  # see ``ForwardingStore``
     answer: "asyncio.Future[Any]"  # what the caller waits for
     applied: int = 0  # how many times the store has applied it
+    number_of_write: int | None = None  # of the row that its first application wrote; None without
     result: Any = None  # the first answer of the store
-    refusal: Refusal | None = None  # the first answer, if it is an error
+    refusal: Refusal | StartRefused | None = None  # the first answer, if it is an error
 
     @property
     def is_awaited(self) -> bool:
@@ -74,6 +76,7 @@ class MessageConnection(RecordedConnection):
     def __init__(self, network: Network, random: Callable[[int], bytes]) -> None:
         super().__init__(lambda: network.now, network.problems.append)
         self._network = network
+        self._mark = WriteMark("the rows")
         self.node: ExploredNode
         store = _StoreMessages(self)
         witness = _WitnessMessages(self)
@@ -88,12 +91,15 @@ class MessageConnection(RecordedConnection):
         """Send a message, and return its answer."""
         if self.cut:
             raise StoreUnreachable("the store cannot be reached")
+        floor = self._mark.floor()
         message = self._network.send(self.node, method, arguments)
         self.pending += 1
         try:
             answer = await message.answer
         finally:
             self.pending -= 1
+        if message.number_of_write is not None:
+            self._mark.accept(message.number_of_write, floor)
         self.node.received += answer.granted if isinstance(answer, Grant) else message.requested_ids
         return answer
 
@@ -141,6 +147,7 @@ class ExploredNode(Node):
         self.sent = 0  # the number of its calls to the store
         self.received = 0  # the ids in answers of the store, confirmed by the witness or not
         self.is_gone = False  # whether it was killed
+        self.has_opened = False  # whether it has opened the store, in scenarios that exchange it
 
     def see(self, *event: Any) -> None:
         """Add an event to the history."""

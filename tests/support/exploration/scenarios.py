@@ -5,6 +5,7 @@ from typing import Any
 from idalloc_server.backup.export_file import header_line, row_line
 from idalloc_server.domain.allocation.backwards import RECHECK_SECONDS
 from idalloc_server.domain.sequences.model import Kind, Ordering, Reset
+from idalloc_server.domain.store.identity import ANY_STORE, Opening
 from idalloc_server.domain.store.records import Demand
 from tests.support.exploration.node import ExploredNode
 from tests.support.exploration.scenario import Actor, Scenario, Step
@@ -18,13 +19,16 @@ from tests.support.exploration.steps import (
     change,
     check_idle,
     claim,
+    exchange,
     export,
     fork,
+    has_opened,
     is_child,
     is_retired,
     kill,
     lose_marks,
     make_doc_ids,
+    open_store,
     prune,
     restore,
     retire,
@@ -355,6 +359,39 @@ def _restore_empty(world: World) -> None:
     world.add_node()
     falling = {"start": 100, "step": -1, "min_value": 1, "max_value": 100}
     _actors(world, (allocate(1, 3), allocate(1, 3)), (restore(), change(2, "create", falling)))
+
+
+def _opened(world: World, *names: str) -> None:
+    """Add a node that opens the store; others issue ids of these sequences."""
+    first, other = world.add_node(), world.add_node()
+    for node, opening in ((first, Opening(name="first")), (other, ANY_STORE)):
+        world.run(node, node.connection.open(opening))
+    for name in names:
+        world.run(other, world.calls.allocate(other, name, 3))
+    world.kill(other)
+    world.backup = world.store.back_up()  # not restored: without a check of unattributed ids
+
+
+def _exchange_running(world: World) -> None:
+    _opened(world, "a", "b")
+    _actors(
+        world,
+        (allocate(1, 1, "a"), allocate(1, 1, "b"), allocate(1, 1, "b")),
+        (exchange(whole=True),),
+        (exchange(whole=False),),
+    )
+
+
+def _exchange_worker(world: World) -> None:
+    _opened(world, "a")
+    worker = (start(), open_store(3, first=1), allocate(3, 1, when=lambda world: has_opened(world, 3)))
+    _actors(world, worker, (exchange(whole=True),), (exchange(whole=False),))
+
+
+def _exchange_fresh(world: World) -> None:
+    _opened(world, "a")
+    fresh = (start(), open_store(3), allocate(3, 1, when=lambda world: has_opened(world, 3)))
+    _actors(world, fresh, (exchange(whole=False),))
 
 
 def _witnessed(world: World, count: int = 2, **settings: Any) -> ExploredNode:
@@ -792,6 +829,11 @@ _ALL = (
         has_more=False,
     ),
     Scenario("restore-empty", "the copy lacks the sequence, and another one is created", _restore_empty, (3, 9)),
+    Scenario("exchange-running", "the store is exchanged, or lost in part, under a node", _exchange_running, (1, 3)),
+    Scenario("exchange-worker", "the same, and a further worker of the server starts", _exchange_worker, (1, 3)),
+    Scenario(
+        "exchange-fresh", "the sequences are lost, and a fresh node starts", _exchange_fresh, (1, 3), has_more=False
+    ),
     Scenario("witness-fresh", "a fresh node uses a restored copy beside the old one", _witness_fresh, (1, 3)),
     Scenario(
         "witness-killed", "a node is replaced as an older copy is restored", _witness_killed, (1, 3), is_long=True

@@ -2,10 +2,13 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 from idalloc_server.backup.export_file import read_export
 from idalloc_server.backup.exporter import export_lines
+from idalloc_server.domain.errors import StartRefused
+from idalloc_server.domain.store.identity import Opening
 from idalloc_server.domain.store.retirement import RETIREMENT
 from tests.support.exploration.node import ExploredNode
 from tests.support.exploration.scenario import Step
@@ -185,6 +188,36 @@ def set_clock(node: int, seconds: float) -> Step:
 def restore() -> Step:
     """An operator restores the older copy of the store."""
     return Step("an operator restores the older copy of the store", event=lambda world: world.restore())
+
+
+def exchange(*, whole: bool) -> Step:
+    """An operator may exchange the whole store for an empty one, or lose the sequences alone."""
+
+    def event(world: World) -> None:
+        world.store.exchange(whole=whole)
+        world.promises.record_restore(is_noticed=True)
+
+    what = "exchanges the store" if whole else "loses the sequences"
+    return Step(f"an operator {what}", event=event, must=False)
+
+
+def open_store(node: int, first: int = 0) -> Step:
+    """A process opens the store: a fresh one, or a worker of a server with the worker ``first``."""
+
+    async def call(world: World, at: ExploredNode) -> None:
+        opening = Opening(name=f"store of n{node}")
+        if first:
+            opening = Opening(creates=False, expected=world.nodes[first - 1].connection.opened)
+        with suppress(StartRefused):
+            await at.connection.open(opening)
+            at.has_opened = True
+
+    return Step(f"n{node} opens the store", node, call)
+
+
+def has_opened(world: World, node: int) -> bool:
+    """Whether a process has opened the store."""
+    return len(world.nodes) >= node and world.nodes[node - 1].has_opened
 
 
 def lose_marks() -> Step:

@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from idalloc_server.domain.errors import Refusal, StoreOutcomeUnknown, StoreUnreachable
+from idalloc_server.domain.errors import Refusal, StartRefused, StoreOutcomeUnknown, StoreUnreachable
 from idalloc_server.domain.sequences.model import Sequence
 from tests.support.exploration.node import READS, ExploredNode, Message
 from tests.support.fake_store import Backup, MemoryStore
@@ -245,7 +245,7 @@ class World:
         nodes = tuple((node.history, node.is_gone) for node in self.nodes)
         rows = tuple((name, *vars(row).values()) for name, row in self.store.rows.items())
         prefixes = tuple((prefix, *vars(row).values()) for prefix, row in self.store.prefixes.items())
-        records = tuple(self.store.allocations.items())
+        records = (*self.store.allocations.items(), *self.store.copies.items(), self.store.place)
         marks = tuple(self.witness.marks.items()) if self.witness else ()
         actors = tuple(actor.done for actor in self.actors)
         messages = tuple(message.state() for message in self.messages)
@@ -367,18 +367,19 @@ class World:
         if message.method in READS or message.applied > 1 or (message.applied and not self.budget.extra):
             self.messages.remove(message)
 
-    def _apply(self, message: Message) -> tuple[Any, Refusal | None]:
+    def _apply(self, message: Message) -> tuple[Any, Refusal | StartRefused | None]:
         """Apply a call once more, and return its answer."""
         before = counters(self.store.rows)
         node, name = message.node, message.arguments[0] if message.arguments else ""
         result: Any = None
-        refusal: Refusal | None = None
+        refusal: Refusal | StartRefused | None = None
+        written = self.store.last_write
         try:
             if message.method.startswith("witness_") and self.witness:
                 result = self.witness.apply(message.method.removeprefix("witness_"), message.arguments)
             else:
                 result = self.store.apply(message.method, message.arguments)
-        except Refusal as error:
+        except (Refusal, StartRefused) as error:
             refusal = error
         self.problems += moved_back(before, self.store.rows, message.method)
         self.problems += passed_bounds(before, self.store.rows) if message.method == "revise" else []
@@ -396,6 +397,8 @@ class World:
         message.applied += 1
         if message.applied == 1:
             message.result, message.refusal = result, refusal
+            if self.store.last_write != written or message.method == "open":
+                message.number_of_write = self.store.last_write
         self._forget(message)
         return result, refusal
 

@@ -5,6 +5,7 @@ from tests.support.mutants.table import (
     changes,
     counters,
     doc_ids,
+    identities,
     imports,
     leases,
     marks,
@@ -13,7 +14,7 @@ from tests.support.mutants.table import (
     witnesses,
 )
 
-_TABLES = (leases, counters, reserves, marks, changes, imports, request_ids, doc_ids, witnesses)
+_TABLES = (leases, counters, reserves, marks, changes, imports, request_ids, doc_ids, witnesses, identities)
 _ALL = [mutant for table in _TABLES for mutant in table.MUTANTS]
 
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in _ALL}

@@ -6,10 +6,11 @@ import pytest
 
 from idalloc_server.domain.errors import StartRefused, StoreWentBackwards
 from idalloc_server.domain.sequences.model import Reset, Sequence, name_of_period
+from idalloc_server.domain.store.identity import ANY_STORE, IDENTITY, Opening
 from idalloc_server.domain.store.records import Revision
 from idalloc_server.domain.witness.comparison import Repair, State, compare, forget_marks
-from idalloc_server.domain.witness.identity import check_identity, check_same_store
-from idalloc_server.domain.witness.marks import IDENTITY, START, WitnessMark
+from idalloc_server.domain.witness.identity import open_with_witness
+from idalloc_server.domain.witness.marks import START, WitnessMark
 from idalloc_server.domain.witness.store import WitnessedStore
 from tests.support.fake_store import MemoryStore
 from tests.support.fake_witness import MemoryWitness
@@ -156,15 +157,15 @@ class TestForget:
 
     async def test_all_marks_go_with_the_name_of_the_store(self, store: MemoryStore, witness: MemoryWitness) -> None:
         """Without any mark, the witness can be used for another store."""
-        await check_identity(store, witness, lambda count: b"a" * count)
+        await open_with_witness(store, witness, ANY_STORE)
         witness.marks["s"] = WitnessMark(1, 1, 1, "t")
         other = MemoryStore()
-        await check_identity(other, MemoryWitness(), lambda count: b"b" * count)
-        for check in (check_same_store(other, witness), check_identity(other, witness, lambda count: b"c" * count)):
-            with pytest.raises(StartRefused, match="belongs to another store"):
-                await check
+        await other.open()
+        for opening in (ANY_STORE, Opening(creates=False)):
+            with pytest.raises(StartRefused, match=r"give each store a witness of its own"):
+                await open_with_witness(other, witness, opening)
         assert await forget_marks(witness, None) == 2
-        await check_same_store(other, witness)
+        await open_with_witness(other, witness, Opening(creates=False))
         assert witness.marks == {}
-        await check_identity(other, witness, lambda count: b"c" * count)
-        await check_same_store(other, witness)
+        await open_with_witness(other, witness, ANY_STORE)
+        assert witness.marks[IDENTITY].token == other.opened["name"]
