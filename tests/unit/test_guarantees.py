@@ -45,6 +45,18 @@ def test_the_tests_of_a_promise_exist_and_name_it(number: int) -> None:
         assert number in promised(docstrings(file)[name]), f"{file}::{name}"
 
 
+def test_the_tests_of_lost_stores_exist_and_name_p3() -> None:
+    """P3: each cell of the page on lost stores names its test, unless nothing notices the loss."""
+    page = (ROOT / "docs" / "operations" / "lost-stores.md").read_text()
+    tests = re.findall(rf"^(\d+)\. {NAMED_TEST}$", page, re.MULTILINE)
+    table = page.partition("\n| What happened")[2].partition("\n\n")[0]
+    cells = [cell for line in table.splitlines()[2:] for cell in line.split("|")[2:-1]]
+    assert {number for cell in cells for number in re.findall(r"\[(\d+)\]", cell)} <= {number for number, *_ in tests}
+    assert all("[" in cell or "not notice" in cell or cell.strip() == "serves other calls" for cell in cells)
+    for _, file, name in tests:
+        assert {1, 3} & promised(docstrings(file)[name]), name
+
+
 @pytest.mark.parametrize("number", [6, 7])
 def test_the_limits_of_a_promise_are_listed(number: int) -> None:
     """P6, P7: the page lists the limits; tests cover a restored store, a move, the end in time."""
