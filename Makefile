@@ -264,7 +264,7 @@ image: ## build the container image
 	docker build --tag $(IMAGE) .
 
 clean: ## remove everything that make makes
-	rm -rf .venv .venv-deploy .venv-django .venv-envoy .venv-gen .venv-mysqlx .venv-upgrade .venv-uwsgi .build .cache dist .hypothesis .ruff_cache
+	rm -rf .venv .venv-deploy .venv-django .venv-envoy .venv-gen .venv-mysqlx .venv-upgrade* .venv-uwsgi .build .cache dist .hypothesis .ruff_cache
 	rm -rf examples/java/target examples/mysql/java/target examples/mysql/node/node_modules examples/node/dist examples/node/node_modules
 	rm -rf examples/frameworks/hibernate/target examples/frameworks/typeorm/dist examples/frameworks/typeorm/node_modules
 	rm -rf client/java/target client/node/dist client/node/node_modules client/node/src/gen

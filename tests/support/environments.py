@@ -66,15 +66,16 @@ def uwsgi() -> Path:
 
 def idalloc_of(commit: str) -> Path:
     """Return a Python with idalloc of a commit in git, and the requirements that it locked."""
-    source = ROOT / ".build" / "upgrade"
-    installed = ROOT / ".venv-upgrade" / "commit.txt"
+    name = f"upgrade-{commit[:8]}"
+    source = ROOT / ".build" / name
+    installed = ROOT / f".venv-{name}" / "commit.txt"
     with _locked("upgrade-source"):
         if not (source.exists() and installed.exists() and installed.read_text() == commit):
             shutil.rmtree(source, ignore_errors=True)
             # Twice forced: a killed `git worktree add` leaves an entry, and locks it.
             add = ["git", "-C", str(ROOT), "worktree", "add", "--quiet", "-ff", "--detach", str(source), commit]
             subprocess.run(add, check=True)
-            python = _programs("upgrade", "idalloc", source / "requirements" / "server.txt") / "python"
+            python = _programs(name, "idalloc", source / "requirements" / "server.txt") / "python"
             _install(python, "idalloc", "--no-deps", "--no-build-isolation", "--editable", str(source))
             installed.write_text(commit)
     return installed.with_name("bin") / "python"

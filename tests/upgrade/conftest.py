@@ -16,8 +16,9 @@ from tests.support.opensearch.backend import OpenSearchBackend
 from tests.support.paths import ROOT
 from tests.support.processes import start_module
 
-# The version before, until there is a tag.
+# The version before, until there is a tag; and the last one whose stores had no name.
 BEFORE_TAGS = "936ab99"
+BEFORE_NAMES = "a0c2265b"
 STORES = ["sqlite", "cratedb-stand-in", "opensearch-stand-in", "opensearch-3.8.0", *["cratedb"] * bool(URL)]
 # `make test-upgrade` runs all tests of a store in one process.
 EACH_STORE = [pytest.param(store, marks=pytest.mark.xdist_group(store)) for store in STORES]
@@ -37,7 +38,19 @@ def python_before() -> Path:
     if shutil.which("git") is None:
         pytest.skip("no version before this one: git is not installed")
     tags = git("tag", "--list", "v*", "--no-contains", "HEAD", "--sort", "-version:refname").split()
-    version = tags[0] if tags else BEFORE_TAGS
+    return python_of(tags[0] if tags else BEFORE_TAGS)
+
+
+@pytest.fixture(scope="session")
+def python_before_names() -> Path:
+    """A Python with the last version whose stores had no name."""
+    if shutil.which("git") is None:
+        pytest.skip("no version before names: git is not installed")
+    return python_of(BEFORE_NAMES)
+
+
+def python_of(version: str) -> Path:
+    """Return a Python with a version; skip the test if git does not know it."""
     commit = git("rev-parse", "--verify", "--quiet", f"{version}^{{commit}}").strip()
     if not commit:
         pytest.skip(f"no version before this one: git does not know {version}; run git fetch --unshallow --tags")
