@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from idalloc_server.domain.errors import StartRefused, StoreAnsweredError, StoreRefused
-from idalloc_server.domain.store.identity import Part
+from idalloc_server.domain.store.identity import SEQUENCES, Part
 from idalloc_server.store.cluster.connections import Request
 from idalloc_server.store.cluster.transport import raise_if_server_failed
 from idalloc_server.store.opensearch import checks
@@ -135,72 +135,58 @@ async def _check(http: OpenSearchHttp, alias: str, index: Index, found: StoredIn
     checks.check(alias, index, found, nodes)
 
 
-async def create(http: OpenSearchHttp, prefix: str, index: Index, nodes: int | None, store: str = "") -> str:
-    """Create an index with its alias and the name of its store, if the alias is missing.
+async def set_up(
+    http: OpenSearchHttp, requests: Requests, prefix: str, index: Index, nodes: int | None, store: str | None = None
+) -> str:
+    """Give ``requests`` what is found of an index.
+
+    Unless ``store`` is None, create it if it is missing, add missing fields, and give it the name
+    of its store; empty for an index without one.
 
     Returns:
-        The name of the store in it; another process may have created it.
+        The name of the store that it holds; another process may have created it.
 
     Raises:
-        StartRefused: The user lacks a privilege, or the index exists without the alias, or is
-            unsuitable since a template changed it.
-        StoreFailure: The cluster cannot be reached, or fails.
-    """
-    alias, name = index.alias(prefix), index.new_name(prefix)
-    found = await _read_index(http, alias)
-    if found is not None:
-        return found.store
-    definition = index.definition(prefix, store)
-    await _send_creation(http, _request("PUT", f"/{name}", dict, definition, none_for=(INDEX_EXISTS,)), alias)
-    found = await _read_index(http, alias)
-    if found is None:
-        raise StartRefused(
-            "store",
-            f"the index {name} exists without the alias {alias}; add the alias if the index is idalloc's, or choose "
-            "another prefix (?prefix=…)",
-        )
-    await _check(http, alias, index, found, nodes)
-    return found.store
-
-
-async def set_up(http: OpenSearchHttp, requests: Requests, prefix: str, index: Index, *, creates: bool = True) -> None:
-    """Give ``requests`` what is found of an index; add missing fields if ``creates``.
-
-    Raises:
-        StartRefused: A privilege of the user is missing.
+        StartRefused: A privilege of the user is missing, or the index is unsuitable.
         StoreFailure: The cluster cannot be reached, or fails.
     """
     alias = index.alias(prefix)
     found = await _read_index(http, alias)
+    if found is None and store is not None:
+        found = await _create(http, prefix, index, store)
+        await _check(http, alias, index, found, nodes)
     if found is None:
         raise StartRefused("store", f"the alias {alias} is missing; put it back")
     requests.set_window(index, int(found.settings.get("index.max_result_window", MAX_HITS)))
-    for field, mapping in index.fields.items() if creates else ():
+    for field, mapping in index.fields.items() if store is not None else ():
         if field not in found.fields:
             await _send_creation(http, _put_field(alias, field, mapping), alias)
     has = {
         field: found.fields.get(field, {}).get("type") == mapping["type"]
-        or (creates and await _send_optional(http, _put_field(alias, field, mapping), found, field))
+        or (store is not None and await _send_optional(http, _put_field(alias, field, mapping), found, field))
         for field, mapping in index.optional.items()
     }
     requests.opened.add(alias, OpenedIndex(found.name, found.uuid), has_nonce=has["nonce"])
     requests.keeps_demand = has.get("demand", requests.keeps_demand)
     await _check_privileges(http, requests, index, alias)
-
-
-async def keep_name(http: OpenSearchHttp, prefix: str, index: Index, store: str) -> str:
-    """Give an index the name of its store; return the name that it holds.
-
-    Raises:
-        StartRefused: The index cannot be read.
-        StoreFailure: The cluster cannot be reached, or fails.
-    """
-    alias = index.alias(prefix)
-    found = await _read_index(http, alias)
-    if found is None or found.store == store:
-        return found.store if found else ""
+    # Another process may have created the sequences: then theirs is the name.
+    if not store or found.store == store or (found.store and index.part == SEQUENCES):
+        return found.store
     named = _request("PUT", f"/{alias}/_mapping", dict, {"_meta": {**found.meta, "store": store}})
     return store if await _send_optional(http, named, found, "name") else found.store
+
+
+async def _create(http: OpenSearchHttp, prefix: str, index: Index, store: str) -> StoredIndex:
+    alias, name = index.alias(prefix), index.new_name(prefix)
+    definition = index.definition(prefix, store)
+    await _send_creation(http, _request("PUT", f"/{name}", dict, definition, none_for=(INDEX_EXISTS,)), alias)
+    if (found := await _read_index(http, alias)) is None:
+        raise StartRefused(
+            "store",
+            f"the index {name} exists without the alias {alias}; add the alias if the index is idalloc's, or choose "
+            "another prefix (?prefix=…)",
+        )
+    return found
 
 
 def check_version(distribution: str, number: str) -> None:

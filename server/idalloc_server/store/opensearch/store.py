@@ -76,10 +76,8 @@ class OpenSearchStore(ClusterStore):
         return row.sequence if row else None
 
     async def _set_up(self, part: str, store: str, *, creates: bool) -> str:
-        index = INDICES[part]
-        held = await setup.create(self.http, self.prefix, index, self._nodes, store) if creates else ""
-        await setup.set_up(self.http, self._requests, self.prefix, index, creates=creates)
-        return await setup.keep_name(self.http, self.prefix, index, held or store) if creates else ""
+        name = store if creates else None
+        return await setup.set_up(self.http, self._requests, self.prefix, INDICES[part], self._nodes, name)
 
     def _places(self) -> Mapping[str, str]:
         self.http.set_identity_check(self._requests.opened.check_request())

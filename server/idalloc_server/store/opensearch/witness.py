@@ -33,8 +33,7 @@ class OpenSearchWitness:
         with refused_as_witness():
             nodes = await setup.check_cluster(self.http)
             await setup.inspect(self.http, self._requests, self.prefix, WITNESS, nodes)
-            await setup.create(self.http, self.prefix, WITNESS, nodes)
-            await setup.set_up(self.http, self._requests, self.prefix, WITNESS)
+            await setup.set_up(self.http, self._requests, self.prefix, WITNESS, nodes, "")
             self.http.set_identity_check(self._requests.opened.check_request())
 
     async def read(self, names: Collection[str]) -> dict[str, WitnessMark]:

@@ -16,6 +16,7 @@ from idalloc_server.domain.errors import (
     StoreUnreachable,
     StoreWentBackwards,
 )
+from idalloc_server.domain.store.exchange import StoreExchanged
 from idalloc_server.domain.store.health import StoreHealth
 from tests.support.fake_store import FakeClock, Fault, MemoryStore, rejected
 
@@ -106,5 +107,24 @@ async def test_a_sequence_that_went_backwards_does_not_count() -> None:
     """P3: a store that is behind for one sequence works for others."""
     health = Allocator(MemoryStore(FakeClock()), FakeClock(), CONFIG).store_health
     health.record_failure(StoreWentBackwards("orders", seen="value 10", found="value 5"))
+    health.evaluate()
+    assert health.error == ""
+
+
+def test_only_a_grant_ends_an_exchange() -> None:
+    """P3: a kept prefix, in another table, does not show that exchanged sequences are back."""
+    health = StoreHealth()
+    health.record_failure(StoreExchanged("the table a", "the table b"))
+    health.evaluate()
+    for _ in range(3):
+        health.record_heartbeat()
+        health.evaluate()
+        assert "was exchanged" in health.error
+    health.record_success()
+    health.evaluate()
+    assert health.error == ""
+    health.record_failure(StoreUnreachable("away"))
+    health.evaluate()
+    health.record_heartbeat()
     health.evaluate()
     assert health.error == ""
