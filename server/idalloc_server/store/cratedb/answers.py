@@ -38,7 +38,7 @@ _STEPS = {
         'run ALTER TABLE {table} SET ("blocks.read" = false, "blocks.write" = false, "blocks.read_only" = false)',
     ),
     **dict.fromkeys(_TABLE_UNKNOWN, "restore {table}, or grant the user DQL and DML on its schema"),
-    _COLUMN_UNKNOWN: "restore that column of {table}: a restart of this server adds it, but without its values",
+    _COLUMN_UNKNOWN: "restore that column of {table}; `idalloc store repair` adds it, but without its values",
 }
 # HTTP 404 with code 4040: the shard is starting or moving.
 _SHARD_NOT_STARTED = "IllegalIndexShardStateException"

@@ -181,7 +181,9 @@ class Database:
             raise StoreUnreachable("the store is closed") from error
 
     def _refused(self, error: FilesChanged) -> StoreRefused:
-        return StoreRefused(f"the file {self.path} {error}; restart this node")
+        return StoreRefused(
+            f"the file {self.path} {error}; put the opened file back, or stop all servers of the store and restore it"
+        )
 
     # The methods below run on the file's thread.
 
