@@ -86,7 +86,7 @@ async def use(store: Store) -> None:
     """Call everything that a server does."""
     await store.create(requested_row("s"))
     assert (await grant(store, "s", 10)).last_value == 10
-    assert [row.name for row in await store.list("", "", 9, with_deleted=True, with_periods=True)] == ["s"]
+    assert [row.name for row in await store.list("", "", 9, with_deleted=True, with_periods=False)] == ["s"]
     await store.record([RecordedAllocation("r", "s", 1, 10, 1, 1, "", 0, "node")])
     assert await store.recorded("r")
     newest = await store.newest_recorded()

@@ -109,6 +109,10 @@ class FaultyStore:
         self.address = store.address
         self.close = store.close
 
+    @property
+    def opened(self) -> Mapping[str, str]:
+        return self._store.opened
+
     def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
         method = getattr(self._store, name)
 
