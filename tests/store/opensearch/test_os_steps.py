@@ -20,8 +20,8 @@ from tests.support.store_rows import requested_row
 ERRORS = (StoreFailure, StartRefused, SequenceInvalid)
 # What a next step begins with.
 STEP = re.compile(
-    r"; (add|check|choose|copy|correct|delete|free|grant|give|name|put|raise|reindex|remove|repair|restart|restore|run|set"
-    r"|start|stop|try again|upgrade|use|write|or create)\b[^;]*$"
+    r"; (add|check|choose|copy|correct|delete|free|grant|give|name|put|raise|reindex|remove|repair|restart|restore|run"
+    r"|set|start|stop|try again|upgrade|use|write|or create)\b[^;]*$"
 )
 ONE = RecordedAllocation("r", "s", 1, 10, 1, 1, "", 0, "node")
 

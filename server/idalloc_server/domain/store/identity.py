@@ -27,7 +27,7 @@ _NAME_BYTES = 16
 # Longer than any window, so that no server forgets the copy.
 _FOR_EVER_MS = 2**62
 # The next step for a store that was lost in part.
-REPAIR = "put it back, or restore all parts from one backup; to continue without it, run `idalloc store repair`"
+REPAIR = "put it back, or restore all parts from one backup; run `idalloc store repair` to continue without it"
 
 
 class Opening(NamedTuple):
