@@ -6,6 +6,7 @@ import pytest
 
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.witness.marks import Witness
+from idalloc_server.store.cluster import base
 from tests.support.cratedb.emulator import CrateEmulator
 from tests.support.fake_store import FakeClock
 from tests.support.opensearch.backend import OpenSearchBackend
@@ -32,6 +33,12 @@ OPENSEARCH = [pytest.param("opensearch", id="opensearch-stand-in"), *REAL_OPENSE
 BACKENDS = ["sqlite", *CRATEDB, *OPENSEARCH]
 # With the fake store of the unit tests, which keeps the same promises.
 ALL = [*BACKENDS, "memory"]
+
+
+@pytest.fixture(autouse=True)
+def second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster that seems to have lost a part is looked at again at once."""
+    monkeypatch.setattr(base, "SECOND_LOOK_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ PARTS = ("sequences", "start_timestamps", "allocations")
 each_store = pytest.mark.parametrize("opener", BACKENDS, indirect=True)
 CLUSTERS = [*CRATEDB, *OPENSEARCH]
 READS = Opening(creates=False)
+EXPORT, WITNESS, OTHER = ("e" * 32, "a" * 32, "b" * 32)  # names of stores
 REPAIRS = Opening(repairs=True)
 
 
@@ -58,7 +59,7 @@ class TestLostParts:
         await getattr(opener.backend, how)(part)
         if (part, how) == ("allocations", "empty") and isinstance(opener.backend, OpenSearchBackend):
             pytest.skip("an index that is made again with the store's name in its mapping is one of the store")
-        for opening in (Opening(), READS, Opening(name="other")):
+        for opening in (Opening(), READS, Opening(name=OTHER)):
             message = await refusal(opener, opening)
             assert "run `idalloc store repair`" in message
             assert part.removesuffix("_timestamps") in message
@@ -109,8 +110,8 @@ class TestWithoutName:
         await opener.backend.forget_name()
         before = await opener.open(READS)
         assert before.opened["name"] == ""
-        store = await opener.open(Opening(name="proposed"))
-        assert store.opened["name"] not in ("", "proposed")
+        store = await opener.open(Opening(name=EXPORT))
+        assert store.opened["name"] not in ("", EXPORT)
         assert (await grant(store, "s", 1)).last_value == 11
         assert await store.recorded("r") == answer("r", 6)
 
@@ -118,20 +119,22 @@ class TestWithoutName:
         """P3: an import into an empty store keeps the name; that of the witness counts first."""
         await opener.open()
         await opener.backend.forget_name()
-        assert (await opener.open(Opening(name="export", witness="witness"))).opened["name"] == "witness"
+        assert (await opener.open(Opening(name=EXPORT, witness=WITNESS))).opened["name"] == WITNESS
         await opener.backend.forget_name()
-        assert (await opener.open(Opening(name="export"))).opened["name"] == "export"
+        assert (await opener.open(Opening(name=EXPORT))).opened["name"] == EXPORT
 
     async def test_the_witness_of_another_store_is_refused(self, opener: Opener) -> None:
         """P3: a used store never takes over the name of a witness, but by a repair on purpose."""
         await use(await opener.open())
         await opener.backend.forget_name()
-        message = await refusal(opener, Opening(witness="other"))
+        message = await refusal(opener, Opening(witness=OTHER))
         assert "`idalloc store repair`" in message
         assert "`idalloc witness forget --all`" in message
-        store = await opener.open(Opening(witness="other", repairs=True))
-        assert store.opened["name"] == "other"
-        assert "give each store a witness of its own" in await refusal(opener, Opening(witness="a third"))
+        store = await opener.open(Opening(witness=OTHER, repairs=True))
+        assert store.opened["name"] == OTHER
+        assert "give this one a witness of its own" in await refusal(opener, Opening(witness=WITNESS))
+        assert (await opener.open(Opening(witness=WITNESS, repairs=True))).opened["name"] == WITNESS
+        assert (await opener.open(Opening(witness=WITNESS))).opened["name"] == WITNESS
 
     @pytest.mark.parametrize("how", ["lose", "empty"])
     async def test_lost_sequences_are_refused(self, opener: Opener, how: str) -> None:
@@ -159,6 +162,8 @@ class TestColumns:
         assert isinstance(opener.backend, SqlBackend)
         await opener.backend.sql(f"ALTER TABLE {{}}sequences DROP COLUMN {column}")
         assert "the table" in await refusal(opener, Opening())
+        assert f"lost the values of {column}; restore the table, or drop it" in await refusal(opener, REPAIRS)
+        await opener.backend.lose("sequences")
         await opener.open(REPAIRS)
         await opener.open()
 
@@ -234,6 +239,47 @@ class TestRunningProcess:
             assert await store.record([answer("r", 6)]) == {"r": answer("r", 6)}
             await store.keep_prefix(9, "me", 60.0)
         assert (await grant(store, "s", 1)).last_value == 16
+
+
+@pytest.mark.test_long
+@pytest.mark.parametrize("is_used", [False, True], ids=["new", "unnamed"])
+@pytest.mark.parametrize("opener", ["emulator", "opensearch"], indirect=True)
+async def test_a_start_beside_another_one_is_no_loss(opener: Opener, is_used: bool) -> None:
+    """P3: one process creates and names a store between any two requests of another one."""
+    for step in itertools.count():
+        if is_used:
+            await use(await opener.open())
+            await opener.backend.forget_name()
+        store: Any = opener.new()
+        between = Between(store.http._connections, step, opener)
+        store.http._connections.exchange = between.exchange
+        await store.open()
+        assert store.opened == (await opener.open()).opened
+        for part in PARTS:
+            await opener.backend.lose(part)
+        if between.left > 0:
+            break
+    assert step > 20
+
+
+class Between:
+    """Lets another process open the store before one of the requests of a process.
+
+    Args:
+        connections: Of the process.
+        left: How many requests come before.
+        opener: Opens the store as another process.
+    """
+
+    def __init__(self, connections: Any, left: int, opener: Opener) -> None:
+        self.left = left
+        self._send, self._opener = connections.exchange, opener
+
+    async def exchange(self, *arguments: Any, **options: Any) -> Any:
+        self.left -= 1
+        if self.left == -1:
+            await self._opener.open()
+        return await self._send(*arguments, **options)
 
 
 class TestKilledStarts:

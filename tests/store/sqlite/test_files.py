@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from idalloc_server.domain.errors import StartRefused, StoreOutcomeUnknown, StoreRefused, StoreWentBackwards
+from idalloc_server.domain.store.identity import Opening
 from idalloc_server.store.sqlite.locks import lock_offset
 from idalloc_server.store.sqlite.store import SqliteStore
 from tests.store.sqlite.conftest import execute, last_granted
@@ -62,7 +63,7 @@ class TestOpenStore:
         beside(path, "-shm").unlink()
         with pytest.raises(StoreWentBackwards, match=r"found no shared memory file \(-shm\) there"):
             await store.grant("s", 1, 1000)
-        with pytest.raises(StoreRefused, match=r"was replaced: no shared memory file \(-shm\) there; restart"):
+        with pytest.raises(StoreRefused, match=r"was replaced: no shared memory file \(-shm\) there; follow docs"):
             await store.get("s")
 
     async def test_a_replaced_shm_stops_grants(self, store: SqliteStore, path: Path) -> None:
@@ -154,6 +155,19 @@ class TestStart:
         with pytest.raises(StartRefused, match=f"{path} is empty, .*; put it back, or delete the file if it is new$"):
             await SqliteStore(path, clock).open()
         assert [each.stat().st_size for each in path.parent.iterdir()] == [0]
+
+    async def test_a_command_keeps_the_log_of_a_lost_file(self, path: Path, clock: FakeClock) -> None:
+        """P1: an export beside a file of 0 bytes does not let SQLite delete the newest commits."""
+        store = await opened(path, clock)
+        log = path.with_name(f"{path.name}-wal").read_bytes()
+        path.rename(path.with_name("away"))
+        for content in (None, b""):
+            if content is not None:
+                path.write_bytes(content)
+            with pytest.raises(StartRefused, match=r"put (it|the file) back"):
+                await SqliteStore(path, clock).open(Opening(creates=False))
+            assert path.with_name(f"{path.name}-wal").read_bytes() == log
+        await store.close()
 
     @pytest.mark.parametrize("step", ["fsync", "link", "linked"])
     async def test_a_kill_at_the_first_start_leaves_no_empty_file(

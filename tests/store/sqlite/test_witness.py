@@ -106,6 +106,6 @@ async def test_a_replaced_file_is_refused(tmp_path: Path) -> None:
     await witness.open()
     await witness.replace([Replacement("a", MARK, "")])
     (tmp_path / "marks.db").rename(tmp_path / "old.db")
-    with pytest.raises(StoreRefused, match="was replaced: no file there; put the opened file back"):
+    with pytest.raises(StoreRefused, match="was replaced: no file there; follow docs"):
         await witness.read(["a"])
     await witness.close()

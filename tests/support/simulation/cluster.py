@@ -10,6 +10,7 @@ from idalloc_server.backup.exporter import export_lines
 from idalloc_server.domain.administration.change_tokens import ChangeToken
 from idalloc_server.domain.errors import StoreWentBackwards
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Kind, Reset, Sequence
+from idalloc_server.domain.store.identity import IDENTITY
 from idalloc_server.domain.store.protocol import Store
 from tests.support.promises.calls import CheckedCalls, unless_refused
 from tests.support.promises.checker import PromiseChecker
@@ -113,7 +114,8 @@ class SimulatedCluster(RuleBasedStateMachine):
 
         async def read_export() -> None:
             for row in await self.world.direct.list("", "", 1000, with_deleted=True, with_periods=True):
-                found[row.name] = (row.last_value or 0, row.sequence)
+                if row.name != IDENTITY:
+                    found[row.name] = (row.last_value or 0, row.sequence)
 
         self.world.finish(self.world.store_loop, read_export())
         return found

@@ -5,7 +5,8 @@ one. The name itself, and the list of the parts that hold a copy, are in a row o
 """
 
 import os
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import replace
 from typing import NamedTuple
@@ -26,6 +27,8 @@ _USED = "used"
 _NAME_BYTES = 16
 # Longer than any window, so that no server forgets the copy.
 _FOR_EVER_MS = 2**62
+_NAME_COLUMN = re.compile(rf"{NAME_COLUMN}([0-9a-f]{{{2 * _NAME_BYTES}}})")
+_DROP = "restore the table, or drop it, run `idalloc store repair`, and import the last export"
 # The next step for a store that was lost in part.
 REPAIR = "put it back, or restore all parts from one backup; run `idalloc store repair` to continue without it"
 
@@ -73,14 +76,11 @@ def check_parts(parts: Many[Part], identity: Sequence | None, opening: Opening) 
     """
     sequences, *others = parts
     name, held = (identity.description, identity.labels) if identity else ("", {})
-    if opening.witness and name not in ("", opening.witness):
-        raise StartRefused(
-            "witness",
-            f"it belongs to the store {opening.witness}, and {sequences.what} to the store {name}; give each store a "
-            "witness of its own, or remove the marks of the other store: idalloc witness forget --all",
-        )
     if opening.repairs:
-        return name or next((part.store for part in others if part.store), "")
+        names = [name, *(part.store for part in others)]
+        if any(names) and sequences.lacks and not sequences.is_missing:
+            raise StartRefused("store", f"{sequences.what} lost the values of {', '.join(sequences.lacks)}; {_DROP}")
+        return opening.witness or next(filter(None, names), "")
     for part in others:
         if part.store != name and (part.store or part.name in held):
             lost, kept = (part, sequences) if name else (sequences, part)
@@ -90,24 +90,32 @@ def check_parts(parts: Many[Part], identity: Sequence | None, opening: Opening) 
                 f"{lost.what} was lost or exchanged: it {'is missing' if lost.is_missing else found}, and {kept.what} "
                 f"belongs to the store {name or kept.store}; {REPAIR}",
             )
-    for part in parts:
-        _check_contents(part, held)
+    _check_contents(parts, held)
     if not name:
-        _check_unnamed(sequences, others, opening.witness if opening.creates else "")
+        _check_unnamed(sequences, others)
+    is_used = bool(name) or (opening.creates and any(part.has_rows for part in parts))
+    if is_used and opening.witness not in ("", name):
+        raise StartRefused(
+            "witness",
+            f"it belongs to the store {opening.witness}, and {sequences.what} to {name or 'a store without a name'}; "
+            "put that store back, or give this one a witness of its own; if it is the witness of this store, run "
+            "`idalloc store repair`; if its store is gone for good, run `idalloc witness forget --all`",
+        )
     if not opening.creates and (incomplete := next((part for part in parts if part.lacks), None)):
         raise StartRefused("store", f"{incomplete.what} is missing or incomplete; start a server on it first")
     return name
 
 
-def _check_contents(part: Part, held: Mapping[str, str]) -> None:
-    if lost := sorted({*held.get(part.name, "").split()} & {*part.lacks}):
-        raise StartRefused("store", f"{part.what} lost its columns {', '.join(lost)}; {REPAIR}")
-    if part.name == held.get(_USED) and not part.has_rows:
-        raise StartRefused("store", f"{part.what} was emptied: its start timestamps could come again; {REPAIR}")
+def _check_contents(parts: Many[Part], held: Mapping[str, str]) -> None:
+    for part in parts:
+        if lost := sorted({*held.get(part.name, "").split()} & {*part.lacks}):
+            raise StartRefused("store", f"{part.what} lost its columns {', '.join(lost)}; {REPAIR}")
+        if part.name == held.get(_USED) and not part.has_rows:
+            raise StartRefused("store", f"{part.what} was emptied: start timestamps could be claimed again; {REPAIR}")
 
 
-def _check_unnamed(sequences: Part, others: Many[Part], witness: str) -> None:
-    """Refuse a store without a name that lost its sequences, or has the witness of another one.
+def _check_unnamed(sequences: Part, others: Many[Part]) -> None:
+    """Refuse a store without a name that lost its sequences.
 
     A node that is used for document ids alone has start timestamps, and no sequence.
     """
@@ -115,18 +123,17 @@ def _check_unnamed(sequences: Part, others: Many[Part], witness: str) -> None:
         if part.has_rows and not sequences.has_rows and (sequences.is_missing or part.name == ALLOCATIONS):
             found = "missing" if sequences.is_missing else "empty"
             raise StartRefused("store", f"{sequences.what} is {found}, but {part.what} has rows; {REPAIR}")
-    if witness and any(part.has_rows for part in (sequences, *others)):
-        raise StartRefused(
-            "witness",
-            f"it belongs to the store {witness}, and {sequences.what} has no name of a store; if it is the witness of "
-            "this store, run `idalloc store repair`; if not, remove its marks: `idalloc witness forget --all`",
-        )
+
+
+def name_in(columns: Iterable[str]) -> str:
+    """Return the name of the store in the columns of start timestamps; empty if there is none."""
+    return next((found[1] for column in sorted(columns) if (found := _NAME_COLUMN.fullmatch(column))), "")
 
 
 def new_name(parts: Many[Part], opening: Opening) -> str:
     """Return a name for a store that has none: of its witness or an import, or a random one."""
     given = opening.witness or opening.name
-    is_used = any(part.has_rows for part in parts) and not opening.repairs
+    is_used = any(part.has_rows for part in parts)
     return given if given and not is_used else os.urandom(_NAME_BYTES).hex()
 
 

@@ -1,10 +1,11 @@
 """The steps of a call that all clusters share: clamping, and when the retirement row is read."""
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from idalloc_server.domain.errors import NULL_LAST_VALUE, SequenceDeleted, SequenceInvalid
+from idalloc_server.domain.errors import NULL_LAST_VALUE, SequenceDeleted, SequenceInvalid, StartRefused
 from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, Sequence
 from idalloc_server.domain.store.identity import (
     ANY_STORE,
@@ -25,6 +26,8 @@ from idalloc_server.store.packed_settings import PERIOD, TIMESTAMP
 
 # The modes of rows that a grant, and a grant of timestamps, can be taken from.
 COUNTERS, TIMESTAMPS = (None, PERIOD), (TIMESTAMP,)
+# The pause before a store that seems to have lost a part is looked at again.
+SECOND_LOOK_SECONDS = 1.0
 
 
 @dataclass(eq=False)
@@ -42,20 +45,38 @@ class ClusterStore(ABC):
 
     async def open(self, opening: Opening = ANY_STORE) -> None:
         """See ``Store.open``."""
-        parts = await self._inspect(opening)
-        name = check_parts(parts, await self._identity(parts[0]), opening)
-        created = name or new_name(parts, opening)
-        held = [await self._set_up(parts[0].name, created, creates=opening.creates)]
+        parts, name = await self._look(opening)
+        name = name or new_name(parts, opening) if opening.creates else name
+        held = [await self._set_up(parts[0].name, name, creates=opening.creates)]
         row = await self.get(IDENTITY)  # on OpenSearch a write, whose number later ones must pass
         if opening.creates:
-            row = row or await self._create(identity_row(held[0] or created))
-            name = row.sequence.description or created  # of a process that starts at the same time
+            row = row or await self._create(identity_row(held[0] or name))
+            if not opening.repairs:  # a process that starts at the same time may have named the store
+                name = row.sequence.description
         held += [await self._set_up(part.name, name, creates=opening.creates) for part in parts[1:]]
         holders = [part._replace(store=store) for part, store in zip(parts, held, strict=True)]
         if opening.creates and row and (change := listed(row, name, holders)):
             await self.revise(IDENTITY, row.revision, change)
         self.opened = {"name": name, **self._places()}
         check_place(opening, self.opened)
+
+    async def _look(self, opening: Opening) -> tuple[list[Part], str]:
+        """Return the parts and the name of the store.
+
+        Another process may create or name the parts between two reads. So a store is refused only
+        if it does not change any more.
+        """
+        seen: object = None
+        while True:
+            parts = await self._inspect(opening)
+            identity = await self._identity(parts[0])
+            try:
+                return parts, check_parts(parts, identity, opening)
+            except StartRefused:
+                if seen == (parts, identity):
+                    raise
+            seen = parts, identity
+            await asyncio.sleep(SECOND_LOOK_SECONDS)
 
     @abstractmethod
     async def get(self, name: str) -> Row | None:

@@ -53,8 +53,10 @@ class CrateHttp(Transport):
 
     async def open_cluster(self) -> None:
         """Keep the id of the cluster. Later connections to another one are refused."""
-        ((self._cluster,),) = await self.read(_CLUSTER)
-        body, parse = {"stmt": _CLUSTER, "args": []}, partial(_check_cluster, opened=self._cluster)
+        ((found,),) = await self.read(_CLUSTER)
+        body, parse = {"stmt": _CLUSTER, "args": []}, partial(_check_cluster, opened=found)
+        parse({"rows": [[found]]})
+        self._cluster = found
         self.set_identity_check(_request(_CLUSTER, body, parse))
 
     async def open_table(self, schema: str, name: str) -> None:

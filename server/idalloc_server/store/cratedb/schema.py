@@ -17,7 +17,7 @@ from idalloc_server.domain.errors import (
     StoreOutcomeUnknown,
     StoreRefused,
 )
-from idalloc_server.domain.store.identity import NAME_COLUMN, Part
+from idalloc_server.domain.store.identity import Part, name_in
 from idalloc_server.store import packed_settings
 from idalloc_server.store.cluster.transport import raise_if_server_failed
 from idalloc_server.store.cratedb import checks
@@ -68,9 +68,8 @@ async def inspect(http: CrateHttp, schema: str, table: Table, nodes: int | None)
         _check_types(schema, table, found)
         await checks.check(http, schema, table, nodes)
     has_rows = bool(found) and await checks.has_rows(http, schema, table)
-    store = next((name.removeprefix(NAME_COLUMN) for name in found if name.startswith(NAME_COLUMN)), "")
     lacks = [name for name in table.columns if name not in found]
-    return Part(table.name, f"the table {schema}.{table.name}", table.columns.keys(), lacks, store, has_rows)
+    return Part(table.name, f"the table {schema}.{table.name}", table.columns.keys(), lacks, name_in(found), has_rows)
 
 
 async def set_up(http: CrateHttp, schema: str, table: Table, *, creates: bool = True) -> bool:
@@ -178,7 +177,7 @@ def _missing_statements(schema: str, table: Table, found: Mapping[str, str]) -> 
     alter = f"ALTER TABLE {table.reference(schema)}"
     added = [f"{alter} ADD COLUMN {name} {kind}" for name, kind in table.all_columns.items() if found.get(name) != kind]
     # The names of other stores, before a repair.
-    others = [name for name in found if name.startswith(NAME_COLUMN) and name not in table.optional]
+    others = [name for name in found if name_in([name]) and name not in table.optional]
     return added + [f"{alter} DROP COLUMN {name}" for name in others]
 
 

@@ -176,7 +176,7 @@ def create_file(path: Path, content: Callable[[], bytes]) -> None:
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
         new.unlink(missing_ok=True)  # of a process that was killed here
-        if _is_there(path):
+        if is_there(path):
             return
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
         with os.fdopen(descriptor, "wb") as file:
@@ -195,7 +195,7 @@ def create_file(path: Path, content: Callable[[], bytes]) -> None:
         os.close(folder)
 
 
-def _is_there(path: Path) -> bool:
+def is_there(path: Path) -> bool:
     """Return whether a database is there; refuse one that is empty, or of which a part is left."""
     try:
         status = path.stat()

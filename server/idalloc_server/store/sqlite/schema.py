@@ -7,6 +7,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, closing, suppress
+from errno import ENOENT
 from functools import partial
 from pathlib import Path
 
@@ -25,13 +26,14 @@ from idalloc_server.domain.store.identity import (
     copy_of,
     identity_row,
     listed,
+    name_in,
     new_name,
 )
 from idalloc_server.store.packed_settings import unpack
 from idalloc_server.store.permissions import make_folder, sync_folder
 from idalloc_server.store.sqlite import recorded, rows
 from idalloc_server.store.sqlite.errors import is_busy
-from idalloc_server.store.sqlite.files import DatabaseFiles, create_file
+from idalloc_server.store.sqlite.files import DatabaseFiles, create_file, is_there
 from idalloc_server.store.sqlite.locks import check_locks
 
 # PRAGMA application_id of the store ("idlc"), the documents ("idld") and the witness ("idlw").
@@ -91,6 +93,8 @@ def connect(
     check_locks(real_path)
     if creates:
         create_file(real_path, partial(_new_content, path, create_tables))
+    elif not is_there(real_path):  # SQLite would delete a log without its file
+        raise FileNotFoundError(ENOENT, os.strerror(ENOENT))
     with ExitStack() as opened:
         files = DatabaseFiles(path, real_path)
         opened.callback(files.close)
@@ -204,7 +208,7 @@ def _complete(db: sqlite3.Connection, path: Path, name: str) -> None:
             if column not in there:
                 db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind.removesuffix(' NOT NULL')}")
         for column in there:  # of another store, before a repair
-            if column.startswith(NAME_COLUMN) and column not in named:
+            if name_in([column]) not in ("", name):
                 db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
     db.execute("CREATE INDEX IF NOT EXISTS allocations_written_at ON allocations (written_at)")
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -223,7 +227,7 @@ def _parts(db: sqlite3.Connection, path: Path) -> list[Part]:
         if there:
             has_rows = bool(db.execute(f"SELECT 1 FROM {table} WHERE {key} != ? LIMIT 1", (IDENTITY,)).fetchone())
         if table == START_TIMESTAMPS:
-            store = next((name.removeprefix(NAME_COLUMN) for name in there if name.startswith(NAME_COLUMN)), "")
+            store = name_in(there)
         elif table == ALLOCATIONS and "sequence" in there:
             copy = db.execute("SELECT sequence FROM allocations WHERE request_id = ?", (IDENTITY,)).fetchone()
             store = copy[0] if copy else ""

@@ -16,6 +16,7 @@ from idalloc_server.domain.store.identity import (
     check_place,
     identity_row,
     listed,
+    name_in,
     new_name,
 )
 
@@ -51,7 +52,11 @@ def test_a_listed_part_keeps_its_copy(part: int, change: dict[str, object], why:
     with pytest.raises(StartRefused, match=why) as caught:
         check_parts(parts, settings(), Opening())
     assert "idalloc store repair" in str(caught.value)
-    assert check_parts(parts, settings(), Opening(repairs=True)) == "us"
+    if part:
+        assert check_parts(parts, settings(), Opening(repairs=True)) == "us"
+    else:
+        with pytest.raises(StartRefused, match=r"lost the values of step; restore the table, or drop it"):
+            check_parts(parts, settings(), Opening(repairs=True))
 
 
 def test_a_part_that_is_not_listed_may_lack_the_copy() -> None:
@@ -83,13 +88,28 @@ def test_the_list_only_grows_and_is_written_once() -> None:
         (Opening(name="export", witness="witness"), False, "witness"),
         (Opening(name="export"), False, "export"),
         (Opening(name="export"), True, ""),
-        (Opening(witness="witness", repairs=True), True, "witness"),
     ],
 )
 def test_a_proposed_name_is_for_an_empty_store(opening: Opening, has_rows: bool, name: str) -> None:
     """P3: a used store takes over another name by a repair only."""
     found = new_name([USED[0]._replace(has_rows=has_rows)], opening)
     assert found == name if name else found not in ("export", "witness")
+
+
+def test_lost_parts_are_named_before_the_witness() -> None:
+    """P3: the marks of a witness are the last memory of the ids: forgetting them comes last."""
+    for identity in (None, Sequence(description="them")):
+        with pytest.raises(StartRefused, match="was lost or exchanged"):
+            check_parts(USED, identity, Opening(witness="us"))
+    with pytest.raises(StartRefused, match=r"put that store back.*run `idalloc store repair`.*gone for good"):
+        check_parts(USED, settings(), Opening(witness="them"))
+    assert check_parts(USED, settings(), Opening(witness="them", repairs=True)) == "them"
+
+
+def test_only_a_name_marks_a_column() -> None:
+    """P3: a column of another program that begins alike is no name of a store."""
+    assert name_in({"store_feed", f"store_{'a' * 32}", "prefix"}) == "a" * 32
+    assert name_in({"store_feed", "prefix"}) == ""
 
 
 def test_another_place_is_refused_by_name() -> None:

@@ -162,7 +162,7 @@ class TestForget:
         other = MemoryStore()
         await other.open()
         for opening in (ANY_STORE, Opening(creates=False)):
-            with pytest.raises(StartRefused, match=r"give each store a witness of its own"):
+            with pytest.raises(StartRefused, match=r"give this one a witness of its own"):
                 await open_with_witness(other, witness, opening)
         assert await forget_marks(witness, None) == 2
         await open_with_witness(other, witness, Opening(creates=False))
