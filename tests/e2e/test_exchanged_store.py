@@ -95,11 +95,10 @@ def test_an_export_after_a_loss_fails_until_a_repair(backend: Exchangeable, tmp_
         assert (done.returncode, done.stdout) == (2, "")
         assert "run `idalloc store repair`" in done.stderr
     repaired = command("store", "repair", "--json", store=backend.url)
-    assert json.loads(repaired.stdout) == {
-        "created": [{"sequence": "answered", "lastId": "5", "knownFrom": "recorded answers"}]
-    }
+    assert json.loads(repaired.stdout) == {"repaired": [{"sequence": "answered", "lastId": "5", "state": "reserved"}]}
     assert "before a server starts" in repaired.stderr
     assert command("store", "import", str(backup), store=backend.url).returncode == 0
+    assert json.loads(command("store", "repair", "--json", store=backend.url).stdout) == {"repaired": []}
     with running(tmp_path, store=backend.url) as server, sdk.Client(server.address) as client:
         assert client.allocate_range("orders").first_id == 11
         assert client.allocate_range("answered").first_id == 6

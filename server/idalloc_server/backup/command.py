@@ -21,7 +21,7 @@ from idalloc_server.domain.store.identity import Opening
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.witness.marks import Witness
 from idalloc_server.settings import commands
-from idalloc_server.settings.commands import ConfigFile, fail, with_store, with_store_and_witness, with_store_as_flags
+from idalloc_server.settings.commands import ConfigFile, fail, with_store, with_store_as_flags
 from idalloc_server.store.credentials import has_secret
 from idalloc_server.store.urls import open_index, open_store
 
@@ -62,7 +62,7 @@ def export(
     if moved_to:
         _check_moved_to(moved_to, retire=retire)
 
-    async def run_export(store: Store) -> None:
+    async def run_export(store: Store, _: Witness | None) -> None:
         if not await store.list("", "", 1, with_deleted=True, with_periods=False) and not await store.claimed_starts():
             fail(f"there is nothing in {store.address} to export", 1)
         if retire:
@@ -78,32 +78,26 @@ def export(
 @app.command()
 @with_store_as_flags
 def repair(context: typer.Context, *, config_file: ConfigFile = None, **flags: str | None) -> None:
-    """Create lost tables, indices or columns of a store again, and make all parts one store.
+    """Create lost tables or indices of a store again, and make all parts one store.
 
-    Stop all servers of the store first. A sequence that the store lost continues after the last id
-    that the witness knows, or else the recorded answers of calls with a request id. What neither
-    knows cannot be known: its other ids, settings, periods and deletions, sequences without such
-    calls, and the values of a lost column. So import the last export of the store afterwards,
-    and advance each sequence past the highest id in use, before a server starts.
+    Stop all servers of the store first. Names of lost sequences that the witness or the recorded
+    answers know are reserved: calls are rejected until they are imported or created. Sequences that
+    are behind a known id are advanced. Other ids and names stay unknown. So import the last
+    export, and repair again, before a server starts.
     """
-    created: list[repairs.Known] = []
+    done: list[repairs.Repaired] = []
 
     async def run_repair(store: Store, witness: Witness | None) -> None:
-        known = await repairs.known_ids(store, witness)
-        created.extend(await repairs.continue_lost(store, known, SystemClock()))
+        done.extend(await repairs.repair(store, witness, SystemClock()))
 
-    with_store_and_witness(run_repair, config_file, flags, Opening(repairs=True))
-    rows = [(each.name, str(each.last_id), each.source) for each in created]
-    keys = ("sequence", "lastId", "knownFrom")
-    context.obj.rows(
-        ("sequence", "continues after", "known from"),
-        rows,
-        lambda: {"created": [dict(zip(keys, row, strict=True)) for row in rows]},
-        numbers=("continues after",),
-    )
+    with_store(run_repair, config_file, flags, Opening(repairs=True))
+    rows = [(each.sequence, each.period, str(each.last_id), each.state) for each in done]
+    keys = ("sequence", "period", "lastId", "state")
+    content = [{key: value for key, value in zip(keys, row, strict=True) if value} for row in rows]
+    columns = ("sequence", "period", "last known id", "state")
+    context.obj.rows(columns, rows, lambda: {"repaired": content}, numbers=columns[2:3])
     print(
-        "idalloc: the parts of the store are complete. Import its last export, then advance each sequence past the "
-        "highest id in use, before a server starts",
+        "idalloc: the store has all parts; import its last export, and repair again, before a server starts",
         file=sys.stderr,
     )
 
@@ -199,7 +193,7 @@ def import_(
     clock = SystemClock()
     importers = []
 
-    async def run_import(store: Store) -> None:
+    async def run_import(store: Store, _: Witness | None) -> None:
         if new_store:
             await _check_new_store(store, new_store, lines, export_data)
         if unretire:

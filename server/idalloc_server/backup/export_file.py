@@ -29,6 +29,7 @@ from idalloc_server.domain.store.retirement import RETIRED_BY
 
 FORMAT = 1
 
+_STORE = re.compile(r"[0-9a-f]{32}")
 _DIGITS = re.compile(r"-?[0-9]{1,19}")
 # The lowest counter that a store can hold.
 _LOWEST = -MAX_ID - 1
@@ -238,7 +239,9 @@ class _Reader:
         if number == 1:
             if content.get("idalloc_export") != FORMAT:
                 raise ValueError(f'must be {{"idalloc_export": {FORMAT}}} in an export of this version')
-            self.file.store = str(content.get("store", ""))
+            self.file.store = content.get("store", "")
+            if self.file.store != "" and not _STORE.fullmatch(str(self.file.store)):
+                raise ValueError(f"store: must be 32 hexadecimal digits, not {short(self.file.store)}")
         elif "prefix" in content:
             self.file.claims.append(ExportedClaim.model_validate(content))
         elif "period" in content:

@@ -1,60 +1,72 @@
-"""Continues the sequences of a store that lost them, from what is known elsewhere."""
+"""Reserves and advances the sequences of a store that lost a part, by what is known elsewhere."""
 
-from collections.abc import Iterable
+from collections import defaultdict
 from typing import NamedTuple
+from uuid import uuid4
 
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.generations import generation_after
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Sequence
+from idalloc_server.domain.store.identity import IDENTITY
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.domain.store.records import Row
+from idalloc_server.domain.store.records import Revision, Row
+from idalloc_server.domain.store.reservation import reserved_row
 from idalloc_server.domain.witness.comparison import marks
 from idalloc_server.domain.witness.marks import START, Witness
 
-_BY = "store repair"
+
+class Repaired(NamedTuple):
+    """A sequence, or one of its periods, that the store lost or that was behind a known id."""
+
+    sequence: str
+    period: str
+    last_id: int  # the last id that is known
+    state: str  # reserved, advanced, or behind, which a period stays
 
 
-class Known(NamedTuple):
-    """The last id of a sequence that is known without its row."""
+async def repair(store: Store, witness: Witness | None, clock: Clock) -> list[Repaired]:
+    """Reserve names that the store lost, and advance its sequences past the ids that are known.
 
-    name: str  # of the row
-    last_id: int
-    step: int
-    source: str  # where it is known from, for people
-
-
-async def known_ids(store: Store, witness: Witness | None) -> list[Known]:
-    """Return the last ids that the witness, or else the recorded answers, know of each row.
+    The witness and the recorded answers know ids. A repeat finds nothing more to do, unless an
+    older export was imported meanwhile.
 
     Raises:
         StoreFailure: The store or the witness failed.
     """
-    known = {
-        end.row_name: Known(end.row_name, end.last_id, end.step, "recorded answers")
-        for end in await store.recorded_ends()
-    }
+    found, by = [], f"repair:{uuid4()}"
+    for name, ids in sorted((await _known_ids(store, witness)).items()):
+        if name.startswith(START):
+            await store.raise_start(int(name.removeprefix(START)), max(ids))
+            continue
+        row = await store.get(name)
+        last_id = max(ids) if row is None or row.sequence.step > 0 else min(ids)
+        sequence, _, period = name.partition(PERIOD_SEPARATOR)
+        if row is not None and (row.deleted or not _is_behind(row, last_id)):
+            continue
+        state = "behind"
+        if row is None and not period:
+            why, state = f"lost by the store, and its last known id is {last_id}", "reserved"
+            generation = generation_after(Sequence(), 0, clock)
+            await store.create(reserved_row(name, why, by, generation, clock.wall()))
+        elif row is not None and not period:
+            state, generation = "advanced", generation_after(row.sequence, row.generation, clock)
+            change = Revision(row.sequence, last_id, by, clock.wall(), generation=generation)
+            await store.revise(name, row.revision, change)
+        found.append(Repaired(sequence, period, last_id, state))
+    return found
+
+
+async def _known_ids(store: Store, witness: Witness | None) -> dict[str, set[int]]:
+    """Return the last ids that are known, by the name of the row."""
+    known: dict[str, set[int]] = defaultdict(set)
+    for end in await store.recorded_ends():
+        known[end.row_name].add(end.last_id)
     if witness is not None:
         async for name, mark in marks(witness):
-            known[name] = Known(name, mark.value, mark.step, "witness")
-    return [known[name] for name in sorted(known)]
+            known[name].add(mark.value)
+    known.pop(IDENTITY, None)
+    return known
 
 
-async def continue_lost(store: Store, known: Iterable[Known], clock: Clock) -> list[Known]:
-    """Create the sequences that the store lacks after their known ids, and raise start timestamps.
-
-    Returns:
-        What was created. A sequence with periods is not: its settings are unknown.
-
-    Raises:
-        StoreFailure: The store failed.
-    """
-    created = []
-    for each in known:
-        if each.name.startswith(START):
-            await store.raise_start(int(each.name.removeprefix(START)), each.last_id)
-        elif PERIOD_SEPARATOR not in each.name and await store.get(each.name) is None:
-            sequence = Sequence(start=each.last_id + each.step, step=each.step)
-            generation, now = generation_after(sequence, 0, clock), clock.wall()
-            await store.create(Row(each.name, each.last_id, sequence, generation, 0, 1, _BY, now, now))
-            created.append(each)
-    return created
+def _is_behind(row: Row, last_id: int) -> bool:
+    return row.last_value is None or row.sequence.is_past(last_id, row.last_value)

@@ -16,7 +16,7 @@ from rich.markup import escape
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import Refusal, StartRefused, StoreFailure, StoreRetired
 from idalloc_server.domain.sequences.text import escaped
-from idalloc_server.domain.store.identity import ANY_STORE, Opening
+from idalloc_server.domain.store.identity import Opening
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.witness.identity import open_with_witness
 from idalloc_server.domain.witness.marks import Witness
@@ -62,16 +62,6 @@ with_store_as_flags = partial(with_settings_as_flags, only=("store", "store_time
 
 
 def with_store(
-    work: Callable[[Store], Coroutine[Any, Any, None]],
-    config_file: str | None,
-    flags: dict[str, str | None],
-    opening: Opening = ANY_STORE,
-) -> None:
-    """Run a command's work on an open store, as ``with_store_and_witness``."""
-    with_store_and_witness(lambda store, _: work(store), config_file, flags, opening)
-
-
-def with_store_and_witness(
     work: Callable[[Store, Witness | None], Coroutine[Any, Any, None]],
     config_file: str | None,
     flags: dict[str, str | None],
@@ -90,9 +80,9 @@ def with_store_and_witness(
         async with AsyncExitStack() as stack:
             store, witness = open_store(settings.store, SystemClock(), settings.store_timeout), None
             stack.push_async_callback(store.close)
-            if not opening.creates:
+            if not opening.creates or (opening.repairs and not settings.witness):
                 check_exists(store, "store")
-            elif settings.witness:
+            if opening.creates and settings.witness:
                 witness = open_witness(settings.witness, settings.store, settings.store_timeout)
                 stack.push_async_callback(witness.close)
             await (open_with_witness(store, witness, opening) if witness else store.open(opening))

@@ -182,7 +182,7 @@ class Database:
 
     def _refused(self, error: FilesChanged) -> StoreRefused:
         return StoreRefused(
-            f"the file {self.path} {error}; put the opened file back, or stop all servers of the store and restore it"
+            f"the file {self.path} {error}; follow docs/operations/runbook.md (The SQLite file was moved, lost or replaced)"
         )
 
     # The methods below run on the file's thread.
