@@ -182,7 +182,8 @@ class Database:
 
     def _refused(self, error: FilesChanged) -> StoreRefused:
         return StoreRefused(
-            f"the file {self.path} {error}; follow docs/operations/runbook.md (The SQLite file was moved, lost or replaced)"
+            f"the file {self.path} {error}; follow docs/operations/runbook.md "
+            "(the SQLite file was moved, lost or replaced)"
         )
 
     # The methods below run on the file's thread.
