@@ -1,6 +1,7 @@
 """A store without a name, of the version before names, gets one, and older servers keep it (P3)."""
 
 import asyncio
+import json
 import subprocess
 import sys
 import uuid
@@ -102,6 +103,25 @@ def test_older_servers_keep_the_name(scenario: Scenario, python_before_names: Pa
         command(python_before_names, "store", "export", "--retire", store=scenario.store)
     assert opened(scenario.store, Opening()) == opened(scenario.store, Opening(creates=False))
     assert opened(scenario.store, Opening())[0] == name
+
+
+def test_a_store_with_a_witness_keeps_its_name(python_before_names: Path, tmp_path: Path) -> None:
+    """P3: the name that an older version gave a store with a witness is the one of its parts."""
+    scenario = Scenario(tmp_path, full=False)
+    witness = {"witness": f"sqlite://{tmp_path}/witness.db", **SETTINGS}
+    try:
+        ids, names = set[int](), ("", dict[str, str]())
+        for python in (python_before_names, THIS, python_before_names, THIS):
+            server = scenario.start_node(python=python, **witness)
+            ids |= {*take(server)}
+            names = opened(scenario.store, Opening(creates=False))
+            assert server.stop() == 0, server.log.read_text()
+            events = [json.loads(line) for line in server.log.read_text().splitlines()]
+            assert {line["event"] for line in events if line["level"] != "info"} == {"witness_on_the_stores_disk"}
+        assert len(ids) == 40
+        assert {"sequences", "start_timestamps", "allocations"} <= names[1].keys()
+    finally:
+        scenario.close()
 
 
 def test_an_export_moves_the_name(python_before_names: Path, tmp_path: Path) -> None:
