@@ -22,7 +22,7 @@ MOST = 5
 def names(folder: Path) -> set[str]:
     """Return the names in the store."""
     with closing(sqlite3.connect(folder / "ids.db")) as db:
-        return {name for (name,) in db.execute("SELECT name FROM sequences")}
+        return {name for (name,) in db.execute("SELECT name FROM sequences WHERE name > ' '")}
 
 
 def warnings(server: Server) -> list[dict[str, Any]]:

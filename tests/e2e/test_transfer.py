@@ -206,6 +206,10 @@ def test_export_retire_ends_all_leases_first(tmp_path: Path) -> None:
 
 def assert_recipe_continues(tmp_path: Path, store: str) -> None:
     """Move the guide's table to a new store, and assert that ids continue there."""
+    refused = idalloc("store", "export", f"--store={store}")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "run `idalloc store repair`" in refused.stderr
+    assert idalloc("store", "repair", f"--store={store}").returncode == 0
     new = f"sqlite://{tmp_path}/new.db"
     done = idalloc("store", "import", "-", f"--store={new}", content=exported(store))
     assert (done.returncode, done.stderr) == (0, "")

@@ -177,7 +177,7 @@ class TestColumns:
     async def test_a_start_adds_missing_columns_before_the_name(self, opener: Opener) -> None:
         """P1: a start completes a store without a name; a command refuses and changes nothing."""
         await opener.backend.make_guide_table()
-        assert "start a server on it first" in await refusal(opener)
+        assert "start a server on it, or run `idalloc store repair`" in await refusal(opener)
         assert isinstance(opener.backend, SqlBackend)
         await opener.put("orders", last_value=41)
         assert (await grant(await opener.open(), "orders", 1)).last_value == 42

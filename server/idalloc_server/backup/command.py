@@ -75,33 +75,6 @@ def export(
     with_store(run_export, config_file, flags, Opening(creates=False))
 
 
-@app.command()
-@with_store_as_flags
-def repair(context: typer.Context, *, config_file: ConfigFile = None, **flags: str | None) -> None:
-    """Create lost tables or indices of a store again, and make all parts one store.
-
-    Stop all servers of the store first. Names of lost sequences that the witness or the recorded
-    answers know are reserved: calls are rejected until they are imported or created. Sequences that
-    are behind a known id are advanced. Other ids and names stay unknown. So import the last
-    export, and repair again, before a server starts.
-    """
-    done: list[repairs.Repaired] = []
-
-    async def run_repair(store: Store, witness: Witness | None) -> None:
-        done.extend(await repairs.repair(store, witness, SystemClock()))
-
-    with_store(run_repair, config_file, flags, Opening(repairs=True))
-    rows = [(each.sequence, each.period, str(each.last_id), each.state) for each in done]
-    keys = ("sequence", "period", "lastId", "state")
-    content = [{key: value for key, value in zip(keys, row, strict=True) if value} for row in rows]
-    columns = ("sequence", "period", "last known id", "state")
-    context.obj.rows(columns, rows, lambda: {"repaired": content}, numbers=columns[2:3])
-    print(
-        "idalloc: the store has all parts; import its last export, and repair again, before a server starts",
-        file=sys.stderr,
-    )
-
-
 _Unretire = Annotated[
     bool,
     typer.Option(
@@ -209,6 +182,33 @@ def import_(
             _print_summary(context, each, clock.wall())
     if export_data.problems or importers[0].problems:
         raise typer.Exit(1)
+
+
+@app.command()
+@with_store_as_flags
+def repair(context: typer.Context, *, config_file: ConfigFile = None, **flags: str | None) -> None:
+    """Create lost tables or indices of a store again, and make all parts one store.
+
+    Stop all servers of the store first. Names of lost sequences that the witness or the recorded
+    answers know are reserved: calls are rejected until they are imported or created. Sequences that
+    are behind a known id are advanced. Other ids and names stay unknown. So import the last
+    export, and repair again, before a server starts.
+    """
+    done: list[repairs.Repaired] = []
+
+    async def run_repair(store: Store, witness: Witness | None) -> None:
+        done.extend(await repairs.repair(store, witness, SystemClock()))
+
+    with_store(run_repair, config_file, flags, Opening(repairs=True))
+    rows = [(each.sequence, each.period, str(each.last_id), each.state) for each in done]
+    keys = ("sequence", "period", "lastId", "state")
+    content = [{key: value for key, value in zip(keys, row, strict=True) if value} for row in rows]
+    columns = ("sequence", "period", "last known id", "state")
+    context.obj.rows(columns, rows, lambda: {"repaired": content}, numbers=columns[2:3])
+    print(
+        "idalloc: the store has all parts; import its last export, and repair again, before a server starts",
+        file=sys.stderr,
+    )
 
 
 def _check_unretire(new_store: str, *, unretire: bool, no_ids_since_export: bool) -> None:

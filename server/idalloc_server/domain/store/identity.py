@@ -102,7 +102,9 @@ def check_parts(parts: Many[Part], identity: Sequence | None, opening: Opening) 
             "`idalloc store repair`; if its store is gone for good, run `idalloc witness forget --all`",
         )
     if not opening.creates and (incomplete := next((part for part in parts if part.lacks), None)):
-        raise StartRefused("store", f"{incomplete.what} is missing or incomplete; start a server on it first")
+        raise StartRefused(
+            "store", f"{incomplete.what} is missing or incomplete; start a server on it, or run `idalloc store repair`"
+        )
     return name
 
 

@@ -70,7 +70,7 @@ def read_answer(host: str, status: int, content: bytes, parse: Callable[[Any], _
         if status == _HTTP_OK:
             return parse(answer)
         code, text = int(answer["error"]["code"]), str(answer["error"]["message"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, LookupError, TypeError):
         pass  # plain text: a failed authentication, or an answer of a proxy
     message = f"CrateDB at {host} answered {status}{f' ({code})' if code else ''}: {one_line(text)}"
     # 408: a load balancer stopped waiting, after it forwarded the statement. 503: the node gave up
