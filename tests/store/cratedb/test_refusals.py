@@ -68,6 +68,9 @@ class Cluster:
     async def revoke(self, *privileges: str) -> None:
         await self.sql(f'REVOKE {", ".join(privileges)} ON SCHEMA "{self.schema}" FROM "{self.user}"')
 
+    async def forget_name(self) -> None:
+        await self._backend.forget_name()
+
     async def open(self, opening: Opening = ANY_STORE) -> Store:
         self._stores.append(open_store(self.url, FakeClock()))
         await self._stores[-1].open(opening)
@@ -287,11 +290,12 @@ class TestStart:
     async def test_a_required_column_stays_required(self, cluster: Cluster) -> None:
         """A user who may add neither a required column nor an optional one is refused."""
         await cluster.open()
+        await cluster.forget_name()  # as in an older version, which could lack columns
         for column in ("demand", "writes"):
             await cluster.sql(f"ALTER TABLE {{}}sequences DROP COLUMN {column}")
         await cluster.revoke("DDL")
         with pytest.raises(StartRefused, match="cannot create or complete the table"):
-            await cluster.open(Opening(repairs=True))
+            await cluster.open()
 
     @pytest.mark.parametrize("missing", ["DQL", "DML"])
     async def test_a_missing_privilege_is_refused(self, cluster: Cluster, missing: str) -> None:
