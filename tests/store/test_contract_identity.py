@@ -371,3 +371,15 @@ class TestMark:
             with pytest.raises(StoreWentBackwards, match="opened the cluster a cluster, and now found"):
                 await store.create(new_row("new"))
         await store.close()
+
+    async def test_a_node_that_joins_is_awaited(self, emulator: CrateEmulator, clock: FakeClock) -> None:
+        """P3: the id of a node that has not joined yet is not kept; the next attempt succeeds."""
+        opener = Opener(CrateBackend(f"crate://{emulator.host}/?schema=ids", clock.advance), clock)
+        store, joined = opener.new(), emulator.statements.cluster_id
+        emulator.statements.cluster_id = "_na_"
+        with pytest.raises(StoreUnavailable, match="has not joined its cluster yet"):
+            await store.open()
+        emulator.statements.cluster_id = joined
+        await store.open()
+        await use(store)
+        await store.close()

@@ -299,3 +299,11 @@ def test_an_exported_line_is_safe_to_print() -> None:
     assert written.isascii()
     assert written.isprintable()
     assert json.loads(written)["settings"]["description"] == UNSAFE
+
+
+@pytest.mark.parametrize("store", ["A b; x", "store", "e" * 31, "E" * 32, None, 7])
+def test_only_a_name_of_a_store_is_read(store: object) -> None:
+    """P3: the name in an export becomes that of a column; anything else is an error of line 1."""
+    file = read_export([json.dumps({"idalloc_export": 1, "store": store}).encode()])
+    assert [(each.line, "32 hexadecimal digits" in each.message) for each in file.problems] == [(1, True)]
+    assert read_export([header_line("e" * 32).encode()]).store == "e" * 32
