@@ -142,9 +142,9 @@ def _texts(node: ast.expr, tree: ast.Module) -> Iterator[str]:
         yield node.value
     elif isinstance(node, ast.Name):
         for each in ast.walk(tree):
-            if isinstance(each, ast.Assign) and isinstance(each.value, ast.Tuple):
-                targets = getattr(each.targets[0], "elts", [])
-                for target, value in zip(targets, each.value.elts, strict=False):
+            if isinstance(each, ast.Assign):
+                targets = getattr(each.targets[0], "elts", each.targets)
+                for target, value in zip(targets, getattr(each.value, "elts", [each.value]), strict=False):
                     is_named = isinstance(target, ast.Name) and target.id == node.id
                     if is_named and isinstance(value, ast.Constant) and isinstance(value.value, str) and value.value:
                         yield value.value

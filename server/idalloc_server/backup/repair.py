@@ -33,7 +33,8 @@ async def repair(store: Store, witness: Witness | None, clock: Clock) -> list[Re
     Raises:
         StoreFailure: The store or the witness failed.
     """
-    found, by = [], f"repair:{uuid4()}"
+    found: list[Repaired] = []
+    by = f"repair:{uuid4()}"
     for name, ids in sorted((await _known_ids(store, witness)).items()):
         if name.startswith(START):
             await store.raise_start(int(name.removeprefix(START)), max(ids))
@@ -45,11 +46,13 @@ async def repair(store: Store, witness: Witness | None, clock: Clock) -> list[Re
             continue
         state = "behind"
         if row is None and not period:
-            why, state = f"lost by the store, and its last known id is {last_id}", "reserved"
+            state = "reserved"
+            why = f"lost by the store, and its last known id is {last_id}"
             generation = generation_after(Sequence(), 0, clock)
             await store.create(reserved_row(name, why, by, generation, clock.wall()))
         elif row is not None and not period:
-            state, generation = "advanced", generation_after(row.sequence, row.generation, clock)
+            state = "advanced"
+            generation = generation_after(row.sequence, row.generation, clock)
             change = Revision(row.sequence, last_id, by, clock.wall(), generation=generation)
             await store.revise(name, row.revision, change)
         found.append(Repaired(sequence, period, last_id, state))

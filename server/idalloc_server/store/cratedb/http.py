@@ -54,7 +54,8 @@ class CrateHttp(Transport):
     async def open_cluster(self) -> None:
         """Keep the id of the cluster. Later connections to another one are refused."""
         ((found,),) = await self.read(_CLUSTER)
-        body, parse = {"stmt": _CLUSTER, "args": []}, partial(_check_cluster, opened=found)
+        body = {"stmt": _CLUSTER, "args": []}
+        parse = partial(_check_cluster, opened=found)
         parse({"rows": [[found]]})
         self._cluster = found
         self.set_identity_check(_request(_CLUSTER, body, parse))
@@ -149,7 +150,8 @@ class CrateHttp(Transport):
         ties = nonce if table is None else f"{nonce}, {_oid_of(reference)}"
         floor = table.mark.floor() if table and table.mark else None
         if statement.startswith("SELECT "):
-            tied, floor = f"SELECT {ties}, {statement.removeprefix('SELECT ')}", None
+            tied = f"SELECT {ties}, {statement.removeprefix('SELECT ')}"
+            floor = None
         elif " RETURNING " in statement:
             numbered = "" if floor is None else "_seq_no, "
             tied = statement.replace(" RETURNING ", f" RETURNING {ties}, {numbered}")

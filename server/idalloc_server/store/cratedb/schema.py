@@ -151,9 +151,11 @@ async def _create_missing(http: CrateHttp, schema: str, table: Table) -> bool:
     if isinstance(failure, StoreOutcomeUnknown):
         raise failure
     if table.columns.keys() <= found.keys():
-        event, why = "demand_not_kept", packed_settings.WITHOUT_DEMAND
+        event = "demand_not_kept"
+        why = packed_settings.WITHOUT_DEMAND
         if "demand" not in table.optional:
-            event, why = "store_name_not_kept", "an exchange of this table for another one is not noticed by a start"
+            event = "store_name_not_kept"
+            why = "an exchange of this table for another one is not noticed by a start"
         _log.warning(
             event,
             why=why,

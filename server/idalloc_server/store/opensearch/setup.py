@@ -313,11 +313,14 @@ async def _check_policy(http: OpenSearchHttp, found: StoredIndex) -> None:
 
 async def _send_optional(http: OpenSearchHttp, put: Request[Any], found: StoredIndex, what: str) -> bool:
     """Change a mapping; without the privilege for that, log that ``what`` is off, return False."""
-    event, why = "store_name_not_kept", "an exchange of this index for another one is not noticed by a start"
+    event = "store_name_not_kept"
+    why = "an exchange of this index for another one is not noticed by a start"
     if what == "nonce":
-        event, why = "nonces_are_off", "answers that a proxy mixed up are recognized by their key and index only"
+        event = "nonces_are_off"
+        why = "answers that a proxy mixed up are recognized by their key and index only"
     elif what == "demand":
-        event, why = "demand_not_kept", WITHOUT_DEMAND
+        event = "demand_not_kept"
+        why = WITHOUT_DEMAND
     try:
         await http.send_write(put)
     except StoreRefused as error:
