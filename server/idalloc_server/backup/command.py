@@ -206,7 +206,8 @@ def repair(context: typer.Context, *, config_file: ConfigFile = None, **flags: s
     columns = ("sequence", "period", "last known id", "state")
     context.obj.rows(columns, rows, lambda: {"repaired": content}, numbers=columns[2:3])
     print(
-        "idalloc: the store has all parts; import its last export, and repair again, before a server starts",
+        "idalloc: the store has all parts; import its last export, and repair again, before a server starts: lost "
+        "sequences that are neither printed nor imported begin again",
         file=sys.stderr,
     )
 
