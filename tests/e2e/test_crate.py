@@ -246,7 +246,7 @@ def test_the_stop_of_a_single_server_burns_no_ids(cluster: CrateCluster, tmp_pat
     names = [f"orders-{number}" for number in range(4)]
     issued: dict[str, int] = {}
     counters: dict[str, set[int]] = {name: set() for name in names}
-    with running(tmp_path, store=cluster.store) as server:
+    with running(tmp_path, store=cluster.store, outage_reserve="1s") as server:
         with calling(server) as stub:
             # Until each lease was refilled several times, between refills of the others.
             while min(map(len, counters.values())) < 5:

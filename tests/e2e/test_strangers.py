@@ -229,6 +229,7 @@ METADATA = {
     "wrong token": [("authorization", SECRET)],
     "two tokens": [("authorization", SECRET), ("authorization", SECRET)],
     "bytes": [("authorization", f"{SECRET}\xff\xfe")],
+    "no UTF-8": [("authorization", f"{SECRET}\udcff")],
     "upper case": [("Authorization", SECRET)],
     "timeout": [("grpc-timeout", SECRET[7:])],
     "encoding": [("grpc-encoding", SECRET[7:])],

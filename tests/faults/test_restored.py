@@ -246,7 +246,7 @@ def test_importing_a_newer_export_repairs_a_restored_store(scenario: Scenario) -
     before = [scenario.start_client(node, mode="ranges,ids", pause=PAUSE) for node in nodes]
     scenario.wait_for_records(before, more=20)
     copy = store.copy()
-    scenario.wait_for_records(before, more=20)
+    wait_until_all_nodes_write(scenario, before)
     assert not any(client.stop().errors for client in before)
     newer = export_at_rest(scenario)
 

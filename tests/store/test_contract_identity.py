@@ -13,10 +13,9 @@ from idalloc_server.domain.store.records import RecordedAllocation, RecordedEnd
 from tests.store.conftest import BACKENDS, CRATEDB, OPENSEARCH
 from tests.support.cratedb.emulator import CrateEmulator
 from tests.support.cratedb.emulator import Fault as CrateFault
-from tests.support.fake_store import FakeClock
 from tests.support.opensearch.backend import OpenSearchBackend
-from tests.support.opensearch.stand_in import Fault, OpenSearchStandIn
-from tests.support.store_backends import CrateBackend, Opener, SqlBackend
+from tests.support.opensearch.stand_in import Fault
+from tests.support.store_backends import CrateBackend, Opener, SqliteBackend
 from tests.support.store_rows import grant, new_row
 
 PARTS = ("sequences", "start_timestamps", "allocations")
@@ -39,6 +38,20 @@ async def use(store: Store) -> None:
     await store.record([answer("r", 6)])
 
 
+@pytest.fixture
+async def used(opener: Opener) -> Store:
+    """An open store, all parts of which are used."""
+    store = await opener.open()
+    await use(store)
+    return store
+
+
+async def make_unnamed(opener: Opener) -> None:
+    """Make a used store as an older version leaves it."""
+    await use(await opener.open())
+    await opener.backend.forget_name()
+
+
 async def refusal(opener: Opener, opening: Opening = READS) -> str:
     """Open the store, which must be refused; the message is one line."""
     with pytest.raises(StartRefused) as caught:
@@ -52,9 +65,9 @@ async def refusal(opener: Opener, opening: Opening = READS) -> str:
 class TestLostParts:
     @pytest.mark.parametrize("part", PARTS)
     @pytest.mark.parametrize("how", ["lose", "empty"])
+    @pytest.mark.usefixtures("used")
     async def test_a_lost_part_is_refused_until_a_repair(self, opener: Opener, part: str, how: str) -> None:
         """P3, P6, P7: no process opens a store of which a part was dropped, or made again."""
-        await use(await opener.open())
         await opener.open()  # from now on the start timestamps are known to have rows
         await getattr(opener.backend, how)(part)
         if (part, how) == ("allocations", "empty") and isinstance(opener.backend, OpenSearchBackend):
@@ -68,25 +81,22 @@ class TestLostParts:
         if part != "sequences":
             assert (await grant(store, "s", 1)).last_value == 11
 
+    @pytest.mark.usefixtures("used")
     async def test_a_part_of_another_store_is_refused(self, opener: Opener) -> None:
         """P3: sequences of another store, beside the start timestamps of this one, are refused."""
-        await use(await opener.open())
-        if isinstance(opener.backend, CrateBackend | OpenSearchBackend):
-            await opener.backend.exchange()
-        else:
-            assert isinstance(opener.backend, SqlBackend)
+        if isinstance(opener.backend, SqliteBackend):
             other = '{"description": "another store"}'
-            await opener.backend.sql("UPDATE {}sequences SET settings = ? WHERE name = ?", other, IDENTITY)
+            await opener.sql("UPDATE {}sequences SET settings = ? WHERE name = ?", other, IDENTITY)
+        else:
+            await opener.backend.exchange()
         assert "was lost or exchanged" in await refusal(opener)
 
-    async def test_a_name_is_random_and_stays(self, opener: Opener) -> None:
+    async def test_a_name_is_random_and_stays(self, opener: Opener, used: Store) -> None:
         """P3: each store has a name from its first open on; a later open changes nothing."""
-        first = await opener.open()
-        await use(first)
         again = await opener.open()
         read = await opener.open(READS)
-        assert first.opened == again.opened == read.opened
-        assert len(first.opened["name"]) == 32
+        assert used.opened == again.opened == read.opened
+        assert len(used.opened["name"]) == 32
         row = await again.get(IDENTITY)
         assert row is not None
         assert set(PARTS) <= row.sequence.labels.keys()
@@ -106,8 +116,7 @@ class TestWithoutName:
 
     async def test_it_is_adopted(self, opener: Opener) -> None:
         """P3: a used store gets a random name, not a proposed one, and continues."""
-        await use(await opener.open())
-        await opener.backend.forget_name()
+        await make_unnamed(opener)
         before = await opener.open(READS)
         assert before.opened["name"] == ""
         store = await opener.open(Opening(name=EXPORT))
@@ -125,8 +134,7 @@ class TestWithoutName:
 
     async def test_the_witness_of_another_store_is_refused(self, opener: Opener) -> None:
         """P3: a used store never takes over the name of a witness, but by a repair on purpose."""
-        await use(await opener.open())
-        await opener.backend.forget_name()
+        await make_unnamed(opener)
         message = await refusal(opener, Opening(witness=OTHER))
         assert "`idalloc store repair`" in message
         assert "`idalloc witness forget --all`" in message
@@ -139,8 +147,7 @@ class TestWithoutName:
     @pytest.mark.parametrize("how", ["lose", "empty"])
     async def test_lost_sequences_are_refused(self, opener: Opener, how: str) -> None:
         """P3: sequences that are missing, or empty beside recorded answers, were lost."""
-        await use(await opener.open())
-        await opener.backend.forget_name()
+        await make_unnamed(opener)
         await getattr(opener.backend, how)("sequences")
         assert "sequences" in await refusal(opener, Opening())
 
@@ -156,49 +163,43 @@ class TestWithoutName:
 @pytest.mark.parametrize("opener", ["sqlite", *CRATEDB], indirect=True)
 class TestColumns:
     @pytest.mark.parametrize("column", ["step", "mode", "settings"])
+    @pytest.mark.usefixtures("used")
     async def test_a_lost_column_is_refused(self, opener: Opener, column: str) -> None:
         """P1: without `step` a sequence would turn round, without `mode` a deleted one continue."""
-        await use(await opener.open())
-        assert isinstance(opener.backend, SqlBackend)
-        await opener.backend.sql(f"ALTER TABLE {{}}sequences DROP COLUMN {column}")
+        await opener.sql(f"ALTER TABLE {{}}sequences DROP COLUMN {column}")
         assert "the table" in await refusal(opener, Opening())
         assert f"lost the values of {column}; restore the table, or drop it" in await refusal(opener, REPAIRS)
         await opener.backend.lose("sequences")
         await opener.open(REPAIRS)
         await opener.open()
 
+    @pytest.mark.usefixtures("used")
     async def test_a_lost_demand_is_no_loss(self, opener: Opener) -> None:
         """P10: the column of the demand is a hint, which a user without DDL may never have had."""
-        await use(await opener.open())
-        assert isinstance(opener.backend, SqlBackend)
-        await opener.backend.sql("ALTER TABLE {}sequences DROP COLUMN demand")
+        await opener.sql("ALTER TABLE {}sequences DROP COLUMN demand")
         assert (await grant(await opener.open(), "s", 1)).last_value == 11
 
     async def test_a_start_adds_missing_columns_before_the_name(self, opener: Opener) -> None:
         """P1: a start completes a store without a name; a command refuses and changes nothing."""
         await opener.backend.make_guide_table()
         assert "start a server on it, or run `idalloc store repair`" in await refusal(opener)
-        assert isinstance(opener.backend, SqlBackend)
         await opener.put("orders", last_value=41)
         assert (await grant(await opener.open(), "orders", 1)).last_value == 42
 
 
 @each_store
-async def test_another_place_than_expected_is_refused(opener: Opener) -> None:
+async def test_another_place_than_expected_is_refused(opener: Opener, used: Store) -> None:
     """P3: a later worker opens only what the first one opened, and creates nothing."""
-    store = await opener.open()
-    await use(store)
-    expected = Opening(creates=False, expected=store.opened)
-    assert (await opener.open(expected)).opened == store.opened
-    other = {what: f"{seen}0" for what, seen in store.opened.items()}
-    for what in other:
-        message = await refusal(opener, Opening(creates=False, expected={**store.opened, what: other[what]}))
+    expected = Opening(creates=False, expected=used.opened)
+    assert (await opener.open(expected)).opened == used.opened
+    for what, seen in used.opened.items():
+        message = await refusal(opener, Opening(creates=False, expected={**used.opened, what: f"{seen}0"}))
         assert "the store was exchanged while this server ran" in message
     for part in PARTS:
         await opener.backend.lose(part)
     await refusal(opener, expected)
     with pytest.raises((StoreRefused, StoreWentBackwards)):
-        await store.grant("s", 1, 1000)
+        await used.grant("s", 1, 1000)
 
 
 @each_store
@@ -216,29 +217,25 @@ async def test_the_last_recorded_ids_are_known(opener: Opener) -> None:
 
 @pytest.mark.parametrize("opener", CLUSTERS, indirect=True)
 class TestRunningProcess:
-    async def test_a_part_made_again_is_refused(self, opener: Opener) -> None:
+    async def test_a_part_made_again_is_refused(self, opener: Opener, used: Store) -> None:
         """P3: a running process refuses names that it has not used, for ever, in the new part."""
-        store = await opener.open()
-        await use(store)
         assert isinstance(opener.backend, CrateBackend | OpenSearchBackend)
         await opener.backend.make_again()
         for attempt in range(20):  # each refused write raises the numbers of the new part
             with pytest.raises(StoreWentBackwards, match="the store was exchanged"):
-                await store.create(new_row(f"new {attempt}"))
+                await used.create(new_row(f"new {attempt}"))
 
-    async def test_reads_and_refused_writes_keep_the_mark(self, opener: Opener) -> None:
+    async def test_reads_and_refused_writes_keep_the_mark(self, used: Store) -> None:
         """P2: what changes nothing has no number of a write, and is no reason for a refusal."""
-        store = await opener.open()
-        await use(store)
-        granted = await grant(store, "s", 5)
-        await grant(store, "s", 0)
+        granted = await grant(used, "s", 5)
+        await grant(used, "s", 0)
         for _ in range(3):
-            assert not await store.give_back("s", 5, (0, 1, granted.generation))
-            assert await store.get("s") is not None
-            await store.create(new_row("s"))
-            assert await store.record([answer("r", 6)]) == {"r": answer("r", 6)}
-            await store.keep_prefix(9, "me", 60.0)
-        assert (await grant(store, "s", 1)).last_value == 16
+            assert not await used.give_back("s", 5, (0, 1, granted.generation))
+            assert await used.get("s") is not None
+            await used.create(new_row("s"))
+            assert await used.record([answer("r", 6)]) == {"r": answer("r", 6)}
+            await used.keep_prefix(9, "me", 60.0)
+        assert (await grant(used, "s", 1)).last_value == 16
 
 
 @pytest.mark.test_long
@@ -248,38 +245,30 @@ async def test_a_start_beside_another_one_is_no_loss(opener: Opener, is_used: bo
     """P3: one process creates and names a store between any two requests of another one."""
     for step in itertools.count():
         if is_used:
-            await use(await opener.open())
-            await opener.backend.forget_name()
-        store: Any = opener.new()
-        between = Between(store.http._connections, step, opener)
-        store.http._connections.exchange = between.exchange
-        await store.open()
-        assert store.opened == (await opener.open()).opened
+            await make_unnamed(opener)
+        was_beside = await open_beside(opener, step)
         for part in PARTS:
             await opener.backend.lose(part)
-        if between.left > 0:
+        if not was_beside:
             break
     assert step > 20
 
 
-class Between:
-    """Lets another process open the store before one of the requests of a process.
+async def open_beside(opener: Opener, step: int) -> bool:
+    """Open the store, and as another process before one of the requests; return if it was sent."""
+    store: Any = opener.new()
+    send = store.http._connections.exchange
+    sent = itertools.count()
 
-    Args:
-        connections: Of the process.
-        left: How many requests come before.
-        opener: Opens the store as another process.
-    """
+    async def exchange(*arguments: Any, **options: Any) -> Any:
+        if next(sent) == step:
+            await opener.open()
+        return await send(*arguments, **options)
 
-    def __init__(self, connections: Any, left: int, opener: Opener) -> None:
-        self.left = left
-        self._send, self._opener = connections.exchange, opener
-
-    async def exchange(self, *arguments: Any, **options: Any) -> Any:
-        self.left -= 1
-        if self.left == -1:
-            await self._opener.open()
-        return await self._send(*arguments, **options)
+    store.http._connections.exchange = exchange
+    await store.open()
+    assert store.opened == (await opener.open()).opened
+    return next(sent) > step
 
 
 class TestKilledStarts:
@@ -301,8 +290,7 @@ class TestKilledStarts:
         """P3: a store is not refused because its creation, or its naming, was not finished."""
         for skip in itertools.count():
             if is_used:
-                await use(await opener.open())
-                await opener.backend.forget_name()
+                await make_unnamed(opener)
             if not await self.start_and_die(opener, match, skip):
                 break
             store = await opener.open()
@@ -315,11 +303,9 @@ class TestKilledStarts:
     async def start_and_die(self, opener: Opener, match: str, skip: int) -> bool:
         """Open a store that loses its connection at a request; return whether it was sent."""
         options: dict[str, Any] = {"times": -1, "skip": skip, "match": match, "applied": bool(skip % 2)}
-        assert isinstance(opener.stand_in, CrateEmulator | OpenSearchStandIn)
         stand_in: Any = opener.stand_in
-        stand_in.inject(
-            CrateFault("drop", **options) if isinstance(stand_in, CrateEmulator) else Fault("drop", **options)
-        )
+        fault = CrateFault if isinstance(stand_in, CrateEmulator) else Fault
+        stand_in.inject(fault("drop", **options))
         try:
             await opener.open()
         except StoreUnavailable:
@@ -329,57 +315,49 @@ class TestKilledStarts:
         return False
 
 
+@pytest.mark.parametrize("opener", ["emulator"], indirect=True)
 class TestMark:
-    """What only the number of a write shows, on the emulator of CrateDB."""
+    """What only the number of a write, or the id of the cluster, shows."""
 
-    async def test_a_restored_table_with_its_identity_is_refused(
-        self, emulator: CrateEmulator, clock: FakeClock
-    ) -> None:
+    @pytest.fixture
+    def emulator(self, opener: Opener) -> CrateEmulator:
+        assert isinstance(opener.stand_in, CrateEmulator)
+        return opener.stand_in
+
+    async def test_a_restored_table_with_its_identity_is_refused(self, used: Store, emulator: CrateEmulator) -> None:
         """P3: an older copy of a table with its OID repeats a number, and is refused for ever."""
-        opener = Opener(CrateBackend(f"crate://{emulator.host}/?schema=ids", clock.advance), clock)
-        store = await opener.open()
-        await use(store)
-        emulator.statements.rewind("ids", "sequences", 2)
+        emulator.statements.rewind("idalloc_test", "sequences", 2)
         for attempt in range(20):
-            with pytest.raises(StoreWentBackwards, match=r'the table "ids"\."sequences" up to its write 4'):
-                await store.create(new_row(f"new {attempt}"))
+            with pytest.raises(StoreWentBackwards, match=r'the table "idalloc_test"\."sequences" up to its write 4'):
+                await used.create(new_row(f"new {attempt}"))
         with pytest.raises(StoreWentBackwards):
-            await store.get("s")
-        await store.close()
+            await used.get("s")
 
-    async def test_a_table_of_several_shards_has_no_mark(self, emulator: CrateEmulator, clock: FakeClock) -> None:
+    async def test_a_table_of_several_shards_has_no_mark(self, opener: Opener, emulator: CrateEmulator) -> None:
         """P1: each shard of an adopted table has its own numbers, which may be lower."""
-        backend = CrateBackend(f"crate://{emulator.host}/?schema=ids", clock.advance)
-        opener = Opener(backend, clock)
-        await backend.sql("CREATE TABLE {}sequences (name TEXT PRIMARY KEY, last_value BIGINT)")
+        await opener.sql("CREATE TABLE {}sequences (name TEXT PRIMARY KEY, last_value BIGINT)")
         await opener.put("orders", last_value=41)
         store = await opener.open()
-        emulator.statements.rewind("ids", "sequences", 0)
+        emulator.statements.rewind("idalloc_test", "sequences", 0)
         assert (await grant(store, "orders", 1)).last_value == 42
-        await store.close()
 
-    async def test_another_cluster_is_refused(self, emulator: CrateEmulator, clock: FakeClock) -> None:
+    async def test_another_cluster_is_refused(self, used: Store, emulator: CrateEmulator) -> None:
         """P3: OIDs begin at 1 in each cluster; a new connection to another one is refused."""
-        opener = Opener(CrateBackend(f"crate://{emulator.host}/?schema=ids", clock.advance), clock)
-        store = await opener.open()
-        await use(store)
         emulator.statements.cluster_id = "another cluster"
         emulator.inject(CrateFault("drop", applied=False))
         with pytest.raises(StoreUnavailable):
-            await grant(store, "s", 1)
+            await grant(used, "s", 1)
         for _ in range(3):
             with pytest.raises(StoreWentBackwards, match="opened the cluster a cluster, and now found"):
-                await store.create(new_row("new"))
-        await store.close()
+                await used.create(new_row("new"))
 
-    async def test_a_node_that_joins_is_awaited(self, emulator: CrateEmulator, clock: FakeClock) -> None:
+    async def test_a_node_that_joins_is_awaited(self, opener: Opener, emulator: CrateEmulator) -> None:
         """P3: the id of a node that has not joined yet is not kept; the next attempt succeeds."""
-        opener = Opener(CrateBackend(f"crate://{emulator.host}/?schema=ids", clock.advance), clock)
-        store, joined = opener.new(), emulator.statements.cluster_id
+        store = opener.new()
+        joined = emulator.statements.cluster_id
         emulator.statements.cluster_id = "_na_"
         with pytest.raises(StoreUnavailable, match="has not joined its cluster yet"):
             await store.open()
         emulator.statements.cluster_id = joined
         await store.open()
         await use(store)
-        await store.close()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from idalloc_server.domain.errors import SequenceDeleted, StoreRefused, StoreUnreachable
-from idalloc_server.store.counted import CALLS, counted
+from idalloc_server.store.stores import CALLS, counted
 
 
 class Failing:

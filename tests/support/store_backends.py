@@ -114,6 +114,11 @@ class Opener:
         await store.open(opening)
         return store
 
+    async def sql(self, statement: str, *args: object) -> None:
+        """Run a statement without idalloc, on a backend that speaks SQL."""
+        assert isinstance(self.backend, SqlBackend)
+        await self.backend.sql(statement, *args)
+
     async def put(self, name: str, **columns: int | str | None) -> None:
         """Insert a row with these columns only, as in an adopted table."""
         await self.backend.put(name, columns)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from idalloc_server.backup import counter_documents, export_file, exporter, importer, unretirement
+from idalloc_server.backup import counter_documents, export_file, exporter, importer
 from idalloc_server.backup import repair as repairs
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import StartRefused, StoreFailure
@@ -231,7 +231,7 @@ async def _check_new_store(store: Store, url: str, lines: list[bytes], file: exp
     commands.check_exists(new, "--new-store")
     try:
         await new.open(Opening(creates=False))
-        await unretirement.check_new_store(store, new, lines, file)
+        await exporter.check_new_store(store, new, lines, file)
     finally:
         await new.close()
 

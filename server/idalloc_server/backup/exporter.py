@@ -5,12 +5,12 @@ An exported counter is never behind an id that was issued before the export.
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from uuid import uuid4
 
-from idalloc_server.backup.export_file import claim_line, header_line, row_line
+from idalloc_server.backup.export_file import ExportFile, claim_line, header_line, row_line
 from idalloc_server.domain.clock import Clock
-from idalloc_server.domain.errors import StoreUnavailable
+from idalloc_server.domain.errors import StartRefused, StoreUnavailable
 from idalloc_server.domain.generations import MARGIN_SECONDS, generation_after
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR
 from idalloc_server.domain.store.identity import IDENTITY
@@ -96,6 +96,49 @@ async def unretire(store: Store, clock: Clock) -> None:
         by = f"unretire:{uuid4()}"
         await store.revise(RETIREMENT, row.revision, Revision(row.sequence, 0, by, clock.wall(), deleted=True))
     raise StoreUnavailable(f"the retirement was changed during each of {_ATTEMPTS} attempts: try again")
+
+
+async def check_new_store(retired: Store, new: Store, lines: Sequence[bytes], file: ExportFile) -> None:
+    """Check that the store used since a retirement is retired, too, and that a file is its export.
+
+    Args:
+        retired: The store to reactivate.
+        new: The store used since.
+        lines: The lines of the file.
+        file: Its content.
+
+    Raises:
+        StartRefused: It may have issued ids that are not in the file, or it is another store.
+        StoreFailure: A store failed.
+    """
+    here, there = await retired.get(RETIREMENT), await new.get(RETIREMENT)
+    if there is None or there.deleted:
+        raise _refused(
+            f"{new.address} is not retired, so its servers may issue ids; run `idalloc store export --retire` on it, "
+            "and import that file"
+        )
+    if here is not None and here.revised_by == there.revised_by:
+        raise _refused(f"{new.address} is the store to reactivate; name the store that was used since")
+    # Not the first line: older exports lack the name of the store.
+    if [line.strip() for line in lines if line.strip()][1:] != [line.encode() async for line in export_lines(new)][1:]:
+        raise _refused(
+            f"{new.address} has other sequences or counters than FILE, so it served after that export; import the "
+            "output of `idalloc store export --retire` on it"
+        )
+    await _check_complete(retired, file)
+
+
+async def _check_complete(retired: Store, file: ExportFile) -> None:
+    """Check that a file has each sequence of the retired store, as its new store has."""
+    names, after = {item.row.name for item in file.items} | file.reserved.keys(), ""
+    while rows := await retired.list("", after, _PAGE_ROWS, with_deleted=True, with_periods=False):
+        after = rows[-1].name
+        if missing := [row.name for row in rows if row.name not in names]:
+            raise _refused(f"FILE lacks sequence {missing[0]!r} of the retired store, so it is not its new store's")
+
+
+def _refused(message: str) -> StartRefused:
+    return StartRefused("--unretire", message)
 
 
 async def _write_retirement(store: Store, clock: Clock, by: str, moved_to: str) -> None:

@@ -46,43 +46,33 @@ class Documents(Protocol):
         Raises:
             StartRefused: The database cannot be used.
         """
-        ...
 
     async def close(self) -> None:
         """Release the database."""
-        ...
 
     async def create_schema(self, name: str) -> bool:
         """Create a schema; return whether it did not exist."""
-        ...
 
     async def drop_schema(self, name: str) -> int | None:
         """Drop a schema; return the number of its collections, or None if it does not exist."""
-        ...
 
     async def list_schemas(self) -> list[str]:
         """Return the names of the schemas, sorted."""
-        ...
 
     async def create_collection(self, schema: str, name: str) -> bool:
         """Create a collection; return whether it did not exist."""
-        ...
 
     async def drop_collection(self, schema: str, name: str) -> bool:
         """Drop a collection; return whether it existed."""
-        ...
 
     async def list_collections(self, schema: str) -> list[str]:
         """Return the names of a schema's collections, sorted; none if the schema does not exist."""
-        ...
 
     async def check(self, schema: str, name: str) -> None:
         """Check that a collection exists."""
-        ...
 
     async def count(self, schema: str, name: str) -> int:
         """Return the number of documents."""
-        ...
 
     async def insert(self, schema: str, name: str, documents: Sequence[Document], *, upsert: bool = False) -> Inserted:
         """Add all documents or none.
@@ -93,7 +83,6 @@ class Documents(Protocol):
         Raises:
             DuplicateKey: Without ``upsert``: a key exists, or is twice in the batch.
         """
-        ...
 
     async def page(
         self, schema: str, name: str, after: str | None, keys: Sequence[str] | None = None
@@ -103,7 +92,6 @@ class Documents(Protocol):
         The page begins after the key ``after``; with None it is the first one. If ``keys`` are
         given, which are sorted, it has only documents with one of them.
         """
-        ...
 
     async def rewrite(self, schema: str, name: str, selection: Selection, change: Change) -> Rewritten:
         """Change or delete the selected documents. If the change of one fails, none is changed.
@@ -117,4 +105,3 @@ class Documents(Protocol):
             WriteConflict: Others changed a document during each attempt; earlier ones of this call
                 may be changed.
         """
-        ...

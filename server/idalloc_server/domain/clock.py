@@ -14,11 +14,9 @@ class Clock(Protocol):
 
     def boot(self) -> float:
         """Return monotonic seconds, including the time that the machine was suspended."""
-        ...
 
     def wall(self) -> float:
         """Return seconds since 1970-01-01T00:00:00Z. May jump in either direction."""
-        ...
 
 
 class SystemClock:

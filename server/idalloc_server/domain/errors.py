@@ -1,6 +1,6 @@
 """The errors of the domain: why a call (``Refusal``) or a start (``StartRefused``) is refused.
 
-More subclasses are in store/reservation.py, store/exchange.py and witness/chain.py.
+More subclasses are in store/reservation.py and witness/chain.py.
 """
 
 from pathlib import Path
@@ -22,6 +22,8 @@ class Refusal(Exception):
     status: ClassVar[str]  # the name of the gRPC status code
     # What the caller or the operator does, in Markdown with links as from docs/reference/.
     next_step: ClassVar[str]
+    # How many seconds a caller that is refused too often must wait; else 0. It is answered late.
+    wait = 0.0
 
     def __init_subclass__(cls, *, reason: str = "", status: str = "") -> None:
         """Set the reason and status of the class; by default it inherits them."""
@@ -230,9 +232,6 @@ class RequestIdBurned(Refusal, reason="REQUEST_ID_BURNED", status="ABORTED"):
 class Unauthenticated(Refusal, reason="UNAUTHENTICATED", status="UNAUTHENTICATED"):
     """The credentials are missing or unknown. The message never contains them."""
 
-    # How many seconds the host must wait if it sent unknown credentials too often; else 0.
-    wait = 0.0
-
     next_step = (
         "Send one token, or use a client certificate, that is in the server's access file "
         "([runbook](../operations/runbook.md#unauthenticated))."
@@ -341,6 +340,24 @@ class StoreRefused(StoreFailure, reason="STORE_REFUSED", status="FAILED_PRECONDI
     next_step = "The operator takes the step in the message ([runbook](../operations/runbook.md#store_refused))."
 
 
+class StoreExchanged(StoreWentBackwards, StoreRefused):
+    """Another place answers under the name that this process opened (P3).
+
+    An alias was moved, or a table was swapped, for example.
+    """
+
+    def __init__(self, seen: str, found: str) -> None:
+        StoreFailure.__init__(
+            self,
+            f"the store was exchanged: this process opened {seen}, and now found {found}; it issues no ids from there; "
+            "stop all servers of the store, then put the opened one back, or restore as after a backup "
+            "(docs/operations/backup-and-restore.md)",
+        )
+        self.metadata |= {"seen": seen, "found": found}
+        self.seen = seen  # what this process opened
+        self.found = found  # what answers now
+
+
 class StoreUnavailable(StoreFailure, Retryable, reason="STORE_UNAVAILABLE", status="UNAVAILABLE"):
     """The store did not execute the statement; a retry may succeed.
 
@@ -381,6 +398,13 @@ class StoreOutcomeUnknown(StoreUnavailable):
     """
 
     is_of_store = True
+
+
+class GrantLost(StoreOutcomeUnknown):
+    """A write of several rows did not say what it did to this one. A repeat writes it alone."""
+
+    def __init__(self, sequence: str, why: str) -> None:
+        super().__init__(f"the outcome of a grant of sequence {sequence!r} is unknown: {why}; try again")
 
 
 class StoreConnectionLost(StoreOutcomeUnknown):

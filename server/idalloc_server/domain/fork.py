@@ -13,7 +13,6 @@ class ForkAware(Protocol):
 
     def forget_after_fork(self) -> None:
         """Discard the ids of the parent process; called in the child of a fork."""
-        ...
 
 
 class Process(Protocol):
@@ -21,11 +20,9 @@ class Process(Protocol):
 
     def pid(self) -> int:
         """Return the process id. It also changes in a fork that Python does not notice."""
-        ...
 
     def register(self, holder: ForkAware) -> None:
         """Call ``holder.forget_after_fork`` in each forked child. Keep only a weak reference."""
-        ...
 
 
 class OsProcess:
@@ -40,7 +37,6 @@ class OsProcess:
             os.register_at_fork(after_in_child=self._forget_in_child)
 
     def register(self, holder: ForkAware) -> None:
-        """See ``Process.register``."""
         self._holders.add(holder)
 
     def _forget_in_child(self) -> None:

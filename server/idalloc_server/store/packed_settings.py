@@ -51,6 +51,17 @@ def mode(name: str, sequence: Sequence, deleted: bool) -> str | None:
     return None if sequence.kind == Kind.COUNTER else TIMESTAMP
 
 
+def columns(name: str, sequence: Sequence, *, deleted: bool) -> dict[str, int | str | None]:
+    """Return the columns of a row's settings. ``mode`` is None for an ordinary counter."""
+    return {
+        "step": sequence.step,
+        "min_value": sequence.min_value,
+        "max_value": sequence.max_value,
+        "settings": pack(sequence),
+        "mode": mode(name, sequence, deleted),
+    }
+
+
 def pack(sequence: Sequence) -> str:
     """Return the settings without their own column as JSON, except those at their default."""
     default = Sequence()

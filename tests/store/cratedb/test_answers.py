@@ -5,7 +5,7 @@ import json
 import pytest
 
 from idalloc_server.domain.errors import StoreAnsweredError, StoreFailure, StoreOutcomeUnknown, StoreRefused
-from idalloc_server.store.cratedb.answers import read_answer
+from idalloc_server.store.cratedb.http import read_answer
 
 STATEMENT = 'UPDATE "ids"."sequences" SET last_value = 1 WHERE name = $1'
 

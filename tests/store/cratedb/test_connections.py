@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import gzip
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from idalloc_server.domain.errors import StoreAnsweredError, StoreFailure, StoreUnreachable
+from idalloc_server.domain.errors import StoreAnsweredError, StoreFailure, StoreOutcomeUnknown, StoreUnreachable
+from idalloc_server.store.opensearch.http import OpenSearchHttp
 from tests.store.cratedb.conftest import ADD, MakeHttp, last_value
 from tests.support.cratedb.emulator import CrateEmulator
 from tests.support.cratedb.statements import without_ties
@@ -112,6 +114,79 @@ class TestConnections:
         with pytest.raises(StoreUnreachable, match="closed"):
             await http.write(ADD, 1, "s")
         assert crate.requests == []
+
+
+class TestLimits:
+    """An answer has limits of size, of nesting, and of informational answers before it."""
+
+    @pytest.mark.parametrize("length", [2**40, None], ids=["announced", "chunked"])
+    async def test_a_body_without_an_end_is_not_read(self, make_http: MakeHttp, length: int | None) -> None:
+        """An endless body is an error with the next step, and its connection is closed."""
+
+        async def answer(writer: asyncio.StreamWriter, body: bytes) -> None:
+            part = b"[" * 2**20
+            head = b"Transfer-Encoding: chunked" if length is None else b"Content-Length: %d" % length
+            writer.write(b"HTTP/1.1 200 X\r\n%s\r\n\r\n" % head)
+            while True:
+                writer.write(part if length else b"%x\r\n%s\r\n" % (len(part), part))
+                await writer.drain()
+
+        await self._refuses(make_http, answer, "of more than 64 MiB")
+
+    async def test_a_compressed_body_counts_as_it_unpacks(self, make_http: MakeHttp) -> None:
+        """200 MiB that fit into 200 KiB are an error."""
+        packed = gzip.compress(bytes(200 * 2**20))
+
+        async def answer(writer: asyncio.StreamWriter, body: bytes) -> None:
+            head = b"HTTP/1.1 200 X\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed)
+            writer.write(head + packed)
+
+        await self._refuses(make_http, answer, "of more than 64 MiB")
+
+    async def test_informational_answers_end(self, make_http: MakeHttp) -> None:
+        """Endless answers of 100 Continue are an error."""
+
+        async def answer(writer: asyncio.StreamWriter, body: bytes) -> None:
+            while True:
+                writer.write(b"HTTP/1.1 100 Continue\r\n\r\n" * 100)
+                await writer.drain()
+
+        await self._refuses(make_http, answer, "after more than 10 informational ones")
+
+    async def test_some_informational_answers_are_skipped(self, make_http: MakeHttp) -> None:
+        """Each answer may follow ten informational ones."""
+
+        async def answer(writer: asyncio.StreamWriter, body: bytes) -> None:
+            writer.write(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 10)
+            await answering(200)(writer, body)
+
+        async with Connections(answer).serve() as host:
+            http = make_http(host)
+            assert await http.write(ADD, 1, "s") == [[1]]
+            assert await http.write(ADD, 1, "s") == [[1]]
+            await http.close()
+
+    @pytest.mark.parametrize("status", [200, 400])
+    async def test_a_deeply_nested_answer_is_refused(self, make_http: MakeHttp, status: int) -> None:
+        """200,000 levels are an error with the next step."""
+        await self._refuses(make_http, answering(status, b"[" * 200_000), "that is nested too deeply")
+
+    async def test_opensearch_has_the_same_limits(self) -> None:
+        """The transport to OpenSearch shares the limits."""
+        connections = Connections(answering(200, b'{"a":' * 200_000))
+        async with connections.serve() as host:
+            http = OpenSearchHttp([host])
+            with pytest.raises(StoreUnreachable, match="that is nested too deeply; check the proxy"):
+                await http.send_read(http.ALIVE)
+            await http.close()
+
+    async def _refuses(self, make_http: MakeHttp, answer: Answer, problem: str) -> None:
+        connections = Connections(answer)
+        async with connections.serve() as host:
+            http = make_http(host)
+            with pytest.raises(StoreOutcomeUnknown, match=f"an answer {problem}; check the proxy in front of it"):
+                await http.write(ADD, 1, "s")
+            await http.close()
 
 
 class TestCredentials:

@@ -133,7 +133,7 @@ class TestPausedHosts:
         """P10: a read does not wait for ``store_timeout`` at a paused host."""
         http = make_http(paused, nodes[0], host_timeouts=QUICK._replace(read=1.0))
         assert await soon(http.read(READ, "s")) == [[0]]
-        assert await soon(http.version()) == "6.4.3"
+        assert await soon(http.send_read(http.ALIVE)) == "6.4.3"
 
     async def test_a_slow_read_completes(self, nodes: list[FakeNode], make_http: MakeHttp) -> None:
         """A scan that takes longer than the timeout of one host still completes."""

@@ -137,7 +137,7 @@ class TestFailover:
         http = make_http(closed_port(), crate.host)
         assert await http.write(ADD, 5, "s") == [[5]]
         assert await http.read(READ, "s") == [[5]]
-        assert await http.version() == "6.4.3"
+        assert await http.send_read(http.ALIVE) == "6.4.3"
 
     async def test_no_reachable_host_is_unreachable(self, make_http: MakeHttp) -> None:
         """P9: if no host can be reached, nothing was sent and nothing is burned."""

@@ -85,7 +85,9 @@ async def test_recipe_clients_and_idalloc_share_a_sequence(opener: Opener) -> No
     assert isinstance(backend, CrateBackend)
     await backend.sql(f"CREATE TABLE {{}}sequences {GUIDE_TABLE}")
     await backend.sql("INSERT INTO {}sequences (name, last_value) VALUES (?, ?)", "orders", FIRST)
-    allocation_config = AllocationConfig(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=False)
+    allocation_config = AllocationConfig(
+        lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=False, max_reserved_ids=10
+    )
     nodes = [Allocator(await opener.open(), SystemClock(), allocation_config) for _ in range(2)]
     stop = threading.Event()
     recipes = [RecipeClient(backend, stop) for _ in range(THREADS)]

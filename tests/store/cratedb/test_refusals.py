@@ -16,11 +16,11 @@ from idalloc_server.documents.selection import Selection
 from idalloc_server.domain.errors import (
     StartRefused,
     StoreAnsweredError,
+    StoreExchanged,
     StoreOutcomeUnknown,
     StoreRefused,
     StoreUnreachable,
 )
-from idalloc_server.domain.store.exchange import StoreExchanged
 from idalloc_server.domain.store.identity import ANY_STORE, Opening
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Demand

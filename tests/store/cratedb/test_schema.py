@@ -37,6 +37,12 @@ class TestVersions:
         assert "CrateDB 5.10.15 cannot be used" in await refusal(store)
         assert emulator.writes() == []
 
+    async def test_a_start_does_not_wait_for_a_paused_node(self, emulator: CrateEmulator, store: Store) -> None:
+        """P10: a node that does not answer the others has no version, and refuses no start."""
+        emulator.statements.versions = ["6.4.3", None]
+        await store.open()
+        assert len(emulator.writes()) > 0
+
     async def test_the_answering_node_is_checked_without_sys_nodes(self, emulator: CrateEmulator, store: Store) -> None:
         """If the user may not see sys.nodes, the version of the answering node counts."""
         emulator.statements.denied = {"sys"}

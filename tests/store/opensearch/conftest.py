@@ -2,7 +2,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from tests.support.opensearch.backend import OpenSearchBackend
 from tests.support.opensearch.stand_in import OpenSearchStandIn
+from tests.support.store_backends import Opener
 
 
 @pytest.fixture
@@ -11,3 +13,10 @@ async def opensearch() -> AsyncIterator[OpenSearchStandIn]:
     async with OpenSearchStandIn() as stand_in:
         yield stand_in
     assert stand_in.unknown == []
+
+
+@pytest.fixture
+def backend(opener: Opener) -> OpenSearchBackend:
+    """The indices behind the stores of the opener."""
+    assert isinstance(opener.backend, OpenSearchBackend)
+    return opener.backend

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from idalloc_server.domain.errors import StoreAnsweredError, StoreFailure, StoreOutcomeUnknown, StoreRefused
-from idalloc_server.store.opensearch.answers import CONFLICT, ROW_MISSING, AliasUnknown, RowInvalid, read_answer
+from idalloc_server.store.opensearch.http import CONFLICT, ROW_MISSING, AliasUnknown, RowInvalid, read_answer
 
 
 def error(kind: str, reason: str = "why", **fields: object) -> dict[str, Any]:

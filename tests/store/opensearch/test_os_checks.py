@@ -9,9 +9,9 @@ from structlog.testing import capture_logs
 
 from idalloc_server.domain.errors import StartRefused, StoreAnsweredError, StoreFailure
 from idalloc_server.store.opensearch import setup
-from idalloc_server.store.opensearch.checks import StoredIndex, check
 from idalloc_server.store.opensearch.http import OpenSearchHttp
 from idalloc_server.store.opensearch.indices import SEQUENCES
+from idalloc_server.store.opensearch.setup import StoredIndex, check
 from idalloc_server.store.urls import open_store
 from tests.support.fake_store import FakeClock
 from tests.support.opensearch.stand_in import Fault, OpenSearchStandIn

@@ -23,12 +23,6 @@ NAMES = ["a", "b", "ba", "bb", "c", "ä", "日本"]
 
 
 @pytest.fixture
-def backend(opener: Opener) -> OpenSearchBackend:
-    assert isinstance(opener.backend, OpenSearchBackend)
-    return opener.backend
-
-
-@pytest.fixture
 async def frugal(backend: OpenSearchBackend) -> AsyncIterator[None]:
     """The cluster allows no expensive queries."""
     await send(backend, "PUT", "/_cluster/settings", {"persistent": {"search.allow_expensive_queries": False}})

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import structlog
 
-from idalloc_server.domain.errors import StartRefused, StoreUnavailable, StoreWentBackwards
-from idalloc_server.domain.store.exchange import StoreExchanged
+from idalloc_server.domain.errors import StartRefused, StoreExchanged, StoreUnavailable, StoreWentBackwards
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Demand, RecordedAllocation
 from idalloc_server.store.opensearch.store import OpenSearchStore
@@ -22,12 +21,6 @@ from tests.support.store_rows import grant, requested_row
 DEMAND = Demand(12.5, 10, 1_700_000_000)
 EVERYWHERE = pytest.mark.parametrize("opener", OPENSEARCH, indirect=True)
 STAND_IN = pytest.mark.parametrize("opener", OPENSEARCH[:1], indirect=True)
-
-
-@pytest.fixture
-def backend(opener: Opener) -> OpenSearchBackend:
-    assert isinstance(opener.backend, OpenSearchBackend)
-    return opener.backend
 
 
 @pytest.fixture

@@ -21,12 +21,6 @@ pytestmark = pytest.mark.parametrize("opener", OPENSEARCH, indirect=True)
 FLOOD_STAGE = {"index.blocks.read_only_allow_delete": "true"}
 
 
-@pytest.fixture
-def backend(opener: Opener) -> OpenSearchBackend:
-    assert isinstance(opener.backend, OpenSearchBackend)
-    return opener.backend
-
-
 async def send(backend: OpenSearchBackend, method: str, path: str, body: object = None) -> dict[str, Any]:
     """Send a request of an operator, which must succeed; ``{}`` is the alias of the sequences."""
     status, answer = await backend.send(method, path.replace("{}", backend.alias), body)

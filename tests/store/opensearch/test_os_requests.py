@@ -8,11 +8,10 @@ from idalloc_server.domain.errors import StoreOutcomeUnknown, StoreRefused
 from idalloc_server.domain.store.records import NO_FLOOR
 from idalloc_server.domain.store.retirement import RETIREMENT
 from idalloc_server.store.cluster.connections import WrongAnswer
-from idalloc_server.store.opensearch.answers import AliasUnknown
+from idalloc_server.store.opensearch.http import AliasUnknown
 from idalloc_server.store.opensearch.indices import SEQUENCES
-from idalloc_server.store.opensearch.opened_indices import OpenedIndex
 from idalloc_server.store.opensearch.requests import Requests
-from idalloc_server.store.opensearch.results import Hit, Written, WrongItems
+from idalloc_server.store.opensearch.results import Hit, OpenedIndex, Written, WrongItems
 
 REQUESTS = Requests("idalloc", timeout=40.0)
 GRANT = REQUESTS.grant("s", 1, 1000, NO_FLOOR, None)

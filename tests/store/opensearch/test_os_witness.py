@@ -4,8 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from idalloc_server.domain.errors import StartRefused, StoreFailure, StoreOutcomeUnknown, StoreRefused
-from idalloc_server.domain.store.exchange import StoreExchanged
+from idalloc_server.domain.errors import StartRefused, StoreExchanged, StoreFailure, StoreOutcomeUnknown, StoreRefused
 from idalloc_server.domain.witness.marks import Replacement, Witness, WitnessMark
 from idalloc_server.store.urls import open_witness
 from tests.support.opensearch.stand_in import Fault, OpenSearchStandIn

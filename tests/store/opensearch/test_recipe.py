@@ -13,11 +13,6 @@ pytestmark = pytest.mark.parametrize("opener", OPENSEARCH, indirect=True)
 BEFORE_WRAP = 2**31 - 3
 
 
-def backend_of(opener: Opener) -> OpenSearchBackend:
-    assert isinstance(opener.backend, OpenSearchBackend)
-    return opener.backend
-
-
 async def take(backend: OpenSearchBackend, count: int) -> int:
     """Take ids by the recipe, as many a request as its clients do, and return the last one."""
     script = {"source": RECIPE, "lang": "painless", "params": {"n": count}}
@@ -29,18 +24,16 @@ async def take(backend: OpenSearchBackend, count: int) -> int:
 
 
 class TestRecipe:
-    async def test_the_recipe_wraps_at_2_to_the_31(self, opener: Opener) -> None:
+    async def test_the_recipe_wraps_at_2_to_the_31(self, backend: OpenSearchBackend) -> None:
         """A number of 32 bits is an Integer in painless: after 2^31-1 ids are negative."""
-        backend = backend_of(opener)
         try:
             assert await take(backend, BEFORE_WRAP) == BEFORE_WRAP
             assert await take(backend, 10) == BEFORE_WRAP + 10 - 2**32
         finally:
             await backend.send("DELETE", f"/{backend.alias}-recipe")
 
-    async def test_the_recipe_starts_over_in_a_missing_index(self, opener: Opener) -> None:
+    async def test_the_recipe_starts_over_in_a_missing_index(self, backend: OpenSearchBackend) -> None:
         """The recipe's write silently creates a missing index, and issues its first ids again."""
-        backend = backend_of(opener)
         try:
             assert [await take(backend, 10), await take(backend, 10)] == [10, 20]
             await backend.send("DELETE", f"/{backend.alias}-recipe")
@@ -59,9 +52,9 @@ class TestStore:
         await opener.put("adopted", last_value=BEFORE_WRAP)
         assert list(ids_of(await store.grant("adopted", 10, 1000)))[-1] == BEFORE_WRAP + 10
 
-    async def test_a_missing_index_is_refused_and_not_made(self, opener: Opener) -> None:
+    async def test_a_missing_index_is_refused_and_not_made(self, opener: Opener, backend: OpenSearchBackend) -> None:
         """P1: a store whose index was deleted grants nothing, and makes no index in its place."""
-        store, backend = await opener.open(), backend_of(opener)
+        store = await opener.open()
         await store.create(new_row("orders"))
         await store.grant("orders", 10, 1000)
         status, _ = await backend.send("DELETE", f"/{backend.alias}-data")

@@ -19,8 +19,8 @@ from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Demand, RecordedAllocation
 from idalloc_server.domain.store.retention import Retention
 from idalloc_server.store.cluster.connections import Request
-from idalloc_server.store.opensearch.answers import read_answer
 from idalloc_server.store.opensearch.documents import read_documents
+from idalloc_server.store.opensearch.http import read_answer
 from idalloc_server.store.opensearch.indices import INDICES
 from idalloc_server.store.urls import open_index, open_store
 from tests.support.fake_store import FakeClock

@@ -28,11 +28,11 @@ async def store(path: Path, clock: FakeClock) -> AsyncIterator[SqliteStore]:
     await store.close()
 
 
-def execute(path: Path, *statements: str) -> None:
-    """Run statements without idalloc."""
+def execute(path: Path, *statements: str) -> list[tuple[object, ...]]:
+    """Run statements without idalloc; return the rows of the last one."""
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        for statement in statements:
-            db.execute(statement)
+        *_, rows = [db.execute(statement).fetchall() for statement in statements]
+    return rows
 
 
 async def last_granted(store: SqliteStore, wanted: int = 1) -> int:

@@ -12,7 +12,7 @@ import pytest
 
 from idalloc_server.domain.errors import StartRefused, StoreOutcomeUnknown, StoreRefused, StoreWentBackwards
 from idalloc_server.domain.store.identity import Opening
-from idalloc_server.store.sqlite.locks import lock_offset
+from idalloc_server.store.sqlite.files import lock_offset
 from idalloc_server.store.sqlite.store import SqliteStore
 from tests.store.sqlite.conftest import execute, last_granted
 from tests.support.fake_store import FakeClock

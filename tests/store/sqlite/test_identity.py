@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from idalloc_server.store.sqlite.identity import examiner
+from idalloc_server.store.sqlite.files import examiner
 
 
 def test_it_is_the_file_that_stat_finds(tmp_path: Path) -> None:

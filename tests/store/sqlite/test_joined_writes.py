@@ -146,7 +146,7 @@ async def test_a_failed_commit_answers_all(held: HeldDatabase) -> None:
 
     outcomes = await joined(held, add_authorizer, partial(insert, 2), break_halfway)
     assert [type(each) for each in outcomes] == [StoreOutcomeUnknown] * 3
-    await held.database.transact(lambda db: db.set_authorizer(None), "SAVEPOINT other")
+    await held.database.write(lambda db: db.set_authorizer(None), "SAVEPOINT other")
     assert await numbers(held) == []
 
 

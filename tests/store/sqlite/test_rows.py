@@ -32,12 +32,8 @@ class TestRows:
         assert await last_granted(store, 2**63 - 1) == -1
         assert await last_granted(store, 2**63 - 1) == 2**63 - 2
         assert await last_granted(store, 5) == 2**63 - 2
-        db = sqlite3.connect(path)
-        assert db.execute("SELECT last_value, typeof(last_value) FROM sequences WHERE name = 's'").fetchone() == (
-            2**63 - 2,
-            "integer",
-        )
-        db.close()
+        rows = execute(path, "SELECT last_value, typeof(last_value) FROM sequences WHERE name = 's'")
+        assert rows == [(2**63 - 2, "integer")]
 
     @pytest.mark.usefixtures("store")
     async def test_concurrent_stores_share_one_file(self, path: Path) -> None:
@@ -55,11 +51,8 @@ class TestRows:
         """A write keeps the values of columns that another program added."""
         execute(path, "ALTER TABLE sequences ADD COLUMN owner TEXT", "UPDATE sequences SET owner = 'sales'")
         await store.revise("s", 0, Revision(Sequence(), 5, "me", 1.5))
-        db = sqlite3.connect(path)
-        assert db.execute("SELECT owner, last_value, changed_at FROM sequences WHERE name = 's'").fetchall() == [
-            ("sales", 5, 1.5)
-        ]
-        db.close()
+        rows = execute(path, "SELECT owner, last_value, changed_at FROM sequences WHERE name = 's'")
+        assert rows == [("sales", 5, 1.5)]
 
     async def test_reads_do_not_wait_for_a_writer(self, store: SqliteStore, path: Path) -> None:
         """P10: reads return the last commit while another process writes."""

@@ -12,6 +12,7 @@ from idalloc_server.domain.witness.marks import Replacement, WitnessMark
 from idalloc_server.store.sqlite.documents import SqliteDocuments
 from idalloc_server.store.sqlite.store import SqliteStore
 from idalloc_server.store.sqlite.witness import SqliteWitness
+from tests.store.sqlite.conftest import execute
 from tests.support.fake_store import FakeClock
 
 MARK = WitnessMark(1, 10, 1, "one")
@@ -30,9 +31,7 @@ async def make_documents(path: Path) -> None:
 
 
 async def make_other(path: Path) -> None:
-    db = sqlite3.connect(path)
-    db.execute("CREATE TABLE marks (name TEXT PRIMARY KEY)")
-    db.close()
+    execute(path, "CREATE TABLE marks (name TEXT PRIMARY KEY)")
 
 
 async def make_text(path: Path) -> None:

@@ -6,6 +6,7 @@ Answers and errors are as a real CrateDB 6.4.3 gave them. Any other form raises
 """
 
 import json
+import math
 import re
 import sqlite3
 import time
@@ -53,6 +54,9 @@ class Statements(Tables):
         # The clock behind CURRENT_TIMESTAMP, in milliseconds since 1970.
         self.now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
         super().__init__(path)
+        # How long CrateDB's search does not find a new row; it refreshes each second.
+        self.refresh_ms = 0
+        self._created: dict[str, int] = {}  # when rows were created, by key
         # The _version of a row that comes back, by table and key. CrateDB forgets it after 60 s.
         self._later_versions: dict[tuple[str, object], int] = {}
         self._forms: list[tuple[re.Pattern[str], Callable[[re.Match[str], Sequence[Any]], Answer]]] = [
@@ -84,6 +88,10 @@ class Statements(Tables):
                     r"(?: AND _seq_no ?= ?(?P<seq_no>VALUE_) AND _primary_term ?= ?(?P<term>VALUE_))?"
                     r"(?: RETURNING (?P<returning>[\w, ]+))?",
                     self._update,
+                ),
+                (
+                    r"(?P<update>UPDATE REFERENCE SET .+?) WHERE name = ANY\((?P<names>\$\d)\)(?P<rest> RETURNING .+)",
+                    self._update_each,
                 ),
                 (
                     r"DELETE FROM REFERENCE WHERE (?P<key>\w+) ?= ?(?P<is>VALUE_)"
@@ -224,6 +232,8 @@ class Statements(Tables):
         """Give rows that come back a later version than they had."""
         for row in rows if len(keys) == 1 else ():
             key = row[keys[0]]
+            if row["_version"] == 1:
+                self._created[key] = self.now_ms()
             if row["_version"] == 1 and (version := self._later_versions.pop((name, key), None)):
                 self._db.execute(f'UPDATE "{name}" SET _version = {version} WHERE "{keys[0]}" = ?', [key])
 
@@ -263,6 +273,27 @@ class Statements(Tables):
             f" WHERE {self._by_key(table, found, count)} RETURNING *"
         )
         return self._written(table, found, self._db.execute(sql, args).fetchall())
+
+    def _update_each(self, found: re.Match[str], args: Sequence[Any]) -> Answer:
+        """Update each row by its elements of the arrays, once, with the first ones of its name."""
+        place = re.escape(f"[array_position(CAST({found['names']} AS ARRAY(TEXT)), name)]")
+        update = re.sub(rf"CAST\((\$\d) AS ARRAY\(\w+\)\){place}", r"\1", found["update"])
+        inner, run = self._parse(f"{update} WHERE name = {found['names']}{found['rest']}")
+        answer = self._answer(self._find(inner, "DML", "UPDATE"), inner["returning"], [])
+        first = {row[int(found["names"][1:]) - 1]: row for row in reversed([*zip(*args, strict=True)])}
+        for name, row in first.items():
+            if self.now_ms() - self._created.get(name, -math.inf) < self.refresh_ms:
+                continue
+            check_arguments(inner[0], row)
+            self._db.execute("SAVEPOINT one_row")
+            try:
+                answer["rows"] += run(inner, row)["rows"]
+            except SqlError as error:
+                if not _refuses_one_row(error):
+                    raise
+                self._db.execute("ROLLBACK TO one_row")
+            self._db.execute("RELEASE one_row")
+        return {**answer, "rowcount": len(answer["rows"])}
 
     def _delete(self, found: re.Match[str], args: Sequence[Any]) -> Answer:
         table = self._find(found, "DML", "DELETE")

@@ -27,7 +27,7 @@ class Tables:
     """Tables, and the privileges of the user."""
 
     def __init__(self, path: str) -> None:
-        self.versions = ["6.4.3"]  # of each node
+        self.versions: list[str | None] = ["6.4.3"]  # of each node; None for one that is paused
         self.cluster_id = "a cluster"
         # The privileges that the user lacks, of DQL, DML and DDL; "sys" hides the schema sys.
         self.denied: set[str] = set()

@@ -46,19 +46,20 @@ class Batches(Generic[_Item, _Answer]):
                 except Exception as error:
                     answers = [error] * len(batch)
                 for (_, future), answer in zip(batch, answers, strict=True):
-                    _resolve(future, answer)
+                    settle(future, answer)
         finally:
             # Items are left only if the task was cancelled.
             self._task = None
             for _, future in [*batch, *self._waiting]:
-                _resolve(future, ServerDraining())
+                settle(future, ServerDraining())
             self._waiting.clear()
 
 
-def _resolve(future: "asyncio.Future[_Answer]", answer: "_Answer | Exception") -> None:
+def settle(future: "asyncio.Future[_Answer]", outcome: "_Answer | BaseException") -> None:
+    """Give a caller its answer, or its error, unless it was cancelled."""
     if future.done():
         return
-    if isinstance(answer, Exception):
-        future.set_exception(answer)
+    if isinstance(outcome, BaseException):
+        future.set_exception(outcome)
     else:
-        future.set_result(answer)
+        future.set_result(outcome)

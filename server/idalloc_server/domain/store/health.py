@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import structlog
 
-from idalloc_server.domain.errors import StoreFailure, StoreRefused
-from idalloc_server.domain.store.exchange import StoreExchanged
+from idalloc_server.domain.errors import StoreExchanged, StoreFailure, StoreRefused
 
 _log = structlog.get_logger("idalloc.store")
 

@@ -55,12 +55,10 @@ class Store(Protocol):
     @property
     def address(self) -> str:
         """The store's address, without passwords or tokens."""
-        ...
 
     @property
     def opened(self) -> Mapping[str, str]:
         """What ``open`` found: the store's name, and what identifies its files or tables."""
-        ...
 
     async def open(self, opening: Opening = ANY_STORE) -> None:
         """Connect, create missing tables, and name a store that has no name.
@@ -72,7 +70,6 @@ class Store(Protocol):
             StartRefused: The store is too old, has tables of another program, lacks a privilege,
                 was lost in part, or is another one than expected.
         """
-        ...
 
     async def grant(
         self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR, demand: Demand | None = None
@@ -102,7 +99,6 @@ class Store(Protocol):
                 was granted.
             StoreWentBackwards: The store was replaced by another one since it was opened.
         """
-        ...
 
     async def grant_timestamps(
         self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor = NO_FLOOR
@@ -123,7 +119,6 @@ class Store(Protocol):
         Raises:
             SequenceInvalid, SequenceDeleted, StoreWentBackwards: As ``grant``.
         """
-        ...
 
     async def create(self, row: Row) -> Row:
         """Insert a row unless one with its name exists.
@@ -140,7 +135,6 @@ class Store(Protocol):
             StoreOutcomeUnknown: As every write, or the row was inserted with ids in a retired
                 store, and then ended.
         """
-        ...
 
     async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
         """Create the counter of a period, or move it to a newer generation of its sequence.
@@ -149,7 +143,6 @@ class Store(Protocol):
         or past ``at_least``. A counter of an older generation gets the settings and advances to
         ``at_least``, as in ``Revision``. One of this or a newer generation is unchanged.
         """
-        ...
 
     async def get(self, name: str) -> Row | None:
         """Return a row after the last acknowledged write, or None. The row may be a tombstone.
@@ -157,7 +150,6 @@ class Store(Protocol):
         Raises:
             SequenceInvalid: The stored settings are corrupt.
         """
-        ...
 
     async def list(self, prefix: str, after: str, limit: int, *, with_deleted: bool, with_periods: bool) -> list[Row]:
         """Return rows in byte order of their names, with every write acknowledged before the call.
@@ -172,7 +164,6 @@ class Store(Protocol):
         Raises:
             SequenceInvalid: A row's settings are corrupt.
         """
-        ...
 
     async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
         """Change a row in one atomic write if its revision matches.
@@ -188,7 +179,6 @@ class Store(Protocol):
             SequenceInvalid: The row has no last_value, or its settings are corrupt.
             StoreRetired: The store is retired, and the change makes no tombstone.
         """
-        ...
 
     async def record(self, allocations: Many[RecordedAllocation]) -> dict[str, RecordedAllocation]:
         """Insert allocations whose request ids have no record yet, in one statement.
@@ -199,26 +189,21 @@ class Store(Protocol):
             The stored allocations by request id: the caller's own or earlier ones. Whether a
             missing one was stored is unknown.
         """
-        ...
 
     async def recorded(self, request_id: str) -> RecordedAllocation | None:
         """Return the allocation of a request id after the last acknowledged write, or None."""
-        ...
 
     async def newest_recorded(self) -> RecordPosition | None:
         """Return the position of the newest recorded allocation, or None.
 
         Every allocation recorded after this call has a later position, regardless of clocks.
         """
-        ...
 
     async def recorded_ends(self) -> Many[RecordedEnd]:
         """Return the last recorded id of each sequence and period, for a repair."""
-        ...
 
     async def count_recorded(self, limit: int) -> int:
         """Return the number of recorded allocations; a store that scans them stops at ``limit``."""
-        ...
 
     async def forget_recorded(self, retention: Retention, limit: int) -> int:
         """Delete recorded allocations whose window has passed, among the ``limit`` oldest.
@@ -229,7 +214,6 @@ class Store(Protocol):
         Returns:
             The number of deleted allocations; 0 if none can be deleted now.
         """
-        ...
 
     async def give_back(self, name: str, count: int, version: RowVersion) -> bool:
         """Move a counter back by an unused tail of ``count`` ids.
@@ -239,7 +223,6 @@ class Store(Protocol):
         Returns:
             Whether the counter moved back. Otherwise the tail is burned.
         """
-        ...
 
     async def claim_start(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
         """Claim a start timestamp that is unique under this prefix (P6).
@@ -251,31 +234,24 @@ class Store(Protocol):
         Raises:
             StoreRetired: The store is retired.
         """
-        ...
 
     async def keep_prefix(self, prefix: int, holder: str, stale_after: float) -> None:
         """Refresh when ``holder`` was seen, by the rule of ``claim_start``, without a claim."""
-        ...
 
     async def release_prefix(self, prefix: int, holder: str) -> None:
         """Remove ``holder`` from the prefix, if it holds it."""
-        ...
 
     async def claimed_starts(self) -> dict[int, int]:
         """Return the last claimed start timestamp of each prefix, with every acknowledged claim."""
-        ...
 
     async def raise_start(self, prefix: int, last_start: int) -> None:
         """Prevent future claims of start timestamps up to ``last_start`` under this prefix."""
-        ...
 
     async def now(self) -> float | None:
         """Return the store's clock in seconds since 1970, or None if it has no own clock."""
-        ...
 
     async def close(self) -> None:
         """Close all connections. Further calls fail."""
-        ...
 
 
 async def within_timeout(timeout: float, call: Awaitable[_T], who: str = "the store") -> _T:

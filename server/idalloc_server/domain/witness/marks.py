@@ -55,7 +55,6 @@ class Witness(Protocol):
     @property
     def address(self) -> str:
         """The witness's address, without passwords or tokens."""
-        ...
 
     async def open(self) -> None:
         """Connect, and create missing tables.
@@ -64,14 +63,12 @@ class Witness(Protocol):
             StartRefused: The place is unsuitable, has tables of another program, or lacks a
                 privilege.
         """
-        ...
 
     async def read(self, names: Collection[str]) -> dict[str, WitnessMark]:
         """Return the marks of these names after the last acknowledged write.
 
         ``names`` is not empty.
         """
-        ...
 
     async def replace(self, replacements: Many[Replacement]) -> set[str]:
         """Replace marks, each in one atomic write.
@@ -83,16 +80,12 @@ class Witness(Protocol):
             The names whose mark is the new one. Of the others, the mark is another one, or the
             outcome is unknown.
         """
-        ...
 
     async def list(self, after: str, limit: int) -> list[tuple[str, WitnessMark]]:
         """Return at most ``limit`` marks after a name ("" for all), in byte order of names."""
-        ...
 
     async def forget(self, names: Collection[str]) -> int:
         """Delete marks, and return how many there were. ``names`` is not empty."""
-        ...
 
     async def close(self) -> None:
         """Close all connections. Further calls fail."""
-        ...

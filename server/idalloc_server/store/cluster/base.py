@@ -5,8 +5,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from idalloc_server.domain.errors import NULL_LAST_VALUE, SequenceDeleted, SequenceInvalid, StartRefused
-from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, Sequence
+from idalloc_server.domain.errors import (
+    NULL_LAST_VALUE,
+    Refusal,
+    SequenceDeleted,
+    SequenceInvalid,
+    StartRefused,
+    StoreFailure,
+    StoreOutcomeUnknown,
+    StoreRefused,
+    StoreRetired,
+    StoreUnavailable,
+)
+from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, PERIOD_SEPARATOR, Sequence
 from idalloc_server.domain.store.identity import (
     ANY_STORE,
     IDENTITY,
@@ -19,32 +30,34 @@ from idalloc_server.domain.store.identity import (
     new_name,
 )
 from idalloc_server.domain.store.records import NO_FLOOR, Claim, Demand, Grant, GrantFloor, Revision, Row, RowVersion
-from idalloc_server.domain.store.retirement import raise_if_retired, retirement_blocks
+from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retirement_blocks, retiring_revision
 from idalloc_server.store.bounds import MIN_BIGINT, clamp_to_bigint
-from idalloc_server.store.cluster.retirement_checks import RetirementChecks
 from idalloc_server.store.packed_settings import PERIOD, TIMESTAMP
 
 # The modes of rows that a grant, and a grant of timestamps, can be taken from.
 COUNTERS, TIMESTAMPS = (None, PERIOD), (TIMESTAMP,)
 # The pause before a store that seems to have lost a part is looked at again.
 SECOND_LOOK_SECONDS = 1.0
+# The most sequences whose checked generation a process remembers.
+_MAX_CHECKED = 100_000
 
 
 @dataclass(eq=False)
 class ClusterStore(ABC):
     """The common part of the stores in clusters, which have no transactions; see ``Store``.
 
-    ``RetirementChecks`` describes how a retired store refuses.
+    The retirement row is read before and after a row is created or revived, and after the first
+    grant of each generation of a sequence. If there is none after a write, the write came before
+    it, and is in the export.
     """
 
     address: str  # the cluster's address for people, without secrets
 
     def __post_init__(self) -> None:
-        self._retirement = RetirementChecks(self)
+        self._checked_generations: dict[str, int] = {}  # of sequences that were granted ids
         self.opened: Mapping[str, str] = {}  # see ``Store.opened``
 
     async def open(self, opening: Opening = ANY_STORE) -> None:
-        """See ``Store.open``."""
         parts, name = await self._look(opening)
         name = name or new_name(parts, opening) if opening.creates else name
         held = [await self._set_up(parts[0].name, name, creates=opening.creates)]
@@ -89,26 +102,24 @@ class ClusterStore(ABC):
     async def grant(
         self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR, demand: Demand | None = None
     ) -> Grant | None:
-        """See ``Store.grant``."""
         wanted = wanted if wanted <= MAX_ID else 0  # more than any sequence has left, and than a BIGINT holds
         try:
             grant = await self._grant(name, wanted, lease_ms, floor, demand)
         except SequenceDeleted:
-            await self._retirement.before_write(name)
+            await self._check_retired(name)
             raise
-        return await self._retirement.accept_grant(name, grant)
+        return await self._accept_grant(name, grant)
 
     async def grant_timestamps(
         self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor = NO_FLOOR
     ) -> Grant | None:
-        """See ``Store.grant_timestamps``."""
         bounded = min(wanted, MAX_ID), lease_ms, clamp_to_bigint(now), min(ahead, MAX_STEP)
         try:
             grant = await self._grant_timestamps(name, *bounded, floor)
         except SequenceDeleted:
-            await self._retirement.before_write(name)
+            await self._check_retired(name)
             raise
-        grant = await self._retirement.accept_grant(name, grant)
+        grant = await self._accept_grant(name, grant)
         # Timestamps between the counter and the clock are lost.
         if grant is not None and not grant.granted and grant.remaining:
             left = grant.sequence.max_value - max(grant.last_value, now - 1)
@@ -116,15 +127,19 @@ class ClusterStore(ABC):
         return grant
 
     async def create(self, row: Row) -> Row:
-        """See ``Store.create``."""
         if retirement_blocks(row.name):
-            await self._retirement.before_write(row.name)
-        return await self._retirement.end_created_if_retired(row, await self._create(row))
+            await self._check_retired(row.name)
+        stored = await self._create(row)
+        try:
+            return await self._end_if_retired(stored)
+        except StoreRetired as refusal:
+            if row.last_value == row.sequence.before_start:  # it was created without ids
+                raise
+            raise _not_given_back(refusal) from refusal
 
     async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
-        """See ``Store.revise``."""
         if retirement_blocks(name, change):
-            await self._retirement.before_write(name)
+            await self._check_retired(name)
         sequence = change.sequence
         before = sequence.before_start
         no_limit = MAX_ID if sequence.step > 0 else MIN_BIGINT
@@ -135,14 +150,59 @@ class ClusterStore(ABC):
             return None
         if row.last_value is None:
             raise SequenceInvalid(name, NULL_LAST_VALUE)
-        return await self._retirement.end_if_retired(row)
+        return await self._end_if_retired(row)
 
     async def claim_start(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
-        """See ``Store.claim_start``."""
-        await self._retirement.before_write()
+        await self._check_retired()
         claim = await self._claim_start(prefix, at_least, holder, round(stale_after * 1000))
-        raise_if_retired(await self._retirement.after_write())
+        raise_if_retired(await self._retirement_after_write())
         return claim
+
+    async def _check_retired(self, name: str = "") -> None:
+        """Raise ``StoreRetired`` if the store is retired; ``name`` is the sequence of the call."""
+        raise_if_retired(await self.get(RETIREMENT), name)
+
+    async def _retirement_after_write(self) -> Row | None:
+        """Return the retirement row; if it cannot be read, it may precede the write."""
+        try:
+            return await self.get(RETIREMENT)
+        except StoreFailure as error:
+            raise _retirement_unknown(error) from error
+
+    async def _end_if_retired(self, row: Row) -> Row:
+        """Return a row that was written.
+
+        If the store was retired meanwhile, delete the row again and refuse.
+        """
+        if row.deleted or not retirement_blocks(row.name):
+            return row
+        found = await self._retirement_after_write()
+        if found is not None and not found.deleted:
+            await self.revise(row.name, row.revision, retiring_revision(row, found))
+        raise_if_retired(found, row.name)
+        return row
+
+    async def _accept_grant(self, name: str, grant: Grant | None) -> Grant | None:
+        """Return the grant of an answer; give it back if the store is retired, or may be."""
+        # The counter of a period is used only under a proof of its sequence, which is checked.
+        if grant is None or PERIOD_SEPARATOR in name or self._checked_generations.get(name) == grant.generation:
+            return grant
+        try:
+            await self._check_retired(name)
+        except StoreUnavailable as error:
+            raise _retirement_unknown(error) from error
+        except (StoreRetired, StoreRefused) as refusal:
+            try:
+                is_back = not grant.granted or await self.give_back(name, grant.granted, grant.version)
+            except StoreFailure:
+                is_back = False
+            if is_back:
+                raise
+            raise _not_given_back(refusal) from refusal
+        if len(self._checked_generations) >= _MAX_CHECKED:
+            self._checked_generations.clear()
+        self._checked_generations[name] = grant.generation
+        return grant
 
     @abstractmethod
     async def _inspect(self, opening: Opening) -> list[Part]:
@@ -184,3 +244,15 @@ class ClusterStore(ABC):
 
     @abstractmethod
     async def _claim_start(self, prefix: int, at_least: int, holder: str, stale_after_ms: int) -> Claim: ...
+
+
+def _not_given_back(refusal: Refusal) -> StoreOutcomeUnknown:
+    """Return the error by which the caller counts the ids as burned.
+
+    Its next call gets the refusal itself.
+    """
+    return StoreOutcomeUnknown(f"ids were granted and cannot be given back: {refusal}")
+
+
+def _retirement_unknown(error: StoreFailure) -> StoreOutcomeUnknown:
+    return StoreOutcomeUnknown(f"the store did not answer whether it is retired: {error}")

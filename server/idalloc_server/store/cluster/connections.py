@@ -10,12 +10,15 @@ import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import aiohttp
 import structlog
 import yarl
 from aiohttp.abc import ResolveResult
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.http_parser import RawResponseMessage
 
 from idalloc_server.domain.errors import (
     StoreAnsweredError,
@@ -27,6 +30,9 @@ from idalloc_server.domain.errors import (
 from idalloc_server.files.descriptors import reserve
 from idalloc_server.store.cluster.hosts import Connection, Host
 from idalloc_server.store.credentials import certificate_problem
+
+MAX_ANSWER_BYTES = 64 * 1024 * 1024  # after decompression
+MAX_INFORMATIONAL = 10  # answers with a status of 1xx before an answer
 
 _MAX_MESSAGE_LENGTH = 300
 _LOOKUP_DESCRIPTORS = 2  # at most, of a lookup of a name: a file, and a socket to a name server
@@ -104,12 +110,13 @@ class Connections:
             async with connection.session.request(
                 request.method, url, data=body, headers=self.headers, allow_redirects=False
             ) as response:
-                content = await response.read()
+                content = await _content(response)
             return request.read(host.name, response.status, content)
-        except WrongAnswer as error:
-            self._log_wrong_answer(host, error)
+        except (WrongAnswer, RecursionError) as error:
+            wrong = error if isinstance(error, WrongAnswer) else "that is nested too deeply"
+            self._log_wrong_answer(host, wrong)
             raise StoreOutcomeUnknown(
-                f"{self.product} at {host.name} returned an answer {error}; check the proxy in front of it"
+                f"{self.product} at {host.name} returned an answer {wrong}; check the proxy in front of it"
             ) from error
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             problem = certificate_problem(error) or f"{one_line(error)}; start it, or correct host and port in its URL"
@@ -124,30 +131,50 @@ class Connections:
                 f"{self.product} at {host.name} was sent a statement and did not answer: {one_line(error)}; try again"
             ) from error
 
-    def _log_wrong_answer(self, host: Host, error: WrongAnswer) -> None:
+    def _log_wrong_answer(self, host: Host, problem: object) -> None:
         now = asyncio.get_running_loop().time()
         if now - self._logged_at >= _LOG_SECONDS:
             self._logged_at = now
-            _log.error("wrong_answer", host=host.name, error=f"an answer {error}")
+            _log.error("wrong_answer", host=host.name, error=f"an answer {problem}")
 
     def _new_session(self) -> aiohttp.ClientSession:
-        return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=1,
-                ssl=True if self.tls is None else self.tls,
-                resolver=_Resolver(),
-                socket_factory=_new_socket,
-            ),
-            timeout=self.timeouts,
-            cookie_jar=aiohttp.DummyCookieJar(),
+        connector = aiohttp.TCPConnector(
+            limit=1,
+            ssl=True if self.tls is None else self.tls,
+            resolver=_Resolver(),
+            socket_factory=_new_socket,
         )
+        answers: type[ResponseHandler] = _Answers
+        connector._factory = partial(answers, loop=asyncio.get_running_loop())
+        return aiohttp.ClientSession(connector=connector, timeout=self.timeouts, cookie_jar=aiohttp.DummyCookieJar())
+
+
+class _Answers(ResponseHandler):
+    """The answers of a connection, with a limit of informational ones."""
+
+    _informational = 0
+
+    async def read(self) -> tuple[RawResponseMessage, aiohttp.StreamReader]:
+        message, payload = await super().read()
+        self._informational = self._informational + 1 if 100 <= message.code < 200 else 0
+        if self._informational > MAX_INFORMATIONAL:
+            raise WrongAnswer(f"after more than {MAX_INFORMATIONAL} informational ones")
+        return message, payload
+
+
+async def _content(response: aiohttp.ClientResponse) -> bytes:
+    content = bytearray()
+    async for part in response.content.iter_any():
+        content += part
+        if len(content) > MAX_ANSWER_BYTES:
+            raise WrongAnswer(f"of more than {MAX_ANSWER_BYTES // 2**20} MiB")
+    return bytes(content)
 
 
 class _Resolver(aiohttp.ThreadedResolver):
     """Looks names up with descriptors of the reserve."""
 
     async def resolve(self, *args: Any, **kwargs: Any) -> list[ResolveResult]:
-        """See ``AbstractResolver``."""
         with reserve.lend(_LOOKUP_DESCRIPTORS):
             return await super().resolve(*args, **kwargs)
 

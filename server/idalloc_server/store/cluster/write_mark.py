@@ -7,7 +7,7 @@ crashes, failovers and relocations. A table that was made again, or restored, re
 
 from dataclasses import dataclass, field
 
-from idalloc_server.domain.store.exchange import StoreExchanged
+from idalloc_server.domain.errors import StoreExchanged
 
 
 @dataclass(eq=False)

@@ -7,15 +7,16 @@ While a request of a collection is under way, adds of one document wait, and sha
 A change of many documents is tried on all of them first, and then goes document by document.
 """
 
-# ruff: noqa: S608 - the names of the tables are digests, and the schema is checked
-
 import asyncio
+
+# ruff: noqa: S608 - the names of the tables are digests, and the schema is checked
 import hashlib
 import uuid
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial, wraps
 from itertools import accumulate, count
@@ -23,16 +24,12 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 from idalloc_server.documents.document import Document
-from idalloc_server.documents.errors import (
-    DuplicateKey,
-    UnknownCollection,
-    UnknownSchema,
-    WriteConflict,
-)
+from idalloc_server.documents.errors import DuplicateKey, UnknownCollection, UnknownSchema, WriteConflict
 from idalloc_server.documents.protocol import PAGE, PAGE_TEXT, Change, Inserted, Rewritten
 from idalloc_server.documents.selection import Selection, chosen_keys
 from idalloc_server.documents.side_thread import LEAST_STEPS, SideThread
 from idalloc_server.domain.errors import (
+    StoreAnsweredError,
     StoreConnectionLost,
     StoreFailure,
     StoreOutcomeUnknown,
@@ -40,10 +37,8 @@ from idalloc_server.domain.errors import (
     StoreUnreachable,
 )
 from idalloc_server.domain.store.batches import Batches
-from idalloc_server.store.cratedb.checks import KEY_COLUMNS
-from idalloc_server.store.cratedb.document_http import DocumentHttp
-from idalloc_server.store.cratedb.http import CrateHttp
-from idalloc_server.store.cratedb.schema import set_up_all
+from idalloc_server.store.cratedb.http import CrateHttp, Row, may_answer_soon
+from idalloc_server.store.cratedb.schema import KEY_COLUMNS, set_up_all
 from idalloc_server.store.cratedb.tables import DOCUMENT_COLLECTIONS, DOCUMENT_SCHEMAS, DOCUMENT_TABLES
 
 _T = TypeVar("_T")
@@ -65,6 +60,49 @@ _WITH = (
     "CLUSTERED INTO 1 SHARDS WITH (number_of_replicas = '0-2', \"translog.durability\" = 'REQUEST',"
     " column_policy = 'strict')"
 )
+# Before the next attempt. An election, or the promotion of a copy, takes about a second.
+PAUSE_SECONDS = 0.2
+
+# When the calls of this task must have ended, by the loop's clock.
+_deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
+
+
+@dataclass(eq=False)
+class _DocumentHttp:
+    """Sends statements by ``CrateHttp``, again while a live host answers that it applied none."""
+
+    http: CrateHttp
+    timeout: float  # of a call with its attempts, in seconds
+
+    def late(self, kind: type[StoreFailure]) -> StoreFailure:
+        """Return the failure of a call that had no answer within the timeout."""
+        return kind(f"CrateDB did not answer within {self.timeout:g} s; repair the cluster")
+
+    async def read(self, statement: str, *arguments: object) -> list[Row]:
+        return await self._send(partial(self.http.read, statement, *arguments), StoreUnreachable)
+
+    async def write(self, statement: str, *arguments: object) -> list[Row]:
+        return await self._send(partial(self.http.write, statement, *arguments), StoreOutcomeUnknown)
+
+    async def write_each(self, statement: str, arguments: Sequence[Sequence[object]]) -> int:
+        return await self._send(partial(self.http.write_each, statement, arguments), StoreOutcomeUnknown)
+
+    async def _send(self, call: Callable[[], Awaitable[_T]], late: type[StoreFailure]) -> _T:
+        """Call until a host answers; raise ``late`` if none has at the deadline."""
+        loop = asyncio.get_running_loop()
+        deadline = _deadline.get() or loop.time() + self.timeout
+        if loop.time() >= deadline:
+            raise self.late(StoreUnreachable)
+        while True:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    return await call()
+            except TimeoutError:
+                raise self.late(late) from None
+            except StoreAnsweredError as error:
+                if not may_answer_soon(error) or loop.time() + PAUSE_SECONDS >= deadline:
+                    raise
+            await asyncio.sleep(PAUSE_SECONDS)
 
 
 def _within_timeout(
@@ -74,8 +112,11 @@ def _within_timeout(
 
     @wraps(method)
     async def run(self: "CrateDocuments", /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        with self._http.within_timeout():
+        token = _deadline.set(asyncio.get_running_loop().time() + self.timeout)
+        try:
             return await method(self, *args, **kwargs)
+        finally:
+            _deadline.reset(token)
 
     return run
 
@@ -114,7 +155,7 @@ class CrateDocuments:
     timeout: float  # of a statement, and of each document that a statement changes, in seconds
 
     def __post_init__(self) -> None:
-        self._http = DocumentHttp(self.transport, self.timeout)
+        self._http = _DocumentHttp(self.transport, self.timeout)
         self._thread = SideThread("documents")  # chooses
         # The adds that wait, by schema and collection; an entry ends with its last add.
         self._adds = WeakValueDictionary[tuple[str, str], Batches[_Add, Inserted]]()
@@ -122,21 +163,17 @@ class CrateDocuments:
         self._collections = DOCUMENT_COLLECTIONS.reference(self.schema)
 
     async def open(self) -> None:
-        """See ``Documents.open``."""
         await set_up_all(self.transport, self.schema, DOCUMENT_TABLES)
 
     async def close(self) -> None:
-        """See ``Documents.close``."""
         self._thread.close()
         await self.transport.close()
 
     async def create_schema(self, name: str) -> bool:
-        """See ``Documents.create_schema``."""
         insert = f"INSERT INTO {self._schemas} (name) VALUES (?) ON CONFLICT (name) DO NOTHING RETURNING name"
         return bool(await self._http.write(insert, name))
 
     async def drop_schema(self, name: str) -> int | None:
-        """See ``Documents.drop_schema``."""
         if not await self._has_schema(name):
             return None
         collections = await self.list_collections(name)
@@ -150,13 +187,11 @@ class CrateDocuments:
 
     @_within_timeout
     async def list_schemas(self) -> list[str]:
-        """See ``Documents.list_schemas``."""
         await self._http.write(f"REFRESH TABLE {self._schemas}")
         return sorted(str(name) for (name,) in await self._http.read(f"SELECT name FROM {self._schemas}"))
 
     @_within_timeout
     async def create_collection(self, schema: str, name: str) -> bool:
-        """See ``Documents.create_collection``."""
         if not await self._has_schema(schema):
             raise UnknownSchema(schema)
         key = _key(schema, name)
@@ -181,7 +216,6 @@ class CrateDocuments:
 
     @_within_timeout
     async def drop_collection(self, schema: str, name: str) -> bool:
-        """See ``Documents.drop_collection``."""
         key = _key(schema, name)
         if not await self._has_collection(key):
             return False
@@ -192,26 +226,22 @@ class CrateDocuments:
 
     @_within_timeout
     async def list_collections(self, schema: str) -> list[str]:
-        """See ``Documents.list_collections``."""
         await self._http.write(f"REFRESH TABLE {self._collections}")
         rows = await self._http.read(f"SELECT schema_name, collection_name FROM {self._collections}")
         return sorted(str(name) for of_schema, name in rows if of_schema == schema)
 
     @_within_timeout
     async def check(self, schema: str, name: str) -> None:
-        """See ``Documents.check``."""
         await self._find(schema, name)
 
     @_within_timeout
     async def count(self, schema: str, name: str) -> int:
-        """See ``Documents.count``."""
         table = await self._find(schema, name)
         await self._http.write(f"REFRESH TABLE {table}")
         ((number,),) = await self._http.read(f"SELECT COUNT(*) FROM {table}")
         return int(str(number))
 
     async def insert(self, schema: str, name: str, documents: Sequence[Document], *, upsert: bool = False) -> Inserted:
-        """See ``Documents.insert``."""
         if upsert:
             return await self._upsert_all(schema, name, documents)
         if len(documents) == 1 and len(documents[0].text) <= MAX_JOINED_TEXT:
@@ -294,11 +324,9 @@ class CrateDocuments:
     async def page(
         self, schema: str, name: str, after: str | None, keys: Sequence[str] | None = None
     ) -> list[Document]:
-        """See ``Documents.page``."""
         return await self._documents(await self._find(schema, name), after, keys)
 
     async def rewrite(self, schema: str, name: str, selection: Selection, change: Change) -> Rewritten:
-        """See ``Documents.rewrite``."""
         table = await self._find(schema, name)
         read = partial(self._documents, table)
         keys = await chosen_keys(selection, read, self._thread, MAX_CHANGED_DOCUMENTS, tried=change)

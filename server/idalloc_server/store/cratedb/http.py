@@ -1,27 +1,162 @@
-"""The HTTP transport to CrateDB: statements over ``POST /_sql``."""
+"""The HTTP transport to CrateDB: statements over ``POST /_sql``, and what their answers mean.
+
+After an HTTP status of 400 to 499, except 408, the statement was not applied. After any other error
+it may have been. Codes:
+https://cratedb.com/docs/crate/reference/en/latest/interfaces/http.html#error-codes,
+docs/operations/runbook.md.
+"""
 
 import json
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
-from idalloc_server.domain.errors import StoreAnsweredError, StoreFailure, StoreRefused
-from idalloc_server.domain.store.exchange import StoreExchanged
-from idalloc_server.store.cluster.connections import Request, WrongAnswer
+from idalloc_server.domain.errors import (
+    StoreAnsweredError,
+    StoreExchanged,
+    StoreFailure,
+    StoreOutcomeUnknown,
+    StoreRefused,
+)
+from idalloc_server.store.cluster.connections import Request, WrongAnswer, one_line
 from idalloc_server.store.cluster.hosts import Host
-from idalloc_server.store.cluster.transport import Transport
+from idalloc_server.store.cluster.transport import Transport, is_unauthorized
 from idalloc_server.store.cluster.write_mark import WriteMark
-from idalloc_server.store.cratedb import answers
-from idalloc_server.store.cratedb.answers import Row
 
-_T = TypeVar("_T")
+_HTTP_OK = 200
+_HTTP_REQUEST_TIMEOUT = 408
+_HTTP_TOO_MANY_REQUESTS = 429
 
+# HTTP 400 and 403: an operator closed the table, or set blocks.read, .write or .read_only.
+_TABLE_BLOCKED = (4007, 4032, 4033, 4034, 4035, 4036)
+# HTTP 403: blocks.read_only_allow_delete, which the cluster sets while a disk is nearly full.
+_DISK_NEARLY_FULL = 4037
+# HTTP 404: RelationUnknown or SchemaUnknownException, also for a user without any privilege.
+_TABLE_UNKNOWN = (4041, 4045)
+_COLUMN_UNKNOWN = 4043
+# The next steps, by the code of the error.
+_STEPS = {
+    **dict.fromkeys(
+        _TABLE_BLOCKED,
+        'run ALTER TABLE {table} SET ("blocks.read" = false, "blocks.write" = false, "blocks.read_only" = false)',
+    ),
+    **dict.fromkeys(_TABLE_UNKNOWN, "restore {table}, or grant the user DQL and DML on its schema"),
+    _COLUMN_UNKNOWN: "restore that column of {table}; `idalloc store repair` adds it, but without its values",
+}
+# HTTP 404 with code 4040: the shard is starting or moving.
+_SHARD_NOT_STARTED = "IllegalIndexShardStateException"
+# HTTP 409, a conflict with another client; a retry may succeed. 4091: a row with this key exists.
+# 4092: another write changed the row meanwhile (its _seq_no differs). 4093: the table exists.
+_CONFLICT = range(4090, 4100)
+
+TABLE = re.compile(r'"[\w-]+"\."\w+"')
+_CONSTRAINT = re.compile(r"Failed CONSTRAINT (.+?) CHECK")
+_NOT_NULL = re.compile(r'"(.+)" must not be null')
+_PRIVILEGE = re.compile(r"Missing '(\w+)' privilege for user '(.+)'")
 
 _CLUSTER = "SELECT id FROM sys.cluster"
 _NO_CLUSTER = "_na_"
 _SHARDS = "SELECT number_of_shards FROM information_schema.tables WHERE table_schema = ? AND table_name = ?"
+
+Row = list[Any]
+_T = TypeVar("_T")
+
+
+def read_answer(host: str, status: int, content: bytes, parse: Callable[[Any], _T], statement: str) -> _T:
+    """Return what ``parse`` makes of a successful answer.
+
+    Raises:
+        StoreRefused: The statement was not applied, and fails again until an operator acts.
+        StoreAnsweredError: The statement was not applied, and a retry may succeed.
+        StoreOutcomeUnknown: The statement may have been applied.
+    """
+    code: int | None = None
+    text = content.decode(errors="replace")
+    try:
+        answer = json.loads(text)
+        if status == _HTTP_OK:
+            return parse(answer)
+        code, text = int(answer["error"]["code"]), str(answer["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        pass  # plain text: a failed authentication, or an answer of a proxy
+    message = f"CrateDB at {host} answered {status}{f' ({code})' if code else ''}: {one_line(text)}"
+    # 408: a load balancer stopped waiting, after it forwarded the statement. 503: the node gave up
+    # after retries, and one of them may have reached the shard.
+    if not 400 <= status < 500 or status == _HTTP_REQUEST_TIMEOUT:
+        raise StoreOutcomeUnknown(message, code=code, http_status=status)
+    failure = StoreAnsweredError(message, code=code, http_status=status)
+    raise failure if may_be_starting(failure) or _may_recover(failure) else refused(failure, statement)
+
+
+def may_be_starting(error: StoreFailure) -> bool:
+    """Whether a node that has not loaded the cluster's tables and users yet may answer this.
+
+    A restarted node was seen to answer 404 for an existing table, and 401 for a right password, for
+    8 s.
+    """
+    return error.code in _TABLE_UNKNOWN or is_unauthorized(error)
+
+
+def may_answer_soon(error: StoreAnsweredError) -> bool:
+    """Whether the cause may end by itself within seconds, as while the cluster fails over."""
+    return error.code not in (_DISK_NEARLY_FULL, *_CONFLICT)
+
+
+def refused(failure: StoreFailure, statement: str) -> StoreRefused:
+    """Return the error as one that needs an operator, with the next step."""
+    found = TABLE.search(statement)
+    message = f"{failure}; {_next_step(failure, found[0] if found else 'the table')}"
+    return StoreRefused(message, code=failure.code, http_status=failure.http_status)
+
+
+def _rows(answer: Any) -> list[Row]:
+    """Return the rows of an answer."""
+    found = answer["rows"]
+    if not isinstance(found, list):
+        raise TypeError("rows")
+    return found
+
+
+def _version(answer: Any) -> str:
+    """Return the version in the answer to ``GET /``."""
+    return str(answer["version"]["number"])
+
+
+def _may_recover(failure: StoreAnsweredError) -> bool:
+    # An answer without a code is from a proxy in front of CrateDB, which may be starting.
+    return (
+        failure.code is None
+        or failure.code in (_DISK_NEARLY_FULL, *_CONFLICT)
+        or failure.http_status == _HTTP_TOO_MANY_REQUESTS
+        or _SHARD_NOT_STARTED in str(failure)
+    )
+
+
+def _next_step(failure: StoreFailure, table: str) -> str:
+    text = str(failure)
+    if is_unauthorized(failure):
+        return "check the user and the password or jwt of the URL, then restart this server"
+    if found := _PRIVILEGE.search(text):
+        schema = table.partition(".")[0]
+        return f'run GRANT {found[1]} ON SCHEMA {schema} TO "{found[2]}"'
+    if failure.code in _TABLE_BLOCKED and "closed" in text:
+        return f"run ALTER TABLE {table} OPEN"
+    if step := _STEPS.get(failure.code or 0):
+        return step.format(table=table)
+    if found := _CONSTRAINT.search(text):
+        return f'run ALTER TABLE {table} DROP CONSTRAINT "{found[1]}"'
+    if found := _NOT_NULL.search(text):
+        return f"run ALTER TABLE {table} ALTER COLUMN {quoted(found[1])} SET DEFAULT with a value of that column"
+    return f"remove the cause that CrateDB names from {table}"
+
+
+def quoted(column: str) -> str:
+    """Return a column's name quoted for SQL, such as ``"meta"['owner']`` for ``meta['owner']``."""
+    name, bracket, rest = column.partition("[")
+    return f'"{name}"{bracket}{rest}'
 
 
 class _OpenedTable(NamedTuple):
@@ -41,7 +176,8 @@ class CrateHttp(Transport):
 
     PRODUCT = "CrateDB"
     PORT = 4200
-    ALIVE = Request("GET", "/", None, partial(answers.read_answer, parse=answers.version, statement=""))
+    # Its answer has the version of the host; the user needs no privilege.
+    ALIVE = Request("GET", "/", None, partial(read_answer, parse=_version, statement=""))
 
     _serving: tuple[str, Sequence[object]] | None = None
     _cluster = ""
@@ -109,25 +245,13 @@ class CrateHttp(Transport):
         """Send a statement that changes nothing; see ``Transport.send_read``."""
         return await self.send_read(self._sql(statement, arguments))
 
-    async def version(self) -> str:
-        """Return the CrateDB version of the first host that answers; the user needs no privilege.
-
-        Raises:
-            StoreUnreachable: No host answered.
-            StoreAnsweredError: A host answered with an error, or is not CrateDB.
-        """
-        return await self.send_read(self.ALIVE)
-
     def may_be_starting(self, error: StoreFailure) -> bool:
-        """See ``Transport.may_be_starting``."""
-        return answers.may_be_starting(error)
+        return may_be_starting(error)
 
     def refused(self, error: StoreFailure, subject: str) -> StoreRefused:
-        """See ``Transport.refused``."""
-        return answers.refused(error, subject)
+        return refused(error, subject)
 
     async def check_serves(self, host: Host) -> None:
-        """See ``Transport.check_serves``."""
         if self._serving and not await self._connections.exchange(host, self._sql(*self._serving)):
             raise StoreRefused(
                 f"CrateDB at {host.name} does not know idalloc's tables; restore them, or grant the user DQL and "
@@ -144,7 +268,7 @@ class CrateHttp(Transport):
             StoreExchanged: The table repeated a number before.
         """
         nonce = f"'{secrets.token_hex(8)}'"
-        found = answers.TABLE.search(statement)
+        found = TABLE.search(statement)
         reference = found[0] if found else ""
         table = self._tables.get(reference)
         ties = nonce if table is None else f"{nonce}, {_oid_of(reference)}"
@@ -156,7 +280,7 @@ class CrateHttp(Transport):
             numbered = "" if floor is None else "_seq_no, "
             tied = statement.replace(" RETURNING ", f" RETURNING {ties}, {numbered}")
         else:
-            return _request(statement, {"stmt": statement, "args": arguments}, answers.rows)
+            return _request(statement, {"stmt": statement, "args": arguments}, _rows)
         parse = partial(_tied_rows, nonce=nonce, reference=reference, table=table, floor=floor)
         return _request(statement, {"stmt": tied, "args": arguments}, parse)
 
@@ -173,7 +297,7 @@ def _oid_of(reference: str) -> str:
 
 
 def _check_cluster(answer: Any, opened: str) -> None:
-    ((found,),) = answers.rows(answer)
+    ((found,),) = _rows(answer)
     if found == _NO_CLUSTER:
         raise StoreAnsweredError(
             "this node of CrateDB has not joined its cluster yet; start the others", http_status=503
@@ -184,7 +308,7 @@ def _check_cluster(answer: Any, opened: str) -> None:
 
 def _tied_rows(answer: Any, nonce: str, reference: str, table: _OpenedTable | None, floor: int | None) -> list[Row]:
     """Return the rows of a tied answer, without what ties them."""
-    rows, cols = answers.rows(answer), answer["cols"]
+    rows, cols = _rows(answer), answer["cols"]
     if cols[:1] != [nonce]:
         raise WrongAnswer("to another statement")
     if table is None:
@@ -201,5 +325,5 @@ def _tied_rows(answer: Any, nonce: str, reference: str, table: _OpenedTable | No
 
 
 def _request(statement: str, body: object, parse: Callable[[Any], _T]) -> Request[_T]:
-    read = partial(answers.read_answer, parse=parse, statement=statement)
+    read = partial(read_answer, parse=parse, statement=statement)
     return Request("POST", "/_sql", json.dumps(body).encode(), read, statement)

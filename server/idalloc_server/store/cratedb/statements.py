@@ -13,6 +13,8 @@ They follow from what a live CrateDB 6.4.3 did:
 
 # ruff: noqa: S608 - only constants and the validated schema name are inserted into statements
 
+import re
+
 from idalloc_server.domain.sequences.model import MAX_ID, PERIOD_SEPARATOR, Kind, Sequence
 from idalloc_server.store.bounds import MIN_BIGINT
 from idalloc_server.store.cratedb.tables import ALLOCATIONS, SEQUENCES, START_TIMESTAMPS, WITNESS_MARKS
@@ -304,6 +306,22 @@ class WitnessStatements:
             f"INSERT INTO {self._marks} ({columns}) VALUES {rows}"
             f" ON CONFLICT (name) DO UPDATE SET {_sets('token = excluded.seen', **changed)} RETURNING name, token"
         )
+
+
+def joined(grant: str) -> str:
+    """Return the statement of many grants, with the bounds of a lone one.
+
+    Each argument is an array with an element for each row, and ``$3`` has the names. Each returned
+    row begins with its name; one that CrateDB does not find as of the last refresh, or that fails a
+    check, is missing. OR and a literal IN would return each row once for each name.
+    """
+    sets, returning = grant.split(" WHERE name = $3 RETURNING ")
+    return f"{re.sub(r'[$][0-9]', _element, sets)} WHERE name = ANY($3) RETURNING name, {returning}"
+
+
+def _element(argument: re.Match[str]) -> str:
+    kind = "TEXT" if argument[0] == "$7" else "BIGINT"
+    return f"CAST({argument[0]} AS ARRAY({kind}))[array_position(CAST($3 AS ARRAY(TEXT)), name)]"
 
 
 def like(beginning: str) -> str:

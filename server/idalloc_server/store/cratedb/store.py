@@ -3,9 +3,16 @@
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from idalloc_server.domain.errors import StoreOutcomeUnknown
+from idalloc_server.domain.errors import (
+    GrantLost,
+    StoreAnsweredError,
+    StoreFailure,
+    StoreOutcomeUnknown,
+    StoreRefused,
+    StoreWentBackwards,
+)
 from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.domain.store.identity import (
     ALLOCATIONS,
@@ -32,11 +39,27 @@ from idalloc_server.domain.store.retention import RecordPosition, Retention
 from idalloc_server.store import packed_settings
 from idalloc_server.store.bounds import advance_counter, clamp_to_bigint, lattice
 from idalloc_server.store.cluster.base import COUNTERS, TIMESTAMPS, ClusterStore
+from idalloc_server.store.cluster.joined_writes import JoinedWrites
 from idalloc_server.store.cluster.rows import generation_of, milliseconds, parse_grant, parse_row
 from idalloc_server.store.cratedb import statements
 from idalloc_server.store.cratedb.http import CrateHttp
 from idalloc_server.store.cratedb.schema import check_cluster, inspect, set_up
 from idalloc_server.store.cratedb.tables import TABLES
+
+# The most names whose grants may share an UPDATE; then those of all go alone once.
+_MAX_JOINING = 100_000
+
+
+class _Grant(NamedTuple):
+    """The arguments of a grant, in the order of its statement."""
+
+    wanted: int
+    lease_ms: int
+    name: str
+    generation: int
+    least: int
+    most: int
+    demand: str | None
 
 
 @dataclass(eq=False)
@@ -49,8 +72,11 @@ class CrateStore(ClusterStore):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._sql = statements.Statements(self.schema)
-        self._keeps_demand = True
+        self._grant_sql = self._sql.grant
+        self._arguments = slice(None)  # those of ``_Grant`` that the statement has
         self._copy = ""  # the name of the store in the recorded allocations
+        self._joining: set[str] = set()  # the names whose last grant was complete, and not of RISING ids
+        self._grants = JoinedWrites(self._send_grant, self._send_grants)
 
     async def _inspect(self, opening: Opening) -> list[Part]:
         nodes = await check_cluster(self.http)
@@ -72,8 +98,9 @@ class CrateStore(ClusterStore):
         if part == START_TIMESTAMPS and creates:
             table = replace(table, optional={f"{NAME_COLUMN}{store}": "TEXT"})
         is_complete = await set_up(self.http, self.schema, table, creates=creates)
-        if part == SEQUENCES:
-            self._keeps_demand = is_complete
+        if part == SEQUENCES and not is_complete:
+            self._grant_sql = self._sql.grant_without_demand
+            self._arguments = slice(-1)
         if part == ALLOCATIONS and creates and self._copy != store:
             is_complete = bool(await self.http.write(self._sql.keep_copy, *copy_of(store)))
         return store if is_complete else ""
@@ -84,12 +111,38 @@ class CrateStore(ClusterStore):
     async def _grant(
         self, name: str, wanted: int, lease_ms: int, floor: GrantFloor, demand: Demand | None
     ) -> Grant | None:
-        arguments = (wanted, lease_ms, name, *_floor_arguments(floor))
-        if self._keeps_demand:
-            rows = await self.http.write(self._sql.grant, *arguments, packed_settings.pack_demand(demand))
+        request = _Grant(wanted, lease_ms, name, *_floor_arguments(floor), packed_settings.pack_demand(demand))
+        rows = await (self._send_grant(request) if self._is_alone(name) else self._grants.write(request))
+        grant = _parse_grant(name, rows, COUNTERS)
+        if len(self._joining) >= _MAX_JOINING:
+            self._joining.clear()
+        if grant and not grant.sequence.is_rising:
+            self._joining.add(name)
         else:
-            rows = await self.http.write(self._sql.grant_without_demand, *arguments)
-        return _parse_grant(name, rows, COUNTERS)
+            self._joining.discard(name)
+        return grant
+
+    def _is_alone(self, name: str) -> bool:
+        """Whether a grant shares no UPDATE: of RISING ids, of a new name, or after a lost one."""
+        return name not in self._joining
+
+    async def _send_grant(self, grant: _Grant) -> list[list[Any]]:
+        return await self.http.write(self._grant_sql, *list(grant)[self._arguments])
+
+    async def _send_grants(self, grants: Many[_Grant]) -> list[list[list[Any]] | StoreFailure]:
+        """Send grants of different names. A refused UPDATE may have changed some of the rows."""
+        columns = [*zip(*grants, strict=True)][self._arguments]
+        why = "CrateDB returned no row"
+        try:
+            rows = await self.http.write(statements.joined(self._grant_sql), *columns)
+        except (StoreRefused, StoreAnsweredError) as error:
+            if isinstance(error, StoreWentBackwards):
+                raise
+            rows = []
+            why = str(error)
+        found = {name: [row] for name, *row in rows}
+        self._joining.difference_update(grant.name for grant in grants if grant.name not in found)
+        return [found.get(grant.name) or GrantLost(grant.name, why) for grant in grants]
 
     async def _grant_timestamps(
         self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor
@@ -120,7 +173,6 @@ class CrateStore(ClusterStore):
         return _parse_row(rows[0])
 
     async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
-        """See ``Store.open_period``."""
         await self.http.write(
             self._sql.open_period(sequence),
             name,
@@ -135,12 +187,10 @@ class CrateStore(ClusterStore):
         )
 
     async def get(self, name: str) -> Row | None:
-        """See ``Store.get``."""
         rows = await self.http.read(self._sql.get, name)
         return _parse_row(rows[0]) if rows else None
 
     async def list(self, prefix: str, after: str, limit: int, *, with_deleted: bool, with_periods: bool) -> list[Row]:
-        """See ``Store.list``."""
         await self.http.read(self._sql.refresh_sequences)
         arguments = [after, statements.like(prefix), limit, *([] if with_periods else [statements.PERIODS])]
         rows = await self.http.read(self._sql.list(with_deleted=with_deleted, with_periods=with_periods), *arguments)
@@ -169,36 +219,30 @@ class CrateStore(ClusterStore):
         return _parse_row(rows[0]) if rows else None
 
     async def record(self, allocations: Many[RecordedAllocation]) -> dict[str, RecordedAllocation]:
-        """See ``Store.record``."""
         values = [value for allocation in allocations for value in allocation]
         rows = await self.http.write(self._sql.record(len(allocations)), *values)
         # If one of several rows fails, CrateDB reports no error; the row is missing.
         return {row[0]: RecordedAllocation(*row) for row in rows}
 
     async def recorded(self, request_id: str) -> RecordedAllocation | None:
-        """See ``Store.recorded``."""
         rows = await self.http.read(self._sql.recorded, request_id)
         return RecordedAllocation(*rows[0]) if rows else None
 
     async def newest_recorded(self) -> RecordPosition | None:
-        """See ``Store.newest_recorded``."""
         # Without a refresh, two copies of the table could answer with positions that go back.
         await self.http.read(self._sql.refresh_allocations)
         [(seq_no, primary_term, written_at)] = await self.http.read(self._sql.newest_allocation)
         return RecordPosition(seq_no, primary_term, written_at / 1000) if written_at else None
 
     async def recorded_ends(self) -> Many[RecordedEnd]:
-        """See ``Store.recorded_ends``."""
         await self.http.read(self._sql.refresh_allocations)
         return [RecordedEnd(*row) for row in await self.http.read(self._sql.recorded_ends)]
 
     async def count_recorded(self, limit: int) -> int:
-        """See ``Store.count_recorded``."""
         [(count,)] = await self.http.read(self._sql.count_allocations)
         return int(count)
 
     async def forget_recorded(self, retention: Retention, limit: int) -> int:
-        """See ``Store.forget_recorded``."""
         # Without a refresh, rows that were just removed would be found again.
         await self.http.read(self._sql.refresh_allocations)
         rows = await self.http.read(self._sql.oldest_allocations, milliseconds(retention.last.written_at), limit)
@@ -209,7 +253,6 @@ class CrateStore(ClusterStore):
         return 0
 
     async def give_back(self, name: str, count: int, version: RowVersion) -> bool:
-        """See ``Store.give_back``."""
         rows = await self.http.write(self._sql.give_back, count, name, *version, may_fail_over=False)
         return bool(rows) and generation_of({"generation": rows[0][0]}) == version[2]
 
@@ -219,30 +262,24 @@ class CrateStore(ClusterStore):
         return Claim(last_start, held_by, seen_at / 1000)
 
     async def keep_prefix(self, prefix: int, holder: str, stale_after: float) -> None:
-        """See ``Store.keep_prefix``."""
         await self.http.write(self._sql.keep, prefix, holder, milliseconds(stale_after))
 
     async def release_prefix(self, prefix: int, holder: str) -> None:
-        """See ``Store.release_prefix``."""
         await self.http.write(self._sql.release, prefix, holder)
 
     async def claimed_starts(self) -> dict[int, int]:
-        """See ``Store.claimed_starts``."""
         await self.http.read(self._sql.refresh_starts)
         rows = await self.http.read(self._sql.claimed)
         return {prefix: last_start for prefix, last_start in rows if last_start is not None}
 
     async def raise_start(self, prefix: int, last_start: int) -> None:
-        """See ``Store.raise_start``."""
         await self.http.write(self._sql.raise_start, prefix, last_start)
 
     async def now(self) -> float | None:
-        """See ``Store.now``."""
         rows = await self.http.read("SELECT CURRENT_TIMESTAMP")
         return float(rows[0][0]) / 1000
 
     async def close(self) -> None:
-        """See ``Store.close``."""
         await self.http.close()
 
 

@@ -31,12 +31,10 @@ class CrateWitness:
         self._sql = WitnessStatements(self.schema)
 
     async def open(self) -> None:
-        """See ``Witness.open``."""
         with refused_as_witness():
             await set_up_all(self.http, self.schema, (WITNESS_MARKS,))
 
     async def read(self, names: Collection[str]) -> dict[str, WitnessMark]:
-        """See ``Witness.read``."""
         keys, found = list(names), dict[str, WitnessMark]()
         for start in range(0, len(keys), _NAMES_A_READ):
             part = keys[start : start + _NAMES_A_READ]
@@ -45,7 +43,6 @@ class CrateWitness:
         return found
 
     async def replace(self, replacements: Many[Replacement]) -> set[str]:
-        """See ``Witness.replace``."""
         values = [value for name, mark, seen in replacements for value in (name, *mark, seen)]
         rows = await self.http.write(self._sql.replace(len(replacements)), *values)
         # If one of several rows fails, CrateDB reports no error; the row is missing.
@@ -53,15 +50,12 @@ class CrateWitness:
         return {name for name, mark, _ in replacements if tokens.get(name) == mark.token}
 
     async def list(self, after: str, limit: int) -> list[tuple[str, WitnessMark]]:
-        """See ``Witness.list``."""
         await self.http.read(self._sql.refresh)
         rows = await self.http.read(self._sql.list, after, limit)
         return [(name, parse_mark(name, fields)) for name, *fields in rows]
 
     async def forget(self, names: Collection[str]) -> int:
-        """See ``Witness.forget``."""
         return await self.http.write_each(self._sql.forget, [[name] for name in names])
 
     async def close(self) -> None:
-        """See ``Witness.close``."""
         await self.http.close()

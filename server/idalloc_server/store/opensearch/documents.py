@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from idalloc_server.domain.errors import StoreFailure, StoreRefused, StoreUnavailable
 from idalloc_server.store.cluster.connections import Request, one_line
-from idalloc_server.store.opensearch.answers import INDEX_MISSING, read_answer
-from idalloc_server.store.opensearch.http import OpenSearchHttp
+from idalloc_server.store.opensearch.http import INDEX_MISSING, OpenSearchHttp, read_answer
 
 _PAGE = 1_000
 _SCROLL = "1m"

@@ -12,13 +12,14 @@ from idalloc_server.domain.store.retirement import RETIREMENT
 from idalloc_server.store.bounds import clamp_to_bigint
 from idalloc_server.store.cluster.connections import Request
 from idalloc_server.store.opensearch import scripts
-from idalloc_server.store.opensearch.answers import CONFLICT, ROW_MISSING
+from idalloc_server.store.opensearch.http import CONFLICT, ROW_MISSING
 from idalloc_server.store.opensearch.indices import ALLOCATIONS, SEQUENCES, START_TIMESTAMPS, WITNESS, Index
-from idalloc_server.store.opensearch.opened_indices import OpenedIndices, Tie
 from idalloc_server.store.opensearch.results import (
     Hit,
+    OpenedIndices,
     Outcome,
     Source,
+    Tie,
     Written,
     check_refreshed,
     hits_of,
@@ -180,7 +181,6 @@ class Requests:
             "query": {"bool": {"filter": [{"exists": {"field": "name"}}], "must_not": excluded}},
             "sort": [{"name": "asc"}, {"_seq_no": "asc"}],
             "search_after": start,
-            "track_total_hits": False,
             "_source": True,
         }
         return self._search(self._sequences, body, hits_of)
@@ -188,7 +188,7 @@ class Requests:
     def unnamed(self) -> Request[list[Hit]]:
         """Find one row without a name as of the last refresh; the confirmation is none."""
         excluded = [{"exists": {"field": "name"}}, {"ids": {"values": [_CONFIRMATION]}}]
-        body = {"size": 1, "query": {"bool": {"must_not": excluded}}, "track_total_hits": False, "_source": ["name"]}
+        body = {"size": 1, "query": {"bool": {"must_not": excluded}}, "_source": ["name"]}
         return self._search(self._sequences, body, hits_of)
 
     def naming(self, key: str, index: Index = SEQUENCES) -> str:
@@ -221,7 +221,6 @@ class Requests:
         body: dict[str, object] = {
             "size": self.page(START_TIMESTAMPS),
             "sort": [{"prefix": "asc"}],
-            "track_total_hits": False,
             "_source": ["prefix", "last_start"],
             "query": {"match_all": {}},
         }
@@ -246,7 +245,6 @@ class Requests:
             "sort": [{"_seq_no": "desc"}],
             "_source": False,
             "seq_no_primary_term": True,
-            "track_total_hits": False,
             "aggs": {"written_at": {"max": {"field": "written_at"}}},
         }
         return self._search(self._allocations, body, newest_of)
@@ -265,7 +263,6 @@ class Requests:
             "sort": [{"_seq_no": "asc"}],
             "_source": ["window_ms"],
             "seq_no_primary_term": True,
-            "track_total_hits": False,
         }
         return self._search(self._allocations, body, hits_of)
 
@@ -277,7 +274,6 @@ class Requests:
             "sort": [{"_seq_no": "asc"}],
             "search_after": [seq_no],
             "seq_no_primary_term": True,
-            "track_total_hits": False,
         }
         return self._search(self._allocations, body, hits_of)
 
@@ -307,7 +303,6 @@ class Requests:
             "size": limit,
             "query": {"bool": {"filter": [{"exists": {"field": "name"}}]}},
             "sort": [{"name": "asc"}],
-            "track_total_hits": False,
             "_source": True,
         }
         if after:
@@ -342,13 +337,17 @@ class Requests:
         alias = index.alias(self._prefix)
         return Request("POST", f"/{alias}/_refresh", None, reader(check_refreshed, alias), alias)
 
-    def _search(self, alias: str, body: object, parse: Callable[[Any], _T]) -> Request[_T]:
+    def _search(self, alias: str, body: Mapping[str, object], parse: Callable[[Any], _T]) -> Request[_T]:
+        """Return a search, which counts all hits only if its body asks for that."""
+
         def parse_checked(answer: Any) -> _T:
             self.opened.check_hits(alias, answer)
             return parse(answer)
 
         path = f"/{alias}/_search?allow_partial_search_results=false"
-        return Request("POST", path, json_body(body), reader(parse_checked, alias), alias)
+        return Request(
+            "POST", path, json_body({"track_total_hits": False, **body}), reader(parse_checked, alias), alias
+        )
 
     def _update(
         self,

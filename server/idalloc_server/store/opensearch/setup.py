@@ -4,9 +4,11 @@ Every step reads first and creates only what is missing. Any number of processes
 and a user without the privilege to create indices can start if they are complete.
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,13 +18,10 @@ from idalloc_server.domain.errors import StartRefused, StoreAnsweredError, Store
 from idalloc_server.domain.store.identity import SEQUENCES, Part
 from idalloc_server.store.cluster.connections import Request
 from idalloc_server.store.cluster.transport import raise_if_server_failed
-from idalloc_server.store.opensearch import checks
-from idalloc_server.store.opensearch.answers import INDEX_EXISTS, AliasMissing, read_answer
-from idalloc_server.store.opensearch.checks import StoredIndex
-from idalloc_server.store.opensearch.http import OpenSearchHttp
+from idalloc_server.store.opensearch.http import INDEX_EXISTS, AliasMissing, OpenSearchHttp, read_answer
 from idalloc_server.store.opensearch.indices import Index
-from idalloc_server.store.opensearch.opened_indices import OpenedIndex
 from idalloc_server.store.opensearch.requests import MAX_HITS, Requests, json_body
+from idalloc_server.store.opensearch.results import OpenedIndex
 from idalloc_server.store.packed_settings import WITHOUT_DEMAND
 
 _log = structlog.get_logger(__name__)
@@ -43,6 +42,142 @@ _POLICY_SETTINGS = {
     "index.lifecycle.name": "POST /{}/_ilm/remove",
 }
 _HTTP_FORBIDDEN = 403
+_BLOCKS = ("read", "write", "read_only", "read_only_allow_delete", "metadata")
+
+
+@dataclass(frozen=True)
+class StoredIndex:
+    """An index of the cluster."""
+
+    name: str
+    uuid: str  # its UUID, which no other index has
+    fields: Mapping[str, Mapping[str, Any]]  # the mapping of each field
+    settings: Mapping[str, Any]  # its settings, with defaults, by their full names
+    # The options of ``_source`` and ``_routing`` in its mapping; empty for the default.
+    meta_fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    aliases: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the options of each alias
+    meta: Mapping[str, Any] = field(default_factory=dict)  # the ``_meta`` of its mapping
+
+    @property
+    def store(self) -> str:
+        """The name of the store that it belongs to; empty without one."""
+        return str(self.meta.get("store", ""))
+
+    def setting(self, name: str, default: str = "") -> str:
+        """Return a setting in lower case, by its name without ``index.``."""
+        return str(self.settings.get(f"index.{name}", default)).lower()
+
+
+def check(alias: str, index: Index, found: StoredIndex, nodes: int | None) -> None:
+    """Check an existing index.
+
+    If the cluster has several nodes, an index without replicas logs a warning.
+
+    Raises:
+        StartRefused: The index cannot be used.
+    """
+    _check_alias(alias, found)
+    _check_settings(alias, found)
+    _warn_of_rollover(alias, found)
+    if nodes is not None and nodes > 1:
+        _warn_without_replica(alias, found)
+    _check_meta_fields(found)
+    for name, mapping in index.fields.items():
+        existing = found.fields.get(name, mapping)
+        for option in ("type", "coerce"):
+            if option in mapping and existing.get(option) != mapping[option]:
+                raise _refused(
+                    found,
+                    f"its field {name} must have {option} {_shown(mapping[option])}, not "
+                    f"{_shown(existing.get(option))}; choose another prefix (?prefix=…)",
+                )
+
+
+def _check_alias(alias: str, found: StoredIndex) -> None:
+    """Refuse an alias whose searches leave out rows: lists and exports would lack them."""
+    for option in ("filter", "search_routing"):
+        if option in found.aliases.get(alias, {}):
+            plain = {"actions": [{"add": {"index": found.name, "alias": alias}}]}
+            raise _refused(
+                found,
+                f"its alias {alias} has a {option}, which hides rows; replace the alias by one without it: "
+                f"POST /_aliases {json.dumps(plain)}",
+            )
+
+
+def _check_settings(alias: str, found: StoredIndex) -> None:
+    if found.setting("translog.durability", "request") != "request":
+        raise _refused(
+            found,
+            "a crash loses acknowledged writes, as its translog.durability is async; run "
+            f'PUT /{alias}/_settings {{"index.translog.durability": "request"}}',
+        )
+    for block in _BLOCKS:
+        if found.setting(f"blocks.{block}", "false") == "true":
+            raise _refused(
+                found,
+                f"its block {block} is set; free the disk if it is full, then run "
+                f'PUT /{alias}/_settings {{"index.blocks.{block}": null}}',
+            )
+    if found.setting("replication.type") == "segment":
+        raise _refused(
+            found,
+            "its replication.type is SEGMENT, whose replicas lag behind the primary; reindex it into an index with "
+            "replication.type DOCUMENT, and move the alias",
+        )
+    if found.setting("number_of_shards", "1") != "1":
+        raise _refused(found, "it must have one shard; reindex it into an index with one, and move the alias")
+    for pipeline in ("default_pipeline", "final_pipeline"):
+        if found.setting(pipeline, "_none") != "_none":
+            raise _refused(
+                found,
+                f'its {pipeline} could change rows; run PUT /{alias}/_settings {{"index.{pipeline}": "_none"}}',
+            )
+
+
+def _warn_of_rollover(alias: str, found: StoredIndex) -> None:
+    if re.search(r"-\d+$", found.name):
+        moved = f"{alias}-data"
+        swap = [{"remove": {"index": found.name, "alias": alias}}, {"add": {"index": moved, "alias": alias}}]
+        _log.warning(
+            "index_can_roll_over",
+            why="after a rollover of its alias every call is refused, since sequences would begin again",
+            index=found.name,
+            next_step=f'stop all servers, then send PUT /{found.name}/_settings {{"index.blocks.write": true}}, '
+            f'POST /{found.name}/_clone/{moved} {{"settings": {{"index.blocks.write": null}}}} and '
+            f"POST /_aliases {json.dumps({'actions': swap})}",
+        )
+
+
+def _warn_without_replica(alias: str, found: StoredIndex) -> None:
+    if found.setting("number_of_replicas") == "0" and found.setting("auto_expand_replicas", "false") == "false":
+        _log.warning(
+            "index_without_replica",
+            why="its rows are lost with its node",
+            index=found.name,
+            next_step=f'PUT /{alias}/_settings {{"index.auto_expand_replicas": "0-2"}}',
+        )
+
+
+def _check_meta_fields(found: StoredIndex) -> None:
+    """Refuse a mapping (of an index template) that loses fields, or needs more than a row's key."""
+    source, routing = (found.meta_fields.get(field, {}) for field in ("_source", "_routing"))
+    loses_fields = source.get("enabled") is False or source.get("includes") or source.get("excludes")
+    for name, meta, is_wrong in (("_source", source, loses_fields), ("_routing", routing, routing.get("required"))):
+        if is_wrong:
+            raise _refused(
+                found,
+                f"the {name} of its mapping, {json.dumps(meta)}, loses or hides rows; remove it from the index "
+                "template, then delete the index if it has no documents, or choose another prefix (?prefix=…)",
+            )
+
+
+def _shown(value: object) -> str:
+    return "its default" if value is None else str(value).lower()
+
+
+def _refused(found: StoredIndex, message: str) -> StartRefused:
+    return StartRefused("store", f"the index {found.name}: {message}")
 
 
 def _request(method: str, path: str, parse: Any, body: object = None, none_for: tuple[str, ...] = ()) -> Request[Any]:
@@ -106,8 +241,12 @@ async def check_cluster(http: OpenSearchHttp) -> int | None:
         StoreFailure: The cluster cannot be reached, or fails.
     """
     nodes = await _check_versions(http)
-    await _check_state(http)
-    await _check_clock(http)
+    # Fails until the cluster has a manager, and its state with the indices.
+    for request, what in ((http.ALIVE, "state"), (CLOCK, "clock")):
+        try:
+            await http.send_read(request)
+        except StoreRefused as error:
+            raise StartRefused("store", f"the {what} of the cluster cannot be read: {error}") from error
     return nodes
 
 
@@ -122,17 +261,13 @@ async def inspect(http: OpenSearchHttp, requests: Requests, prefix: str, index: 
     found = await _read_index(http, alias)
     has_rows = False
     if found is not None:
-        await _check(http, alias, index, found, nodes)
+        await _check_policy(http, found)
+        check(alias, index, found, nodes)
         with usable(alias):
             await http.send_read(requests.refresh(index))
             has_rows = await http.send_read(requests.count(index)) > 0
     lacks = [name for name in index.fields if found is None or name not in found.fields]
     return Part(index.part, f"the index of {alias}", index.fields.keys(), lacks, found.store if found else "", has_rows)
-
-
-async def _check(http: OpenSearchHttp, alias: str, index: Index, found: StoredIndex, nodes: int | None) -> None:
-    await _check_policy(http, found)
-    checks.check(alias, index, found, nodes)
 
 
 async def set_up(
@@ -154,13 +289,14 @@ async def set_up(
     found = await _read_index(http, alias)
     if found is None and store is not None:
         found = await _create(http, prefix, index, store)
-        await _check(http, alias, index, found, nodes)
+        await _check_policy(http, found)
+        check(alias, index, found, nodes)
     if found is None:
         raise StartRefused("store", f"the alias {alias} is missing; put it back")
     requests.set_window(index, int(found.settings.get("index.max_result_window", MAX_HITS)))
-    for field, mapping in index.fields.items() if store is not None else ():
-        if field not in found.fields:
-            await _send_creation(http, _put_field(alias, field, mapping), alias)
+    for name, mapping in index.fields.items() if store is not None else ():
+        if name not in found.fields:
+            await _send_creation(http, _put_field(alias, name, mapping), alias)
     has = {
         field: found.fields.get(field, {}).get("type") == mapping["type"]
         or (store is not None and await _send_optional(http, _put_field(alias, field, mapping), found, field))
@@ -245,21 +381,6 @@ async def _read_node_versions(http: OpenSearchHttp, release: _Release) -> list[s
                 f"versions of its nodes cannot be read: {error}; {_END_COMPATIBILITY_MODE}",
             ) from error
         return None
-
-
-async def _check_state(http: OpenSearchHttp) -> None:
-    """Raise ``StoreFailure`` until the cluster has a manager, and its state with the indices."""
-    try:
-        await http.send_read(http.ALIVE)
-    except StoreRefused as error:
-        raise StartRefused("store", f"the state of the cluster cannot be read: {error}") from error
-
-
-async def _check_clock(http: OpenSearchHttp) -> None:
-    try:
-        await http.send_read(CLOCK)
-    except StoreRefused as error:
-        raise StartRefused("store", f"the clock of the cluster cannot be read: {error}") from error
 
 
 async def _read_index(http: OpenSearchHttp, alias: str) -> StoredIndex | None:

@@ -1,6 +1,6 @@
 """The store in an OpenSearch cluster: counters, start timestamps and recorded allocations."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Sequence as Many
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,17 +24,18 @@ from idalloc_server.domain.store.retention import RecordPosition, Retention
 from idalloc_server.domain.store.retirement import RETIREMENT
 from idalloc_server.store import packed_settings
 from idalloc_server.store.bounds import advance_counter, lattice
+from idalloc_server.store.cluster import rows
 from idalloc_server.store.cluster.base import COUNTERS, TIMESTAMPS, ClusterStore
-from idalloc_server.store.cluster.connections import Request
-from idalloc_server.store.cluster.rows import milliseconds
+from idalloc_server.store.cluster.connections import Request, WrongAnswer
+from idalloc_server.store.cluster.joined_writes import JoinedWrites
 from idalloc_server.store.opensearch import setup
-from idalloc_server.store.opensearch.answers import RowInvalid
-from idalloc_server.store.opensearch.http import OpenSearchHttp
+from idalloc_server.store.opensearch.http import CHECK_PROXY, OpenSearchHttp, RowInvalid
 from idalloc_server.store.opensearch.indices import ALLOCATIONS, INDICES, SEQUENCES, START_TIMESTAMPS
-from idalloc_server.store.opensearch.joined_updates import JoinedUpdates
 from idalloc_server.store.opensearch.requests import Requests, RowUpdate
-from idalloc_server.store.opensearch.results import Hit, Written
-from idalloc_server.store.opensearch.rows import parse_grant, parse_row, row_fields, settings_fields, written_number
+from idalloc_server.store.opensearch.results import Hit, Outcome, Source, Written, WrongItems
+
+_INTEGERS = ("last_value", "step", "min_value", "max_value", "generation", "lease_ms", "writes", "rev")
+_TIMES = ("created_at", "changed_at")
 
 _T = TypeVar("_T")
 
@@ -54,7 +55,7 @@ class OpenSearchStore(ClusterStore):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._requests = Requests(self.prefix, self.timeout)
-        self._updates = JoinedUpdates(self.http, self._requests)
+        self._updates = JoinedWrites(self._send_update, self._send_updates)
 
     async def _inspect(self, opening: Opening) -> list[Part]:
         self._nodes = await setup.check_cluster(self.http)
@@ -103,11 +104,10 @@ class OpenSearchStore(ClusterStore):
         return parse_row(row.name, written.source)
 
     async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
-        """See ``Store.open_period``."""
         size, offset = lattice(sequence)
         request = self._requests.open_period(
             name,
-            row={"name": name, "period": True, **settings_fields(name, sequence, deleted=False)},
+            row={"name": name, "period": True, **packed_settings.columns(name, sequence, deleted=False)},
             at_least=advance_counter(sequence.before_start, at_least, sequence),
             generation=generation,
             size=size,
@@ -116,7 +116,6 @@ class OpenSearchStore(ClusterStore):
         await self._write_row(name, request)
 
     async def get(self, name: str) -> Row | None:
-        """See ``Store.get``."""
         if name == RETIREMENT:
             source, _ = await self.http.send_write(self._requests.retirement())
         else:
@@ -165,27 +164,24 @@ class OpenSearchStore(ClusterStore):
             grows=int(change.ends_leases),
             generation=change.generation,
             row={
-                **settings_fields(name, change.sequence, change.deleted),
+                **packed_settings.columns(name, change.sequence, deleted=change.deleted),
                 "rev_by": change.by,
-                "changed_at": milliseconds(change.at),
+                "changed_at": rows.milliseconds(change.at),
             },
         )
         written = await self._write_row(name, request, may_fail_over=False)
         return None if written is None else parse_row(name, written.source)
 
     async def record(self, allocations: Many[RecordedAllocation]) -> dict[str, RecordedAllocation]:
-        """See ``Store.record``."""
         rows = [allocation._asdict() for allocation in allocations]
         found = [_allocation(source) for source in await self.http.send_write(self._requests.record(rows)) if source]
         return {allocation.request_id: allocation for allocation in found}
 
     async def recorded(self, request_id: str) -> RecordedAllocation | None:
-        """See ``Store.recorded``."""
         written = await self.http.send_write(self._requests.recorded(request_id))
         return None if written is None else _allocation(written.source)
 
     async def newest_recorded(self) -> RecordPosition | None:
-        """See ``Store.newest_recorded``."""
         await self.http.send_read(self._requests.refresh(ALLOCATIONS))
         newest = await self.http.send_read(self._requests.newest())
         if newest is None:
@@ -194,7 +190,6 @@ class OpenSearchStore(ClusterStore):
         return RecordPosition(hit.seq_no, hit.term, written_at / 1000)
 
     async def recorded_ends(self) -> Many[RecordedEnd]:
-        """See ``Store.recorded_ends``."""
         await self.http.send_read(self._requests.refresh(ALLOCATIONS))
         ends: dict[tuple[str, str], RecordedEnd] = {}
         after = -1
@@ -208,12 +203,10 @@ class OpenSearchStore(ClusterStore):
         return [*ends.values()]
 
     async def count_recorded(self, limit: int) -> int:
-        """See ``Store.count_recorded``."""
         await self.http.send_read(self._requests.refresh(ALLOCATIONS))
         return await self.http.send_read(self._requests.count(ALLOCATIONS))
 
     async def forget_recorded(self, retention: Retention, limit: int) -> int:
-        """See ``Store.forget_recorded``."""
         await self.http.send_read(self._requests.refresh(ALLOCATIONS))
         latest = round(retention.last.written_at * 1000)
         hits = await self.http.send_read(self._requests.oldest(latest, limit))
@@ -224,7 +217,6 @@ class OpenSearchStore(ClusterStore):
         return sum(source is not None for source in deleted)
 
     async def give_back(self, name: str, count: int, version: RowVersion) -> bool:
-        """See ``Store.give_back``."""
         try:
             written = await self.http.send_write(self._requests.give_back(name, count, version), may_fail_over=False)
         except RowInvalid:
@@ -240,15 +232,12 @@ class OpenSearchStore(ClusterStore):
         return Claim(start, str(row.get("holder")), seen_at / 1000)
 
     async def keep_prefix(self, prefix: int, holder: str, stale_after: float) -> None:
-        """See ``Store.keep_prefix``."""
         await self.http.send_write(self._requests.keep(prefix, holder, round(stale_after * 1000)))
 
     async def release_prefix(self, prefix: int, holder: str) -> None:
-        """See ``Store.release_prefix``."""
         await self.http.send_write(self._requests.release(prefix, holder))
 
     async def claimed_starts(self) -> dict[int, int]:
-        """See ``Store.claimed_starts``."""
         await self.http.send_read(self._requests.refresh(START_TIMESTAMPS))
         found: dict[int, int] = {}
         after: int | None = None
@@ -265,15 +254,12 @@ class OpenSearchStore(ClusterStore):
                 return found
 
     async def raise_start(self, prefix: int, last_start: int) -> None:
-        """See ``Store.raise_start``."""
         await self.http.send_write(self._requests.raise_start(prefix, last_start))
 
     async def now(self) -> float | None:
-        """See ``Store.now``."""
         return await self.http.send_read(setup.CLOCK)
 
     async def close(self) -> None:
-        """See ``Store.close``."""
         await self.http.close()
 
     async def _write_row(self, name: str, request: Request[_T], *, may_fail_over: bool = True) -> _T:
@@ -283,6 +269,17 @@ class OpenSearchStore(ClusterStore):
     async def _join(self, update: RowUpdate) -> Written | None:
         with _naming(update.name):
             return await self._updates.write(update)
+
+    async def _send_update(self, update: RowUpdate) -> Written | None:
+        return await self.http.send_write(self._requests.update_row(update))
+
+    async def _send_updates(self, updates: Many[RowUpdate]) -> Many[Outcome]:
+        try:
+            return await self.http.send_write(self._requests.update_rows(updates))
+        except StoreOutcomeUnknown as error:
+            if not isinstance(error.__cause__, WrongItems):
+                raise
+            return [error if isinstance(each, WrongAnswer) else each for each in error.__cause__.outcomes]
 
 
 @contextmanager
@@ -298,3 +295,60 @@ def _allocation(source: dict[str, Any]) -> RecordedAllocation:
     for field in ("first_id", "id_count", "step", "generation"):
         written_number(source, field)
     return RecordedAllocation._make(source.get(field) for field in RecordedAllocation._fields)
+
+
+def row_fields(row: Row) -> Source:
+    """Return the document of a new row."""
+    fields = {
+        "name": row.name,
+        "last_value": row.last_value,
+        **packed_settings.columns(row.name, row.sequence, deleted=row.deleted),
+        "period": True if PERIOD_SEPARATOR in row.name else None,
+        "generation": row.generation,
+        "lease_ms": row.lease_ms,
+        "rev": row.revision,
+        "rev_by": row.revised_by,
+        "created_at": rows.milliseconds(row.created_at),
+        "changed_at": rows.milliseconds(row.changed_at),
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def parse_row(name: str, source: Mapping[str, Any]) -> Row:
+    """Return the row of a document.
+
+    Raises:
+        SequenceInvalid: A field has another type, or the settings cannot be decoded.
+    """
+    _check_types(name, source)
+    return rows.parse_row(name, source)
+
+
+def parse_grant(name: str, written: Written | None, modes: Collection[str | None]) -> Grant | None:
+    """Return the grant of an answer. A row of another mode has nothing left to grant.
+
+    Raises:
+        SequenceDeleted: The row is a tombstone.
+        SequenceInvalid: The row has no last_value, or a field of another type.
+    """
+    if written is None:
+        return None
+    _check_types(name, written.source)
+    return rows.parse_grant(name, written.source, (written.seq_no, written.term), modes, written_number)
+
+
+def written_number(source: Mapping[str, Any], field: str) -> int:
+    """Return a number that a script has just written into the row.
+
+    Raises:
+        StoreOutcomeUnknown: The answer has no such number.
+    """
+    if type(value := source.get(field)) is not int:
+        raise StoreOutcomeUnknown(f"OpenSearch answered a write with {field} = {value!r}; {CHECK_PROXY}")
+    return value
+
+
+def _check_types(name: str, source: Mapping[str, Any]) -> None:
+    for field in (*_INTEGERS, *_TIMES):
+        if not isinstance(source.get(field), int | None) or isinstance(source.get(field), bool):
+            raise SequenceInvalid(name, f"its field {field} must be an integer, not {source[field]!r}; write one")

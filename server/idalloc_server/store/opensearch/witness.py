@@ -29,7 +29,6 @@ class OpenSearchWitness:
         self._requests = Requests(self.prefix, self.timeout)
 
     async def open(self) -> None:
-        """See ``Witness.open``."""
         with refused_as_witness():
             nodes = await setup.check_cluster(self.http)
             await setup.inspect(self.http, self._requests, self.prefix, WITNESS, nodes)
@@ -37,12 +36,10 @@ class OpenSearchWitness:
             self.http.set_identity_check(self._requests.opened.check_request())
 
     async def read(self, names: Collection[str]) -> dict[str, WitnessMark]:
-        """See ``Witness.read``."""
         *found, _ = await self.http.send_write(self._requests.read_marks(names))
         return {name: _mark(name, source) for name, source in zip(names, found, strict=True) if source is not None}
 
     async def replace(self, replacements: Many[Replacement]) -> set[str]:
-        """See ``Witness.replace``."""
         marks = [({"name": name, **mark._asdict()}, seen) for name, mark, seen in replacements]
         found = await self.http.send_write(self._requests.replace_marks(marks))
         return {
@@ -52,7 +49,6 @@ class OpenSearchWitness:
         }
 
     async def list(self, after: str, limit: int) -> list[tuple[str, WitnessMark]]:
-        """See ``Witness.list``."""
         await self.http.send_read(self._requests.refresh(WITNESS))
         marks: list[tuple[str, WitnessMark]] = []
         while len(marks) < limit:
@@ -65,12 +61,10 @@ class OpenSearchWitness:
         return marks
 
     async def forget(self, names: Collection[str]) -> int:
-        """See ``Witness.forget``."""
         deleted = await self.http.send_write(self._requests.forget_marks(names))
         return sum(source is not None for source in deleted)
 
     async def close(self) -> None:
-        """See ``Witness.close``."""
         await self.http.close()
 
 

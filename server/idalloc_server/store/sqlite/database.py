@@ -17,6 +17,7 @@ from idalloc_server.domain.errors import (
     StoreRefused,
     StoreUnreachable,
 )
+from idalloc_server.domain.store.batches import settle
 from idalloc_server.store.sqlite import schema
 from idalloc_server.store.sqlite.errors import code, failure_of, is_busy
 from idalloc_server.store.sqlite.files import DatabaseFiles, FilesChanged
@@ -37,15 +38,6 @@ class _JoinedWrite(NamedTuple):
     work: _Work
     is_one_statement: bool  # whether it writes by one statement, which SQLite undoes if it fails
     future: asyncio.Future[Any]  # its caller's
-
-    def settle(self, outcome: Any) -> None:
-        """Give the caller the answer of ``work``, or an exception."""
-        if self.future.done():  # the caller was cancelled
-            return
-        if isinstance(outcome, BaseException):
-            self.future.set_exception(outcome)
-        else:
-            self.future.set_result(outcome)
 
 
 @dataclass(eq=False)
@@ -97,7 +89,7 @@ class Database:
             StoreFailure: SQLite failed, or the files were replaced.
         """
         try:
-            return await self.transact(work, begin)
+            return await self._run(self._transaction, work, begin)
         except FilesChanged as error:
             raise self._refused(error) from error
 
@@ -111,16 +103,6 @@ class Database:
             return await self.transact_together(work, is_one_statement=is_one_statement)
         except FilesChanged as error:
             raise self._refused(error) from error
-
-    def transact(self, work: Callable[[sqlite3.Connection], _T], begin: str = "BEGIN IMMEDIATE") -> asyncio.Future[_T]:
-        """Begin a transaction as ``write`` does, and return its future.
-
-        Raises:
-            StoreUnreachable: The store is closed.
-            FilesChanged: From the future: the files were replaced; nothing was applied.
-            StoreFailure: From the future: SQLite failed.
-        """
-        return self._run(self._transaction, work, begin)
 
     def transact_together(
         self, work: Callable[[sqlite3.Connection], _T], *, is_one_statement: bool = False
@@ -136,7 +118,9 @@ class Database:
                 undoes a statement that fails, so it needs no savepoint.
 
         Raises:
-            StoreUnreachable, FilesChanged, StoreFailure: As ``transact``.
+            StoreUnreachable: The store is closed.
+            FilesChanged: From the future: the files were replaced; nothing was applied.
+            StoreFailure: From the future: SQLite failed.
         """
         if self._thread.is_closed:
             raise StoreUnreachable("the store is closed")
@@ -160,13 +144,13 @@ class Database:
             error = StoreUnreachable("the store is closed")
             with suppress(IndexError):  # empty; a job that runs may take some
                 while True:
-                    self._waiting.popleft().settle(error)
+                    settle(self._waiting.popleft().future, error)
 
     def _settle(self, turn: list[_JoinedWrite], outcomes: list[Any]) -> None:
         """Give each write of a transaction its outcome."""
         self._was_shared = len(turn) > 1
         for joined, outcome in zip(turn, outcomes, strict=True):
-            joined.settle(outcome)
+            settle(joined.future, outcome)
         # The frames in the tracebacks of errors have these lists, which must not have the errors.
         turn.clear()
         outcomes.clear()

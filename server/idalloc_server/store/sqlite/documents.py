@@ -53,23 +53,18 @@ class SqliteDocuments:
         self._thread = SideThread("documents")  # chooses
 
     async def open(self) -> None:
-        """See ``Documents.open``."""
         await self._database.open()
 
     async def close(self) -> None:
-        """See ``Documents.close``."""
         self._thread.close()
         await self._database.close()
 
     async def create_schema(self, name: str) -> bool:
-        """See ``Documents.create_schema``."""
         return await self._write(
             lambda db: db.execute("INSERT OR IGNORE INTO schemas (name) VALUES (?)", (name,)).rowcount == 1
         )
 
     async def drop_schema(self, name: str) -> int | None:
-        """See ``Documents.drop_schema``."""
-
         def work(db: sqlite3.Connection) -> int | None:
             if not db.execute("DELETE FROM schemas WHERE name = ?", (name,)).rowcount:
                 return None
@@ -81,12 +76,9 @@ class SqliteDocuments:
         return await self._write(work)
 
     async def list_schemas(self) -> list[str]:
-        """See ``Documents.list_schemas``."""
         return await self._read(lambda db: [name for (name,) in db.execute("SELECT name FROM schemas ORDER BY name")])
 
     async def create_collection(self, schema: str, name: str) -> bool:
-        """See ``Documents.create_collection``."""
-
         def work(db: sqlite3.Connection) -> bool:
             _check_schema(db, schema)
             insert = "INSERT OR IGNORE INTO collections (schema, name) VALUES (?, ?)"
@@ -95,8 +87,6 @@ class SqliteDocuments:
         return await self._write(work)
 
     async def drop_collection(self, schema: str, name: str) -> bool:
-        """See ``Documents.drop_collection``."""
-
         def work(db: sqlite3.Connection) -> bool:
             try:
                 collection = _collection(db, schema, name)
@@ -108,17 +98,13 @@ class SqliteDocuments:
         return await self._write(work)
 
     async def list_collections(self, schema: str) -> list[str]:
-        """See ``Documents.list_collections``."""
         select = "SELECT name FROM collections WHERE schema = ? ORDER BY name"
         return await self._read(lambda db: [name for (name,) in db.execute(select, (schema,))])
 
     async def check(self, schema: str, name: str) -> None:
-        """See ``Documents.check``."""
         await self._read(lambda db: _collection(db, schema, name))
 
     async def count(self, schema: str, name: str) -> int:
-        """See ``Documents.count``."""
-
         def work(db: sqlite3.Connection) -> int:
             collection = _collection(db, schema, name)
             return int(db.execute("SELECT count(*) FROM documents WHERE collection = ?", (collection,)).fetchone()[0])
@@ -126,8 +112,6 @@ class SqliteDocuments:
         return await self._read(work)
 
     async def insert(self, schema: str, name: str, documents: Sequence[Document], *, upsert: bool = False) -> Inserted:
-        """See ``Documents.insert``."""
-
         def work(db: sqlite3.Connection) -> Inserted:
             if upsert:
                 return _upsert(db, _collection(db, schema, name), documents)
@@ -142,7 +126,6 @@ class SqliteDocuments:
     async def page(
         self, schema: str, name: str, after: str | None, keys: Sequence[str] | None = None
     ) -> list[Document]:
-        """See ``Documents.page``."""
         if keys is None:
             return await self._read(lambda db: _page(_documents_after(db, _collection(db, schema, name), after)))
         # Most keys may be missing: part by part, others have the file's thread between them.
@@ -155,7 +138,6 @@ class SqliteDocuments:
                 return found
 
     async def rewrite(self, schema: str, name: str, selection: Selection, change: Change) -> Rewritten:
-        """See ``Documents.rewrite``."""
         # Chosen before the transaction, in which nobody else writes.
         keys = await chosen_keys(selection, partial(self.page, schema, name), self._thread, MAX_CHANGED_DOCUMENTS)
         if not keys:

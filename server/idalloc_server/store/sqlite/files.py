@@ -1,24 +1,140 @@
 """The files of a SQLite database: checks that all processes that write to it use the same ones."""
 
+import ctypes
 import fcntl
 import os
 import stat
+import struct
 import sys
+import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple
 
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.store.permissions import FILE_MODE
-from idalloc_server.store.sqlite.identity import FileIdentity, examiner
-from idalloc_server.store.sqlite.locks import lock_offset
 
+# struct flock of Linux: type, whence, start, length (0: to the end), process.
+_LOCK = struct.Struct("hhqqi0q")
+_WRITE_LOCK = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+# Past the bytes that SQLite locks, which begin at 2^30, and past the end of any database.
+_FIRST_OFFSET = 2**62
+_AT_FDCWD = -100
+_STATX_NLINK, _STATX_INO = 0x4, 0x100
+# A ``struct statx`` of linux/stat.h: the number of links, the inode, the device's two numbers.
+_STATX = struct.Struct("=16xI12xQ96xII112x")
 _BESIDE = {"-wal": "write-ahead log", "-shm": "shared memory file (-shm)"}
-
 # How long a closing process may hold its lock after SQLite removed -wal and -shm.
 _CLOSE_SECONDS = 2.0
+
+
+def check_locks(path: Path) -> None:
+    """Check that the file system of a database refuses a second lock on a file.
+
+    On Linux locks may belong to a descriptor (F_OFD_SETLK), so one process can test them without
+    another, on a temporary file in the folder of ``path``. On other systems, and if the test cannot
+    run, SQLite reports the error.
+
+    Raises:
+        StartRefused: The file system grants one lock twice, so two processes would issue the same
+            ids.
+    """
+    if sys.platform != "linux":
+        return
+    with ExitStack() as files:
+        try:
+            first = files.enter_context(tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}-lock-"))
+            second = files.enter_context(Path(first.name).open("r+b"))
+            fcntl.fcntl(first, fcntl.F_OFD_SETLK, _WRITE_LOCK)
+        except OSError:
+            return
+        try:
+            fcntl.fcntl(second, fcntl.F_OFD_SETLK, _WRITE_LOCK)
+        except OSError:
+            return
+    raise StartRefused(
+        "store",
+        f"the file system of {path} grants one lock twice, and two processes would issue the same ids; "
+        "choose a local disk",
+    )
+
+
+def lock_offset(descriptor: int, offset: int) -> bool:
+    """Take a shared lock at one of a file's 2^61 offsets.
+
+    Returns True if no other offset is locked. The lock belongs to the inode, not to the path, and
+    ends when the descriptor is closed. Of two processes that lock different offsets at the same
+    time, at least one detects the other. Returns True if the system has no such locks.
+    """
+    if sys.platform != "linux":
+        return True
+    at = _FIRST_OFFSET + 1 + offset
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, at, 1, 0))
+        found = [
+            fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0))
+            for start, length in ((_FIRST_OFFSET, at - _FIRST_OFFSET), (at + 1, 0))
+        ]
+    except OSError:
+        return True
+    return all(_LOCK.unpack(each)[0] == fcntl.F_UNLCK for each in found)
+
+
+class FileIdentity(NamedTuple):
+    """The file that a path names."""
+
+    device: int
+    inode: int
+    links: int  # how many names the file has
+
+
+def _by_stat(path: str) -> Callable[[], FileIdentity]:
+    def examine() -> FileIdentity:
+        status = os.stat(path)  # noqa: PTH116 - a Path is slower
+        return FileIdentity(status.st_dev, status.st_ino, status.st_nlink)
+
+    return examine
+
+
+def _find() -> Callable[[str], Callable[[], FileIdentity]]:
+    """Return the function for this system."""
+    if sys.platform != "linux":
+        return _by_stat
+    try:
+        statx = ctypes.CDLL(None, use_errno=True).statx
+    except (AttributeError, OSError):  # an old C library
+        return _by_stat
+
+    def by_statx(path: str) -> Callable[[], FileIdentity]:
+        found = ctypes.create_string_buffer(_STATX.size)
+        # Converted once, not at each call.
+        numbers = (ctypes.c_int(0), ctypes.c_uint(_STATX_INO | _STATX_NLINK))
+        arguments = (ctypes.c_int(_AT_FDCWD), ctypes.c_char_p(os.fsencode(path)), *numbers, found)
+
+        def examine() -> FileIdentity:
+            if statx(*arguments):
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number), path)
+            links, inode, major, minor = _STATX.unpack(found)
+            return FileIdentity(os.makedev(major, minor), inode, links)
+
+        return examine
+
+    try:
+        by_statx("/")()
+    except OSError:  # a sandbox refuses the call
+        return _by_stat
+    return by_statx
+
+
+# Takes a path, and returns a function that returns which file the path names at each call, or
+# raises OSError if it cannot be examined. The function serves one thread. Linux does not read the
+# file's times: since Linux 6.13 the next write to a file whose times were read changes its inode,
+# and the ``fdatasync`` after it must write the inode, too (``multigrain-ts.rst`` of Linux).
+examiner = _find()
 
 
 class FilesChanged(Exception):

@@ -9,6 +9,8 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
+from idalloc_server.domain.store.batches import settle
+
 _T = TypeVar("_T")
 
 
@@ -76,17 +78,10 @@ def _run(
     if future.cancelled():
         return
     try:
-        answer = job(*arguments)
+        outcome = job(*arguments)
     except BaseException as error:
-        settle, result = future.set_exception, error
-    else:
-        settle, result = future.set_result, answer
+        outcome = error
     with suppress(RuntimeError):  # the event loop is closed
-        loop.call_soon_threadsafe(_settle, future, settle, result)
+        loop.call_soon_threadsafe(settle, future, outcome)
     # Or an error would keep itself in memory, by its traceback, this frame and the future.
-    del future, job, arguments, settle, result
-
-
-def _settle(future: asyncio.Future[Any], settle: Callable[[Any], None], result: Any) -> None:
-    if not future.done():  # the caller was cancelled
-        settle(result)
+    del future, job, arguments, outcome

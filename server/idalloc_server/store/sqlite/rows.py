@@ -24,7 +24,7 @@ _ALL_COLUMNS = f"{_COLUMNS}, demand"
 _INTEGER_COLUMNS = (1, 2, 3, 4, 7, 8, 9, 10)
 # REPLACE would clear columns that another program added.
 _WRITE = (
-    f"INSERT INTO sequences ({_COLUMNS}) VALUES ({', '.join('?' for _ in _COLUMNS.split(', '))})"
+    f"INSERT INTO sequences ({_COLUMNS}) VALUES ({', '.join(f':{name}' for name in _COLUMNS.split(', '))})"
     " ON CONFLICT (name) DO UPDATE SET " + ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS.split(", ")[1:])
 )
 
@@ -233,21 +233,16 @@ def _write_grant(
 
 
 def _write(db: sqlite3.Connection, row: Row, writes: int) -> None:
-    sequence = row.sequence
-    values = (
-        row.name,
-        row.last_value,
-        sequence.step,
-        sequence.min_value,
-        sequence.max_value,
-        packed_settings.pack(sequence),
-        packed_settings.mode(row.name, sequence, row.deleted),
-        row.generation,
-        row.lease_ms,
-        writes,
-        row.revision,
-        row.revised_by,
-        row.created_at,
-        row.changed_at,
-    )
+    values = {
+        "name": row.name,
+        "last_value": row.last_value,
+        **packed_settings.columns(row.name, row.sequence, deleted=row.deleted),
+        "generation": row.generation,
+        "lease_ms": row.lease_ms,
+        "writes": writes,
+        "rev": row.revision,
+        "rev_by": row.revised_by,
+        "created_at": row.created_at,
+        "changed_at": row.changed_at,
+    }
     db.execute(_WRITE, values)

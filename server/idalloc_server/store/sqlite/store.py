@@ -1,15 +1,15 @@
 """The store in one SQLite file, shared by processes on one machine."""
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from idalloc_server.domain.clock import Clock
+from idalloc_server.domain.errors import StoreExchanged
 from idalloc_server.domain.sequences.model import Sequence
-from idalloc_server.domain.store.exchange import StoreExchanged
 from idalloc_server.domain.store.identity import ANY_STORE, IDENTITY, Opening, check_place
 from idalloc_server.domain.store.records import (
     NO_FLOOR,
@@ -50,11 +50,9 @@ class SqliteStore:
 
     @property
     def address(self) -> str:
-        """See ``Store.address``."""
         return f"sqlite://{self.path}"
 
     async def open(self, opening: Opening = ANY_STORE) -> None:
-        """See ``Store.open``."""
         self._database.create_tables = partial(schema.create_tables, opening=opening)
         await self._database.open(creates=opening.creates)
         row = await self.get(IDENTITY)
@@ -64,75 +62,58 @@ class SqliteStore:
     async def grant(
         self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR, demand: Demand | None = None
     ) -> Grant | None:
-        """See ``Store.grant``."""
-        try:
-            return await self._database.transact_together(partial(rows.grant, name, wanted, lease_ms, floor, demand))
-        except FilesChanged as error:
-            raise StoreExchanged(f"the file {self.path}", error.found) from error
+        return await self._grant(partial(rows.grant, name, wanted, lease_ms, floor, demand))
 
     async def grant_timestamps(
         self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor = NO_FLOOR
     ) -> Grant | None:
-        """See ``Store.grant_timestamps``."""
-        work = partial(rows.grant_timestamps, name, wanted, lease_ms, now, ahead, floor)
+        return await self._grant(partial(rows.grant_timestamps, name, wanted, lease_ms, now, ahead, floor))
+
+    async def _grant(self, work: Callable[[sqlite3.Connection], Grant | None]) -> Grant | None:
         try:
             return await self._database.transact_together(work)
         except FilesChanged as error:
             raise StoreExchanged(f"the file {self.path}", error.found) from error
 
     async def create(self, row: Row) -> Row:
-        """See ``Store.create``."""
         return await self._database.join(lambda db: rows.create(db, row))
 
     async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
-        """See ``Store.open_period``."""
         await self._database.join(lambda db: rows.open_period(db, name, sequence, at_least, generation))
 
     async def get(self, name: str) -> Row | None:
-        """See ``Store.get``."""
         return await self._database.read(lambda db: rows.get(db, name))
 
     async def list(self, prefix: str, after: str, limit: int, *, with_deleted: bool, with_periods: bool) -> list[Row]:
-        """See ``Store.list``."""
         return await self._database.read(
             lambda db: rows.list_rows(db, prefix, after, limit, with_deleted=with_deleted, with_periods=with_periods)
         )
 
     async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
-        """See ``Store.revise``."""
         return await self._database.write(lambda db: rows.revise(db, name, revision, change))
 
     async def record(self, allocations: Many[RecordedAllocation]) -> dict[str, RecordedAllocation]:
-        """See ``Store.record``."""
         return await self._database.write(lambda db: recorded.record(db, allocations, self.clock.wall()))
 
     async def recorded(self, request_id: str) -> RecordedAllocation | None:
-        """See ``Store.recorded``."""
         return await self._database.read(lambda db: recorded.recorded(db, request_id))
 
     async def newest_recorded(self) -> RecordPosition | None:
-        """See ``Store.newest_recorded``."""
         return await self._database.read(recorded.newest)
 
     async def recorded_ends(self) -> Many[RecordedEnd]:
-        """See ``Store.recorded_ends``."""
         return await self._database.read(recorded.ends)
 
     async def count_recorded(self, limit: int) -> int:
-        """See ``Store.count_recorded``."""
         return await self._database.read(lambda db: recorded.count(db, limit))
 
     async def forget_recorded(self, retention: Retention, limit: int) -> int:
-        """See ``Store.forget_recorded``."""
         return await self._database.write(lambda db: recorded.forget(db, retention, limit))
 
     async def give_back(self, name: str, count: int, version: RowVersion) -> bool:
-        """See ``Store.give_back``."""
         return await self._database.join(lambda db: rows.give_back(db, name, count, version))
 
     async def claim_start(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
-        """See ``Store.claim_start``."""
-
         def work(db: sqlite3.Connection) -> Claim:
             rows.check_retired(db)
             found = db.execute("SELECT last_start FROM start_timestamps WHERE prefix = ?", (prefix,)).fetchone()
@@ -151,11 +132,9 @@ class SqliteStore:
         return await self._database.write(work)
 
     async def keep_prefix(self, prefix: int, holder: str, stale_after: float) -> None:
-        """See ``Store.keep_prefix``."""
         await self._database.write(lambda db: self._set_holder(db, prefix, holder, stale_after))
 
     async def release_prefix(self, prefix: int, holder: str) -> None:
-        """See ``Store.release_prefix``."""
         await self._database.write(
             lambda db: db.execute(
                 "UPDATE start_timestamps SET holder = NULL WHERE prefix = ? AND holder = ?", (prefix, holder)
@@ -163,13 +142,11 @@ class SqliteStore:
         )
 
     async def claimed_starts(self) -> dict[int, int]:
-        """See ``Store.claimed_starts``."""
         return await self._database.read(
             lambda db: dict(db.execute("SELECT prefix, last_start FROM start_timestamps").fetchall())
         )
 
     async def raise_start(self, prefix: int, last_start: int) -> None:
-        """See ``Store.raise_start``."""
         await self._database.write(
             lambda db: db.execute(
                 "INSERT INTO start_timestamps (prefix, last_start) VALUES (?, ?)"
@@ -179,11 +156,9 @@ class SqliteStore:
         )
 
     async def now(self) -> float | None:
-        """See ``Store.now``."""
         return None
 
     async def close(self) -> None:
-        """See ``Store.close``."""
         await self._database.close()
 
     def _set_holder(self, db: sqlite3.Connection, prefix: int, holder: str, stale_after: float) -> None:

@@ -45,7 +45,6 @@ class SqliteWitness:
 
     @property
     def address(self) -> str:
-        """See ``Witness.address``."""
         return f"sqlite://{self.path}"
 
     async def open(self) -> None:
@@ -61,8 +60,6 @@ class SqliteWitness:
             )
 
     async def read(self, names: Collection[str]) -> dict[str, WitnessMark]:
-        """See ``Witness.read``."""
-
         def work(db: sqlite3.Connection) -> dict[str, WitnessMark]:
             found = {name: db.execute(_READ, (name,)).fetchone() for name in names}
             return {name: parse_mark(name, row) for name, row in found.items() if row}
@@ -70,8 +67,6 @@ class SqliteWitness:
         return await self._database.read(work)
 
     async def replace(self, replacements: Many[Replacement]) -> set[str]:
-        """See ``Witness.replace``."""
-
         def work(db: sqlite3.Connection) -> set[str]:
             db.executemany(_REPLACE, [(name, *mark, seen) for name, mark, seen in replacements])
             return {name for name, mark, _ in replacements if db.execute(_READ, (name,)).fetchone()[3] == mark.token}
@@ -79,20 +74,16 @@ class SqliteWitness:
         return await self._database.write(work)
 
     async def list(self, after: str, limit: int) -> list[tuple[str, WitnessMark]]:
-        """See ``Witness.list``."""
         rows = await self._database.read(lambda db: db.execute(_LIST, (after, limit)).fetchall())
         return [(name, parse_mark(name, fields)) for name, *fields in rows]
 
     async def forget(self, names: Collection[str]) -> int:
-        """See ``Witness.forget``."""
-
         def work(db: sqlite3.Connection) -> int:
             return db.executemany("DELETE FROM marks WHERE name = ?", [(name,) for name in names]).rowcount
 
         return await self._database.write(work)
 
     async def close(self) -> None:
-        """See ``Witness.close``."""
         await self._database.close()
 
 

@@ -1,177 +1,129 @@
 """Faults of the returned tail, and of the marks that detect a restored store (P2, P3)."""
 
-from tests.support.mutants.edit import Edit, Mutant
+from tests.support.mutants.edit import Edit, Place
 
 COUNTER = "idalloc_server.domain.allocation.counter_allocator"
-MARKS = "idalloc_server.domain.allocation.high_water_marks"
-ROW = "idalloc_server.domain.allocation.counter_row"
+MARKS = Place("P3", "idalloc_server.domain.allocation.high_water_marks")
+ROW = Place("P3", "idalloc_server.domain.allocation.counter_row")
 
 MUTANTS = (
-    Mutant(
+    Place("P2", "tests.support.fake_store").mutant(
         "tail-without-compare-and-set",
-        "P2",
-        "tests.support.fake_store",
         "the store takes a tail back although the row was written since",
-        (
-            Edit(
-                "MemoryStore._give_back",
-                "row is None or row.last_value is None or version != (row.version, 1, row.generation)",
-                "row is None or row.last_value is None",
-            ),
+        Edit(
+            "MemoryStore._give_back",
+            "row is None or row.last_value is None or version != (row.version, 1, row.generation)",
+            "row is None or row.last_value is None",
         ),
-        ("tail-return",),
+        scenarios=("tail-return",),
     ),
-    Mutant(
+    Place("P2", COUNTER).mutant(
         "tail-not-detached",
-        "P2",
-        COUNTER,
         "a tail is detached only after the store took it back",
-        (
-            Edit(
-                "CounterAllocator._return_tail",
-                "lease, row, returned = (self._held.detach(), self.row, 0)",
-                "lease, row, returned = (self._held.lease, self.row, 0)",
-            ),
-            Edit("CounterAllocator._return_tail", "self._returning = 0", "self._returning, _ = 0, self._held.detach()"),
+        Edit(
+            "CounterAllocator._return_tail",
+            "lease, row, returned = (self._held.detach(), self.row, 0)",
+            "lease, row, returned = (self._held.lease, self.row, 0)",
         ),
-        ("rising-cancel",),
+        Edit("CounterAllocator._return_tail", "self._returning = 0", "self._returning, _ = 0, self._held.detach()"),
+        scenarios=("rising-cancel",),
     ),
-    Mutant(
+    Place("P2", "idalloc_server.domain.allocation.lease").mutant(
         "tail-that-others-saw",
-        "P2",
-        "idalloc_server.domain.allocation.lease",
         "a tail includes values that another node has seen",
-        (Edit("Lease.tail", "min(max(0, (self._others_saw - value) // self.step), count)", "0"),),
-        ("idle-close",),
+        Edit("Lease.tail", "min(max(0, (self._others_saw - value) // self.step), count)", "0"),
+        scenarios=("idle-close",),
     ),
-    Mutant(
+    Place("P3", COUNTER).mutant(
         "mark-stays-above-a-tail",
-        "P3",
-        COUNTER,
         "the mark is not moved back to the start of a tail that is given back",
-        (
-            Edit(
-                "CounterAllocator._return_tail",
-                "self._shared.high_water_marks.move_back(row.name, lease.generation, end, value)",
-                "None",
-            ),
+        Edit(
+            "CounterAllocator._return_tail",
+            "self._shared.high_water_marks.move_back(row.name, lease.generation, end, value)",
+            "None",
         ),
-        ("restore",),
+        scenarios=("restore",),
     ),
-    Mutant(
+    MARKS.mutant(
         "mark-moves-below-a-newer-one",
-        "P3",
-        MARKS,
         "the mark moves back for a tail although it has changed since",
-        (
-            Edit(
-                "HighWaterMarks.move_back",
-                "mark is not None and (mark.generation, mark.value) == (generation, end)",
-                "mark is not None",
-            ),
+        Edit(
+            "HighWaterMarks.move_back",
+            "mark is not None and (mark.generation, mark.value) == (generation, end)",
+            "mark is not None",
         ),
         unexplored="only with more than 32 idle sequences is a tail returned after the next use of its sequence",
     ),
-    Mutant(
+    Place("P3", "idalloc_server.domain.allocation.allocator").mutant(
         "mark-dropped-with-its-allocator",
-        "P3",
-        "idalloc_server.domain.allocation.allocator",
         "the mark of a sequence is dropped when the sequence is idle",
-        (
-            Edit(
-                "Allocator._pop_idle",
-                "del self._sequence_allocators[name]",
-                "del self._sequence_allocators[name]\nself._high_water_marks._marks.pop(name, None)",
-            ),
+        Edit(
+            "Allocator._pop_idle",
+            "del self._sequence_allocators[name]",
+            "del self._sequence_allocators[name]\nself._high_water_marks._marks.pop(name, None)",
         ),
-        ("restore",),
+        scenarios=("restore",),
     ),
-    Mutant(
+    MARKS.mutant(
         "mark-compared-after-the-write",
-        "P3",
-        MARKS,
         "the mark is compared with the counter after the write, not before it",
-        (Edit("HighWaterMarks.update", "mark.is_past(grant.value_before)", "mark.is_past(grant.last_value)"),),
+        Edit("HighWaterMarks.update", "mark.is_past(grant.value_before)", "mark.is_past(grant.last_value)"),
         unexplored="equivalent with the floor: a store that is behind grants nothing, so that both values are equal",
     ),
-    Mutant(
+    MARKS.mutant(
         "older-generation-accepted",
-        "P3",
-        MARKS,
         "a write of an older generation than the mark's is accepted",
-        (Edit("HighWaterMarks.update", "is_behind or grant.generation < mark.generation", "is_behind"),),
-        ("restore",),
+        Edit("HighWaterMarks.update", "is_behind or grant.generation < mark.generation", "is_behind"),
+        scenarios=("restore",),
     ),
-    Mutant(
+    MARKS.mutant(
         "read-accepted-without-a-change",
-        "P3",
-        MARKS,
         "a sequence that was behind is accepted by a read, although nobody advanced it",
-        (Edit("HighWaterMarks.accept", "row.generation <= mark.generation", "False"),),
-        ("restore-fresh",),
+        Edit("HighWaterMarks.accept", "row.generation <= mark.generation", "False"),
+        scenarios=("restore-fresh",),
     ),
-    Mutant(
+    MARKS.mutant(
         "read-accepted-below-the-mark",
-        "P3",
-        MARKS,
         "an advance is accepted although it did not reach the mark",
-        (
-            Edit(
-                "HighWaterMarks.accept",
-                "not (counts_ids(row.name, fixed_settings.reset) and mark.is_past(row.last_value))",
-                "True",
-            ),
+        Edit(
+            "HighWaterMarks.accept",
+            "not (counts_ids(row.name, fixed_settings.reset) and mark.is_past(row.last_value))",
+            "True",
         ),
         unexplored="equivalent: the write that follows the read is compared with the mark again",
     ),
-    Mutant(
+    MARKS.mutant(
         "mark-of-a-clock-set-forward",
-        "P3",
-        MARKS,
         "the mark of a period is dropped when a later period begins, also by a clock that is set back again",
-        (
-            Edit(
-                "HighWaterMarks.begin_period",
-                "len(other) == len(period) and other < period and end <= now and other not in used",
-                "len(other) == len(period) and other < period and other not in used",
-            ),
+        Edit(
+            "HighWaterMarks.begin_period",
+            "len(other) == len(period) and other < period and end <= now and other not in used",
+            "len(other) == len(period) and other < period and other not in used",
         ),
-        ("period-restore",),
+        scenarios=("period-restore",),
     ),
-    Mutant(
+    ROW.mutant(
         "grant-without-a-floor",
-        "P3",
-        ROW,
         "a store that is behind is not asked to keep its counter",
-        (
-            Edit(
-                "CounterRow._granting", "shared.high_water_marks.floor(self.name)", "shared.high_water_marks.floor('')"
-            ),
-        ),
-        ("restore",),
+        Edit("CounterRow._granting", "shared.high_water_marks.floor(self.name)", "shared.high_water_marks.floor('')"),
+        scenarios=("restore",),
     ),
-    Mutant(
+    ROW.mutant(
         "known-name-is-created-again",
-        "P3",
-        ROW,
         "a sequence that the process has seen is created again when its row is missing",
-        (Edit("CounterRow._accept", "raise shared.high_water_marks.missing_row_error(self.name)", "pass"),),
-        ("restore-empty",),
+        Edit("CounterRow._accept", "raise shared.high_water_marks.missing_row_error(self.name)", "pass"),
+        scenarios=("restore-empty",),
     ),
-    Mutant(
+    Place("P3", COUNTER).mutant(
         "lease-kept-behind-the-mark",
-        "P3",
-        COUNTER,
         "a node that noticed that the store went backwards goes on with its lease",
-        (Edit("CounterAllocator._end_failed_refill", "self._held.drop(BurnCause.WENT_BACKWARDS)", "None"),),
-        ("restore-fresh",),
+        Edit("CounterAllocator._end_failed_refill", "self._held.drop(BurnCause.WENT_BACKWARDS)", "None"),
+        scenarios=("restore-fresh",),
     ),
-    Mutant(
+    Place("retirement", "idalloc_server.domain.store.retirement").mutant(
         "retired-store-serves",
-        "retirement",
-        "idalloc_server.domain.store.retirement",
         "a store whose sequences moved to another one is used further",
-        (Edit("raise_if_retired", "retirement is not None and not retirement.deleted", "False"),),
-        ("retire-new",),
+        Edit("raise_if_retired", "retirement is not None and not retirement.deleted", "False"),
+        scenarios=("retire-new",),
     ),
 )

@@ -10,13 +10,13 @@ from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import (
     Refusal,
     SequenceNotFound,
+    StoreExchanged,
     StoreFailure,
     StoreRefused,
     StoreUnavailable,
     StoreUnreachable,
     StoreWentBackwards,
 )
-from idalloc_server.domain.store.exchange import StoreExchanged
 from idalloc_server.domain.store.health import StoreHealth
 from tests.support.fake_store import FakeClock, Fault, MemoryStore, rejected
 

@@ -17,7 +17,6 @@ from idalloc_server.domain.store.identity import (
     identity_row,
     listed,
     name_in,
-    new_name,
 )
 
 USED = [
@@ -80,20 +79,6 @@ def test_the_list_only_grows_and_is_written_once() -> None:
     assert change is not None
     assert change.sequence.labels[SEQUENCES] == "name new_column step"
     assert listed(identity_row("us")._replace(sequence=settings()), "us", USED) is None
-
-
-@pytest.mark.parametrize(
-    ("opening", "has_rows", "name"),
-    [
-        (Opening(name="export", witness="witness"), False, "witness"),
-        (Opening(name="export"), False, "export"),
-        (Opening(name="export"), True, ""),
-    ],
-)
-def test_a_proposed_name_is_for_an_empty_store(opening: Opening, has_rows: bool, name: str) -> None:
-    """P3: a used store takes over another name by a repair only."""
-    found = new_name([USED[0]._replace(has_rows=has_rows)], opening)
-    assert found == name if name else found not in ("export", "witness")
 
 
 def test_lost_parts_are_named_before_the_witness() -> None:

@@ -9,17 +9,16 @@ import pytest
 from idalloc_server.domain.errors import (
     SequenceInvalid,
     StoreAnsweredError,
+    StoreExchanged,
     StoreFailure,
     StoreOutcomeUnknown,
     StoreRefused,
     StoreUnavailable,
 )
-from idalloc_server.domain.store.exchange import StoreExchanged
 from idalloc_server.domain.store.records import Grant
-from idalloc_server.store.opensearch import joined_updates
-from idalloc_server.store.opensearch.answers import AliasMissing
-from idalloc_server.store.opensearch.http import OpenSearchHttp
-from idalloc_server.store.opensearch.joined_updates import MAX_JOINED, MAX_REQUESTS
+from idalloc_server.store.cluster import joined_writes
+from idalloc_server.store.cluster.joined_writes import MAX_JOINED, MAX_REQUESTS
+from idalloc_server.store.opensearch.http import AliasMissing, OpenSearchHttp
 from idalloc_server.store.opensearch.store import OpenSearchStore
 from tests.store.conftest import OPENSEARCH
 from tests.support.opensearch.backend import OpenSearchBackend
@@ -76,7 +75,7 @@ class Held:
 
 @pytest.fixture
 async def held(opensearch: OpenSearchStandIn, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Held]:
-    monkeypatch.setattr(joined_updates, "STALL_SECONDS", 600.0)
+    monkeypatch.setattr(joined_writes, "STALL_SECONDS", 600.0)
     store = OpenSearchStore("", OpenSearchHttp([opensearch.host], timeout=60.0), "idalloc", 60.0)
     await store.open()
     for name in NAMES:
@@ -215,7 +214,7 @@ async def test_an_answer_of_an_unavailable_host_demotes_it(
     opensearch: OpenSearchStandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P10: if all items failed with 503, the next request goes to the next host, as after one."""
-    monkeypatch.setattr(joined_updates, "STALL_SECONDS", 600.0)
+    monkeypatch.setattr(joined_writes, "STALL_SECONDS", 600.0)
     other = await opensearch.listen()
     hosts = [opensearch.host, f"127.0.0.1:{other}"]
     store = OpenSearchStore("", OpenSearchHttp(hosts, timeout=60.0), "idalloc", 60.0)
