@@ -17,7 +17,6 @@ class Workers(Protocol):
     @property
     def other_lease_count(self) -> int:
         """How many leases all other workers held about a second ago."""
-        ...
 
     async def change(self, given: Mapping[str, int], save: Save | None, timeout: float | None) -> None:
         """Change this worker as ``DocIdGenerator.change`` does, and then all others.
@@ -33,14 +32,12 @@ class Workers(Protocol):
             ChangePending: Not all workers changed in time. The change continues, even if the caller
                 leaves.
         """
-        ...
 
     async def other_rates(self, counters: list[str], timeout: float) -> Mapping[str, float]:
         """Return how fast all other workers together issue ids, see ``Allocator.rates``.
 
         Workers that do not answer within ``timeout`` seconds are left out.
         """
-        ...
 
 
 @dataclass(eq=False)

@@ -88,7 +88,6 @@ class ProcessMode(Protocol):
             Whether the whole server ends, and the resources that its processes share can be
             released.
         """
-        ...
 
     def report_final_counts(self, counts: Counts) -> None:
         """Report the final counts."""
@@ -120,11 +119,9 @@ class SingleProcess:
         """See ``ProcessMode``: no other process needs to know."""
 
     def report_serving(self, address: str, store: str, prefix: int, ports: Mapping[str, str]) -> None:
-        """See ``ProcessMode``."""
         announcements.announce_serving(address, store, prefix, ports, created=self._created)
 
     def report_stopping(self) -> None:
-        """See ``ProcessMode``."""
         announcements.announce_stopping()
 
     async def report(self, report: NodeReport) -> None:
@@ -139,5 +136,4 @@ class SingleProcess:
         return True
 
     def report_final_counts(self, counts: Counts) -> None:
-        """See ``ProcessMode``."""
         announcements.announce_stopped(counts)

@@ -91,7 +91,7 @@ class Settings(BaseModel):
         "the X Protocol's port of a process.",
     )
     transport: Literal["grpcio", "native"] = Field(
-        "grpcio", description="The gRPC transport: grpcio, or native (idalloc[native]), which serves more calls."
+        "grpcio", description="The gRPC transport: grpcio, or native (idalloc[native]), which is experimental."
     )
     store: str = Field(
         default_factory=_default_store,

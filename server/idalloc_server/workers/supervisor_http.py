@@ -24,7 +24,7 @@ from idalloc_server.workers.worker_process import WorkerProcess
 
 
 class SupervisorHttp:
-    """Serves what the workers report.
+    """Serves what the workers report; a ``Source`` of the HTTP port.
 
     Args:
         policy: Identities and quotas; None if every caller may do everything.
@@ -99,7 +99,6 @@ class SupervisorHttp:
         self._access_control.require_authentication()
 
     def describe(self) -> Mapping[str, Any]:
-        """See ``Source``."""
         newest = (each.pipe.newest(Serving) for each in self._workers if each.is_serving)
         serving = next(filter(None, newest), Serving("", "", 0))
         return {"address": serving.address, "store": serving.store, **self._described}
@@ -110,13 +109,11 @@ class SupervisorHttp:
         return [*answers, recent.lines()] if question == "recent" else answers
 
     def counts(self) -> Counts:
-        """See ``Source``."""
         counts = self._counts()
         families.count_rejections(counts.counters, self._access_control.audit.rejected)
         return counts
 
     def pids(self) -> Mapping[str, int]:
-        """See ``Source``."""
         workers = {f"worker {each.number}": each.process.pid for each in self._workers if not each.pipe.has_ended}
         return {"supervisor": os.getpid(), **workers}
 

@@ -58,7 +58,7 @@ class ChangePending(Retryable, reason="STORE_UNAVAILABLE", status="UNAVAILABLE")
 
 
 class Worker:
-    """The ``ProcessMode`` of a worker, and its side of the pipe to the supervisor.
+    """The ``ProcessMode`` and ``Workers`` of a worker: its side of the pipe to the supervisor.
 
     Args:
         pipe: The connection to the supervisor.
@@ -117,7 +117,6 @@ class Worker:
     async def wait_all_ready(
         self, doc_ids: DocIdGenerator, access_control: AccessControl, store: Mapping[str, str]
     ) -> None:
-        """See ``ProcessMode``."""
         self._doc_ids, self._is_ready = doc_ids, True
         self._access_control = access_control
         if self.requires_authentication:  # the supervisor may have sent it during the start
@@ -128,20 +127,17 @@ class Worker:
         await self._pipe.wait_for(messages.Serve, messages.Stop)
 
     def require_authentication(self) -> None:
-        """See ``ProcessMode``."""
         if not self.requires_authentication:
             self.requires_authentication = True
             self._pipe.send(messages.AuthenticationRequired())
 
     def report_serving(self, address: str, store: str, prefix: int, ports: Mapping[str, str]) -> None:
-        """See ``ProcessMode``."""
         self._pipe.send(messages.Serving(address, store, prefix))
 
     def report_stopping(self) -> None:
         """See ``ProcessMode``: the supervisor notifies the service manager."""
 
     async def report(self, report: NodeReport) -> None:
-        """See ``ProcessMode``."""
         self._answers = Answers(report.answers, self._pipe.send)
         self._pipe.send(messages.Checked(report.checks()))
         try:
@@ -162,30 +158,25 @@ class Worker:
             await self._pipe.wait_for(messages.AllClosed)
 
     async def wait_all_drained(self) -> bool:
-        """See ``ProcessMode``."""
         self._pipe.send(messages.Drained())
         await self._pipe.wait_for(messages.Exit)
         allowed = self._pipe.newest(messages.Exit)
         return allowed is None or allowed.with_all
 
     def report_final_counts(self, counts: Counts) -> None:
-        """See ``ProcessMode``."""
         self._pipe.send(messages.Counted(counts.to_json()))
 
     # Workers: what the others hold, and changes of the node's settings.
 
     @property
     def other_lease_count(self) -> int:
-        """See ``Workers``."""
         leases = self._pipe.newest(messages.OtherLeases)
         return leases.count if leases else 0
 
     async def other_rates(self, counters: list[str], timeout: float) -> Mapping[str, float]:
-        """See ``Workers.other_rates``."""
         return await self._others.ask(counters, timeout)
 
     async def change(self, given: Mapping[str, int], save: Save | None, timeout: float | None) -> None:
-        """See ``Workers.change``."""
         seconds = CHANGE_SECONDS if timeout is None or timeout > CENTURIES else timeout * DEADLINE_SHARE
         change = asyncio.create_task(self._change_first(given, save))  # It continues if the caller leaves.
         self.changes.add(change)

@@ -1,15 +1,17 @@
 """A node of an exploration, whose calls to the store are messages."""
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from random import Random
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
-from idalloc_server.domain.errors import Refusal, StartRefused, StoreUnreachable
+from idalloc_server.domain.allocation.config import AllocationConfig
+from idalloc_server.domain.errors import GrantLost, Refusal, StartRefused, StoreUnreachable
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.domain.store.records import Grant
+from idalloc_server.domain.store.records import Demand, Grant, GrantFloor
 from idalloc_server.domain.witness.store import WitnessedStore
+from idalloc_server.store.cluster.joined_writes import MAX_REQUESTS, JoinedWrites
 from idalloc_server.store.cluster.write_mark import WriteMark
 from tests.support.fake_witness import MemoryWitness
 from tests.support.forwarding_store import ForwardingStore, call_store
@@ -48,6 +50,7 @@ class Message:
     number_of_write: int | None = None  # of the row that its first application wrote; None without
     result: Any = None  # the first answer of the store
     refusal: Refusal | StartRefused | None = None  # the first answer, if it is an error
+    may_be_missing: bool = False  # whether the answer to a joined write may lack it, which is no fault
 
     @property
     def is_awaited(self) -> bool:
@@ -70,6 +73,16 @@ class Message:
         return self.node.number, self.index, self.applied, self.is_awaited, answer
 
 
+class _Grant(NamedTuple):
+    """The arguments of ``Store.grant``."""
+
+    name: str
+    wanted: int
+    lease_ms: int
+    floor: GrantFloor
+    demand: Demand | None
+
+
 class MessageConnection(RecordedConnection):
     """A connection whose calls, and those to the witness, become messages of the world."""
 
@@ -77,6 +90,8 @@ class MessageConnection(RecordedConnection):
         super().__init__(lambda: network.now, network.problems.append)
         self._network = network
         self._mark = WriteMark("the rows")
+        self._joined: JoinedWrites[_Grant, Grant] | None = None
+        self._lost: set[str] = set()
         self.node: ExploredNode
         store = _StoreMessages(self)
         witness = _WitnessMessages(self)
@@ -87,12 +102,39 @@ class MessageConnection(RecordedConnection):
     async def _call(self, method: str, *arguments: Any) -> Any:
         return await call_store(self._store, method, arguments)
 
-    async def send(self, method: str, *arguments: Any) -> Any:
+    def join_grants(self) -> None:
+        """Join grants as in CrateDB from now on; all requests at once are under way."""
+        self._joined = JoinedWrites(lambda grant: self.send("grant", *grant), self._send_joined)
+        self._joined._running = MAX_REQUESTS
+
+    async def end_request(self) -> None:
+        """End one of these requests."""
+        assert self._joined
+        self._joined._go_on()
+
+    async def send_grant(self, grant: "_Grant") -> Any:
+        """Send a grant; the next one after a lost one alone."""
+        if self._joined is None or grant.name in self._lost:
+            self._lost.discard(grant.name)
+            return await self.send("grant", *grant)
+        return await self._joined.write(grant)
+
+    async def _send_joined(self, grants: Sequence["_Grant"]) -> Sequence[Any]:
+        """Send a message for each grant, which is applied and answered at a moment of its own."""
+        sent = (self.send("grant", *grant, may_be_missing=True) for grant in grants)
+        outcomes = await asyncio.gather(*sent, return_exceptions=True)
+        self._lost.update(
+            grant.name for grant, each in zip(grants, outcomes, strict=True) if isinstance(each, GrantLost)
+        )
+        return outcomes
+
+    async def send(self, method: str, *arguments: Any, may_be_missing: bool = False) -> Any:
         """Send a message, and return its answer."""
         if self.cut:
             raise StoreUnreachable("the store cannot be reached")
         floor = self._mark.floor()
         message = self._network.send(self.node, method, arguments)
+        message.may_be_missing = may_be_missing
         self.pending += 1
         try:
             answer = await message.answer
@@ -118,6 +160,8 @@ class _StoreMessages(ForwardingStore):
         pass
 
     async def _call(self, method: str, *arguments: Any) -> Any:
+        if method == "grant":
+            return await self._connection.send_grant(_Grant(*arguments))
         return await self._connection.send(method, *arguments)
 
 
@@ -135,9 +179,8 @@ class _WitnessMessages(MemoryWitness):
 class ExploredNode(Node):
     """A node whose state is a function of its history."""
 
-    def __init__(self, network: Network, number: int, prefix: int, window: float, outage_reserve: float) -> None:
+    def __init__(self, network: Network, number: int, prefix: int, window: float, config: AllocationConfig) -> None:
         connection = MessageConnection(network, Random(f"witness {number}").randbytes)
-        config = replace(CONFIG, outage_reserve=outage_reserve)
         super().__init__(number, prefix, simulated_loop(lambda: network.now), connection, config, window)
         connection.node = self
         self.number = number  # from 1

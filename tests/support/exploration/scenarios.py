@@ -1,5 +1,6 @@
 """The scenarios, each so small that all orders of its events can be explored."""
 
+from collections.abc import Callable
 from typing import Any
 
 from idalloc_server.backup.export_file import header_line, row_line
@@ -7,7 +8,7 @@ from idalloc_server.domain.allocation.backwards import RECHECK_SECONDS
 from idalloc_server.domain.sequences.model import Kind, Ordering, Reset
 from idalloc_server.domain.store.identity import ANY_STORE, Opening
 from idalloc_server.domain.store.records import Demand
-from tests.support.exploration.node import ExploredNode
+from tests.support.exploration.node import ExploredNode, MessageConnection
 from tests.support.exploration.scenario import Actor, Scenario, Step
 from tests.support.exploration.steps import (
     Given,
@@ -55,6 +56,9 @@ REQUEST_ID = "00000000-0000-4000-8000-000000000001"
 DAILY: dict[str, Any] = {"reset": Reset.DAILY, "format": "{year}{month}{day}-{value}"}
 TOMORROW = "2023-11-15"
 
+# By name. Each is a function below.
+SCENARIOS: dict[str, Scenario] = {}
+
 
 def _actors(world: World, *actors: tuple[Step, ...]) -> None:
     world.actors += [Actor(f"caller {number + 1}", steps) for number, steps in enumerate(actors)]
@@ -86,22 +90,39 @@ def _exported(world: World) -> list[bytes]:
     return [header_line().encode(), row_line(world.store.rows["a"].stored("a")).encode()]
 
 
+def _scenario(
+    about: str, promises: tuple[int, ...], **options: Any
+) -> Callable[[Callable[[World], None]], Callable[[World], None]]:
+    """Register the function that sets up a scenario: ``_cold_start`` is that of ``cold-start``."""
+
+    def register(set_up: Callable[[World], None]) -> Callable[[World], None]:
+        name = set_up.__name__.strip("_").replace("_", "-")
+        SCENARIOS[name] = Scenario(name, about, set_up, promises, **options)
+        return set_up
+
+    return register
+
+
+@_scenario("two nodes use a name first", promises=(1, 2, 9))
 def _cold_start(world: World) -> None:
     world.add_node()
     world.add_node()
     _actors(world, (allocate(1), allocate(1)), (allocate(2, 2),))
 
 
+@_scenario("two nodes take more than they hold", promises=(1, 2, 4, 9), jumps=(LEASE,))
 def _shared(world: World) -> None:
     _nodes(world)
     _actors(world, (allocate(1, 2), allocate(1, 2)), (allocate(2, 3), allocate(2)))
 
 
+@_scenario("two nodes stop, and one still serves", promises=(1, 2, 3, 9), jumps=(RENEWAL,))
 def _tail_return(world: World) -> None:
     _nodes(world, min_lease_size=5)
     _actors(world, (stop(2),), (allocate(1, 3), allocate(1, 3)), (stop(1),))
 
 
+@_scenario("an idle sequence is closed as its callers return", promises=(1, 2, 3, 9), jumps=(RENEWAL,))
 def _idle_close(world: World) -> None:
     _nodes(world, count=1)
     other = world.add_node()
@@ -110,11 +131,21 @@ def _idle_close(world: World) -> None:
     _actors(world, (check_idle(1), check_idle(1)), (allocate(1), allocate(2, 3)))
 
 
+@_scenario("an advance beside two leases", promises=(1, 2, 4, 5), jumps=(PAST_LEASE,), needed=1)
 def _advance_lease(world: World) -> None:
     _nodes(world)
     _actors(world, (change(1, "advance", (50, "")),), (allocate(2), allocate(2, 3)))
 
 
+async def _changing(world: World, node: ExploredNode, kind: str, given: Given) -> None:
+    await world.calls.change(node, "a", kind, given, node.service.change_token("", b""))
+
+
+def _change(world: World, node: ExploredNode, kind: str, given: Given) -> None:
+    world.run(node, _changing(world, node, kind, given))
+
+
+@_scenario("a lease is renewed after a restore and an advance", promises=(5,), jumps=(RENEWAL,), needed=3)
 def _advance_renewal(world: World) -> None:
     world.add_sequence("a", min_lease_size=6)
     world.backup = world.store.back_up()
@@ -128,29 +159,19 @@ def _advance_renewal(world: World) -> None:
     _actors(world, (allocate(2), allocate(2), allocate(2)))
 
 
-def _change(world: World, node: ExploredNode, kind: str, given: Given) -> None:
-    world.run(node, _changing(world, node, kind, given))
-
-
-async def _changing(world: World, node: ExploredNode, kind: str, given: Given) -> None:
-    await world.calls.change(node, "a", kind, given, node.service.change_token("", b""))
-
-
-def _update(world: World) -> None:
+@_scenario("a new step beside two leases", promises=(1, 2, 4, 5), jumps=(PAST_LEASE,), needed=1)
+def _update_step(world: World) -> None:
     _nodes(world)
     _actors(world, (change(1, "update", {"step": 5}),), (allocate(2, 3),))
 
 
-def _update_bound(world: World) -> None:
-    _nodes(world)
-    _actors(world, (change(1, "update", {"max_value": 8}), change(1, "update", {"max_value": 20})), (allocate(2, 3),))
-
-
+@_scenario("a node changes a sequence that it issues", promises=(1, 5))
 def _own_change(world: World) -> None:
     _nodes(world, count=1)
     _actors(world, (change(1, "update", {"step": 5}), allocate(1)), (allocate(1, 2), allocate(1)))
 
 
+@_scenario("two nodes create and change one name", promises=(5,), has_more=False)
 def _two_changes(world: World) -> None:
     world.add_node()
     world.add_node()
@@ -163,21 +184,33 @@ def _two_changes(world: World) -> None:
     )
 
 
+@_scenario("a lower bound beside two leases", promises=(1, 2, 5), jumps=(PAST_LEASE,), needed=1, is_long=True)
+def _update_bound(world: World) -> None:
+    _nodes(world)
+    _actors(world, (change(1, "update", {"max_value": 8}), change(1, "update", {"max_value": 20})), (allocate(2, 3),))
+
+
+@_scenario("an export beside two leases", promises=(2,))
 def _export(world: World) -> None:
     _nodes(world)
     _actors(world, (export(1),), (allocate(2), allocate(2, 3)))
 
 
+@_scenario(
+    "a deletion and a creation beside two leases", promises=(1, 2, 5), jumps=(PAST_LEASE,), needed=1, is_long=True
+)
 def _delete_create(world: World) -> None:
     _nodes(world)
     _actors(world, (change(1, "delete"), change(1, "create", {})), (allocate(2, 3),))
 
 
+@_scenario("an advance of a period beside two leases", promises=(1, 5), jumps=(PAST_LEASE,), preempts=False)
 def _advance_period(world: World) -> None:
     _nodes(world, **DAILY)
     _actors(world, (change(1, "advance", (50, "")),), (allocate(2, 3),))
 
 
+@_scenario("an update beside a lease of a period", promises=(5,), jumps=(121.0,), needed=1, has_more=False)
 def _update_period(world: World) -> None:
     _nodes(world, count=1, **DAILY)
     other = world.add_node()
@@ -186,6 +219,7 @@ def _update_period(world: World) -> None:
     _actors(world, (allocate(1), allocate(1)))
 
 
+@_scenario("two advances of a period", promises=(5,), has_more=False)
 def _two_advances(world: World) -> None:
     world.add_sequence("a", **DAILY)
     node, other = world.add_node(), world.add_node()
@@ -197,6 +231,7 @@ def _two_advances(world: World) -> None:
     _actors(world, (allocate(1, when=lambda _: not node.callers),))
 
 
+@_scenario("an advance is retried as its node is killed", promises=(5,), has_more=False)
 def _retried_advance(world: World) -> None:
     world.add_sequence("a", **DAILY)
     world.add_node()
@@ -205,6 +240,7 @@ def _retried_advance(world: World) -> None:
     _actors(world, (*retries, allocate(1)), (kill(2),))
 
 
+@_scenario("an update after half an advance", promises=(5,), has_more=False)
 def _update_interrupted(world: World) -> None:
     world.add_sequence("a", **DAILY)
     node, other = world.add_node(), world.add_node()
@@ -216,11 +252,15 @@ def _update_interrupted(world: World) -> None:
     _actors(world, tuple(step for each in (5, 7) for step in (change(1, "update", {"step": each}), allocate(1))))
 
 
+@_scenario(
+    "a node is killed while it advances a period", promises=(1, 5), serves_after=True, has_more=False, is_long=True
+)
 def _interrupted_advance(world: World) -> None:
     _nodes(world, **DAILY)
     _actors(world, (change(2, "advance", (50, "")),), (kill(2),), (allocate(1, 3),))
 
 
+@_scenario("a period ends beside a refill", promises=(1,), jumps=(20.0,), needed=1)
 def _period_end(world: World) -> None:
     world.add_sequence("a", min_lease_size=3, **DAILY)
     node = world.add_node()
@@ -229,6 +269,7 @@ def _period_end(world: World) -> None:
     _actors(world, (allocate(1, 2), allocate(1, 2)))
 
 
+@_scenario("an older copy is restored after a clock was set", promises=(1, 3), has_more=False)
 def _period_restore(world: World) -> None:
     _nodes(world, count=1, **DAILY)
     world.backup = world.store.back_up()
@@ -237,6 +278,7 @@ def _period_restore(world: World) -> None:
     _actors(world, (set_clock(1, DAY), set_clock(1, -DAY), restore()), (allocate(1, 2), allocate(1, 2)))
 
 
+@_scenario("a clock is set over a period's end", promises=(1,))
 def _period_clock(world: World) -> None:
     _nodes(world, count=1, **DAILY)
     _actors(world, (allocate(1, 2), allocate(1, 2)), (set_clock(1, DAY), set_clock(1, -DAY)))
@@ -244,19 +286,20 @@ def _period_clock(world: World) -> None:
 
 def _early_period(world: World) -> ExploredNode:
     """Return a node whose next call opens the counter of the next period."""
-    world.outage_reserve = 20.0
+    world.outage_reserve = 2.0  # the next period is opened 4 to 6 s before it
     world.add_sequence("a", min_lease_size=20, **DAILY)
     for _ in range(2):
         node = world.add_node()
         node.clock.offset = TO_MIDNIGHT - 27.0
     first = world.nodes[0]
     _use(world, first)
-    for _ in range(9):
-        world.run(first, world.calls.allocate(first, "a", 1))
-    world.now += 12.0  # from now on its demand is known
+    world.now += 19.5
+    world.run(first, world.calls.allocate(first, "a", 1))  # else it is not in use
+    world.now += 4
     return first
 
 
+@_scenario("the next period, already opened, is advanced", promises=(1, 5), jumps=(20.0,), needed=1)
 def _early_advance(world: World) -> None:
     node = _early_period(world)
     world.run(node, world.calls.allocate(node, "a", 1))
@@ -264,11 +307,13 @@ def _early_advance(world: World) -> None:
     _actors(world, (allocate(1, 2),), (change(2, "advance", (50, TOMORROW)),))
 
 
+@_scenario("the next period is opened as a clock is set", promises=(1, 2), has_more=False)
 def _early_clock(world: World) -> None:
     _early_period(world)
     _actors(world, (allocate(1),), (set_clock(1, DAY), set_clock(1, -DAY)))
 
 
+@_scenario("two nodes start with the demand of others", promises=(1, 2, 9), has_more=False)
 def _demand(world: World) -> None:
     world.outage_reserve = 2.0
     _nodes(world, count=0, min_lease_size=0)
@@ -278,22 +323,26 @@ def _demand(world: World) -> None:
     _actors(world, (allocate(1), allocate(1, 3)), (allocate(2, 2),))
 
 
+@_scenario("one request id on two nodes", promises=(1, 7), preempts=False)
 def _request_id(world: World) -> None:
     _nodes(world)
     _actors(world, (allocate_once(1, "r"), allocate_once(2, "r")), (allocate_once(2, "r"),))
 
 
+@_scenario("an answer is recorded as the lease ends", promises=(4, 7), jumps=(35.0,), needed=1)
 def _request_late(world: World) -> None:
     _nodes(world, count=1)
     world.now = LEASE - 30.0
     _actors(world, (allocate_once(1, "r"),))
 
 
+@_scenario("one request id for two calls", promises=(1, 7))
 def _request_reuse(world: World) -> None:
     _nodes(world, count=1)
     _actors(world, (allocate_once(1, "r"),), (allocate_once(1, "r", 2),))
 
 
+@_scenario("a retry in the next period", promises=(1, 7), jumps=(20.0,), needed=1)
 def _request_period(world: World) -> None:
     world.add_sequence("a", **DAILY)
     node = world.add_node()
@@ -301,28 +350,33 @@ def _request_period(world: World) -> None:
     _actors(world, (allocate_once(1, "r"), allocate_once(1, "r")))
 
 
+@_scenario("a node stops as it records an answer", promises=(7, 9))
 def _request_stop(world: World) -> None:
     _nodes(world, count=1)
     _actors(world, (allocate_once(1, "r"),), (cancel(0), stop(1)))
 
 
+@_scenario("callers of a request id give up and retry", promises=(1, 7, 9))
 def _request_cancel(world: World) -> None:
     _nodes(world, count=1)
     _actors(world, (allocate_once(1, "r", 2), allocate_once(1, "r", 2)), (allocate_once(1, "r", 2),), (cancel(0),))
 
 
+@_scenario("a request id and an advance", promises=(1, 5, 7), jumps=(PAST_LEASE,), preempts=False)
 def _request_advance(world: World) -> None:
     _nodes(world)
     world.run(world.nodes[0], world.calls.allocate_once(world.nodes[0], "a", 1, "r"))
     _actors(world, (allocate_once(2, "r"), allocate_once(1, "r")), (change(1, "advance", (50, "")),))
 
 
+@_scenario("a request id after a change", promises=(5, 7))
 def _request_change(world: World) -> None:
     _nodes(world)
     _change(world, world.nodes[0], "advance", (50, ""))
     _actors(world, (allocate_once(1, "r"),), (allocate_once(2, "r"),))
 
 
+@_scenario("a request id's window ends", promises=(7,), jumps=(REQUEST_ID_WINDOW, 599.0), needed=1, preempts=False)
 def _request_window(world: World) -> None:
     _nodes(world, count=1)
     first, second = world.nodes[0], world.add_node(window=60.0)
@@ -332,6 +386,7 @@ def _request_window(world: World) -> None:
     _actors(world, (prune(2),), (allocate_once(1, "r"),))
 
 
+@_scenario("an older copy is restored under two nodes", promises=(1, 3))
 def _restore(world: World) -> None:
     _nodes(world)
     world.backup = world.store.back_up()
@@ -345,6 +400,7 @@ def _restore(world: World) -> None:
     _actors(world, (allocate(1, 3), allocate(1, 5)), (restore(),), (allocate(2, 4),))
 
 
+@_scenario("a fresh node uses a restored copy", promises=(3,), jumps=(RECHECK_SECONDS,), needed=1, has_more=False)
 def _restore_fresh(world: World) -> None:
     _nodes(world, count=1)
     world.backup = world.store.back_up()
@@ -353,6 +409,7 @@ def _restore_fresh(world: World) -> None:
     _actors(world, (allocate(1, 5), allocate(1)), (restore(), allocate(2, 9)))
 
 
+@_scenario("the copy lacks the sequence, and another one is created", promises=(3, 9))
 def _restore_empty(world: World) -> None:
     world.backup = world.store.back_up()
     _nodes(world, count=1)
@@ -372,6 +429,7 @@ def _opened(world: World, *names: str) -> None:
     world.backup = world.store.back_up()  # not restored: without a check of unattributed ids
 
 
+@_scenario("the store is exchanged, or lost in part, under a node", promises=(1, 3))
 def _exchange_running(world: World) -> None:
     _opened(world, "a", "b")
     _actors(
@@ -382,12 +440,14 @@ def _exchange_running(world: World) -> None:
     )
 
 
+@_scenario("the same, and a further worker of the server starts", promises=(1, 3))
 def _exchange_worker(world: World) -> None:
     _opened(world, "a")
     worker = (start(), open_store(3, first=1), allocate(3, 1, when=lambda world: has_opened(world, 3)))
     _actors(world, worker, (exchange(whole=True),), (exchange(whole=False),))
 
 
+@_scenario("the sequences are lost, and a fresh node starts", promises=(1, 3), has_more=False)
 def _exchange_fresh(world: World) -> None:
     _opened(world, "a")
     fresh = (start(), open_store(3), allocate(3, 1, when=lambda world: has_opened(world, 3)))
@@ -403,16 +463,19 @@ def _witnessed(world: World, count: int = 2, **settings: Any) -> ExploredNode:
     return world.nodes[0]
 
 
+@_scenario("a fresh node uses a restored copy beside the old one", promises=(1, 3))
 def _witness_fresh(world: World) -> None:
     _witnessed(world, count=1)
     _actors(world, (allocate(1, 3),), (restore(), start(), allocate(2, 4)))
 
 
+@_scenario("a node is replaced as an older copy is restored", promises=(1, 3), is_long=True)
 def _witness_killed(world: World) -> None:
     _witnessed(world, count=1)
     _actors(world, (allocate(1, 3),), (kill(1), start(), allocate(2, 4)), (restore(),))
 
 
+@_scenario("two grants around a restore", promises=(1, 3), preempts=False, is_long=True)
 def _witness_race(world: World) -> None:
     world.witness = MemoryWitness()
     _nodes(world, count=1)
@@ -421,12 +484,14 @@ def _witness_race(world: World) -> None:
     _actors(world, (allocate(1, 4),), (allocate(2, 6),), (restore(),))
 
 
+@_scenario("live and fresh nodes use a restored copy", promises=(1, 3), has_more=False, is_long=True)
 def _witness_live(world: World) -> None:
     _witnessed(world)
     world.add_node()
     _actors(world, (restore(), allocate(3, 4)), (allocate(2, 5),))
 
 
+@_scenario("the copy lacks the sequence", promises=(1, 3), has_more=False, is_long=True)
 def _witness_new(world: World) -> None:
     world.witness = MemoryWitness()
     world.backup = world.store.back_up()
@@ -435,6 +500,7 @@ def _witness_new(world: World) -> None:
     _actors(world, (allocate(1, 2), allocate(1, 2)), (restore(), allocate(2, 3)))
 
 
+@_scenario("another sequence gets the name that the copy lacks", promises=(1, 3, 9), has_more=False, is_long=True)
 def _witness_other(world: World) -> None:
     world.witness = MemoryWitness()
     world.backup = world.store.back_up()
@@ -444,12 +510,14 @@ def _witness_other(world: World) -> None:
     _actors(world, (restore(), change(2, "create", falling), allocate(2, 98)), (allocate(1, 3),))
 
 
+@_scenario("a fresh node uses a restored period", promises=(1, 3), is_long=True)
 def _witness_period(world: World) -> None:
     _witnessed(world, count=1, **DAILY)
     world.add_node()
     _actors(world, (allocate(1, 3),), (restore(), allocate(2, 4)))
 
 
+@_scenario("an advance is lost with the copy", promises=(1, 3, 5), has_more=False)
 def _witness_advance(world: World) -> None:
     world.witness = MemoryWitness()
     world.add_sequence("a")  # without a lease the advance is effective at once
@@ -459,12 +527,21 @@ def _witness_advance(world: World) -> None:
     _actors(world, (change(1, "advance", (50, "")),), (restore(), allocate(2, 4)))
 
 
+@_scenario("a deletion is lost with the copy", promises=(1, 3), has_more=False, is_long=True)
 def _witness_delete(world: World) -> None:
     _witnessed(world, count=1)
     world.add_node()
     _actors(world, (change(1, "delete"), change(1, "create", {}), allocate(1)), (restore(), allocate(2, 4)))
 
 
+@_scenario(
+    "a restored sequence is advanced by too little",
+    promises=(1, 3),
+    jumps=(RECHECK_SECONDS,),
+    needed=1,
+    serves_after=True,
+    has_more=False,
+)
 def _witness_repair(world: World) -> None:
     _witnessed(world, count=1)
     world.kill(world.nodes[0])
@@ -473,12 +550,20 @@ def _witness_repair(world: World) -> None:
     _actors(world, (allocate(2, 2), change(2, "advance", (1, "")), allocate(2, 2)))
 
 
+@_scenario("two nodes stop, and one still serves", promises=(1, 2, 3, 9), preempts=False, is_long=True)
 def _witness_tail(world: World) -> None:
     world.witness = MemoryWitness()
     _nodes(world, min_lease_size=5)
     _actors(world, (stop(2),), (allocate(1, 6),), (stop(1),))
 
 
+@_scenario(
+    "an idle sequence is closed beside another node",
+    promises=(1, 2, 3, 9),
+    jumps=(RENEWAL,),
+    preempts=False,
+    is_long=True,
+)
 def _witness_idle(world: World) -> None:
     world.witness = MemoryWitness()
     _nodes(world, count=1, min_lease_size=5)
@@ -487,12 +572,16 @@ def _witness_idle(world: World) -> None:
     _actors(world, (check_idle(1), check_idle(1)), (allocate(2, 3),))
 
 
+@_scenario("an older copy is restored as a tail is returned", promises=(1, 3))
 def _witness_tail_restore(world: World) -> None:
     _witnessed(world, count=1, min_lease_size=5)
     world.add_node()
     _actors(world, (stop(1),), (restore(), allocate(2, 4)))
 
 
+@_scenario(
+    "a tail is returned beside a grant, and an older copy is restored", promises=(1, 3), has_more=False, is_long=True
+)
 def _witness_tail_race(world: World) -> None:
     _witnessed(world, count=1, min_lease_size=5)
     world.add_node()
@@ -500,18 +589,21 @@ def _witness_tail_race(world: World) -> None:
     _actors(world, (stop(1),), (allocate(2, 6), restore(), allocate(3, 9)))
 
 
+@_scenario("two nodes take ids at once", promises=(1, 3, 9), jumps=(LEASE,), serves_after=True)
 def _witness_shared(world: World) -> None:
     world.witness = MemoryWitness()
     _nodes(world)
     _actors(world, (allocate(1, 3),), (allocate(2, 3),))
 
 
+@_scenario("the witness loses its marks", promises=(1, 3, 9), serves_after=True, has_more=False, is_long=True)
 def _witness_empty(world: World) -> None:
     world.witness = MemoryWitness()
     _nodes(world)
     _actors(world, (lose_marks(),), (allocate(1, 3),), (allocate(2, 3),))
 
 
+@_scenario("start timestamps are lost with the copy", promises=(6,))
 def _witness_starts(world: World) -> None:
     world.witness = MemoryWitness()
     world.backup = world.store.back_up()
@@ -520,55 +612,134 @@ def _witness_starts(world: World) -> None:
     _actors(world, (claim(1), make_doc_ids(1)), (restore(), claim(2), make_doc_ids(2)))
 
 
+@_scenario("ids that rise over two nodes", promises=(1, 2))
 def _rising(world: World) -> None:
     _nodes(world, ordering=Ordering.RISING, min_lease_size=0)
     _actors(world, (allocate(1, 2),), (allocate(1),), (allocate(2),))
 
 
+@_scenario("a caller of rising ids gives up", promises=(1, 9))
 def _rising_cancel(world: World) -> None:
     _nodes(world, count=1, ordering=Ordering.RISING, min_lease_size=0)
     _actors(world, (allocate(1, 2), allocate(1)), (allocate(1),), (cancel(0),))
 
 
+@_scenario("the rest of a write of rising ids", promises=(1, 2), has_more=False)
 def _rising_rest(world: World) -> None:
     _nodes(world, ordering=Ordering.RISING, min_lease_size=0)
     _actors(world, (allocate(1, 2), allocate(1)), (allocate(2),), (cancel(0),))
 
 
+@_scenario("the last ids before a bound", promises=(1, 9), is_long=True)
 def _bound(world: World) -> None:
     _nodes(world, max_value=7, min_lease_size=0)
     _actors(world, (allocate(1, 2),), (allocate(1, 4), allocate(2, 2)), (allocate(1),))
 
 
+@_scenario("a large and a small call for the last ids", promises=(1, 9), has_more=False)
 def _last_ids(world: World) -> None:
     world.outage_reserve = 1.0
     world.add_sequence("a", max_value=10_000)
     node, other = world.add_node(), world.add_node()
-    _use(world, node, 2)
-    world.run(other, world.calls.allocate(other, "a", 9_993))
+    _use(world, node, 5)
+    world.run(other, world.calls.allocate(other, "a", 9_990))
     _actors(world, (allocate(1, 3),), (allocate(1, 2),))
 
 
+@_scenario("ids that are timestamps, and a clock is set back", promises=(1, 2))
 def _timestamps(world: World) -> None:
     _nodes(world, kind=Kind.TIMESTAMP_MS, min_lease_size=0)
     _actors(world, (allocate(1, 2), allocate(1)), (allocate(2),), (set_clock(1, -30.0),))
 
 
+@_scenario("timestamps far ahead of the clock", promises=(1, 2))
 def _timestamps_ahead(world: World) -> None:
     _nodes(world, count=1, kind=Kind.TIMESTAMP_MS, min_lease_size=0)
     _actors(world, (allocate(1, 2), allocate(1, 60_000)), (set_clock(1, -30.0),))
 
 
+@_scenario("a caller gives up", promises=(1, 9))
 def _cancel(world: World) -> None:
     _nodes(world)
     _actors(world, (allocate(1, 3), allocate(1)), (allocate(1, 3),), (cancel(0),))
 
 
+@_scenario("grants share a write, and its answer may lack rows", promises=(1, 9))
+def _joined(world: World) -> None:
+    for name, first in (("a", 1), ("b", 100)):
+        world.add_sequence(name, start=first)
+    connection = world.add_node().connection
+    assert isinstance(connection, MessageConnection)
+    connection.join_grants()
+    end = Step("an earlier request ends", 1, lambda *_: connection.end_request())
+    _actors(world, (allocate(1, 1, "a"),), (allocate(1, 2, "b"),), (end,))
+
+
+@_scenario("a stream breaks between an answer and its write", promises=(1, 9), preempts=False)
+def _stream(world: World) -> None:
+    _nodes(world, count=1)
+    stream = Stream(world, 1)
+    _actors(
+        world,
+        (stream.send(1), stream.send(3, 1)),
+        (stream.receive(), stream.receive(), stream.receive(), stream.end()),
+        (stream.cancel(),),
+        (stream.fail_write(),),
+        (allocate(1, 2),),
+    )
+
+
+@_scenario("a stream ends, or its node drains", promises=(1, 9), preempts=False)
+def _stream_drain(world: World) -> None:
+    _nodes(world, count=1)
+    stream = Stream(world, 1)
+    _actors(
+        world, (stream.send(3), stream.send(1), stream.end()), (stream.receive(), stream.receive()), (stream.drain(),)
+    )
+
+
+@_scenario("a stream asks for more than its limit", promises=(1, 9), has_more=False)
+def _stream_limit(world: World) -> None:
+    world.add_sequence("a")
+    world.add_node()
+    stream = Stream(world, 1, max_ids=1)
+    sends, answers = [stream.send(*[1] * each) for each in (8, 4)], [stream.receive() for _ in range(12)]
+    _actors(world, (*sends,), (*answers, stream.end()))
+
+
+@_scenario("a stream breaks, and a request id is asked again", promises=(1, 7, 9), preempts=False)
+def _stream_request_id(world: World) -> None:
+    _nodes(world)
+    stream = Stream(world, 1)
+    _actors(
+        world,
+        (stream.send(1, request_id=REQUEST_ID),),
+        (stream.receive(), stream.end()),
+        (stream.cancel(),),
+        (allocate_once(2, REQUEST_ID),),
+    )
+
+
+@_scenario("an answer waits past its lease", promises=(1, 4), jumps=(LEASE,), needed=1)
+def _stream_lease(world: World) -> None:
+    _nodes(world, count=1)
+    stream = Stream(world, 1)
+    _actors(world, (stream.send(3, 1),), (stream.receive(), stream.receive(), stream.end()))
+
+
+@_scenario("a node is killed and another one starts", promises=(1, 9))
 def _crash(world: World) -> None:
     _nodes(world)
     _actors(world, (allocate(1, 3),), (kill(1), start(), allocate(3, 3)), (allocate(2, 3),))
 
 
+@_scenario("a stop reaches its time limit", promises=(1, 9))
+def _abandon(world: World) -> None:
+    _nodes(world)
+    _actors(world, (allocate(1, 3),), (abandon(1),), (allocate(2, 3),))
+
+
+@_scenario("a node forks, noticed or not", promises=(8,))
 def _fork(world: World) -> None:
     _nodes(world, count=1)
     world.run(world.nodes[0], world.nodes[0].claim_start())
@@ -583,12 +754,20 @@ def _fork(world: World) -> None:
     )
 
 
+@_scenario("three nodes start with one prefix", promises=(6,), is_long=True)
 def _two_starts(world: World) -> None:
     world.add_node()
     world.add_node().clock.offset = -5.0
     _actors(world, (claim(1), make_doc_ids(1)), (claim(2), make_doc_ids(2)), (start(), claim(3)))
 
 
+async def _use_up_serials(node: ExploredNode, world: World) -> None:
+    """Take all but few document ids of a timestamp."""
+    for _ in range(256):
+        await world.calls.make_doc_ids(node, 2**40 - 1, 0, 65_535)
+
+
+@_scenario("serials overflow, and the node restarts", promises=(6,))
 def _doc_ids(world: World) -> None:
     node = world.add_node()
     world.run(node, node.claim_start())
@@ -603,12 +782,7 @@ def _doc_ids(world: World) -> None:
     )
 
 
-async def _use_up_serials(node: ExploredNode, world: World) -> None:
-    """Take all but few document ids of a timestamp."""
-    for _ in range(256):
-        await world.calls.make_doc_ids(node, 2**40 - 1, 0, 65_535)
-
-
+@_scenario("serials overflow as the prefix changes", promises=(6,))
 def _prefix(world: World) -> None:
     node = world.add_node()
     world.run(node, node.claim_start())
@@ -617,6 +791,7 @@ def _prefix(world: World) -> None:
     _actors(world, (make_doc_ids(1, 2**40, increment=65_535),), (set_prefix(1, 7), make_doc_ids(1)))
 
 
+@_scenario("an older copy is restored as the prefix changes", promises=(6,), has_more=False)
 def _restored_prefix(world: World) -> None:
     world.backup = world.store.back_up()
     for node in (world.add_node(), world.add_node()):
@@ -626,12 +801,19 @@ def _restored_prefix(world: World) -> None:
     _actors(world, (set_prefix(2, 7), restore(), set_prefix(2, 0), make_doc_ids(2)), (claim(1), make_doc_ids(1)))
 
 
+@_scenario("a store imports its own export beside a node", promises=(1, 2, 5), jumps=(PAST_LEASE,), has_more=False)
 def _import(world: World) -> None:
     _nodes(world)
     world.add_node()
     _actors(world, (bring_in(3, _exported(world)),), (allocate(1), allocate(1, 3)))
 
 
+@_scenario(
+    "an older copy is restored, and the last export is imported",
+    promises=(1, 2, 3, 5),
+    serves_after=True,
+    has_more=False,
+)
 def _import_restored(world: World) -> None:
     world.add_sequence("a", min_lease_size=3)
     world.backup = world.store.back_up()
@@ -649,308 +831,15 @@ def _import_restored(world: World) -> None:
     )
 
 
-def _retire(world: World) -> None:
-    _nodes(world, count=1)
-    world.add_node()
-    _actors(world, (retire(2, "a"),), (allocate(1, 3),))
-
-
+@_scenario("a name is used first on a retired store", promises=(1, 5), jumps=(PAST_LEASE,), needed=1, has_more=False)
 def _retire_new(world: World) -> None:
     world.add_node()
     world.add_node()
     _actors(world, (retire(2, "b"),), (allocate(1, 1, "b", when=is_retired),))
 
 
-def _abandon(world: World) -> None:
-    _nodes(world)
-    _actors(world, (allocate(1, 3),), (abandon(1),), (allocate(2, 3),))
-
-
-def _stream(world: World) -> None:
+@_scenario("a store is retired beside a node", promises=(1, 5), jumps=(PAST_LEASE,), needed=1, preempts=False)
+def _retire(world: World) -> None:
     _nodes(world, count=1)
-    stream = Stream(world, 1)
-    _actors(
-        world,
-        (stream.send(1), stream.send(3, 1)),
-        (stream.receive(), stream.receive(), stream.receive(), stream.end()),
-        (stream.cancel(),),
-        (stream.fail_write(),),
-        (allocate(1, 2),),
-    )
-
-
-def _stream_drain(world: World) -> None:
-    _nodes(world, count=1)
-    stream = Stream(world, 1)
-    _actors(
-        world, (stream.send(3), stream.send(1), stream.end()), (stream.receive(), stream.receive()), (stream.drain(),)
-    )
-
-
-def _stream_limit(world: World) -> None:
-    world.add_sequence("a")
     world.add_node()
-    stream = Stream(world, 1, max_ids=1)
-    sends, answers = [stream.send(*[1] * each) for each in (8, 4)], [stream.receive() for _ in range(12)]
-    _actors(world, (*sends,), (*answers, stream.end()))
-
-
-def _stream_request_id(world: World) -> None:
-    _nodes(world)
-    stream = Stream(world, 1)
-    _actors(
-        world,
-        (stream.send(1, request_id=REQUEST_ID),),
-        (stream.receive(), stream.end()),
-        (stream.cancel(),),
-        (allocate_once(2, REQUEST_ID),),
-    )
-
-
-def _stream_lease(world: World) -> None:
-    _nodes(world, count=1)
-    stream = Stream(world, 1)
-    _actors(world, (stream.send(3, 1),), (stream.receive(), stream.receive(), stream.end()))
-
-
-_ALL = (
-    Scenario("cold-start", "two nodes use a name first", _cold_start, (1, 2, 9)),
-    Scenario("shared", "two nodes take more than they hold", _shared, (1, 2, 4, 9), (LEASE,)),
-    Scenario("tail-return", "two nodes stop, and one still serves", _tail_return, (1, 2, 3, 9), (RENEWAL,)),
-    Scenario("idle-close", "an idle sequence is closed as its callers return", _idle_close, (1, 2, 3, 9), (RENEWAL,)),
-    Scenario("advance-lease", "an advance beside two leases", _advance_lease, (1, 2, 4, 5), (PAST_LEASE,), needed=1),
-    Scenario(
-        "advance-renewal",
-        "a lease is renewed after a restore and an advance",
-        _advance_renewal,
-        (5,),
-        (RENEWAL,),
-        needed=3,
-    ),
-    Scenario("update-step", "a new step beside two leases", _update, (1, 2, 4, 5), (PAST_LEASE,), needed=1),
-    Scenario("own-change", "a node changes a sequence that it issues", _own_change, (1, 5)),
-    Scenario("two-changes", "two nodes create and change one name", _two_changes, (5,), has_more=False),
-    Scenario(
-        "update-bound",
-        "a lower bound beside two leases",
-        _update_bound,
-        (1, 2, 5),
-        (PAST_LEASE,),
-        needed=1,
-        is_long=True,
-    ),
-    Scenario("export", "an export beside two leases", _export, (2,)),
-    Scenario(
-        "delete-create",
-        "a deletion and a creation beside two leases",
-        _delete_create,
-        (1, 2, 5),
-        (PAST_LEASE,),
-        needed=1,
-        is_long=True,
-    ),
-    Scenario(
-        "advance-period",
-        "an advance of a period beside two leases",
-        _advance_period,
-        (1, 5),
-        (PAST_LEASE,),
-        preempts=False,
-    ),
-    Scenario(
-        "update-period",
-        "an update beside a lease of a period",
-        _update_period,
-        (5,),
-        (121.0,),
-        needed=1,
-        has_more=False,
-    ),
-    Scenario("two-advances", "two advances of a period", _two_advances, (5,), has_more=False),
-    Scenario("retried-advance", "an advance is retried as its node is killed", _retried_advance, (5,), has_more=False),
-    Scenario("update-interrupted", "an update after half an advance", _update_interrupted, (5,), has_more=False),
-    Scenario(
-        "interrupted-advance",
-        "a node is killed while it advances a period",
-        _interrupted_advance,
-        (1, 5),
-        serves_after=True,
-        has_more=False,
-        is_long=True,
-    ),
-    Scenario("period-end", "a period ends beside a refill", _period_end, (1,), (20.0,), needed=1),
-    Scenario(
-        "period-restore", "an older copy is restored after a clock was set", _period_restore, (1, 3), has_more=False
-    ),
-    Scenario("period-clock", "a clock is set over a period's end", _period_clock, (1,)),
-    Scenario(
-        "early-advance",
-        "the next period, already opened, is advanced",
-        _early_advance,
-        (1, 5),
-        (20.0,),
-        needed=1,
-    ),
-    Scenario(
-        "early-clock",
-        "the next period is opened as a clock is set",
-        _early_clock,
-        (1, 2),
-        has_more=False,
-    ),
-    Scenario("demand", "two nodes start with the demand of others", _demand, (1, 2, 9), has_more=False),
-    Scenario("request-id", "one request id on two nodes", _request_id, (1, 7), preempts=False),
-    Scenario("request-late", "an answer is recorded as the lease ends", _request_late, (4, 7), (35.0,), needed=1),
-    Scenario("request-reuse", "one request id for two calls", _request_reuse, (1, 7)),
-    Scenario("request-period", "a retry in the next period", _request_period, (1, 7), (20.0,), needed=1),
-    Scenario("request-stop", "a node stops as it records an answer", _request_stop, (7, 9)),
-    Scenario("request-cancel", "callers of a request id give up and retry", _request_cancel, (1, 7, 9)),
-    Scenario(
-        "request-advance", "a request id and an advance", _request_advance, (1, 5, 7), (PAST_LEASE,), preempts=False
-    ),
-    Scenario("request-change", "a request id after a change", _request_change, (5, 7)),
-    Scenario(
-        "request-window",
-        "a request id's window ends",
-        _request_window,
-        (7,),
-        (REQUEST_ID_WINDOW, 599.0),
-        needed=1,
-        preempts=False,
-    ),
-    Scenario("restore", "an older copy is restored under two nodes", _restore, (1, 3)),
-    Scenario(
-        "restore-fresh",
-        "a fresh node uses a restored copy",
-        _restore_fresh,
-        (3,),
-        (RECHECK_SECONDS,),
-        needed=1,
-        has_more=False,
-    ),
-    Scenario("restore-empty", "the copy lacks the sequence, and another one is created", _restore_empty, (3, 9)),
-    Scenario("exchange-running", "the store is exchanged, or lost in part, under a node", _exchange_running, (1, 3)),
-    Scenario("exchange-worker", "the same, and a further worker of the server starts", _exchange_worker, (1, 3)),
-    Scenario(
-        "exchange-fresh", "the sequences are lost, and a fresh node starts", _exchange_fresh, (1, 3), has_more=False
-    ),
-    Scenario("witness-fresh", "a fresh node uses a restored copy beside the old one", _witness_fresh, (1, 3)),
-    Scenario(
-        "witness-killed", "a node is replaced as an older copy is restored", _witness_killed, (1, 3), is_long=True
-    ),
-    Scenario("witness-race", "two grants around a restore", _witness_race, (1, 3), preempts=False, is_long=True),
-    Scenario(
-        "witness-live", "live and fresh nodes use a restored copy", _witness_live, (1, 3), has_more=False, is_long=True
-    ),
-    Scenario("witness-new", "the copy lacks the sequence", _witness_new, (1, 3), has_more=False, is_long=True),
-    Scenario(
-        "witness-other",
-        "another sequence gets the name that the copy lacks",
-        _witness_other,
-        (1, 3, 9),
-        has_more=False,
-        is_long=True,
-    ),
-    Scenario("witness-period", "a fresh node uses a restored period", _witness_period, (1, 3), is_long=True),
-    Scenario("witness-advance", "an advance is lost with the copy", _witness_advance, (1, 3, 5), has_more=False),
-    Scenario(
-        "witness-delete", "a deletion is lost with the copy", _witness_delete, (1, 3), has_more=False, is_long=True
-    ),
-    Scenario(
-        "witness-repair",
-        "a restored sequence is advanced by too little",
-        _witness_repair,
-        (1, 3),
-        (RECHECK_SECONDS,),
-        needed=1,
-        serves_after=True,
-        has_more=False,
-    ),
-    Scenario(
-        "witness-tail",
-        "two nodes stop, and one still serves",
-        _witness_tail,
-        (1, 2, 3, 9),
-        preempts=False,
-        is_long=True,
-    ),
-    Scenario(
-        "witness-idle",
-        "an idle sequence is closed beside another node",
-        _witness_idle,
-        (1, 2, 3, 9),
-        (RENEWAL,),
-        preempts=False,
-        is_long=True,
-    ),
-    Scenario("witness-tail-restore", "an older copy is restored as a tail is returned", _witness_tail_restore, (1, 3)),
-    Scenario(
-        "witness-tail-race",
-        "a tail is returned beside a grant, and an older copy is restored",
-        _witness_tail_race,
-        (1, 3),
-        has_more=False,
-        is_long=True,
-    ),
-    Scenario("witness-shared", "two nodes take ids at once", _witness_shared, (1, 3, 9), (LEASE,), serves_after=True),
-    Scenario(
-        "witness-empty",
-        "the witness loses its marks",
-        _witness_empty,
-        (1, 3, 9),
-        serves_after=True,
-        has_more=False,
-        is_long=True,
-    ),
-    Scenario("witness-starts", "start timestamps are lost with the copy", _witness_starts, (6,)),
-    Scenario("rising", "ids that rise over two nodes", _rising, (1, 2)),
-    Scenario("rising-cancel", "a caller of rising ids gives up", _rising_cancel, (1, 9)),
-    Scenario("rising-rest", "the rest of a write of rising ids", _rising_rest, (1, 2), has_more=False),
-    Scenario("bound", "the last ids before a bound", _bound, (1, 9), is_long=True),
-    Scenario("last-ids", "a large and a small call for the last ids", _last_ids, (1, 9), has_more=False),
-    Scenario("timestamps", "ids that are timestamps, and a clock is set back", _timestamps, (1, 2)),
-    Scenario("timestamps-ahead", "timestamps far ahead of the clock", _timestamps_ahead, (1, 2)),
-    Scenario("cancel", "a caller gives up", _cancel, (1, 9)),
-    Scenario("stream", "a stream breaks between an answer and its write", _stream, (1, 9), preempts=False),
-    Scenario("stream-drain", "a stream ends, or its node drains", _stream_drain, (1, 9), preempts=False),
-    Scenario("stream-limit", "a stream asks for more than its limit", _stream_limit, (1, 9), has_more=False),
-    Scenario(
-        "stream-request-id",
-        "a stream breaks, and a request id is asked again",
-        _stream_request_id,
-        (1, 7, 9),
-        preempts=False,
-    ),
-    Scenario("stream-lease", "an answer waits past its lease", _stream_lease, (1, 4), (LEASE,), needed=1),
-    Scenario("crash", "a node is killed and another one starts", _crash, (1, 9)),
-    Scenario("abandon", "a stop reaches its time limit", _abandon, (1, 9)),
-    Scenario("fork", "a node forks, noticed or not", _fork, (8,)),
-    Scenario("two-starts", "three nodes start with one prefix", _two_starts, (6,), is_long=True),
-    Scenario("doc-ids", "serials overflow, and the node restarts", _doc_ids, (6,)),
-    Scenario("prefix", "serials overflow as the prefix changes", _prefix, (6,)),
-    Scenario(
-        "restored-prefix", "an older copy is restored as the prefix changes", _restored_prefix, (6,), has_more=False
-    ),
-    Scenario(
-        "import", "a store imports its own export beside a node", _import, (1, 2, 5), (PAST_LEASE,), has_more=False
-    ),
-    Scenario(
-        "import-restored",
-        "an older copy is restored, and the last export is imported",
-        _import_restored,
-        (1, 2, 3, 5),
-        serves_after=True,
-        has_more=False,
-    ),
-    Scenario(
-        "retire-new",
-        "a name is used first on a retired store",
-        _retire_new,
-        (1, 5),
-        (PAST_LEASE,),
-        needed=1,
-        has_more=False,
-    ),
-    Scenario("retire", "a store is retired beside a node", _retire, (1, 5), (PAST_LEASE,), needed=1, preempts=False),
-)
-SCENARIOS = {scenario.name: scenario for scenario in _ALL}
+    _actors(world, (retire(2, "a"),), (allocate(1, 3),))

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from idalloc.v1 import id_allocator_pb2 as pb
+from idalloc_server.auth.turns import Shares, StreamShare
 from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.errors import QuotaExceeded, Refusal, ServerDraining
 from idalloc_server.domain.uuids import UuidGenerator
@@ -36,6 +37,7 @@ class Stream:
         self._writing: asyncio.Future[None] | None = None
         self._numbers = 0
         self._is_broken = False
+        self.share = StreamShare(Shares(), "client")
         world.run(self._node, self._node.claim_start())  # a request id records the prefix
         self._task = world.call(self._node, self._serve())
 
@@ -121,7 +123,7 @@ class Stream:
         )
         context: Any = None  # is used for calls of other methods only
         try:
-            await servicer.AllocateStream(self, context, lambda sequence, ids: None)
+            await servicer.AllocateStream(self, context, _admit_all)
         except ServerDraining:
             pass
         finally:
@@ -152,6 +154,9 @@ class Stream:
             waiting = sum(each.id_count for _, each, is_refused in self._read if not is_refused)
             self._read.append((message, request, waiting + request.id_count > self._most_ids))
         return message
+
+    async def pause(self, seconds: float) -> None:
+        raise AssertionError("no quota applies")
 
     async def write(self, message: Any) -> None:
         """See ``MessageStream``."""
@@ -188,6 +193,10 @@ class Stream:
         expires_at = self._node.clock.boot() + max(0.001, reply.ttl.seconds - waited)
         sequence = self._world.store.rows[request.sequence].sequence
         return IdRange(ids.first_id, ids.id_count, ids.step, reply.generation, expires_at, sequence, reply.period)
+
+
+async def _admit_all(sequence: str | None, ids: int, seconds: float) -> None:
+    """See ``AdmitStreamed``."""
 
 
 def _record_failure(method: str, error: Exception) -> status.Status:

@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from idalloc_server.domain.errors import Refusal, StartRefused, StoreOutcomeUnknown, StoreUnreachable
+from idalloc_server.domain.errors import GrantLost, Refusal, StartRefused, StoreOutcomeUnknown, StoreUnreachable
 from idalloc_server.domain.sequences.model import Sequence
 from tests.support.exploration.node import READS, ExploredNode, Message
 from tests.support.fake_store import Backup, MemoryStore
@@ -83,8 +83,11 @@ class World:
         self.store.rows[name] = Row(sequence, sequence.before_start)
 
     def add_node(self, prefix: int = 0, window: float = REQUEST_ID_WINDOW) -> ExploredNode:
-        """Start a node."""
-        node = ExploredNode(self, len(self.nodes) + 1, prefix, window, self.outage_reserve)
+        """Start a node; without ``outage_reserve`` it holds what ``min_lease_size`` asks for."""
+        row = self.store.rows.get("a")
+        held = 10**8 if self.outage_reserve else max(0, row.sequence.min_lease_size - 1) if row else 0
+        config = replace(CONFIG, outage_reserve=self.outage_reserve, max_reserved_ids=held)
+        node = ExploredNode(self, len(self.nodes) + 1, prefix, window, config)
         self.nodes.append(node)
         return node
 
@@ -300,6 +303,13 @@ class World:
         message.answer.set_exception(StoreOutcomeUnknown("the connection was reset"))
         self._forget(message)
 
+    def _do_miss(self, number: int) -> None:
+        """The answer to a joined write lacks a row."""
+        message = self._message(number)
+        message.node.see("miss", message.index, self.now)
+        message.answer.set_exception(GrantLost(message.arguments[0], "it is missing in the answer"))
+        self._forget(message)
+
     def _do_refuse(self, number: int) -> None:
         """The store cannot be reached."""
         message = self._message(number)
@@ -318,6 +328,8 @@ class World:
         for message in self.messages:
             if message.is_awaited:
                 moves.append(("answer" if message.applied else "apply", message.number))
+                if message.may_be_missing:
+                    moves.append(("miss", message.number))
             elif not message.applied:
                 optional.append(("apply", message.number))
         for index, actor in enumerate(self.actors):
@@ -335,7 +347,7 @@ class World:
                 return True
             case "start":
                 return self.actors[move[1]].concerns(self) is node
-            case "apply" | "answer" | "lose" | "refuse" | "twice":
+            case "apply" | "answer" | "miss" | "lose" | "refuse" | "twice":
                 return self._message(move[1]).node is node
         return False
 

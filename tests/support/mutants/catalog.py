@@ -7,6 +7,7 @@ from tests.support.mutants.table import (
     doc_ids,
     identities,
     imports,
+    joined,
     leases,
     marks,
     request_ids,
@@ -14,7 +15,7 @@ from tests.support.mutants.table import (
     witnesses,
 )
 
-_TABLES = (leases, counters, reserves, marks, changes, imports, request_ids, doc_ids, witnesses, identities)
+_TABLES = (leases, counters, reserves, marks, changes, imports, request_ids, doc_ids, witnesses, identities, joined)
 _ALL = [mutant for table in _TABLES for mutant in table.MUTANTS]
 
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in _ALL}

@@ -33,6 +33,19 @@ class Mutant(NamedTuple):
     unexplored: str = ""  # why no scenario of the exploration can find it; empty if one does
 
 
+class Place(NamedTuple):
+    """A module, and what its faults break."""
+
+    attacks: str  # the promise, or the mechanism
+    module: str  # its full name
+
+    def mutant(
+        self, name: str, what: str, *edits: Edit, scenarios: tuple[str, ...] = (), unexplored: str = ""
+    ) -> Mutant:
+        """Return a mutant of the module. See ``Mutant``."""
+        return Mutant(name, self.attacks, self.module, what, edits, scenarios, unexplored)
+
+
 def edited(mutant: Mutant, source: str) -> ast.Module:
     """Return the syntax tree of the mutant's module with the edits.
 

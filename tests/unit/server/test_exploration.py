@@ -83,6 +83,7 @@ def test_every_order_with_a_fault_keeps_the_promises(name: str, search: Callable
     assert search(SCENARIOS[name], 1).executions > 100
 
 
+@pytest.mark.timeout(SECONDS)
 @pytest.mark.parametrize(
     ("name", "extra"),
     [*((name, 0) for name in TINY), *(pytest.param(name, 1, marks=pytest.mark.test_long) for name in TINY[:2])],

@@ -18,7 +18,8 @@ from idalloc_server.domain.fork import NO_PROCESS, OS_PROCESS, Process
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, check_name
 from idalloc_server.domain.store.protocol import Store
 
-# A sequence that issued nothing between two checks is closed.
+# A sequence that issued nothing between two checks is closed. They are ``outage_reserve`` apart if
+# that is longer: a sequence that is called once in that time is in use (P10).
 IDLE_CHECKS_PER_LEASE_TTL = 3
 # How many sequences are closed at once: a stop with many leases must not flood the store.
 CLOSE_CONCURRENCY = 32
@@ -198,8 +199,9 @@ class Allocator:
 
     async def close_idle_sequences(self) -> None:
         """Close idle sequences, which gives their unused ids back. Run until cancelled."""
+        config = self._allocation_config
         while True:
-            await asyncio.sleep(self._allocation_config.lease_ttl / IDLE_CHECKS_PER_LEASE_TTL)
+            await asyncio.sleep(max(config.lease_ttl / IDLE_CHECKS_PER_LEASE_TTL, config.outage_reserve))
             await self.check_idle_sequences()
 
     async def check_idle_sequences(self) -> None:

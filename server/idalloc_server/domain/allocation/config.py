@@ -1,6 +1,7 @@
 """The settings and the shared state of all sequence allocators of a process."""
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from idalloc_server.domain.allocation.burned import BurnedIds
@@ -10,6 +11,9 @@ from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.store.health import StoreHealth
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.telemetry.metrics import Timings
+
+# Called before the first use of a sequence creates it; raises a ``Refusal`` if its caller may not.
+admit_creation: ContextVar[Callable[[], None]] = ContextVar("admit_creation", default=lambda: None)
 
 REFILL_OUTCOMES = OK, FAILED, EXHAUSTED = "ok", "failed", "exhausted"
 

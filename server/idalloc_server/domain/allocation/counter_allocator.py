@@ -18,6 +18,7 @@ from idalloc_server.domain.allocation.waiter_queue import WaiterQueue
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import (
     LeaseExpired,
+    QuotaExceeded,
     Refusal,
     SequenceDeleted,
     SequenceNotFound,
@@ -162,7 +163,7 @@ class CounterAllocator:
             return
         self._backwards = None  # its mark was removed
         now = self._clock.boot()
-        self._held.reserve.expect(demand, self._held.lease.left, now)
+        self._held.reserve.expect(demand, now)
         self._review(now)
 
     def is_idle(self) -> bool:
@@ -205,7 +206,7 @@ class CounterAllocator:
         self.row.abandoned = True
         if self._refill_task:
             self._refill_task.cancel()
-        self._waiters.fail_all(ServerDraining())  # a refill that has not begun cannot do this
+        self._waiters.fail(ServerDraining())  # a refill that has not begun cannot do this
 
     def drop(self, cause: BurnCause) -> None:
         """Burn the rest of the lease."""
@@ -284,7 +285,7 @@ class CounterAllocator:
         now = clock.boot()
         held.add(grant, sent_at, now)
         if held.writes == 1 and not grant.sequence.is_rising:
-            self._expects_calls = held.reserve.adopt_demand(held.lease.left, now, clock.wall())
+            self._expects_calls = held.reserve.adopt_demand(now, clock.wall())
         return wanted, grant
 
     def _wanted(self, now: float) -> int:
@@ -317,11 +318,13 @@ class CounterAllocator:
         elif not isinstance(error, Refusal):
             _log.exception("refill_failed", sequence=self.row.sequence)
         self._fail_waiters(error)
-        return "" if isinstance(error, SequenceNotFound) else FAILED
+        return "" if isinstance(error, SequenceNotFound | QuotaExceeded) else FAILED
 
     def _fail_waiters(self, error: Exception) -> None:
         self._held.record_failure(self._clock.boot())
-        if not self._waiters.fail_all(error):  # else each caller that still waits reports it
+        # The quota is that of the caller that started the refill.
+        most = 1 if isinstance(error, QuotaExceeded) else None
+        if not self._waiters.fail(error, most=most):  # else each caller that still waits reports it
             self._shared.store_health.record_failure(error)
 
     def _continue_after_refill(self) -> None:

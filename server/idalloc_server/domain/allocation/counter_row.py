@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from idalloc_server.domain.allocation.burned import BurnCause
-from idalloc_server.domain.allocation.config import SharedState
+from idalloc_server.domain.allocation.config import SharedState, admit_creation
 from idalloc_server.domain.errors import (
+    GrantLost,
     Refusal,
     SequenceAheadOfClock,
     SequenceDeleted,
@@ -33,8 +34,8 @@ from idalloc_server.domain.witness.chain import WitnessOvertaken
 _T = TypeVar("_T")
 _DEFAULTS = Sequence()
 _TOKEN_BYTES = 16
-# How often a grant is repeated because marks of other nodes overtook it.
-_OVERTAKEN_ATTEMPTS = 4
+# How often a grant is repeated because marks of other nodes overtook it, or its answer was lost.
+_MAX_REPEATS = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -94,13 +95,13 @@ class CounterRow:
             SequenceReserved: The name is reserved.
             Refusal: As ``Store.grant``.
         """
-        overtaken = 0
+        repeats = 0
         while True:
             try:
                 grant = await self._within_timeout(self._granting(wanted, demand), wanted)
-            except WitnessOvertaken:
-                overtaken += 1
-                if overtaken > _OVERTAKEN_ATTEMPTS:
+            except (WitnessOvertaken, GrantLost):
+                repeats += 1
+                if repeats > _MAX_REPEATS:
                     raise
             except SequenceDeleted as refusal:
                 await self._check_reserved(refusal)
@@ -130,12 +131,14 @@ class CounterRow:
 
         Raises:
             SequenceNotFound: ``auto_create_sequences`` is off.
+            QuotaExceeded: The caller creates sequences too fast (``admit_creation``).
             InvalidRequest: The name has unsafe characters.
             Refusal: As ``grant`` and ``Store.create``.
         """
         if not self._shared.allocation_config.auto_create_sequences:
             raise SequenceNotFound(self.sequence, ", and auto_create_sequences is off: create it first")
         check_text("sequence", self.sequence)
+        admit_creation.get()()
         before, bound = _DEFAULTS.before_start, _DEFAULTS.bound
         granted = wanted if wanted <= bound - before else 0
         generation, now = generation_after(_DEFAULTS, 0, self._shared.clock), self._shared.clock.wall()

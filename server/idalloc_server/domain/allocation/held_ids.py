@@ -74,7 +74,7 @@ class HeldIds:
         before = lease.left
         # The TTL starts before the store call: the store may have granted at any time since (P4).
         lease.add(grant, expires_at=sent_at + lease_ttl)
-        reserve.record_refill(lease, before, sent_at, now)
+        reserve.record_refill(lease, before, now)
         self.renew_at, self.refilled_at = sent_at + lease_ttl / 3, sent_at
         self.refill_at = min(self.renew_at, reserve.review_at)
         self.remaining, reserve.demand_in_row = grant.remaining, grant.demand

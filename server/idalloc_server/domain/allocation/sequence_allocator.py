@@ -19,7 +19,7 @@ from idalloc_server.domain.store.records import Revision
 
 # A node opens the next period's counter this many times outage_reserve before the period, at a
 # moment of its own.
-_LONGEST_LEAD, _SHORTEST_LEAD = 3, 1
+_LONGEST_LEAD, _SHORTEST_LEAD = 3, 2
 # The interval, in seconds, at which the next period is checked from then on.
 _CHECK_SECONDS = 1.0
 # How often ids are issued while the sequence's generation changes, before the call fails.

@@ -133,10 +133,10 @@ class WaiterQueue:
                 rule = f"must be at most {limit} {which}; is {waiter.id_count}"
                 waiter.answer.set_exception(InvalidRequest("id_count", rule))
 
-    def fail_all(self, error: Exception) -> bool:
-        """Remove all waiters and fail them; return whether any still waited."""
+    def fail(self, error: Exception, *, most: int | None = None) -> bool:
+        """Remove all waiters, or the ``most`` oldest, and fail them; return if any still waited."""
         has_failed = False
-        while self.waiting:
+        for _ in range(len(self.waiting) if most is None else min(most, len(self.waiting))):
             answer = self.waiting.popleft().answer
             if not answer.done():
                 answer.set_exception(error)

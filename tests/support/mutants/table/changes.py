@@ -1,195 +1,136 @@
 """Faults of changes under load, of generations, and of periods (P5)."""
 
-from tests.support.mutants.edit import Edit, Mutant
+from tests.support.mutants.edit import Edit, Place
 
-SERVICE = "idalloc_server.domain.administration.service"
 SEQUENCE = "idalloc_server.domain.allocation.sequence_allocator"
-ROW = "idalloc_server.domain.allocation.counter_row"
-GENERATIONS = "idalloc_server.domain.generations"
+SERVICE = Place("P5", "idalloc_server.domain.administration.service")
+GENERATIONS = Place("P5", "idalloc_server.domain.generations")
 
 MUTANTS = (
-    Mutant(
+    Place("P5", "idalloc_server.domain.allocation.counter_row").mutant(
         "life-not-written-to-the-row",
-        "P5",
-        ROW,
         "a grant does not write the life of its lease into the row",
-        (Edit("CounterRow._lease_ms", "int(self._shared.allocation_config.lease_ttl * 1000)", "0"),),
-        ("advance-lease",),
+        Edit("CounterRow._lease_ms", "int(self._shared.allocation_config.lease_ttl * 1000)", "0"),
+        scenarios=("advance-lease",),
     ),
-    Mutant(
+    SERVICE.mutant(
         "effective-too-early",
-        "P5",
-        SERVICE,
         "a change counts as effective before the leases of before have ended",
-        (
-            Edit(
-                "SequenceService._result",
-                "row.lease_ms / 1000 + MARGIN_SECONDS",
-                "MARGIN_SECONDS",
-            ),
-        ),
-        ("update-period",),
+        Edit("SequenceService._result", "row.lease_ms / 1000 + MARGIN_SECONDS", "MARGIN_SECONDS"),
+        scenarios=("update-period",),
     ),
-    Mutant(
+    SERVICE.mutant(
         "update-ends-no-lease",
-        "P5",
-        SERVICE,
         "an update of a bound, step or ordering starts no generation",
-        (
-            Edit(
-                "SequenceService.update.plan",
-                "replace(after, description=before.description, labels=before.labels) != before",
-                "False",
-            ),
+        Edit(
+            "SequenceService.update.plan",
+            "replace(after, description=before.description, labels=before.labels) != before",
+            "False",
         ),
-        ("update-step",),
+        scenarios=("update-step",),
     ),
-    Mutant(
+    Place("P5", "idalloc_server.domain.sequences.validation").mutant(
         "bound-below-the-counter",
-        "P5",
-        "idalloc_server.domain.sequences.validation",
         "a new bound is written although the counter has passed it meanwhile",
-        (
-            Edit(
-                "changed_bound",
-                "after.bound if after.bound != before.bound and after.reset == Reset.NEVER else None",
-                "None",
-            ),
+        Edit(
+            "changed_bound",
+            "after.bound if after.bound != before.bound and after.reset == Reset.NEVER else None",
+            "None",
         ),
-        ("update-bound",),
+        scenarios=("update-bound",),
     ),
-    Mutant(
+    SERVICE.mutant(
         "create-takes-over-a-sequence",
-        "P5",
-        SERVICE,
         "the change token of a created row is not compared: an existing sequence is returned as a new one",
-        (
-            Edit(
-                "SequenceService._create",
-                "if change_token.wrote(row):\n    publish_sequence(None, row)\n    return row",
-                "if not row.deleted:\n    publish_sequence(None, row)\n    return row",
-            ),
+        Edit(
+            "SequenceService._create",
+            "if change_token.wrote(row):\n    publish_sequence(None, row)\n    return row",
+            "if not row.deleted:\n    publish_sequence(None, row)\n    return row",
         ),
-        ("two-changes",),
+        scenarios=("two-changes",),
     ),
-    Mutant(
+    Place("P5", "idalloc_server.domain.administration.change_tokens").mutant(
         "another-change-counts-as-a-retry",
-        "P5",
-        "idalloc_server.domain.administration.change_tokens",
         "another change with a used request_id is answered as if it were done",
-        (
-            Edit(
-                "ChangeToken.wrote",
-                "raise RequestIdReused(self.request_id, f'another change of sequence {row.name!r}')",
-                "return True",
-            ),
+        Edit(
+            "ChangeToken.wrote",
+            "raise RequestIdReused(self.request_id, f'another change of sequence {row.name!r}')",
+            "return True",
         ),
-        ("two-changes",),
+        scenarios=("two-changes",),
     ),
-    Mutant(
+    GENERATIONS.mutant(
         "generation-without-the-clock",
-        "P5",
-        GENERATIONS,
         "a new generation is one more than the last: a restored store repeats generations",
-        (Edit("generation_after", "max(generation + 1, _now(clock))", "generation + 1"),),
-        ("advance-renewal",),
+        Edit("generation_after", "max(generation + 1, _now(clock))", "generation + 1"),
+        scenarios=("advance-renewal",),
     ),
-    Mutant(
+    GENERATIONS.mutant(
         "generation-of-a-period-is-even",
-        "P5",
-        GENERATIONS,
         "a sequence with a reset may get an even generation, in which an advance of a period is in progress",
-        (Edit("generation_after", "newer if sequence.reset == Reset.NEVER else newer | 1", "newer"),),
-        ("update-interrupted",),
+        Edit("generation_after", "newer if sequence.reset == Reset.NEVER else newer | 1", "newer"),
+        scenarios=("update-interrupted",),
     ),
-    Mutant(
+    GENERATIONS.mutant(
         "advance-in-the-sequence's-generation",
-        "P5",
-        GENERATIONS,
         "an advance opens a period's counter in any generation, also in one that nodes use",
-        (
-            Edit(
-                "advance_period",
-                "(max(generation, row.generation if row else 0, _now(clock)) // 2 + 1) * 2",
-                "max(generation, row.generation if row else 0, _now(clock)) + 1",
-            ),
+        Edit(
+            "advance_period",
+            "(max(generation, row.generation if row else 0, _now(clock)) // 2 + 1) * 2",
+            "max(generation, row.generation if row else 0, _now(clock)) + 1",
         ),
-        ("update-interrupted",),
+        scenarios=("update-interrupted",),
     ),
-    Mutant(
+    GENERATIONS.mutant(
         "advance-of-a-period-is-lost",
-        "P5",
-        GENERATIONS,
         "an advance does not check whether another one opened the counter in its generation",
-        (Edit("advance_period", "not sequence.is_past(at_least, row.last_value)", "True"),),
-        ("two-advances",),
+        Edit("advance_period", "not sequence.is_past(at_least, row.last_value)", "True"),
+        scenarios=("two-advances",),
     ),
-    Mutant(
+    SERVICE.mutant(
         "advance-bumps-the-sequence-first",
-        "P5",
-        SERVICE,
         "an advance of a period changes the sequence before the counter",
-        (
-            Edit(
-                "SequenceService.advance.plan",
-                "opened = await self._call_store("
-                "advance_period(self._store, self._clock, counter, sequence, at_least, seen))",
-                "await self._call_store("
-                "self._store.revise(name, row.revision, self._revision(row, sequence, change_token)))\n"
-                "opened = await self._call_store("
-                "advance_period(self._store, self._clock, counter, sequence, at_least, seen))",
-            ),
+        Edit(
+            "SequenceService.advance.plan",
+            "opened = await self._call_store("
+            "advance_period(self._store, self._clock, counter, sequence, at_least, seen))",
+            "await self._call_store("
+            "self._store.revise(name, row.revision, self._revision(row, sequence, change_token)))\n"
+            "opened = await self._call_store("
+            "advance_period(self._store, self._clock, counter, sequence, at_least, seen))",
         ),
-        ("retried-advance",),
+        scenarios=("retried-advance",),
     ),
-    Mutant(
+    Place("P5", SEQUENCE).mutant(
         "interrupted-advance-stays",
-        "P5",
-        SEQUENCE,
         "no node completes an advance that stopped between its two writes",
-        (Edit("SequenceAllocator._renew_proof_of", "await self._complete_advance(generation)", "None"),),
-        ("interrupted-advance",),
+        Edit("SequenceAllocator._renew_proof_of", "await self._complete_advance(generation)", "None"),
+        scenarios=("interrupted-advance",),
     ),
-    Mutant(
+    Place("P5", SEQUENCE).mutant(
         "period-of-an-older-generation",
-        "P5",
-        SEQUENCE,
         "ids of a period are issued from memory although the sequence has another generation",
-        (
-            Edit(
-                "SequenceAllocator.issue_from_lease",
-                "counter is None or counter.generation != proof.generation",
-                "counter is None",
-            ),
+        Edit(
+            "SequenceAllocator.issue_from_lease",
+            "counter is None or counter.generation != proof.generation",
+            "counter is None",
         ),
-        ("update-period",),
+        scenarios=("update-period",),
     ),
-    Mutant(
+    Place("P5", SEQUENCE).mutant(
         "period-not-validated",
-        "P5",
-        SEQUENCE,
         "ids of a period are issued after a wait although the sequence has another generation",
-        (
-            Edit(
-                "SequenceAllocator._validate",
-                "if proof.generation != issued.generation:\n    return None",
-                "pass",
-            ),
-        ),
-        ("advance-period",),
+        Edit("SequenceAllocator._validate", "if proof.generation != issued.generation:\n    return None", "pass"),
+        scenarios=("advance-period",),
     ),
-    Mutant(
+    Place("resets", SEQUENCE).mutant(
         "period-of-the-clock-at-the-reply",
-        "resets",
-        SEQUENCE,
         "the period of ids is taken from the clock at the reply",
-        (
-            Edit(
-                "SequenceAllocator._validate",
-                "return issued",
-                "return issued._replace(period=self._current_period(proof.sequence))",
-            ),
+        Edit(
+            "SequenceAllocator._validate",
+            "return issued",
+            "return issued._replace(period=self._current_period(proof.sequence))",
         ),
-        ("period-end",),
+        scenarios=("period-end",),
     ),
 )

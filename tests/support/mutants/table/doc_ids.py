@@ -1,112 +1,78 @@
 """Faults of document ids and of forks (P6, P8)."""
 
-from tests.support.mutants.edit import Edit, Mutant
+from tests.support.mutants.edit import Edit, Place
 
-STARTS = "idalloc_server.domain.document_ids.start_timestamps"
 GENERATOR = "idalloc_server.domain.document_ids.generator"
-ALLOCATOR = "idalloc_server.domain.allocation.allocator"
 SCENARIOS = ("doc-ids", "two-starts")
+STARTS = Place("P6", "idalloc_server.domain.document_ids.start_timestamps")
+ALLOCATOR = Place("P8", "idalloc_server.domain.allocation.allocator")
 
 MUTANTS = (
-    Mutant(
+    STARTS.mutant(
         "start-of-the-own-clock",
-        "P6",
-        STARTS,
         "a process uses the start timestamp that it asked for, not the claimed one",
-        (
-            Edit(
-                "StartTimestamps.claim",
-                "return StartTimestamp(prefix, claim.start_timestamp)",
-                "return StartTimestamp(prefix, at_least)",
-            ),
+        Edit(
+            "StartTimestamps.claim",
+            "return StartTimestamp(prefix, claim.start_timestamp)",
+            "return StartTimestamp(prefix, at_least)",
         ),
-        SCENARIOS,
+        scenarios=SCENARIOS,
     ),
-    Mutant(
+    STARTS.mutant(
         "start-claimed-again",
-        "P6",
-        STARTS,
         "a process claims its own start timestamp again from a restored store",
-        (
-            Edit(
-                "StartTimestamps.claim",
-                "max(0, int(await self._checked_wall_clock()), self._claimed.get(prefix, -1) + 1)",
-                "max(0, int(await self._checked_wall_clock()))",
-            ),
+        Edit(
+            "StartTimestamps.claim",
+            "max(0, int(await self._checked_wall_clock()), self._claimed.get(prefix, -1) + 1)",
+            "max(0, int(await self._checked_wall_clock()))",
         ),
-        ("restored-prefix",),
+        scenarios=("restored-prefix",),
     ),
-    Mutant(
+    STARTS.mutant(
         "next-start-not-larger",
-        "P6",
-        STARTS,
         "the next start timestamp may be the present one",
-        (
-            Edit(
-                "StartTimestamps.claim_next",
-                "StartTimestamp(self.prefix, after + 1)",
-                "StartTimestamp(self.prefix, after)",
-            ),
+        Edit(
+            "StartTimestamps.claim_next", "StartTimestamp(self.prefix, after + 1)", "StartTimestamp(self.prefix, after)"
         ),
         unexplored="the generator ignores a claim that is not later, and claims again",
     ),
-    Mutant(
+    Place("P6", GENERATOR).mutant(
         "overflow-without-a-claim",
-        "P6",
-        GENERATOR,
         "when the serial overflows, the next second is used without a claim",
-        (
-            Edit(
-                "DocIdGenerator.generate_from_memory",
-                "if self._next_start is None:\n    return None",
-                "if self._next_start is None:\n"
-                "    self._next_start = StartTimestamp(self._start.prefix, self._start.timestamp + 1)",
-            ),
+        Edit(
+            "DocIdGenerator.generate_from_memory",
+            "if self._next_start is None:\n    return None",
+            "if self._next_start is None:\n"
+            "    self._next_start = StartTimestamp(self._start.prefix, self._start.timestamp + 1)",
         ),
-        SCENARIOS,
+        scenarios=SCENARIOS,
     ),
-    Mutant(
+    Place("P6", GENERATOR).mutant(
         "overflow-back-to-the-old-prefix",
-        "P6",
-        GENERATOR,
         "a claim that was made before the prefix changed is used after it",
-        (
-            Edit(
-                "DocIdGenerator._claim_start",
-                "start > self._start and start.prefix == self._start.prefix",
-                "True",
-            ),
-        ),
-        ("prefix",),
+        Edit("DocIdGenerator._claim_start", "start > self._start and start.prefix == self._start.prefix", "True"),
+        scenarios=("prefix",),
     ),
-    Mutant(
+    Place("P8", GENERATOR).mutant(
         "fork-of-document-ids",
-        "P8",
-        GENERATOR,
         "the child of a fork makes document ids of its parent's start timestamp",
-        (Edit("DocIdGenerator.generate_from_memory", "self._pid != self._current_pid()", "False"),),
-        ("fork",),
+        Edit("DocIdGenerator.generate_from_memory", "self._pid != self._current_pid()", "False"),
+        scenarios=("fork",),
     ),
-    Mutant(
+    ALLOCATOR.mutant(
         "fork-keeps-its-leases",
-        "P8",
-        ALLOCATOR,
         "the child of a fork keeps its parent's leases, if it has its parent's process id",
-        (Edit("Allocator.forget_after_fork", "self._sequence_allocators.clear()\nself._pid = NO_PROCESS", "pass"),),
-        ("fork",),
+        Edit("Allocator.forget_after_fork", "self._sequence_allocators.clear()\nself._pid = NO_PROCESS", "pass"),
+        scenarios=("fork",),
     ),
-    Mutant(
+    ALLOCATOR.mutant(
         "fork-issues-from-memory",
-        "P8",
-        ALLOCATOR,
         "a fork that Python does not see issues ids from memory",
-        (
-            Edit(
-                "Allocator.allocate_from_lease",
-                "sequence_allocator is None or self._current_pid() != self._pid",
-                "sequence_allocator is None",
-            ),
+        Edit(
+            "Allocator.allocate_from_lease",
+            "sequence_allocator is None or self._current_pid() != self._pid",
+            "sequence_allocator is None",
         ),
-        ("fork",),
+        scenarios=("fork",),
     ),
 )

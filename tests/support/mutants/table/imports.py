@@ -1,38 +1,30 @@
 """Faults of an import under nodes that hold leases (P2, P5)."""
 
-from tests.support.mutants.edit import Edit, Mutant
+from tests.support.mutants.edit import Edit, Place
 
 IMPORTER = "idalloc_server.backup.importer"
 
 MUTANTS = (
-    Mutant(
+    Place("P2", IMPORTER).mutant(
         "import-leaves-leases",
-        "P2",
-        IMPORTER,
         "an import that finds the same counter ends no leases: a returned tail may lower the counter below the line's",
-        (Edit("Importer._import_sequence", "not _leases_may_live(item.row, row)", "True"),),
-        ("import",),
+        Edit("Importer._import_sequence", "not _leases_may_live(item.row, row)", "True"),
+        scenarios=("import",),
     ),
-    Mutant(
+    Place("P5", IMPORTER).mutant(
         "import-forgets-the-life-of-leases",
-        "P5",
-        IMPORTER,
         "an import does not write the life of the leases of the exported sequence into the row",
-        (Edit("Importer._extend_lease_ms", "await self.store.grant(line.name, 0, line.lease_ms)", "None"),),
-        ("import-restored",),
+        Edit("Importer._extend_lease_ms", "await self.store.grant(line.name, 0, line.lease_ms)", "None"),
+        scenarios=("import-restored",),
     ),
-    Mutant(
+    Place("P5", IMPORTER).mutant(
         "import-in-the-store's-generation",
-        "P5",
-        IMPORTER,
         "an import raises the generation above the store's, but not above the file's, which nodes may have seen",
-        (
-            Edit(
-                "Importer._revise",
-                "generation_after(line.sequence, max(line.generation, row.generation, generation), self.clock)",
-                "max(row.generation, generation) + 1",
-            ),
+        Edit(
+            "Importer._revise",
+            "generation_after(line.sequence, max(line.generation, row.generation, generation), self.clock)",
+            "max(row.generation, generation) + 1",
         ),
-        ("import-restored",),
+        scenarios=("import-restored",),
     ),
 )

@@ -48,11 +48,13 @@ async def test_leases_grow_with_use(allocator: Allocator, store: MemoryStore) ->
 async def test_a_lease_does_not_grow_when_the_rate_is_low(
     allocator: Allocator, store: MemoryStore, clock: FakeClock
 ) -> None:
-    """A slowly used sequence holds at most two ids in memory."""
+    """A call a minute counts as two in 5 s at most, so a slowly used sequence holds few ids."""
     for _ in range(20):
         clock.advance(60)
         await allocator.allocate("orders", 1)
-    assert store.rows["orders"].last_value in (20, 21, 22)
+        await settle()
+    held = (store.rows["orders"].last_value or 0) - 20
+    assert 0 < held <= 3 * CONFIG.outage_reserve * 2 / 5 + 2
 
 
 async def test_a_lease_takes_a_limited_share_of_the_remaining_ids(allocator: Allocator, store: MemoryStore) -> None:

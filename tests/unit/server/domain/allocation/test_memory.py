@@ -18,7 +18,7 @@ MOST_IN_USE, MOST_IDLE = 1_600, 400
 
 @pytest.mark.timeout(120)
 async def test_sequences_take_little_memory(store: MemoryStore, clock: FakeClock) -> None:
-    """A sequence that was served once takes at most 1,500 bytes in use, and 400 bytes once idle."""
+    """A sequence that was served once takes at most 1,600 bytes in use, and 400 bytes once idle."""
     allocator = Allocator(store, clock, CONFIG)
     for number in range(NAMES):
         make(store, f"tenant-{number:08}", Sequence())

@@ -15,7 +15,7 @@ from tests.support.steady_nodes import CONFIG
 from tests.support.waiting import settle
 
 DAY = 86_400.0
-# Before midnight. A node opens the next day 90 to 270 s before.
+# Before midnight. A node opens the next day 180 to 270 s before.
 LEAD = 400.0
 
 
@@ -61,7 +61,7 @@ async def test_an_advance_after_a_restore_is_enough(nodes: Nodes, store: MemoryS
     assert not await nodes.run(LEAD - 100 - 85)
     assert len(store.rows) == 3
     store.restore(backup)
-    assert await nodes.run(25)  # they notice it
+    assert await nodes.run(50)  # they notice it
     await nodes.advance(max(row.last_value or 0 for row in store.rows.values()) + 5_000)
     await nodes.run(2)
     assert await nodes.run(60 + 30) == 0

@@ -193,11 +193,11 @@ async def test_lease_proof_comes_from_memory_until_it_expires(
 class TestLeaseSizes:
     async def test_min_lease_size(self, allocator: Allocator, store: MemoryStore) -> None:
         """A refill requests at least min_lease_size ids."""
-        make(store, "s", Sequence(min_lease_size=500))
+        make(store, "s", Sequence(min_lease_size=5_000))
         await allocator.allocate("s", 3)
         await allocator.allocate("s", 3)
-        assert [call.arguments[1] for call in store.calls_of("grant")] == [3, 500]
-        assert allocator.allocate_from_lease("s", 497) is not None
+        assert [call.arguments[1] for call in store.calls_of("grant")] == [3, 5_000]
+        assert allocator.allocate_from_lease("s", 4_997) is not None
 
     async def test_max_lease_size(self, allocator: Allocator, store: MemoryStore) -> None:
         """A refill prefetches at most max_lease_size ids."""
