@@ -21,7 +21,7 @@ from tests.support.faults.scenario import Scenario
 from tests.support.processes import Server
 
 NODE = "tests.support.faults.faulty_node"
-MANY = 5000
+MANY = 500_000  # more than a node holds
 
 
 @pytest.fixture

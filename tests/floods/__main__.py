@@ -51,7 +51,10 @@ def _measured(name: str, only: list[str] | None, seconds: float) -> Iterator[Res
     """Yield the results of a server, and print them; the first is without a flood."""
     print(f"\n{KINDS[name].title}\n", *page.head(name), sep="\n", flush=True)
     floods = [flood for flood in floods_of(name) if not only or flood in only]
-    for flood, same_address in [("", False), *((each, False) for each in floods), (SAME_ADDRESS, True)]:
+    tries = [("", False), *((each, False) for each in floods)]
+    if SAME_ADDRESS in floods_of(name):
+        tries.append((SAME_ADDRESS, True))
+    for flood, same_address in tries:
         with tempfile.TemporaryDirectory() as folder, running_target(name, Path(folder)) as target:
             result = measure(target, name, flood, seconds, same_address=same_address)
         if same_address:

@@ -4,7 +4,8 @@
 "https://…/", …}'``
 
 Options: ``x`` (the address of the X Protocol), ``tls`` (a file with the authority of the server's
-certificate), ``grpc_tls`` (whether gRPC has TLS), ``calls_http`` (whether a caller reads the page).
+certificate), ``grpc_tls`` (whether gRPC has TLS), ``calls_http`` (whether a caller reads the page),
+``calls_rid`` (whether one sends request ids).
 After a call of each caller it prints ``ready`` and waits for a line. Then it calls, and prints an
 ``Observed`` for each caller as JSON.
 
@@ -16,6 +17,7 @@ import asyncio
 import json
 import ssl
 import sys
+import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -104,6 +106,8 @@ class Callers:
         if "grpc" in self._options:
             self._channel = await self._stack.enter_async_context(self._new_channel())
             self.calls["grpc"] = self._call_grpc
+        if self._options.get("calls_rid"):
+            self.calls["rid"] = lambda is_new: self._allocate(self._channel, str(uuid.uuid4()))
         self._session = await self._stack.enter_async_context(self._new_session())
         if self._options.get("calls_http"):
             self.calls["http"] = self._call_http
@@ -139,9 +143,9 @@ class Callers:
         else:
             await self._allocate(self._channel)
 
-    async def _allocate(self, channel: grpc.aio.Channel) -> None:
+    async def _allocate(self, channel: grpc.aio.Channel, request_id: str = "") -> None:
         stub: Any = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
-        request = pb.AllocateRangeRequest(sequence="steady")
+        request = pb.AllocateRangeRequest(sequence="steady", request_id=request_id)
         await stub.AllocateRange(request, timeout=CALL_SECONDS, metadata=self._metadata)
 
     def _new_session(self) -> aiohttp.ClientSession:

@@ -4,7 +4,8 @@
 "127.0.0.1:50080", …}'``
 
 Options: ``sources`` (the addresses that it connects from), ``tls`` (a file with the authority of
-the server's certificate; empty for none), ``seconds``. It prints ``ready``, waits for a line,
+the server's certificate; empty for none), ``tokens`` (by the name of an identity), ``seconds``. It
+prints ``ready``, waits for a line,
 floods, and prints counts as JSON.
 """
 
@@ -17,6 +18,7 @@ import ssl
 import struct
 import sys
 import time
+import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -34,8 +36,8 @@ from tests.support.faults.floods import FLOODS as HTTP2_FLOODS
 from tests.support.faults.floods import WRONG_TOKEN
 from tests.support.xproto_client import XClient, set_tls
 
-# The share of a core that a flood may use.
-CPU_SHARE = 0.3
+# The share of a core that a flood may use: of strangers, and of guests, who fill streams.
+CPU_SHARE, GUESTS_SHARE = 0.3, 1.0
 # Loopback addresses of strangers; callers have 127.0.0.1.
 STRANGERS = [f"127.0.0.{number}" for number in range(2, 10)]
 # Connections that a flood holds at once: those that cost both sides a handshake, and silent ones.
@@ -43,6 +45,8 @@ _HELD, _SILENT = 400, 2_300
 _CONNECTING = 32  # at the same time
 _BOMB_BYTES = 64_000_000
 _CALLS, _TURN_SECONDS, _CONNECT_SECONDS = 100, 0.5, 10.0
+# The requests without an answer of each stream.
+_AHEAD = 10
 _WRONG = "Bearer " + "x" * 43
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -51,9 +55,18 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Flooder:
     """A flood of one address until a time."""
 
-    def __init__(self, address: str, sources: list[str], seconds: float, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self,
+        address: str,
+        sources: list[str],
+        seconds: float,
+        tls: ssl.SSLContext | None,
+        *,
+        tokens: dict[str, str],
+    ) -> None:
         self.seen: Counter[str] = Counter()  # counts of what happened
-        self.share = CpuShare(CPU_SHARE)
+        self.share = CpuShare(GUESTS_SHARE if tokens else CPU_SHARE)
+        self.tokens = tokens  # of guests, by the name of the identity
         self.tls = tls  # None without TLS
         self._host, _, port = address.rpartition(":")
         self._port = int(port)
@@ -219,6 +232,70 @@ def _bomb_frames() -> bytes:
     return http2.message(1, gzip.compress(request), is_packed=True)
 
 
+def _full_streams(identity: str, **fields: Callable[[], Any]) -> Turn:
+    """Return a turn that keeps the streams of a connection full of requests.
+
+    Args:
+        identity: Who opens the streams.
+        fields: Return the fields of a request; by default it asks for an id from a lease.
+    """
+
+    def request(stream: int) -> bytes:
+        made: dict[str, Any] = {name: new() for name, new in fields.items()}
+        wanted = pb.AllocateRangeRequest(**({"sequence": "a"} | made))
+        content = pb.AllocateStreamRequest(allocate_range=wanted).SerializeToString()
+        return http2.message(stream, content, is_last=False)
+
+    async def fill(flooder: Flooder) -> None:
+        credentials = [("authorization", f"Bearer {flooder.tokens[identity]}")]
+
+        def opening(stream: int) -> bytes:
+            flooder.seen["opened"] += 1
+            requests = b"".join(request(stream) for _ in range(_AHEAD))
+            return http2.headers(stream, "AllocateStream", credentials) + requests
+
+        async with _http2(flooder, 2**31 - 1) as (reader, writer):
+            writer.write(http2.frame(http2.WINDOW_UPDATE, 0, 0, struct.pack(">I", 2**31 - 1 - 65_535)))
+            streams = {*range(1, 2 * _CALLS, 2)}
+            newest = 2 * _CALLS - 1
+            writer.write(b"".join(map(opening, streams)))
+            while not flooder.is_over:
+                head = await reader.readexactly(9)
+                kind, flags, stream = struct.unpack(">BBI", head[3:])
+                payload = await reader.readexactly(int.from_bytes(head[:3], "big"))
+                if kind == http2.DATA and stream in streams:
+                    answers = _count_messages(payload)
+                    flooder.seen["sent"] += answers
+                    writer.write(b"".join(request(stream) for _ in range(answers)))
+                elif stream in streams and (kind == http2.RST_STREAM or flags & http2.END_STREAM):
+                    newest += 2
+                    streams.remove(stream)
+                    streams.add(newest)
+                    writer.write(opening(newest))
+                elif kind == http2.PING and not flags & http2.ACK:
+                    writer.write(http2.frame(http2.PING, http2.ACK, 0, payload))
+                await writer.drain()
+
+    return fill
+
+
+def _count_messages(payload: bytes) -> int:
+    """Return the number of messages in a frame; each answer is in one frame."""
+    count = start = 0
+    while start < len(payload):
+        start += 5 + int.from_bytes(payload[start + 1 : start + 5], "big")
+        count += 1
+    return count
+
+
+def _new_name() -> str:
+    return f"a{uuid.uuid4()}"
+
+
+def _new_request_id() -> str:
+    return str(uuid.uuid4())
+
+
 def _http_request(*headers: str, path: str = "/metrics") -> bytes:
     return "\r\n".join([f"GET {path} HTTP/1.1", "Host: localhost", *headers, "", ""]).encode()
 
@@ -336,6 +413,13 @@ FLOODS: dict[str, dict[str, Flood]] = {
         "gzip": Flood(gzip_bombs, 4),
         "wrong tokens": Flood(_frames("rejected_calls"), 4),
     },
+    "guests": {
+        "full streams": Flood(_full_streams("guest"), 5),
+        "full streams, request ids": Flood(_full_streams("guest", request_id=_new_request_id), 5),
+        "full streams, new names": Flood(_full_streams("guest", sequence=_new_name), 5),
+        "full streams, quota": Flood(_full_streams("metered"), 5),
+        "full streams, request ids, quota": Flood(_full_streams("metered", request_id=_new_request_id), 5),
+    },
     "http": {
         "half requests": Flood(half_http_requests, _HELD),
         "half-open TLS": Flood(half_handshakes, _SILENT, needs_tls=True),
@@ -373,7 +457,7 @@ async def main(options: dict[str, Any]) -> Counter[str]:
         _bomb_frames()
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
-    flooder = Flooder(options["address"], options["sources"], options["seconds"], tls)
+    flooder = Flooder(options["address"], options["sources"], options["seconds"], tls, tokens=options["tokens"])
     began, used = time.monotonic(), time.process_time()
     await flooder.run(flood.turn, flood.concurrency)
     flooder.seen["cpu %"] = round(100 * (time.process_time() - used) / (time.monotonic() - began))

@@ -70,6 +70,7 @@ def measure(target: Target, kind: str, flood: str, seconds: float, *, same_addre
         "seconds": seconds,
         "sources": [CALLERS_ADDRESS] if same_address else STRANGERS,
         "tls": str(target.tls) if target.tls else "",
+        "tokens": dict(target.guests),
     }
     with ExitStack() as stack:
         programs = [("callers", target.callers | {"seconds": seconds})] + [("flooder", options)] * bool(flood)

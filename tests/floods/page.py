@@ -21,7 +21,7 @@ token make {rate} calls a second, {new} of them on new connections, and a prober
 the HTTP port each second, on new connections. A call that takes more than 5 s is an error, as is a probe that takes
 more than 1 s. The flooder has other loopback addresses than the callers, except in the last row of a table: there it
 has their address, as behind NAT. It may use {share:.0%} of a core, since all processes share the cores of one
-machine.
+machine; guests may use a whole one.
 
 "CPU" is the share of one core that the server used, and "Waited" the time in which it was ready to run, but other work
 had the cores: above a second the latencies are those of a busy machine. "Sent" counts requests or frames.
@@ -40,6 +40,10 @@ no failed probe. Rows that miss it are bold. Without a proxy, gRPC has no goal: 
 | slow reads | up to 400 connections with 100 requests each, whose answers the client does not read |
 | gzip | requests of 64 MB that gzip compressed to 64 kB |
 | wrong tokens, logins | requests with a wrong token, on 4 connections |
+| full streams | 5 connections with 100 streams of AllocateStream each, which always have requests to answer |
+| full streams, request ids | the same, each request with a request id of its own |
+| full streams, new names | the same, each request for a sequence that does not exist |
+| full streams, quota; full streams, request ids, quota | the same, as an identity with 10 calls a second |
 """
 
 _REPEAT = """\
@@ -59,7 +63,7 @@ records.
 
 def head(name: str) -> list[str]:
     """Return the first two lines of a server's table."""
-    callers = ["gRPC", *{"http": ["HTTP"], "x": ["X Protocol"]}.get(name, [])]
+    callers = ["gRPC", *{"http": ["HTTP"], "x": ["X Protocol"], "guests": ["Request ids"]}.get(name, [])]
     titles = [f"{each}: {what}" for each in callers for what in ("p99, ms", "errors")]
     columns = [
         "Flood",

@@ -2,9 +2,10 @@
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import trustme
@@ -26,6 +27,7 @@ class Target(NamedTuple):
     pids: list[int]  # the processes whose descriptors and memory count
     # The file with the authority of the flooded port's certificate; None if it has none.
     tls: Path | None
+    guests: Mapping[str, str] = MappingProxyType({})  # the flooder's tokens, by the name of the identity
 
 
 class Kind(NamedTuple):
@@ -41,8 +43,18 @@ KINDS = {
     "grpcio": Kind(
         "gRPC, `grpcio`", "grpc", False, "The port of gRPC with TLS on the transport `grpcio`, without a proxy."
     ),
+    "guests": Kind(
+        "Guests of gRPC",
+        "guests",
+        False,
+        "The port of gRPC on `grpcio`, without TLS; the flooder has a token. Besides the caller that uses a lease,\n"
+        "one sends request ids at the same rate. The second in which the 500 streams open is included.",
+    ),
     "native": Kind(
-        "gRPC, `native`", "grpc", False, "The port of gRPC on the transport `native`, without TLS and without a proxy."
+        "gRPC, `native`",
+        "grpc",
+        False,
+        "The port of gRPC on the experimental transport `native`, without TLS and without a proxy.",
     ),
     "envoy": Kind(
         "gRPC behind Envoy",
@@ -89,6 +101,11 @@ def running_target(name: str, folder: Path) -> Iterator[Target]:
         with running(folder, transport="native", **settings) as server:
             callers = {"token": token, "grpc": server.address, "http": _ports(server)["http"]}
             yield Target(server.address, callers, [server.process.pid], None)
+    elif name == "guests":
+        guests = {"guest": _add_guest(folder, "guest"), "metered": _add_guest(folder, "metered", 10)}
+        with running(folder, **settings) as server:
+            callers = {"token": token, "grpc": server.address, "http": _ports(server)["http"]}
+            yield Target(server.address, callers | {"calls_rid": True}, [server.process.pid], None, guests)
     else:
         with running(folder, xproto_listen=LOOPBACK, **settings, **_write_certificate(folder)) as server:
             yield _target(name, server, folder, token)
@@ -134,6 +151,16 @@ def _write_access(folder: Path) -> str:
     roles = [part for role in ("allocate", "read", "admin") for part in (f"--{role}", "*")]
     made = subprocess.run([IDALLOC, "token", "new", "steady", *roles], capture_output=True, text=True, check=True)
     (folder / "access.toml").write_text(made.stderr)
+    return made.stdout.strip()
+
+
+def _add_guest(folder: Path, name: str, calls_per_second: int = 0) -> str:
+    """Add an identity that may use few sequences to the access file, and return its token."""
+    made = subprocess.run(
+        [IDALLOC, "token", "new", name, "--allocate", "a*"], capture_output=True, text=True, check=True
+    )
+    with (folder / "access.toml").open("a") as file:
+        file.write(made.stderr + f"calls_per_second = {calls_per_second}\n" * bool(calls_per_second))
     return made.stdout.strip()
 
 

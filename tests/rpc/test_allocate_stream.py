@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc, node_pb2
 from idalloc_server.auth.access import AccessPolicy
+from idalloc_server.auth.turns import MAX_STORE_WAITS
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.sequences.model import Sequence
@@ -47,6 +48,12 @@ def shown(answer: pb.AllocateStreamResponse) -> object:
             return list(answer.generate_doc_id.doc_ids)
         case _:
             return info_of(answer.error).reason
+
+
+def impatient(request: pb.AllocateStreamRequest) -> pb.AllocateStreamRequest:
+    """Set a timeout that ends before any quota has room."""
+    request.timeout.FromMilliseconds(1)
+    return request
 
 
 async def soon(event: Awaitable[Any]) -> Any:
@@ -168,10 +175,10 @@ async def test_requests_that_wait_share_a_refill(served: Served) -> None:
     gate = served.store.hold("grant")
     for _ in range(101):
         await call.write(range_of("orders", 2))
-    await until_waiting(served, "orders", 101)
+    await until_waiting(served, "orders", MAX_STORE_WAITS // 2)  # one caller has half of the places
     gate.set()
-    answers = [shown(await soon(call.read())) for _ in range(101)]
-    assert answers == [(first, first + 1) for first in range(1, 203, 2)]
+    answers: list[Any] = [shown(await soon(call.read())) for _ in range(101)]
+    assert sorted(answers) == [(first, first + 1) for first in range(1, 203, 2)]
     assert len(served.store.calls) < 10
 
 
@@ -487,6 +494,21 @@ async def test_a_new_policy_applies_to_open_streams(secured: Served) -> None:
     assert await ask(kept, range_of("mine"), range_of("more")) == ["PERMISSION_DENIED", (1, 1)]
 
 
+async def test_a_removed_identity_gets_no_queued_answer(secured: Served) -> None:
+    """P9: requests that wait for the store when their identity is removed burn their ids."""
+    gate = secured.store.hold("grant")
+    call = secured.ids.AllocateStream(metadata=bearer("allocate"))
+    for _ in range(3):
+        await call.write(range_of("mine", 2))
+    await until_waiting(secured, "mine", 3)
+    secured.access_control.apply_policy(AccessPolicy([identity_with_token("narrow", allocate=["mine"])]))
+    gate.set()
+    assert await reason_of_end(call) == "UNAUTHENTICATED"
+    await until(lambda: secured.metrics.in_flight == 0)
+    assert secured.allocator.burned.by_cause == {BurnCause.CANCELLED: 6}
+    assert await ask(secured.ids.AllocateStream(metadata=bearer("narrow")), range_of("mine")) == [(7, 7)]
+
+
 async def test_a_stream_has_its_headers_before_its_requests(served: Served) -> None:
     """The reply's headers arrive before the first request, so that a proxy keeps the stream."""
     call = served.ids.AllocateStream()
@@ -501,10 +523,15 @@ async def test_an_undecodable_request_ends_the_stream(served: Served) -> None:
     assert await reason_of_end(call) == "INVALID_REQUEST"
 
 
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
 class TestQuotas:
     @pytest.fixture
-    async def metered(self, transport: str) -> AsyncIterator[Served]:
-        async with serving(transport, ACCESS, auth_clock=FakeClock()) as served:
+    async def metered(self, transport: str, clock: FakeClock) -> AsyncIterator[Served]:
+        async with serving(transport, ACCESS, auth_clock=clock) as served:
             yield served
 
     async def test_each_request_is_charged_its_ids(self, metered: Served) -> None:
@@ -512,14 +539,53 @@ class TestQuotas:
         metered.store.rows["short"] = Row(Sequence(max_value=5), 0)
         call = metered.ids.AllocateStream(**call_options("billing"))
         assert await ask(call, range_of("short", 90)) == ["SEQUENCE_EXHAUSTED"]
-        answers = await ask(call, range_of("a", 60), range_of("b", 60), range_of("c"))
+        answers = await ask(call, range_of("a", 60), range_of("b", 60), impatient(range_of("c")))
         assert answers == [(1, 60), (1, 60), "QUOTA_EXCEEDED"]
 
     async def test_each_request_counts_as_a_call(self, metered: Served) -> None:
         """Each request is charged to the quota of calls, and so is the stream."""
         call = metered.ids.AllocateStream(**call_options("busy"))
-        assert await ask(call, *[range_of("a")] * 2) == [(1, 1), "QUOTA_EXCEEDED"]
+        assert await ask(call, range_of("a"), impatient(range_of("a"))) == [(1, 1), "QUOTA_EXCEEDED"]
         assert await reason_of_end(metered.ids.AllocateStream(**call_options("busy"))) == "QUOTA_EXCEEDED"
+
+    async def test_a_request_waits_for_its_callers_quota(self, metered: Served, clock: FakeClock) -> None:
+        """A request beyond the quota of its identity waits; the server reads no further one."""
+        call = metered.ids.AllocateStream(**call_options("busy"))
+        assert await ask(call, range_of("a")) == [(1, 1)]
+        await call.write(range_of("a"))
+        late = asyncio.ensure_future(call.read())
+        await hold_for_async(0.3, "the request waits")
+        assert not late.done()
+        clock.advance(5)
+        assert shown(await soon(late)) == (2, 2)
+
+    async def test_a_request_does_not_wait_for_a_sequence(self, metered: Served) -> None:
+        """A request beyond the quota of a sequence is refused at once: others wait behind it."""
+        call = metered.ids.AllocateStream(**call_options("free"))
+        answers = await ask(call, *[range_of("shared", 100)] * 2, range_of("a"))
+        assert answers == [(1, 100), "QUOTA_EXCEEDED", (1, 1)]
+
+    async def test_a_drain_ends_requests_that_wait_for_quota(self, metered: Served) -> None:
+        """A server that drains does not wait until a quota admits the requests of a stream."""
+        call = metered.ids.AllocateStream(**call_options("busy"))
+        assert await ask(call, range_of("a")) == [(1, 1)]
+        await call.write(range_of("a"))
+        await hold_for_async(0.1, "the request waits")
+        metered.draining.reject_calls()
+        assert shown(await soon(call.read())) == "SERVER_DRAINING"
+        assert await reason_of_end(call) == "SERVER_DRAINING"
+
+    async def test_the_number_of_open_streams_is_limited(self, metered: Served) -> None:
+        """The quota of streams counts AllocateStream; a closed one frees its place."""
+        streams = [metered.ids.AllocateStream(**call_options("billing")) for _ in range(2)]
+        for each in streams:
+            assert len(await ask(each, range_of("a"))) == 1
+        assert await reason_of_end(metered.ids.AllocateStream(**call_options("billing"))) == "QUOTA_EXCEEDED"
+        for each in streams:
+            await each.done_writing()
+            assert await soon(each.read()) is grpc.aio.EOF
+        await until(lambda: not metered.metrics.in_flight)
+        assert len(await ask(metered.ids.AllocateStream(**call_options("billing")), range_of("a"))) == 1
 
 
 async def test_streams_and_single_calls_share_sequences(served: Served) -> None:

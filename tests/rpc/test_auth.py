@@ -28,7 +28,7 @@ from idalloc_server.auth.authorize import RULES
 from idalloc_server.domain.administration import paging
 from tests.rpc.conftest import Served
 from tests.support.identities import TOKENS, bearer, identity_with_token
-from tests.support.rpc_errors import details_of
+from tests.support.rpc_errors import ENDED_DURING_WRITE, details_of
 
 SERVICES = {
     "idalloc.v1.IdAllocatorService": (id_allocator_pb2, id_allocator_pb2_grpc.IdAllocatorServiceStub),
@@ -75,6 +75,8 @@ async def error_reason_of(served: Served, method: str, metadata: Iterable[tuple[
         else:
             await call
     except grpc.aio.AioRpcError as error:
+        if error.details() == ENDED_DURING_WRITE:  # the answer itself was lost
+            return await error_reason_of(served, method, metadata, **fields)
         return details_of(error).info.reason
     return ""
 

@@ -16,6 +16,7 @@ from idalloc_server.domain.document_ids.generator import MAX_SERIAL
 from idalloc_server.domain.sequences.model import Sequence
 from tests.rpc.conftest import Served
 from tests.support.memory_rows import Row
+from tests.support.rpc_errors import ENDED_DURING_WRITE
 from tests.support.waiting import until
 
 CALLS = 10
@@ -136,8 +137,7 @@ async def test_short_deadlines_change_no_health(served: Served) -> None:
         outcomes = await asyncio.gather(*short, return_exceptions=True)
     await until(lambda: served.metrics.in_flight <= 1)
     failed = [each for each in outcomes if isinstance(each, grpc.aio.AioRpcError)]
-    # grpc.aio's message if a call with a stream of requests ends during a write.
-    codes = {each.code() for each in failed if each.details() != "Internal error from Core"}
+    codes = {each.code() for each in failed if each.details() != ENDED_DURING_WRITE}
     # Native may answer just when the client's own timer ends.
     assert codes - {grpc.StatusCode.CANCELLED} == {grpc.StatusCode.DEADLINE_EXCEEDED}
     served.allocator.store_health.evaluate()

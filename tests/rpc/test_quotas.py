@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import sequences_pb2
+from idalloc_server.auth import limits
 from idalloc_server.auth.access import ROLES, AccessPolicy, Identity, SequenceQuota
 from idalloc_server.auth.rejected_callers import BURST
 from idalloc_server.domain.sequences.patterns import Patterns
@@ -337,6 +338,98 @@ async def test_answer_to_a_host_beyond_its_limit_waits(metered: Served, monkeypa
     await allocate(metered, "free")
     assert not waiting.done()
     waiting.cancel()
+
+
+@pytest.mark.parametrize("opens_streams", [False, True], ids=["calls", "streams"])
+async def test_a_caller_that_goes_on_beyond_its_quota_waits(
+    metered: Served, monkeypatch: pytest.MonkeyPatch, opens_streams: bool
+) -> None:
+    """Refused at once, a client would call again at once: after some refusals they come late."""
+    delay_answers(monkeypatch, 3600.0)
+    request = pb.AllocateRangeRequest(sequence="orders")
+
+    def call() -> Any:
+        if opens_streams:
+            return metered.ids.AllocateStream(**call_options("busy"))
+        return metered.ids.AllocateRange(request, **call_options("busy"))
+
+    for _ in range(2):
+        await allocate(metered, "busy")
+    for _ in range(1 + BURST):
+        refused = call()
+        assert await refused.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    waiting = call()
+    name = "AllocateStream" if opens_streams else "AllocateRange"
+    method = metered.metrics.method(f"/idalloc.v1.IdAllocatorService/{name}")
+    await until(lambda: method.started == BURST + 2 + 2 * (not opens_streams))
+    await allocate(metered, "free")
+    assert not waiting.done()
+    waiting.cancel()
+
+
+async def test_an_identity_creates_sequences_at_a_limited_rate(
+    transport: str, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First uses by one identity create few sequences a second, in calls, batches and streams."""
+    monkeypatch.setattr(limits, "CREATIONS_PER_SECOND", 1)
+    monkeypatch.setattr(limits, "CREATIONS_AT_ONCE", 2)
+    request = pb.AllocateRangeRequest(sequence="third")
+    async with serving(transport, ACCESS, auth_clock=clock) as served:
+        await allocate(served, "free", sequence="first")
+        await allocate(served, "free", sequence="second")
+        details = await error_of_allocate(served, "free", sequence="third")
+        assert (details.info.reason, details.info.metadata["quota"]) == ("QUOTA_EXCEEDED", "creations_per_second")
+        batch = await served.ids.BatchAllocateRanges(
+            pb.BatchAllocateRangesRequest(requests=[request]), **call_options("free")
+        )
+        assert batch.results[0].error.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+        stream: Any = served.ids.AllocateStream(**call_options("free"))
+        await stream.write(pb.AllocateStreamRequest(allocate_range=request))
+        assert (await stream.read()).error.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+        await allocate(served, "free", sequence="first")
+        await allocate(served, "billing", sequence="other")
+        assert "third" not in served.store.rows
+        clock.advance(1.1)
+        await allocate(served, "free", sequence="third")
+
+
+async def test_callers_without_an_identity_create_freely(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is one identity's: without authentication one caller would use up all others'."""
+    monkeypatch.setattr(limits, "CREATIONS_AT_ONCE", 1)
+    policy = AccessPolicy([], [SequenceQuota(Patterns(["shared*"]), ids_per_second=50)])
+    async with serving(transport, policy, auth_clock=FakeClock()) as served:
+        for name in ("first", "second", "third"):
+            await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence=name))
+
+
+async def test_a_refused_creation_refuses_no_other_caller(
+    transport: str, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Callers that wait for the same new sequence are refused for their own quotas only."""
+    monkeypatch.setattr(limits, "CREATIONS_PER_SECOND", 1)
+    monkeypatch.setattr(limits, "CREATIONS_AT_ONCE", 1)
+    async with serving(transport, ACCESS, auth_clock=clock) as served:
+        await allocate(served, "free", sequence="first")
+        gate = served.store.hold("grant")
+        refused = asyncio.ensure_future(error_of_allocate(served, "free", sequence="second"))
+        await until(lambda: len(served.store.calls_of("grant")) == 2)
+        other = asyncio.ensure_future(allocate(served, "billing", sequence="second"))
+        method = served.metrics.method("/idalloc.v1.IdAllocatorService/AllocateRange")
+        await until(lambda: method.started == 3)
+        gate.set()
+        assert (await refused).info.metadata["quota"] == "creations_per_second"
+        assert (await other).first_id == 1
+
+
+async def test_a_caller_that_waits_as_it_should_is_not_late(
+    metered: Served, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A caller that comes back when RetryInfo says is never answered late, however often."""
+    delay_answers(monkeypatch, 3600.0)
+    for _ in range(3 * BURST):
+        await allocate(metered, "billing", 150)
+        details = await error_of_allocate(metered, "billing")
+        clock.advance(details.retry.retry_delay.ToTimedelta().total_seconds() + 0.001)
 
 
 async def test_quota_rejections_are_audited_as_a_count(metered: Served) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import grpc
@@ -10,12 +11,14 @@ from google.protobuf.message import Message
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import node_pb2
+from idalloc_server.auth.turns import MAX_TURNS
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import StoreUnreachable
 from idalloc_server.domain.sequences.model import MAX_ID, Ordering, Reset, Sequence
 from tests.rpc.conftest import MAX_IDS_PER_CALL, Served
+from tests.rpc.test_batches import fill_lease
 from tests.support.fake_store import Fault
 from tests.support.memory_rows import Row
 from tests.support.rpc_errors import details_of
@@ -335,3 +338,18 @@ async def test_call_past_its_deadline_takes_no_ids(served: Served) -> None:
     reply = await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"))
     assert reply.range.first_id == 2
     assert not served.allocator.burned.by_cause
+
+
+async def test_streams_that_wait_for_the_store_hold_no_turn(served: Served) -> None:
+    """More streams of one caller than have turns wait for the store: another one is served."""
+    await fill_lease(served, "warm")
+    served.store.gate = asyncio.Event()
+    cold = [pb.StreamRangesRequest(sequence=f"cold{number}", total_id_count=1) for number in range(2 * MAX_TURNS)]
+    waiting = [asyncio.ensure_future(served.ids.StreamRanges(each).read()) for each in cold]
+    await until(lambda: len(served.store.calls_of("grant")) == len(cold) + 2)
+    warm: Any = served.ids.StreamRanges(pb.StreamRangesRequest(sequence="warm", total_id_count=20, chunk_id_count=1))
+    assert len([reply.range.first_id async for reply in warm]) == 20
+    assert not any(each.done() for each in waiting)
+    served.store.gate.set()
+    replies: list[Any] = await asyncio.gather(*waiting)
+    assert [reply.range.first_id for reply in replies] == [1] * len(cold)

@@ -102,7 +102,7 @@ def _read(connection: socket.socket, size: int) -> bytes:
 
 def _text(value: str) -> bytes:
     """A string of HPACK: its length in 7 bits, the rest in further bytes, then itself."""
-    data = value.encode()
+    data = value.encode(errors="surrogateescape")
     if len(data) < 127:
         return bytes([len(data)]) + data
     head, left = [127], len(data) - 127

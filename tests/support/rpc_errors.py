@@ -5,6 +5,9 @@ from dataclasses import dataclass
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
+# The text of grpc.aio's own error if a call with a stream of requests ends while it writes one.
+ENDED_DURING_WRITE = "Internal error from Core"
+
 
 @dataclass
 class Details:

@@ -34,6 +34,9 @@ from idalloc_server.auth.call_types import (
 from idalloc_server.auth.client_certificates import ClientCertificates
 from idalloc_server.auth.limits import Limits
 from idalloc_server.auth.logins import Logins
+from idalloc_server.auth.quotas import Quotas
+from idalloc_server.auth.turns import StreamShare
+from idalloc_server.domain.allocation.config import admit_creation
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import PermissionDenied, Refusal, RequestIdBurned, RequestIdReused
 from idalloc_server.domain.sequences.model import MAX_NAME_BYTES
@@ -97,7 +100,7 @@ class AccessControl:
         """Apply another policy.
 
         Open streams that it does not allow end before their next message; those of AllocateStream,
-        at their next request.
+        before their next answer.
         """
         self._authenticator.apply_policy(policy)
         self._limits.quotas.apply_policy(policy)
@@ -131,6 +134,7 @@ class AccessControl:
     def _check_allocate(self, method: str, rule: Rule, handler: UnaryHandler) -> UnaryHandler:
         role, has_sequence, most = rule.role, bool(rule.sequence_field), self._max_ids
         authenticate, charge, quotas = self._authenticator.authenticate, self._limits.charge, self._limits.quotas
+        charge_creation = self._limits.charge_creation
 
         # The hot path: each Python call counts here.
         async def call(request: Any, context: Context) -> Any:
@@ -138,6 +142,8 @@ class AccessControl:
             sequence = request.sequence if has_sequence else None
             if not identity.has_role(role, sequence):
                 self._deny(method, context, identity, rule, sequence)
+            if has_sequence:
+                admit_creation.set(partial(charge_creation, method, identity))
             budgets = quotas.budgets_of(identity, sequence)
             if not budgets:
                 return await handler(request, context)
@@ -159,6 +165,7 @@ class AccessControl:
             if not self._checks_calls:
                 return await handler(request, context, lambda sequence, ids: None)
             identity, _ = self._authorize(method, rule, request, context)
+            admit_creation.set(partial(self._limits.charge_creation, method, identity))
             try:
                 return await handler(request, context, partial(self._admit, method, rule, context, identity))
             except Refusal:
@@ -168,24 +175,21 @@ class AccessControl:
         return call
 
     def _check_requests(self, method: str, rule: Rule, handler: RequestsHandler) -> Callable[..., Awaitable[None]]:
-        limits, authenticator = self._limits, self._authenticator
-
         async def serve(messages: MessageStream, context: Context) -> None:
             if not self._checks_calls:
-                await handler(messages, context, lambda sequence, ids: None)
+                await handler(messages, context, _admit_all)
                 return
-            policy = authenticator.policy
             identity, _ = self._authorize(method, rule, None, context)
-            limits.charge_call(method, identity)
+            self._limits.charge_call(method, identity)
+            admit_creation.set(partial(self._limits.charge_creation, method, identity))
+            checked = _CheckedRequests(messages, self._authenticator, method, context, identity)
 
-            def admit(sequence: str | None, ids: int) -> Refund | None:
-                nonlocal policy, identity
-                authenticator.check_certificate(method, context)
-                if policy is not authenticator.policy:
-                    policy, identity = authenticator.policy, authenticator.authenticate(method, context)
-                return self._admit(method, rule, context, identity, sequence, ids)
+            async def admit(sequence: str | None, ids: int, seconds: float) -> Refund | None:
+                await checked.wait_for_quota(self._limits.quotas, ids, seconds)
+                return self._admit(method, rule, context, checked.identity, sequence, ids)
 
-            await handler(messages, context, admit)
+            with self._limits.stream_slot(method, identity):
+                await handler(checked, context, admit)
 
         return serve
 
@@ -195,6 +199,7 @@ class AccessControl:
         async def stream(request: Any, context: Context, admit: Admit) -> AsyncGenerator[Any, None]:
             authorize = partial(self._authorize, method, rule, request, context)
             charges = _StreamCharges(method, context, self._authenticator, limits, authorize, admit)
+            admit_creation.set(partial(limits.charge_creation, method, charges.identity))
             with limits.stream_slot(method, charges.identity):
                 try:
                     async with aclosing(handler(request, context, charges.admit)) as replies:
@@ -271,6 +276,11 @@ class AccessControl:
         """Return the identity that calls; see ``Authenticator.authenticate``."""
         return self._authenticator.authenticate(method, context)
 
+    def share_of(self, context: Context) -> StreamShare:
+        """Return the share of a stream: of its caller's identity, else of its connection."""
+        name = self._authenticator.name_of(context) if self.requires_authentication else None
+        return StreamShare(self._limits.shares, name or self.peer_of(context))
+
     def describe_caller(self, context: Context) -> dict[str, str | None]:
         """Return the caller's address and identity for the log; the latter is None if rejected."""
         return {"peer": self.peer_of(context), "identity": self._authenticator.name_of(context)}
@@ -308,6 +318,53 @@ class AccessControl:
         raise refusal
 
 
+async def _admit_all(sequence: str | None, ids: int, seconds: float) -> None:
+    """See ``AdmitStreamed``."""
+
+
+@dataclass(eq=False)
+class _CheckedRequests:
+    """The messages of a stream; it checks the caller before each answer, which may have waited."""
+
+    messages: MessageStream
+    authenticator: Authenticator
+    method: str
+    context: Context
+    identity: Identity  # the caller, under the policy that was checked last
+
+    def __post_init__(self) -> None:
+        self.share = self.messages.share
+        self.pause = self.messages.pause
+        self._policy = self.authenticator.policy
+
+    async def wait_for_quota(self, quotas: Quotas, ids: int, seconds: float) -> None:
+        """Check the caller, and wait until its own quota admits a request.
+
+        Return at once if that takes more than ``seconds``.
+        """
+        while True:
+            self.authenticator.check_certificate(self.method, self.context)
+            self._authenticate_again()
+            wait = quotas.seconds_to_wait(self.identity, ids)
+            if not 0 < wait <= seconds:
+                return
+            wait = min(wait, STREAM_POLL_SECONDS)
+            seconds -= wait
+            await self.pause(wait)
+
+    def __aiter__(self) -> AsyncGenerator[Any, None]:
+        return aiter(self.messages)
+
+    def write(self, message: Any) -> Awaitable[None]:
+        self._authenticate_again()
+        return self.messages.write(message)
+
+    def _authenticate_again(self) -> None:
+        if self._policy is not self.authenticator.policy:
+            self.identity = self.authenticator.authenticate(self.method, self.context)
+            self._policy = self.authenticator.policy
+
+
 @dataclass(eq=False)
 class _StreamCharges:
     """Charges one stream of ids message by message, under the current policy."""
@@ -331,15 +388,16 @@ class _StreamCharges:
 
     async def admit(self, ids: int) -> None:
         """Wait until a message of ``ids`` ids is allowed; charge them, and a call for the first."""
-        await self.admit_message(ids)
+        await self.admit_message(0)
         if not self._has_charged_call:
             self._has_charged_call = True
             self.limits.charge(self.method, self.identity, self._budgets, ids)
         else:
             while wait := self._try_charge(ids):
                 await asyncio.sleep(min(wait, STREAM_POLL_SECONDS))
-                await self.admit_message(ids)
+                await self.admit_message(0)
         self.unsent = ids
+        await self.admit_message(ids)
 
     def _try_charge(self, ids: int) -> float:
         """Charge the ids and return 0, or charge none and return the seconds to wait."""

@@ -1,7 +1,9 @@
 """The access file: identities, roles and quotas in TOML, read at start and after each change."""
 
 import asyncio
+import os
 import re
+import stat
 import tomllib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +18,7 @@ import structlog
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from idalloc_server.auth.access import ADMIN, ALLOCATE, ANONYMOUS, READ, AccessPolicy, Identity, SequenceQuota
-from idalloc_server.domain.errors import StartRefused, unreadable
+from idalloc_server.domain.errors import StartRefused, shown_path, unreadable
 from idalloc_server.domain.sequences.patterns import Patterns
 from idalloc_server.domain.sequences.text import is_safe
 from idalloc_server.files.watch import FileWatch
@@ -134,6 +136,7 @@ class AccessFile:
     def __init__(self, path: str) -> None:
         self._path = Path(path)
         self._watch = FileWatch([self._path])
+        self._is_readable = False  # whether any user of the machine may read it
         # Not the event loop's executor: slow readers may occupy all its threads, see transport.py.
         self._reader = ThreadPoolExecutor(1, "access")
 
@@ -146,17 +149,24 @@ class AccessFile:
 
         Raises:
             FileUnreadable: The file cannot be read.
-            StartRefused: The file is invalid. The message names the entry and the fix, and never
-                contains a secret.
+            StartRefused: The file is invalid, or any user may write it. The message names the entry
+                and the fix, and never contains a secret.
         """
 
         def load() -> AccessPolicy:
             try:
-                content = self._path.read_bytes()
+                with self._path.open("rb") as file:
+                    mode = os.fstat(file.fileno()).st_mode
+                    content = file.read()
             except OSError as error:
                 if not may_be_empty or not isinstance(error, FileNotFoundError | NotADirectoryError):
                     raise unreadable("access_file", self._path, error) from None
+                mode = 0
                 content = b""
+            if mode & stat.S_IWOTH:
+                path = shown_path(self._path)
+                raise StartRefused("access_file", f"any user of this machine may write {path}; run chmod o-w on it")
+            self._is_readable = bool(mode & stat.S_IROTH)
             return parse(content, str(self._path), may_be_empty=may_be_empty)
 
         return self._watch.read(load)
@@ -190,8 +200,11 @@ class AccessFile:
     async def follow(self, apply: Callable[[AccessPolicy], None]) -> None:
         """Pass each new policy to ``apply`` until cancelled.
 
-        While the file is invalid, the previous policy stays.
+        While the file is invalid, the previous policy stays. Begins with a warning if any user of
+        the machine may read the file.
         """
+        if self._is_readable:
+            _log.warning("access_file_readable", path=str(self._path))
         event, error, polls = "", "", 0
         while True:
             forced = await self._watch.wait()

@@ -175,6 +175,14 @@ class Quotas:
             return () if own is None else (own,)
         return (shared,) if own is None else (own, shared)
 
+    def seconds_to_wait(self, identity: Identity, ids: int) -> float:
+        """Return the seconds until the identity's own quota admits a call; 0 if it does now."""
+        budget = self._identities.get(identity.name)
+        if budget is None:
+            return 0.0
+        buckets = (budget.calls, budget.ids if ids else None)
+        return max((bucket.seconds_to_wait(self._now()) for bucket in buckets if bucket is not None), default=0.0)
+
     def charge(self, budgets: tuple[Budget, ...], ids: int) -> None:
         """Charge one call and its ids.
 

@@ -1,4 +1,4 @@
-"""The rate limit of rejected callers: hosts with wrong credentials, identities without a role."""
+"""Rates by caller: rejections of hosts and identities, and the sequences that identities create."""
 
 import asyncio
 import random
@@ -28,22 +28,33 @@ IPV6_PREFIX = 64
 _PORT = re.compile(r"(?<![:\[]):\d+$")
 
 
-class RejectedCallers:
-    """Limits the rate of rejections by caller; keeps ``max_callers`` callers in memory at most."""
+class CallerRates:
+    """Limits a rate by caller: by default that of rejections.
 
-    def __init__(self, clock: Clock, max_callers: int = MAX_CALLERS) -> None:
+    Args:
+        clock: The clock.
+        rate: How many events a second are within the limit.
+        burst: How many are at once.
+        max_callers: The most callers that are kept in memory.
+    """
+
+    def __init__(
+        self, clock: Clock, rate: int = ATTEMPTS_PER_SECOND, burst: int = BURST, *, max_callers: int = MAX_CALLERS
+    ) -> None:
         self._now = clock.boot
+        self._rate = rate
+        self._burst = burst
         self._max_callers = max_callers
         self._callers: dict[str, Bucket] = {}
 
-    def count_rejection(self, caller: str) -> float:
-        """Count a rejection; return 0, or beyond the limit the seconds until one is allowed."""
+    def count(self, caller: str) -> float:
+        """Count an event; return 0, or beyond the limit the seconds until one is allowed."""
         now = self._now()
         bucket = self._callers.get(caller)
         if bucket is None:
             if len(self._callers) >= self._max_callers:
                 self._evict(now)
-            bucket = self._callers[caller] = Bucket(ATTEMPTS_PER_SECOND, now, burst=BURST)
+            bucket = self._callers[caller] = Bucket(self._rate, now, burst=self._burst)
         seconds = bucket.seconds_to_wait(now)
         if not seconds:
             bucket.take(1, now)

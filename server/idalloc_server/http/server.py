@@ -177,12 +177,10 @@ class _Protocol(web.RequestHandler):
         self._last_bytes = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See ``asyncio.Protocol``."""
         super().connection_made(transport)
         self._expect_headers()
 
     def data_received(self, data: bytes) -> None:
-        """See ``asyncio.Protocol``."""
         self._accepted.is_silent = False
         self._last_bytes = (self._last_bytes + data)[-len(_END_OF_HEADERS) :]
         self._has_part = self._last_bytes != _END_OF_HEADERS  # of a request behind the present one
@@ -191,7 +189,6 @@ class _Protocol(web.RequestHandler):
         super().data_received(data)
 
     def connection_lost(self, error: BaseException | None) -> None:
-        """See ``asyncio.Protocol``."""
         super().connection_lost(error)
         self._expect_none()
         if not self.closed.done():

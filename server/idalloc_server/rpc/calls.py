@@ -25,7 +25,8 @@ from idalloc_server.auth.access_control import AccessControl, shorten
 from idalloc_server.auth.authorize import RULES
 from idalloc_server.auth.call_types import Context, IdleStreamLeft, MessageStream, StreamHandler, UnaryHandler
 from idalloc_server.auth.rejected_callers import DelayedAnswers
-from idalloc_server.domain.errors import InvalidRequest, Refusal, ServerDraining, Unauthenticated
+from idalloc_server.auth.turns import StreamShare
+from idalloc_server.domain.errors import InvalidRequest, Refusal, ServerDraining
 from idalloc_server.domain.store.health import StoreHealth
 from idalloc_server.rpc import status
 from idalloc_server.rpc.draining import Draining
@@ -87,6 +88,14 @@ class _Messages:
     draining: Draining
     requests: AsyncIterable[Any]
     context: Context
+    share_of: Callable[[Context], StreamShare]
+    _share: StreamShare | None = None
+
+    @property
+    def share(self) -> StreamShare:
+        """The stream's share, once its caller is authenticated."""
+        self._share = self._share or self.share_of(self.context)
+        return self._share
 
     async def __aiter__(self) -> AsyncGenerator[Any, None]:
         # A proxy may end a call whose request is not complete in time, unless its reply has begun.
@@ -97,6 +106,10 @@ class _Messages:
                 if request is UNDECODABLE:
                     raise undecodable_request()
                 yield request
+
+    async def pause(self, seconds: float) -> None:
+        self.draining.check_reads()
+        await asyncio.sleep(seconds)
 
     def write(self, message: Any) -> Awaitable[None]:
         self.answers[_CODES[message.error.code] if message.HasField("error") else "OK"] += 1
@@ -209,7 +222,7 @@ class CallLayer:
             self.failed.add(name, "CANCELLED", "", why)
 
     async def _answer_failure(self, context: Context, error: Exception, failure: status.Status) -> NoReturn:
-        if isinstance(error, Unauthenticated) and error.wait and not self.draining.has_begun:
+        if isinstance(error, Refusal) and error.wait and not self.draining.has_begun:
             await self._delayed.wait(context.time_remaining())
         await self._abort(context, failure)
 
@@ -222,13 +235,25 @@ class CallLayer:
 
     def _writing_replies(self, handler: StreamHandler) -> UnaryHandler:
         async def write_all(request: Any, context: Context) -> None:
+            share: StreamShare | None = None
+
+            async def admit(ids: int) -> None:
+                nonlocal share
+                await self.draining.admit_message(ids)
+                if ids:
+                    share = share or self.access_control.share_of(context)
+                    await share.begin_turn()
+
             # aclosing: the handler learns at once that its last reply was not written.
-            async with aclosing(handler(request, context, self.draining.admit_message)) as replies:
+            async with aclosing(handler(request, context, admit)) as replies:
                 async for reply in replies:
                     try:
                         await context.write(reply)
                     except self.transport.left_errors:
                         raise asyncio.CancelledError from None  # The client left.
+                    finally:
+                        if share:
+                            share.end_turn()
                     # native's write may not yield, nor report that the client left. Without this, a
                     # stream would block all other calls and miss its cancellation.
                     await asyncio.sleep(0)
@@ -237,7 +262,8 @@ class CallLayer:
 
     def _streaming_messages(self, handler: Callable[[MessageStream, Context], Awaitable[None]]) -> UnaryHandler:
         async def serve(requests: AsyncIterable[Any], context: Context) -> None:
-            messages = _Messages(self.metrics.stream_answers, self.draining, requests, context)
+            share_of = self.access_control.share_of
+            messages = _Messages(self.metrics.stream_answers, self.draining, requests, context, share_of)
             try:
                 await handler(messages, context)
             except self.transport.left_errors:

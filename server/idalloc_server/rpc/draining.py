@@ -54,6 +54,15 @@ class Draining:
         if self._ends_streams:
             raise ServerDraining
 
+    def check_reads(self) -> None:
+        """Check that streams may read requests.
+
+        Raises:
+            ServerDraining: Calls are rejected.
+        """
+        if self._rejects:
+            raise ServerDraining
+
     async def read_requests(self, requests: AsyncIterable[Any], *, is_call: bool) -> AsyncGenerator[Any, None]:
         """Yield the requests of a stream, read by one task.
 
@@ -67,8 +76,7 @@ class Draining:
         incoming, readers = aiter(requests), self._readers
         reader: asyncio.Task[Any] = asyncio.current_task()  # type: ignore[assignment]
         while True:
-            if self._rejects:
-                raise ServerDraining
+            self.check_reads()
             readers[reader] = is_call
             try:
                 request = await anext(incoming)

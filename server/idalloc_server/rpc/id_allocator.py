@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from idalloc.v1 import id_allocator_pb2 as pb
-from idalloc_server.auth.call_types import Admit, AdmitRequest, Context, MessageStream
+from idalloc_server.auth.call_types import Admit, AdmitRequest, AdmitStreamed, Context, MessageStream
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.id_range import IdRange
@@ -53,7 +53,7 @@ class _RecordedRange(NamedTuple):
 
 @dataclass(eq=False)
 class IdAllocatorServicer:
-    """Translates requests and replies of ranges, document ids and UUIDs."""
+    """Translates requests and replies of ranges, document ids and UUIDs; an ``IdSource``."""
 
     descriptor = pb.DESCRIPTOR.services_by_name["IdAllocatorService"]
     serialized = frozenset({"AllocateRange"})
@@ -140,7 +140,7 @@ class IdAllocatorServicer:
                 raise
             left -= count
 
-    async def AllocateStream(self, messages: MessageStream, context: Context, admit: AdmitRequest) -> None:
+    async def AllocateStream(self, messages: MessageStream, context: Context, admit: AdmitStreamed) -> None:
         """See id_allocator.proto."""
         await RequestStream(messages, admit, self).serve()
 
@@ -178,7 +178,6 @@ class IdAllocatorServicer:
         return pb.GenerateUuidResponse(uuids=_format_uuids(uuids))
 
     def take_from_memory(self, request: pb.AllocateStreamRequest) -> IdRange | list[DocIdRun] | None:
-        """See ``IdSource``."""
         if request.HasField("allocate_range"):
             wanted = request.allocate_range
             count = wanted.id_count or DEFAULT_ID_COUNT
@@ -193,7 +192,6 @@ class IdAllocatorServicer:
         )
 
     async def take(self, request: pb.AllocateStreamRequest) -> _RefilledRange | _RecordedRange | list[DocIdRun]:
-        """See ``IdSource``."""
         if not request.HasField("allocate_range"):
             return await self._generate(self._count_doc_ids(request.generate_doc_id), request.generate_doc_id)
         wanted = request.allocate_range
@@ -204,7 +202,6 @@ class IdAllocatorServicer:
         return _RefilledRange(id_range, self.allocator.pop_created(wanted.sequence))
 
     def fill(self, response: pb.AllocateStreamResponse, request: pb.AllocateStreamRequest, taken: Any) -> None:
-        """See ``IdSource``."""
         if isinstance(taken, IdRange):
             self._fill_range(response.allocate_range, request.allocate_range, taken)
         elif isinstance(taken, _RefilledRange):
@@ -217,7 +214,6 @@ class IdAllocatorServicer:
             response.generate_doc_id.CopyFrom(pb.GenerateDocIdResponse(**fields))
 
     def fill_error(self, response: pb.AllocateStreamResponse, error: Exception) -> None:
-        """See ``IdSource``."""
         response.error.CopyFrom(self.record_failure(_STREAM, error).details)
 
     def burn(self, request: pb.AllocateStreamRequest, taken: Any) -> None:

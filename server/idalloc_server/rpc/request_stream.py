@@ -1,6 +1,7 @@
 """One call of AllocateStream: its requests, and their answers in the order of the requests."""
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable
 from contextlib import aclosing
@@ -8,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from idalloc.v1 import id_allocator_pb2 as pb
-from idalloc_server.auth.call_types import AdmitRequest, IdleStreamLeft, MessageStream, Refund
+from idalloc_server.auth.call_types import AdmitStreamed, IdleStreamLeft, MessageStream, Refund
 from idalloc_server.domain.errors import (
     InvalidRequest,
     QuotaExceeded,
@@ -76,9 +77,11 @@ class RequestStream:
     """
 
     messages: MessageStream
-    admit: AdmitRequest  # authorizes and charges each request
+    admit: AdmitStreamed  # authorizes and charges each request
     source: IdSource
     _queue: deque[_Answer] = field(default_factory=deque, init=False)
+    _unanswered: int = field(default=0, init=False)  # requests that were read
+    _starting: bool = field(default=False, init=False)  # whether an earlier request is about to wait
     _queued_ids: int = field(default=0, init=False)
     _queued_bytes: int = field(default=0, init=False)
     _reader: asyncio.Task[Any] | None = field(default=None, init=False)  # while it reads requests
@@ -94,25 +97,19 @@ class RequestStream:
             Refusal: The error that ends the stream. The requests before it were answered, unless
                 the caller is no longer authenticated.
         """
-        reader = self._reader = asyncio.current_task()
+        self._reader = asyncio.current_task()
         try:
             try:
                 async with aclosing(aiter(self.messages)) as requests:
                     async for request in requests:
-                        refund, outcome = self._take(request)
-                        if outcome is None or self._writer is not None:
-                            self._put(request, refund, outcome)
-                        else:
-                            self._reader = None
-                            await self._write(request, refund, outcome)
-                            self._reader = reader
+                        await self._serve_one(request)
             except Unauthenticated:
                 raise
             except Refusal:
                 await self._wait_for_writer()
                 raise
             except asyncio.CancelledError:
-                if self._writer is None and self._reader is not None:
+                if not self._unanswered:
                     raise IdleStreamLeft from None
                 if self._writer is not None and self._writer.done():
                     self._writer.result()  # raises why a write failed
@@ -121,22 +118,57 @@ class RequestStream:
         finally:
             await self._discard_queue()
 
-    def _take(self, request: pb.AllocateStreamRequest) -> tuple[Refund | None, Any]:
-        """Return the refund and the ids of a request, or its error; None if it must wait."""
+    async def _serve_one(self, request: pb.AllocateStreamRequest) -> None:
+        """Write the answer to a request, or put it into the queue if others wait before it."""
+        share = self.messages.share
+        reader = self._reader
+        read_at = asyncio.get_running_loop().time()
+        await share.shares.unanswered.take(share.caller)
+        self._unanswered += 1
+        refund, outcome = await self._admit(request)
+        if self._writer is None:
+            await share.begin_turn()  # before the ids are taken: their lease may end while it waits
+            outcome = outcome or self._take(request)
+            if outcome is not None:
+                self._reader = None
+                await self._write(request, refund, outcome)
+                self._reader = reader
+            share.end_turn()
+            if outcome is not None:
+                return
+        else:
+            outcome = outcome or self._take(request)
+        if outcome is None:
+            outcome = await self._begin_wait(request, read_at)
+        self._put(request, refund, outcome)
+
+    async def _admit(self, request: pb.AllocateStreamRequest) -> tuple[Refund | None, Exception | None]:
+        """Authorize and charge a request; return how to refund it, and its error if refused."""
         refund: Refund | None = None
         is_range = request.HasField("allocate_range")
         wanted: Any = request.allocate_range if is_range else request.generate_doc_id
+        has_timeout = request.HasField("timeout")
+        seconds = request.timeout.seconds + request.timeout.nanos / 1e9 if has_timeout else math.inf
         try:
-            refund = self.admit(wanted.sequence if is_range else None, wanted.id_count)
+            refund = await self.admit(wanted.sequence if is_range else None, wanted.id_count, seconds)
             if self._queued_ids:
                 self._check_credit(wanted.id_count)
-            if request.HasField("timeout"):
+            if has_timeout:
                 _seconds_of(request)
-            return refund, self.source.take_from_memory(request)
         except Unauthenticated:
             raise
         except Exception as error:
             return refund, error
+        return refund, None
+
+    def _take(self, request: pb.AllocateStreamRequest) -> Any:
+        """Return the ids of a request, or its error; None if it must wait."""
+        if self._starting:
+            return None
+        try:
+            return self.source.take_from_memory(request)
+        except Exception as error:
+            return error
 
     def _check_credit(self, id_count: int) -> None:
         """Raise ``QuotaExceeded`` if requests without an answer ask for too many ids."""
@@ -154,8 +186,6 @@ class RequestStream:
         if not isinstance(outcome, Exception):
             wanted = request.allocate_range if request.HasField("allocate_range") else request.generate_doc_id
             id_count = min(max(wanted.id_count, 1), self.source.max_ids)
-        if outcome is None:
-            outcome = asyncio.create_task(self._wait_for_ids(request))
         self._queue.append(_Answer(request, refund, id_count, outcome))
         self._queued_ids += id_count
         self._queued_bytes += request.ByteSize()
@@ -167,16 +197,35 @@ class RequestStream:
                 "requests", f"at most {most} may be without an answer; read answers before you send more"
             )
 
-    async def _wait_for_ids(self, request: pb.AllocateStreamRequest) -> Any:
-        """Return the ids of a request, or its error."""
-        timeout = _seconds_of(request) if request.HasField("timeout") else None
+    async def _begin_wait(self, request: pb.AllocateStreamRequest, read_at: float) -> Any:
+        """Return the ids of a request, its error, or the task that returns either, once it may run.
+
+        Until then no later request is read, so that ids are in the order of requests.
+        """
+        caller = self.messages.share.caller
+        store_waits = self.messages.share.shares.store_waits
+        until = read_at + _seconds_of(request) if request.HasField("timeout") else None
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout_at(until):
+                await store_waits.take(caller)
+        except TimeoutError:
+            return _timed_out(request)
+        if (taken := self._take(request)) is not None:  # a refill came meanwhile
+            store_waits.give_back(caller)
+            return taken
+        waiting = asyncio.create_task(self._wait_for_ids(request, until))
+        waiting.add_done_callback(lambda _: store_waits.give_back(caller))
+        self._starting = True
+        return waiting
+
+    async def _wait_for_ids(self, request: pb.AllocateStreamRequest, until: float | None) -> Any:
+        """Return the ids of a request, or its error."""
+        self._starting = False
+        try:
+            async with asyncio.timeout_at(until):
                 return await self.source.take(request)
         except TimeoutError:
-            return StoreUnavailable(
-                f"the store did not answer within the request's timeout of {timeout:g} s; try again"
-            )
+            return _timed_out(request)
         except Exception as error:
             return error
 
@@ -188,10 +237,12 @@ class RequestStream:
                 request, refund, id_count, outcome = queue[0]
                 if isinstance(outcome, asyncio.Task):
                     outcome = await outcome
+                await self.messages.share.begin_turn()
                 queue.popleft()  # from here on `_write` burns the ids
                 self._queued_ids -= id_count
                 self._queued_bytes -= request.ByteSize()
                 await self._write(request, refund, outcome)
+                self.messages.share.end_turn()
         except BaseException:
             if self._reader is not None:
                 self._reader.cancel()
@@ -217,6 +268,7 @@ class RequestStream:
             if not response.HasField("error"):
                 self.source.burn(request, outcome)
             raise
+        self._end_requests(1)
 
     async def _wait_for_writer(self) -> None:
         self._reader = None
@@ -239,6 +291,20 @@ class RequestStream:
                     outcome = outcome.result() if outcome.done() and not outcome.cancelled() else None
                 if outcome is not None and not isinstance(outcome, Exception):
                     self.source.burn(request, outcome)
+            self.messages.share.end_turn()
+            self._end_requests(self._unanswered)
+
+    def _end_requests(self, count: int) -> None:
+        """Record that requests have their answers, or need none."""
+        share = self.messages.share
+        self._unanswered -= count
+        for _ in range(count):
+            share.shares.unanswered.give_back(share.caller)
+
+
+def _timed_out(request: pb.AllocateStreamRequest) -> StoreUnavailable:
+    timeout = _seconds_of(request)
+    return StoreUnavailable(f"the store did not answer within the request's timeout of {timeout:g} s; try again")
 
 
 def _seconds_of(request: pb.AllocateStreamRequest) -> float:

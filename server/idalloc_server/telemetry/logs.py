@@ -7,9 +7,11 @@ Each line has ``timestamp``, ``level``, ``event`` and ``logger``; the lines of s
 import asyncio
 import atexit
 import logging
+import math
 import os
 import sys
 import threading
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -24,6 +26,8 @@ from idalloc_server.telemetry.log_queue import STDERR, STDOUT, LogQueue, Share
 # How many lines are queued before other tasks of the event loop run.
 LINES_AT_ONCE = 100
 
+# The loggers of libraries that parse requests.
+_PARSERS = ("aiohttp.", "grpc", "opentelemetry.baggage.", "opentelemetry.trace.")
 # How a terminal names the other ports of a server.
 _PORTS = {"http": "", "probes": "probes on ", "xproto": "X Protocol on "}
 _ALWAYS = structlog.make_filtering_bound_logger(logging.NOTSET)
@@ -56,7 +60,7 @@ def configure(level: str, **always: object) -> None:
         cache_logger_on_first_use=True,
     )
     # By default all of these write to standard error and block on its reader.
-    logging.basicConfig(handlers=[_Records()], force=True)
+    logging.basicConfig(handlers=[LibraryRecords()], force=True)
     logging.captureWarnings(True)
     sys.excepthook = lambda *error: _log.critical("crashed", exc_info=error)
     threading.excepthook = sys.unraisablehook = _log_unhandled
@@ -155,16 +159,42 @@ class _Lines:
     debug = info = warning = error = critical = exception = msg
 
 
-class _Records(logging.Handler):
-    """Forwards records of the standard library's logging, such as those of asyncio and grpcio."""
+class LibraryRecords(logging.Handler):
+    """Forwards records of the standard library's logging, such as those of asyncio.
+
+    Of the libraries that parse requests it only counts them, at most one line a second: their texts
+    may have a caller's headers.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._counts: Counter[tuple[str, int]] = Counter()
+        self._logged_at: dict[tuple[str, int], float] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Log a record, or count it."""
+        if record.name.startswith(_PARSERS):
+            self._count(record)
+            return
         try:
             message = record.getMessage()
         except Exception:
             message = repr((record.msg, record.args))
-        level = min(max(record.levelno // 10 * 10, logging.DEBUG), logging.CRITICAL)
-        _log.log(level, "library", logger=record.name, message=message, exc_info=record.exc_info)
+        _log.log(_level(record), "library", logger=record.name, message=message, exc_info=record.exc_info)
+
+    def _count(self, record: logging.LogRecord) -> None:
+        kind = (record.name, _level(record))
+        self._counts[kind] += 1
+        now = self._clock()
+        if now - self._logged_at.get(kind, -math.inf) >= 1:
+            self._logged_at[kind] = now
+            cause = failure_fields(record.exc_info[1]) if record.exc_info else {}
+            _log.log(kind[1], "library_records", logger=record.name, count=self._counts.pop(kind), **cause)
+
+
+def _level(record: logging.LogRecord) -> int:
+    return min(max(record.levelno // 10 * 10, logging.DEBUG), logging.CRITICAL)
 
 
 def _log_unhandled(error: Any) -> None:

@@ -16,7 +16,6 @@ class Rights(Protocol):
         Raises:
             XError: 1142, the caller lacks the role; the audit records it.
         """
-        ...
 
     def visible(self, names: Iterable[str], schema: str = "") -> list[str]:
         """Return those collections of a schema on which the caller has any role.
@@ -24,7 +23,6 @@ class Rights(Protocol):
         Without ``schema`` the names are schemas: it returns those on which, or on anything in
         which, the caller has a role. Statements answer any other name as one that does not exist.
         """
-        ...
 
     def audited(
         self, operation: Operation, schema: str, collection: str = ""
@@ -36,7 +34,6 @@ class Rights(Protocol):
         Raises:
             XError: See ``require``.
         """
-        ...
 
 
 class Caller(Protocol):
@@ -48,12 +45,10 @@ class Caller(Protocol):
     @property
     def rights(self) -> Rights:
         """What the caller may do and see."""
-        ...
 
     @property
     def has_left(self) -> bool:
         """Whether the client has left, so that nobody waits for the statement."""
-        ...
 
     async def send(self, frame: bytes) -> None:
         """Add a frame to the reply, and send what has gathered if it is long.
@@ -61,7 +56,6 @@ class Caller(Protocol):
         Raises:
             Unauthenticated: The identity was removed meanwhile.
         """
-        ...
 
     async def generate_ids(self, count: int, given: int) -> list[str]:
         """Generate document ids with the variables of this session, and charge them to the quota.
@@ -73,8 +67,6 @@ class Caller(Protocol):
         Raises:
             XError: 1226, the quota is exhausted; 1105, no ids can be generated.
         """
-        ...
 
     def burn_ids(self, count: int) -> None:
         """Count ids that ``generate_ids`` returned and that no stored document has."""
-        ...

@@ -65,7 +65,7 @@ class Services(NamedTuple):
 
 @dataclass(eq=False)
 class XListener:
-    """Serves MySQL's X DevAPI clients."""
+    """Serves MySQL's X DevAPI clients; see ``Listener``."""
 
     listen: InitVar[str]  # HOST:PORT; port 0 selects a free one
     services: Services
@@ -119,7 +119,6 @@ class XListener:
         await self._listener.close()
 
     def set_trusted(self, accepted: Accepted, is_trusted: bool) -> None:
-        """See ``Listener.set_trusted``."""
         self._listener.set_trusted(accepted, is_trusted)
 
     async def _serve(self, accepted: Accepted) -> None:
@@ -364,11 +363,9 @@ class _Connection:
 
     @property
     def has_left(self) -> bool:
-        """See ``Caller``."""
         return self._stream.has_left
 
     async def send(self, frame: bytes) -> None:
-        """See ``Caller``."""
         self._session.reply(frame)
         self._unsent += len(frame)
         if self._unsent > WRITE_BYTES:
@@ -377,7 +374,6 @@ class _Connection:
             self._unsent = 0
 
     async def generate_ids(self, count: int, given: int) -> list[str]:
-        """See ``Caller``."""
         identity = self._identity()
         self._services.logins.charge_documents(_STATEMENT, identity, given, count)
         if not count:
@@ -390,7 +386,6 @@ class _Connection:
         return [text for run in runs for text in run.texts()]
 
     def burn_ids(self, count: int) -> None:
-        """See ``Caller``."""
         self._services.burn(count)
 
     async def _change_node(self, given: Mapping[str, int], persist: bool) -> None:

@@ -25,13 +25,11 @@ class SessionRights:
     host: str  # the client's host, for the error
 
     def require(self, operation: Operation, schema: str, collection: str = "") -> None:
-        """See ``Rights``."""
         identity = self.identity()
         if not has_role(identity, operation.role, schema, collection):
             raise self._denied(identity, operation, schema, collection)
 
     def visible(self, names: Iterable[str], schema: str = "") -> list[str]:
-        """See ``Rights``."""
         identity = self.identity()
         if schema:
             return [name for name in names if may_see(identity, schema, name)]
@@ -39,7 +37,6 @@ class SessionRights:
 
     @contextmanager
     def audited(self, operation: Operation, schema: str, collection: str = "") -> Iterator[dict[str, Any]]:
-        """See ``Rights``."""
         self.require(operation, schema, collection)
         with self.audit.record_admin_call(
             identity=self.identity().name,

@@ -38,7 +38,6 @@ class Node(Protocol):
     @property
     def settings(self) -> Mapping[str, int]:
         """The settings, by their names on the wire."""
-        ...
 
 
 # Changes the node's settings, and if the second argument is True, keeps them over restarts.

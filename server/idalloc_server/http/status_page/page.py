@@ -49,15 +49,12 @@ class Source(Protocol):
 
     def describe(self) -> Mapping[str, Any]:
         """Return the addresses of the server, its store and its witness, without secrets."""
-        ...
 
     def checks(self) -> Mapping[str, str]:
         """Return the problem that each check of readiness found, by name; empty if it passes."""
-        ...
 
     async def ask_all(self, question: str, arguments: Mapping[str, Any], timeout: float) -> list[Any]:
         """Return the answers of all processes that answered a question in time, as JSON values."""
-        ...
 
     async def ask(self, question: str, arguments: Mapping[str, Any], timeout: float) -> Any:
         """Return the answer of a process with an open store to a question, as a JSON value.
@@ -65,15 +62,12 @@ class Source(Protocol):
         Raises:
             StoreUnavailable, TimeoutError: No process answered within ``timeout`` seconds.
         """
-        ...
 
     def counts(self) -> Counts:
         """Return the metrics of the server, without those that the port adds."""
-        ...
 
     def pids(self) -> Mapping[str, int]:
         """Return the process ids of the server's processes, by name."""
-        ...
 
 
 class StatusPage:

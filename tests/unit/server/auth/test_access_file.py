@@ -57,6 +57,24 @@ def test_every_key_is_read() -> None:
     assert (quota.sequence.patterns, quota.ids_per_second, quota.calls_per_second) == (("orders*",), 1_000_000, None)
 
 
+async def test_a_file_that_anybody_may_write_is_refused(tmp_path: Path) -> None:
+    """Any user could take each role; a file that others can only read is a warning."""
+    file = tmp_path / "access.toml"
+    file.write_text(GOOD)
+    access = AccessFile(str(file))
+    for mode, warnings in ((0o600, 0), (0o660, 0), (0o644, 1)):
+        file.chmod(mode)
+        assert len(access.read().identities) == 2
+        with structlog.testing.capture_logs() as lines:
+            following = asyncio.create_task(access.follow(lambda policy: None))
+            await asyncio.sleep(0)
+            following.cancel()
+        assert [line["event"] for line in lines] == ["access_file_readable"] * warnings
+    file.chmod(0o666)
+    with pytest.raises(StartRefused, match=f"any user of this machine may write {file}; run chmod o-w"):
+        access.read()
+
+
 ENTRY = f'[[identity]]\nname = "x"\ntoken_sha256 = ["{A}"]\n'
 NUMBER_2 = r"access.toml: \[\[identity\]\] number 2 \('x'\): "
 
@@ -162,6 +180,7 @@ class TestChanges:
     def path(self, tmp_path: Path) -> Path:
         path = tmp_path / "access.toml"
         path.write_text(ENTRY)
+        path.chmod(0o600)
         return path
 
     def test_only_a_changed_file_is_read_again(self, path: Path) -> None:

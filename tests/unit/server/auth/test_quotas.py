@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from idalloc_server.auth.access import AccessPolicy, Identity, SequenceQuota
 from idalloc_server.auth.quotas import Bucket, Quotas
-from idalloc_server.auth.rejected_callers import BURST, RejectedCallers, host_of
+from idalloc_server.auth.rejected_callers import BURST, CallerRates, host_of
 from idalloc_server.domain.errors import QuotaExceeded
 from idalloc_server.domain.sequences.model import MAX_NAME_BYTES
 from idalloc_server.domain.sequences.patterns import Patterns
@@ -210,15 +210,15 @@ def test_longest_debt_is_kept_among_many_small_ones() -> None:
 def test_rejected_callers_are_limited_in_bounded_memory() -> None:
     """Rejections are limited per caller, in bounded memory."""
     clock = FakeClock()
-    rejected = RejectedCallers(clock, max_callers=100)
-    assert [rejected.count_rejection("a") for _ in range(BURST)] == [0] * BURST
-    assert rejected.count_rejection("a") > 0
-    assert rejected.count_rejection("b") == 0
+    rejected = CallerRates(clock, max_callers=100)
+    assert [rejected.count("a") for _ in range(BURST)] == [0] * BURST
+    assert rejected.count("a") > 0
+    assert rejected.count("b") == 0
     clock.advance(1.0)
-    assert rejected.count_rejection("a") == 0
-    assert rejected.count_rejection("a") > 0
+    assert rejected.count("a") == 0
+    assert rejected.count("a") > 0
     for number in range(1000):
-        rejected.count_rejection(f"h{number}")
+        rejected.count(f"h{number}")
         assert len(rejected._callers) <= 100
 
 

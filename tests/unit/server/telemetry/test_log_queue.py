@@ -50,7 +50,7 @@ async def main():
     gc.collect()
 asyncio.run(main())
 """,
-    "a library's own log": "logging.getLogger('grpc').warning('ZeroDivisionError %s', 'here')",
+    "a library's own log": "logging.getLogger('asyncio').warning('ZeroDivisionError %s', 'here')",
     "a warning": "warnings.warn('ZeroDivisionError', UserWarning)",
 }
 
