@@ -13,10 +13,12 @@
 package idalloc
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -171,24 +173,50 @@ func (c *Client) BatchAllocateRanges(ctx context.Context, requests []RangeReques
 			return 0, err
 		}
 		if len(reply.GetResults()) != len(requests) {
-			return 0, invalidReply("%d results for %d requests", len(reply.GetResults()), len(requests))
+			return 0, invalidReply("results has %d items; expected %d", len(reply.GetResults()), len(requests))
 		}
 		results = make([]RangeResult, len(requests))
+		taken := map[[2]string][]Range{} // by sequence and period
 		for i, result := range reply.GetResults() {
-			results[i] = newResult(result, requests[i].Count)
-			ids += results[i].Range.Count
+			if results[i], err = newResult(result, requests[i].Count); err != nil {
+				return 0, err
+			}
+			if ids += results[i].Range.Count; results[i].Err == nil {
+				key := [2]string{requests[i].Sequence, results[i].Range.Period}
+				taken[key] = append(taken[key], results[i].Range)
+			}
+		}
+		for _, ranges := range taken {
+			if err := checkDisjoint(ranges); err != nil {
+				return 0, err
+			}
 		}
 		return ids, nil
 	})
-	return results, err
+	if err != nil {
+		return nil, err
+	}
+	return results, nil
 }
 
-func newResult(result *idallocv1.AllocateRangeResult, count int64) (converted RangeResult) {
-	if failed := result.GetError(); failed != nil {
-		return RangeResult{Err: errorOfProto(failed)}
+// checkDisjoint returns an error if two ranges share an id.
+func checkDisjoint(ranges []Range) error {
+	lowest := func(r Range) int64 { return min(r.First, r.Last) }
+	sorted := slices.SortedFunc(slices.Values(ranges), func(a, b Range) int { return cmp.Compare(lowest(a), lowest(b)) })
+	for i, each := range sorted[1:] {
+		if lowest(each) <= max(sorted[i].First, sorted[i].Last) {
+			return invalidReply("range has %d twice; expected each id once", lowest(each))
+		}
 	}
-	converted.Range, converted.Err = newRange(result.GetResponse(), count, count, 0)
-	return converted
+	return nil
+}
+
+func newResult(result *idallocv1.AllocateRangeResult, count int64) (RangeResult, error) {
+	if failed := result.GetError(); failed.GetCode() != 0 {
+		return RangeResult{Err: errorOfProto(failed)}, nil
+	}
+	ids, err := newRange(result.GetResponse(), count, count, 0)
+	return RangeResult{Range: ids}, err
 }
 
 // errorOfProto converts the error of one request. A status OK is no error of a

@@ -2,7 +2,9 @@ package idalloc
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -20,7 +22,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/emptypb"
 
 	"example.com/idalloc/client/go/idallocv1"
 )
@@ -52,9 +56,8 @@ func TestARangeHasAllFieldsOfTheReply(t *testing.T) {
 		t.Fatal(err)
 	}
 	equal(t, "ids", slices.Collect(ids.All()), []int64{1, 2, 3})
-	ids.Texts, err = slices.Compact(ids.Texts), nil
 	if ids.First != 1 || ids.Last != 3 || ids.Step != 1 || ids.Count != 3 || ids.Generation != 7 || ids.NodeID != 9 ||
-		ids.TTL != 3*time.Minute || ids.Ordering != Rising || !ids.Created || !slices.Equal(ids.Texts, []string{"INV-1"}) {
+		ids.TTL != 3*time.Minute || ids.Ordering != Rising || !ids.Created || !slices.Equal(ids.Texts, []string{"INV-1", "INV-2", "INV-3"}) {
 		t.Errorf("got %+v", ids)
 	}
 }
@@ -98,6 +101,19 @@ func TestWrongArgumentsReachNoServer(t *testing.T) {
 	}
 	if len(errs) != 8 || service.count() != 0 {
 		t.Errorf("%d errors, %d calls", len(errs), service.count())
+	}
+}
+
+func TestADelayIsAtMostAnHour(t *testing.T) {
+	service := newService()
+	delay := &durationpb.Duration{Seconds: math.MaxInt64, Nanos: math.MaxInt32}
+	service.fail = failing(failure(codes.ResourceExhausted, "QUOTA_EXCEEDED", nil,
+		&errdetails.RetryInfo{RetryDelay: delay}), 1)
+	client := service.start(t)
+	_, err := client.AllocateRange(t.Context(), "orders", 1)
+	e := is(t, err, ErrQuotaExceeded)
+	if wait := jittered(e.RetryDelay); e.RetryDelay != time.Hour || wait < time.Hour {
+		t.Errorf("the delay is %v, and waits %v", e.RetryDelay, wait)
 	}
 }
 
@@ -184,12 +200,94 @@ func TestADeadlineEndsACall(t *testing.T) {
 	}
 }
 
-func TestInvalidRepliesAreErrors(t *testing.T) {
+func TestEachWrongReplyIsAnError(t *testing.T) {
+	var table []struct {
+		Name, RPC, Error string
+		Texts            bool
+		ValidIDs         int64
+		Replies          [][]byte
+	}
+	data, err := os.ReadFile("../../tests/support/wrong_replies.json")
+	if err = errors.Join(err, json.Unmarshal(data, &table)); err != nil {
+		t.Fatal(err)
+	}
+	for _, wrong := range table {
+		t.Run(wrong.Name, func(t *testing.T) {
+			server := grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
+				err := stream.RecvMsg(&emptypb.Empty{})
+				for _, reply := range wrong.Replies {
+					message := &emptypb.Empty{} // it keeps fields that it does not know
+					err = errors.Join(err, proto.Unmarshal(reply, message), stream.SendMsg(message))
+				}
+				return err
+			}))
+			listener, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			go server.Serve(listener)
+			defer server.Stop()
+			client, err := New(listener.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer client.Close()
+			ids, err := callOf(client, wrong.RPC, wrong.Texts)
+			if e := is(t, err, ErrInvalidReply); !regexp.MustCompile(wrong.Error).MatchString(e.Message) || ids != wrong.ValidIDs {
+				t.Errorf("got %d ids and %q; want %d and %q", ids, e.Message, wrong.ValidIDs, wrong.Error)
+			}
+		})
+	}
+}
+
+// callOf makes a call of the table of wrong replies, and counts its ids.
+func callOf(client *Client, rpc string, texts bool) (ids int64, err error) {
+	ctx, requests := context.Background(), []RangeRequest{{"orders", 5}, {"orders", 5}}
+	switch rpc {
+	case "AllocateRange":
+		var options []RangeOption
+		if texts {
+			options = append(options, WithTexts())
+		}
+		_, err = client.AllocateRange(ctx, "orders", 5, options...)
+	case "BatchAllocateRanges":
+		_, err = client.BatchAllocateRanges(ctx, requests)
+	case "GenerateDocId":
+		_, err = client.DocIDs(ctx, 5)
+	case "StreamRanges":
+		for allocated, failed := range client.StreamRanges(ctx, "orders", 10, 5) {
+			ids, err = ids+allocated.Count, failed
+		}
+	case "StreamDocIds":
+		for run, failed := range client.StreamDocIDs(ctx, 10) {
+			ids, err = ids+run.Count, failed
+		}
+	}
+	return ids, err
+}
+
+func TestABatchWithAnIDTwiceIsAnError(t *testing.T) {
 	service := newService()
-	service.texts = 1
+	service.repeats = true
 	client := service.start(t)
-	_, err := client.AllocateRange(t.Context(), "orders", 3, WithTexts())
+	requests := []RangeRequest{{"orders", 3}, {"lines", 3}, {"orders", 5}}
+	results, err := client.BatchAllocateRanges(t.Context(), requests)
 	is(t, err, ErrInvalidReply)
+	if results != nil {
+		t.Errorf("got %v", results)
+	}
+	if results, err = client.BatchAllocateRanges(t.Context(), requests[:2]); err != nil || len(results) != 2 {
+		t.Errorf("got %v, %v", results, err)
+	}
+}
+
+func TestAnErrorIsPrintable(t *testing.T) {
+	service := newService()
+	service.fail = failing(status.Error(codes.NotFound, "no\x1b[2J\n\u202ename é"), 1)
+	_, err := service.start(t).AllocateRange(t.Context(), "orders", 1)
+	if got := err.Error(); !strings.HasSuffix(got, `no\u001b[2J \u202ename é`) {
+		t.Errorf("got %q", got)
+	}
 }
 
 func TestABatchHasAResultForEachRequest(t *testing.T) {
@@ -713,8 +811,8 @@ func TestAStreamWaitsForItsCaller(t *testing.T) {
 				opened++
 				return &chunks{ctx: ctx}, nil
 			},
-			convert: func(reply *idallocv1.StreamRangesResponse, missing int64) (Range, int64, error) {
-				ids, err := newRange(reply, 1, missing, 0)
+			convert: func(reply *idallocv1.StreamRangesResponse, least, most int64, _ Range) (Range, int64, error) {
+				ids, err := newRange(reply, least, most, 0)
 				return ids, ids.Count, err
 			},
 		}

@@ -1,10 +1,12 @@
 package idalloc
 
 import (
+	"fmt"
 	"iter"
 	"math/bits"
 	"slices"
 	"strconv"
+	"strings"
 
 	"example.com/idalloc/client/go/idallocv1"
 )
@@ -43,6 +45,11 @@ func (r DocIDRun) All() iter.Seq[string] {
 	}
 }
 
+func (r DocIDRun) last() string {
+	serial, _ := strconv.ParseUint(r.First[sharedLength:], 16, 64)
+	return fmt.Sprintf("%s%016x", r.First[:sharedLength], serial+uint64(r.Count-1)*uint64(r.Step))
+}
+
 // docIDRequest asks for runs: a few bytes for any number of ids.
 func docIDRequest(count int64) (*idallocv1.GenerateDocIdRequest, *Error) {
 	if count < 1 {
@@ -53,7 +60,7 @@ func docIDRequest(count int64) (*idallocv1.GenerateDocIdRequest, *Error) {
 
 // docIDs returns the ids of a reply to docIDRequest.
 func docIDs(reply *idallocv1.GenerateDocIdResponse, count int64) ([]string, error) {
-	runs, _, err := newDocIDRuns(reply.GetRuns(), count, count)
+	runs, _, err := newDocIDRuns(reply.GetRuns(), count, count, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -64,40 +71,39 @@ func docIDs(reply *idallocv1.GenerateDocIdResponse, count int64) ([]string, erro
 	return ids, nil
 }
 
-// newDocIDRuns converts runs that have minCount to maxCount ids in total.
-func newDocIDRuns(runs []*idallocv1.DocIdRun, minCount, maxCount int64) ([]DocIDRun, int64, error) {
+// newDocIDRuns converts runs that have minCount to maxCount ids in total. They
+// come after those of the message before if they share its last 12 characters.
+func newDocIDRuns(runs []*idallocv1.DocIdRun, minCount, maxCount int64, before []DocIDRun) ([]DocIDRun, int64, error) {
 	var count int64
+	var last string
+	if len(before) > 0 {
+		last = before[len(before)-1].last()
+	}
 	converted := make([]DocIDRun, len(runs))
-	for i, run := range runs {
-		if err := checkRun(run, maxCount-count); err != nil {
-			return nil, 0, err
+	for i, each := range runs {
+		run := DocIDRun{First: each.GetFirstDocId(), Step: each.GetStep(), Count: each.GetIdCount()}
+		if !run.isValid(maxCount-count) || run.First <= last && (i > 0 || run.First[:sharedLength] == last[:sharedLength]) {
+			return nil, 0, invalidReply("runs[%d] has first_doc_id %.60q, step %d and id_count %d; expected 1 to %d ids after %q",
+				i, run.First, run.Step, run.Count, maxCount-count, last)
 		}
-		count += run.GetIdCount()
-		converted[i] = DocIDRun{First: run.GetFirstDocId(), Step: run.GetStep(), Count: run.GetIdCount()}
+		converted[i] = run
+		last = run.last()
+		count += run.Count
 	}
 	if count < minCount {
-		return nil, 0, invalidReply("%d document ids; expected at least %d", count, minCount)
+		return nil, 0, invalidReply("runs has %d ids; expected at least %d", count, minCount)
 	}
 	return converted, count, nil
 }
 
-// checkRun returns an error unless a run has 1 to maxCount ids that fit the
-// format.
-func checkRun(run *idallocv1.DocIdRun, maxCount int64) error {
-	first, step, count := run.GetFirstDocId(), run.GetStep(), run.GetIdCount()
-	if count < 1 || count > maxCount {
-		return invalidReply("a run has %d ids; expected 1 to %d", count, maxCount)
+// isValid returns whether a run has 1 to maxCount ids that fit the format.
+func (r DocIDRun) isValid(maxCount int64) bool {
+	isHex := len(r.First) == docIDLength && strings.Trim(r.First, "0123456789abcdef") == ""
+	if !isHex || r.Step < 1 || r.Count < 1 || r.Count > maxCount {
+		return false
 	}
-	if len(first) != docIDLength || step < 1 {
-		return invalidReply("a run from %q by %d", first, step)
-	}
-	serial, err := strconv.ParseUint(first[sharedLength:], 16, 64)
-	if err != nil {
-		return invalidReply("first_doc_id: %v", err)
-	}
-	high, distance := bits.Mul64(uint64(count-1), uint64(step))
-	if _, carry := bits.Add64(serial, distance, 0); high != 0 || carry != 0 {
-		return invalidReply("the serials of a run from %q overflow", first)
-	}
-	return nil
+	serial, _ := strconv.ParseUint(r.First[sharedLength:], 16, 64)
+	high, distance := bits.Mul64(uint64(r.Count-1), uint64(r.Step))
+	_, carry := bits.Add64(serial, distance, 0)
+	return high == 0 && carry == 0
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"time"
+	"unicode"
 
 	rpccode "google.golang.org/genproto/googleapis/rpc/code"
 	// Without this import, Status.Details yields "proto: not found" errors
@@ -79,7 +80,8 @@ type Error struct {
 	Message string
 	// Metadata has the values of the message, such as "largest_range".
 	Metadata map[string]string
-	// RetryDelay is how long to wait before a retry; 0 if the server asked for no wait.
+	// RetryDelay is how long to wait before a retry, at most an hour; 0 if the
+	// server asked for no wait.
 	RetryDelay time.Duration
 	// Details are the messages of google.rpc in the status, such as *errdetails.BadRequest.
 	Details []any
@@ -89,7 +91,16 @@ type Error struct {
 
 // Error returns the reason and the message, in one line.
 func (e *Error) Error() string {
-	return strings.Join(strings.Fields(string(e.Reason)+": "+e.Message), " ")
+	text := strings.Join(strings.Fields(string(e.Reason)+": "+e.Message), " ")
+	var escaped strings.Builder
+	for _, r := range text { // the server may have sent any character
+		if unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) {
+			fmt.Fprintf(&escaped, `\u%04x`, r)
+		} else {
+			escaped.WriteRune(r)
+		}
+	}
+	return escaped.String()
 }
 
 // Is reports whether target is the error's Reason.
@@ -135,7 +146,7 @@ func errorOf(err error) *Error {
 				e.Reason, e.Metadata = Reason(detail.GetReason()), detail.GetMetadata()
 			}
 		case *errdetails.RetryInfo:
-			e.RetryDelay = max(0, detail.GetRetryDelay().AsDuration())
+			e.RetryDelay = min(max(0, detail.GetRetryDelay().AsDuration()), maxRetryDelay)
 		}
 		e.Details = append(e.Details, detail)
 	}

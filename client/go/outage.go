@@ -11,6 +11,8 @@ const (
 	maxBackoff = 2 * time.Second
 	// Without progress for so long, an error is final.
 	maxOutage = 60 * time.Second
+	// The longest delay that a server can ask for.
+	maxRetryDelay = time.Hour
 	// The shortest wait after a quota is exceeded.
 	minQuotaDelay = 10 * time.Millisecond
 )

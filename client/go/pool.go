@@ -4,6 +4,7 @@ import (
 	"context"
 	"iter"
 	"math"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -45,6 +46,7 @@ type Pool struct {
 
 	mu       sync.Mutex
 	next     *lease        // the prefetched range, or nil
+	known    []Range       // the last 8 that arrived
 	inFlight *request      // at most one, or nil
 	started  time.Duration // when the first id of the current range was taken
 	size     int64         // of the next range
@@ -343,6 +345,11 @@ func (p *Pool) add(ids Range, sent time.Duration) error {
 		p.drop(ids.Count)
 		return closed("pool")
 	}
+	known := append(slices.Clone(p.known), ids)
+	if err := checkDisjoint(known); err != nil {
+		return err
+	}
+	p.known = known[max(0, len(known)-8):]
 	deadline := sent + ids.TTL
 	if p.clock.exact() >= deadline {
 		p.drop(ids.Count)

@@ -337,17 +337,40 @@ func TestInvalidRepliesAreRejected(t *testing.T) {
 	}
 }
 
-func TestRangesThatOverflowAreRejected(t *testing.T) {
-	for _, ids := range []*idallocv1.IdRange{
-		{FirstId: math.MaxInt64, LastId: math.MinInt64, Step: 1, IdCount: 2},
-		{FirstId: math.MinInt64, LastId: math.MaxInt64, Step: -1, IdCount: 2},
-		{FirstId: 1, LastId: 1, Step: 1 << 62, IdCount: 5},
-		{FirstId: 1, LastId: 1, Step: math.MinInt64, IdCount: 3},
-	} {
-		if checkRange(ids, ids.GetIdCount(), ids.GetIdCount()) == nil {
-			t.Errorf("accepted: %v", ids)
+func TestAPoolRefusesAnIDOfARecentRange(t *testing.T) {
+	for _, step := range []int64{1, 3, -1, -3} {
+		p := newPool("orders", nil, bootClock())
+		add := func(first, count int64) error {
+			ids := Range{First: first * step, Last: (first + count - 1) * step, Step: step, Count: count, TTL: time.Hour}
+			return p.add(ids, p.clock.exact())
+		}
+		for _, ids := range [][2]int64{{1, 10}, {101, 10}, {11, 10}, {31, 1}, {21, 10}, {32, 1}, {111, 5}} {
+			if err := add(ids[0], ids[1]); err != nil {
+				t.Error(ids, err)
+			}
+		}
+		for _, ids := range [][2]int64{{1, 10}, {105, 1}, {10, 1}, {29, 2}, {90, 12}, {30, 5}} {
+			is(t, add(ids[0], ids[1]), ErrInvalidReply) // and the pool does not keep it
+		}
+		for first := range int64(8) {
+			if err := add(200+first, 1); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := add(1, 10); err != nil { // the pool remembers eight
+			t.Error(err)
 		}
 	}
+}
+
+func TestACallerGetsTheErrorOfARefusedRange(t *testing.T) {
+	server := newFakeServer()
+	server.changed = func(reply *idallocv1.AllocateRangeResponse) { server.next = reply.GetRange().GetFirstId() }
+	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
+		equal(t, "ids", draw(t, p, 1), []int64{1})
+		_, err := p.Next(t.Context())
+		is(t, err, ErrInvalidReply)
+	})
 }
 
 func TestCloseEndsWaitingCallers(t *testing.T) {

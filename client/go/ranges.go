@@ -2,6 +2,9 @@ package idalloc
 
 import (
 	"iter"
+	"math"
+	"regexp"
+	"slices"
 	"time"
 	"unicode/utf8"
 
@@ -131,17 +134,26 @@ type rangeReply interface {
 // lease_ttl is a day at most.
 const maxTTL = 366 * 24 * time.Hour
 
+var periodFormat = regexp.MustCompile("^([0-9]{4}(-[0-9]{2}(-[0-9]{2})?)?)?$")
+
 // newRange converts a reply with minCount to maxCount ids whose fields agree.
 func newRange(reply rangeReply, minCount, maxCount int64, view idallocv1.RangeView) (Range, error) {
 	ids, ttl, texts := reply.GetRange(), reply.GetTtl().AsDuration(), reply.GetTexts()
 	if err := checkRange(ids, minCount, maxCount); err != nil {
 		return Range{}, err
 	}
-	if ttl < 0 || ttl > maxTTL {
-		return Range{}, invalidReply("ttl is %v; expected 0 to %v", ttl, maxTTL)
+	nanos := reply.GetTtl().GetNanos()
+	if ttl < 0 || ttl > maxTTL || nanos < 0 || nanos >= 1e9 || !periodFormat.MatchString(reply.GetPeriod()) {
+		return Range{}, invalidReply("ttl is %v of %d ns, period is %.60q; expected 0 to %v, and a year, a month or a day",
+			ttl, nanos, reply.GetPeriod(), maxTTL)
 	}
-	if view == idallocv1.RangeView_RANGE_VIEW_TEXTS && int64(len(texts)) != ids.GetIdCount() {
-		return Range{}, invalidReply("%d texts for %d ids", len(texts), ids.GetIdCount())
+	count := ids.GetIdCount()
+	if view != idallocv1.RangeView_RANGE_VIEW_TEXTS {
+		count = 0
+	}
+	different := slices.Compact(slices.Sorted(slices.Values(texts)))
+	if int64(len(texts)) != count || len(different) < len(texts) || slices.Contains(texts, "") {
+		return Range{}, invalidReply("texts has %d items; expected %d different ones", len(texts), count)
 	}
 	return Range{
 		First: ids.GetFirstId(), Last: ids.GetLastId(), Step: ids.GetStep(), Count: ids.GetIdCount(),
@@ -152,16 +164,11 @@ func newRange(reply rangeReply, minCount, maxCount int64, view idallocv1.RangeVi
 
 func checkRange(ids *idallocv1.IdRange, minCount, maxCount int64) error {
 	first, last, step, count := ids.GetFirstId(), ids.GetLastId(), ids.GetStep(), ids.GetIdCount()
-	if count < max(1, minCount) || count > maxCount {
-		return invalidReply("id_count is %d; expected %d to %d", count, minCount, maxCount)
-	}
-	if step == 0 {
-		return invalidReply("step is 0")
-	}
 	distance := (count - 1) * step
-	overflows := distance/step != count-1 || (first+distance < first) != (distance < 0)
-	if overflows || first+distance != last {
-		return invalidReply("last_id %d is not %d steps of %d after first_id %d", last, count-1, step, first)
+	fits := step != 0 && distance/step == count-1 && (first+distance < first) == (distance < 0)
+	if count < max(1, minCount) || count > maxCount || !fits || first+distance != last || max(first, last) == math.MaxInt64 {
+		return invalidReply("range has first_id %d, last_id %d, step %d and id_count %d; expected %d to %d ids, at most 2^63-2",
+			first, last, step, count, minCount, maxCount)
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package idalloc
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"strings"
 	"sync"
@@ -24,14 +25,14 @@ import (
 type service struct {
 	idallocv1.UnimplementedIdAllocatorServiceServer
 
-	mu     sync.Mutex
-	next   map[string]int64
-	byID   map[string]*idallocv1.AllocateRangeResponse
-	calls  int
-	tokens []string
-	ttl    time.Duration
-	texts  int // how many fewer texts than ids
-	conns  []*conn
+	mu      sync.Mutex
+	next    map[string]int64
+	byID    map[string]*idallocv1.AllocateRangeResponse
+	calls   int
+	tokens  []string
+	ttl     time.Duration
+	conns   []*conn
+	repeats bool // whether it returns the same ids again and again
 	// fail returns the error of a call, numbered from 1, or of a message of a
 	// stream.
 	fail func(ctx context.Context, call int) error
@@ -106,15 +107,17 @@ func (s *service) take(request *idallocv1.AllocateRangeRequest) *idallocv1.Alloc
 		return known
 	}
 	first, count := s.next[request.GetSequence()]+1, max(1, request.GetIdCount())
-	s.next[request.GetSequence()] += count
+	if !s.repeats {
+		s.next[request.GetSequence()] += count
+	}
 	reply := &idallocv1.AllocateRangeResponse{
 		Range:      &idallocv1.IdRange{FirstId: first, LastId: first + count - 1, Step: 1, IdCount: count},
 		Generation: 7, Ttl: durationpb.New(s.ttl), NodeId: 9, Created: first == 1,
 		Ordering: idallocv1.Ordering_ORDERING_RISING,
 	}
 	if request.GetView() == idallocv1.RangeView_RANGE_VIEW_TEXTS {
-		for range count - int64(s.texts) {
-			reply.Texts = append(reply.Texts, "INV-1")
+		for i := range count {
+			reply.Texts = append(reply.Texts, fmt.Sprint("INV-", first+i))
 		}
 	}
 	if id := request.GetRequestId(); id != "" {

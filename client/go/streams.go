@@ -1,6 +1,7 @@
 package idalloc
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -27,7 +28,7 @@ func (c *Client) StreamRanges(
 	ctx context.Context, sequence string, total, chunk int64, options ...RangeOption,
 ) iter.Seq2[Range, error] {
 	s := &idStream[idallocv1.StreamRangesResponse, Range]{
-		client: c, event: Event{Method: "StreamRanges", Sequence: sequence},
+		client: c, event: Event{Method: "StreamRanges", Sequence: sequence}, chunk: chunk,
 	}
 	request, invalidRequest := rangeRequest(sequence, total, options)
 	switch {
@@ -45,8 +46,12 @@ func (c *Client) StreamRanges(
 			Sequence: sequence, TotalIdCount: missing, ChunkIdCount: chunk, View: request.GetView(),
 		})
 	}
-	s.convert = func(reply *idallocv1.StreamRangesResponse, missing int64) (Range, int64, error) {
-		ids, err := newRange(reply, 1, missing, request.GetView())
+	s.convert = func(reply *idallocv1.StreamRangesResponse, least, most int64, before Range) (Range, int64, error) {
+		ids, err := newRange(reply, least, most, request.GetView())
+		inOrder := cmp.Compare(ids.First, before.Last) == cmp.Compare(ids.Step, 0)
+		if err == nil && before.Count > 0 && ids.Period == before.Period && !inOrder {
+			err = invalidReply("range has first_id %d; expected an id after %d", ids.First, before.Last)
+		}
 		return ids, ids.Count, err
 	}
 	return s.all(ctx, total)
@@ -64,8 +69,8 @@ func (c *Client) StreamDocIDs(ctx context.Context, total int64, _ ...DocIDOption
 			TotalIdCount: missing, View: idallocv1.DocIdView_DOC_ID_VIEW_COMPACT,
 		})
 	}
-	s.convert = func(reply *idallocv1.StreamDocIdsResponse, missing int64) ([]DocIDRun, int64, error) {
-		return newDocIDRuns(reply.GetRuns(), 1, missing)
+	s.convert = func(reply *idallocv1.StreamDocIdsResponse, least, most int64, before []DocIDRun) ([]DocIDRun, int64, error) {
+		return newDocIDRuns(reply.GetRuns(), least, most, before)
 	}
 	return func(yield func(DocIDRun, error) bool) {
 		for runs, err := range s.all(ctx, total) {
@@ -94,8 +99,9 @@ func failed[Item any](e *Error) iter.Seq2[Item, error] {
 type idStream[Reply, Item any] struct {
 	client  *Client
 	event   Event
+	chunk   int64 // chunk_id_count; 0 for the default, 10,000
 	open    func(ctx context.Context, missing int64) (grpc.ServerStreamingClient[Reply], error)
-	convert func(reply *Reply, missing int64) (item Item, ids int64, err error)
+	convert func(reply *Reply, least, most int64, before Item) (item Item, ids int64, err error)
 }
 
 func (s *idStream[Reply, Item]) all(ctx context.Context, total int64) iter.Seq2[Item, error] {
@@ -138,6 +144,7 @@ func (s *idStream[Reply, Item]) attempt(ctx context.Context, missing int64, use 
 	defer silence.Stop()
 	start := time.Now()
 	defer func() { err = s.client.finish(caller, s.event, start, received, err) }()
+	var before Item
 	stream, err := s.open(ctx, missing)
 	for err == nil && received < missing {
 		var reply *Reply
@@ -146,10 +153,12 @@ func (s *idStream[Reply, Item]) attempt(ctx context.Context, missing int64, use 
 			break
 		}
 		silence.Stop() // the time of the caller is none of the stream's
-		item, ids, invalid := s.convert(reply, missing-received)
+		most := min(cmp.Or(s.chunk, 10_000), missing-received)
+		item, ids, invalid := s.convert(reply, min(max(1, s.chunk), most), most, before)
 		if invalid != nil {
 			return received, invalid
 		}
+		before = item
 		received += ids
 		s.client.isAnswered.Store(true)
 		if !use(item) {

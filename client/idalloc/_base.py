@@ -106,5 +106,6 @@ class BaseClient:
     def _receive(self, call: Call[T], reply: Any, asked: int) -> T:
         """Check the reply to a call, record its ids, and return what the caller gets."""
         check_reply(call.request, reply)
+        converted = call.convert(reply)  # it may raise, and then there is no record
         self._record(call.request, reply, asked)
-        return call.convert(reply)
+        return converted

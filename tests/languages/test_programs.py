@@ -4,7 +4,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,8 @@ import pytest
 from tests.e2e.test_http import LOOPBACK, metrics
 from tests.languages.conftest import Builds, Secrets
 from tests.languages.programs import RANGE_SIZE, REQUESTED_IDS, WAYS, Language, Program
+from tests.support.faults.resources import memory_peak
+from tests.support.goaway import serving_goaway
 from tests.support.issued_log import Record
 from tests.support.processes import IDALLOC, Server, environment, running
 from tests.support.waiting import hold_for, wait_until
@@ -23,6 +25,7 @@ TOTAL = 5_000_000
 # Small ranges and chunks: some range is always due, and no stream fits a connection's buffers.
 RANGE_LIMIT = 1000
 POOL, STREAM, DOC_IDS = WAYS.index("pool"), WAYS.index("stream"), WAYS.index("doc-ids")
+MAX_MEMORY = 300 * 2**20  # more than an idle JVM has
 BEYOND_NUMBER = 2**53 + 1  # the first integer that JavaScript's Number rounds
 
 
@@ -40,6 +43,22 @@ def programs(languages: list[Language], folder: Path, *arguments: str) -> Iterat
 def test_an_example_builds_and_passes_its_own_tests(language: Language) -> None:
     """Each example compiles, and its own tests of the pool pass."""
     assert not language.missing()
+
+
+def test_connections_that_begin_with_goaway_cost_little(language: Language, tmp_path: Path) -> None:
+    """A program fails with little memory if its server ends each connection at once."""
+    peaks = [0]
+    with serving_goaway() as target, programs([language], tmp_path, "--server", target) as [program]:
+
+        def has_ended() -> bool:
+            with suppress(OSError, ValueError):  # it ends meanwhile
+                peaks.append(memory_peak(program.process.pid))
+            return not program.is_running or peaks[-1] > MAX_MEMORY
+
+        wait_until(has_ended, "its error", seconds=120)
+        assert peaks[-1] < MAX_MEMORY
+        assert program.process.returncode == 1
+        assert program.errors.startswith(("SERVER_UNREACHABLE", "DEADLINE_EXCEEDED"))  # the pool has a timeout
 
 
 class KilledServer:

@@ -1,9 +1,15 @@
-"""Replies that violate the contract, and a server that sends them."""
+"""Replies that violate the contract, and a server that sends them.
 
+`python -m tests.support.wrong_replies` writes them for the tests of the other clients.
+"""
+
+import base64
+import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import count
+from itertools import count, islice
 from typing import Any, NamedTuple
 
 import grpc
@@ -14,7 +20,11 @@ from grpc_health.v1 import health_pb2
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import node_pb2, sequences_pb2
+from tests.support.paths import ROOT
 
+# The replies as bytes, which servers of the tests in Go, Java and Node send.
+FILE = ROOT / "tests/support/wrong_replies.json"
+MAX_FILE_BYTES = 1000  # of the reply to a call in the file
 INT64 = 2**63 - 1
 YEARS_10000 = 315_576_000_000
 HEAD = f"0007{1_700_000_000:08x}"
@@ -234,6 +244,16 @@ WRONG_REPLIES = [
         lambda n: reply(pb.IdRange(first_id=1, last_id=1 if n > 1 else 2, step=2**62, id_count=n)),
         "range.last_id is",
     ),
+    _range(
+        "a step that wraps",
+        lambda n: reply(pb.IdRange(first_id=1, last_id=1 if n > 1 else 2, step=-(2**63), id_count=n)),
+        "range.last_id is",
+    ),
+    _range(
+        "ids that wrap at -2^63",
+        lambda n: reply(pb.IdRange(first_id=-(2**63), last_id=INT64 - max(n - 2, 0), step=-1, id_count=n)),
+        "range.last_id is",
+    ),
     _range("the id 2^63-1", lambda n: reply(ids(INT64 - (n - 1), n)), "_id is 9223372036854775807"),
     _range("the id 2^63-1 at first", lambda n: reply(ids(INT64, n, -1)), "range.first_id is 9223372036854775807"),
     _range("bytes of no message", lambda _: b"\x0a\xff\xff\xff\xff\x07", "cannot be parsed"),
@@ -246,6 +266,10 @@ WRONG_REPLIES = [
     _quota("a negative wait for a quota", "retry_delay is -5 s", seconds=-5),
     _quota("a wait for a quota of 2^63-1 s", "retry_delay is 9223372036854775807 s", seconds=INT64),
     _quota("a wait for a quota of no nanoseconds", "retry_delay is 0 s and -2147483648 ns", nanos=-(2**31)),
+    *(
+        WrongReply(f"each range twice, by {step}", "AllocateRange", answer, "twice", valid_ids=1, caller="ids")
+        for step, answer in ((1, lambda r: reply(ids(1, r.id_count))), (-1, lambda r: reply(ids(9, r.id_count, -1))))
+    ),
     # Texts
     _range("texts that were not asked for", lambda n: reply(ids(1, n), texts=["T1"] * n), "texts has"),
     _texts("no texts", lambda n: [], "texts has 0 items"),
@@ -257,8 +281,14 @@ WRONG_REPLIES = [
     _batch_of("a batch without results", lambda _: results(), "results has 0 items"),
     _batch_of("a result too few", lambda n: results(reply(ids(1, n))), "results has 1 items"),
     _batch_of("a result too many", lambda n: results(*[reply(ids(1, n))] * 3), "results has 3 items"),
-    _batch_of("an empty result", lambda n: results(reply(ids(1, n)), None), r"results\[1\] has no range and no error"),
+    _batch_of("an empty result", lambda n: results(reply(ids(1, n)), None), "no range and no error|id_count 0"),
     _batch_of("a wrong range in a batch", lambda n: results(reply(ids(1, n)), reply(ids(9, n, step=0))), "step is 0"),
+    _batch_of("a range twice in a batch", lambda n: results(*[reply(ids(1, n))] * 2), "has 1 twice"),
+    _batch_of(
+        "overlapping ranges in a batch",
+        lambda n: results(reply(ids(4, n)), reply(ids(1, n))),
+        "has 4 twice",
+    ),
     _batch_of("a batch of other bytes", lambda _: b"\x0a\xff\xff\xff\xff\x07", "cannot be parsed"),
     # Streams
     _stream("an empty message", lambda _: [b""], "range.id_count is 0"),
@@ -275,8 +305,8 @@ WRONG_REPLIES = [
         "step 0 in the second chunk", lambda r: [chunk(ids(1, 5)), chunk(ids(6, 5, step=0))], "step is 0", valid_ids=5
     ),
     _stream("bytes of no message in a stream", lambda _: [b"\x0a\xff\xff\xff\xff\x07"], "cannot be parsed"),
-    _stream("an end before the total", lambda r: [chunk(ids(1, 5))], "ended with 5 of 10 ids missing", valid_ids=5),
-    _stream("an end without a message", lambda r: [], "ended with 10 of 10 ids missing"),
+    _stream("an end before the total", lambda r: [chunk(ids(1, 5))], "ended with .*ids missing", valid_ids=5),
+    _stream("an end without a message", lambda r: [], "ended with .*ids missing"),
     _stream(
         "a message after the total",
         lambda r: [*chunks(r), chunk(ids(100, 5))],
@@ -299,6 +329,7 @@ WRONG_REPLIES = [
     _runs("serials that stay", lambda n: [run(1, n, 0)], r"runs\[0\].step is 0"),
     _runs("serials that fall", lambda n: [run(100, n, -1)], r"runs\[0\].step is -1"),
     _runs("serials that overflow", lambda n: [run(2**64 - 2, n)], r"runs\[0\].step is 1"),
+    _runs("serials that wrap", lambda n: [run(1, n, 2**62)], r"runs\[0\].step is"),
     _runs("runs that overlap", lambda n: [run(1, n - 2), run(2, 2)], r"runs\[1\].first_doc_id is"),
     _runs("a document id of other letters", lambda n: [run(1, n, head="xyzw" * 3)], r"runs\[0\].first_doc_id is 'xyzw"),
     _runs("a document id in upper case", lambda n: [run(1, n, head="ABCDEF" * 2)], r"runs\[0\].first_doc_id is 'ABC"),
@@ -327,7 +358,7 @@ WRONG_REPLIES = [
     ),
     _runs("a document id twice", lambda n: [run(1, 1), run(1, n - 1)], r"runs\[1\].first_doc_id is"),
     _runs("document ids that fall", lambda n: [run(2, n - 1), run(1, 1)], r"runs\[1\].first_doc_id is"),
-    WrongReply("an empty batch", "StreamDocIds", lambda _: [b""], "has 0"),
+    WrongReply("an empty batch", "StreamDocIds", lambda _: [b""], "runs has 0"),
     WrongReply(
         "a batch of 2^40", "StreamDocIds", lambda _: [pb.StreamDocIdsResponse(runs=[run(1, 2**40)])], "runs|doc_ids"
     ),
@@ -385,3 +416,45 @@ WRONG_REPLIES = [
     WrongReply("a health of no known number", "Check", lambda _: b"\x08\x63", "HealthCheckResponse is 0863"),
     WrongReply("a health of bytes", "Check", lambda _: b"\xff" * 1000, "HealthCheckResponse is f{40};"),
 ]
+
+
+# The calls that the other clients have, too.
+_REQUESTS = {
+    "AllocateRange": pb.AllocateRangeRequest(id_count=5),
+    "BatchAllocateRanges": pb.BatchAllocateRangesRequest(requests=[pb.AllocateRangeRequest(id_count=5)] * 2),
+    "StreamRanges": pb.StreamRangesRequest(total_id_count=10, chunk_id_count=5),
+    "GenerateDocId": pb.GenerateDocIdRequest(id_count=5),
+    "StreamDocIds": pb.StreamDocIdsRequest(total_id_count=10, chunk_id_count=5),
+}
+
+
+def table() -> str:
+    """Return the wrong replies as lines of JSON.
+
+    The field `error` is a pattern for the error of every client: the name of the wrong field, or
+    all that the error of this one must match. It has no replies to a pool, which depend on its
+    requests, none that cannot be parsed or end with an error, and none that only this client reads.
+    """
+    lines = []
+    for wrong in WRONG_REPLIES:
+        is_shared = wrong.rpc in _REQUESTS and wrong.caller != "ids"
+        if not is_shared or re.match("retry_delay|cannot|continues|doc_ids", wrong.error):
+            continue
+        answer = wrong.answer(_REQUESTS[wrong.rpc])
+        messages = [_bytes(each) for each in (islice(answer, 3) if "Stream" in wrong.rpc else [answer])]
+        named = re.search(r"(\w+)(\\\[\d\\\])? (is|has)\b", wrong.error)
+        line = {
+            "name": wrong.name,
+            "rpc": wrong.rpc,
+            "texts": wrong.caller == "texts",
+            "error": named[1] if named else wrong.error,
+            "validIds": wrong.valid_ids,
+            "replies": [base64.b64encode(each).decode() for each in messages],
+        }
+        if sum(map(len, messages)) <= MAX_FILE_BYTES:
+            lines.append(json.dumps(line))
+    return "[\n" + ",\n".join(lines) + "\n]\n"
+
+
+if __name__ == "__main__":
+    FILE.write_text(table())

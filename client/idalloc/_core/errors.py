@@ -176,7 +176,7 @@ class InternalError(IdallocError, reason="INTERNAL", code=grpc.StatusCode.INTERN
 
 
 class ProtocolError(IdallocError, reason="PROTOCOL_ERROR", code=grpc.StatusCode.INTERNAL):
-    """The reply violates the service's contract, for example with ids that were not requested.
+    """The reply violates the contract, for example with ids that were not requested or came before.
 
     None of its ids is returned to the caller or written to the log of issued ids; they remain a
     gap. The client does not retry: the server or a proxy is faulty, or the target is not an idalloc

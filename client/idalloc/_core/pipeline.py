@@ -1,5 +1,6 @@
-"""The requests of one call of AllocateStream, and their answers in the same order."""
+"""Attempts of a request, and the requests of one call of AllocateStream in the order of answers."""
 
+import random
 import time
 from collections import deque
 from typing import Any, Generic, TypeVar
@@ -19,9 +20,11 @@ _BROKE = "the stream broke"
 
 # The most requests without an answer; the server's limit is 1,000.
 MAX_IN_FLIGHT = 500
-# The attempts of a request whose answers are errors that may end by themselves, and the longest
-# delay before the next one, in seconds: those of a unary call by gRPC's retry policy.
+# The attempts of a request whose answers are errors that may end by themselves, and the delay
+# before the second one, in seconds, which then doubles: as in service_config.json.
 MAX_ATTEMPTS = 5
+INITIAL_BACKOFF = 0.1
+# The longest delay that a server may request, in seconds.
 MAX_RETRY_AFTER = 5.0
 # The longest time that a caller waits, in seconds: more than a wire or a lock accepts is no limit.
 _MAX_TIMEOUT = 1e9
@@ -29,15 +32,19 @@ _MAX_TIMEOUT = 1e9
 # it ended during a write of grpc.aio. The latter takes the place of the server's status.
 _NO_STATUS = ("RST_STREAM", "Internal error from Core")
 
+# A call that failed with one of these is sent again, as service_config.json says. A server that
+# shuts down answers CANCELLED to calls that it has not begun.
+RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
 
 class Pending(Generic[T]):
     """A request of a caller, until its last answer.
 
-    If its stream breaks, it is sent again: it gets other ids, and those of a lost answer are a gap;
-    with a request id it gets the same ids.
+    It is a unary call, or sent on a stream. If its connection breaks, it is sent again: it gets
+    other ids, and those of a lost answer are a gap; with a request id it gets the same ids.
 
     Args:
-        call: The unary call that it stands for.
+        call: The unary call, or the one that it stands for.
         timeout: How long the caller waits, in seconds.
     """
 
@@ -63,11 +70,13 @@ class Pending(Generic[T]):
             IdallocError: The error itself, if a retry cannot succeed in time.
         """
         self.failure = error
-        delay = error.retry_after or 0.1
+        # Jitter: callers that the same restart broke must not retry at the same moment.
+        backoff = INITIAL_BACKOFF * 2.0**self._failures * random.uniform(0.8, 1.2)  # noqa: S311
+        delay = error.retry_after or backoff
         # The stream's limit of ids without an answer is no attempt: other callers use it up.
         is_full = error.metadata.get("subject") == "stream"
         self._failures += not is_full
-        retryable = is_full or error.code is grpc.StatusCode.UNAVAILABLE
+        retryable = is_full or error.code in RETRIED
         if not retryable or self._failures >= MAX_ATTEMPTS or delay > min(self.time_left(), MAX_RETRY_AFTER):
             raise error
         return delay

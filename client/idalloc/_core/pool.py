@@ -19,7 +19,9 @@ from idalloc._core.errors import (
     SequenceExhausted,
 )
 from idalloc._core.fork import process_marker, wiped_on_fork
-from idalloc._core.types import Range
+from idalloc._core.reply_checks import protocol_error
+from idalloc._core.types import Range, to_range
+from idalloc.v1 import id_allocator_pb2 as pb
 
 # A range that is used up in fewer seconds is followed by one twice as large.
 MIN_RANGE_SECONDS = 1.0
@@ -83,6 +85,7 @@ class Pool:
         self._sequence = sequence
         self._clock = boot_clock() if clock is None else clock
         self._parts: deque[RangePart] = deque()
+        self._known: deque[tuple[int, int]] = deque(maxlen=8)  # the bounds of the last ranges
         self._started = 0.0  # when the first id of the current range was taken
         self._size = 1
         self._max_size = MAX_RANGE_SIZE
@@ -127,7 +130,8 @@ class Pool:
         if self._started and now - self._started < MIN_RANGE_SECONDS / 2:
             self._size *= 2
         self._size = min(self._size, self._max_size)
-        return PoolRequest(allocate_range(self._sequence, self._size), now, process_marker())
+        call = allocate_range(self._sequence, self._size)._replace(convert=self._to_new_range)
+        return PoolRequest(call, now, process_marker())
 
     def add(self, request: PoolRequest, allocated: Range) -> None:
         """Add the requested range, unless the parent of this process requested it.
@@ -194,6 +198,15 @@ class Pool:
         deque(self.current.unchecked, maxlen=0)
         self._started = 0.0
         self._size = 1
+
+    def _to_new_range(self, reply: pb.AllocateRangeResponse) -> Range:
+        low, high = sorted((reply.range.first_id, reply.range.last_id))
+        if reply.period:  # `add` rejects a sequence with a reset, whose numbers repeat
+            return to_range(reply)
+        if any(low <= highest and lowest <= high for lowest, highest in self._known):
+            raise protocol_error(reply, "range", f"has ids of {low} to {high} twice", "each id once")
+        self._known.append((low, high))
+        return to_range(reply)
 
     def _part(self, ids: range, deadline: Iterator[float]) -> RangePart:
         unchecked = iter(ids)

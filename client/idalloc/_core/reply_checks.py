@@ -4,7 +4,9 @@ A reply that violates it is rejected as a whole, before any of its ids is return
 """
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Callable
+from itertools import pairwise
 from math import isfinite
 from typing import Any
 
@@ -163,15 +165,23 @@ def _check_range(reply: Ranges, min_count: int, max_count: int, with_texts: bool
 
 
 def _check_batch(request: pb.BatchAllocateRangesRequest, reply: pb.BatchAllocateRangesResponse) -> None:
-    """Check that each request has a result: a valid range, or an error."""
+    """Check that each request has a result: an error, or a valid range of its own."""
     if len(reply.results) != len(request.requests):
         count = len(request.requests)
         raise _wrong_count(reply, "results", f"has {len(reply.results)} items", count, count)
+    taken = defaultdict(list)  # the bounds of the ranges of a sequence and period
     for number, (asked, result) in enumerate(zip(request.requests, reply.results, strict=True)):
         if result.HasField("response"):
             _check_range(result.response, asked.id_count, asked.id_count, with_texts=False)
+            ids = result.response.range
+            bounds = sorted((ids.first_id, ids.last_id))
+            taken[asked.sequence, result.response.period].append((bounds, number))
         elif not result.error.code:
             raise protocol_error(reply, f"results[{number}]", "has no range and no error", "one of them")
+    for ranges in taken.values():
+        for (lower, _), (upper, number) in pairwise(sorted(ranges)):
+            if upper[0] <= lower[1]:
+                raise protocol_error(reply, f"results[{number}]", f"has {upper[0]} twice", "each id once")
 
 
 def _check_doc_ids(reply: DocIds, min_count: int, max_count: int) -> int:
@@ -222,7 +232,7 @@ def _check_each_once(reply: Message, field: str, texts: list[str], count: int) -
     if len(texts) != count:
         raise _wrong_count(reply, field, f"has {len(texts)} items", count, count)
     if len(set(texts)) < count:
-        duplicate = next(text for number, text in enumerate(texts) if text in texts[:number])
+        [(duplicate, _)] = Counter(texts).most_common(1)
         raise protocol_error(reply, field, f"has {quote(duplicate)} twice", "each once")
     if "" in texts:
         raise protocol_error(reply, field, "has an empty item", "none")

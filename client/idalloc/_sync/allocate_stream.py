@@ -31,7 +31,7 @@ class AllocateStream:
     Threads may share it: their requests are in flight together, and the answers come in the order
     of the requests. The stream opens with the first request, on the connection with the fewest
     streams. If it breaks or its server shuts down, the requests without an answer are sent again
-    over a new one, as gRPC repeats unary calls.
+    over a new one.
 
     Use it as a context manager, or call ``close``. After that, or after the client is closed, its
     methods raise ``RuntimeError``.

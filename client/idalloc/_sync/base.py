@@ -1,12 +1,13 @@
 """The base of the client for threads: its unary calls."""
 
+import time
 from typing import ClassVar, Self, TypeVar
-
-import grpc
 
 from idalloc import _base
 from idalloc._core.calls import Call
-from idalloc._core.rpc_errors import cause_of, from_rpc_error
+from idalloc._core.errors import IdallocError
+from idalloc._core.pipeline import Pending
+from idalloc._core.rpc_errors import translate_rpc_errors
 
 T = TypeVar("T")
 
@@ -34,11 +35,15 @@ class BaseClient(_base.BaseClient):
         self.close()
 
     def _call(self, call: Call[T]) -> T:
-        asked = self._now()
-        stubs, metadata = self._connection.stubs(), self._metadata()
-        try:
-            with self._connection.abandon_if_interrupted(stubs):
-                reply = stubs.rpc(call.request)(call.request, timeout=self.timeout, metadata=metadata)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, self.target) from cause_of(error)
-        return self._receive(call, reply, asked)
+        pending = Pending(call, self.timeout)
+        metadata = self._metadata()
+        while True:
+            asked = self._now()
+            stubs = self._connection.stubs()
+            try:
+                with translate_rpc_errors(self.target), self._connection.abandon_if_interrupted(stubs):
+                    reply = stubs.rpc(call.request)(call.request, timeout=pending.time_left(), metadata=metadata)
+            except IdallocError as error:
+                time.sleep(pending.retry_delay(error))
+            else:
+                return self._receive(call, reply, asked)

@@ -9,8 +9,10 @@ import grpc
 
 from idalloc._core.errors import DeadlineExceeded
 from idalloc._core.locks import Lock
+from idalloc._core.pipeline import RETRIED, Pending
 from idalloc._core.pool import Pool, PoolRequest
 from idalloc._core.rpc_errors import cause_of, from_rpc_error, translate_rpc_errors
+from idalloc._core.types import Range
 from idalloc._sync.base import BaseClient
 from idalloc._transport.channel import Stubs, leak
 
@@ -81,25 +83,27 @@ class Ids(Iterator[int]):
             while not self._pool.advance():
                 self._receive(deadline)
             if self._prefetch is None and self._pool.should_prefetch():
-                self._prefetch = self._send()
+                self._prefetch = self._send(self._pool.next_request())
             return self._pool.current.ids
 
-    def _send(self) -> "_Prefetch":
+    def _send(self, request: PoolRequest, pending: Pending[Range] | None = None) -> "_Prefetch":
         connection = self._client._connection
         stubs = connection.stubs()
-        request, asked = self._pool.next_request(), self._client._now()
-        message, timeout, metadata = request.call.request, self._client.timeout, self._client._metadata()
+        asked = self._client._now()
+        message = request.call.request
+        metadata = self._client._metadata()
+        timeout = pending.time_left() if pending else self._client.timeout
         with translate_rpc_errors(self._client.target), connection.abandon_if_interrupted(stubs):
             future = stubs.rpc(message).future(message, timeout=timeout, metadata=metadata)
             connection.keep_until_done(future)
-        return _Prefetch(request, asked, future, stubs)
+        return _Prefetch(request, asked, future, stubs, pending)
 
     def _receive(self, deadline: float) -> None:
         """Wait for the prefetched range, or for one that is requested now."""
         prefetch = self._prefetch
-        was_prefetched = prefetch is not None
+        was_prefetched = prefetch is not None and prefetch.pending is None
         if prefetch is None:
-            prefetch = self._prefetch = self._send()
+            prefetch = self._prefetch = self._send(self._pool.next_request())
         connection = self._client._connection
         try:
             with connection.abandon_if_interrupted(prefetch.stubs, prefetch.future):
@@ -111,7 +115,12 @@ class Ids(Iterator[int]):
             self._prefetch = None
             error = from_rpc_error(rpc_error, self._client.target)
             error.__cause__ = cause_of(rpc_error)
-            time.sleep(self._pool.retry_delay(error, deadline, was_prefetched=was_prefetched))
+            if error.code not in RETRIED:
+                time.sleep(self._pool.retry_delay(error, deadline, was_prefetched=was_prefetched))
+                return
+            pending = prefetch.pending or Pending(prefetch.request.call, deadline - time.monotonic())
+            time.sleep(pending.retry_delay(error))
+            self._prefetch = self._send(prefetch.request, pending)
         except BaseException:  # of a signal handler; another thread could wait for this call without end
             self._prefetch = None
             raise
@@ -129,3 +138,4 @@ class _Prefetch(NamedTuple):
     asked: int  # when it was requested, on the clock of the log of issued ids
     future: "grpc.Future[Any]"
     stubs: Stubs  # of the call's channel
+    pending: Pending[Range] | None  # the request, if it is sent again

@@ -11,7 +11,7 @@ from idalloc._sync.base import BaseClient
 class Sequences:
     """Administration of sequences: ``client.sequences``.
 
-    Each change carries a new request id: the server applies it once, even if gRPC retries it
+    Each change carries a new request id: the server applies it once, even if the client retries it
     because a reply was lost. Other nodes may use the old settings until the ``effective_time`` in
     the reply; ``effective_delay`` is the time until then.
 

@@ -6,13 +6,11 @@ child hangs past its deadline or crashes the process; here it raises ``RuntimeEr
 """
 
 import asyncio
-import json
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
-from importlib.resources import files
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import grpc
@@ -29,15 +27,6 @@ from idalloc.v1.sequences_pb2_grpc import SequenceServiceStub
 # other stream runs.
 MAX_CONNECTIONS = 4
 
-# Read at import: importlib suppresses what a signal handler raises, and reports a missing file.
-_SERVICE_CONFIG = json.loads(files("idalloc.v1").joinpath("service_config.json").read_text())
-# gRPC's retry policy waits as long as the trailer grpc-retry-pushback-ms requests, even days. A
-# unary call ends at its timeout, but a stream may have none: `Stream` does all retries of streams.
-_STREAMS = [
-    {"service": "idalloc.v1.IdAllocatorService", "method": name}
-    for name in ("StreamRanges", "StreamDocIds", "AllocateStream")
-]
-_SERVICE_CONFIG["methodConfig"].append({"name": _STREAMS})
 _USER_AGENT = f"idalloc-python/{version('idalloc')}"
 # Whether gRPC handles forks of this process. It reads the variable once, when it is loaded.
 _FORK_SUPPORT = os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "").lower() in ("1", "true", "yes")
@@ -46,10 +35,9 @@ _leaked: list[object] = []
 
 
 def channel_options(config: ChannelConfig) -> list[tuple[str, str | int]]:
-    """Return a channel's options: the retry policy, connection settings and those of the config."""
+    """Return a channel's options: connection settings and those of the config."""
     return [
-        ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
-        ("grpc.service_config_disable_resolution", 1),  # a DNS record must not replace it
+        ("grpc.service_config_disable_resolution", 1),  # a DNS record must not set timeouts
         # Do not share connections between clients: each server process accepts its own connections.
         ("grpc.use_local_subchannel_pool", 1),
         # gRPC's default waits up to two minutes before it reconnects; streams give up earlier.

@@ -59,7 +59,9 @@ class ChannelConfig:
         _check_target(target)
         self.credentials = credentials
         self.metadata: tuple[tuple[str, str], ...] | None = None  # of each call
-        self.options: list[tuple[str, str | int]] = []
+        # The client retries: gRPC repeats a call that was never sent without limit or pause, even
+        # if each connection begins with GOAWAY: docs/operations/grpc-goaway.md.
+        self.options: list[tuple[str, str | int]] = [("grpc.enable_retries", 0)]
         if server_name:
             if credentials is None:
                 raise ChannelConfigError("server_name", "requires TLS: set tls, ca or cert (or credentials), too")

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, ClassVar, Self, TypeVar
 
-import grpc
-
 from idalloc import _base
 from idalloc._core.calls import Call
-from idalloc._core.rpc_errors import cause_of, from_rpc_error
+from idalloc._core.errors import IdallocError
+from idalloc._core.pipeline import Pending
+from idalloc._core.rpc_errors import translate_rpc_errors
 
 T = TypeVar("T")
 
@@ -49,17 +49,21 @@ class BaseClient(_base.BaseClient):
         await self.close()
 
     async def _call(self, call: Call[T], timeout: float | None = None) -> T:
-        asked = self._now()
-        rpc = self._connection.stubs().rpc(call.request)
-        seconds = self.timeout if timeout is None else timeout
-        try:
-            reply = await rpc(call.request, timeout=seconds, metadata=self._metadata())
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, self.target) from cause_of(error)
-        except asyncio.CancelledError:
-            self._raise_if_closed()
-            raise
-        return self._receive(call, reply, asked)
+        pending = Pending(call, self.timeout if timeout is None else timeout)
+        metadata = self._metadata()
+        while True:
+            asked = self._now()
+            rpc = self._connection.stubs().rpc(call.request)
+            try:
+                with translate_rpc_errors(self.target):
+                    reply = await rpc(call.request, timeout=pending.time_left(), metadata=metadata)
+            except IdallocError as error:
+                await asyncio.sleep(pending.retry_delay(error))
+            except asyncio.CancelledError:
+                self._raise_if_closed()
+                raise
+            else:
+                return self._receive(call, reply, asked)
 
     def _raise_if_closed(self) -> None:
         """Raise ``RuntimeError`` if ``close`` has ended a call whose task was not cancelled."""

@@ -24,7 +24,7 @@ class SingleRequestStream:
 
     A stream answers in order: behind a request that waits for the store, others would wait, too. So
     it has at most one request in flight; other calls are unary. A call is also repeated as a unary
-    one if its stream breaks or the store is unavailable, since gRPC retries unary calls.
+    one if its stream breaks or the store is unavailable: the client retries unary calls.
 
     Args:
         client: The client.

@@ -7,7 +7,8 @@ import { type CallOptions, Connection } from './connection.js';
 import { fromStatus, IdallocError, invalidReply } from './errors.js';
 import { checkTimeout, type ConnectOptions } from './options.js';
 import { Pool, type PoolOptions } from './pool.js';
-import { type AllocatedRange, DEFAULT_CHUNK, type DocIds, type Expected, toAllocatedRange, toDocIds } from './ranges.js';
+import { type AllocatedRange, checkDisjoint, DEFAULT_CHUNK, type DocIds, type Expected } from './ranges.js';
+import { toAllocatedRange, toDocIds } from './ranges.js';
 import {
   countOf,
   type DocIdRequest,
@@ -99,9 +100,11 @@ export class Client implements AsyncDisposable {
     });
     const { results } = await this.#connection.unary(rpcs.batchAllocateRanges, { requests: messages }, options);
     if (results.length !== messages.length) {
-      throw invalidReply(`the reply has ${results.length} results for ${messages.length} requests`);
+      throw invalidReply(`results has ${results.length} items; expected ${messages.length}`);
     }
-    return results.map((result, index) => toResult(result, messages[index]!.idCount));
+    const converted = results.map((result, index) => toResult(result, messages[index]!.idCount));
+    checkDisjoint(converted, messages);
+    return converted;
   }
 
   /**
@@ -116,8 +119,8 @@ export class Client implements AsyncDisposable {
       ...sizesOf(request),
       view: texts ? RangeView.RANGE_VIEW_TEXTS : RangeView.RANGE_VIEW_UNSPECIFIED,
     });
-    return this.#resume(rpcs.streamRanges, message, options, (reply, expected) =>
-      toAllocatedRange(reply, { ...expected, texts }),
+    return this.#resume(rpcs.streamRanges, message, options, (reply, expected, before) =>
+      toAllocatedRange(reply, { ...expected, texts }, before),
     );
   }
 
@@ -207,7 +210,7 @@ export class Client implements AsyncDisposable {
     method: MethodDefinition<Request, Reply>,
     request: Request,
     { signal, timeoutMs }: CallOptions,
-    convert: (reply: Reply, expected: Expected) => Result,
+    convert: (reply: Reply, expected: Expected, before: Result | undefined) => Result,
   ): AsyncGenerator<Result, void, undefined> {
     const deadline = timeoutMs === undefined ? Infinity : Date.now() + checkTimeout(timeoutMs);
     const retries = new Retries(deadline);
@@ -215,9 +218,10 @@ export class Client implements AsyncDisposable {
     while (missing > 0n) {
       const open = await this.#connection.open(Math.min(deadline, Date.now() + MAX_STALL_MS), signal);
       const rest = { ...request, totalIdCount: missing };
+      let result: Result | undefined;
       try {
         for await (const reply of this.#connection.stream(method, rest, open, deadline, signal)) {
-          const result = convert(reply, chunkOf(request.chunkIdCount, missing));
+          result = convert(reply, chunkOf(request.chunkIdCount, missing), result);
           missing -= result.idCount;
           retries.reset();
           yield result;
@@ -252,7 +256,7 @@ function exactly(count: bigint, texts = false): Expected {
 
 function toResult({ response, error }: AllocateRangeResult, count: bigint): AllocatedRange | IdallocError {
   if (response !== undefined) return toAllocatedRange(response, exactly(count));
-  if (error === undefined || error.code === 0) throw invalidReply('a result has neither a range nor an error');
+  if (error === undefined || error.code === 0) throw invalidReply('results has an item with no range and no error');
   return fromStatus(error);
 }
 

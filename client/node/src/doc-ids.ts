@@ -30,11 +30,12 @@ export function lastDocId(run: DocIdRun): string {
   return run.firstDocId.slice(0, SHARED) + hex(serialOf(run.firstDocId) + (run.idCount - 1n) * run.step);
 }
 
-/** @internal Checks the runs of a message, and returns how many ids they have. */
-export function runCount(runs: readonly DocIdRun[]): bigint {
+/** @internal Checks the runs of a message after a run of its stream, and returns how many ids they have. */
+export function runCount(runs: readonly DocIdRun[], before?: DocIdRun): bigint {
   let count = 0n;
-  let last = '';
-  for (const run of runs) {
+  const shared = before?.firstDocId.slice(0, SHARED); // ids of another process or prefix have no order
+  let last = before && runs[0]?.firstDocId.startsWith(shared!) ? lastDocId(before) : '';
+  for (const [index, run] of runs.entries()) {
     const { firstDocId, step, idCount } = run;
     const isValid =
       /^[0-9a-f]{28}$/.test(firstDocId) &&
@@ -42,7 +43,10 @@ export function runCount(runs: readonly DocIdRun[]): bigint {
       step >= 1n &&
       idCount >= 1n &&
       serialOf(firstDocId) + (idCount - 1n) * step <= MAX_SERIAL;
-    if (!isValid) throw invalidReply(`invalid run: ${idCount} document ids from ${firstDocId}, step ${step}`);
+    if (!isValid) {
+      const shown = JSON.stringify(firstDocId.slice(0, 60));
+      throw invalidReply(`runs[${index}] has first_doc_id ${shown}, step ${step}, id_count ${idCount}; after '${last}'`);
+    }
     count += idCount;
     last = lastDocId(run);
   }

@@ -3,7 +3,7 @@
 import { status } from '@grpc/grpc-js';
 import { abortOf, MAX_TIMER_MS, TIMED_OUT, within } from './abort.js';
 import { closed, IdallocError, invalidArgument, late } from './errors.js';
-import { checkRange, type IdRange } from './ranges.js';
+import { checkDisjoint, checkRange, type IdRange } from './ranges.js';
 
 /**
  * Requests a range of `idCount` ids. It must end within a deadline of its own. An IdallocError lets the pool adapt the
@@ -102,6 +102,7 @@ interface Pause extends Pending {
 export class Pool implements AsyncIterable<bigint>, AsyncDisposable {
   #current = EMPTY;
   #parts: Part[] = [];
+  #known: IdRange[] = []; // the last 8
   // When the first id of the current range was taken.
   #started: number | undefined;
   #size = 1;
@@ -271,6 +272,9 @@ export class Pool implements AsyncIterable<bigint>, AsyncDisposable {
         const text = 'the sequence restarts in each period, so its numbers repeat: allocate ranges with texts instead';
         throw new IdallocError('INVALID_REQUEST', text, { code: status.INVALID_ARGUMENT, field: 'sequence' });
       }
+      const known = [...this.#known, range];
+      checkDisjoint(known);
+      this.#known = known.slice(-8);
       // In one step with the ids: a caller in between must not find ids at hand and a request under way.
       this.#pending = undefined;
       this.#failures = 0;

@@ -90,26 +90,28 @@ export interface Expected {
   readonly texts?: boolean;
 }
 
-/** @internal Returns the range of a reply, checked against the contract. */
+/** @internal Returns the range of a reply, checked against the contract. In a stream it comes after the one `before`. */
 export function toAllocatedRange(
   reply: AllocateRangeResponse | StreamRangesResponse,
   { least, most, texts = false }: Expected,
+  before?: AllocatedRange,
 ): AllocatedRange {
   const { range, ttl, period, generation, nodeId, created } = reply;
-  if (range === undefined) throw invalidReply('the reply has no range');
+  if (range === undefined) throw invalidReply('the reply has no range, so its id_count is 0');
   const { firstId, lastId, step, idCount } = range;
-  if (idCount < least || idCount > most) throw wrongCount('the range has', idCount, least, most);
+  if (idCount < least || idCount > most) throw wrongCount('range.id_count is', idCount, least, most);
   const count = texts ? Number(idCount) : 0;
   if (reply.texts.length !== count || new Set(reply.texts).size !== count || reply.texts.includes('')) {
-    throw invalidReply(`the reply has ${reply.texts.length} texts; expected ${count} different ones`);
+    throw invalidReply(`texts has ${reply.texts.length} items; expected ${count} different ones`);
   }
+  if (!/^(\d{4}(-\d\d(-\d\d)?)?)?$/.test(period)) throw invalidReply(`period is ${JSON.stringify(period)}`);
   const allocated = new Range({
     firstId,
     lastId,
     step,
     idCount,
     // The range is exact whatever its ttl; without a ttl it must not be kept.
-    ttlMs: ttl === undefined ? 0 : toMs(ttl),
+    ttlMs: ttl === undefined ? 0 : ttl.nanos >= 0 && ttl.nanos < 1e9 ? toMs(ttl) : NaN,
     period,
     generation,
     ordering: ORDERINGS[reply.ordering] ?? 'UNKNOWN',
@@ -118,6 +120,9 @@ export function toAllocatedRange(
     texts: reply.texts,
   });
   checkRange(allocated, idCount);
+  if (before?.period === period && (step > 0n ? firstId <= before.lastId : firstId >= before.lastId)) {
+    throw invalidReply(`range.first_id is ${firstId}; expected an id after ${before.lastId}`);
+  }
   return allocated;
 }
 
@@ -125,26 +130,39 @@ export function toAllocatedRange(
 export function toDocIds(
   { runs }: GenerateDocIdResponse | StreamDocIdsResponse,
   { least, most }: Expected,
+  before?: DocIds,
 ): DocIds {
-  const count = runCount(runs);
-  if (count < least || count > most) throw wrongCount('the reply has', count, least, most);
+  const count = runCount(runs, before?.runs.at(-1));
+  if (count < least || count > most) throw wrongCount('the id_count of all runs is', count, least, most);
   return new Runs(runs, count);
 }
 
 function wrongCount(subject: string, found: bigint, least: bigint, most: bigint): IdallocError {
-  return invalidReply(`${subject} ${found} ids; expected ${least === most ? most : `${least} to ${most}`}`);
+  return invalidReply(`${subject} ${found}; expected ${least === most ? most : `${least} to ${most}`}`);
 }
 
 /** @internal Checks the numbers of a range of `asked` ids. */
 export function checkRange({ firstId, lastId, step, idCount, ttlMs }: IdRange, asked: bigint): void {
-  if (idCount !== asked) throw invalidReply(`the range has ${idCount} ids, not ${asked} as requested`);
-  if (step === 0n) throw invalidReply('the step of the range is 0');
-  if (lastId !== firstId + (idCount - 1n) * step) {
-    throw invalidReply(`the range ends at ${lastId}, which is not ${idCount - 1n} steps of ${step} after ${firstId}`);
+  const isRange = step !== 0n && lastId === firstId + (idCount - 1n) * step && firstId <= MAX_ID && lastId <= MAX_ID;
+  if (!isRange || idCount !== asked) {
+    const found = `first_id ${firstId}, last_id ${lastId}, step ${step} and id_count ${idCount}`;
+    throw invalidReply(`range has ${found}; expected ${asked} ids, at most ${MAX_ID}`);
   }
-  if (firstId > MAX_ID || lastId > MAX_ID) {
-    throw invalidReply(`the range from ${firstId} to ${lastId} passes ${MAX_ID}`);
-  }
-  if (!(ttlMs >= 0 && ttlMs < Infinity)) throw invalidReply(`the ttl of the range is ${ttlMs} ms`);
+  if (!(ttlMs >= 0 && ttlMs <= 366 * 86_400_000)) throw invalidReply(`ttl is ${ttlMs} ms; expected 0 to 366 days`);
 }
 
+/** @internal Checks that no two ranges have an id in common, of each sequence of a batch and period. */
+export function checkDisjoint(ranges: readonly (IdRange | IdallocError)[], batch: { sequence: string }[] = []): void {
+  const bounds = ranges.flatMap((each, index) => {
+    if (each instanceof IdallocError) return [];
+    const [low, high] = each.step > 0n ? [each.firstId, each.lastId] : [each.lastId, each.firstId];
+    return [{ counter: JSON.stringify([batch[index]?.sequence, each.period]), low, high }];
+  });
+  bounds.sort((a, b) => ((a.counter === b.counter ? a.low < b.low : a.counter < b.counter) ? -1 : 1));
+  bounds.slice(1).forEach(({ counter, low }, index) => {
+    const before = bounds[index]!;
+    if (counter === before.counter && low <= before.high) {
+      throw invalidReply(`range has ${low} twice; expected each id once`);
+    }
+  });
+}

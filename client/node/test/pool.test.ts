@@ -415,6 +415,21 @@ for (const [name, change, reason] of [
   });
 }
 
+for (const step of [1n, 3n, -1n, -3n]) {
+  test(`refuses an id of one of the last eight ranges, by steps of ${step}`, async () => {
+    let place = 0n;
+    const server = new FakeServer(0n, step);
+    server.change = (range) => ({ ...range, firstId: place * step, lastId: place * step });
+    const pool = new Pool(server.allocate, { clock, maxRangeSize: 1 });
+    const accepted = [1n, 100n, 2n, 50n, 101n, 3n, 99n, 4n];
+    for (place of accepted) assert.equal(await pool.next(), place * step);
+    for (place of accepted) await assert.rejects(pool.next(), hasReason('INVALID_REPLY'));
+    for (place = 200n; place < 208n; place++) assert.equal(await pool.next(), place * step);
+    place = 1n;
+    assert.equal(await pool.next(), step);
+  });
+}
+
 test('close drops the ids at hand, ends waiting calls and aborts the request', async () => {
   const server = new FakeServer();
   const pool = new Pool(server.allocate, { clock });

@@ -32,6 +32,29 @@ def test_ids_prefetches_growing_ranges(client: idalloc.Client, server: FakeServe
     assert sizes == sorted(sizes)
 
 
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED])
+@pytest.mark.parametrize("ids_before", [0, 3], ids=["a first range", "a prefetched range"])
+def test_a_restart_is_not_noticed(
+    client: idalloc.Client, server: FakeServer, code: grpc.StatusCode, ids_before: int
+) -> None:
+    """A range that a restarting server refuses is requested again, as any other call is."""
+    ids = client.ids("orders")
+    taken = list(islice(ids, ids_before))
+    server.fail_next("AllocateRange", "SERVER_DRAINING", code, times=2)
+    taken += islice(ids, 200)
+    assert taken == list(range(1, len(taken) + 1))
+
+
+def test_an_unavailable_server_is_an_error_in_time(client: idalloc.Client, server: FakeServer) -> None:
+    """A range is requested a few times only; the next call of next() tries again."""
+    server.fail_next("AllocateRange", "STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE, times=5)
+    ids = client.ids("orders")
+    with pytest.raises(idalloc.IdallocError, match="STORE_UNAVAILABLE"):
+        next(ids)
+    assert len(server.requests["AllocateRange"]) == 5
+    assert next(ids) == 1
+
+
 def test_a_second_loop_continues_after_the_first(client: idalloc.Client) -> None:
     """A second loop over one Ids continues after the last id of the first loop."""
     ids = client.ids("orders")

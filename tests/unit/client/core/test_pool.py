@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 
-from idalloc import DeadlineExceeded, InvalidRequest, Range, SequenceExhausted, StoreUnavailable
+from idalloc import DeadlineExceeded, InvalidRequest, ProtocolError, Range, SequenceExhausted, StoreUnavailable
 from idalloc._core.pool import MAX_LATE_RANGES, MAX_RANGE_SIZE, Pool, PoolRequest, boot_clock
 from idalloc.v1 import id_allocator_pb2 as pb
 
@@ -74,6 +74,27 @@ def test_a_negative_step_counts_down() -> None:
     """A pool returns the ids of a sequence with a negative step in descending order."""
     source = Source(step=-3)
     assert source.take(100) == list(range(-3, -303, -3))
+
+
+@pytest.mark.parametrize("step", [1, 3, -1, -3])
+def test_a_pool_refuses_an_id_of_a_recent_range(step: int) -> None:
+    """P1: ranges come in any order, but none overlaps one of the last eight that were accepted."""
+    pool = Pool("orders", Clock())
+
+    def add(first: int, count: int, period: str = "") -> None:
+        ids = pb.IdRange(first_id=first * step, last_id=(first + count - 1) * step, step=step, id_count=count)
+        pool.next_request().call.convert(pb.AllocateRangeResponse(range=ids, period=period))
+
+    for first, count in ((1, 10), (101, 10), (11, 10), (31, 1), (21, 10), (32, 1), (111, 5)):
+        add(first, count)
+    for first, count in ((1, 10), (105, 1), (10, 1), (29, 2), (90, 12), (30, 5)):
+        with pytest.raises(ProtocolError, match="twice; expected each id once"):
+            add(first, count)
+    for first in range(200, 208):
+        add(first, 1)
+    add(1, 10)
+    add(500, 1, "2026-11")  # of a sequence with a reset, which `Pool.add` rejects
+    add(500, 1)
 
 
 def test_ranges_double_while_they_last_less_than_a_second() -> None:

@@ -6,7 +6,7 @@ import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import Future
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,10 +16,12 @@ from google.protobuf.duration_pb2 import Duration
 
 import idalloc
 from idalloc import cli
-from idalloc._core.reply_checks import CHECKS
+from idalloc._core.reply_checks import CHECKS, check_reply
+from idalloc.v1 import id_allocator_pb2 as pb
 from tests.support.faults.resources import memory_peak, restart_memory_peak
 from tests.support.waiting import hold_for
 from tests.support.wrong_replies import (
+    FILE,
     SERVICES,
     WRONG_REPLIES,
     ErrorReply,
@@ -30,6 +32,7 @@ from tests.support.wrong_replies import (
     ids,
     reply,
     serving_wrong,
+    table,
 )
 
 # The limits of a call on a busy machine: seconds, and bytes of memory, the server of the test
@@ -45,8 +48,9 @@ CALLERS: dict[str, list[tuple[str, Way]]] = {
         ("allocate_range", lambda client: client.allocate_range("orders", 5)),
         ("ids", lambda client: client.ids("orders")),
     ],
+    "AllocateRange ids": [("ids", lambda client: client.ids("orders"))],
     "AllocateRange texts": [("texts", lambda client: client.allocate_range("orders", 5, texts=True))],
-    "BatchAllocateRanges": [("allocate_ranges", lambda client: client.allocate_ranges([("orders", 5), ("lines", 5)]))],
+    "BatchAllocateRanges": [("allocate_ranges", lambda client: client.allocate_ranges([("orders", 5), ("orders", 5)]))],
     "StreamRanges": [("stream_ranges", lambda client: client.stream_ranges("orders", 10, 5))],
     "GenerateDocId": [("doc_ids", lambda client: client.doc_ids(5))],
     "StreamDocIds": [("stream_doc_ids", lambda client: client.stream_doc_ids(10, 5))],
@@ -217,6 +221,20 @@ def test_the_bench_counts_a_wrong_reply_as_failed(
     assert (count, report["ids"]) == (1, wrong.valid_ids)
 
 
+def test_many_texts_are_checked_in_linear_time() -> None:
+    """A duplicate among 100,000 texts is found at once; comparing each with each takes a minute."""
+    count = 100_000
+    request = pb.AllocateRangeRequest(sequence="orders", id_count=count, view=pb.RANGE_VIEW_TEXTS)
+    texts = [f"T{number}" for number in range(count - 1)]
+    with pytest.raises(idalloc.ProtocolError, match=f"has 'T{count - 2}' twice"):
+        check_reply(request, reply(ids(1, count), texts=[*texts, texts[-1]]))
+
+
+def test_the_other_clients_get_the_same_wrong_replies() -> None:
+    """The file of their tests has the replies of this table."""
+    assert FILE.read_text() == table(), "run `python -m tests.support.wrong_replies`"
+
+
 def test_every_reply_has_a_check() -> None:
     """Each method of the contract has a check of its reply, or of the messages of its stream."""
     streams = {"AllocateStreamResponse", "StreamRangesResponse", "StreamDocIdsResponse"}
@@ -263,26 +281,30 @@ def test_ids_return_earlier_ranges_before_the_error(by: Callable[[str, Way, list
     assert given == list(range(1, 1 + sum(asked[:2])))
 
 
-@pytest.mark.parametrize("name", ["more ids than asked for", "a chunk too large", "one run too many"])
+@pytest.mark.parametrize(
+    "name", ["more ids than asked for", "a chunk too large", "one run too many", "each range twice, by 1"]
+)
 @pytest.mark.parametrize("by", [by_threads, by_asyncio])
 def test_a_wrong_reply_is_not_logged(by: Callable[..., None], name: str, tmp_path: Path) -> None:
-    """The log of issued ids has no record of a wrong reply."""
+    """The log of issued ids has no record of a wrong reply, only of the one before it."""
     [wrong] = [wrong for wrong in WRONG_REPLIES if wrong.name == name]
     for way_name, way in callers_of(wrong, CALLERS):
         log = tmp_path / f"{way_name}.jsonl"
         with serving_wrong(wrong) as target:
             error = bounded(lambda: by(target, way, [], log=log))  # noqa: B023
         assert isinstance(error, idalloc.ProtocolError)
-        [header] = log.read_text().splitlines()
+        header, *records = log.read_text().splitlines()
         assert "idalloc_log" in header
+        assert len(records) == wrong.valid_ids
 
 
 def test_ids_time_out_if_each_error_leaves_one_id_less() -> None:
     """ids() ends within its timeout if each SequenceExhausted reports one id less."""
+    firsts = count(1, 256)
 
     def answer(request: Any) -> Any:
         if request.id_count < 256:
-            return reply(ids(1, request.id_count))
+            return reply(ids(next(firsts), request.id_count))
         refused.append(request.id_count)
         hold_for(0.02, "the server's latency")
         left = {"largest_range": str(request.id_count - 1)}
@@ -331,11 +353,11 @@ def test_a_stream_ignores_a_pushback_of_11_days(by: Callable[[str, Way, list[Any
 
 @pytest.mark.parametrize("by", [by_threads, by_asyncio])
 def test_a_call_with_a_pushback_of_11_days_ends_in_time(by: Callable[..., None]) -> None:
-    """A call whose retry the server delays by 11 days ends at its timeout."""
+    """A call whose retry the server delays by 11 days raises the server's error in its timeout."""
 
     def answer(_: Any) -> Any:
         raise Pushback
 
     with serving_wrong(WrongReply("a pushback of 11 days", "GetNode", answer, "")) as target:
         error = bounded(lambda: by(target, lambda client: client.node(), [], timeout=1))
-    assert isinstance(error, idalloc.DeadlineExceeded)
+    assert isinstance(error, idalloc.StoreUnavailable)

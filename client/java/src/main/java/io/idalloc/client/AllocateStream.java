@@ -128,7 +128,7 @@ public final class AllocateStream implements AutoCloseable {
         "",
         answer ->
             IdallocClient.docIds(
-                Replies.runs(answer.getGenerateDocId().getRunsList(), count, count)),
+                Replies.runs(answer.getGenerateDocId().getRunsList(), count, count, null)),
         List::size);
   }
 

@@ -28,4 +28,9 @@ public record DocIdRun(String first, long step, long count) {
         .limit(count)
         .mapToObj(serial -> shared + HexFormat.of().toHexDigits(serial));
   }
+
+  String last() {
+    long start = HexFormat.fromHexDigitsToLong(first, SHARED, LENGTH);
+    return first.substring(0, SHARED) + HexFormat.of().toHexDigits(start + (count - 1) * step);
+  }
 }

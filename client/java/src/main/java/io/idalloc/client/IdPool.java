@@ -58,6 +58,7 @@ public final class IdPool implements AutoCloseable {
   // The lock guards what follows. Nobody holds it while waiting.
   private final ReentrantLock lock = new ReentrantLock();
   private Lease next; // the prefetched range, or null
+  private List<AllocatedRange> known = List.of(); // the last 8 ranges
   private Refill refill; // at most one, or null
   private CompletableFuture<AllocatedRange> inFlight; // its request, or null
   private long startedAt; // when the range in use became current
@@ -306,7 +307,27 @@ public final class IdPool implements AutoCloseable {
     } finally {
       lock.unlock();
     }
-    request.whenComplete((range, error) -> receive(sent, range, error, nanos));
+    request.whenComplete(
+        (range, error) -> {
+          try {
+            receive(sent, range, error, nanos);
+          } catch (RuntimeException | Error e) { // or all callers would wait for this refill
+            abandon(sent, e);
+          }
+        });
+  }
+
+  /** Ends a refill with an unexpected error; the next caller starts another. */
+  private void abandon(Refill failed, Throwable error) {
+    lock.lock();
+    try {
+      if (refill == failed) {
+        refill = null;
+      }
+    } finally {
+      lock.unlock();
+    }
+    failed.end(IdallocException.of(error));
   }
 
   /** Keeps a range for the callers, or decides when to request it again. */
@@ -360,6 +381,10 @@ public final class IdPool implements AutoCloseable {
           "sequence",
           "'" + sequence + "' has a reset, so its numbers repeat: request its ids as texts");
     }
+    List<AllocatedRange> ranges = new ArrayList<>(known);
+    ranges.add(range);
+    Replies.checkDisjoint(ranges); // its error ends the refill
+    known = List.copyOf(ranges.subList(Math.max(0, ranges.size() - 8), ranges.size()));
     Lease added = new Lease(range, nanos);
     if (!added.isExpired(clock)) {
       lateRanges = 0;

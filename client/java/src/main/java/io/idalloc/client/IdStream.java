@@ -33,9 +33,9 @@ public final class IdStream<T> implements Iterator<T>, AutoCloseable {
       Converter<R, T> convert,
       ToLongFunction<T> countIds) {}
 
-  /** Converts a message that must have {@code least} to {@code most} ids. */
+  /** Converts a message with {@code least} to {@code most} ids after the part before, or null. */
   interface Converter<R, T> {
-    T part(R reply, long least, long most);
+    T part(R reply, long least, long most, T before);
   }
 
   private final Calls calls;
@@ -125,8 +125,9 @@ public final class IdStream<T> implements Iterator<T>, AutoCloseable {
           }
         }
         try {
-          long most = chunk == 0 ? missing : Math.min(chunk, missing);
-          T part = source.convert.part(attempt.receive(), chunk == 0 ? 1 : most, most);
+          long most = Math.min(chunk == 0 ? 10_000 : chunk, missing); // the default of chunk_id_count
+          T part = source.convert.part(attempt.receive(), chunk == 0 ? 1 : most, most, attempt.last);
+          attempt.last = part;
           long count = source.countIds.applyAsLong(part);
           missing -= count;
           calls.answered();
@@ -173,6 +174,7 @@ public final class IdStream<T> implements Iterator<T>, AutoCloseable {
   private final class Attempt<Q, R> extends ClientCall.Listener<R> {
     private final Calls.Streaming<Q, R> streaming;
     private final BlockingQueue<Arrived<R>> arrived = new LinkedBlockingQueue<>();
+    private T last; // the latest part, or null
 
     Attempt(Calls.Streaming<Q, R> streaming, Q request) {
       this.streaming = streaming;
@@ -199,7 +201,7 @@ public final class IdStream<T> implements Iterator<T>, AutoCloseable {
         return got.reply.get();
       }
       if (got.status.isOk()) {
-        throw IdallocException.invalidReply("the stream ended before its total");
+        throw IdallocException.invalidReply("the stream ended with ids missing");
       }
       throw calls.failure(got.status.asRuntimeException(got.trailers));
     }

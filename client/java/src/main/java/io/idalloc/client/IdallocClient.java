@@ -21,6 +21,7 @@ import java.io.IOException;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
@@ -198,22 +199,23 @@ public final class IdallocClient implements AutoCloseable {
       BatchAllocateRangesResponse reply, List<RangeRequest> requests) {
     if (reply.getResultsCount() != requests.size()) {
       throw IdallocException.invalidReply(
-          reply.getResultsCount() + " results for " + requests.size() + " requests");
+          "results has " + reply.getResultsCount() + " items; expected " + requests.size());
     }
     List<RangeResult> results = new ArrayList<>(requests.size());
+    Map<List<String>, List<AllocatedRange>> taken = new HashMap<>(); // by sequence and period
     for (int i = 0; i < requests.size(); i++) {
       AllocateRangeResult each = reply.getResults(i);
-      if (each.hasError()) {
+      if (each.getError().getCode() != 0) {
         results.add(RangeResult.of(IdallocException.of(each.getError())));
         continue;
       }
-      try {
-        long count = requests.get(i).count();
-        results.add(RangeResult.of(Replies.range(each.getResponse(), count, count, false)));
-      } catch (IdallocException e) {
-        results.add(RangeResult.of(e));
-      }
+      long count = requests.get(i).count();
+      AllocatedRange range = Replies.range(each.getResponse(), count, count, false);
+      List<String> counter = List.of(requests.get(i).sequence(), range.period());
+      taken.computeIfAbsent(counter, key -> new ArrayList<>()).add(range);
+      results.add(RangeResult.of(range));
     }
+    taken.values().forEach(Replies::checkDisjoint);
     return List.copyOf(results);
   }
 
@@ -259,8 +261,9 @@ public final class IdallocClient implements AutoCloseable {
                     .setChunkIdCount(chunk)
                     .setView(Replies.view(withTexts))
                     .build(),
-            (message, least, most) ->
-                Replies.range(Replies.reply(message), least, most, withTexts),
+            (message, least, most, before) ->
+                Replies.inOrder(
+                    before, Replies.range(Replies.reply(message), least, most, withTexts)),
             AllocatedRange::count),
         total,
         chunk);
@@ -293,7 +296,7 @@ public final class IdallocClient implements AutoCloseable {
         IdAllocatorServiceGrpc.getGenerateDocIdMethod(),
         Replies.docIdRequest(count),
         "",
-        reply -> docIds(Replies.runs(reply.getRunsList(), count, count)),
+        reply -> docIds(Replies.runs(reply.getRunsList(), count, count, null)),
         List::size);
   }
 
@@ -321,7 +324,7 @@ public final class IdallocClient implements AutoCloseable {
                     .setChunkIdCount(chunk)
                     .setView(DocIdView.DOC_ID_VIEW_COMPACT)
                     .build(),
-            (reply, least, most) -> Replies.runs(reply.getRunsList(), least, most),
+            (reply, least, most, before) -> Replies.runs(reply.getRunsList(), least, most, before),
             runs -> runs.stream().mapToLong(DocIdRun::count).sum()),
         total,
         chunk);

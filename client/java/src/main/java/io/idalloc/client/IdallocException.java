@@ -18,6 +18,7 @@ import java.util.Optional;
 public final class IdallocException extends RuntimeException {
   private static final long serialVersionUID = 1L;
   private static final String DOMAIN = "idalloc";
+  private static final Duration LONGEST_RETRY_DELAY = Duration.ofHours(1);
 
   /** What the status says. */
   private record Details(
@@ -111,7 +112,11 @@ public final class IdallocException extends RuntimeException {
           request.getFieldViolationsList().forEach(violation -> fields.add(violation.getField()));
         } else if (each.is(RetryInfo.class)) {
           com.google.protobuf.Duration delay = each.unpack(RetryInfo.class).getRetryDelay();
-          retryDelay = Duration.ofSeconds(Math.max(0, delay.getSeconds()), delay.getNanos());
+          boolean isLong = delay.getSeconds() >= LONGEST_RETRY_DELAY.toSeconds();
+          retryDelay =
+              isLong
+                  ? LONGEST_RETRY_DELAY
+                  : Duration.ofSeconds(Math.max(0, delay.getSeconds()), Math.max(0, delay.getNanos()));
         }
       } catch (InvalidProtocolBufferException e) {
         // A damaged detail must not hide the error itself.
@@ -199,7 +204,7 @@ public final class IdallocException extends RuntimeException {
   /**
    * Returns how long to wait before a retry.
    *
-   * @return the delay; zero if the server asked for no wait
+   * @return the delay, at most an hour; zero if the server asked for no wait
    */
   public Duration retryDelay() {
     return details.retryDelay;

@@ -7,16 +7,19 @@ import io.idalloc.v1.GenerateDocIdRequest;
 import io.idalloc.v1.IdRange;
 import io.idalloc.v1.RangeView;
 import io.idalloc.v1.StreamRangesResponse;
+import java.math.BigInteger;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Comparator;
 import java.util.List;
 import java.util.regex.Pattern;
 
 /** Requests as messages, and replies whose fields agree as records. */
 final class Replies {
   private static final int MAX_NAME_BYTES = 255;
-  private static final Duration MAX_TTL = Duration.ofDays(366);
+  private static final long MAX_TTL_SECONDS = 366 * 86_400;
+  private static final Pattern PERIOD = Pattern.compile("([0-9]{4}(-[0-9]{2}(-[0-9]{2})?)?)?");
   private static final Pattern DOC_ID = Pattern.compile("[0-9a-f]{28}");
 
   private Replies() {}
@@ -80,13 +83,18 @@ final class Replies {
       AllocateRangeResponse reply, long least, long most, boolean withTexts) {
     IdRange ids = reply.getRange();
     check(ids, least, most);
-    Duration ttl = Duration.ofSeconds(reply.getTtl().getSeconds(), reply.getTtl().getNanos());
-    if (ttl.isNegative() || ttl.compareTo(MAX_TTL) > 0) {
-      throw IdallocException.invalidReply("ttl is " + ttl);
-    }
-    if (withTexts && reply.getTextsCount() != ids.getIdCount()) {
+    long seconds = reply.getTtl().getSeconds();
+    int nanos = reply.getTtl().getNanos();
+    boolean isTtl = 0 <= seconds && seconds <= MAX_TTL_SECONDS && 0 <= nanos && nanos < 1e9;
+    if (!isTtl || !PERIOD.matcher(reply.getPeriod()).matches()) {
       throw IdallocException.invalidReply(
-          reply.getTextsCount() + " texts for " + ids.getIdCount() + " ids");
+          "ttl is " + seconds + " s and " + nanos + " ns, period is '" + reply.getPeriod() + "'");
+    }
+    long count = withTexts ? ids.getIdCount() : 0;
+    long different = reply.getTextsList().stream().filter(each -> !each.isEmpty()).distinct().count();
+    if (reply.getTextsCount() != count || different != count) {
+      throw IdallocException.invalidReply(
+          "texts has " + reply.getTextsCount() + " items; expected " + count + " different ones");
     }
     return new AllocatedRange(
         ids.getFirstId(),
@@ -96,7 +104,7 @@ final class Replies {
         List.copyOf(reply.getTextsList()),
         reply.getPeriod(),
         reply.getGeneration(),
-        ttl,
+        Duration.ofSeconds(seconds, nanos),
         switch (reply.getOrdering()) {
           case ORDERING_RISING_PER_NODE -> AllocatedRange.Ordering.RISING_PER_NODE;
           case ORDERING_RISING -> AllocatedRange.Ordering.RISING;
@@ -107,56 +115,74 @@ final class Replies {
   }
 
   private static void check(IdRange ids, long least, long most) {
-    if (ids.getIdCount() < Math.max(1, least) || ids.getIdCount() > most) {
+    long first = ids.getFirstId();
+    long last = ids.getLastId();
+    long count = ids.getIdCount();
+    BigInteger distance = BigInteger.valueOf(count - 1).multiply(BigInteger.valueOf(ids.getStep()));
+    boolean fits = BigInteger.valueOf(first).add(distance).equals(BigInteger.valueOf(last));
+    boolean isCount = Math.max(1, least) <= count && count <= most;
+    if (!fits || !isCount || ids.getStep() == 0 || Math.max(first, last) == Long.MAX_VALUE) {
       throw IdallocException.invalidReply(
-          "id_count is " + ids.getIdCount() + "; expected " + least + " to " + most);
+          "range has first_id %d, last_id %d, step %d and id_count %d; expected %d to %d ids, at most 2^63-2"
+              .formatted(first, last, ids.getStep(), count, least, most));
     }
-    if (ids.getStep() == 0) {
-      throw IdallocException.invalidReply("step is 0");
-    }
-    try {
-      long distance = Math.multiplyExact(ids.getIdCount() - 1, ids.getStep());
-      if (Math.addExact(ids.getFirstId(), distance) == ids.getLastId()) {
-        return;
-      }
-    } catch (ArithmeticException e) {
-      // It does not fit either.
-    }
-    throw IdallocException.invalidReply(
-        "last_id " + ids.getLastId() + " does not fit the other fields");
   }
 
-  /** Converts runs that must have {@code least} to {@code most} ids in total. */
-  static List<DocIdRun> runs(List<io.idalloc.v1.DocIdRun> sent, long least, long most) {
+  /** Returns a range of a stream if it comes after the one before it, or null. */
+  static AllocatedRange inOrder(AllocatedRange before, AllocatedRange range) {
+    boolean isNext = before == null || Long.compare(range.first(), before.last()) == Long.signum(range.step());
+    if (!isNext && before.period().equals(range.period())) {
+      throw IdallocException.invalidReply(
+          "range.first_id is " + range.first() + "; expected an id after " + before.last());
+    }
+    return range;
+  }
+
+  /** Checks that no two ranges have an id in common. */
+  static void checkDisjoint(List<AllocatedRange> ranges) {
+    List<AllocatedRange> sorted = new ArrayList<>(ranges);
+    sorted.sort(Comparator.comparing(each -> Math.min(each.first(), each.last())));
+    for (int i = 1; i < sorted.size(); i++) {
+      AllocatedRange before = sorted.get(i - 1);
+      long lowest = Math.min(sorted.get(i).first(), sorted.get(i).last());
+      if (lowest <= Math.max(before.first(), before.last())) {
+        throw IdallocException.invalidReply("range has " + lowest + " twice; expected each id once");
+      }
+    }
+  }
+
+  /** Converts runs with {@code least} to {@code most} ids. They come after those of the message before, or null. */
+  static List<DocIdRun> runs(List<io.idalloc.v1.DocIdRun> sent, long least, long most, List<DocIdRun> before) {
     List<DocIdRun> runs = new ArrayList<>(sent.size());
     long count = 0;
+    String last = before == null ? "" : before.get(before.size() - 1).last();
     for (io.idalloc.v1.DocIdRun each : sent) {
-      check(each, most - count);
-      count += each.getIdCount();
-      runs.add(new DocIdRun(each.getFirstDocId(), each.getStep(), each.getIdCount()));
+      DocIdRun run = new DocIdRun(each.getFirstDocId(), each.getStep(), each.getIdCount());
+      // The ids of a message after that of another process or prefix have no order.
+      boolean isOther = runs.isEmpty() && !run.first().regionMatches(0, last, 0, DocIdRun.SHARED);
+      if (!isValid(run, most - count) || !isOther && run.first().compareTo(last) <= 0) {
+        throw IdallocException.invalidReply(
+            "runs[%d] has first_doc_id '%.60s', step %d and id_count %d; expected 1 to %d ids after '%s'"
+                .formatted(runs.size(), run.first(), run.step(), run.count(), most - count, last));
+      }
+      count += run.count();
+      last = run.last();
+      runs.add(run);
     }
     if (count < least) {
-      throw IdallocException.invalidReply(count + " document ids; expected at least " + least);
+      throw IdallocException.invalidReply("runs has " + count + " ids; expected at least " + least);
     }
     return List.copyOf(runs);
   }
 
-  private static void check(io.idalloc.v1.DocIdRun run, long most) {
-    String first = run.getFirstDocId();
-    if (run.getIdCount() < 1 || run.getIdCount() > most || run.getStep() < 1) {
-      throw IdallocException.invalidReply(
-          "a run has " + run.getIdCount() + " ids by " + run.getStep() + "; expected 1 to " + most);
+  private static boolean isValid(DocIdRun run, long most) {
+    if (!DOC_ID.matcher(run.first()).matches()
+        || run.step() < 1 || run.count() < 1 || run.count() > most) {
+      return false;
     }
-    if (!DOC_ID.matcher(first).matches()) {
-      throw IdallocException.invalidReply("a run from '" + first + "'");
-    }
-    long serial = Long.parseUnsignedLong(first, DocIdRun.SHARED, DocIdRun.LENGTH, 16);
-    long distance = (run.getIdCount() - 1) * run.getStep();
-    boolean fits =
-        Math.multiplyHigh(run.getIdCount() - 1, run.getStep()) == 0
-            && Long.compareUnsigned(serial + distance, serial) >= 0;
-    if (!fits) {
-      throw IdallocException.invalidReply("the serials of a run from '" + first + "' overflow");
-    }
+    long serial = Long.parseUnsignedLong(run.first(), DocIdRun.SHARED, DocIdRun.LENGTH, 16);
+    long distance = (run.count() - 1) * run.step();
+    return Math.multiplyHigh(run.count() - 1, run.step()) == 0
+        && Long.compareUnsigned(serial + distance, serial) >= 0;
   }
 }

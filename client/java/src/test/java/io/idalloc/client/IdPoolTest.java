@@ -17,6 +17,8 @@ import java.util.concurrent.ExecutionException;
 import java.util.stream.LongStream;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
 
 @Timeout(60)
 class IdPoolTest {
@@ -94,6 +96,34 @@ class IdPoolTest {
       assertEquals(id, pool.next());
     }
     assertEquals(List.of(1L, 2L, 4L, 8L, 16L, 32L, 64L, 128L, 256L, 512L), sizes.subList(0, 10));
+  }
+
+  @ParameterizedTest
+  @ValueSource(longs = {1, 3, -1, -3})
+  void anIdOfARecentRangeIsRefused(long step) throws Exception {
+    holds = true;
+    for (long place : new long[] {1, 100, 2, 50, 101, 3, 99, 4}) {
+      assertEquals(place * step, answer(place, 1, step).get());
+    }
+    for (long[] refused : new long[][] {{1, 1}, {99, 2}, {90, 10}, {49, 3}, {4, 100}}) {
+      assertEquals(Reason.INVALID_REPLY, reasonOf(answer(refused[0], refused[1], step)));
+    }
+    for (long place = 200; place < 208; place++) {
+      assertEquals(place * step, answer(place, 1, step).get());
+    }
+    assertEquals(step, answer(1, 1, step).get()); // the pool remembers eight ranges
+  }
+
+  /** Answers the next request of the pool, and returns what a caller gets. */
+  private CompletableFuture<Long> answer(long place, long count, long step) {
+    CompletableFuture<Long> waiting = pool.nextAsync();
+    long last = (place + count - 1) * step;
+    var ordering = AllocatedRange.Ordering.RISING;
+    held.remove()
+        .complete(
+            new AllocatedRange(
+                place * step, last, step, count, List.of(), "", 1, ttl, ordering, 1, false));
+    return waiting;
   }
 
   @Test
@@ -229,6 +259,17 @@ class IdPoolTest {
     clock.advance(2);
     assertEquals(32L, waiting.join());
     assertEquals(16L, sizes.get(5 + 1));
+  }
+
+  @Test
+  void anUnexpectedErrorEndsItsRefillOnly() {
+    Deque<CompletableFuture<AllocatedRange>> replies = new ArrayDeque<>();
+    replies.add(CompletableFuture.completedFuture(null));
+    replies.add(CompletableFuture.completedFuture(range(1, "")));
+    try (IdPool broken = new IdPool(calls, "orders", (name, count) -> replies.remove(), clock)) {
+      assertThrows(IdallocException.class, () -> broken.next(Duration.ofSeconds(10)));
+      assertEquals(1, broken.next(Duration.ofSeconds(10)));
+    }
   }
 
   @Test
