@@ -71,6 +71,7 @@ lint: .venv/ready ## conflict markers, ruff, import-linter, words, sizes, waits 
 	$(bin)/lint-imports --no-logo --cache-dir .build/importlinter
 	$(bin)/python scripts/lint_words.py
 	$(bin)/python scripts/lint_sizes.py
+	$(bin)/python -m scripts.lint_docstrings
 	$(bin)/python scripts/lint_waits.py
 	$(bin)/buf lint protos
 	$(bin)/buf format --diff --exit-code protos
@@ -133,6 +134,7 @@ bench-xproto: .venv/ready ## measure adds of documents beside a live MySQL 8.0.3
 bench-growth: .venv/ready ## measure what grows with sequences, nodes, connections; writes docs/operations/benchmarks-growth.md
 	$(bin)/python -m bench.growth $(ARGS)
 	$(bin)/python -m bench.many_names $(MANY_NAMES_ARGS)
+	$(bin)/python -m bench.busy_sequences $(BUSY_ARGS)
 
 bench-clients: bench-go bench-node ## measure next() of the clients' pools, for one caller and for 64
 

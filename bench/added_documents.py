@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from bench.markdown import number, table, verdict
+from bench.markdown import number, ratio, table, verdict
 
 _ABOUT = """\
 Clients add documents without an `_id` to idalloc's [port for the X Protocol](../guides/mysql-xdevapi.md) and to a
@@ -71,7 +71,7 @@ def _row(
     what: str, both: dict[str, _Rounds], name: str, scale: float, found: float, target: str, is_met: bool
 ) -> tuple[str, ...]:
     medians = (number(_median(both[contender], name), scale) for contender in ("idalloc", "MySQL"))
-    return (what, *medians, number(found), target, verdict(is_met))
+    return (what, *medians, ratio(found), target, verdict(is_met))
 
 
 def _ratio(both: dict[str, _Rounds], name: str) -> float:

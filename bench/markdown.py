@@ -23,6 +23,11 @@ def number(value: float | None, times: float = 1.0) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
+def ratio(value: float | None) -> str:
+    """Return a ratio with two digits; a dash for None."""
+    return "-" if value is None else f"{value:.2g}" if value < 100 else number(value)
+
+
 def verdict(met: bool | None) -> str:
     """Return whether a target was met, as Markdown; None if it was not measured."""
     return {None: "did not run", True: "met", False: "**missed**"}[met]

@@ -34,8 +34,8 @@ def of(
     for one in ("grpcio", "native"):
         p50 = over(f"ours {one} 1 at 1", f"noop {one} at 1", "p50")
         rows.append(_at_most(f"unary p50, idalloc / no-op, {one}, 1 in flight", 1.15, p50))
-    incrby = over("ids grpcio", "redis pipelined", "ids_rate")
-    rows.append(_at_least("ids/s, `ids()` in one thread / Redis INCRBY one by one, pipelined 16", 3, incrby))
+    blocks = over("ids grpcio", "postgres segment 1", "ids_rate")
+    rows.append(_at_least("ids/s, one caller, `ids()` / PostgreSQL segment table, 1,000 ids each", 1, blocks))
     rows += [
         _at_least(f"document ids/s at the client, {how}, {one}", 5e6, _ids_rate(contenders, f"{key} {one}"))
         for key, how in (("doc_ids", "`stream_doc_ids`"), ("doc_id texts", "as texts on the wire"))
@@ -43,10 +43,10 @@ def of(
     ]
     rows += [_workers(contenders, one, own_cores) for one in ("grpcio", "native")]
     store = "crate" if "recipe crate" in contenders else "sqlite"
-    ours = "writers crate" if store == "crate" else "writers grpcio"
+    ours = "calls crate" if store == "crate" else "calls grpcio"
     recipe = "CrateDB's recipe" if store == "crate" else "the recipe on SQLite"
-    writers = over(ours, f"recipe {store}", "ids_rate")
-    rows.append(_at_least(f"ids/s at 16 writers, idalloc / {recipe}", 1_000, writers))
+    calls = over(ours, f"recipe {store}", "ids_rate")
+    rows.append(_at_least(f"ids/s, one id a call, 16 in flight, idalloc / {recipe}", 1, calls))
     rows += [
         _at_most(f"unary p99, over {each.get('refills', 0)} refills / without, {each['store']}", 1.5, each.get("ratio"))
         for each in refills

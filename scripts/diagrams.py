@@ -78,15 +78,17 @@ def lease_life() -> str:
     drawing = Drawing("The ids that a lease holds over time: refills, a renewal, and the expiry of the lease", 800, 420)
 
     def at(seconds: float, ids: float) -> Point:
-        return 70 + seconds * 2.1, 320 - ids * 0.02
+        return 70 + seconds * 2.1, 320 - ids * 0.009
 
-    away, renewed, expired = 150.0, 127.5, 307.5
+    away = 150.0
+    renewed = 120.0
+    expired = 300.0
     fill, outline = COLOURS["end"]
-    (left, top), (right, bottom) = at(away, 13_300), at(340, 0)
+    (left, top), (right, bottom) = at(away, 29_600), at(340, 0)
     drawing.band(left, top, right - left, bottom - top, fill)
     drawing.line(at(0, 0), at(345, 0))
-    drawing.line(at(0, 0), at(0, 13_600))
-    for ids in (9_450, 11_700):
+    drawing.line(at(0, 0), at(0, 30_200))
+    for ids in (18_000, 27_000):
         x, y = at(0, ids)
         drawing.line((x, y), (x + 142, y), dashed=True, arrow=False, colour="#afb8c1")
         drawing.text(x - 6, y + 5, f"{ids:,}", anchor="end", size=12, colour=FAINT)
@@ -95,23 +97,22 @@ def lease_life() -> str:
         drawing.line((x, y), (x, y + 5), arrow=False)
         drawing.text(x, y + 20, f"{seconds} s", size=12, colour=FAINT)
     drawing.text(82, 58, "ids in the lease", anchor="start", size=13, colour=FAINT)
-    curve: list[Point] = [(0, 11_700)]
-    for refill in (22.5, 45, 67.5):
-        curve += [(refill, 9_450), (refill, 11_700)]
-    left_then = 11_700 - 10 * (expired - 67.5)
+    curve: list[Point] = [(0, 27_000), (60, 21_000), (60, 27_000)]
+    left_then = 27_000 - 10 * (expired - 60)
     curve += [(expired, left_then)]
     drawing.line(*(at(*point) for point in curve), colour=COLOURS["lease"][1], arrow=False, wide=True)
     drawing.line(at(expired, left_then), at(expired, 0), colour=outline, dashed=True, wide=True)
-    x, y = at(22.5, 9_450)
-    drawing.line((x, y + 40), (x, y + 4))
-    drawing.text(76, y + 56, "refill when ids for 94.5 s are", "left, up to ids for 117 s", anchor="start", size=13)
-    x, y = at(renewed, 11_700 - 10 * (renewed - 67.5))
+    x, y = at(60, 21_000)
+    drawing.line((x, y + 56), (x, y + 4))
+    lines = ("the write after 60 s adds ids", "up to 270 s of use; it comes", "earlier below ids for 180 s")
+    drawing.text(76, y + 72, *lines, anchor="start", size=13)
+    x, y = at(renewed, 27_000 - 10 * (renewed - 60))
     drawing.line((x, y + 128), (x, y + 4))
     drawing.text(x - 90, y + 146, "renewal after 60 s:", "a write of + 0 ids", anchor="start", size=13)
     drawing.text(at(72, 0)[0], 84, "callers slow down", anchor="start", size=13)
     meanwhile = ("the store is away: renewals fail,", "callers get ids from the lease")
     drawing.text(at(away, 0)[0] + 10, 78, *meanwhile, anchor="start", size=13)
-    x, y = at(expired, 4_200)
+    x, y = at(expired, 9_000)
     drawing.text(x - 8, y, "the lease expires 180 s after", "the last write: the rest is burned", anchor="end", size=13)
     drawing.text(
         400,

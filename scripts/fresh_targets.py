@@ -26,7 +26,11 @@ SLOW = {
     "bench-peers": ["ARGS=--rounds 1 --seconds 0.2 --refill-rounds 1 --refill-seconds 1 --most 1"],
     "bench-opensearch": ["ARGS=--rounds 1 --seconds 0.2"],
     "bench-faults": ["ARGS=--rounds 1 --seconds 1 --nodes 1 --stores sqlite", "FIRST_SECONDS_ARGS=--used 5"],
-    "bench-growth": ["ARGS=--names 100 --node-seconds 9", "MANY_NAMES_ARGS=--warm-up 9 --names 100"],
+    "bench-growth": [
+        "ARGS=--names 100 --node-seconds 9",
+        "MANY_NAMES_ARGS=--warm-up 9 --names 100",
+        "BUSY_ARGS=--seconds 1",
+    ],
 }
 SERVER = """export IDALLOC_SERVER=127.0.0.1:50061 IDALLOC_HTTP_LISTEN=
 make run ARGS="--listen $IDALLOC_SERVER" >run.log 2>&1 & trap 'kill -TERM -$!' EXIT

@@ -141,7 +141,7 @@ class Requests:
 
     def from_a_lease(self) -> list[Request]:
         """Return a request that a lease serves, after those that fill the lease."""
-        return [*[self._allocate("used", 100)] * 5, self._allocate("used")]
+        return [*[self._allocate("used", 100)] * 2, self._allocate("used")]
 
     def _allocate(self, sequence: str, count: int = 1) -> Request:
         request = id_allocator_pb2.AllocateRangeRequest(sequence=sequence, id_count=count)

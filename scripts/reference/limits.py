@@ -6,7 +6,7 @@ from idalloc._core import pipeline, pool, resumption
 from idalloc._core.calls import MAX_UUIDS_PER_CALL
 from idalloc._core.defaults import DEFAULT_TIMEOUT
 from idalloc._transport.channel import MAX_CONNECTIONS
-from idalloc_server.auth import audit, quotas, rejected_callers
+from idalloc_server.auth import audit, limits, quotas, rejected_callers, turns
 from idalloc_server.backup.command import MAX_MOVED_TO_LENGTH
 from idalloc_server.documents import cost, json_text, like
 from idalloc_server.domain import errors, generations
@@ -22,6 +22,7 @@ from idalloc_server.listen import connections, open_files, transport
 from idalloc_server.node import issuers
 from idalloc_server.rpc import batches, health, id_allocator, request_stream, sequences, status
 from idalloc_server.settings.model import Settings
+from idalloc_server.store.cluster import connections as store_connections
 from idalloc_server.store.cratedb import documents
 from idalloc_server.store.sqlite import documents as sqlite_documents
 from idalloc_server.telemetry import log_queue, metrics, recent, series
@@ -77,6 +78,7 @@ _INVALID = "INVALID_REQUEST"
 
 # Constants of the code that limit nothing that users meet.
 INTERNAL = (
+    "LARGEST_CALLS",
     *("LONGEST_RETRY_SECONDS", "MAX_BATCH_ROWS", "MAX_CALLERS", "MAX_CERTIFICATES", "MAX_COUNT", "MAX_COUNTERS"),
     *(
         "MAX_EFFECTIVE_DELAY_SECONDS",
@@ -89,8 +91,8 @@ INTERNAL = (
         "MAX_JOINED_TEXT",
         "MAX_JOINED_WRITES",
         "MAX_LATE_RANGES",
-        "MAX_PER_ISSUED",
     ),
+    "MAX_TURN_SECONDS",
     *("MAX_PRUNE_INTERVAL", "MAX_QUIET_WAIT_SECONDS", "MAX_SHOWN", "MAX_SIZE", "MAX_TIME", "MAX_TIMEOUT"),
     "MAX_TTL_SECONDS",
 )
@@ -460,6 +462,14 @@ LIMITS = {
             "no node issues older ids",
         ),
         Limit("call of the store", _setting("store_timeout", " s"), "STORE_UNAVAILABLE"),
+        Limit(
+            "answer of CrateDB or OpenSearch", f"{store_connections.MAX_ANSWER_BYTES // 2**20} MiB", "STORE_UNAVAILABLE"
+        ),
+        Limit(
+            "informational answers before one of these",
+            str(store_connections.MAX_INFORMATIONAL),
+            "STORE_UNAVAILABLE",
+        ),
         Limit("clocks of node and store at startup", _setting("max_clock_skew", " s"), "the server does not start"),
         Limit("timestamps ahead of the clock", _setting("max_clock_skew", " s"), "SEQUENCE_AHEAD_OF_CLOCK"),
         Limit(
@@ -493,6 +503,22 @@ LIMITS = {
             "[quotas](settings.md#the-access-file); none by default",
             "QUOTA_EXCEEDED; an open stream waits",
             f"{quotas.BURST_SECONDS:g} s of a quota may be used at once",
+        ),
+        Limit(
+            "sequences that the first uses by one identity create",
+            f"{limits.CREATIONS_PER_SECOND} a second, {number(limits.CREATIONS_AT_ONCE)} at once",
+            "QUOTA_EXCEEDED",
+            "callers without an identity are not limited",
+        ),
+        Limit(
+            "refusals of an identity that calls again before `RetryInfo` says",
+            f"{rejected_callers.BURST} at once, then {rejected_callers.ATTEMPTS_PER_SECOND} a second",
+            "further ones wait like those of a host with wrong tokens",
+        ),
+        Limit(
+            "requests without an answer in all streams of a process",
+            f"{number(turns.MAX_UNANSWERED)}; an identity, or else a connection, may have as many as are free",
+            "the server reads no further request until it has written answers",
         ),
         Limit(
             "sequences whose quotas a process keeps in memory",
@@ -548,7 +574,7 @@ LIMITS = {
 def page() -> str:
     """Return the page."""
     parts = []
-    for title, limits in LIMITS.items():
-        rows = [tuple(prose(cell, links.ALL) for cell in limit) for limit in limits]
+    for title, listed in LIMITS.items():
+        rows = [tuple(prose(cell, links.ALL) for cell in limit) for limit in listed]
         parts += [f"## {title}", table(("what", "limit", "beyond it", "why"), rows)]
     return document(_HEAD, *parts)

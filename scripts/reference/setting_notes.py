@@ -3,12 +3,8 @@
 from pydantic import ValidationError
 
 from idalloc_server.auth.rejected_callers import ATTEMPTS_PER_SECOND, BURST
-from idalloc_server.domain.allocation.config import AllocationConfig
-from idalloc_server.domain.allocation.lease import Lease
-from idalloc_server.domain.allocation.reserve import PREFETCH_SHARE, Reserve
+from idalloc_server.domain.allocation.reserve import GENEROSITY, PREFETCH_SHARE
 from idalloc_server.domain.document_ids.start_timestamps import STALE_AFTER
-from idalloc_server.domain.sequences.model import MAX_ID, Sequence
-from idalloc_server.domain.store.records import Demand
 from idalloc_server.files.watch import POLL_SECONDS
 from idalloc_server.listen.connections import MAX_HTTP_CONNECTIONS, MAX_PROBE_CONNECTIONS
 from idalloc_server.listen.transport import MAX_BLOCKED_WRITES, MAX_CONNECTION_GRACE_SECONDS
@@ -22,12 +18,12 @@ from idalloc_server.workers.worker import CHANGE_PAUSE_SECONDS
 from scripts.reference.markdown import table
 
 
-def reserve_factor() -> float:
-    """Return how long a node's ids last at a steady rate, as a multiple of outage_reserve."""
-    config, rate = AllocationConfig(lease_ttl=200.0, store_timeout=1.0, auto_create_sequences=True), 1e4
-    steady = Reserve(config, 0.0)
-    steady.expect(Demand(rate, 1, 0.0), 0, 0.0)
-    return round(steady.prefetch(Lease(), Sequence(), 0, MAX_ID, 0.0) / rate / config.outage_reserve, 3)
+def reserve_factor() -> int:
+    """Return how long a node's ids last at most at a steady rate, as a multiple of outage_reserve.
+
+    It aims at one less. The ends of its ranges are too short for large calls.
+    """
+    return GENEROSITY + 1
 
 
 def lease_factor() -> float:
@@ -74,7 +70,7 @@ _PARAMETERS = table(
     ],
 )
 _TRANSPORTS = table(
-    ("", "`grpcio`", "`native`"),
+    ("", "`grpcio`", "`native` (experimental)"),
     [
         ("package", "always installed", "`pip install '.[native]'` in [a clone](../index.md#start); Linux and macOS"),
         ("TLS, client certificates, `max_connection_age`", "yes", "refused at startup"),
@@ -95,8 +91,8 @@ authenticated
 callers, or with [`insecure`](#insecure).""",
     "transport": f"""{_TRANSPORTS}
 
-`native` serves several times as many unary calls a second ([performance](../explanation/performance.md)). It is
-younger: keep `grpcio` if it is fast enough. To use TLS with `native`, put a proxy in front, on the same machine.""",
+`native` is [experimental](../guides/deployment.md#transports): keep `grpcio` unless you measured that it limits you.
+To use TLS with `native`, put a proxy in front, on the same machine.""",
     "http_listen": """Serves the [status page](../operations/status-page.md), `/livez`, `/readyz` and `/metrics`, see
 [monitoring](../operations/monitoring.md). With several workers the supervisor serves it. Port 0 selects a free port,
 which the server prints. `make run` sets `127.0.0.1:50080`. The rule of [`insecure`](#insecure) applies,
@@ -153,9 +149,10 @@ after {STALE_AFTER:g} s.""",
     "lease_ttl": f"""At least {lease_factor():g} times [`outage_reserve`](#outage_reserve) plus
 [`store_timeout`](#store_timeout). A change of a sequence in use takes effect when earlier leases have
 expired: up to this time and a second later. See [leases and fencing](../explanation/leases-and-fencing.md).""",
-    "outage_reserve": f"""`0s` keeps no reserve. A node holds the ids of up to {reserve_factor():g} times this time, and
-a crash burns them. Sequences with the ordering `RISING`, timestamps, and calls with a `request_id` have no reserve:
-they call the store each time.""",
+    "outage_reserve": f"""`0s` promises nothing for an outage: a node holds the ids of about three seconds, so that no
+busy caller waits for a refill. A node holds the ids of up to {reserve_factor():g} times this time, and a crash burns
+them. Sequences with the ordering `RISING`, timestamps, and calls with a
+`request_id` have no reserve: they call the store each time.""",
     "max_reserved_ids": f"""A node never reserves more than 1/{PREFETCH_SHARE} of the ids that a sequence has left. A
 sequence may have a lower limit, `max_lease_size`.""",
     "store_timeout": """The ids of a write without an answer are burned, and its callers get

@@ -167,7 +167,7 @@ def of_documents() -> Claims:
     first, longest = (float(retries[name].rstrip("s")) for name in ("initialBackoff", "maxBackoff"))
     waits = [min(first * retries["backoffMultiplier"] ** n, longest) for n in range(retries["maxAttempts"] - 1)]
     return {
-        "README.md": [f"`outage_reserve` ({default('outage_reserve'):g} s by default)"],
+        "README.md": [f"a store that is away for {default('outage_reserve'):g} s ("],
         "SECURITY.md": [
             f"at most {transport.MAX_STREAMS_PER_CONNECTION} running calls, and with `grpcio` "
             f"{transport.MAX_ENDED_STREAMS} more that the client has reset",
@@ -188,7 +188,7 @@ def of_documents() -> Claims:
             f"up to {reserve}",
             f"`lease_ttl` {lease}",
             f"hence the default of {default('outage_reserve'):g} s",
-            f"{default('outage_reserve'):g} = {number(4 * 250 * 1.3 * default('outage_reserve'))} ids",
+            f"{default('outage_reserve'):g} = {number(4 * 250 * reserve_factor() * default('outage_reserve'))} ids",
         ],
         "docs/operations/monitoring.md": [
             f"less than {default('outage_reserve') / 2:g} s, half of the default `outage_reserve`"

@@ -33,7 +33,6 @@ BY_HEADING = {
 }
 FRAMEWORKS = "tests/languages/test_frameworks.py runs the program"
 INDEX = "it needs a package index"
-README_FRAGMENTS = "tests/languages/test_readme_fragments.py compiles it"
 MYSQL_CLIENTS = "tests/languages/test_mysql_clients.py runs it"
 NODE_CONSUMER = "tests/packages/test_node.py installs the package and runs it"
 PROGRAMS = "tests/languages/test_programs.py runs the program"
@@ -41,13 +40,6 @@ PYTHON_EXAMPLES = "tests/e2e/test_examples.py runs the program"
 OPENSEARCH = "tests/e2e/test_opensearch_documents.py runs it"
 # By page and the beginning of the first line.
 NOT_RUN = {
-    "README.md": {
-        "make run     # installs": "`make test` runs this test; `make run` is in a later block",
-        "// go get ": README_FRAGMENTS,
-        "// a Maven dependency": README_FRAGMENTS,
-        "import { connect }": README_FRAGMENTS,
-        "// idalloc protos": "languages.md has its lines: tests/languages/test_readme_fragments.py",
-    },
     "docs/index.md": {"git clone https://example.com/idalloc": "the address is a placeholder"},
     "docs/tutorial.md": {"python3 -m venv ~/idalloc-tutorial": INDEX},
     "docs/guides/deployment.md": {

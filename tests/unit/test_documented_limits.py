@@ -147,7 +147,7 @@ def test_a_number_that_only_a_proto_changes_is_found(number: str, other: str) ->
     assert of_protos(lambda proto: proto.replace(number, other))
 
 
-@pytest.mark.parametrize(("number", "other"), [("16 kB of metadata", "8 kB of metadata"), ("1.3 times", "1.5 times")])
+@pytest.mark.parametrize(("number", "other"), [("16 kB of metadata", "8 kB of metadata"), ("4 times", "5 times")])
 def test_a_number_that_only_a_document_changes_is_found(number: str, other: str) -> None:
     """A number that changes in a document, but not in the code, is found."""
     assert of_documents(lambda document: document.replace(number, other))

@@ -77,11 +77,11 @@ def copyleft(package: str) -> bool:
 
 
 def test_the_docs_name_each_licence_with_copyleft() -> None:
-    """docs/index.md names the packages of a server that have no permissive licence."""
+    """deployment.md names the packages of a server that have no permissive licence."""
     installed = {canonicalize_name(each.metadata["Name"]) for each in distributions()}
     names = {each.partition("==")[0] for each in locked("server.txt")} & installed
     assert len(names) > 40
-    licences = (ROOT / "docs/index.md").read_text().partition("## Licence and source")[2]
+    licences = (ROOT / "docs/guides/deployment.md").read_text().partition("## Licences")[2]
     found = {name for name in names if copyleft(name)}
     assert found == {"pathspec", "python-stdnum"}
     assert [name for name in found if name not in licences] == []

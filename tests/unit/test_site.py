@@ -57,8 +57,8 @@ def build(root: Path, *options: str) -> None:
 
 
 def write(root: Path, nav: str, **pages: str) -> None:
-    """Write a small documentation with the repository's settings."""
-    (root / "docs").mkdir(exist_ok=True)
+    """Write a small documentation with the repository's settings and styles."""
+    shutil.copytree(ROOT / "docs/assets", root / "docs/assets", ignore=shutil.ignore_patterns("*.svg", "*.png"))
     (root / "zensical.toml").write_text(re.sub(r"(?ms)^nav = \[.*?^\]", f"nav = {nav}", CONFIG))
     for name, text in pages.items():
         (root / f"docs/{name}.md").write_text(text)

@@ -74,8 +74,8 @@ def restart_memory_peak() -> int:
     return memory_peak()
 
 
-def memory_peak() -> int:
-    """Return the peak of this process's resident memory, in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+def memory_peak(pid: int | str = "self") -> int:
+    """Return the peak of a process's resident memory, in bytes; by default of this one."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     [peak] = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
     return int(peak) * 1024

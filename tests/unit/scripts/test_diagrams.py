@@ -4,11 +4,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from idalloc_server.domain.allocation.reserve import REFILL_AT
+from idalloc_server.domain.allocation.reserve import GENEROSITY, SHARE
 from idalloc_server.domain.generations import MARGIN_SECONDS
 from idalloc_server.workers import worker
 from scripts.diagrams import ASSETS, DIAGRAMS
-from scripts.reference.setting_notes import reserve_factor
 from tests.support.documented import default
 from tests.support.paths import ROOT
 
@@ -44,8 +43,8 @@ def test_diagrams_state_the_defaults() -> None:
     ttl, reserve = default("lease_ttl"), default("outage_reserve")
     life = DIAGRAMS["lease-life"]()
     assert f"outage_reserve {reserve:g} s, lease_ttl {ttl:g} s" in life
-    assert f"ids for {REFILL_AT * reserve:g} s are" in life
-    assert f"up to ids for {reserve_factor() * reserve:g} s" in life
+    assert f"earlier below ids for {SHARE * GENEROSITY * reserve:g} s" in life
+    assert f"up to {GENEROSITY * reserve:g} s of use" in life
     assert f"renewal after {ttl / 3:g} s" in life
     for name in ("advance", "fencing"):
         assert f"lease_ms is {ttl * 1000:g}" in DIAGRAMS[name]()
