@@ -337,7 +337,8 @@ async def test_a_stream_ends_beyond_its_bytes(served: Served) -> None:
     for _ in range(5):
         await call.write(range_of("x" * 250_000))
     await until_waiting(served, "orders", 1)
-    await until(lambda: not served.draining._readers)  # it reads no more
+    unanswered = served.access_control.limits.shares.unanswered
+    await until(lambda: unanswered._held.total() == 6)
     gate.set()
     answers = [shown(await soon(call.read())) for _ in range(6)]
     assert answers == [(1, 1), *["INVALID_REQUEST"] * 5]

@@ -8,8 +8,9 @@ recorded (``audit.py``).
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from math import inf
 from operator import attrgetter
 from typing import Any, NoReturn
 
@@ -34,7 +35,6 @@ from idalloc_server.auth.call_types import (
 from idalloc_server.auth.client_certificates import ClientCertificates
 from idalloc_server.auth.limits import Limits
 from idalloc_server.auth.logins import Logins
-from idalloc_server.auth.quotas import Quotas
 from idalloc_server.auth.turns import StreamShare
 from idalloc_server.domain.allocation.config import admit_creation
 from idalloc_server.domain.clock import Clock
@@ -78,11 +78,11 @@ class AccessControl:
         self.metadata_of = metadata_of
         self.certificates = certificates
         self.peer_of = peer_of
-        self._limits = Limits(clock, current, self.audit)
-        self._authenticator = Authenticator(
-            current, self._limits, requires_authentication, metadata_of, peer_of, certificates
+        self.limits = Limits(clock, current, self.audit)
+        self.authenticator = Authenticator(
+            current, self.limits, requires_authentication, metadata_of, peer_of, certificates
         )
-        self.logins = Logins(self._authenticator, self._limits, certificates)  # of the X Protocol
+        self.logins = Logins(self.authenticator, self.limits, certificates)  # of the X Protocol
         self._max_ids = max_ids_per_call
         # If not, only administrative calls are wrapped, for the audit.
         self._checks_calls = policy is not None or certificates is not None
@@ -90,11 +90,11 @@ class AccessControl:
     @property
     def requires_authentication(self) -> bool:
         """Whether callers must authenticate."""
-        return self._authenticator.required
+        return self.authenticator.required
 
     def require_authentication(self) -> None:
         """Require authentication from now on, including on open streams."""
-        self._authenticator.require_authentication()
+        self.authenticator.require_authentication()
 
     def apply_policy(self, policy: AccessPolicy) -> None:
         """Apply another policy.
@@ -102,8 +102,8 @@ class AccessControl:
         Open streams that it does not allow end before their next message; those of AllocateStream,
         before their next answer.
         """
-        self._authenticator.apply_policy(policy)
-        self._limits.quotas.apply_policy(policy)
+        self.authenticator.apply_policy(policy)
+        self.limits.quotas.apply_policy(policy)
 
     def add_checks(self, method: str, handler: Any, *, streams: bool) -> Any:
         """Return a handler that checks calls of a method before ``handler``.
@@ -133,8 +133,8 @@ class AccessControl:
 
     def _check_allocate(self, method: str, rule: Rule, handler: UnaryHandler) -> UnaryHandler:
         role, has_sequence, most = rule.role, bool(rule.sequence_field), self._max_ids
-        authenticate, charge, quotas = self._authenticator.authenticate, self._limits.charge, self._limits.quotas
-        charge_creation = self._limits.charge_creation
+        authenticate, charge, quotas = self.authenticator.authenticate, self.limits.charge, self.limits.quotas
+        charge_creation = self.limits.charge_creation
 
         # The hot path: each Python call counts here.
         async def call(request: Any, context: Context) -> Any:
@@ -165,11 +165,10 @@ class AccessControl:
             if not self._checks_calls:
                 return await handler(request, context, lambda sequence, ids: None)
             identity, _ = self._authorize(method, rule, request, context)
-            admit_creation.set(partial(self._limits.charge_creation, method, identity))
             try:
                 return await handler(request, context, partial(self._admit, method, rule, context, identity))
             except Refusal:
-                self._limits.charge_call(method, identity)  # An invalid request is a call, too.
+                self.limits.charge_call(method, identity)  # An invalid request is a call, too.
                 raise
 
         return call
@@ -177,37 +176,53 @@ class AccessControl:
     def _check_requests(self, method: str, rule: Rule, handler: RequestsHandler) -> Callable[..., Awaitable[None]]:
         async def serve(messages: MessageStream, context: Context) -> None:
             if not self._checks_calls:
-                await handler(messages, context, _admit_all)
+                await handler(messages, context, None)
                 return
-            identity, _ = self._authorize(method, rule, None, context)
-            self._limits.charge_call(method, identity)
-            admit_creation.set(partial(self._limits.charge_creation, method, identity))
-            checked = _CheckedRequests(messages, self._authenticator, method, context, identity)
+            caller = _StreamCaller(self, method, context, partial(self._authorize, method, rule, None, context))
+            self.limits.charge_call(method, caller.identity)
+            messages.check = caller.check
 
             async def admit(sequence: str | None, ids: int, seconds: float) -> Refund | None:
-                await checked.wait_for_quota(self._limits.quotas, ids, seconds)
-                return self._admit(method, rule, context, checked.identity, sequence, ids)
+                await caller.wait_for_quota(ids, messages.pause, seconds, has_call=True)
+                return self._admit(method, rule, context, caller.identity, sequence, ids)
 
-            with self._limits.stream_slot(method, identity):
-                await handler(checked, context, admit)
+            with self.limits.stream_slot(method, caller.identity):
+                await handler(messages, context, admit)
 
         return serve
 
     def _check_stream(self, method: str, rule: Rule, handler: StreamHandler) -> StreamHandler:
-        limits = self._limits
+        limits = self.limits
 
         async def stream(request: Any, context: Context, admit: Admit) -> AsyncGenerator[Any, None]:
-            authorize = partial(self._authorize, method, rule, request, context)
-            charges = _StreamCharges(method, context, self._authenticator, limits, authorize, admit)
-            admit_creation.set(partial(limits.charge_creation, method, charges.identity))
-            with limits.stream_slot(method, charges.identity):
+            caller = _StreamCaller(self, method, context, partial(self._authorize, method, rule, request, context))
+            unsent: int | None = None  # charged ids of a message that is not sent yet
+
+            async def pause(seconds: float) -> None:
+                await asyncio.sleep(seconds)
+                await admit(0)
+
+            async def charge(ids: int) -> None:
+                nonlocal unsent
+                await admit(0)
+                if unsent is None:
+                    limits.charge(method, caller.identity, caller.budgets, ids)
+                else:
+                    await caller.wait_for_quota(ids, pause)
+                    limits.quotas.charge(caller.budgets, ids, more_calls=0)
+                unsent = ids
+                await admit(ids)
+
+            with limits.stream_slot(method, caller.identity):
                 try:
-                    async with aclosing(handler(request, context, charges.admit)) as replies:
+                    async with aclosing(handler(request, context, charge)) as replies:
                         async for reply in replies:
                             yield reply
-                            charges.unsent = 0
+                            unsent = 0
                 except Refusal:
-                    charges.settle_refusal()
+                    if unsent is None:
+                        limits.charge(method, caller.identity, caller.budgets, 0)  # as a call
+                    limits.quotas.refund(caller.budgets, unsent or 0)
                     raise
 
         return stream
@@ -218,17 +233,17 @@ class AccessControl:
         """See ``AdmitRequest``."""
         if not identity.has_role(rule.role, sequence):
             self._deny(method, context, identity, rule, sequence)
-        budgets = self._limits.quotas.budgets_of(identity, sequence)
+        budgets = self.limits.quotas.budgets_of(identity, sequence)
         if not budgets:
             return None
         ids = (ids or 1) if 0 <= ids <= self._max_ids else 0
-        self._limits.charge(method, identity, budgets, ids)
-        return partial(self._limits.quotas.refund, budgets, ids)
+        self.limits.charge(method, identity, budgets, ids)
+        return partial(self.limits.quotas.refund, budgets, ids)
 
     def _check_read(self, method: str, rule: Rule, handler: UnaryHandler) -> UnaryHandler:
         async def call(request: Any, context: Context) -> Any:
             identity, _ = self._authorize(method, rule, request, context)
-            self._limits.charge_call(method, identity)
+            self.limits.charge_call(method, identity)
             before = readable_sequences.set(identity.roles[READ])
             try:
                 return await handler(request, context)
@@ -240,7 +255,7 @@ class AccessControl:
     def _check_admin(self, method: str, rule: Rule, handler: UnaryHandler) -> UnaryHandler:
         async def call(request: Any, context: Context) -> Any:
             identity, sequence = self._authorize(method, rule, request, context)
-            self._limits.charge_call(method, identity)
+            self.limits.charge_call(method, identity)
             fields: dict[str, Any] = {} if sequence is None else {"sequence": sequence}
             fields |= {name: getattr(request, name) for name in rule.audited_fields}
             fields = {name: shorten(value) if isinstance(value, str) else value for name, value in fields.items()}
@@ -257,38 +272,37 @@ class AccessControl:
         Raises:
             Refusal: The caller is not authenticated, lacks the required role, or exceeds a limit.
         """
-        identity = self.authenticate(method, context)
+        identity = self.authenticator.authenticate(method, context)
         sequence = attrgetter(rule.sequence_field)(request) if rule.sequence_field else None
         role = rule.role
         if not (identity.roles[role].any_name if rule.all_sequences else identity.has_role(role, sequence)):
             self._deny(method, context, identity, rule, sequence)
+        admit_creation.set(partial(self.limits.charge_creation, method, identity))
         return identity, sequence
 
     def _deny(self, method: str, context: Context, identity: Identity, rule: Rule, sequence: str | None) -> NoReturn:
-        self._limits.charge_call(method, identity)
+        self.limits.charge_call(method, identity)
         sequence = None if sequence is None else shorten(sequence)
         refusal = PermissionDenied(identity.name, rule.role, sequence)
         target = {} if sequence is None else {"sequence": sequence}
-        self._limits.record_denied(method, identity, refusal, self.peer_of(context), **target)
+        self.limits.record_denied(method, identity, refusal, self.peer_of(context), **target)
         raise refusal
-
-    def authenticate(self, method: str, context: Context) -> Identity:
-        """Return the identity that calls; see ``Authenticator.authenticate``."""
-        return self._authenticator.authenticate(method, context)
 
     def share_of(self, context: Context) -> StreamShare:
         """Return the share of a stream: of its caller's identity, else of its connection."""
-        name = self._authenticator.name_of(context) if self.requires_authentication else None
-        return StreamShare(self._limits.shares, name or self.peer_of(context))
+        known = self.authenticator
+        return StreamShare(
+            self.limits.shares, lambda: (known.required and known.name_of(context)) or self.peer_of(context)
+        )
 
     def describe_caller(self, context: Context) -> dict[str, str | None]:
         """Return the caller's address and identity for the log; the latter is None if rejected."""
-        return {"peer": self.peer_of(context), "identity": self._authenticator.name_of(context)}
+        return {"peer": self.peer_of(context), "identity": self.authenticator.name_of(context)}
 
     def authenticate_and_charge(self, method: str, context: Context) -> Identity:
         """Authenticate and charge a call that requires no role, and return its identity."""
-        identity = self.authenticate(method, context)
-        self._limits.charge_call(method, identity)
+        identity = self.authenticator.authenticate(method, context)
+        self.limits.charge_call(method, identity)
         return identity
 
     def authorize_reader(self, method: str, context: Context) -> None:
@@ -304,7 +318,7 @@ class AccessControl:
                 exceeds a limit.
         """
         identity, _ = self._authorize(method, _READER, None, context)
-        self._limits.charge_call(method, identity)
+        self.limits.charge_call(method, identity)
 
     def refuse_unread(self, method: str, context: Context, refusal: Refusal) -> NoReturn:
         """Refuse a call without reading its request, as on a server that drains.
@@ -314,103 +328,48 @@ class AccessControl:
         """
         identity = self.authenticate_and_charge(method, context)
         if RULES[method].role == ADMIN:
-            self._limits.record_denied(method, identity, refusal, self.peer_of(context))
+            self.limits.record_denied(method, identity, refusal, self.peer_of(context))
         raise refusal
 
 
-async def _admit_all(sequence: str | None, ids: int, seconds: float) -> None:
-    """See ``AdmitStreamed``."""
-
-
 @dataclass(eq=False)
-class _CheckedRequests:
-    """The messages of a stream; it checks the caller before each answer, which may have waited."""
+class _StreamCaller:
+    """The caller of one stream, who is checked again while the stream is open."""
 
-    messages: MessageStream
-    authenticator: Authenticator
+    access_control: AccessControl
     method: str
     context: Context
-    identity: Identity  # the caller, under the policy that was checked last
+    authorize: Callable[[], tuple[Identity, str | None]]  # returns the caller, and the stream's sequence
 
     def __post_init__(self) -> None:
-        self.share = self.messages.share
-        self.pause = self.messages.pause
-        self._policy = self.authenticator.policy
+        self._policy: AccessPolicy | None = None
+        self.check()
 
-    async def wait_for_quota(self, quotas: Quotas, ids: int, seconds: float) -> None:
-        """Check the caller, and wait until its own quota admits a request.
+    def check(self) -> None:
+        """Authorize the caller again if the policy has changed."""
+        policy = self.access_control.authenticator.policy
+        if self._policy is not policy:
+            self.identity, sequence = self.authorize()
+            self.budgets = self.access_control.limits.quotas.budgets_of(self.identity, sequence)
+            self._policy = policy
 
-        Return at once if that takes more than ``seconds``.
+    async def wait_for_quota(
+        self, ids: int, pause: Callable[[float], Awaitable[None]], seconds: float = inf, *, has_call: bool = False
+    ) -> None:
+        """Check the caller, and wait until its budgets admit ids, and a call if it has one.
+
+        Return at once if that takes more than ``seconds``. ``pause`` waits, and raises the error of
+        a stream that must end.
         """
         while True:
-            self.authenticator.check_certificate(self.method, self.context)
-            self._authenticate_again()
-            wait = quotas.seconds_to_wait(self.identity, ids)
+            self.access_control.authenticator.check_certificate(self.method, self.context)
+            self.check()
+            wait = self.access_control.limits.quotas.seconds_to_wait(self.budgets, ids, has_call=has_call)
             if not 0 < wait <= seconds:
                 return
             wait = min(wait, STREAM_POLL_SECONDS)
             seconds -= wait
-            await self.pause(wait)
-
-    def __aiter__(self) -> AsyncGenerator[Any, None]:
-        return aiter(self.messages)
-
-    def write(self, message: Any) -> Awaitable[None]:
-        self._authenticate_again()
-        return self.messages.write(message)
-
-    def _authenticate_again(self) -> None:
-        if self._policy is not self.authenticator.policy:
-            self.identity = self.authenticator.authenticate(self.method, self.context)
-            self._policy = self.authenticator.policy
-
-
-@dataclass(eq=False)
-class _StreamCharges:
-    """Charges one stream of ids message by message, under the current policy."""
-
-    method: str
-    context: Context
-    authenticator: Authenticator
-    limits: Limits
-    authorize: Callable[[], tuple[Identity, str | None]]  # returns the stream's caller and its sequence
-    admit_message: Admit  # waits until the server may send a message
-    unsent: int = field(default=0, init=False)  # charged ids of a message that is not sent yet
-
-    def __post_init__(self) -> None:
-        self._has_charged_call = False
-        self._apply_policy()
-
-    def _apply_policy(self) -> None:
-        self._policy = self.authenticator.policy
-        self.identity, sequence = self.authorize()
-        self._budgets = self.limits.quotas.budgets_of(self.identity, sequence)
-
-    async def admit(self, ids: int) -> None:
-        """Wait until a message of ``ids`` ids is allowed; charge them, and a call for the first."""
-        await self.admit_message(0)
-        if not self._has_charged_call:
-            self._has_charged_call = True
-            self.limits.charge(self.method, self.identity, self._budgets, ids)
-        else:
-            while wait := self._try_charge(ids):
-                await asyncio.sleep(min(wait, STREAM_POLL_SECONDS))
-                await self.admit_message(0)
-        self.unsent = ids
-        await self.admit_message(ids)
-
-    def _try_charge(self, ids: int) -> float:
-        """Charge the ids and return 0, or charge none and return the seconds to wait."""
-        self.authenticator.check_certificate(self.method, self.context)
-        if self._policy is not self.authenticator.policy:
-            self._apply_policy()
-        return self.limits.quotas.try_charge(self._budgets, ids)
-
-    def settle_refusal(self) -> None:
-        """Refund the ids that were not sent. Charge a refused request as a call."""
-        if not self._has_charged_call:
-            self.limits.charge(self.method, self.identity, self._budgets, 0)
-        self.limits.quotas.refund(self._budgets, self.unsent)
+            await pause(wait)
 
 
 def shorten(text: str) -> str:

@@ -43,9 +43,8 @@ class IdleStreamLeft(asyncio.CancelledError):
 class MessageStream(Protocol):
     """The requests and answers of a call that streams both."""
 
-    @property
-    def share(self) -> StreamShare:
-        """The stream's share; it is that of its caller's identity once this is authenticated."""
+    share: StreamShare  # not used before the caller is authenticated
+    check: Callable[[], None] | None  # raises the error that ends the stream before an answer is written
 
     def __aiter__(self) -> AsyncGenerator[Any, None]:
         """Return the requests, to be read once by one task, and closed.
@@ -55,11 +54,7 @@ class MessageStream(Protocol):
         """
 
     async def pause(self, seconds: float) -> None:
-        """Wait before a request is admitted.
-
-        Raises:
-            ServerDraining: The server drains.
-        """
+        """Wait before a request is admitted, or raise ``ServerDraining``."""
 
     def write(self, message: Any) -> Awaitable[None]:
         """Count an answer, and send it. Raises an exception of the transport if the client left."""
@@ -79,7 +74,7 @@ AdmitRequest = Callable[[str | None, int], Refund | None]
 # The same for a stream of requests. It waits at most the given seconds for the identity's quota.
 AdmitStreamed = Callable[[str | None, int, float], Awaitable[Refund | None]]
 BatchHandler = Callable[[Any, Context, AdmitRequest], Awaitable[Any]]
-RequestsHandler = Callable[[MessageStream, Context, AdmitStreamed], Awaitable[None]]
+RequestsHandler = Callable[[MessageStream, Context, AdmitStreamed | None], Awaitable[None]]
 MetadataReader = Callable[[Context], Iterable[tuple[str, Any]]]
 PeerReader = Callable[[Context], str]
 

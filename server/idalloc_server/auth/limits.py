@@ -36,39 +36,25 @@ class Limits:
         self._retry_at: dict[str, float] = {}  # when a call of an identity fits, by its last refusal
         self.shares = Shares()
 
-    def charge(self, method: str, identity: Identity, budgets: tuple[Budget, ...], ids: int) -> None:
-        """Charge one call and its ids to all budgets, or to none if one is exhausted."""
+    def charge(
+        self, method: str, identity: Identity, budgets: tuple[Budget, ...], ids: int, *, more_calls: int | None = None
+    ) -> None:
+        """Charge one call and its ids to all budgets, or to none; see ``Quotas.charge``."""
         try:
-            self.quotas.charge(budgets, ids)
+            self.quotas.charge(budgets, ids, more_calls=more_calls)
         except QuotaExceeded as refusal:
-            self._count(method, identity, refusal)
-            raise
+            raise self._counted(method, identity, refusal) from None
 
     def charge_call(self, method: str, identity: Identity) -> None:
         """Charge a call that takes no ids to the budget of its identity."""
         self.charge(method, identity, self.quotas.budgets_of(identity, None), 0)
 
-    def charge_more(self, method: str, identity: Identity, calls: int, ids: int) -> None:
-        """Charge further calls and ids to the budget of an identity whose call is admitted."""
-        try:
-            self.quotas.charge_more(self.quotas.budgets_of(identity, None), calls, ids)
-        except QuotaExceeded as refusal:
-            self._count(method, identity, refusal)
-            raise
-
     def charge_creation(self, method: str, identity: Identity) -> None:
-        """Charge a sequence that the first use by an identity creates; limit identities only.
-
-        Raises:
-            QuotaExceeded: The identity creates sequences too fast.
-        """
-        if identity is ANONYMOUS:
-            return
-        if seconds := self._creations.count(identity.name):
+        """Charge a sequence that its first use by an identity creates; limit identities only."""
+        if identity is not ANONYMOUS and (seconds := self._creations.count(identity.name)):
             subject = f"identity:{identity.name}"
             refusal = QuotaExceeded(subject, "creations_per_second", CREATIONS_PER_SECOND, seconds)
-            self._count(method, identity, refusal)
-            raise refusal
+            raise self._counted(method, identity, refusal)
 
     @contextmanager
     def stream_slot(self, method: str, identity: Identity) -> Iterator[None]:
@@ -76,8 +62,7 @@ class Limits:
         try:
             close = self.quotas.open_stream(identity)
         except QuotaExceeded as refusal:
-            self._count(method, identity, refusal)
-            raise
+            raise self._counted(method, identity, refusal) from None
         try:
             yield
         finally:
@@ -103,9 +88,10 @@ class Limits:
         else:
             self._audit.record_rejected(refusal, identity=name, peer=peer, method=method, **target)
 
-    def _count(self, method: str, identity: Identity, refusal: QuotaExceeded) -> None:
+    def _counted(self, method: str, identity: Identity, refusal: QuotaExceeded) -> QuotaExceeded:
         now = self._now()
         if now < self._retry_at.get(identity.name, 0.0):  # a caller that waits as it should is not delayed
             refusal.wait = self._over_quota.count(identity.name)
         self._retry_at[identity.name] = now + refusal.retry_after
         self._audit.count_rejected(refusal, identity=identity.name, method=method, subject=refusal.subject)
+        return refusal

@@ -99,7 +99,8 @@ class Logins:
         Raises:
             QuotaExceeded: The quota of ids is exhausted.
         """
-        self.limits.charge_more(method, identity, max(0, given - 1), generated)
+        budgets = self.limits.quotas.budgets_of(identity, None)
+        self.limits.charge(method, identity, budgets, generated, more_calls=max(0, given - 1))
 
     def refund(self, identity: Identity, ids: int) -> None:
         """Refund ids that were charged and not generated."""

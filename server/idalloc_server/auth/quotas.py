@@ -5,6 +5,7 @@
 
 from collections.abc import Callable
 from heapq import nlargest
+from typing import Any
 
 from idalloc_server.auth.access import AccessPolicy, Identity
 from idalloc_server.domain.clock import Clock
@@ -94,15 +95,15 @@ class Budget:
         self.streams = streams
         self.open_streams = 0
 
-    def check(self, now: float, ids: int) -> None:
-        """Check that one more call is within the quota. A call without ids ignores a debt of ids.
+    def check(self, now: float, ids: int, *, has_call: bool = True) -> None:
+        """Check that ids, and one more call, are within the quota. No ids ignore a debt of ids.
 
         Raises:
             QuotaExceeded: It is not.
         """
         calls, bucket = self.calls, self.ids
         # This repeats ``seconds_to_wait``: its call costs more than the rest of this method.
-        if calls is not None and calls.full_at - now >= calls.burst_seconds:
+        if has_call and calls is not None and calls.full_at - now >= calls.burst_seconds:
             raise QuotaExceeded(self.subject, "calls_per_second", calls.rate, calls.seconds_to_wait(now))
         if ids and bucket is not None and bucket.full_at - now >= bucket.burst_seconds:
             raise QuotaExceeded(self.subject, "ids_per_second", bucket.rate, bucket.seconds_to_wait(now))
@@ -175,54 +176,32 @@ class Quotas:
             return () if own is None else (own,)
         return (shared,) if own is None else (own, shared)
 
-    def seconds_to_wait(self, identity: Identity, ids: int) -> float:
-        """Return the seconds until the identity's own quota admits a call; 0 if it does now."""
-        budget = self._identities.get(identity.name)
-        if budget is None:
-            return 0.0
-        buckets = (budget.calls, budget.ids if ids else None)
-        return max((bucket.seconds_to_wait(self._now()) for bucket in buckets if bucket is not None), default=0.0)
-
-    def charge(self, budgets: tuple[Budget, ...], ids: int) -> None:
+    def charge(self, budgets: tuple[Budget, ...], ids: int, *, more_calls: int | None = None) -> None:
         """Charge one call and its ids.
+
+        With ``more_calls``, the call was charged before: it takes ids, and counts as so many calls
+        more, even beyond the quota of calls.
 
         Raises:
             QuotaExceeded: A budget is exhausted. Nothing was charged.
         """
         now = self._now()
+        calls = 1 if more_calls is None else more_calls
         for budget in budgets:
-            budget.check(now, ids)
-        for budget in budgets:
-            if budget.calls is not None:
-                budget.calls.take(1, now)
-            if budget.ids is not None:
-                budget.ids.take(ids, now)
-
-    def charge_more(self, budgets: tuple[Budget, ...], calls: int, ids: int) -> None:
-        """Charge what an admitted call takes beyond itself: any number of further calls, and ids.
-
-        Raises:
-            QuotaExceeded: A budget of ids is exhausted. Nothing was charged.
-        """
-        now = self._now()
-        for budget in budgets:
-            if ids and budget.ids is not None and (seconds := budget.ids.seconds_to_wait(now)):
-                raise QuotaExceeded(budget.subject, "ids_per_second", budget.ids.rate, seconds)
+            budget.check(now, ids, has_call=more_calls is None)
         for budget in budgets:
             if budget.calls is not None:
                 budget.calls.take(calls, now)
             if budget.ids is not None:
                 budget.ids.take(ids, now)
 
-    def try_charge(self, budgets: tuple[Budget, ...], ids: int) -> float:
-        """Charge the ids of a stream's next message and return 0, or return the seconds to wait."""
+    def seconds_to_wait(self, budgets: tuple[Budget, ...], ids: int, *, has_call: bool) -> float:
+        """Return the seconds until all budgets admit ids, and a call; 0 if they do now."""
         now = self._now()
-        wait = max([budget.ids.seconds_to_wait(now) for budget in budgets if budget.ids is not None], default=0.0)
-        if not wait:
-            for budget in budgets:
-                if budget.ids is not None:
-                    budget.ids.take(ids, now)
-        return wait
+        buckets = [
+            each for budget in budgets for each in (budget.ids if ids else None, budget.calls if has_call else None)
+        ]
+        return max([each.seconds_to_wait(now) for each in buckets if each is not None], default=0.0)
 
     def refund(self, budgets: tuple[Budget, ...], ids: int) -> None:
         """Refund ids that a call did not get."""
@@ -253,7 +232,7 @@ class Quotas:
             return None  # No sequence has such a name, and it is too long to keep.
         now = self._now()
         if len(self._sequences) >= self._max_sequences:
-            self._evict(now)
+            self._sequences = most_in_debt(self._sequences, self._max_sequences // 2, now)
         budget = self._sequences[name] = self._new_budget(name, now)
         return budget
 
@@ -263,8 +242,9 @@ class Quotas:
                 return Budget(f"sequence:{name}", quota.ids_per_second, quota.calls_per_second, now)
         return None
 
-    def _evict(self, now: float) -> None:
-        """Keep the half of the budgets that take longest to be full."""
-        debts = ((budget.seconds_to_full(now), name) for name, budget in self._sequences.items() if budget)
-        kept = nlargest(self._max_sequences // 2, (each for each in debts if each[0] > 0))
-        self._sequences = {name: self._sequences[name] for _, name in kept}
+
+def most_in_debt(known: dict[str, Any], count: int, now: float) -> dict[str, Any]:
+    """Keep the ``count`` buckets or budgets that take longest to be full."""
+    debts = ((each.seconds_to_full(now), name) for name, each in known.items() if each)
+    kept = nlargest(count, (debt for debt in debts if debt[0] > 0))
+    return {name: known[name] for _, name in kept}

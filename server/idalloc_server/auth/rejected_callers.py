@@ -4,11 +4,10 @@ import asyncio
 import random
 import re
 from collections.abc import Callable
-from heapq import nlargest
 from ipaddress import IPv6Network, ip_address
 from urllib.parse import unquote
 
-from idalloc_server.auth.quotas import Bucket
+from idalloc_server.auth.quotas import Bucket, most_in_debt
 from idalloc_server.domain.clock import Clock
 
 # The rejections allowed at once, such as of a service whose token was just replaced, and those
@@ -29,13 +28,9 @@ _PORT = re.compile(r"(?<![:\[]):\d+$")
 
 
 class CallerRates:
-    """Limits a rate by caller: by default that of rejections.
+    """Limits each caller to ``rate`` events a second, and ``burst`` at once; by default rejections.
 
-    Args:
-        clock: The clock.
-        rate: How many events a second are within the limit.
-        burst: How many are at once.
-        max_callers: The most callers that are kept in memory.
+    Keeps ``max_callers`` callers in memory at most.
     """
 
     def __init__(
@@ -53,18 +48,12 @@ class CallerRates:
         bucket = self._callers.get(caller)
         if bucket is None:
             if len(self._callers) >= self._max_callers:
-                self._evict(now)
+                self._callers = most_in_debt(self._callers, self._max_callers // 2, now)
             bucket = self._callers[caller] = Bucket(self._rate, now, burst=self._burst)
         seconds = bucket.seconds_to_wait(now)
         if not seconds:
             bucket.take(1, now)
         return seconds
-
-    def _evict(self, now: float) -> None:
-        """Keep at most half of the callers: those whose buckets take longest to fill."""
-        debts = ((bucket.seconds_to_full(now), caller) for caller, bucket in self._callers.items())
-        kept = nlargest(self._max_callers // 2, (each for each in debts if each[0] > 0))
-        self._callers = {caller: self._callers[caller] for _, caller in kept}
 
 
 class DelayedAnswers:

@@ -5,8 +5,10 @@ grpcio accepts too few new calls: unary calls of others then wait for seconds.
 """
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 # The most streams of a process that write at a time, and the most of their requests that wait for
 # the store, and that are unanswered. One caller alone has at most half of each.
@@ -25,49 +27,44 @@ class FairShare:
     def __init__(self, places: int) -> None:
         self._free = places
         self._held: Counter[str] = Counter()
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}  # by caller, in their order
 
     async def take(self, caller: str) -> None:
-        """Take a place; those of a caller are in the order of these calls."""
-        if caller not in self._waiting and self._held[caller] < self._free:
-            self._grant(caller)
-            return
-        waiting = self._waiting.setdefault(caller, deque())
+        """Take a place for a caller."""
+        waiting = self._waiting.setdefault(caller, {})
         granted = asyncio.get_running_loop().create_future()
-        waiting.append(granted)
+        waiting[granted] = None
+        self._serve(caller)
         try:
             await granted
         except asyncio.CancelledError:
-            if not granted.cancelled():
+            if granted.cancelled():
+                waiting.pop(granted, None)
+            else:
                 self.give_back(caller)
             raise
-        finally:
-            # Only now: a later call must not get its place first.
-            waiting.remove(granted)
-            if waiting:
-                self._serve(caller)
-            else:
-                del self._waiting[caller]
 
     def give_back(self, caller: str) -> None:
         """Give a place back, and grant it to a caller that waits, first to one with few places."""
         self._free += 1
         self._held[caller] -= 1
-        if not self._held[caller]:
-            del self._held[caller]
         for each in sorted(self._waiting, key=self._held.__getitem__):
             self._serve(each)
+        if not self._held[caller]:
+            del self._held[caller]
 
     def _serve(self, caller: str) -> None:
-        """Grant a place to a caller that waits, if it may have more."""
-        first = self._waiting[caller][0]
-        if not first.done() and self._held[caller] < self._free:
-            first.set_result(None)
-            self._grant(caller)
-
-    def _grant(self, caller: str) -> None:
-        self._held[caller] += 1
-        self._free -= 1
+        """Grant places to a caller that waits, as many as it may have."""
+        waiting = self._waiting[caller]
+        while waiting and self._held[caller] < self._free:
+            granted = next(iter(waiting))
+            del waiting[granted]
+            if not granted.cancelled():
+                granted.set_result(None)
+                self._held[caller] += 1
+                self._free -= 1
+        if not waiting:
+            del self._waiting[caller]
 
 
 class Shares:
@@ -79,13 +76,18 @@ class Shares:
         self.unanswered = FairShare(MAX_UNANSWERED)
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class StreamShare:
     """The share of one stream. One of its tasks at a time uses its turn."""
 
     shares: Shares
-    caller: str  # the caller's identity, or else its connection
+    find_caller: Callable[[], str]  # called once, when the share is used
     _turn: asyncio.TimerHandle | None = None  # ends the turn
+
+    @cached_property
+    def caller(self) -> str:
+        """The caller's identity, or else its connection."""
+        return self.find_caller()
 
     async def begin_turn(self) -> None:
         """Wait for a turn, unless the stream has one. It ends by itself if a write takes long."""

@@ -80,7 +80,7 @@ class TransportTraits(NamedTuple):
     left_errors: tuple[type[Exception], ...]
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class _Messages:
     """See ``MessageStream``."""
 
@@ -88,14 +88,8 @@ class _Messages:
     draining: Draining
     requests: AsyncIterable[Any]
     context: Context
-    share_of: Callable[[Context], StreamShare]
-    _share: StreamShare | None = None
-
-    @property
-    def share(self) -> StreamShare:
-        """The stream's share, once its caller is authenticated."""
-        self._share = self._share or self.share_of(self.context)
-        return self._share
+    share: StreamShare
+    check: Callable[[], None] | None = None
 
     async def __aiter__(self) -> AsyncGenerator[Any, None]:
         # A proxy may end a call whose request is not complete in time, unless its reply has begun.
@@ -108,10 +102,13 @@ class _Messages:
                 yield request
 
     async def pause(self, seconds: float) -> None:
-        self.draining.check_reads()
+        if self.draining.rejects:
+            raise ServerDraining
         await asyncio.sleep(seconds)
 
     def write(self, message: Any) -> Awaitable[None]:
+        if self.check is not None:
+            self.check()
         self.answers[_CODES[message.error.code] if message.HasField("error") else "OK"] += 1
         return self.context.write(message)
 
@@ -235,13 +232,11 @@ class CallLayer:
 
     def _writing_replies(self, handler: StreamHandler) -> UnaryHandler:
         async def write_all(request: Any, context: Context) -> None:
-            share: StreamShare | None = None
+            share = self.access_control.share_of(context)
 
             async def admit(ids: int) -> None:
-                nonlocal share
                 await self.draining.admit_message(ids)
                 if ids:
-                    share = share or self.access_control.share_of(context)
                     await share.begin_turn()
 
             # aclosing: the handler learns at once that its last reply was not written.
@@ -252,8 +247,7 @@ class CallLayer:
                     except self.transport.left_errors:
                         raise asyncio.CancelledError from None  # The client left.
                     finally:
-                        if share:
-                            share.end_turn()
+                        share.end_turn()
                     # native's write may not yield, nor report that the client left. Without this, a
                     # stream would block all other calls and miss its cancellation.
                     await asyncio.sleep(0)
@@ -262,8 +256,8 @@ class CallLayer:
 
     def _streaming_messages(self, handler: Callable[[MessageStream, Context], Awaitable[None]]) -> UnaryHandler:
         async def serve(requests: AsyncIterable[Any], context: Context) -> None:
-            share_of = self.access_control.share_of
-            messages = _Messages(self.metrics.stream_answers, self.draining, requests, context, share_of)
+            share = self.access_control.share_of(context)
+            messages = _Messages(self.metrics.stream_answers, self.draining, requests, context, share=share)
             try:
                 await handler(messages, context)
             except self.transport.left_errors:

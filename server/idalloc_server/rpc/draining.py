@@ -21,7 +21,7 @@ class Draining:
 
     metrics: CallMetrics  # counts the calls
     has_begun: bool = field(init=False, default=False)  # whether new calls are held or rejected
-    _rejects: bool = field(init=False, default=False)
+    rejects: bool = field(init=False, default=False)  # whether new calls and requests are rejected
     _rejecting: asyncio.Event = field(init=False, default_factory=asyncio.Event)  # the same, to wait for
     _held: int = field(init=False, default=0)
     _ends_streams: bool = field(init=False, default=False)
@@ -36,7 +36,7 @@ class Draining:
     def reject_calls(self) -> None:
         """Reject new and held calls from now on, and further requests of open streams."""
         self.has_begun = True
-        self._rejects = True
+        self.rejects = True
         self._rejecting.set()
         for reader in self._readers:
             reader.cancel()
@@ -54,15 +54,6 @@ class Draining:
         if self._ends_streams:
             raise ServerDraining
 
-    def check_reads(self) -> None:
-        """Check that streams may read requests.
-
-        Raises:
-            ServerDraining: Calls are rejected.
-        """
-        if self._rejects:
-            raise ServerDraining
-
     async def read_requests(self, requests: AsyncIterable[Any], *, is_call: bool) -> AsyncGenerator[Any, None]:
         """Yield the requests of a stream, read by one task.
 
@@ -76,7 +67,8 @@ class Draining:
         incoming, readers = aiter(requests), self._readers
         reader: asyncio.Task[Any] = asyncio.current_task()  # type: ignore[assignment]
         while True:
-            self.check_reads()
+            if self.rejects:
+                raise ServerDraining
             readers[reader] = is_call
             try:
                 request = await anext(incoming)

@@ -140,7 +140,7 @@ class IdAllocatorServicer:
                 raise
             left -= count
 
-    async def AllocateStream(self, messages: MessageStream, context: Context, admit: AdmitStreamed) -> None:
+    async def AllocateStream(self, messages: MessageStream, context: Context, admit: AdmitStreamed | None) -> None:
         """See id_allocator.proto."""
         await RequestStream(messages, admit, self).serve()
 

@@ -55,7 +55,7 @@ class AuthenticatedReflection(_Base):  # type: ignore[misc]
 
         async def serve(requests: AsyncIterable[Any], context: Context) -> AsyncGenerator[Any, None]:
             try:
-                self._access_control.authenticate(method, context)
+                self._access_control.authenticator.authenticate(method, context)
                 async with aclosing(reply_to(self._charge(method, requests, context), context)) as replies:
                     async for reply in replies:
                         yield reply

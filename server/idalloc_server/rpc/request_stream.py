@@ -77,11 +77,10 @@ class RequestStream:
     """
 
     messages: MessageStream
-    admit: AdmitStreamed  # authorizes and charges each request
+    admit: AdmitStreamed | None  # authorizes and charges each request
     source: IdSource
     _queue: deque[_Answer] = field(default_factory=deque, init=False)
     _unanswered: int = field(default=0, init=False)  # requests that were read
-    _starting: bool = field(default=False, init=False)  # whether an earlier request is about to wait
     _queued_ids: int = field(default=0, init=False)
     _queued_bytes: int = field(default=0, init=False)
     _reader: asyncio.Task[Any] | None = field(default=None, init=False)  # while it reads requests
@@ -121,26 +120,26 @@ class RequestStream:
     async def _serve_one(self, request: pb.AllocateStreamRequest) -> None:
         """Write the answer to a request, or put it into the queue if others wait before it."""
         share = self.messages.share
-        reader = self._reader
         read_at = asyncio.get_running_loop().time()
         await share.shares.unanswered.take(share.caller)
         self._unanswered += 1
         refund, outcome = await self._admit(request)
-        if self._writer is None:
+        is_first = self._writer is None
+        if is_first:
             await share.begin_turn()  # before the ids are taken: their lease may end while it waits
-            outcome = outcome or self._take(request)
-            if outcome is not None:
-                self._reader = None
-                await self._write(request, refund, outcome)
-                self._reader = reader
+        outcome = outcome or self._take(request)
+        if is_first and outcome is not None:
+            reader, self._reader = self._reader, None
+            await self._write(request, refund, outcome)
+            self._reader = reader
+        if is_first:
             share.end_turn()
-            if outcome is not None:
-                return
-        else:
-            outcome = outcome or self._take(request)
+        elif outcome is not None:
+            self._put(request, refund, outcome)
         if outcome is None:
-            outcome = await self._begin_wait(request, read_at)
-        self._put(request, refund, outcome)
+            begun = asyncio.Event()
+            self._put(request, refund, asyncio.create_task(self._wait_for_ids(request, read_at, begun)))
+            await begun.wait()  # so that ids are in the order of requests
 
     async def _admit(self, request: pb.AllocateStreamRequest) -> tuple[Refund | None, Exception | None]:
         """Authorize and charge a request; return how to refund it, and its error if refused."""
@@ -150,9 +149,10 @@ class RequestStream:
         has_timeout = request.HasField("timeout")
         seconds = request.timeout.seconds + request.timeout.nanos / 1e9 if has_timeout else math.inf
         try:
-            refund = await self.admit(wanted.sequence if is_range else None, wanted.id_count, seconds)
-            if self._queued_ids:
-                self._check_credit(wanted.id_count)
+            refund = self.admit and await self.admit(wanted.sequence if is_range else None, wanted.id_count, seconds)
+            queued, most = self._queued_ids + wanted.id_count, MAX_IDS_FACTOR * self.source.max_ids
+            if self._queued_ids and wanted.id_count <= self.source.max_ids and queued > most:
+                raise QuotaExceeded("stream", "ids_without_answer", most, RETRY_SECONDS)
             if has_timeout:
                 _seconds_of(request)
         except Unauthenticated:
@@ -163,18 +163,10 @@ class RequestStream:
 
     def _take(self, request: pb.AllocateStreamRequest) -> Any:
         """Return the ids of a request, or its error; None if it must wait."""
-        if self._starting:
-            return None
         try:
             return self.source.take_from_memory(request)
         except Exception as error:
             return error
-
-    def _check_credit(self, id_count: int) -> None:
-        """Raise ``QuotaExceeded`` if requests without an answer ask for too many ids."""
-        most = MAX_IDS_FACTOR * self.source.max_ids
-        if id_count <= self.source.max_ids and self._queued_ids + id_count > most:
-            raise QuotaExceeded("stream", "ids_without_answer", most, RETRY_SECONDS)
 
     def _put(self, request: pb.AllocateStreamRequest, refund: Refund | None, outcome: Any) -> None:
         """Put an answer into the queue.
@@ -197,37 +189,26 @@ class RequestStream:
                 "requests", f"at most {most} may be without an answer; read answers before you send more"
             )
 
-    async def _begin_wait(self, request: pb.AllocateStreamRequest, read_at: float) -> Any:
-        """Return the ids of a request, its error, or the task that returns either, once it may run.
-
-        Until then no later request is read, so that ids are in the order of requests.
-        """
-        caller = self.messages.share.caller
-        store_waits = self.messages.share.shares.store_waits
-        until = read_at + _seconds_of(request) if request.HasField("timeout") else None
+    async def _wait_for_ids(self, request: pb.AllocateStreamRequest, read_at: float, begun: asyncio.Event) -> Any:
+        """Return the ids of a request, or its error. Set ``begun`` once it waits for them."""
+        share = self.messages.share
+        timeout = _seconds_of(request) if request.HasField("timeout") else None
         try:
-            async with asyncio.timeout_at(until):
-                await store_waits.take(caller)
+            async with asyncio.timeout_at(None if timeout is None else read_at + timeout):
+                await share.shares.store_waits.take(share.caller)
+                try:
+                    begun.set()
+                    return self._take(request) or await self.source.take(request)
+                finally:
+                    share.shares.store_waits.give_back(share.caller)
         except TimeoutError:
-            return _timed_out(request)
-        if (taken := self._take(request)) is not None:  # a refill came meanwhile
-            store_waits.give_back(caller)
-            return taken
-        waiting = asyncio.create_task(self._wait_for_ids(request, until))
-        waiting.add_done_callback(lambda _: store_waits.give_back(caller))
-        self._starting = True
-        return waiting
-
-    async def _wait_for_ids(self, request: pb.AllocateStreamRequest, until: float | None) -> Any:
-        """Return the ids of a request, or its error."""
-        self._starting = False
-        try:
-            async with asyncio.timeout_at(until):
-                return await self.source.take(request)
-        except TimeoutError:
-            return _timed_out(request)
+            return StoreUnavailable(
+                f"the store did not answer within the request's timeout of {timeout:g} s; try again"
+            )
         except Exception as error:
             return error
+        finally:
+            begun.set()
 
     async def _write_queue(self) -> None:
         """Write answers until the queue is empty; a failed write ends the stream."""
@@ -268,7 +249,8 @@ class RequestStream:
             if not response.HasField("error"):
                 self.source.burn(request, outcome)
             raise
-        self._end_requests(1)
+        self._unanswered -= 1
+        self.messages.share.shares.unanswered.give_back(self.messages.share.caller)
 
     async def _wait_for_writer(self) -> None:
         self._reader = None
@@ -291,20 +273,10 @@ class RequestStream:
                     outcome = outcome.result() if outcome.done() and not outcome.cancelled() else None
                 if outcome is not None and not isinstance(outcome, Exception):
                     self.source.burn(request, outcome)
-            self.messages.share.end_turn()
-            self._end_requests(self._unanswered)
-
-    def _end_requests(self, count: int) -> None:
-        """Record that requests have their answers, or need none."""
-        share = self.messages.share
-        self._unanswered -= count
-        for _ in range(count):
-            share.shares.unanswered.give_back(share.caller)
-
-
-def _timed_out(request: pb.AllocateStreamRequest) -> StoreUnavailable:
-    timeout = _seconds_of(request)
-    return StoreUnavailable(f"the store did not answer within the request's timeout of {timeout:g} s; try again")
+            share = self.messages.share
+            share.end_turn()
+            for _ in range(self._unanswered):
+                share.shares.unanswered.give_back(share.caller)
 
 
 def _seconds_of(request: pb.AllocateStreamRequest) -> float:

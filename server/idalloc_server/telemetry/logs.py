@@ -7,7 +7,6 @@ Each line has ``timestamp``, ``level``, ``event`` and ``logger``; the lines of s
 import asyncio
 import atexit
 import logging
-import math
 import os
 import sys
 import threading
@@ -174,27 +173,21 @@ class LibraryRecords(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Log a record, or count it."""
-        if record.name.startswith(_PARSERS):
-            self._count(record)
+        level = min(max(record.levelno // 10 * 10, logging.DEBUG), logging.CRITICAL)
+        if not record.name.startswith(_PARSERS):
+            try:
+                message = record.getMessage()
+            except Exception:
+                message = repr((record.msg, record.args))
+            _log.log(level, "library", logger=record.name, message=message, exc_info=record.exc_info)
             return
-        try:
-            message = record.getMessage()
-        except Exception:
-            message = repr((record.msg, record.args))
-        _log.log(_level(record), "library", logger=record.name, message=message, exc_info=record.exc_info)
-
-    def _count(self, record: logging.LogRecord) -> None:
-        kind = (record.name, _level(record))
+        kind = (record.name, level)
         self._counts[kind] += 1
         now = self._clock()
-        if now - self._logged_at.get(kind, -math.inf) >= 1:
+        if now - self._logged_at.get(kind, now - 2) >= 1:
             self._logged_at[kind] = now
             cause = failure_fields(record.exc_info[1]) if record.exc_info else {}
-            _log.log(kind[1], "library_records", logger=record.name, count=self._counts.pop(kind), **cause)
-
-
-def _level(record: logging.LogRecord) -> int:
-    return min(max(record.levelno // 10 * 10, logging.DEBUG), logging.CRITICAL)
+            _log.log(level, "library_records", logger=record.name, count=self._counts.pop(kind), **cause)
 
 
 def _log_unhandled(error: Any) -> None:

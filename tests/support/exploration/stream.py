@@ -37,7 +37,8 @@ class Stream:
         self._writing: asyncio.Future[None] | None = None
         self._numbers = 0
         self._is_broken = False
-        self.share = StreamShare(Shares(), "client")
+        self.check: Callable[[], None] | None = None
+        self.share = StreamShare(Shares(), lambda: "client")
         world.run(self._node, self._node.claim_start())  # a request id records the prefix
         self._task = world.call(self._node, self._serve())
 
@@ -123,7 +124,7 @@ class Stream:
         )
         context: Any = None  # is used for calls of other methods only
         try:
-            await servicer.AllocateStream(self, context, _admit_all)
+            await servicer.AllocateStream(self, context, None)
         except ServerDraining:
             pass
         finally:
@@ -193,10 +194,6 @@ class Stream:
         expires_at = self._node.clock.boot() + max(0.001, reply.ttl.seconds - waited)
         sequence = self._world.store.rows[request.sequence].sequence
         return IdRange(ids.first_id, ids.id_count, ids.step, reply.generation, expires_at, sequence, reply.period)
-
-
-async def _admit_all(sequence: str | None, ids: int, seconds: float) -> None:
-    """See ``AdmitStreamed``."""
 
 
 def _record_failure(method: str, error: Exception) -> status.Status:

@@ -161,10 +161,10 @@ def test_open_stream_waits_instead_of_failing() -> None:
     quotas = Quotas(clock, AccessPolicy([billing], [quota("a", ids=50)]))
     budgets = quotas.budgets_of(billing, "a")
     quotas.charge(budgets, 100)
-    assert quotas.try_charge(budgets, 10) == pytest.approx(1.0)
+    assert quotas.seconds_to_wait(budgets, 10, has_call=False) == pytest.approx(1.0)
     clock.advance(1.01)
-    assert quotas.try_charge(budgets, 10) == 0
-    assert quotas.try_charge((), 10) == 0
+    assert quotas.seconds_to_wait(budgets, 10, has_call=False) == 0
+    assert quotas.seconds_to_wait((), 10, has_call=False) == 0
 
 
 def test_new_limits_keep_the_present_use() -> None:

@@ -70,11 +70,11 @@ def test_a_blocked_write_ends_its_turn() -> None:
 
     async def wait_behind_blocked_streams() -> float:
         shares = Shares()
-        blocked = [StreamShare(shares, "greedy") for _ in range(MAX_TURNS)]
+        blocked = [StreamShare(shares, lambda: "greedy") for _ in range(MAX_TURNS)]
         tasks = [asyncio.create_task(each.begin_turn()) for each in blocked]
         await asyncio.sleep(0)
         began = asyncio.get_running_loop().time()
-        await StreamShare(shares, "greedy").begin_turn()
+        await StreamShare(shares, lambda: "greedy").begin_turn()
         waited = asyncio.get_running_loop().time() - began
         await asyncio.gather(*tasks)
         return waited
@@ -87,7 +87,7 @@ def test_a_blocked_write_ends_its_turn() -> None:
 async def test_a_turn_ends_once() -> None:
     """A turn that has ended by itself gives no second place back."""
     shares = Shares()
-    stream = StreamShare(shares, "a")
+    stream = StreamShare(shares, lambda: "a")
     await stream.begin_turn()
     stream.end_turn()
     stream.end_turn()
