@@ -175,28 +175,26 @@ func (c *Client) BatchAllocateRanges(ctx context.Context, requests []RangeReques
 		if len(reply.GetResults()) != len(requests) {
 			return 0, invalidReply("results has %d items; expected %d", len(reply.GetResults()), len(requests))
 		}
-		results = make([]RangeResult, len(requests))
+		converted := make([]RangeResult, len(requests))
 		taken := map[[2]string][]Range{} // by sequence and period
 		for i, result := range reply.GetResults() {
-			if results[i], err = newResult(result, requests[i].Count); err != nil {
+			if converted[i], err = newResult(result, requests[i].Count); err != nil {
 				return 0, err
 			}
-			if ids += results[i].Range.Count; results[i].Err == nil {
-				key := [2]string{requests[i].Sequence, results[i].Range.Period}
-				taken[key] = append(taken[key], results[i].Range)
+			if ids += converted[i].Range.Count; converted[i].Err == nil {
+				key := [2]string{requests[i].Sequence, converted[i].Range.Period}
+				taken[key] = append(taken[key], converted[i].Range)
 			}
 		}
 		for _, ranges := range taken {
-			if err := checkDisjoint(ranges); err != nil {
-				return 0, err
-			}
+			err = cmp.Or(err, checkDisjoint(ranges))
 		}
-		return ids, nil
+		if err == nil {
+			results = converted
+		}
+		return ids, err
 	})
-	if err != nil {
-		return nil, err
-	}
-	return results, nil
+	return results, err
 }
 
 // checkDisjoint returns an error if two ranges share an id.

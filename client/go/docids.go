@@ -74,8 +74,7 @@ func docIDs(reply *idallocv1.GenerateDocIdResponse, count int64) ([]string, erro
 // newDocIDRuns converts runs that have minCount to maxCount ids in total. They
 // come after those of the message before if they share its last 12 characters.
 func newDocIDRuns(runs []*idallocv1.DocIdRun, minCount, maxCount int64, before []DocIDRun) ([]DocIDRun, int64, error) {
-	var count int64
-	var last string
+	count, last := int64(0), ""
 	if len(before) > 0 {
 		last = before[len(before)-1].last()
 	}

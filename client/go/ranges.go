@@ -147,13 +147,11 @@ func newRange(reply rangeReply, minCount, maxCount int64, view idallocv1.RangeVi
 		return Range{}, invalidReply("ttl is %v of %d ns, period is %.60q; expected 0 to %v, and a year, a month or a day",
 			ttl, nanos, reply.GetPeriod(), maxTTL)
 	}
-	count := ids.GetIdCount()
-	if view != idallocv1.RangeView_RANGE_VIEW_TEXTS {
-		count = 0
-	}
+	hasTexts := view == idallocv1.RangeView_RANGE_VIEW_TEXTS
 	different := slices.Compact(slices.Sorted(slices.Values(texts)))
-	if int64(len(texts)) != count || len(different) < len(texts) || slices.Contains(texts, "") {
-		return Range{}, invalidReply("texts has %d items; expected %d different ones", len(texts), count)
+	if (hasTexts && int64(len(texts)) != ids.GetIdCount()) || hasTexts != (len(different) > 0) ||
+		len(different) < len(texts) || slices.Contains(texts, "") {
+		return Range{}, invalidReply("texts has %d items for %d ids; expected different ones", len(texts), ids.GetIdCount())
 	}
 	return Range{
 		First: ids.GetFirstId(), Last: ids.GetLastId(), Step: ids.GetStep(), Count: ids.GetIdCount(),

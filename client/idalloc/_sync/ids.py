@@ -90,11 +90,10 @@ class Ids(Iterator[int]):
         connection = self._client._connection
         stubs = connection.stubs()
         asked = self._client._now()
-        message = request.call.request
         metadata = self._client._metadata()
         timeout = pending.time_left() if pending else self._client.timeout
         with translate_rpc_errors(self._client.target), connection.abandon_if_interrupted(stubs):
-            future = stubs.rpc(message).future(message, timeout=timeout, metadata=metadata)
+            future = stubs.rpc(request.call.request).future(request.call.request, timeout=timeout, metadata=metadata)
             connection.keep_until_done(future)
         return _Prefetch(request, asked, future, stubs, pending)
 

@@ -18,7 +18,7 @@ import java.util.Optional;
 public final class IdallocException extends RuntimeException {
   private static final long serialVersionUID = 1L;
   private static final String DOMAIN = "idalloc";
-  private static final Duration LONGEST_RETRY_DELAY = Duration.ofHours(1);
+  private static final Duration MAX_RETRY_DELAY = Duration.ofHours(1);
 
   /** What the status says. */
   private record Details(
@@ -112,11 +112,9 @@ public final class IdallocException extends RuntimeException {
           request.getFieldViolationsList().forEach(violation -> fields.add(violation.getField()));
         } else if (each.is(RetryInfo.class)) {
           com.google.protobuf.Duration delay = each.unpack(RetryInfo.class).getRetryDelay();
-          boolean isLong = delay.getSeconds() >= LONGEST_RETRY_DELAY.toSeconds();
-          retryDelay =
-              isLong
-                  ? LONGEST_RETRY_DELAY
-                  : Duration.ofSeconds(Math.max(0, delay.getSeconds()), Math.max(0, delay.getNanos()));
+          long seconds = Math.max(0, Math.min(delay.getSeconds(), MAX_RETRY_DELAY.toSeconds()));
+          retryDelay = Duration.ofSeconds(seconds, Math.max(0, delay.getNanos()));
+          retryDelay = retryDelay.compareTo(MAX_RETRY_DELAY) < 0 ? retryDelay : MAX_RETRY_DELAY;
         }
       } catch (InvalidProtocolBufferException e) {
         // A damaged detail must not hide the error itself.

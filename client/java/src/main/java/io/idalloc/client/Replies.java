@@ -120,8 +120,8 @@ final class Replies {
     long count = ids.getIdCount();
     BigInteger distance = BigInteger.valueOf(count - 1).multiply(BigInteger.valueOf(ids.getStep()));
     boolean fits = BigInteger.valueOf(first).add(distance).equals(BigInteger.valueOf(last));
-    boolean isCount = Math.max(1, least) <= count && count <= most;
-    if (!fits || !isCount || ids.getStep() == 0 || Math.max(first, last) == Long.MAX_VALUE) {
+    fits &= Math.max(1, least) <= count && count <= most && Math.max(first, last) < Long.MAX_VALUE;
+    if (!fits || ids.getStep() == 0) {
       throw IdallocException.invalidReply(
           "range has first_id %d, last_id %d, step %d and id_count %d; expected %d to %d ids, at most 2^63-2"
               .formatted(first, last, ids.getStep(), count, least, most));
