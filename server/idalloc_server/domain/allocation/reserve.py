@@ -92,7 +92,7 @@ class Reserve:
 
         ``wall`` is ``Clock.wall`` in seconds.
         """
-        rate = self._rate(left, now)
+        rate = self._rate(left, now, self._waiting)
         if self._expected and now < self._expected_until and self._expected.rate == rate:
             return self._expected  # as old as it is: restarts with few calls do not keep a peak's demand
         return Demand(rate, self.largest_call, wall) if rate else None

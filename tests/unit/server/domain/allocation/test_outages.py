@@ -71,6 +71,7 @@ ALL_OTHERS = [
             ("steady", "poisson"), (0.2, 1, 10), ("1", "1-100"), ((1, 0.5), (3, 0.005)), (5, 60)
         )
     ),
+    *(Outage("steady", *row) for row in product((0.65, 1.5), ("1-100",), (1,), LATENCIES, ("restart", "takeover"))),
     *(
         Outage("steady", rate, "1", nodes, latency, event)
         for event, rate, nodes, latency in product(

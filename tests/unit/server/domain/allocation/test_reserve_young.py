@@ -40,6 +40,16 @@ async def test_a_restarted_node_holds_two_of_the_largest_calls(store: MemoryStor
         assert nodes.allocators[0].allocate_from_lease("s", 10_000)
 
 
+async def test_the_row_counts_the_call_that_waits(store: MemoryStore, clock: FakeClock) -> None:
+    """P10: the demand in the row has the ids of the call that its write serves."""
+    [allocator] = SteadyNodes(store, clock, 1, [1], rate=1).allocators
+    await allocator.allocate("s", 1)
+    clock.advance(2)
+    await allocator.allocate("s", 99)
+    assert (demand := store.rows["s"].demand)
+    assert demand.rate == 50
+
+
 async def test_an_old_demand_costs_nothing(store: MemoryStore, clock: FakeClock) -> None:
     """The demand of a peak that is longer ago than ``lease_ttl`` reserves no ids."""
     nodes = SteadyNodes(store, clock, 1, SIZES["10"], rate=10)
