@@ -5,6 +5,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from idalloc_server.domain.allocation import reserve
 from idalloc_server.domain.errors import GrantLost, Refusal, StartRefused, StoreOutcomeUnknown, StoreUnreachable
 from idalloc_server.domain.sequences.model import Sequence
 from tests.support.exploration.node import READS, ExploredNode, Message
@@ -26,6 +27,7 @@ Move = tuple[Any, ...]
 
 # How often the last calls are answered, and time passes, before a call counts as waiting for ever.
 FINAL_ROUNDS = 12
+_RESERVE = reserve.GENEROSITY, reserve.LARGEST_CALLS
 
 
 class Violation(AssertionError):
@@ -83,10 +85,13 @@ class World:
         self.store.rows[name] = Row(sequence, sequence.before_start)
 
     def add_node(self, prefix: int = 0, window: float = REQUEST_ID_WINDOW) -> ExploredNode:
-        """Start a node; without ``outage_reserve`` it holds what ``min_lease_size`` asks for."""
-        row = self.store.rows.get("a")
-        held = 10**8 if self.outage_reserve else max(0, row.sequence.min_lease_size - 1) if row else 0
-        config = replace(CONFIG, outage_reserve=self.outage_reserve, max_reserved_ids=held)
+        """Start a node; without ``outage_reserve`` only calls that wait refill its leases.
+
+        A refill beside each call would multiply the orders of events tenfold.
+        """
+        if not self.outage_reserve:
+            reserve.GENEROSITY = reserve.LARGEST_CALLS = 0
+        config = replace(CONFIG, outage_reserve=self.outage_reserve)
         node = ExploredNode(self, len(self.nodes) + 1, prefix, window, config)
         self.nodes.append(node)
         return node
@@ -257,6 +262,7 @@ class World:
 
     def end(self) -> None:
         """End all tasks."""
+        reserve.GENEROSITY, reserve.LARGEST_CALLS = _RESERVE
         for node in self.nodes:
             node.connection.cut = True
         for loop in [*(node.loop for node in self.nodes), *self._parents]:
