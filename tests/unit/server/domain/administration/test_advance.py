@@ -16,15 +16,15 @@ async def test_no_node_issues_ids_before_an_effective_advance(node: Node, other:
     """P5: once an advance is effective, no node issues an id at or before its value."""
     await node.warm("orders", clock)
     await other.warm("orders", clock)
-    advanced = await node.service.advance("orders", 5000, "", "", new_token())
+    advanced = await node.service.advance("orders", 50_000, "", "", new_token())
     assert advanced.effective_delay == EFFECTIVE_IN
     assert advanced.effective_at == clock.wall() + EFFECTIVE_IN
-    assert advanced.summary.last_value == 5000
-    assert await node.take("orders") == [5001]
-    assert (await other.take("orders"))[0] < 5000  # allowed before effective_at
+    assert advanced.summary.last_value == 50_000
+    assert await node.take("orders") == [50_001]
+    assert (await other.take("orders"))[0] < 50_000  # allowed before effective_at
     clock.advance(advanced.effective_delay)
     for _ in range(5):
-        assert min(await other.take("orders", 40) + await node.take("orders", 40)) > 5000
+        assert min(await other.take("orders", 40) + await node.take("orders", 40)) > 50_000
 
 
 async def test_advance_never_lowers_the_counter_and_ends_leases(node: Node, other: Node, clock: FakeClock) -> None:
