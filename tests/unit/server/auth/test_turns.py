@@ -65,6 +65,14 @@ async def test_a_caller_that_leaves_holds_no_place() -> None:
     await asyncio.wait_for(share.take("a"), 1)
 
 
+async def test_a_cancelled_wait_is_forgotten() -> None:
+    """Waits that are cancelled while no place is given back take no memory."""
+    share = FairShare(2)
+    await share.take("a")
+    await end(await holders(share, "a", 100))
+    assert not any(share._waiting.values())
+
+
 def test_a_blocked_write_ends_its_turn() -> None:
     """A stream whose client does not read keeps its turn for a short time only."""
 
