@@ -45,9 +45,10 @@ test: .venv/ready ## lint, type checks and all tests but the long ones, in under
 
 # Three at a time: more would be late, as these tests kill, pause and flood processes that have deadlines.
 # The tests of two versions share the servers of a store, so they run in one process.
-# Hypothesis tries few examples in `test`, and all of them here.
+# Hypothesis tries few examples in `test`, and all of them here. Without a worker that crashed, the
+# others would wait for its tests for ever.
 test-long: .venv/ready ## the long tests, which `test` leaves out; both must pass
-	$(bin)/pytest -n 3 --dist loadgroup -m '(test_long or hypothesis) and not xproto' $(ARGS)
+	$(bin)/pytest -n 3 --dist loadgroup --max-worker-restart 0 -m '(test_long or hypothesis) and not xproto' $(ARGS)
 
 test-upgrade: .venv/ready ## run servers of the version before and of this one on one store of each kind; part of test-long
 	$(bin)/pytest -n 2 --dist loadgroup tests/upgrade $(ARGS)

@@ -22,6 +22,7 @@ from tests.support.signal_places import Conditions, Interrupt, Places
 # closed.
 pytestmark = [
     pytest.mark.test_long,
+    pytest.mark.child,
     pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
