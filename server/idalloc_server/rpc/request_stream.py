@@ -129,7 +129,8 @@ class RequestStream:
             await share.begin_turn()  # before the ids are taken: their lease may end while it waits
         outcome = outcome or self._take(request)
         if is_first and outcome is not None:
-            reader, self._reader = self._reader, None
+            reader = self._reader
+            self._reader = None
             await self._write(request, refund, outcome)
             self._reader = reader
         if is_first:
@@ -150,8 +151,9 @@ class RequestStream:
         seconds = request.timeout.seconds + request.timeout.nanos / 1e9 if has_timeout else math.inf
         try:
             refund = self.admit and await self.admit(wanted.sequence if is_range else None, wanted.id_count, seconds)
-            queued, most = self._queued_ids + wanted.id_count, MAX_IDS_FACTOR * self.source.max_ids
-            if self._queued_ids and wanted.id_count <= self.source.max_ids and queued > most:
+            most = MAX_IDS_FACTOR * self.source.max_ids
+            queued = self._queued_ids
+            if queued and wanted.id_count <= self.source.max_ids and queued + wanted.id_count > most:
                 raise QuotaExceeded("stream", "ids_without_answer", most, RETRY_SECONDS)
             if has_timeout:
                 _seconds_of(request)
