@@ -1,9 +1,11 @@
 """SQLite: failed transactions and the store's thread."""
 
 import asyncio
+import shutil
 import sqlite3
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,33 @@ class TestFailures:
         with pytest.raises(StoreAnsweredError):
             await store.create(new_row("t", Sequence(start=-(2**63), min_value=-(2**63))))
         assert await store.grant("t", 1, 1000) is None
+
+
+class TestLog:
+    async def test_commits_overwrite_the_log(self, store: SqliteStore, path: Path) -> None:
+        """P1: grants keep the log's size, and a copy of both files has the last one."""
+        log = path.with_name("idalloc.db-wal")
+        size = log.stat().st_size
+        for _ in range(500):
+            last = await last_granted(store)
+        assert log.stat().st_size == size
+        copy = path.with_name("copy.db")  # as after a crash
+        shutil.copy(path, copy)
+        shutil.copy(log, path.with_name("copy.db-wal"))
+        assert execute(copy, "SELECT last_value FROM sequences WHERE name = 's'") == [(last,)]
+
+    async def test_a_start_keeps_a_short_log(self, path: Path, clock: FakeClock) -> None:
+        """P1: a start beside a process with a short log loses none of its commits."""
+        execute(path, f"CREATE TABLE sequences {GUIDE_TABLE}", "PRAGMA journal_mode = WAL")
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("INSERT INTO sequences (name, last_value) VALUES ('s', 41)")
+            store = SqliteStore(path, clock)
+            await store.open()
+            assert await last_granted(store) == 42
+            other.execute("UPDATE sequences SET last_value = 50 WHERE name = 's'")
+            assert await last_granted(store) == 51
+            await store.close()
+            assert other.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
 class FailingConnection:
