@@ -286,7 +286,7 @@ async def test_required_authentication_applies_to_open_streams(transport: str) -
         request = pb.StreamRangesRequest(sequence="orders", total_id_count=10**12, chunk_id_count=1)
         replies = aiter(served.ids.StreamRanges(request, timeout=20))
         await anext(replies)
-        served.access_control.require_authentication()
+        served.access_control.authenticator.require_authentication()
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             while True:
                 await anext(replies)

@@ -65,7 +65,7 @@ async def served(folder: Path, *identities: Identity) -> AsyncIterator[Served]:
     server.load_cert_chain(shown.cert, shown.key)
     clock = SystemClock()
     access = AccessControl(clock, 1000, AccessPolicy([root, *identities]))
-    access.require_authentication()
+    access.authenticator.require_authentication()
     starts = StartTimestamps(MemoryStore(clock), clock, prefix=0, holder="here:1", max_clock_skew=60.0)
     doc_ids = DocIdGenerator(starts, await starts.start())
     documents, thread = SqliteDocuments(folder / "documents.db"), SideThread("statements")

@@ -92,10 +92,6 @@ class AccessControl:
         """Whether callers must authenticate."""
         return self.authenticator.required
 
-    def require_authentication(self) -> None:
-        """Require authentication from now on, including on open streams."""
-        self.authenticator.require_authentication()
-
     def apply_policy(self, policy: AccessPolicy) -> None:
         """Apply another policy.
 

@@ -60,13 +60,14 @@ class Limits:
     def stream_slot(self, method: str, identity: Identity) -> Iterator[None]:
         """Hold one of the streams of an identity while this block runs."""
         try:
-            close = self.quotas.open_stream(identity)
+            budget = self.quotas.open_stream(identity)
         except QuotaExceeded as refusal:
             raise self._counted(method, identity, refusal) from None
         try:
             yield
         finally:
-            close()
+            if budget is not None:
+                budget.open_streams -= 1
 
     def record_unauthenticated(self, method: str, peer: str, refusal: Unauthenticated) -> None:
         """Record an unauthenticated call.

@@ -3,7 +3,6 @@
 ``limits.py`` charges each call to them.
 """
 
-from collections.abc import Callable
 from heapq import nlargest
 from typing import Any
 
@@ -114,10 +113,6 @@ class Budget:
         self.calls = _transfer(self.calls, other.calls, now)
         self.streams = other.streams
 
-    def close_stream(self) -> None:
-        """Count one open stream less."""
-        self.open_streams -= 1
-
     def seconds_to_full(self, now: float) -> float:
         """Return the seconds until all buckets are full: the budget can be forgotten then."""
         return max(bucket.seconds_to_full(now) for bucket in (self.ids, self.calls) if bucket is not None)
@@ -209,19 +204,18 @@ class Quotas:
             if budget.ids is not None:
                 budget.ids.refund(ids)
 
-    def open_stream(self, identity: Identity) -> Callable[[], None]:
-        """Count an open stream; return a function to call when it has ended.
+    def open_stream(self, identity: Identity) -> Budget | None:
+        """Count an open stream in the identity's budget, and return that; None without a quota.
 
         Raises:
             QuotaExceeded: The identity has as many open streams as its quota allows.
         """
         budget = self._identities.get(identity.name)
-        if budget is None:
-            return lambda: None
-        if budget.streams is not None and budget.open_streams >= budget.streams:
-            raise QuotaExceeded(budget.subject, "streams", budget.streams, STREAM_RETRY_SECONDS)
-        budget.open_streams += 1
-        return budget.close_stream
+        if budget is not None:
+            if budget.streams is not None and budget.open_streams >= budget.streams:
+                raise QuotaExceeded(budget.subject, "streams", budget.streams, STREAM_RETRY_SECONDS)
+            budget.open_streams += 1
+        return budget
 
     def _budget_of_sequence(self, name: str) -> Budget | None:
         try:

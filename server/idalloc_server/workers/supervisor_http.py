@@ -96,7 +96,7 @@ class SupervisorHttp:
 
     def require_authentication(self) -> None:
         """Require authentication from now on."""
-        self._access_control.require_authentication()
+        self._access_control.authenticator.require_authentication()
 
     def describe(self) -> Mapping[str, Any]:
         newest = (each.pipe.newest(Serving) for each in self._workers if each.is_serving)

@@ -106,7 +106,7 @@ class Worker:
     def _on_authentication_required(self, message: Message) -> None:
         self.requires_authentication = True
         if self._access_control is not None:
-            self._access_control.require_authentication()
+            self._access_control.authenticator.require_authentication()
 
     def _on_asked(self, asked: messages.Asked) -> None:
         if self._answers is not None:
@@ -120,7 +120,7 @@ class Worker:
         self._doc_ids, self._is_ready = doc_ids, True
         self._access_control = access_control
         if self.requires_authentication:  # the supervisor may have sent it during the start
-            access_control.require_authentication()
+            access_control.authenticator.require_authentication()
         if access_control.requires_authentication:
             self.require_authentication()
         self._pipe.send(messages.Ready(self._applied, store))

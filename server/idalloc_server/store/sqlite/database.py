@@ -236,8 +236,7 @@ class Database:
         else:
             self._commit(db)
         finally:
-            if db.in_transaction:
-                roll_back(db)
+            roll_back(db)
         try:
             files.check()
         except (FilesChanged, OSError) as error:

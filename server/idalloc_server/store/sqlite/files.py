@@ -149,9 +149,9 @@ class DatabaseFiles:
     """A database with the ``-wal`` and ``-shm`` beside it, as this process opened them.
 
     SQLite keeps its write lock in ``-shm`` (shared memory) and new commits in ``-wal`` (write-ahead
-    log), and finds both by the path
-    of the database. Two processes on one database that have other files beside it see neither each
-    other's locks nor each other's commits, and issue the same ids. Three measures prevent this:
+    log), and finds both by the path of the database. Two processes on one database that have other
+    files beside it see neither each other's locks nor each other's commits, and issue the same ids.
+    Three measures prevent this:
 
     * A start is refused if the database has another name (a hard link, a mount of only the file),
       since the other name has other files beside it. Symbolic links are safe: SQLite resolves them,
@@ -208,8 +208,10 @@ class DatabaseFiles:
         identities = {path: _identity(path.stat()) for path in paths}
         if identities[self._path] != _identity(os.fstat(self._descriptor)):
             raise StartRefused("store", f"the file {self._path} was replaced while it was opened; start again")
+        beside = repr([identities[path] for path in paths[1:]]).encode()
+        offset = int.from_bytes(blake2b(beside, digest_size=7).digest())
         deadline = time.monotonic() + _CLOSE_SECONDS
-        while not lock_offset(self._descriptor, _digest([identities[path] for path in paths[1:]])):
+        while not lock_offset(self._descriptor, offset):
             if time.monotonic() > deadline:
                 raise StartRefused(
                     "store",
@@ -334,10 +336,6 @@ def is_there(path: Path) -> bool:
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
-
-
-def _digest(identities: list[tuple[int, int]]) -> int:
-    return int.from_bytes(blake2b(repr(identities).encode(), digest_size=7).digest())
 
 
 def _mount(path: Path) -> str:

@@ -90,7 +90,10 @@ def connect(
         OSError: The folder cannot be created.
     """
     real_path = Path(os.path.realpath(path))  # Path.resolve raises RuntimeError for a loop of links
-    folders = _make_folder(real_path.parent) if creates else []
+    folders = [real_path.parent] if creates else []  # whose entries must reach the disk
+    if creates and not real_path.parent.is_dir():
+        make_folder(real_path.parent)
+        folders += real_path.parent.parents
     check_locks(real_path)
     if creates:
         create_file(real_path, partial(_new_content, path, create_tables))
@@ -147,29 +150,15 @@ def _journal_mode(db: sqlite3.Connection) -> str:
 def _extend_log(db: sqlite3.Connection, log: Path) -> None:
     """Give the log its final size with zeros, which SQLite ignores, so that commits overwrite it.
 
-    On ext4 a commit that extends a file waits for a thread of the kernel: 4.5 s were seen on busy
-    cores, where one that overwrites takes at most 0.3 s.
+    On ext4 a commit that extends a file waits for a thread of the kernel: up to 4.5 s were seen.
     """
     db.execute("BEGIN IMMEDIATE")  # no other process appends a frame meanwhile
     try:
-        with suppress(OSError), log.open("r+b") as file:  # such as a full disk
+        with suppress(OSError), log.open("r+b", buffering=0) as file:  # such as a full disk
             file.write(bytes(max(0, _LOG_BYTES - file.seek(0, os.SEEK_END))))
-            file.flush()
             os.fsync(file.fileno())
     finally:
         roll_back(db)
-
-
-def _make_folder(folder: Path) -> list[Path]:
-    """Create a folder if it is missing.
-
-    Returns:
-        The folders whose entries must reach the disk before the file in it is durable.
-    """
-    if folder.is_dir():
-        return [folder]
-    make_folder(folder)
-    return [folder, *folder.parents]
 
 
 def create_own_tables(
