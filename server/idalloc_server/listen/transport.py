@@ -37,8 +37,9 @@ MAX_REQUEST_BYTES = 256 * 1024
 # above the second one. A token has 51 characters; a service mesh adds a few headers.
 MAX_METADATA_BYTES, LARGEST_METADATA_BYTES = 8 * 1024, 16 * 1024
 # The shortest interval of a client's keepalive pings; gRPC tolerates two early ones, then closes
-# the connection. The SDK sends one a minute during calls. Native has no limit.
-MIN_PING_SECONDS = 20
+# the connection. The shortest that gRPC for Go allows is 10 s, and a timer may be early. The SDK
+# sends one in 30 s during calls. Native has no limit.
+MIN_PING_SECONDS = 9
 # How long calls may continue on a connection that reached its maximum age.
 MAX_CONNECTION_GRACE_SECONDS = 60
 # The most replies of native's streams that wait for slow clients at a time.
