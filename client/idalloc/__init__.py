@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import idalloc.aio as aio
     from idalloc._core.errors import (
+        ClientClosed,
         DeadlineExceeded,
         DocIdTimestampRefused,
         IdallocError,
         InternalError,
+        InvalidConfig,
         InvalidRequest,
         PermissionDenied,
         PrefixInUse,
@@ -52,11 +54,13 @@ if TYPE_CHECKING:
 __all__ = [
     "AllocateStream",
     "Client",
+    "ClientClosed",
     "DeadlineExceeded",
     "DocIdTimestampRefused",
     "IdallocError",
     "Ids",
     "InternalError",
+    "InvalidConfig",
     "InvalidRequest",
     "Node",
     "ParsedId",

@@ -2,24 +2,37 @@
 
 import math
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, ClassVar, Self, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
+from idalloc._core.attempts import Servers
 from idalloc._core.calls import Call
 from idalloc._core.defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
-from idalloc._core.errors import invalid
+from idalloc._core.errors import DeadlineExceeded, IdallocError, InvalidConfig, ServerDraining, ServerUnreachable
 from idalloc._core.reply_checks import check_reply
 from idalloc._issued_log.log import IssuedLog
-from idalloc._transport.channel import MAX_CONNECTIONS, Connection, open_stubs
-from idalloc._transport.config import ChannelConfig, ChannelConfigError, from_environment
+from idalloc._transport.channel import MAX_CONNECTIONS, Connection, Stubs, open_stubs
+from idalloc._transport.config import (
+    ChannelConfig,
+    ChannelConfigError,
+    ChannelSettings,
+    addresses,
+    from_environment,
+    name_of,
+    split,
+)
 from idalloc._transport.tracing import with_trace_context
 
 T = TypeVar("T")
+
+# How often a name is resolved again after a server became suspect, and how often the client looks
+# for changed files of tokens and certificates, in seconds.
+_RESOLVE_SECONDS, _FILES_SECONDS = 2.0, 1.0
 
 
 @contextmanager
@@ -28,7 +41,7 @@ def _invalid_arguments() -> Iterator[None]:
     try:
         yield
     except ChannelConfigError as error:
-        raise invalid(error.setting, error.problem) from None
+        raise InvalidConfig(f"{error.setting}: {error.problem}", metadata={"field": error.setting}) from None
 
 
 class BaseClient:
@@ -61,30 +74,122 @@ class BaseClient:
                 target, token=token, credentials=credentials, server_name=server_name, insecure=insecure
             )
         self._log = None if log is None else IssuedLog(log)
-        open_channel = partial(open_stubs, target, self._config, is_asyncio=self._is_asyncio)
-        self._connections = [Connection(open_channel, is_asyncio=self._is_asyncio) for _ in range(MAX_CONNECTIONS)]
-        self._connection = self._connections[0]
+        self._settings: ChannelSettings | None = None  # whose files are read again
+        self._stamps: list[Any] = []
+        self._check_files_at = 0.0
+        self._retired: list[Stubs] = []  # channels with earlier certificates
+        targets = split(target)
+        self._name = name_of(targets[0]) if len(targets) == 1 else None
+        self._resolve_at = 0.0
+        self._by_target: dict[tuple[str, int], Connection] = {}
+        self._use_servers(targets)
+        self._connection = self._connections[0]  # has the holders of ids, and is never replaced
         self._add_parts()
+
+    def _use_servers(self, targets: list[str]) -> None:
+        """Use the servers at some targets, and keep the connections to those that are known."""
+        keys = [(targets[i % len(targets)], i // len(targets)) for i in range(max(MAX_CONNECTIONS, len(targets)))]
+        for key in keys:
+            if key not in self._by_target:
+                self._by_target[key] = Connection(self._opener(key[0]), is_asyncio=self._is_asyncio)
+        self._connections = [self._by_target[key] for key in keys]
+        self._servers = Servers(self._connections[: max(2, len(targets))], len(targets))
+
+    def _all_connections(self) -> list[Connection]:
+        """Return also the connections to servers that the name does not resolve to any more."""
+        return list(self._by_target.values())
+
+    def _opener(self, target: str) -> Any:
+        def open_channel() -> Stubs:
+            own: list[tuple[str, str | int]] = []
+            if self._name and target != self.target:  # an address of the name
+                own = [("grpc.default_authority", f"{self._name[0]}:{self._name[1]}")]
+            return open_stubs(target, self._config, own, is_asyncio=self._is_asyncio)
+
+        return open_channel
+
+    def _must_resolve(self) -> bool:
+        """Return whether to resolve the name of the servers before a call."""
+        if self._name is None or time.monotonic() < self._resolve_at:
+            return False
+        is_due = not self._resolve_at or any(each.is_suspect for each in self._servers.all)
+        self._resolve_at = time.monotonic() + _RESOLVE_SECONDS
+        return is_due
+
+    def _use_addresses(self, found: Iterable[tuple[Any, ...]]) -> None:
+        """Use the servers that the name resolves to."""
+        assert self._name  # noqa: S101 - `_must_resolve` returned true
+        dropped, latency = self._servers.dropped_ids, self._servers.latency
+        self._use_servers(addresses(self._name, found) or [self.target])
+        self._servers.dropped_ids, self._servers.latency = dropped, latency
+
+    def _failed(self, server: Connection, error: IdallocError) -> None:
+        """Suspect a server without an answer, or one that drains, until it answers a probe."""
+        if isinstance(error, ServerUnreachable | ServerDraining | DeadlineExceeded):
+            server.is_suspect = True
+            if not server.is_probed:
+                self._probe(server, lambda: None)
+
+    def _probe_suspects(self) -> None:
+        for each in self._connections:
+            if each.is_suspect and not each.is_probed:
+                self._probe(each, lambda: None)
+
+    def _probe(self, server: Connection, changed: Callable[[], None]) -> list[Any]:
+        """See ``idalloc._core.attempts.Client``."""
+        raise NotImplementedError
+
+    @property
+    def dropped_ids(self) -> int:
+        """How many ids late answers brought after another server had answered; they are a gap."""
+        return self._servers.dropped_ids
 
     @classmethod
     def from_environment(cls, *, timeout: float = DEFAULT_TIMEOUT, log: str | os.PathLike[str] | None = None) -> Self:
         """Return a client configured by the environment variables of the command ``idalloc``.
 
         They are IDALLOC_SERVER, IDALLOC_TLS, IDALLOC_CA, IDALLOC_CERT, IDALLOC_KEY,
-        IDALLOC_SERVER_NAME, IDALLOC_TOKEN, IDALLOC_TOKEN_FILE and IDALLOC_TOKEN_INSECURE. Files are
-        read once.
+        IDALLOC_SERVER_NAME, IDALLOC_TOKEN, IDALLOC_TOKEN_FILE and IDALLOC_TOKEN_INSECURE. The
+        client reads the files again when they change: calls that run keep their connection.
 
         Args:
             timeout: As in ``Client``.
             log: As in ``Client``.
 
         Raises:
-            InvalidRequest: A variable is invalid, or its file cannot be read; the message names the
+            InvalidConfig: A variable is invalid, or its file cannot be read; the message names the
                 variable.
         """
         with _invalid_arguments():
-            target, arguments = from_environment()
-        return cls(target, timeout=timeout, log=log, **arguments)
+            target, settings, arguments = from_environment()
+        client = cls(target, timeout=timeout, log=log, **arguments)
+        client._settings, client._stamps = settings, settings.stamps()
+        return client
+
+    def _read_changed_files(self, *, at_once: bool = False) -> bool:
+        """Read the files of the settings again if they changed; return whether they did.
+
+        An invalid file is ignored: it may not be complete yet.
+        """
+        if self._settings is None or (time.monotonic() < self._check_files_at and not at_once):
+            return False
+        self._check_files_at = time.monotonic() + _FILES_SECONDS
+        stamps = self._settings.stamps()
+        if stamps == self._stamps:
+            return False
+        try:
+            self._config = ChannelConfig(self.target, **self._settings.read())
+        except ChannelConfigError:
+            return False
+        if stamps[1:] != self._stamps[1:]:
+            self._close_channels(self._retired)  # their calls have had the time since the last change
+            self._retired = [stubs for each in self._all_connections() if (stubs := each.drop_channel())]
+        self._stamps = stamps
+        return True
+
+    def _close_channels(self, opened: list[Stubs]) -> None:
+        """Begin to close channels."""
+        raise NotImplementedError
 
     def _add_parts(self) -> None:
         """Create the parts that differ between the clients."""
@@ -92,6 +197,7 @@ class BaseClient:
 
     def _metadata(self) -> tuple[tuple[str, str], ...] | None:
         """Return the metadata of a call that begins now."""
+        self._read_changed_files()
         return with_trace_context(self._config.metadata)
 
     def _now(self) -> int:

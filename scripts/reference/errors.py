@@ -54,7 +54,7 @@ A retry is always safe; at worst it leaves a gap. To get the same ids again, rep
 - **How long.** As long as your own caller can wait. A restart of a server takes seconds. A failover of the store can
   take more than a minute.
 - **What retries by itself.** Every gRPC client that loads `service_config.json` makes up to
-  {_POLICY["maxAttempts"]} attempts within the deadline of the call. So do the Python client and the command, within
+  {_POLICY["maxAttempts"]} attempts within the deadline of the call. So do idalloc's clients and the command, within
   {DEFAULT_TIMEOUT:g} s by default. After that the program gets the error, and a retry is up to it: this
   [loop](../guides/python-sdk.md#handle-errors) outlives an outage.
 

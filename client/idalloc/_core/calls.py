@@ -30,6 +30,7 @@ class Call(NamedTuple, Generic[T]):
 
     request: Message
     convert: Callable[[Any], T]  # returns what the caller gets for a checked reply
+    is_repeatable: bool = False  # see docs/explanation/client-calls.md
 
 
 def allocate_range(
@@ -50,7 +51,7 @@ def allocate_range(
         request.request_id = str(request_id)
     if texts:
         request.view = pb.RANGE_VIEW_TEXTS
-    return Call(request, to_range)
+    return Call(request, to_range, is_repeatable=request_id is not None)
 
 
 def allocate_ranges(requests: Iterable[tuple[str, int]]) -> Call[list[Range | IdallocError]]:
@@ -81,7 +82,8 @@ def stream_ranges(sequence: str, total: int, chunk: int, texts: bool, timeout: f
 
 def parse_id(sequence: str, text: str) -> Call[ParsedId]:
     """Return a call that parses an id's text."""
-    return Call(new_request(ParseIdRequest, sequence=sequence, text=text), partial(from_message, ParsedId))
+    request = new_request(ParseIdRequest, sequence=sequence, text=text)
+    return Call(request, partial(from_message, ParsedId), is_repeatable=True)
 
 
 def doc_ids(n: int, offset: int, increment: int) -> Call[list[str]]:
@@ -122,7 +124,7 @@ def uuids(n: int, version: int) -> Iterator[Call[list[uuid.UUID]]]:
 
 def node() -> Call[Node]:
     """Return a call for the server process that answers."""
-    return Call(node_pb2.GetNodeRequest(), _to_node)
+    return Call(node_pb2.GetNodeRequest(), _to_node, is_repeatable=True)
 
 
 def update_node(prefix: int | None, offset: int | None, increment: int | None, persist: bool) -> Call[Node]:

@@ -25,6 +25,8 @@
         x SequenceAheadOfClock    a timestamp sequence is too far ahead of the clock
         x ServerUnreachable       no connection to the server, or TLS failed
     x DeadlineExceeded            no answer within the timeout
+    x InvalidConfig               a setting of the client is invalid; also an InvalidRequest
+    x ClientClosed                the client or the stream is closed; also a RuntimeError
 """
 
 from collections.abc import Mapping
@@ -88,6 +90,10 @@ class InvalidRequest(IdallocError, ValueError, reason="INVALID_REQUEST", code=gr
 def invalid(field: str, problem: str) -> InvalidRequest:
     """Return the exception for an invalid argument."""
     return InvalidRequest(f"{field}: {problem}", metadata={"field": field})
+
+
+class InvalidConfig(InvalidRequest, reason="INVALID_CONFIG"):
+    """A setting of the client, or its file, is invalid. No call was made."""
 
 
 class SequenceNotFound(IdallocError, reason="SEQUENCE_NOT_FOUND", code=grpc.StatusCode.NOT_FOUND):
@@ -232,6 +238,10 @@ class ServerUnreachable(Unavailable, reason="SERVER_UNREACHABLE"):
 
 class DeadlineExceeded(IdallocError, reason="DEADLINE_EXCEEDED", code=grpc.StatusCode.DEADLINE_EXCEEDED):
     """No answer within the timeout. Ids that this call took are never issued to another caller."""
+
+
+class ClientClosed(IdallocError, RuntimeError, reason="CLOSED", code=grpc.StatusCode.CANCELLED):
+    """The client, or the stream, is closed. No ids were returned after that."""
 
 
 def _count(metadata: Mapping[str, str], name: str) -> int:

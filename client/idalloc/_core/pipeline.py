@@ -1,15 +1,23 @@
 """Attempts of a request, and the requests of one call of AllocateStream in the order of answers."""
 
+import math
 import random
 import time
 from collections import deque
+from copy import copy
 from typing import Any, Generic, TypeVar
 
-import grpc
 from google.protobuf.message import Message
 
 from idalloc._core.calls import Call
-from idalloc._core.errors import DeadlineExceeded, IdallocError, ProtocolError, ServerUnreachable
+from idalloc._core.errors import (
+    DeadlineExceeded,
+    IdallocError,
+    ProtocolError,
+    QuotaExceeded,
+    ServerUnreachable,
+    Unavailable,
+)
 from idalloc._core.reply_checks import protocol_error, unparsable
 from idalloc._core.rpc_errors import from_status
 from idalloc.v1 import id_allocator_pb2 as pb
@@ -17,24 +25,19 @@ from idalloc.v1 import id_allocator_pb2 as pb
 T = TypeVar("T")
 
 _BROKE = "the stream broke"
+# In errors that do not say why a stream ended; the second is grpc.aio's, after a write.
+_NO_CAUSE = (_BROKE, "Internal error from Core")
 
 # The most requests without an answer; the server's limit is 1,000.
 MAX_IN_FLIGHT = 500
-# The attempts of a request whose answers are errors that may end by themselves, and the delay
-# before the second one, in seconds, which then doubles: as in service_config.json.
-MAX_ATTEMPTS = 5
-INITIAL_BACKOFF = 0.1
+# The rounds of attempts of a call, and the backoff before the second one, in seconds, which then
+# doubles: docs/explanation/client-calls.md.
+MAX_ROUNDS = 5
+INITIAL_BACKOFF, MAX_BACKOFF = 0.1, 2.0
 # The longest delay that a server may request, in seconds.
 MAX_RETRY_AFTER = 5.0
 # The longest time that a caller waits, in seconds: more than a wire or a lock accepts is no limit.
 _MAX_TIMEOUT = 1e9
-# gRPC's messages if a stream was reset, as a proxy does with one that was silent for long, and if
-# it ended during a write of grpc.aio. The latter takes the place of the server's status.
-_NO_STATUS = ("RST_STREAM", "Internal error from Core")
-
-# A call that failed with one of these is sent again, as service_config.json says. A server that
-# shuts down answers CANCELLED to calls that it has not begun.
-RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 class Pending(Generic[T]):
@@ -46,48 +49,64 @@ class Pending(Generic[T]):
     Args:
         call: The unary call, or the one that it stands for.
         timeout: How long the caller waits, in seconds.
+        is_refill: Whether it is a refill of a pool, whose callers wait for times of their own. The
+            timeout is that of each attempt.
     """
 
-    __slots__ = ("_deadline", "_failures", "asked", "call", "failure", "is_answered", "waiter")
+    __slots__ = ("_deadline", "_failures", "_is_refill", "asked", "call", "failure", "is_answered", "timeout", "waiter")
 
-    def __init__(self, call: Call[T], timeout: float) -> None:
+    def __init__(self, call: Call[T], timeout: float, *, is_refill: bool = False) -> None:
         self.call = call
+        self.timeout = timeout
         self.asked = 0  # when it was last sent, on the clock of the log
         self.waiter: Any = None  # where its caller waits
         self.is_answered = False  # whether the waiter has its outcome
         self.failure: IdallocError | None = None  # of the last attempt
-        self._deadline = time.monotonic() + min(timeout, _MAX_TIMEOUT)
+        self._is_refill = is_refill
+        self._deadline = time.monotonic() + min(math.inf if is_refill else timeout, _MAX_TIMEOUT)
         self._failures = 0
 
     def time_left(self) -> float:
-        """Return how long the caller still waits, in seconds."""
-        return max(0.0, self._deadline - time.monotonic())
+        """Return the timeout of an attempt that begins now, in seconds."""
+        return max(0.0, min(self.timeout, self._deadline - time.monotonic()))
 
-    def retry_delay(self, error: IdallocError) -> float:
+    def retry_delay(self, error: IdallocError, *, has_other: bool = False) -> float:
         """Return the seconds until the request may be sent again.
+
+        Args:
+            error: The error of the last attempt.
+            has_other: Whether it can be sent at once to another server.
 
         Raises:
             IdallocError: The error itself, if a retry cannot succeed in time.
         """
         self.failure = error
-        # Jitter: callers that the same restart broke must not retry at the same moment.
-        backoff = INITIAL_BACKOFF * 2.0**self._failures * random.uniform(0.8, 1.2)  # noqa: S311
-        delay = error.retry_after or backoff
-        # The stream's limit of ids without an answer is no attempt: other callers use it up.
+        # The stream's limit of ids without an answer is no failure: other callers use it up.
         is_full = error.metadata.get("subject") == "stream"
-        self._failures += not is_full
-        retryable = is_full or error.code in RETRIED
-        if not retryable or self._failures >= MAX_ATTEMPTS or delay > min(self.time_left(), MAX_RETRY_AFTER):
+        is_retryable = is_full or (isinstance(error, Unavailable) and not isinstance(error, QuotaExceeded))
+        if self._is_refill:
+            is_retryable |= isinstance(error, DeadlineExceeded)
+        # Jitter: callers that the same restart broke must not retry at the same moment.
+        backoff = min(MAX_BACKOFF, INITIAL_BACKOFF * 2.0 ** min(self._failures, 5)) * random.uniform(1.0, 1.2)  # noqa: S311
+        delay = error.retry_after or backoff if is_full else max(error.retry_after or 0.0, backoff)
+        if has_other:
+            delay = 0.0
+        else:
+            self._failures += not is_full
+        is_over = self._failures >= MAX_ROUNDS and not self._is_refill
+        if not is_retryable or is_over or delay > min(self._deadline - time.monotonic(), MAX_RETRY_AFTER):
             raise error
         return delay
 
     def record_failure(self, error: IdallocError) -> None:
         """Record why the stream that it was sent on ended, if that is known."""
-        if self.failure is None or _BROKE not in str(error):
+        if self.failure is None or not any(text in str(error) for text in _NO_CAUSE):
             self.failure = error
 
-    def deadline_error(self, target: str, timeout: float) -> DeadlineExceeded:
+    def deadline_error(self, target: str, timeout: float) -> IdallocError:
         """Return the error of a caller that has waited for its timeout."""
+        if isinstance(self.failure, ServerUnreachable):
+            return copy(self.failure)
         failure = f"; the last attempt: {self.failure}" if self.failure else ""
         return DeadlineExceeded(f"no answer from {target} within {timeout:g} s{failure}")
 
@@ -95,16 +114,6 @@ class Pending(Generic[T]):
 def stream_broke(target: str) -> ServerUnreachable:
     """Return the error of a stream that ended without a status. The next stream shows why."""
     return ServerUnreachable(f"no answer from {target}: {_BROKE}")
-
-
-def as_broken_stream(error: IdallocError, target: str) -> IdallocError:
-    """Return ``stream_broke`` for the error of a stream that ended without a status.
-
-    Other errors are returned as they are.
-    """
-    if error.code is grpc.StatusCode.CANCELLED or any(text in str(error) for text in _NO_STATUS):
-        return stream_broke(target)
-    return error
 
 
 class Pipeline:

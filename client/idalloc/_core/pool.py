@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from idalloc._core.calls import Call, allocate_range
 from idalloc._core.errors import (
+    ClientClosed,
     DeadlineExceeded,
     IdallocError,
     InvalidRequest,
@@ -91,6 +92,7 @@ class Pool:
         self._max_size = MAX_RANGE_SIZE
         self._in_demand = True  # whether ranges are used up before they expire
         self._late_ranges = 0
+        self._is_closed = False
 
     def advance(self) -> bool:
         """Make the next part current. Return False if there is no other part, or all have expired.
@@ -114,7 +116,7 @@ class Pool:
                 if is_new_range:
                     self._started, self._late_ranges = now, 0
                 self.current = part
-                return True
+                return not self._is_closed or self.clear()  # checked last, as `close` clears last
             if is_new_range:
                 self._drop_late_range()
         self._started = 0.0
@@ -130,7 +132,7 @@ class Pool:
         if self._started and now - self._started < MIN_RANGE_SECONDS / 2:
             self._size *= 2
         self._size = min(self._size, self._max_size)
-        call = allocate_range(self._sequence, self._size)._replace(convert=self._to_new_range)
+        call = allocate_range(self._sequence, self._size)._replace(convert=self._to_new_range, is_repeatable=True)
         return PoolRequest(call, now, process_marker())
 
     def add(self, request: PoolRequest, allocated: Range) -> None:
@@ -168,36 +170,41 @@ class Pool:
             self._size = max(1, self._size // 2)
         return False
 
-    def retry_delay(self, error: IdallocError, deadline: float, *, was_prefetched: bool) -> float:
-        """Adapt the next range's size to an error; return the seconds to wait before its request.
+    def retry_delay(self, error: BaseException, *, was_prefetched: bool) -> float | None:
+        """Adapt the next range's size to an error, which ended a request.
 
         Args:
-            error: The error of the last request.
-            deadline: When the caller's timeout ends, on ``time.monotonic()``.
-            was_prefetched: Whether the caller did not wait for that request: then it makes its own
-                request at once.
+            error: The error.
+            was_prefetched: Whether no caller waited when it was sent: then another one follows.
 
-        Raises:
-            IdallocError: The error itself, if it is not ``QuotaExceeded`` or the wait would pass
-                the deadline.
+        Returns:
+            The seconds to wait before the next request; None if the error is the callers'.
         """
-        retry_now = self.adapt_size(error) and time.monotonic() < deadline
-        if retry_now or (was_prefetched and not isinstance(error, ProtocolError)):
+        if not isinstance(error, IdallocError) or isinstance(error, ClientClosed):
+            return None
+        if self.adapt_size(error) or (was_prefetched and not isinstance(error, ProtocolError)):
             return 0.0
         if not isinstance(error, QuotaExceeded) or error.retry_after is None:
-            raise error
+            return None
         # Jitter: clients that wait for the same quota must not retry at the same moment.
-        delay = max(MIN_RETRY_DELAY, error.retry_after) * random.uniform(1.0, 1.2)  # noqa: S311
-        if time.monotonic() + delay >= deadline:
-            raise error
-        return delay
+        return max(MIN_RETRY_DELAY, error.retry_after) * random.uniform(1.0, 1.2)  # noqa: S311
 
-    def clear(self) -> None:
-        """Discard all ids, also those of iterators that were taken from ``current`` before."""
+    def close(self) -> None:
+        """Discard all ids, also those that arrive later."""
+        self._is_closed = True
+        self.clear()
+
+    def clear(self) -> bool:
+        """Discard all ids, also those of iterators that were taken from ``current`` before.
+
+        Returns:
+            False: there are none.
+        """
         self._parts.clear()
         deque(self.current.unchecked, maxlen=0)
         self._started = 0.0
         self._size = 1
+        return False
 
     def _to_new_range(self, reply: pb.AllocateRangeResponse) -> Range:
         low, high = sorted((reply.range.first_id, reply.range.last_id))

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from operator import index
 from typing import Any, Generic, TypeVar
 
-import grpc
-
 from idalloc._core.errors import IdallocError, ProtocolError, ServerUnreachable, Unavailable, invalid
 from idalloc._core.reply_checks import StreamReply, StreamRequest, check_chunk, check_order
 
@@ -55,15 +53,11 @@ class Retries:
             IdallocError: The error itself, if a retry cannot succeed, or the attempts or the time
                 are used up.
         """
-        # A server that shuts down answers CANCELLED to streams of which it has sent nothing.
-        no_message = not self._started or self._failures > 0
-        cancelled = no_message and error.code is grpc.StatusCode.CANCELLED
         self._failures += 1
-        no_answer = cancelled or isinstance(error, ServerUnreachable)
+        no_answer = isinstance(error, ServerUnreachable)
         attempts = MAX_FIRST_ATTEMPTS if no_answer and not self._started else MAX_ATTEMPTS
         retry_after = error.retry_after or 0.0
-        retryable = cancelled or isinstance(error, Unavailable)
-        if not retryable or self._failures >= attempts or retry_after > MAX_RETRY_AFTER:
+        if not isinstance(error, Unavailable) or self._failures >= attempts or retry_after > MAX_RETRY_AFTER:
             raise error
         backoff: float = min(MAX_BACKOFF, INITIAL_BACKOFF * 2.0 ** (self._failures - 1))
         # Jitter: streams that the same restart broke must not retry at the same moment.

@@ -1,5 +1,6 @@
 """Translation of gRPC errors into the exceptions of the clients."""
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol, cast
@@ -38,6 +39,9 @@ _NO_ANSWER = (ServerUnreachable, DeadlineExceeded)
 _MAX_DURATION_SECONDS = 315_576_000_000
 # The largest ``retry_after``: no server may make a program wait for years.
 _MAX_RETRY_AFTER = 3_600.0
+# In gRPC's messages if the connection or its HTTP/2 stream broke; also of grpc.aio, if the stream
+# ended during a write.
+_BROKEN_TRANSPORT = re.compile("RST_STREAM|GOAWAY|Stream removed|Internal error from Core")
 # gRPC's message for a reply that it cannot parse.
 _UNPARSABLE = "Exception deserializing response!"
 
@@ -53,6 +57,15 @@ class FailedCall(Protocol):
 
     def trailing_metadata(self) -> Iterable[tuple[str, str | bytes]] | None:
         """Return the trailers."""
+
+
+def is_answer(code: grpc.StatusCode) -> bool:
+    """Return whether a server sent the status of a probe."""
+    return code not in (
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+    )
 
 
 @contextmanager
@@ -103,6 +116,9 @@ def _with_details(
 def _without_details(code: grpc.StatusCode, message: str, target: str, retry_after: float | None) -> IdallocError:
     if message == _UNPARSABLE:
         return ProtocolError(f"the reply of {target} cannot be parsed as protobuf")
+    is_broken = code is not grpc.StatusCode.DEADLINE_EXCEEDED and _BROKEN_TRANSPORT.search(message)
+    if is_broken or code is grpc.StatusCode.CANCELLED:
+        code = grpc.StatusCode.UNAVAILABLE
     kind = _BY_CODE.get(code, IdallocError)
     reason = None if code in _BY_CODE else code.name
     if kind in _NO_ANSWER:

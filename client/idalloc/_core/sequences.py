@@ -81,7 +81,7 @@ def create(name: str, settings: Mapping[str, Any]) -> Call[Sequence]:
 
 def get(name: str, period: str) -> Call[Sequence]:
     """Return a call for a sequence."""
-    return Call(pb.GetSequenceRequest(name=name, period=period), _to_sequence)
+    return Call(pb.GetSequenceRequest(name=name, period=period), _to_sequence, is_repeatable=True)
 
 
 def update(name: str, settings: Mapping[str, Any], etag: str) -> Call[SequenceChange]:
@@ -130,7 +130,7 @@ class Pages:
 
     def next_page(self) -> Call[list[Sequence]]:
         """Return the call for the next page."""
-        return Call(self._request, self._advance)
+        return Call(self._request, self._advance, is_repeatable=True)
 
     def _advance(self, response: pb.ListSequencesResponse) -> list[Sequence]:
         """Check the order of a page, and prepare the request for the next page.

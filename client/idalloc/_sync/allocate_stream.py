@@ -10,10 +10,10 @@ from typing import Any, Self, TypeVar
 
 from idalloc._core import calls
 from idalloc._core.calls import Call
-from idalloc._core.errors import IdallocError, ServerUnreachable
+from idalloc._core.errors import ClientClosed, IdallocError, ServerUnreachable
 from idalloc._core.fork import process_marker
 from idalloc._core.locks import Lock
-from idalloc._core.pipeline import MAX_IN_FLIGHT, Pending, Pipeline, as_broken_stream
+from idalloc._core.pipeline import MAX_IN_FLIGHT, Pending, Pipeline
 from idalloc._core.resumption import Retries
 from idalloc._core.rpc_errors import translate_rpc_errors
 from idalloc._core.types import Range
@@ -34,7 +34,7 @@ class AllocateStream:
     over a new one.
 
     Use it as a context manager, or call ``close``. After that, or after the client is closed, its
-    methods raise ``RuntimeError``.
+    methods raise ``ClientClosed``.
 
     In the child of a fork it opens a stream of the child's own. A fork that bypasses Python (uWSGI)
     while the stream is open may leave a child that hangs: close it before. A signal handler may
@@ -74,12 +74,12 @@ class AllocateStream:
         return self._ask(calls.doc_ids(n, offset, increment))
 
     def close(self) -> None:
-        """End the stream. Calls that wait for an answer raise ``RuntimeError``."""
+        """End the stream. Calls that wait for an answer raise ``ClientClosed``."""
         if not next(self._process):  # another thread of the parent may hold the lock
             self._clear_after_fork()
         with self._lock:
             self._is_closed = True
-        self._fail(RuntimeError("the stream is closed"))
+        self._fail(ClientClosed("the stream is closed"))
         if self._call is not None and not self._is_abandoned():
             self._call.cancel()
 
@@ -120,7 +120,7 @@ class AllocateStream:
         try:
             with self._lock:
                 if self._is_closed:
-                    raise RuntimeError("the stream is closed")
+                    raise ClientClosed("the stream is closed")
                 self._waiting[pending] = None
                 self._outbox.put(pending)
                 if self._is_abandoned():
@@ -187,6 +187,7 @@ class AllocateStream:
         client, pipeline = self._client, Pipeline()
         outbox: _Outbox = SimpleQueue()
         slots = threading.Semaphore(MAX_IN_FLIGHT)
+        client._find_servers()
         with least_busy(client._connections) as connection:
             stubs = connection.stubs()
             with self._lock:
@@ -208,7 +209,8 @@ class AllocateStream:
                         pending.waiter.put((outcome, False))
                 raise ServerUnreachable(f"no answer from {client.target}: the stream ended")
             except IdallocError as error:
-                raise as_broken_stream(error, client.target) from error.__cause__
+                client._failed(connection, error)
+                raise
             finally:
                 outbox.put(None)
                 slots.release()

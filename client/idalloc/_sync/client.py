@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from idalloc._core import calls
 from idalloc._core.errors import IdallocError
+from idalloc._core.refill import OUTAGE_LIMIT
 from idalloc._core.types import Node, ParsedId, Range
 from idalloc._sync.allocate_stream import AllocateStream
 from idalloc._sync.base import BaseClient
@@ -18,8 +19,9 @@ class Client(BaseClient):
 
     Threads may share a client. It connects on its first call. Concurrent streams use up to four
     connections, so that several processes of a server may serve them. If the server or its store is
-    unavailable, a unary call has up to five attempts within its timeout. A retry never returns an
-    id twice; at worst it leaves a gap.
+    unavailable, or the server hangs, the client calls again, or another server, within the call's
+    timeout (docs/explanation/client-calls.md). That never returns an id twice; at worst it leaves a
+    gap, which ``dropped_ids`` counts if the late answer arrives.
 
     Forks: a child process never returns an id that the parent took, also if the fork bypassed
     Python (uWSGI). The child opens new connections. gRPC allows that only if
@@ -32,16 +34,16 @@ class Client(BaseClient):
     raise.
 
     Args:
-        target: The server as ``host:port``, or another name that gRPC resolves, such as
-            ``ipv4:10.0.0.1:50051,10.0.0.2:50051`` for several servers of one store.
+        target: The server as ``host:port``, or several servers of one store with commas, or another
+            name that gRPC resolves, such as ``unix:/run/idalloc.sock``. Calls use the servers in
+            turn. A name with several addresses is several servers.
         timeout: Limit of a call in seconds, including retries. Streams have a parameter of their
             own.
         credentials: TLS credentials, such as ``grpc.ssl_channel_credentials()``; None for a
             plaintext connection.
         token: Bearer token that identifies the client. It is sent with each call, over TLS or to
             this machine only.
-        server_name: The name in the server's certificate, if it is not the target's. If the target
-            is a list of addresses, the default is the first address.
+        server_name: The name in the server's certificate, if it is not the target's.
         insecure: Whether the token may be sent to another machine without TLS.
         log: A new file for the log of issued ids, for ``idalloc verify``. The client writes a
             record of each range and each run of document ids before it returns them. UUIDs are not
@@ -55,7 +57,8 @@ class Client(BaseClient):
         IdallocError: From all methods: the call failed; the subclass is the cause.
             ``ProtocolError``: the reply violated the contract, and none of its ids is returned.
         InvalidRequest, TypeError: From all methods: an argument does not fit into the request.
-        RuntimeError: From all methods: the client is closed, or gRPC is unusable after a fork.
+        ClientClosed: From all methods: the client is closed. It is also a RuntimeError.
+        RuntimeError: From all methods: gRPC is unusable after a fork.
         OSError: The log cannot be created; ``FileExistsError`` if the file exists. From all methods
             that return ids: the log cannot be written, for example because the disk is full. Then
             the ids are not returned; they remain a gap.
@@ -142,7 +145,7 @@ class Client(BaseClient):
         """
         return self._call(calls.parse_id(sequence, text))
 
-    def ids(self, sequence: str) -> Ids:
+    def ids(self, sequence: str, *, timeout: float = OUTAGE_LIMIT) -> Ids:
         """Return an endless iterator over the ids of a sequence.
 
         Keep it: each ``Ids`` prefetches its own ranges. Because ids are prefetched, those of a
@@ -151,8 +154,10 @@ class Client(BaseClient):
 
         Args:
             sequence: The sequence's name, as in ``allocate_range``.
+            timeout: How long ``next()`` waits for an id if none is at hand, in seconds: for a
+                range, for a quota, and while no server answers.
         """
-        return Ids(self, sequence)
+        return Ids(self, sequence, timeout)
 
     def stream_ranges(
         self, sequence: str, total: int, chunk: int = 0, *, texts: bool = False, timeout: float | None = None

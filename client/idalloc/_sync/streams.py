@@ -20,6 +20,7 @@ T = TypeVar("T")
 def read_stream(client: BaseClient, stream: Stream[T]) -> Iterator[T]:
     """Yield the converted messages of a stream; if it breaks, request the missing ids again."""
     while stream.missing > 0:
+        client._find_servers()
         with least_busy(client._connections) as connection:
             stubs = connection.stubs()
             process, request, asked = process_marker(), stream.start_attempt(), client._now()
@@ -42,6 +43,7 @@ def read_stream(client: BaseClient, stream: Stream[T]) -> Iterator[T]:
                     else:
                         stream.check_end()
             except IdallocError as error:
+                client._failed(connection, error)
                 time.sleep(stream.retry_delay(error))
             finally:
                 if next(process):

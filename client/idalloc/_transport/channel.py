@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from idalloc._core.errors import ClientClosed
 from idalloc._core.fork import process_marker
 from idalloc._core.locks import Lock
 from idalloc._transport.config import ChannelConfig
@@ -27,6 +28,10 @@ from idalloc.v1.sequences_pb2_grpc import SequenceServiceStub
 # other stream runs.
 MAX_CONNECTIONS = 4
 
+# How long a probe waits for an answer, in seconds. It does not wait for a connection: gRPC core
+# repeats such a call without limit or pause if each connection begins with GOAWAY.
+PROBE_LIFETIME = 60.0
+
 _USER_AGENT = f"idalloc-python/{version('idalloc')}"
 # Whether gRPC handles forks of this process. It reads the variable once, when it is loaded.
 _FORK_SUPPORT = os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "").lower() in ("1", "true", "yes")
@@ -34,7 +39,7 @@ _FORK_SUPPORT = os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "").lower() in ("1", 
 _leaked: list[object] = []
 
 
-def channel_options(config: ChannelConfig) -> list[tuple[str, str | int]]:
+def channel_options(config: ChannelConfig, own: Sequence[tuple[str, str | int]] = ()) -> list[tuple[str, str | int]]:
     """Return a channel's options: connection settings and those of the config."""
     return [
         ("grpc.service_config_disable_resolution", 1),  # a DNS record must not set timeouts
@@ -47,6 +52,7 @@ def channel_options(config: ChannelConfig) -> list[tuple[str, str | int]]:
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.primary_user_agent", _USER_AGENT),
+        *own,
         *config.options,
     ]
 
@@ -75,15 +81,25 @@ class Stubs(NamedTuple):
         return self.rpcs[type(request).__name__.removesuffix("Request")]
 
 
-def open_stubs(target: str, config: ChannelConfig, *, is_asyncio: bool) -> Stubs:
-    """Open a channel."""
+def open_stubs(
+    target: str, config: ChannelConfig, own: Sequence[tuple[str, str | int]] = (), *, is_asyncio: bool
+) -> Stubs:
+    """Open a channel, with the method ``Probe`` besides those of the services.
+
+    Args:
+        target: The server.
+        config: The settings of all channels of a client.
+        own: Options of this channel, which those of ``config`` override.
+        is_asyncio: Whether the channel is one of ``grpc.aio``.
+    """
     kind: Any = grpc.aio if is_asyncio else grpc
     if config.credentials is None:
-        channel = kind.insecure_channel(target, channel_options(config))
+        channel = kind.insecure_channel(target, channel_options(config, own))
     else:
-        channel = kind.secure_channel(target, config.credentials, channel_options(config))
+        channel = kind.secure_channel(target, config.credentials, channel_options(config, own))
     services = (IdAllocatorServiceStub(channel), NodeServiceStub(channel), SequenceServiceStub(channel))
-    return Stubs(channel, {name: rpc for service in services for name, rpc in vars(service).items()})
+    rpcs = {name: rpc for service in services for name, rpc in vars(service).items()}
+    return Stubs(channel, rpcs | {"Probe": channel.unary_unary("/grpc.health.v1.Health/Check")})
 
 
 T = TypeVar("T")
@@ -99,6 +115,8 @@ class Connection:
 
     def __init__(self, open_stubs: Callable[[], Stubs], *, is_asyncio: bool) -> None:
         self.streams: set[object] = set()  # those that run on it; see `least_busy`
+        self.is_suspect = False  # see docs/explanation/client-calls.md
+        self.is_probed = False  # whether a probe is under way
         self._open_stubs = open_stubs
         self._is_asyncio = is_asyncio
         self._stubs: Stubs | None = None
@@ -113,8 +131,9 @@ class Connection:
         """Return the stubs of the open channel; after a fork, those of a new channel.
 
         Raises:
-            RuntimeError: The client is closed, gRPC cannot be used after this fork, or the channel
-                is one of ``grpc.aio`` and was opened in another event loop.
+            ClientClosed: The client is closed.
+            RuntimeError: gRPC cannot be used after this fork, or the channel is one of ``grpc.aio``
+                and was opened in another event loop.
         """
         _handle_fork()
         if _fork_error:
@@ -138,7 +157,7 @@ class Connection:
         channel and ``call``, if it has begun, are never closed, because that takes the same locks.
 
         Raises:
-            RuntimeError: ``close`` has ended the call.
+            ClientClosed: ``close`` has ended the call.
         """
         try:
             yield
@@ -157,9 +176,9 @@ class Connection:
             raise
 
     def raise_if_closed(self) -> None:
-        """Raise ``RuntimeError`` if the client is closed: gRPC has cancelled the calls."""
+        """Raise ``ClientClosed`` if the client is closed: gRPC has cancelled the calls."""
         if self._closed:
-            raise RuntimeError("the client is closed")
+            raise ClientClosed("the client is closed")
 
     def is_open(self, stubs: Stubs) -> bool:
         """Return whether these are the stubs of the open channel."""
@@ -202,10 +221,22 @@ class Connection:
             return _ASYNCIO_FORK_ERROR
         return "" if _FORK_SUPPORT else _FORK_ERROR
 
+    def end_probe(self, *, is_answered: bool) -> None:
+        """Record the end of the probe; without an answer another call sends the next one."""
+        self.is_suspect = not is_answered
+        self.is_probed = False
+
+    def drop_channel(self) -> Stubs | None:
+        """Let the next call open another channel; return the stubs of this one, for open calls."""
+        with self._lock:
+            stubs, self._stubs = self._stubs, None
+        return stubs
+
     def reset_after_fork(self) -> None:
         """Drop the parent's channel, locks and ids in the child of a fork."""
         self._lock = Lock()
         self.streams = set()
+        self.is_probed = self.is_suspect = False
         leak(self._pending)
         self._pending = set()
         for holder in list(self._holders):
@@ -217,11 +248,11 @@ class Connection:
 
 @contextmanager
 def least_busy(connections: Sequence[Connection]) -> Iterator[Connection]:
-    """Yield the first connection with the fewest streams, and count the block as a stream.
+    """Yield a usable connection with the fewest streams, and count the block as a stream.
 
     So concurrent streams use several connections, and with them several processes of a server.
     """
-    connection = min(connections, key=lambda each: len(each.streams))
+    connection = min(connections, key=lambda each: (each.is_suspect, len(each.streams)))
     stream = object()
     try:
         connection.streams.add(stream)

@@ -3,9 +3,10 @@
 import ipaddress
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from socket import AF_INET, AF_INET6
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from idalloc._core.defaults import DEFAULT_TARGET
@@ -59,30 +60,60 @@ class ChannelConfig:
         _check_target(target)
         self.credentials = credentials
         self.metadata: tuple[tuple[str, str], ...] | None = None  # of each call
-        # The client retries: gRPC repeats a call that was never sent without limit or pause, even
-        # if each connection begins with GOAWAY: docs/operations/grpc-goaway.md.
-        self.options: list[tuple[str, str | int]] = [("grpc.enable_retries", 0)]
+        self.options: list[tuple[str, str | int]] = [
+            # The client retries. gRPC repeats a call that was never sent without limit or pause,
+            # even if each connection begins with GOAWAY: docs/operations/grpc-goaway.md.
+            ("grpc.enable_retries", 0),
+            # No proxy of the environment: http_proxy would also capture calls to this machine.
+            ("grpc.enable_http_proxy", 0),
+        ]
         if server_name:
             if credentials is None:
                 raise ChannelConfigError("server_name", "requires TLS: set tls, ca or cert (or credentials), too")
             self.options.append(("grpc.default_authority", server_name))
-        elif "," in target:
-            # By default gRPC sends the whole list as the authority, which some servers reject.
-            self.options.append(("grpc.default_authority", target.partition(",")[0].partition(":")[2].lstrip("/")))
         if token is not None:
             _check_token(token)
             self.metadata = (("authorization", f"Bearer {token}"),)
             if credentials is None and not insecure:
                 _check_stays_here(target)
-                # gRPC would use http_proxy even for this machine.
-                self.options.append(("grpc.enable_http_proxy", 0))
+
+
+def split(target: str) -> list[str]:
+    """Return the targets of the servers of a list; any other target is one server."""
+    scheme, _, rest = target.partition(":")
+    if scheme in ("ipv4", "ipv6"):
+        return [f"{scheme}:{each}" for each in rest.lstrip("/").split(",")]
+    return [target] if "/" in target else [each.strip() for each in target.split(",")]
+
+
+def name_of(target: str) -> tuple[str, int] | None:
+    """Return the host name and the port of a target that may be several servers, else None."""
+    text = target.removeprefix("dns:").lstrip("/") if target.startswith("dns:") else target
+    match = re.fullmatch(r"(?!unix:|vsock:|localhost:|[\d.]+:)([^/:\[\]]+):(\d+)", text)
+    return (match[1], int(match[2])) if match else None
+
+
+def addresses(name: tuple[str, int], found: Iterable[tuple[Any, ...]]) -> list[str]:
+    """Return the targets of the servers that a name resolves to, by the answer of ``getaddrinfo``.
+
+    They are those of one family, IPv4 first; none if there is only one, which gRPC finds by itself.
+    """
+    infos = list(found)
+    for family, form in ((AF_INET, "ipv4:{}:{}"), (AF_INET6, "ipv6:[{}]:{}")):
+        hosts = dict.fromkeys(each[4][0] for each in infos if each[0] == family)
+        if len(hosts) > 1:
+            return [form.format(host, name[1]) for host in hosts]
+    return []
 
 
 def _check_target(target: str) -> None:
     if re.match("(http|grpc)s?://", target):
         raise ChannelConfigError("server", "must be HOST:PORT, without a scheme such as http://")
-    if not _has_port(target):
-        raise ChannelConfigError("server", f"must be HOST:PORT, such as localhost:50051 or [::1]:50051, not {target!r}")
+    if not all(map(_has_port, split(target))):
+        raise ChannelConfigError(
+            "server",
+            f"must be HOST:PORT, such as localhost:50051 or [::1]:50051, or several with commas, not {target!r}",
+        )
 
 
 def _check_token(token: str) -> None:
@@ -93,7 +124,7 @@ def _check_token(token: str) -> None:
 
 def _check_stays_here(target: str) -> None:
     """Refuse to send a token unencrypted to another machine."""
-    if not is_local(target):
+    if not all(map(is_local, split(target))):
         raise ChannelConfigError(
             "insecure",
             f"the token would be sent unencrypted to {target}: use TLS (ca, credentials), or allow it (insecure)",
@@ -181,9 +212,20 @@ class ChannelSettings:
             insecure=self.insecure,
         )
 
+    def stamps(self) -> list[tuple[int, int, int] | None]:
+        """Return what changes with the files: of the token's, and of those of TLS."""
+        found: list[tuple[int, int, int] | None] = []
+        for file in (self.token_file, self.ca, self.cert, self.key):
+            try:
+                status = os.stat(file or "")  # noqa: PTH116 - no Path is needed
+                found.append((status.st_mtime_ns, status.st_ino, status.st_size))
+            except OSError:
+                found.append(None)
+        return found
 
-def from_environment(environ: Mapping[str, str] = os.environ) -> tuple[str, ChannelArguments]:
-    """Return the target and the arguments of a client from the ``IDALLOC_*`` environment variables.
+
+def from_environment(environ: Mapping[str, str] = os.environ) -> tuple[str, ChannelSettings, ChannelArguments]:
+    """Return a client's target, settings and arguments from the variables ``IDALLOC_*``.
 
     Raises:
         ChannelConfigError: A variable is invalid; it is the ``setting``.
@@ -203,7 +245,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> tuple[str, Chan
         ChannelConfig(target, **arguments)
     except ChannelConfigError as error:
         raise ChannelConfigError(environment_variable(error.setting), error.problem) from None
-    return target, arguments
+    return target, settings, arguments
 
 
 def environment_variable(setting: str) -> str:

@@ -10,9 +10,9 @@ from typing import Any, Self, TypeVar
 
 from idalloc._core import calls
 from idalloc._core.calls import Call
-from idalloc._core.errors import IdallocError, ServerUnreachable
+from idalloc._core.errors import ClientClosed, IdallocError, ServerUnreachable
 from idalloc._core.fork import process_marker
-from idalloc._core.pipeline import MAX_IN_FLIGHT, Pending, Pipeline, as_broken_stream, stream_broke
+from idalloc._core.pipeline import MAX_IN_FLIGHT, Pending, Pipeline, stream_broke
 from idalloc._core.resumption import Retries
 from idalloc._core.rpc_errors import translate_rpc_errors
 from idalloc._core.types import Range
@@ -28,8 +28,6 @@ def _broken_streams(target: str) -> Iterator[None]:
     """Raise ``ServerUnreachable`` if a stream ends without a status."""
     try:
         yield
-    except IdallocError as error:
-        raise as_broken_stream(error, target) from error.__cause__
     except asyncio.CancelledError as error:
         if is_task_cancelled():
             raise
@@ -93,7 +91,7 @@ class AllocateStream:
             async with asyncio.timeout(timeout):
                 while True:
                     if self._is_closed:
-                        raise RuntimeError("the stream is closed")
+                        raise ClientClosed("the stream is closed")
                     outcome = await self._exchange(pending)
                     if not isinstance(outcome, IdallocError):
                         return self._client._receive(call, outcome, pending.asked)
@@ -131,7 +129,7 @@ class AllocateStream:
 
     def _end(self, task: asyncio.Task[None]) -> None:
         # Not in `_run`, which may be cancelled, or end by a signal handler's exception, at once.
-        error = RuntimeError("the stream is closed") if task.cancelled() else task.exception()
+        error = ClientClosed("the stream is closed") if task.cancelled() else task.exception()
         if error is not None:
             self._fail(error)
 
@@ -148,6 +146,7 @@ class AllocateStream:
         self._outbox = outbox
         for pending in self._waiting:
             outbox.put_nowait(pending)
+        await client._find_servers()
         with least_busy(client._connections) as connection:
             process = process_marker()
             rpc = connection.stubs().rpcs["AllocateStream"]
@@ -161,6 +160,9 @@ class AllocateStream:
                         if not pending.waiter.done():
                             pending.waiter.set_result(outcome)
                 raise ServerUnreachable(f"no answer from {client.target}: the stream ended")
+            except IdallocError as error:
+                client._failed(connection, error)
+                raise
             finally:
                 # Ends `_messages`: gRPC would wait for it.
                 outbox.put_nowait(None)

@@ -1,14 +1,21 @@
 """The base of the client for asyncio: its unary calls and its tasks."""
 
 import asyncio
-from collections.abc import Coroutine
+import socket
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from time import monotonic
 from typing import Any, ClassVar, Self, TypeVar
 
+import grpc
+
 from idalloc import _base
+from idalloc._core.attempts import Attempt, Attempts
 from idalloc._core.calls import Call
-from idalloc._core.errors import IdallocError
+from idalloc._core.errors import IdallocError, Unauthenticated
 from idalloc._core.pipeline import Pending
-from idalloc._core.rpc_errors import translate_rpc_errors
+from idalloc._core.rpc_errors import is_answer, translate_rpc_errors
+from idalloc._transport.channel import PROBE_LIFETIME, Connection, Stubs
 
 T = TypeVar("T")
 
@@ -30,17 +37,20 @@ class BaseClient(_base.BaseClient):
     async def close(self) -> None:
         """Close all connections and the log.
 
-        Prefetched ids are discarded. Running calls and streams raise ``RuntimeError``.
+        Prefetched ids are discarded. Running calls and streams raise ``ClientClosed``.
         """
-        opened = [connection.close() for connection in self._connections]
+        opened = [stubs for each in self._all_connections() if (stubs := each.close())] + self._retired
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for stubs in opened:
-            if stubs is not None:
-                await stubs.channel.close()
+            await stubs.channel.close()
         if self._log is not None:
             self._log.close()
+
+    def _close_channels(self, opened: list[Stubs]) -> None:
+        for stubs in opened:
+            self._start_task(stubs.channel.close())
 
     async def __aenter__(self) -> Self:
         return self
@@ -49,24 +59,67 @@ class BaseClient(_base.BaseClient):
         await self.close()
 
     async def _call(self, call: Call[T], timeout: float | None = None) -> T:
+        try:
+            return await self._call_with_token(call, timeout)
+        except Unauthenticated:
+            if not self._read_changed_files(at_once=True):
+                raise
+        return await self._call_with_token(call, timeout)
+
+    async def _call_with_token(self, call: Call[T], timeout: float | None) -> T:
         pending = Pending(call, self.timeout if timeout is None else timeout)
-        metadata = self._metadata()
+        await self._find_servers()
+        if call.is_repeatable:
+            return await self._repeat(pending)
+        metadata, tried = self._metadata(), list[Connection]()
         while True:
-            asked = self._now()
-            rpc = self._connection.stubs().rpc(call.request)
+            connection = self._servers.pick(tried)
+            tried.append(connection)
+            asked, began = self._now(), monotonic()
+            rpc = connection.stubs().rpc(call.request)
             try:
                 with translate_rpc_errors(self.target):
                     reply = await rpc(call.request, timeout=pending.time_left(), metadata=metadata)
             except IdallocError as error:
-                await asyncio.sleep(pending.retry_delay(error))
+                self._failed(connection, error)
+                if delay := pending.retry_delay(error, has_other=self._servers.has_other(tried)):
+                    tried.clear()
+                    await asyncio.sleep(delay)
             except asyncio.CancelledError:
                 self._raise_if_closed()
                 raise
             else:
+                self._servers.answered(monotonic() - began)
                 return self._receive(call, reply, asked)
 
+    async def _repeat(self, pending: Pending[T]) -> T:
+        """Make a repeatable call."""
+        changed = asyncio.Event()
+        attempts = Attempts(self, pending, changed.set)
+        try:
+            while seconds := attempts.step():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(seconds):
+                        await changed.wait()
+                changed.clear()
+        except asyncio.CancelledError:
+            self._raise_if_closed()
+            raise
+        finally:
+            for attempt in attempts.open:
+                attempt.future.cancel()
+        return self._receive(pending.call, attempts.reply, attempts.asked)
+
+    async def _find_servers(self) -> None:
+        """Resolve the name of the servers and probe suspect ones, if that is due."""
+        if self._must_resolve():
+            with suppress(OSError):  # gRPC reports it
+                loop = asyncio.get_running_loop()
+                self._use_addresses(await loop.getaddrinfo(*self._name, type=socket.SOCK_STREAM))  # type: ignore[misc]
+        self._probe_suspects()
+
     def _raise_if_closed(self) -> None:
-        """Raise ``RuntimeError`` if ``close`` has ended a call whose task was not cancelled."""
+        """Raise ``ClientClosed`` if ``close`` has ended a call whose task was not cancelled."""
         if not is_task_cancelled():
             self._connection.raise_if_closed()
 
@@ -82,3 +135,48 @@ class BaseClient(_base.BaseClient):
                     each.cancel()
             raise
         return task
+
+    # As in ``idalloc._core.attempts.Client``.
+
+    def _send(
+        self, server: Connection, pending: Pending[Any], end: Callable[[list[Any], Any], None]
+    ) -> Attempt[Connection]:
+        request, asked, ended, stubs = pending.call.request, self._now(), list[Any](), server.stubs()
+        metadata, timeout = self._metadata(), pending.time_left()
+
+        async def run() -> Any:
+            with translate_rpc_errors(self.target):
+                return await stubs.rpc(request)(request, timeout=timeout, metadata=metadata)
+
+        def finish(task: "asyncio.Task[Any]") -> None:
+            if not task.cancelled():
+                task.exception()  # or asyncio would log that of a late answer
+            end(ended, task)
+
+        task = self._start_task(run())
+        task.add_done_callback(finish)
+        return Attempt(server, task, ended, stubs, asked, monotonic())
+
+    def _probe(self, server: Connection, changed: Callable[[], None]) -> list[Any]:
+        stubs, ended = server.stubs(), list[Any]()
+
+        async def run() -> None:
+            code = grpc.StatusCode.CANCELLED
+            try:
+                await stubs.rpcs["Probe"](b"", timeout=PROBE_LIFETIME)
+                code = grpc.StatusCode.OK
+            except grpc.RpcError as error:
+                code = error.code()
+            finally:
+                server.end_probe(is_answered=is_answer(code))
+                ended.append(code)
+                changed()
+
+        server.is_probed = True
+        self._start_task(run())
+        return ended
+
+    def _outcome(self, attempt: Attempt[Connection]) -> Any:
+        if attempt.future.cancelled():
+            self._connection.raise_if_closed()
+        return attempt.future.result()

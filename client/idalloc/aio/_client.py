@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterable
 
 from idalloc._core import calls
 from idalloc._core.errors import IdallocError
+from idalloc._core.refill import OUTAGE_LIMIT
 from idalloc._core.types import Node, ParsedId, Range
 from idalloc.aio._allocate_stream import AllocateStream
 from idalloc.aio._base import BaseClient
@@ -37,8 +38,9 @@ class Client(BaseClient):
     Raises:
         IdallocError: From all methods: the call failed; the subclass is the cause.
         InvalidRequest, TypeError: From all methods: an argument does not fit into the request.
-        RuntimeError: From all methods: the client is closed or belongs to another event loop, or
-            gRPC is unusable after a fork.
+        ClientClosed: From all methods: the client is closed. It is also a RuntimeError.
+        RuntimeError: From all methods: the client belongs to another event loop, or gRPC is
+            unusable after a fork.
         OSError: The log cannot be created or written, as in ``idalloc.Client``.
     """
 
@@ -79,9 +81,9 @@ class Client(BaseClient):
         """As ``idalloc.Client.parse_id``."""
         return await self._call(calls.parse_id(sequence, text))
 
-    def ids(self, sequence: str) -> Ids:
+    def ids(self, sequence: str, *, timeout: float = OUTAGE_LIMIT) -> Ids:
         """As ``idalloc.Client.ids``; an asynchronous iterator."""
-        return Ids(self, sequence)
+        return Ids(self, sequence, timeout)
 
     def stream_ranges(
         self, sequence: str, total: int, chunk: int = 0, *, texts: bool = False, timeout: float | None = None

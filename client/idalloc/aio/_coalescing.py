@@ -9,7 +9,14 @@ from inspect import CORO_SUSPENDED, getcoroutinestate
 from typing import Any, TypeAlias
 
 from idalloc._core.calls import Call, allocate_range
-from idalloc._core.errors import DeadlineExceeded, IdallocError, InvalidRequest, SequenceAheadOfClock, SequenceExhausted
+from idalloc._core.errors import (
+    ClientClosed,
+    DeadlineExceeded,
+    IdallocError,
+    InvalidRequest,
+    SequenceAheadOfClock,
+    SequenceExhausted,
+)
 from idalloc._core.pool import MAX_RANGE_SIZE
 from idalloc._core.types import Range
 from idalloc.aio._base import BaseClient
@@ -96,7 +103,7 @@ class CallCoalescer:
 
     async def _drain(self, sequence: str, queue: _Queue) -> None:
         """Make calls until no waiter is left."""
-        with suppress(RuntimeError):  # the client was closed: see _remove
+        with suppress(ClientClosed):  # the client was closed: see _remove
             while queue.waiting:
                 queue.in_flight, queue.waiting = queue.waiting, {}
                 batches = _batches(queue.in_flight, self._max_counts.get(sequence, MAX_RANGE_SIZE))
@@ -119,6 +126,8 @@ class CallCoalescer:
         try:
             allocated = await self._stream.call(allocate_range(sequence, total))
             results = list(_split(allocated, batch.values()))
+        except ClientClosed:
+            raise
         except IdallocError as error:
             call_singly = len(batch) > 1 and isinstance(error, _COUNT_ERRORS)
             results = [None if call_singly else error] * len(batch)

@@ -33,6 +33,7 @@ class SingleRequestStream:
     def __init__(self, client: BaseClient) -> None:
         self._client = client
         self._call: Any = None  # the open stream
+        self._server = client._connection  # of the open stream
         self._pipeline = Pipeline()  # of the open stream
         self._has_answered = False  # whether the open stream has answered a request
         self._timeout: asyncio.Timeout | None = None  # of the call in flight
@@ -51,6 +52,8 @@ class SingleRequestStream:
             outcome = await self._exchange(pending)
         except TimeoutError:
             client._connection.raise_if_closed()
+            self._server.is_suspect = True
+            client._probe_suspects()
             raise pending.deadline_error(client.target, client.timeout) from None
         except asyncio.CancelledError:
             client._raise_if_closed()
@@ -80,8 +83,12 @@ class SingleRequestStream:
 
         Any exception ends the stream: its answers would belong to other requests.
         """
-        client, stubs = self._client, self._client._connection.stubs()
-        if self._call is None or self._call.done():
+        client = self._client
+        await client._find_servers()
+        if self._call is None or self._call.done() or self._server.is_suspect:
+            self._end()
+            self._server = client._servers.pick()
+            stubs = self._server.stubs()
             self._call = stubs.rpcs["AllocateStream"](metadata=client._metadata())
             self._pipeline, self._has_answered = Pipeline(), False
         call = self._call
@@ -92,8 +99,10 @@ class SingleRequestStream:
             if answer is grpc.aio.EOF:
                 raise ServerUnreachable(f"no answer from {client.target}: the stream ended")
             _, outcome = self._pipeline.answered(answer)
-        except BaseException:
+        except BaseException as error:
             self._end()
+            if isinstance(error, IdallocError):
+                client._failed(self._server, error)
             raise
         self._has_answered = True
         return outcome

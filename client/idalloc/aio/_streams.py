@@ -18,6 +18,7 @@ T = TypeVar("T")
 async def read_stream(client: BaseClient, stream: Stream[T]) -> AsyncIterator[T]:
     """Yield the messages of a stream as ``idalloc._sync.streams.read_stream`` does."""
     while stream.missing > 0:
+        await client._find_servers()
         with least_busy(client._connections) as connection:
             stubs = connection.stubs()
             process, request, asked = process_marker(), stream.start_attempt(), client._now()
@@ -34,6 +35,7 @@ async def read_stream(client: BaseClient, stream: Stream[T]) -> AsyncIterator[T]
                             await _await_end(call, stream)
                     stream.check_end()
             except IdallocError as error:
+                client._failed(connection, error)
                 await asyncio.sleep(stream.retry_delay(error))
             except asyncio.CancelledError:
                 client._raise_if_closed()

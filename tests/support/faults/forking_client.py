@@ -62,7 +62,7 @@ class IdTaker:
         """Prefetch many ids, open a stream, and leave a prefetch request pending."""
         self._write(list(islice(self._loop, WARM_UP_IDS)))
         self.take()
-        while self._ids._prefetch is None:
+        while self._ids._refills.current is None:
             self._write([next(self._loop)])
 
     def take(self, turns: int = 1) -> None:

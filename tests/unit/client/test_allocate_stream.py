@@ -129,8 +129,8 @@ def test_an_error_belongs_to_its_request(server: FakeServer, run: Run) -> None:
 def test_an_unavailable_store_is_asked_again(server: FakeServer, run: Run) -> None:
     """As a unary call, a request has up to five attempts while the store is unavailable."""
     busy = status_of("STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE, retry_after=0.01)
-    server.answers["orders"] = [busy] * (pipeline.MAX_ATTEMPTS - 1)
-    server.answers["lines"] = [busy] * pipeline.MAX_ATTEMPTS
+    server.answers["orders"] = [busy] * (pipeline.MAX_ROUNDS - 1)
+    server.answers["lines"] = [busy] * pipeline.MAX_ROUNDS
     served, failed = run(server.target, orders, lambda stream: stream.allocate_range("lines"))
     assert list(served) == [1, 2]
     assert isinstance(failed, idalloc.StoreUnavailable)
@@ -376,7 +376,7 @@ def test_a_quota_is_an_error_at_once(server: FakeServer, run: Run) -> None:
 def test_a_full_stream_is_asked_until_it_has_room(server: FakeServer, run: Run) -> None:
     """A request that the stream's limit of ids rejects is repeated, however often."""
     full = status_of("QUOTA_EXCEEDED", grpc.StatusCode.RESOURCE_EXHAUSTED, retry_after=0.01, subject="stream")
-    server.answers["orders"] = [full] * (2 * pipeline.MAX_ATTEMPTS)
+    server.answers["orders"] = [full] * (2 * pipeline.MAX_ROUNDS)
     [served] = run(server.target, orders)
     assert list(served) == [1, 2]
 

@@ -100,9 +100,9 @@ PREFETCHED = """
 ids = idalloc.Client(target).ids("orders")
 loop = iter(ids)
 before += islice(loop, 2000)
-while ids._prefetch is None:
+while ids._refills.current is None:
     before.append(next(loop))
-wait_until(ids._prefetch.future.done)
+wait_until(ids._refills.current.attempts.open[0].ended.__len__)
 fork(lambda: islice(loop, 3000))
 """
 

@@ -67,9 +67,9 @@ loop = iter(ids)
 before = list(islice(loop, 5000))
 stream = client.stream_ranges("orders", 50, 10)
 before += next(stream)
-while ids._prefetch is None:  # the parent has a prefetched range when it forks
+while ids._refills.current is None:  # the parent has a prefetched range when it forks
     before.append(next(loop))
-wait_until(ids._prefetch.future.done)
+wait_until(ids._refills.current.attempts.open[0].ended.__len__)
 def take():
     one_by_one = [next(ids) for _ in range(3000)]
     rest = [value for ids in stream for value in ids]
@@ -169,7 +169,7 @@ def use():
 fork(use, use)
 """
     parent, child, status = run(server, script, fork_support=True)
-    assert parent == child == ["RuntimeError: the stream is closed"] * 2
+    assert parent == child == ["ClientClosed: the stream is closed"] * 2
     assert status == 0
 
 

@@ -59,14 +59,14 @@ def test_an_exception_anywhere_repeats_no_id(server: FakeServer) -> None:
             ids = client.ids("orders")
             taken: list[int] = []
             places.watch()
-            for count in [1] * 8 + [8, 8]:
+            for count in [1] * 4 + [8]:
                 try:
                     taken += [next(ids)] if count == 1 else islice(ids, count)
                 except Interrupt:
                     places.watch()
                 assert not ids._lock._lock.locked()
             places.end()
-            assert len(set(taken)) == len(taken) >= 16
+            assert len(set(taken)) == len(taken) >= 4
 
         assert at_each_place(take) > 150
 
@@ -79,13 +79,13 @@ def test_an_exception_anywhere_repeats_no_id_in_asyncio(server: FakeServer) -> N
             ids = client.ids("orders")
             taken: list[int] = []
             places.watch()
-            for _ in range(14):
+            for _ in range(7):
                 try:
                     taken.append(await anext(ids))
                 except Interrupt:
                     places.watch()
             places.end()
-            assert len(set(taken)) == len(taken) >= 12
+            assert len(set(taken)) == len(taken) >= 6
 
     assert at_each_place(lambda places: run(use(places))) > 100
 

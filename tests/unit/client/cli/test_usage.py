@@ -24,10 +24,10 @@ def environment(clean_environment: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 WITHOUT_PORT = [
     "localhost", "10.0.0.1", "[::1]", "::1", "::1:50051", "idalloc.example", "localhost:", "localhost:0",
     "localhost:65536", "localhost:abc", "dns:///idalloc.example", "dns:idalloc.example", "dns://8.8.8.8/idalloc.example",
-    "ipv4:10.0.0.1", "ipv4:10.0.0.1:1,10.0.0.2", "ipv6:[::1]", "ipv6:[::1]:1,[::2]", "a:1,b:2",
+    "ipv4:10.0.0.1", "ipv4:10.0.0.1:1,10.0.0.2", "ipv6:[::1]", "ipv6:[::1]:1,[::2]", "a:1,b",
 ]  # fmt: skip
 WITH_PORT = [
-    "localhost:50051", "10.0.0.1:443", "[::1]:50051", "dns:///idalloc.example:443", "dns:idalloc.example:1",
+    "localhost:50051", "a:1,b:2", "10.0.0.1:443", "[::1]:50051", "dns:///idalloc.example:443", "dns:idalloc.example:1",
     "dns://8.8.8.8/idalloc.example:1", "ipv4:10.0.0.1:1,10.0.0.2:2", "ipv6:[::1]:1,[::2]:2", "ipv4:///10.0.0.1:1",
     "unix:/run/idalloc.sock", "unix:///run/idalloc.sock", "unix-abstract:idalloc", "xds:///idalloc",
 ]  # fmt: skip

@@ -311,11 +311,11 @@ def test_ids_time_out_if_each_error_leaves_one_id_less() -> None:
         raise ErrorReply("SEQUENCE_EXHAUSTED", grpc.StatusCode.OUT_OF_RANGE, metadata=left)
 
     def take_all(client: Any) -> list[int]:
-        return list(islice(client.ids("orders"), 10_000))
+        return list(islice(client.ids("orders", timeout=1.0), 10_000))
 
     async def take_all_by_asyncio(target: str) -> None:
-        async with idalloc.aio.Client(target, timeout=1.0) as client:
-            async for _ in client.ids("orders"):
+        async with idalloc.aio.Client(target) as client:
+            async for _ in client.ids("orders", timeout=1.0):
                 pass
 
     for by_asyncio in (False, True):
@@ -324,7 +324,7 @@ def test_ids_time_out_if_each_error_leaves_one_id_less() -> None:
             if by_asyncio:
                 error = bounded(lambda: asyncio.run(take_all_by_asyncio(target)))
             else:
-                with idalloc.Client(target, timeout=1.0) as client:
+                with idalloc.Client(target) as client:
                     error = bounded(lambda: take_all(client))  # type: ignore[arg-type]
         assert isinstance(error, idalloc.SequenceExhausted)
         assert 1 < len(refused) < 100

@@ -1,10 +1,8 @@
 """When a broken stream is retried, and when its error is raised."""
 
-import grpc
 import pytest
 
 from idalloc import (
-    IdallocError,
     InternalError,
     PermissionDenied,
     ProtocolError,
@@ -41,22 +39,6 @@ def test_an_unreachable_server_is_an_error_within_seconds() -> None:
     assert 3 <= sum(delays) <= 5  # as long as a channel may wait before it connects again
     with pytest.raises(ServerUnreachable):
         stream.retry_delay(ServerUnreachable())
-
-
-def test_a_cancelled_stream_without_a_message_is_retried() -> None:
-    """CANCELLED before an attempt's first message is retried; after it, CANCELLED is raised."""
-    cancelled = IdallocError(code=grpc.StatusCode.CANCELLED)
-    stream = stream_of(10, None)
-    for _ in range(MAX_FIRST_ATTEMPTS - 1):
-        stream.retry_delay(cancelled)
-    with pytest.raises(IdallocError):
-        stream.retry_delay(cancelled)
-    stream.received(1)
-    stream.retry_delay(ServerDraining())
-    stream.retry_delay(cancelled)
-    stream.received(1)
-    with pytest.raises(IdallocError):
-        stream.retry_delay(cancelled)
 
 
 def test_the_last_attempt_without_progress_raises() -> None:

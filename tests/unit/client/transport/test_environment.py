@@ -1,11 +1,17 @@
 """Clients configured by environment variables."""
 
+import asyncio
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
+import trustme
 
 import idalloc
+import idalloc.aio
 from tests.support.certificates import Certificates
 from tests.support.fake_server import FakeServer, serving
 
@@ -92,3 +98,55 @@ def test_idalloc_default_uses_the_environment(server: FakeServer, environment: p
     server.tokens = {TOKEN}
     assert ext.idalloc_default("orders")() == 1
     ext._clients[server.target].close()
+
+
+@pytest.mark.parametrize("asyncio_", [False, True])
+def test_a_changed_token_file_is_read_again(
+    asyncio_: bool, server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a rotation of its token a client goes on, and makes the rejected call again."""
+    file = tmp_path / "token"
+    monkeypatch.setenv("IDALLOC_SERVER", server.target)
+    monkeypatch.setenv("IDALLOC_TOKEN_FILE", str(file))
+    rotate(server, file, "first")
+    if asyncio_:
+
+        async def call() -> None:
+            async with idalloc.aio.Client.from_environment() as client:
+                for token in ("first", "second", "the-third"):
+                    rotate(server, file, token)
+                    await client.allocate_range("orders", idempotent=True)
+                    await client.doc_ids()
+
+        asyncio.run(call())
+    else:
+        with idalloc.Client.from_environment() as client:
+            for token in ("first", "second", "the-third"):
+                rotate(server, file, token)
+                client.allocate_range("orders")
+                client.node()
+    assert {"Bearer first", "Bearer second", "Bearer the-third"} <= set(chain(*server.authorizations.values()))
+
+
+def rotate(server: FakeServer, file: Path, token: str) -> None:
+    file.write_text(token)
+    server.tokens = {token}
+
+
+def test_changed_certificates_are_for_new_calls(server: FakeServer, tmp_path: Path, monkeypatch: Any) -> None:
+    """After a change of the CA file new calls have a new connection; an open stream goes on."""
+    authority = tmp_path / "ca.pem"
+    monkeypatch.setenv("IDALLOC_CA", str(authority))
+    monkeypatch.setattr(grpc, "secure_channel", lambda target, _, options: grpc.insecure_channel(target, options))
+    trustme.CA().cert_pem.write_to_path(str(authority))
+    monkeypatch.setenv("IDALLOC_SERVER", server.target)
+    with idalloc.Client.from_environment() as client:
+        stream = client.stream_ranges("orders", 6, 2)
+        taken = [*next(stream)]
+        before = client._connection.stubs().channel
+        trustme.CA(key_type=trustme.KeyType.RSA).cert_pem.write_to_path(str(authority))
+        assert client._read_changed_files(at_once=True)
+        client.node()
+        assert client._connection.stubs().channel is not before
+        taken += [each for ids in stream for each in ids]
+        assert sorted(taken) == [1, 2, 3, 4, 5, 6]

@@ -1,0 +1,196 @@
+"""The attempts of a call: at which server, when to probe it, and when to ask another one.
+
+The states and their names are those of docs/explanation/client-calls.md.
+"""
+
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from itertools import count
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from idalloc._core.errors import DeadlineExceeded, IdallocError
+from idalloc._core.pipeline import Pending
+
+S = TypeVar("S", bound="Server")
+T = TypeVar("T")
+
+MIN_PATIENCE, PATIENCE_FACTOR = 0.5, 4.0  # seconds, and times the smoothed latency
+LATENCY_WEIGHT = 0.2
+PROBE_SECONDS = 0.25
+# The client abandons an attempt that gRPC has not ended this many seconds after its deadline.
+DEADLINE_GRACE = 1.0
+
+
+class Server(Protocol):
+    """A server of a target, by its connection."""
+
+    is_suspect: bool
+
+
+class Servers(Generic[S]):
+    """The servers of a target, the calls' latency, and the ids of late answers.
+
+    Args:
+        all_: The connections, of which the first ``distinct`` have different addresses. The others
+            serve second attempts if there is one address.
+    """
+
+    def __init__(self, all_: Collection[S], distinct: int) -> None:
+        self.all = tuple(all_)
+        self.distinct = distinct
+        self.latency = 0.0  # smoothed, in seconds
+        self.dropped_ids = 0
+        self._turns = count()
+
+    @property
+    def patience(self) -> float:
+        """How long a call waits for an answer before it probes its server, in seconds."""
+        return max(MIN_PATIENCE, PATIENCE_FACTOR * self.latency)
+
+    def pick(self, asked: Collection[S] = ()) -> S:
+        """Return the next server in turn, if possible one that is usable and was not asked."""
+        start = next(self._turns) % self.distinct
+        order = (*self.all[start : self.distinct], *self.all[:start], *self.all[self.distinct :])
+        return min(order, key=lambda each: (each in asked, each.is_suspect))
+
+    def has_other(self, asked: Collection[S]) -> bool:
+        """Return whether a usable server was not asked."""
+        return any(not each.is_suspect and each not in asked for each in self.all[: self.distinct])
+
+    def answered(self, seconds: float) -> None:
+        """Record the latency of a call."""
+        self.latency += LATENCY_WEIGHT * (seconds - self.latency)
+
+    def count_dropped(self, late: Any) -> None:
+        """Count the ids of a late answer; they are never issued."""
+        with suppress(Exception):
+            self.dropped_ids += late.result().range.id_count
+
+
+class Attempt(NamedTuple, Generic[S]):
+    """An RPC that was sent."""
+
+    server: S
+    future: Any
+    ended: list[Any]  # has the future once it has ended: asking gRPC takes a lock that may stay locked
+    stubs: Any  # of its channel
+    asked: int  # when it was sent, on the clock of the log
+    sent_at: float
+
+
+class Client(Protocol[S]):
+    """What the attempts of a call need of a client. Nothing here blocks."""
+
+    _servers: Servers[S]
+
+    def _send(self, server: S, pending: Pending[Any], end: Callable[[list[Any], Any], None]) -> Attempt[S]:
+        """Send an RPC; ``end`` is called at its end, with ``ended`` and the future."""
+
+    def _probe(self, server: S, changed: Callable[[], None]) -> list[Any]:
+        """Probe a server; return a list that is not empty once the probe has ended."""
+
+    def _failed(self, server: S, error: IdallocError) -> None:
+        """Suspect and probe a server that is unreachable or drains."""
+
+    def _outcome(self, attempt: Attempt[S]) -> Any:
+        """Return the reply to an RPC that has ended, or raise its error."""
+
+
+class Attempts(Generic[S, T]):
+    """The attempts of one repeatable call; one thread or task at a time may use it."""
+
+    def __init__(self, client: Client[S], pending: Pending[T], changed: Callable[[], None]) -> None:
+        self.pending = pending
+        self.open: list[Attempt[S]] = []
+        self.resend_at = 0.0  # when the backoff ends
+        self.reply: Any = None
+        self._has_reply = False
+        self.asked = 0  # when the attempt with the reply was sent, on the clock of the log
+        self._client = client
+        self._changed = changed
+        self._asked: list[S] = []  # in this round
+        self._probe: tuple[list[Any], float] | None = None  # of this round, and when it was sent
+        self._is_alive = False  # whether the probe was answered
+
+    def step(self) -> float:
+        """Do what is due. Return the seconds until more may be due; 0 if the call has its reply.
+
+        Raises:
+            IdallocError: The call failed.
+        """
+        now = time.monotonic()
+        for attempt in list(self.open):
+            if not self._has_reply and (attempt.ended or now > self._expires(attempt)):
+                self.open.remove(attempt)
+                self._take(attempt, now)
+        if self._has_reply:
+            return 0.0
+        if not self.open:
+            if now < self.resend_at:
+                return self.resend_at - now
+            self._send()
+        attempt = self.open[0]
+        if len(self._asked) == 1 and not self._is_alive:
+            return self._probe_if_silent(attempt, now) or self.step()
+        return self._expires(attempt) - now
+
+    def _expires(self, attempt: Attempt[S]) -> float:
+        return attempt.sent_at + self.pending.timeout + DEADLINE_GRACE
+
+    def _probe_if_silent(self, attempt: Attempt[S], now: float) -> float:
+        """Probe the server of a silent attempt; ask another one if it does not answer either.
+
+        Return the seconds until more is due; 0 if the state has changed.
+        """
+        servers = self._client._servers
+        if self._probe is None:
+            if now < attempt.sent_at + servers.patience:
+                return attempt.sent_at + servers.patience - now
+            self._probe = self._client._probe(attempt.server, self._changed), now
+        probe, probed_at = self._probe
+        if probe and not attempt.server.is_suspect:
+            self._is_alive = True
+            servers.latency = max(servers.latency, now - attempt.sent_at)
+        elif now < probed_at + PROBE_SECONDS and not probe:
+            return probed_at + PROBE_SECONDS - now
+        else:
+            attempt.server.is_suspect = True
+            self._send()
+        return 0.0
+
+    def _send(self) -> None:
+        server = self._client._servers.pick(self._asked)
+        self._asked.append(server)
+        self.open.append(self._client._send(server, self.pending, self._end))
+
+    def _take(self, attempt: Attempt[S], now: float) -> None:
+        """Take the outcome of an attempt that has ended."""
+        servers = self._client._servers
+        try:
+            if not attempt.ended:
+                raise DeadlineExceeded(f"no answer within {self.pending.timeout:g} s")
+            self.reply = self._client._outcome(attempt)
+        except IdallocError as error:
+            self._client._failed(attempt.server, error)
+            if self.open:
+                return
+            delay = self.pending.retry_delay(error, has_other=servers.has_other(self._asked))
+            if delay:
+                self._asked.clear()
+            self.resend_at = now + delay
+            self._probe, self._is_alive = None, False
+        else:
+            self._has_reply, self.asked = True, attempt.asked
+            servers.answered(now - attempt.sent_at)
+            for late in self.open:
+                if late.ended:
+                    servers.count_dropped(late.future)
+            self.open.clear()
+
+    def _end(self, ended: list[Any], future: Any) -> None:
+        """Record the end of an RPC; gRPC's thread calls this."""
+        if self._has_reply:
+            self._client._servers.count_dropped(future)
+        ended.append(future)
+        self._changed()
