@@ -5,6 +5,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,30 @@ def test_connections_that_begin_with_goaway_cost_little(language: Language, tmp_
         assert peaks[-1] < MAX_MEMORY
         assert program.process.returncode == 1
         assert program.errors.startswith(("SERVER_UNREACHABLE", "DEADLINE_EXCEEDED"))  # the pool has a timeout
+
+
+def test_a_hung_server_of_two_stops_no_pool(language: Language, tmp_path: Path) -> None:
+    """P1: while one of two servers is stopped by a signal, a pool goes on with the other's ids."""
+    with (
+        running(tmp_path, max_ids_per_call=RANGE_LIMIT) as one,
+        running(tmp_path, max_ids_per_call=RANGE_LIMIT) as other,
+        programs([language], tmp_path, "--server", f"{one.address},{other.address}", "--total", str(TOTAL)) as [
+            program
+        ],
+    ):
+        wait_until(lambda: program.log.exists() and len(program.records) > 20, "ranges", seconds=120)
+        for hung in (one, other):
+            hung.process.send_signal(signal.SIGSTOP)
+            enough = 2 * program.log.stat().st_size
+            wait_until(partial(is_larger, program.log, enough), "ranges while one hangs", seconds=60)
+            hung.process.send_signal(signal.SIGCONT)
+        ranges = [record for record in program.records if not record.doc_ids]
+    ids = {value for record in ranges for value in record.ids}
+    assert len(ids) == sum(record.id_count for record in ranges)
+
+
+def is_larger(file: Path, size: int) -> bool:
+    return file.stat().st_size > size
 
 
 class KilledServer:
