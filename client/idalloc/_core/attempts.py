@@ -51,6 +51,8 @@ class Servers(Generic[S]):
     def pick(self, asked: Collection[S] = ()) -> S:
         """Return the next server in turn, if possible one that is usable and was not asked."""
         start = next(self._turns) % self.distinct
+        if not asked and not self.all[start].is_suspect:
+            return self.all[start]
         order = (*self.all[start : self.distinct], *self.all[:start], *self.all[self.distinct :])
         return min(order, key=lambda each: (each in asked, each.is_suspect))
 
