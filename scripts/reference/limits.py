@@ -560,6 +560,7 @@ LIMITS = {
     "Python client": [
         Limit("connections", str(MAX_CONNECTIONS), "concurrent streams share them"),
         Limit("range that `ids()` prefetches", number(pool.MAX_RANGE_SIZE), "it makes further calls"),
+        Limit("rounds of attempts of a unary call", str(pipeline.MAX_ROUNDS), "the error is raised"),
         Limit(
             "attempts of a stream without progress",
             f"{resumption.MAX_ATTEMPTS}; before its first message {resumption.MAX_FIRST_ATTEMPTS}",
