@@ -14,13 +14,8 @@ import (
 	"example.com/idalloc/client/go/idallocv1"
 )
 
-const (
-	// The most requests of a stream without an answer; the server's limit is 1,000.
-	maxInFlight = 500
-	// How often a request is sent because the server or its store is unavailable,
-	// as gRPC's retry policy sends a unary call.
-	maxAttempts = 5
-)
+// The most requests of a stream without an answer; the server's limit is 1,000.
+const maxInFlight = 500
 
 // Stream makes many calls over one stream (AllocateStream), which costs client
 // and server less than unary calls. Goroutines share it: their requests are in
@@ -126,8 +121,7 @@ func (s *Stream) call(
 	convert func(*idallocv1.AllocateStreamResponse) (ids int64, err error),
 ) error {
 	return s.client.call(ctx, event, func(ctx context.Context) (int64, error) {
-		var retry outage
-		for failures := 0; ; {
+		for retry := (outage{maxRounds: maxRounds}); ; {
 			response, err := s.exchange(ctx, request)
 			if err != nil {
 				return 0, err
@@ -137,12 +131,10 @@ func (s *Stream) call(
 			}
 			e := errorOfProto(response.GetError())
 			// The limit of a stream's ids is no failure: other callers use it up.
-			if e.Reason != ErrQuotaExceeded || e.Metadata["subject"] != "stream" {
-				if failures++; failures == maxAttempts || e.Code != codes.Unavailable {
-					return 0, e
-				}
+			if e.Code != codes.Unavailable && (e.Reason != ErrQuotaExceeded || e.Metadata["subject"] != "stream") {
+				return 0, e
 			}
-			if e := retry.wait(ctx, e, true); e != nil {
+			if e := retry.wait(ctx, e); e != nil {
 				return 0, e
 			}
 		}
@@ -195,7 +187,9 @@ func (s *Stream) leave(p *pending) (*idallocv1.AllocateStreamResponse, error) {
 	}
 	s.waiting = slices.DeleteFunc(s.waiting, func(each *pending) bool { return each == p })
 	e := errorOf(p.ctx.Err())
-	if s.broken != nil {
+	if s.broken != nil && e.Reason == ErrDeadlineExceeded {
+		e = endedBy(p.ctx, errorOf(s.broken))
+	} else if s.broken != nil {
 		e.Message += "; the last attempt: " + errorOf(s.broken).Error()
 	}
 	return nil, e
@@ -211,8 +205,9 @@ func (s *Stream) notify() {
 // run opens streams while requests wait. A lasting error is that of all of them.
 func (s *Stream) run() {
 	var broken outage
-	ctx, sent := recordToken(s.ctx)
+	ctx := context.WithValue(s.ctx, outageKey{}, &broken)
 	for {
+		sent := s.client.token.last()
 		err := s.attempt(ctx, &broken)
 		s.mu.Lock()
 		s.broken = err
@@ -228,7 +223,7 @@ func (s *Stream) run() {
 		if broken.isRenewed(s.client.token, err, sent) {
 			continue
 		}
-		if e := broken.wait(s.ctx, errorOf(err), s.client.isAnswered.Load()); e != nil {
+		if e := broken.wait(s.ctx, errorOf(err)); e != nil {
 			s.fail(e)
 			return
 		}
@@ -250,7 +245,7 @@ func (s *Stream) fail(err error) {
 func (s *Stream) attempt(ctx context.Context, broken *outage) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	s.silence = time.AfterFunc(maxOutage, func() { cancel(errStalled) })
+	s.silence = time.AfterFunc(maxSilence, func() { cancel(errStalled) })
 	defer s.silence.Stop()
 	stream, err := s.client.stubs.IDAllocator.AllocateStream(ctx)
 	if err != nil {
@@ -288,7 +283,6 @@ func (s *Stream) attempt(ctx context.Context, broken *outage) error {
 			return stalled(ctx, disconnected(ctx, err))
 		}
 		broken.over()
-		s.client.isAnswered.Store(true)
 	}
 }
 
@@ -303,7 +297,7 @@ func (s *Stream) nextToSend() *idallocv1.AllocateStreamRequest {
 			continue
 		}
 		if len(s.sent) == 0 {
-			s.silence.Reset(maxOutage)
+			s.silence.Reset(maxSilence)
 		}
 		s.sent = append(s.sent, p)
 		s.number++
@@ -329,7 +323,7 @@ func (s *Stream) answered(response *idallocv1.AllocateStreamResponse) error {
 	s.broken = nil
 	s.sent[0].answer <- answer{response: response}
 	if s.sent = s.sent[1:]; len(s.sent) > 0 {
-		s.silence.Reset(maxOutage)
+		s.silence.Reset(maxSilence)
 	} else {
 		s.silence.Stop()
 	}

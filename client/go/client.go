@@ -8,8 +8,8 @@
 //	id, err := ids.Next(ctx)
 //
 // A Client, a Pool and a Stream may be shared by goroutines. Each error is an
-// *Error. A retry, by gRPC or by you, never returns an id twice: at worst it
-// leaves a gap. The package does not log; see WithObserver for metrics.
+// *Error. A retry, by the package or by you, never returns an id twice: at worst
+// it leaves a gap. The package does not log; see WithObserver for metrics.
 package idalloc
 
 import (
@@ -19,14 +19,11 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
 
 	"example.com/idalloc/client/go/idallocv1"
@@ -35,27 +32,25 @@ import (
 // Client is a connection to the servers of one store. Create one, and share it:
 // goroutines may call all methods concurrently.
 //
-// gRPC repeats a unary call that ended with UNAVAILABLE: five attempts within
-// about 1.5 s, and within the call's timeout. Pools and streams continue over an
-// outage of up to 60 s, if the server has answered before.
+// A call that ended with UNAVAILABLE is sent to the other servers, in five rounds
+// within about 1.5 s, and within its timeout. If a server hangs, calls go to another
+// one after 0.75 s. Pools continue over an outage of 10 s, or of the time that ctx
+// allows, and streams over one of 60 s.
 type Client struct {
-	stubs      Stubs
-	conn       *grpc.ClientConn // to close; nil if it belongs to the caller
-	target     string           // of New, for errors
-	timeout    time.Duration
-	observe    func(Event)
-	token      *token          // nil without one
-	ctx        context.Context // ends with Close
-	cancel     context.CancelFunc
-	isAnswered atomic.Bool // whether the server has ever answered
+	*config
+	stubs   Stubs
+	servers *servers
+	target  string          // of New, for errors
+	ctx     context.Context // ends with Close
+	cancel  context.CancelFunc
 
 	mu      sync.Mutex
 	members map[io.Closer]struct{} // open pools and streams
 }
 
 // Stubs are the generated clients of all services, for calls that Client lacks:
-// the administration of sequences, the node's settings and UUIDs. Their errors
-// are gRPC's; see ErrorOf.
+// the administration of sequences, the node's settings and UUIDs. Unary calls have
+// the retries of Client, but not its timeout. See ErrorOf for their errors.
 type Stubs struct {
 	IDAllocator idallocv1.IdAllocatorServiceClient
 	Sequences   idallocv1.SequenceServiceClient
@@ -66,47 +61,49 @@ type Stubs struct {
 // call does.
 //
 // A target is "host:50051", several of them with commas, or one of gRPC's, such
-// as "unix:///run/idalloc.sock". Calls alternate between all addresses of a
-// target. New fails if an option names a file that cannot be used.
+// as "unix:///run/idalloc.sock". Each address is a server, and calls use them in
+// turn. A name with several addresses is several servers; it is looked up again
+// when one of them fails. New fails if an option names a file that cannot be used.
 func New(target string, options ...Option) (*Client, error) {
-	c := newConfig(options)
-	place, dial, err := c.dialOptions(target)
-	if err != nil {
+	client := newClient(newConfig(options))
+	client.target = target
+	if err := client.servers.open(target); err != nil {
+		client.cancel()
 		return nil, err
 	}
-	conn, err := grpc.NewClient(place, dial...)
-	if err != nil {
-		return nil, invalid("target", "%v", err)
-	}
-	client := newClient(conn, c)
-	client.conn, client.target = conn, target
 	return client, nil
 }
 
 // NewFromConn returns a client that uses an existing connection, which Close
 // leaves open. Of the options, only WithTimeout and WithObserver have an effect.
-// The connection needs idallocv1.ServiceConfig for retries.
+// The client repeats calls itself, so the connection should not, and it sends no
+// call to another server.
 func NewFromConn(conn grpc.ClientConnInterface, options ...Option) *Client {
-	return newClient(conn, newConfig(options))
+	c := newConfig(options)
+	c.files, c.token = nil, nil
+	client := newClient(c)
+	client.servers.all = []*server{{ClientConnInterface: conn, ctx: client.ctx}}
+	return client
 }
 
-func newClient(conn grpc.ClientConnInterface, c *config) *Client {
+func newClient(c *config) *Client {
 	ctx, cancel := context.WithCancel(context.Background())
+	servers := &servers{ctx: ctx, config: c}
 	return &Client{
 		stubs: Stubs{
-			IDAllocator: idallocv1.NewIdAllocatorServiceClient(conn),
-			Sequences:   idallocv1.NewSequenceServiceClient(conn),
-			Node:        idallocv1.NewNodeServiceClient(conn),
+			IDAllocator: idallocv1.NewIdAllocatorServiceClient(servers),
+			Sequences:   idallocv1.NewSequenceServiceClient(servers),
+			Node:        idallocv1.NewNodeServiceClient(servers),
 		},
-		timeout: c.timeout, observe: c.observe, token: c.token, ctx: ctx, cancel: cancel, members: map[io.Closer]struct{}{},
+		config: c, servers: servers, ctx: ctx, cancel: cancel, members: map[io.Closer]struct{}{},
 	}
 }
 
 // Stubs returns the generated clients.
 func (c *Client) Stubs() Stubs { return c.stubs }
 
-// Close closes the client's pools and streams, and the connection of New. Calls
-// in flight end with ErrClosed.
+// Close closes the client's pools and streams, and the connections of New. Calls
+// in flight, and later ones, end with ErrClosed.
 func (c *Client) Close() error {
 	c.cancel()
 	c.mu.Lock()
@@ -115,12 +112,6 @@ func (c *Client) Close() error {
 	c.mu.Unlock()
 	for member := range members {
 		member.Close()
-	}
-	if c.conn == nil {
-		return nil
-	}
-	if err := c.conn.Close(); err != nil && grpcstatus.Code(err) != codes.Canceled { // closed before
-		return errorOf(err)
 	}
 	return nil
 }
@@ -265,11 +256,9 @@ func (c *Client) call(ctx context.Context, event Event, do func(context.Context)
 // finish reports a finished call, and returns its error as an *Error or nil.
 func (c *Client) finish(ctx context.Context, event Event, start time.Time, ids int64, err error) error {
 	event.IDs, event.Duration = ids, time.Since(start)
-	if err == nil {
-		c.isAnswered.Store(true)
-	} else if c.ctx.Err() != nil {
+	if err != nil && c.ctx.Err() != nil {
 		event.Err = closed("client")
-	} else {
+	} else if err != nil {
 		event.Err = c.withTarget(endedBy(ctx, errorOf(err)))
 	}
 	c.observe(event)
@@ -282,9 +271,7 @@ func (c *Client) withTarget(e *Error) *Error {
 		return e
 	}
 	changed := *e
-	// gRPC's words for a name that has no address say nothing of it.
-	text := strings.Replace(e.Message, "no children to pick from", "the name has no address", 1)
-	changed.Message = c.target + ": " + text
+	changed.Message = c.target + ": " + e.Message
 	return &changed
 }
 

@@ -175,11 +175,14 @@ func TestUnaryCallsAreRetried(t *testing.T) {
 	if ids, err := client.AllocateRange(t.Context(), "orders", 1); err != nil || ids.First != 1 || service.count() != 3 {
 		t.Errorf("got %v, %v after %d calls", ids, err, service.count())
 	}
-	service.fail = func(context.Context, int) error { return unavailable }
-	_, err := client.AllocateRange(t.Context(), "orders", 1)
-	is(t, err, ErrServerUnreachable)
-	if service.count() != 8 {
-		t.Errorf("%d calls, expected 3 and 5", service.count())
+	for seconds, expected := range map[int64]int{0: 5, 6: 1} {
+		delay := &errdetails.RetryInfo{RetryDelay: &durationpb.Duration{Seconds: seconds}}
+		service.fail = func(context.Context, int) error { return failure(codes.Unavailable, "STORE_UNAVAILABLE", nil, delay) }
+		before := service.count()
+		_, err := client.AllocateRange(t.Context(), "orders", 1)
+		if is(t, err, ErrStoreUnavailable); service.count() != before+expected {
+			t.Errorf("%d calls, expected %d", service.count()-before, expected)
+		}
 	}
 }
 
@@ -227,12 +230,7 @@ func TestEachWrongReplyIsAnError(t *testing.T) {
 			}
 			go server.Serve(listener)
 			defer server.Stop()
-			client, err := New(listener.Addr().String())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer client.Close()
-			ids, err := callOf(client, wrong.RPC, wrong.Texts)
+			ids, err := callOf(open(t, listener.Addr().String()), wrong.RPC, wrong.Texts)
 			if e := is(t, err, ErrInvalidReply); !regexp.MustCompile(wrong.Error).MatchString(e.Message) || ids != wrong.ValidIDs {
 				t.Errorf("got %d ids and %q; want %d and %q", ids, e.Message, wrong.ValidIDs, wrong.Error)
 			}
@@ -309,15 +307,9 @@ func TestABrokenStreamIsResumed(t *testing.T) {
 	service.fail = failing(unavailable, 3, 4, 7)
 	var events []Event
 	client := service.start(t, WithObserver(func(event Event) { events = append(events, event) }))
-	var ids []int64
-	for chunk, err := range client.StreamRanges(t.Context(), "orders", 25, 4) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		ids = slices.AppendSeq(ids, chunk.All())
-	}
-	if len(ids) != 25 || ids[24] != 25 {
-		t.Errorf("got %v", ids)
+	ids, err := drain(client.StreamRanges(t.Context(), "orders", 25, 4))
+	if err != nil || len(ids) != 25 || ids[24] != 25 {
+		t.Errorf("got %v, %v", ids, err)
 	}
 	var sum int64
 	for _, event := range events {
@@ -325,19 +317,6 @@ func TestABrokenStreamIsResumed(t *testing.T) {
 	}
 	if sum != 25 || len(events) < 3 || events[0].Err == nil || events[len(events)-1].Err != nil {
 		t.Errorf("got %v", events)
-	}
-}
-
-func TestTheFirstErrorOfAStreamIsFinal(t *testing.T) {
-	service := newService()
-	service.fail = func(context.Context, int) error { return unavailable }
-	client := service.start(t)
-	before := time.Now()
-	for _, err := range client.StreamRanges(t.Context(), "orders", 25, 4) {
-		is(t, err, ErrServerUnreachable)
-	}
-	if passed := time.Since(before); passed > 10*time.Second {
-		t.Errorf("it took %v", passed)
 	}
 }
 
@@ -448,20 +427,6 @@ func TestACallerWhoLeavesAStreamCostsNoOtherItsAnswer(t *testing.T) {
 	close(release)
 	if ids, err := stream.AllocateRange(t.Context(), "orders", 1); err != nil || ids.First != 2 {
 		t.Errorf("got %v, %v", ids, err)
-	}
-}
-
-func TestAStreamIsOpenedAgainAfterAReset(t *testing.T) {
-	service := newService()
-	service.fail = failing(status.Error(codes.Internal, "stream terminated by RST_STREAM with error code: NO_ERROR"), 2)
-	stream := service.start(t).AllocateStream()
-	for want := range int64(3) {
-		if ids, err := stream.AllocateRange(t.Context(), "orders", 1); err != nil || ids.First != want+1 {
-			t.Fatalf("got %v, %v", ids, err)
-		}
-	}
-	if calls := service.count(); calls != 4 {
-		t.Errorf("%d requests", calls)
 	}
 }
 
@@ -656,41 +621,18 @@ func TestATokenNeedsTLSToOtherMachines(t *testing.T) {
 		"127.0.0.1:1,127.0.0.1:2": true, "dns:///localhost:50051": true, "idalloc.example:50051": false,
 		"127.0.0.1:1,10.0.0.1:2": false, "dns:///10.0.0.1:50051": false, "ipv4:10.0.0.1:50051": false,
 	} {
-		client, err := New(target, WithToken("secret"))
-		if (err == nil) != local {
+		if _, err := New(target, WithToken("secret")); (err == nil) != local {
 			t.Errorf("%s: got %v", target, err)
 		}
-		if err == nil {
-			client.Close()
-		}
 		for _, option := range []Option{WithTLS(TLS{}), WithPlaintextToken()} {
-			client, err := New(target, WithToken("secret"), option)
-			if err != nil {
-				t.Errorf("%s: %v", target, err)
-				continue
-			}
-			client.Close()
+			open(t, target, WithToken("secret"), option)
 		}
 	}
 }
 
 func TestWrongOptionsAreErrorsOfNew(t *testing.T) {
-	empty := filepath.Join(t.TempDir(), "empty")
-	os.WriteFile(empty, nil, 0o600)
-	for name, files := range map[string]TLS{
-		"no CA file": {CAFile: "nowhere"}, "no certificate": {CAFile: empty}, "no key": {CertFile: empty, KeyFile: "nowhere"},
-	} {
-		_, err := New("localhost:50051", WithTLS(files))
-		if is(t, err, ErrInvalidRequest); err == nil {
-			t.Error(name)
-		}
-	}
 	for _, target := range []string{"", "localhost", "http://localhost:1", "localhost:1,localhost", "localhost:1,"} {
 		_, err := New(target)
-		is(t, err, ErrInvalidRequest)
-	}
-	for _, token := range []Option{WithToken(" "), WithTokenFile(empty), WithTokenFile("nowhere")} {
-		_, err := New("localhost:1", token)
 		is(t, err, ErrInvalidRequest)
 	}
 }
@@ -703,24 +645,19 @@ func TestTheErrorOfAnUnreachableServerHasItsTarget(t *testing.T) {
 	listener.Close()
 	for target, text := range map[string]string{
 		listener.Addr().String(): "connection refused",
-		"nowhere.invalid:50051":  "the name has no address",
+		"nowhere.invalid:50051":  "no such host",
 	} {
-		client, err := New(target)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, err = client.AllocateRange(t.Context(), "orders", 1)
+		_, err = open(t, target).AllocateRange(t.Context(), "orders", 1)
 		is(t, err, ErrServerUnreachable)
 		if !strings.Contains(err.Error(), target+": ") || !strings.Contains(err.Error(), text) {
 			t.Error(err)
 		}
-		client.Close()
 	}
 }
 
 func TestAnExistingConnectionStaysOpen(t *testing.T) {
 	service := newService()
-	conn := service.start(t).conn
+	conn := service.start(t).servers.all[0].ClientConnInterface.(*grpc.ClientConn)
 	client := NewFromConn(conn, WithTimeout(time.Minute))
 	if ids, err := client.AllocateRange(t.Context(), "orders", 1); err != nil || ids.First != 1 {
 		t.Fatal(ids, err)
@@ -734,10 +671,8 @@ func TestAnExistingConnectionStaysOpen(t *testing.T) {
 		}
 	})
 	group.Go(func() {
-		for _, err := range client.StreamRanges(t.Context(), "orders", 1, 1) {
-			if !errors.Is(err, ErrClosed) {
-				t.Errorf("got %v", err)
-			}
+		if _, err := drain(client.StreamRanges(t.Context(), "orders", 1, 1)); !errors.Is(err, ErrClosed) {
+			t.Errorf("got %v", err)
 		}
 	})
 	awaitCall(t, service, 3)
@@ -820,24 +755,9 @@ func TestAStreamWaitsForItsCaller(t *testing.T) {
 			if err != nil || opened != 1 {
 				t.Fatal(ids, err, opened)
 			}
-			time.Sleep(2 * maxOutage)
+			time.Sleep(2 * maxSilence)
 		}
 	})
-}
-
-func TestAStreamThatAProxyResetIsResumed(t *testing.T) {
-	service := newService()
-	service.fail = failing(status.Error(codes.Internal, "stream terminated by RST_STREAM with error code: NO_ERROR"), 2)
-	var ids int64
-	for chunk, err := range service.start(t).StreamRanges(t.Context(), "orders", 3, 1) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		ids += chunk.Count
-	}
-	if ids != 3 {
-		t.Errorf("%d ids", ids)
-	}
 }
 
 // silent lets the calls with these numbers wait for their end.
@@ -962,10 +882,8 @@ func TestCallsInFlightSurviveARotation(t *testing.T) {
 			}
 		})
 		group.Go(func() {
-			for _, err := range client.StreamRanges(t.Context(), "orders", 2, 1) {
-				if err != nil {
-					t.Error(err)
-				}
+			if _, err := drain(client.StreamRanges(t.Context(), "orders", 2, 1)); err != nil {
+				t.Error(err)
 			}
 		})
 	}
@@ -1038,11 +956,10 @@ func TestACallThatAStoppingServerCancelsMayBeRepeated(t *testing.T) {
 	client := service.start(t)
 	_, unary := client.AllocateRange(t.Context(), "orders", 1)
 	_, shared := client.AllocateStream().AllocateRange(t.Context(), "orders", 1)
-	errs := []error{unary, shared}
-	for _, err := range client.StreamRanges(t.Context(), "orders", 1, 1) {
-		errs = append(errs, err)
-	}
-	for _, err := range errs {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_, stream := drain(client.StreamRanges(ctx, "orders", 1, 1))
+	for _, err := range []error{unary, shared, stream} {
 		if e := is(t, err, ErrServerUnreachable); !e.Retryable() || errors.Is(err, ErrCancelled) {
 			t.Errorf("got %v", err)
 		}
@@ -1057,14 +974,12 @@ func TestAPoolsRequestIsLimitedWithoutATimeout(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 		defer cancel()
 		before := time.Now()
-		_, err := pool.Next(ctx)
-		is(t, err, ErrDeadlineExceeded) // it is final before the first answer
 		for range 2 {
 			if _, err := pool.Next(ctx); err != nil {
 				t.Error(err)
 			}
 		}
-		if passed := time.Since(before); passed > 122*time.Second {
+		if passed := time.Since(before); passed > 22*time.Second {
 			t.Errorf("two silent requests took %v", passed)
 		}
 	})
@@ -1099,8 +1014,20 @@ func TestAHostThatIsGoneIsNoticed(t *testing.T) {
 		}
 		// A long call does not ping more often than the server allows.
 		service.fail = func(context.Context, int) error { time.Sleep(5 * time.Minute); return nil }
-		if _, err := client.AllocateRange(t.Context(), "orders", 1); err != nil || len(service.conns) != 2 {
+		if _, err := client.AllocateRange(t.Context(), "orders", 1); err != nil || len(service.conns) != 3 {
 			t.Errorf("%v, %d connections", err, len(service.conns))
 		}
 	})
+}
+
+func TestNoProxyOfTheEnvironmentIsUsed(t *testing.T) {
+	var used atomic.Bool
+	proxy := front(t, func(int, *net.TCPConn) string { used.Store(true); return "" })
+	for _, name := range []string{"http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "grpc_proxy", "all_proxy"} {
+		t.Setenv(name, "http://"+proxy)
+	}
+	client := open(t, "192.0.2.1:50051", WithTimeout(300*time.Millisecond)) // an address for documentation
+	if _, err := client.AllocateRange(t.Context(), "orders", 1); err == nil || used.Load() {
+		t.Errorf("got %v, the proxy was used: %v", err, used.Load())
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 	"unicode"
@@ -56,7 +57,8 @@ const (
 // these has the name of its code, such as "UNIMPLEMENTED".
 const (
 	// ErrServerUnreachable: no server answered, or one that stops ended the call.
-	// An untrusted certificate also looks like this.
+	// If TLS failed, Metadata["tls"] is "untrusted", "expired", "name", "plaintext" or,
+	// if the server probably requires TLS or a client certificate, "closed".
 	ErrServerUnreachable Reason = "SERVER_UNREACHABLE"
 	// ErrDeadlineExceeded: no answer in time. It matches context.DeadlineExceeded, too.
 	ErrDeadlineExceeded Reason = "DEADLINE_EXCEEDED"
@@ -64,6 +66,8 @@ const (
 	ErrCancelled Reason = "CANCELLED"
 	// ErrClosed: the client, pool or stream is closed.
 	ErrClosed Reason = "CLOSED"
+	// ErrInvalidConfig: a file of TLS or a token cannot be used.
+	ErrInvalidConfig Reason = "INVALID_CONFIG"
 	// ErrInvalidReply: a reply contradicts the protos. None of its ids is used.
 	ErrInvalidReply Reason = "INVALID_REPLY"
 	// ErrExpiredOnArrival: three ranges in a row came too late for a pool.
@@ -152,6 +156,12 @@ func errorOf(err error) *Error {
 	}
 	if e.Reason == "" {
 		e.Reason = reasonOf(st.Code())
+		for _, cause := range tlsCauses {
+			if isFound, _ := regexp.MatchString(cause.pattern, st.Message()); isFound && e.Code == codes.Unavailable {
+				e.Message, e.Metadata = cause.text+": "+st.Message(), map[string]string{"tls": cause.kind}
+				break
+			}
+		}
 	}
 	if e.Code == codes.DeadlineExceeded && !errors.Is(err, context.DeadlineExceeded) {
 		e.causes = append(e.causes, context.DeadlineExceeded)
@@ -167,23 +177,31 @@ func reasonOf(code codes.Code) Reason {
 	return Reason(rpccode.Code(code).String()) // DEADLINE_EXCEEDED, not DeadlineExceeded
 }
 
-// disconnected returns ErrServerUnreachable for an error of a lost connection to
-// which gRPC or a server gives another code: a server that stops may cancel calls
-// of a context that has not ended, and a proxy may reset a stream that was silent
-// for long, which gRPC calls an internal error.
+// tlsCauses are why connections fail for TLS, as gRPC's messages show it.
+var tlsCauses = []struct{ kind, pattern, text string }{
+	{"expired", `x509: certificate has expired`, "the server's certificate has expired"},
+	{"untrusted", `x509: .*(unknown authority|not trusted)`, "the server's certificate is signed by an untrusted CA"},
+	{"name", `x509: (certificate is (not )?valid for|cannot validate)`, "the server's certificate is not valid for the expected name"},
+	{"plaintext", `does not look like a TLS handshake`, "the server does not use TLS"},
+	{"closed", `(preface|handshake failed): .*(EOF|reset|remote error|too large)|write: (broken pipe|connection reset)`,
+		"the server closed the connection before it answered, as one that requires TLS or a client certificate does"},
+}
+
+// brokenStream matches gRPC's messages for a stream that ended without a status.
+var brokenStream = regexp.MustCompile("RST_STREAM|without sending trailers")
+
+// disconnected returns ErrServerUnreachable for a broken transport, to which gRPC
+// or a server may give any code: a server that stops cancels calls of a context
+// that has not ended, and a proxy may reset a stream that was silent for long.
 func disconnected(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
 	e := errorOf(err)
-	isReset := e.Code == codes.Internal && strings.Contains(e.Message, "RST_STREAM")
-	if !isReset && e.Reason != ErrCancelled {
+	if e.Code == codes.DeadlineExceeded || !brokenStream.MatchString(e.Message) && e.Reason != ErrCancelled {
 		return err
 	}
-	changed := *e
-	changed.Reason, changed.Code = ErrServerUnreachable, codes.Unavailable
-	changed.Message = "the call broke: " + e.Message
-	return &changed
+	return newError(ErrServerUnreachable, codes.Unavailable, "the call broke: %s", e.Message)
 }
 
 // endedBy adds the error of a context that ended to an error.
@@ -198,7 +216,8 @@ func endedBy(ctx context.Context, e *Error) *Error {
 }
 
 func newError(reason Reason, code codes.Code, format string, arguments ...any) *Error {
-	return &Error{Reason: reason, Code: code, Message: fmt.Sprintf(format, arguments...)}
+	text := fmt.Sprintf(format, arguments...)
+	return &Error{Reason: reason, Code: code, Message: text, causes: []error{status.Error(code, text)}}
 }
 
 // invalid returns the error of an argument that the server would reject.

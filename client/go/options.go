@@ -1,25 +1,26 @@
 package idalloc
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
-	"google.golang.org/grpc/resolver"
-	"google.golang.org/grpc/resolver/manual"
-
-	"example.com/idalloc/client/go/idallocv1"
 )
 
 // Event is a finished call, or ids that a pool dropped. See WithObserver.
@@ -30,9 +31,10 @@ type Event struct {
 	Sequence string
 	// IDs is how many ids arrived.
 	IDs int64
-	// Dropped is how many ids a pool dropped, because they expired or it was closed.
+	// Dropped is how many ids a pool dropped: they expired, it was closed, or they
+	// came late, after the answer of another server. Late ones are also in IDs.
 	Dropped int64
-	// Duration is how long the call took, with gRPC's retries.
+	// Duration is how long the call took, with its retries.
 	Duration time.Duration
 	// Err is nil or an *Error.
 	Err error
@@ -55,20 +57,22 @@ type (
 )
 
 type config struct {
-	tls           *TLS
-	token         *token
+	files         *tlsFiles // nil without TLS
+	token         *token    // nil without one
 	tokenAnywhere bool
 	timeout       time.Duration
 	observe       func(Event)
 	dial          []grpc.DialOption
 }
 
-// TLS is how to encrypt. The zero value trusts the system's certificates.
+// TLS is how to encrypt. The zero value trusts the system's certificates. The files
+// are read again after a second. If they have changed, new calls use a new
+// connection, and open calls end on the former one.
 type TLS struct {
 	// CAFile has the certificates to trust, in PEM. Empty means the system's.
 	CAFile string
 	// CertFile and KeyFile are the client's certificate and key, in PEM, for
-	// servers that require one. They are read again for each connection.
+	// servers that require one.
 	CertFile, KeyFile string
 	// ServerName is the name in the server's certificate, if it is not the
 	// target's.
@@ -76,7 +80,7 @@ type TLS struct {
 }
 
 // WithTLS encrypts connections. Without it they are in plain text.
-func WithTLS(files TLS) Option { return func(c *config) { c.tls = &files } }
+func WithTLS(files TLS) Option { return func(c *config) { c.files = &tlsFiles{TLS: files} } }
 
 // WithToken sends a token with each call. Without TLS it is sent to this
 // machine only; see WithPlaintextToken.
@@ -97,7 +101,7 @@ func WithPlaintextToken() Option { return func(c *config) { c.tokenAnywhere = tr
 
 // WithTimeout limits each unary call and each request of AllocateStream, with
 // their retries. The default is 5 s; 0 means no limit but that of the context. A
-// pool's requests also last 60 s at most. StreamRanges and StreamDocIDs have no
+// pool's requests also last 10 s at most. StreamRanges and StreamDocIDs have no
 // limit of time, but end an attempt that receives nothing for 60 s.
 func WithTimeout(limit time.Duration) Option { return func(c *config) { c.timeout = limit } }
 
@@ -106,7 +110,8 @@ func WithTimeout(limit time.Duration) Option { return func(c *config) { c.timeou
 func WithObserver(observe func(Event)) Option { return func(c *config) { c.observe = observe } }
 
 // WithDialOptions adds options of gRPC, such as interceptors or transport
-// credentials. They override those of this package.
+// credentials. They override those of this package. An interceptor sees each
+// attempt of a call, and health checks. Without a dialer of yours there is no proxy.
 func WithDialOptions(options ...grpc.DialOption) Option {
 	return func(c *config) { c.dial = append(c.dial, options...) }
 }
@@ -119,29 +124,47 @@ func newConfig(options []Option) *config {
 	return c
 }
 
-// balanced is the service's retry policy, and the use of all addresses of a target.
-var balanced = strings.Replace(idallocv1.ServiceConfig, "{", `{"loadBalancingConfig": [{"round_robin": {}}],`, 1)
-
-// dialOptions returns gRPC's options for a target, and the target as gRPC
-// writes it. Its errors are an *Error.
-func (c *config) dialOptions(target string) (string, []grpc.DialOption, error) {
-	transport := insecure.NewCredentials()
-	if c.tls != nil {
-		settings, err := c.tls.config()
-		if err != nil {
-			return "", nil, invalid("tls", "%v", err)
-		}
-		transport = credentials.NewTLS(settings)
+// open prepares the connections to a target. Its errors are an *Error.
+func (s *servers) open(target string) error {
+	c := s.config
+	settings, err := c.files.load()
+	if err != nil {
+		return newError(ErrInvalidConfig, codes.FailedPrecondition, "tls: %v", err)
 	}
 	target = strings.TrimPrefix(strings.TrimPrefix(target, "ipv4:"), "ipv6:") // gRPC for Go does not know these
-	addresses, err := addressesOf(target)
+	if place, ok := strings.CutPrefix(target, "dns:///"); ok && strings.Contains(place, ":") {
+		target = place
+	}
+	s.places, err = placesOf(target)
 	if err != nil {
-		return "", nil, invalid("target", "%v", err)
+		return invalid("target", "%v", err)
+	}
+	if c.token != nil {
+		if _, err := c.token.read(); err != nil {
+			return newError(ErrInvalidConfig, codes.FailedPrecondition, "token: %v", err)
+		}
+		if c.files == nil && !c.tokenAnywhere && len(c.dial) == 0 && !isLocal(target) {
+			return invalid("token", "is sent to %s only over TLS: add WithTLS", target)
+		}
+	}
+	// With a constant turn each program would begin with the same server.
+	s.turn = rand.IntN(1 << 16)
+	if err := s.set(s.places, settings); err != nil {
+		return invalid("target", "%v", err)
+	}
+	return nil
+}
+
+// connect returns gRPC's connection to an address, which connects at the first call.
+func (c *config) connect(to address, settings *tls.Config) (*grpc.ClientConn, error) {
+	transport := insecure.NewCredentials()
+	if settings != nil {
+		transport = credentials.NewTLS(settings)
 	}
 	options := []grpc.DialOption{
 		grpc.WithTransportCredentials(transport),
-		// Without it, only calls that never left the client are retried.
-		grpc.WithDefaultServiceConfig(balanced),
+		grpc.WithNoProxy(),
+		grpc.WithDisableRetry(),
 		// The default lets a channel wait up to two minutes before it connects
 		// again, although the server has long been back.
 		grpc.WithConnectParams(grpc.ConnectParams{
@@ -151,87 +174,103 @@ func (c *config) dialOptions(target string) (string, []grpc.DialOption, error) {
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
 	}
 	if c.token != nil {
-		if token, err := c.token.read(); err != nil {
-			return "", nil, invalid("token", "%v", err)
-		} else if token == "" {
-			return "", nil, invalid("token", "is empty")
-		}
-		if c.tls == nil && !c.tokenAnywhere && len(c.dial) == 0 && !isLocal(target) {
-			return "", nil, invalid("token", "is sent to %s only over TLS: add WithTLS", target)
-		}
-		plain := c.tls == nil && (c.tokenAnywhere || isLocal(target))
-		options = append(options, grpc.WithPerRPCCredentials(bearer{token: c.token, needsTLS: !plain}),
-			grpc.WithChainUnaryInterceptor(c.token.repeatCall))
+		needsTLS := c.files != nil || !c.tokenAnywhere && !isLocal(to.place)
+		options = append(options, grpc.WithPerRPCCredentials(bearer{c.token, needsTLS}))
 	}
-	if len(addresses) > 1 {
-		list := manual.NewBuilderWithScheme("idalloc")
-		list.InitialState(resolver.State{Addresses: addresses})
-		target, options = "idalloc:///servers", append(options, grpc.WithResolvers(list))
+	target := to.place
+	if !ofGRPC.MatchString(target) {
+		target = "passthrough:///" + target // which the certificate names
+		var last atomic.Int64
+		options = append(options, grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			now := time.Now().UnixNano()
+			if now-last.Swap(now) < int64(minBackoff/2) { // gRPC itself connects again without a pause
+				return nil, errors.New("the server ended a connection at once")
+			}
+			return (&net.Dialer{}).DialContext(ctx, "tcp", to.target)
+		}))
 	}
-	return target, append(options, c.dial...), nil
+	return grpc.NewClient(target, append(options, c.dial...)...)
 }
 
 // ofGRPC matches a target of gRPC that is no address.
 var ofGRPC = regexp.MustCompile(`^(unix|unix-abstract|dns|passthrough|vsock):|^[a-z0-9+.-]+://`)
 
-// addressesOf returns the addresses of a target, or none if it is one of gRPC's.
-func addressesOf(target string) ([]resolver.Address, error) {
+// placesOf returns the addresses of a target, or itself if it is one of gRPC's.
+func placesOf(target string) ([]address, error) {
 	scheme, _, _ := strings.Cut(target, "://")
 	if ofGRPC.MatchString(target) && !slices.Contains([]string{"http", "https", "grpc", "grpcs"}, scheme) {
-		return nil, nil
+		return []address{{target, target}}, nil
 	}
-	return split(target)
-}
-
-// split returns the addresses of a list. The name of each is looked up at each
-// connection, so it may get another address.
-func split(list string) ([]resolver.Address, error) {
-	var addresses []resolver.Address
-	for text := range strings.SplitSeq(list, ",") {
-		text = strings.TrimSpace(text)
-		host, _, err := net.SplitHostPort(text)
-		if err != nil {
-			return nil, fmt.Errorf("%q: expected HOST:PORT, or several with commas: %w", list, err)
+	var places []address
+	for place := range strings.SplitSeq(target, ",") {
+		place = strings.TrimSpace(place)
+		if _, _, err := net.SplitHostPort(place); err != nil {
+			return nil, fmt.Errorf("%q: expected HOST:PORT, or several with commas: %w", target, err)
 		}
-		addresses = append(addresses, resolver.Address{Addr: text, ServerName: host})
+		places = append(places, address{place, place})
 	}
-	return addresses, nil
+	return places, nil
 }
 
 func isLocal(target string) bool {
 	if strings.HasPrefix(target, "unix:") {
 		return true
 	}
-	addresses, err := split(target[strings.LastIndex(target, "/")+1:])
-	for _, address := range addresses {
-		ip := net.ParseIP(address.ServerName)
-		if address.ServerName != "localhost" && (ip == nil || !ip.IsLoopback()) {
+	places, err := placesOf(target[strings.LastIndex(target, "/")+1:])
+	for _, each := range places {
+		host, _, _ := net.SplitHostPort(each.place)
+		ip := net.ParseIP(host)
+		if host != "localhost" && (ip == nil || !ip.IsLoopback()) {
 			return false
 		}
 	}
 	return err == nil
 }
 
-func (t *TLS) config() (*tls.Config, error) {
-	settings := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.ServerName}
-	if t.CAFile != "" {
-		pem, err := os.ReadFile(t.CAFile)
-		if err != nil {
-			return nil, err
+// tlsFiles has the settings of the files that were good last.
+type tlsFiles struct {
+	TLS
+	readAt   time.Time
+	content  [3]string
+	settings *tls.Config
+}
+
+// load returns the settings: others after the files have changed. If the files are
+// bad now, the former settings stay.
+func (f *tlsFiles) load() (*tls.Config, error) {
+	if f == nil {
+		return nil, nil
+	}
+	if time.Since(f.readAt) < time.Second {
+		return f.settings, nil
+	}
+	f.readAt = time.Now()
+	var content [3]string
+	for i, path := range []string{f.CAFile, f.CertFile, f.KeyFile} {
+		text, err := os.ReadFile(path)
+		if err != nil && path != "" {
+			return f.settings, fmt.Errorf("%w: check the path and its permissions", err)
 		}
+		content[i] = string(text)
+	}
+	if f.settings != nil && content == f.content {
+		return f.settings, nil
+	}
+	settings := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: f.ServerName}
+	if f.CAFile != "" {
 		settings.RootCAs = x509.NewCertPool()
-		if !settings.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("%s has no certificate in PEM", t.CAFile)
+		if !settings.RootCAs.AppendCertsFromPEM([]byte(content[0])) {
+			return f.settings, fmt.Errorf("CAFile: %s has no certificate in PEM: write that of the CA to it", f.CAFile)
 		}
 	}
-	if t.CertFile == "" && t.KeyFile == "" {
-		return settings, nil
+	if f.CertFile != "" || f.KeyFile != "" {
+		pair, err := tls.X509KeyPair([]byte(content[1]), []byte(content[2]))
+		if err != nil {
+			return f.settings, fmt.Errorf("CertFile %s and KeyFile %s: %w: write a certificate and its unencrypted private key to them, in PEM",
+				f.CertFile, f.KeyFile, err)
+		}
+		settings.Certificates = []tls.Certificate{pair}
 	}
-	read := func() (*tls.Certificate, error) {
-		pair, err := tls.LoadX509KeyPair(t.CertFile, t.KeyFile)
-		return &pair, err
-	}
-	settings.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return read() }
-	_, err := read() // a wrong file is an error of New
-	return settings, err
+	f.settings, f.content = settings, content
+	return settings, nil
 }

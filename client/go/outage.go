@@ -1,99 +1,129 @@
 package idalloc
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"math/rand/v2"
 	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 )
 
 const (
-	minBackoff = 100 * time.Millisecond
-	maxBackoff = 2 * time.Second
-	// Without progress for so long, an error is final.
-	maxOutage = 60 * time.Second
+	minBackoff   = 100 * time.Millisecond
+	maxBackoff   = 2 * time.Second
+	maxRounds    = 5                // of a unary call, and of a request of AllocateStream
+	maxRetryWait = 5 * time.Second  // the longest RetryInfo for which such a call waits
+	outageLimit  = 10 * time.Second // of a pool whose caller has no deadline
+	maxSilence   = 60 * time.Second // without a message of a stream
 	// The longest delay that a server can ask for.
 	maxRetryDelay = time.Hour
 	// The shortest wait after a quota is exceeded.
 	minQuotaDelay = 10 * time.Millisecond
 )
 
-// outage decides whether to go on after a failed call. gRPC's own retry policy
-// bridges 1.5 s and does not resume streams; a restart of a server takes longer.
+// outage is the state of a call, which decides whether the call goes on after an
+// error.
 type outage struct {
-	backoff time.Duration
-	since   time.Time // of the first error without progress since; zero if none
-	renewed bool      // whether a token was replaced since the last progress
+	servers      *servers
+	asked        []*server // in this round
+	isOver       bool      // whether the round had a second attempt
+	isRepeatable bool
+	late         func(reply proto.Message) // gets the answer to the slower of two attempts of a refill
+	maxRounds    int                       // 0: no limit but maxSilence
+	rounds       int                       // that have failed
+	backoff      time.Duration
+	since        time.Time // of the first error without progress since; zero if none
+	last         *Error    // the one before
+	renewed      bool      // whether a token was replaced since the last progress
 }
 
+// outageKey is the key of a call's *outage in its context.
+type outageKey struct{}
+
 // over records progress.
-func (o *outage) over() { *o = outage{} }
+func (o *outage) over() { *o = outage{servers: o.servers} }
 
 // isRenewed returns whether the call may be repeated at once, with another token
 // than the one that err rejects.
-func (o *outage) isRenewed(t *token, err error, sent *sentToken) bool {
+func (o *outage) isRenewed(t *token, err error, sent string) bool {
 	if o.renewed || !t.isReplaced(err, sent) {
 		return false
 	}
 	o.renewed = true
+	o.asked, o.isOver = nil, false
 	return true
 }
 
-// wait returns nil when the call may be repeated, else the error. connected is
-// whether the server has ever answered: before that, an error is final, as an
-// address or a certificate may be wrong. A quota is always waited for.
-func (o *outage) wait(ctx context.Context, e *Error, connected bool) *Error {
-	delay, ok := o.delay(e, connected)
-	if !ok {
+// hasOther returns whether a usable server is left in this round.
+func (o *outage) hasOther() bool {
+	if o.servers == nil || o.isOver {
+		return false
+	}
+	o.servers.mu.Lock()
+	defer o.servers.mu.Unlock()
+	other := o.servers.find(o.asked)
+	return other != nil && !other.isSuspect
+}
+
+// wait returns nil when the call may be repeated, else the error: at the deadline,
+// that of the attempt before. A quota is always waited for.
+func (o *outage) wait(ctx context.Context, e *Error) *Error {
+	if ctx.Err() != nil {
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) && (e.Code == codes.DeadlineExceeded || e.Code == codes.Canceled) {
+			e = cmp.Or(o.last, errorOf(ctx.Err()))
+		}
 		return endedBy(ctx, e)
 	}
-	if e := o.tooLong(ctx, e, delay); e != nil {
+	if o.last = e; e.Code == codes.Unavailable && o.hasOther() {
+		return nil
+	}
+	delay, ok := o.delay(e)
+	if e.Reason != ErrQuotaExceeded {
+		o.rounds++
+		o.since = cmp.Or(o.since, time.Now())
+		if o.maxRounds > 0 {
+			ok = ok && o.rounds < o.maxRounds && e.RetryDelay <= maxRetryWait
+		} else {
+			ok = ok && time.Since(o.since)+delay <= maxSilence
+		}
+	}
+	if deadline, limited := ctx.Deadline(); !ok || limited && time.Until(deadline) <= delay {
 		return e
 	}
-	timer := time.NewTimer(delay)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
+	if pause(ctx, delay); ctx.Err() != nil {
 		return endedBy(ctx, e)
 	}
+	o.asked, o.isOver = nil, false
+	return nil
 }
 
 // delay returns how long after an error to repeat the call; false if it is final.
-func (o *outage) delay(e *Error, connected bool) (time.Duration, bool) {
+func (o *outage) delay(e *Error) (time.Duration, bool) {
 	if e.Reason == ErrQuotaExceeded {
 		return jittered(max(minQuotaDelay, e.RetryDelay)), e.RetryDelay > 0
 	}
-	if !connected || !e.Retryable() {
+	if !e.Retryable() {
 		return 0, false
 	}
 	o.backoff = min(max(2*o.backoff, minBackoff), maxBackoff)
 	return jittered(max(o.backoff, e.RetryDelay)), true
 }
 
-// tooLong returns nil if a caller may wait for a call that is repeated after delay,
-// else the error.
-func (o *outage) tooLong(ctx context.Context, e *Error, delay time.Duration) *Error {
-	if ctx.Err() != nil {
-		return endedBy(ctx, e)
-	}
-	if deadline, limited := ctx.Deadline(); limited && time.Until(deadline) <= delay {
-		return e
-	}
-	if e.Reason == ErrQuotaExceeded {
-		return nil
-	}
-	if o.since.IsZero() {
-		o.since = time.Now()
-	}
-	if time.Since(o.since)+delay > maxOutage {
-		return e
-	}
-	return nil
-}
-
 // jittered returns a delay that is up to a fifth longer: clients that wait for
 // the same server or quota must not return at the same moment.
 func jittered(delay time.Duration) time.Duration {
 	return delay + time.Duration(0.2*rand.Float64()*float64(delay))
+}
+
+// pause waits, at most until the context ends.
+func pause(ctx context.Context, delay time.Duration) {
+	timer := time.NewTimer(delay)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
 }

@@ -11,6 +11,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	"example.com/idalloc/client/go/idallocv1"
 )
 
 const (
@@ -31,15 +34,14 @@ const (
 // of a range begins, the next one is requested. The ids that a pool holds when
 // it is closed, or when the process ends, are a gap.
 type Pool struct {
-	sequence   string
-	allocate   func(ctx context.Context, count int64) (Range, error)
-	clock      clock
-	observe    func(Event)
-	isAnswered *atomic.Bool
-	ctx        context.Context // of requests; ends with Close
-	cancel     context.CancelFunc
-	leave      func()
-	running    sync.WaitGroup // the request in flight
+	sequence string
+	allocate func(ctx context.Context, count int64) (Range, error)
+	clock    clock
+	observe  func(Event)
+	ctx      context.Context // of requests; ends with Close
+	cancel   context.CancelFunc
+	leave    func()
+	running  sync.WaitGroup // the request in flight
 
 	current atomic.Pointer[lease] // changes only with the lock
 	expired atomic.Int64          // ids that were taken too late
@@ -79,12 +81,17 @@ type request struct {
 // of Next. The client keeps the pool, with its ids, until one of both is closed:
 // so create one for each sequence, not one for each request.
 func (c *Client) Pool(sequence string, _ ...PoolOption) *Pool {
+	late := func(reply proto.Message) {
+		ids := reply.(*idallocv1.AllocateRangeResponse).GetRange().GetIdCount()
+		c.observe(Event{Method: "Pool", Sequence: sequence, IDs: ids, Dropped: ids})
+	}
 	p := newPool(sequence, func(ctx context.Context, count int64) (Range, error) {
-		ctx, cancel := context.WithTimeout(ctx, maxOutage) // also without WithTimeout
+		ctx, cancel := context.WithTimeout(ctx, outageLimit) // also without WithTimeout
 		defer cancel()
+		ctx = context.WithValue(ctx, outageKey{}, &outage{maxRounds: 1, late: late})
 		return c.AllocateRange(ctx, sequence, count)
 	}, bootClock())
-	p.observe, p.isAnswered = c.observe, &c.isAnswered
+	p.observe = c.observe
 	p.leave = func() { c.leave(p) }
 	c.join(p)
 	return p
@@ -94,7 +101,7 @@ func newPool(sequence string, allocate func(context.Context, int64) (Range, erro
 	ctx, cancel := context.WithCancel(context.Background())
 	p := &Pool{
 		sequence: sequence, allocate: allocate, clock: clock, ctx: ctx, cancel: cancel,
-		observe: func(Event) {}, isAnswered: &atomic.Bool{}, leave: func() {},
+		observe: func(Event) {}, leave: func() {},
 		size: 1, maxSize: maxRangeSize, inDemand: true,
 	}
 	p.current.Store(newLease(Range{}, math.MaxInt64))
@@ -107,15 +114,15 @@ func newLease(ids Range, deadline time.Duration) *lease {
 	return l
 }
 
-// Next returns the next id. If none is at hand, it waits as long as ctx allows:
-// for a range, for a quota, and for up to 60 s while the server is unavailable,
-// if it has answered before. If an id is at hand, Next returns it even if ctx is
-// done. What was requested for a caller that gave up stays for others.
+// Next returns the next id. If none is at hand, it waits for a range, for a quota
+// and for an unavailable server: until the deadline of ctx, or for 10 s if ctx has
+// none. If an id is at hand, Next returns it even if ctx is done. What was requested
+// for a caller that gave up stays for others.
 //
-// All callers wait for the same request, which lasts 60 s at most. After a failure
-// the pool sends the next one when the quota or the server may be available again.
-// If that is after the deadline of ctx, Next returns the error of the last request
-// at once, so it may return before ctx ends.
+// All callers wait for the same request. After a failure the pool sends the next
+// one when the quota or the server may be available again. If that is after the
+// caller's time, Next returns the last error at once, so it may return before ctx
+// ends.
 func (p *Pool) Next(ctx context.Context) (int64, error) {
 	if id, ok := p.take(); ok {
 		return id, nil
@@ -137,25 +144,27 @@ func (p *Pool) All(ctx context.Context) iter.Seq2[int64, error] {
 
 // wait returns the next id when it arrives.
 func (p *Pool) wait(ctx context.Context) (int64, error) {
-	var broken outage
-	for joined := false; ; {
+	if _, limited := ctx.Deadline(); !limited {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, outageLimit)
+		defer cancel()
+	}
+	for {
 		if id, ok := p.take(); ok {
 			return id, nil
 		}
-		req, isNew, err := p.refill()
+		req, err := p.refill()
 		if err != nil {
 			return 0, err
 		}
 		if req == nil { // a range is at hand
 			continue
 		}
-		if req.repeats != nil {
-			if e := broken.tooLong(ctx, req.repeats, time.Until(req.sendAt)); e != nil {
-				return 0, e
-			}
-		}
-		if err := ctx.Err(); err != nil {
-			return 0, errorOf(err)
+		deadline, _ := ctx.Deadline()
+		if last := req.repeats; last != nil && (ctx.Err() != nil || !deadline.After(req.sendAt)) {
+			return 0, endedBy(ctx, last)
+		} else if ctx.Err() != nil {
+			return 0, errorOf(ctx.Err())
 		}
 		select {
 		case <-req.done:
@@ -164,18 +173,12 @@ func (p *Pool) wait(ctx context.Context) (int64, error) {
 		case <-p.ctx.Done():
 			return 0, closed("pool")
 		}
-		if req.err == nil || req.isRepeated {
-			continue
+		if req.err != nil && !req.isRepeated {
+			if p.ctx.Err() != nil {
+				return 0, closed("pool")
+			}
+			return 0, req.err
 		}
-		if p.ctx.Err() != nil {
-			return 0, closed("pool")
-		}
-		if !isNew && !joined {
-			// The failed request was a prefetch, or older than this call.
-			joined = true
-			continue
-		}
-		return 0, req.err
 	}
 }
 
@@ -239,19 +242,19 @@ func (p *Pool) drop(ids int64) {
 }
 
 // refill makes the next range current. If there is none, it returns the request
-// to wait for, and whether this call sent it.
-func (p *Pool) refill() (req *request, isNew bool, err error) {
+// to wait for.
+func (p *Pool) refill() (*request, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ctx.Err() != nil {
-		return nil, false, closed("pool")
+		return nil, closed("pool")
 	}
 	now, current := p.clock.exact(), p.current.Load()
 	switch {
 	case now >= current.deadline:
 		p.reduceDemand()
 	case current.taken.Load() < current.count: // another caller was here before
-		return nil, false, nil
+		return nil, nil
 	case current.count > 0:
 		p.inDemand = true
 	}
@@ -260,7 +263,7 @@ func (p *Pool) refill() (req *request, isNew bool, err error) {
 		if now < next.deadline {
 			p.replace(next)
 			p.started = now
-			return nil, false, nil
+			return nil, nil
 		}
 		p.reduceDemand()
 		p.drop(next.count)
@@ -269,9 +272,9 @@ func (p *Pool) refill() (req *request, isNew bool, err error) {
 		p.replace(newLease(Range{}, math.MaxInt64))
 	}
 	if p.inFlight != nil {
-		return p.inFlight, false, nil
+		return p.inFlight, nil
 	}
-	return p.send(now), true, nil
+	return p.send(now), nil
 }
 
 // send requests the next range in the background. A request that repeats a failed
@@ -308,12 +311,7 @@ func (p *Pool) send(now time.Duration) *request {
 // live from this time on.
 func (p *Pool) await(req *request) (count int64, sent time.Duration) {
 	if req.repeats != nil {
-		timer := time.NewTimer(time.Until(req.sendAt))
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-p.ctx.Done():
-		}
+		pause(p.ctx, time.Until(req.sendAt))
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -326,7 +324,7 @@ func (p *Pool) backOff(e *Error) bool {
 	var delay time.Duration
 	ok := p.adaptSize(e)
 	if !ok {
-		delay, ok = p.broken.delay(e, p.isAnswered.Load())
+		delay, ok = p.broken.delay(e)
 	}
 	if ok {
 		p.failed, p.resendAt = e, time.Now().Add(delay)
@@ -337,7 +335,6 @@ func (p *Pool) backOff(e *Error) bool {
 // add makes a range the next one. The time counts from before the request was
 // sent, as the server may have taken the ids at any moment since.
 func (p *Pool) add(ids Range, sent time.Duration) error {
-	p.isAnswered.Store(true)
 	if ids.Period != "" {
 		return invalid("sequence", "%q has a reset, so its numbers repeat: use AllocateRange with WithTexts", p.sequence)
 	}

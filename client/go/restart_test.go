@@ -1,73 +1,101 @@
 package idalloc
 
 import (
+	"context"
+	"io"
+	"iter"
 	"net"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	"golang.org/x/net/dns/dnsmessage"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/resolver/dns"
 
 	"example.com/idalloc/client/go/idallocv1"
 )
 
 // replica starts a server of the service on an address of its own.
-func (s *service) replica(t *testing.T, address string) (*grpc.Server, string) {
+func (s *service) replica(t *testing.T, address string, options ...grpc.ServerOption) (*grpc.Server, string) {
 	t.Helper()
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
 		t.Skip(err) // a system with only one loopback address
 	}
-	server := grpc.NewServer()
+	server := grpc.NewServer(options...)
 	idallocv1.RegisterIdAllocatorServiceServer(server, s)
-	go server.Serve(listener)
+	s.hosts = append(s.hosts, &host{Listener: listener})
+	go server.Serve(s.hosts[len(s.hosts)-1])
 	t.Cleanup(server.Stop)
 	return server, listener.Addr().String()
 }
 
-// names is a DNS server whose only name has changing addresses.
-type names struct{ addresses atomic.Pointer[[]string] }
+// host is a listener whose server hangs while the lock is held.
+type host struct {
+	net.Listener
+	sync.RWMutex
+}
 
-func (n *names) set(addresses ...string) { n.addresses.Store(&addresses) }
+type hostConn struct {
+	net.Conn
+	host *host
+}
 
-func (n *names) serve(t *testing.T) string {
+func (h *host) Accept() (net.Conn, error) {
+	conn, err := h.Listener.Accept()
+	return hostConn{conn, h}, err
+}
+
+func (c hostConn) Read(data []byte) (int, error) {
+	n, err := c.Conn.Read(data)
+	c.host.RLock()
+	defer c.host.RUnlock()
+	return n, err
+}
+
+// front starts a proxy. serve ends the connection with a number, or returns the
+// address to which it goes.
+func front(t *testing.T, serve func(number int, conn *net.TCPConn) string) string {
 	t.Helper()
-	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { conn.Close() })
+	t.Cleanup(func() { listener.Close() })
 	go func() {
-		for buffer := make([]byte, 4096); ; {
-			size, from, err := conn.ReadFrom(buffer)
+		for number := 1; ; number++ {
+			conn, err := listener.Accept()
 			if err != nil {
 				return
 			}
-			var query dnsmessage.Message
-			if query.Unpack(buffer[:size]) != nil {
-				continue
-			}
-			query.Response, query.Additionals = true, nil
-			for _, question := range query.Questions {
-				if question.Type != dnsmessage.TypeA {
-					continue
+			go func() {
+				server, err := net.Dial("tcp", serve(number, conn.(*net.TCPConn)))
+				if err == nil {
+					go io.Copy(server, conn)
+					io.Copy(conn, server)
 				}
-				for _, address := range *n.addresses.Load() {
-					query.Answers = append(query.Answers, dnsmessage.Resource{
-						Header: dnsmessage.ResourceHeader{Name: question.Name, Class: question.Class, TTL: 1},
-						Body:   &dnsmessage.AResource{A: [4]byte(net.ParseIP(address).To4())},
-					})
-				}
-			}
-			packed, _ := query.Pack()
-			conn.WriteTo(packed, from)
+				conn.Close()
+			}()
 		}
 	}()
-	return conn.LocalAddr().String()
+	return listener.Addr().String()
+}
+
+// names has the addresses of names that end with ".test".
+var names sync.Map
+
+func init() {
+	former := lookUp
+	lookUp = func(ctx context.Context, network, name string) (ips []net.IP, err error) {
+		known, ok := names.Load(name)
+		if !ok {
+			return former(ctx, network, name)
+		}
+		for _, ip := range known.([]string) {
+			ips = append(ips, net.ParseIP(ip))
+		}
+		return ips, nil
+	}
 }
 
 // use takes ids in some goroutines until stop is called, which returns them.
@@ -97,6 +125,17 @@ func use(t *testing.T, pool *Pool) (stop func() []int64) {
 		group.Wait()
 		return slices.Concat(got...)
 	}
+}
+
+// drain returns the ids of ranges, and their error.
+func drain(ranges iter.Seq2[Range, error]) (ids []int64, err error) {
+	for each, err := range ranges {
+		if err != nil {
+			return ids, err
+		}
+		ids = slices.AppendSeq(ids, each.All())
+	}
+	return ids, nil
 }
 
 func unique(t *testing.T, ids []int64, atLeast int) {
@@ -130,26 +169,21 @@ func eventually(t *testing.T, isTrue func() bool) {
 }
 
 func TestAPoolOutlastsARollingRestartWithNewAddresses(t *testing.T) {
-	dns.SetMinResolutionInterval(10 * time.Millisecond) // else 30 s
-	service, zone := newService(), &names{}
+	service := newService()
 	service.ttl = 20 * time.Millisecond // many calls
-	old, address := service.replica(t, "127.0.0.2:0")
+	first, address := service.replica(t, "127.0.0.2:0")
 	_, port, _ := net.SplitHostPort(address)
-	zone.set("127.0.0.2")
-	client, err := New("dns://" + zone.serve(t) + "/idalloc.test:" + port)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer client.Close()
-	stop := use(t, client.Pool("orders"))
+	second, _ := service.replica(t, "127.0.0.3:"+port)
+	names.Store("rolling.test", []string{"127.0.0.2", "127.0.0.3"})
+	stop := use(t, open(t, "dns:///rolling.test:"+port).Pool("orders"))
 	await(t, service, 5)
-	for _, ip := range []string{"127.0.0.3", "127.0.0.4", "127.0.0.5"} {
-		next, _ := service.replica(t, ip+":"+port)
-		zone.set(ip)
-		old.Stop()
-		old = next
-		await(t, service, 5)
+	names.Store("rolling.test", []string{"127.0.0.4", "127.0.0.5", "127.0.0.4"})
+	for _, ip := range []string{"127.0.0.4", "127.0.0.5"} {
+		service.replica(t, ip+":"+port)
 	}
+	first.Stop()
+	second.Stop()
+	await(t, service, 5)
 	unique(t, stop(), 10)
 }
 
@@ -158,12 +192,7 @@ func TestAPoolUsesTheServerThatIsLeft(t *testing.T) {
 	service.ttl = 20 * time.Millisecond
 	first, one := service.replica(t, "127.0.0.1:0")
 	second, other := service.replica(t, "127.0.0.1:0")
-	client, err := New(one + "," + other)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer client.Close()
-	stop := use(t, client.Pool("orders"))
+	stop := use(t, open(t, one+","+other).Pool("orders"))
 	await(t, service, 5)
 	first.Stop()
 	await(t, service, 5)

@@ -32,6 +32,7 @@ type service struct {
 	tokens  []string
 	ttl     time.Duration
 	conns   []*conn
+	hosts   []*host
 	repeats bool // whether it returns the same ids again and again
 	// fail returns the error of a call, numbered from 1, or of a message of a
 	// stream.
@@ -59,7 +60,13 @@ func (s *service) start(t *testing.T, options ...Option) *Client {
 		s.conns = append(s.conns, &conn{Conn: inner})
 		return s.conns[len(s.conns)-1], err
 	}))
-	client, err := New("passthrough:///localhost:1", append([]Option{dial}, options...)...)
+	return open(t, "passthrough:///localhost:1", append([]Option{dial}, options...)...)
+}
+
+// open returns a client that the test closes.
+func open(t *testing.T, target string, options ...Option) *Client {
+	t.Helper()
+	client, err := New(target, options...)
 	if err != nil {
 		t.Fatal(err)
 	}

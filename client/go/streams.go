@@ -20,10 +20,10 @@ var errStalled = errors.New("no message of the stream arrived")
 // server allocates each range just before it sends it. WithRequestID is an error:
 // a stream has no request id.
 //
-// If the stream breaks, for example at a restart of the server, the client
-// requests the missing ids: so there may be more and shorter ranges. After an
-// error the loop ends; the ranges before it stay valid. If you leave the loop
-// early, ids on the way are a gap.
+// If the stream breaks, for example at a restart of the server, the client requests
+// the missing ids from a usable server, for up to 60 s without a message and within
+// ctx: so there may be more and shorter ranges. After an error the loop ends; the
+// ranges before it stay valid. If you leave the loop early, ids on the way are a gap.
 func (c *Client) StreamRanges(
 	ctx context.Context, sequence string, total, chunk int64, options ...RangeOption,
 ) iter.Seq2[Range, error] {
@@ -94,8 +94,8 @@ func failed[Item any](e *Error) iter.Seq2[Item, error] {
 	}
 }
 
-// idStream is a call whose reply is a stream of ids. gRPC resumes no stream by
-// itself: another attempt requests what is missing.
+// idStream is a call whose reply is a stream of ids. Another attempt requests what
+// is missing.
 type idStream[Reply, Item any] struct {
 	client  *Client
 	event   Event
@@ -108,9 +108,9 @@ func (s *idStream[Reply, Item]) all(ctx context.Context, total int64) iter.Seq2[
 	return func(yield func(Item, error) bool) {
 		var none Item
 		var broken outage
-		ctx, sent := recordToken(ctx)
+		ctx := context.WithValue(ctx, outageKey{}, &broken)
 		for missing := total; missing > 0; {
-			isLeft := false
+			isLeft, sent := false, s.client.token.last()
 			received, err := s.attempt(ctx, missing, func(item Item) bool {
 				broken.over()
 				isLeft = !yield(item, nil)
@@ -123,7 +123,7 @@ func (s *idStream[Reply, Item]) all(ctx context.Context, total int64) iter.Seq2[
 			if broken.isRenewed(s.client.token, err, sent) {
 				continue
 			}
-			if e := broken.wait(ctx, errorOf(err), s.client.isAnswered.Load()); e != nil {
+			if e := broken.wait(ctx, errorOf(err)); e != nil {
 				yield(none, e)
 				return
 			}
@@ -140,7 +140,7 @@ func (s *idStream[Reply, Item]) attempt(ctx context.Context, missing int64, use 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)                                               // ends the stream if it has not ended
 	defer context.AfterFunc(s.client.ctx, func() { cancel(nil) })() // so does Close
-	silence := time.AfterFunc(maxOutage, func() { cancel(errStalled) })
+	silence := time.AfterFunc(maxSilence, func() { cancel(errStalled) })
 	defer silence.Stop()
 	start := time.Now()
 	defer func() { err = s.client.finish(caller, s.event, start, received, err) }()
@@ -148,7 +148,7 @@ func (s *idStream[Reply, Item]) attempt(ctx context.Context, missing int64, use 
 	stream, err := s.open(ctx, missing)
 	for err == nil && received < missing {
 		var reply *Reply
-		silence.Reset(maxOutage)
+		silence.Reset(maxSilence)
 		if reply, err = stream.Recv(); err != nil {
 			break
 		}
@@ -160,7 +160,6 @@ func (s *idStream[Reply, Item]) attempt(ctx context.Context, missing int64, use 
 		}
 		before = item
 		received += ids
-		s.client.isAnswered.Store(true)
 		if !use(item) {
 			return received, nil
 		}
@@ -177,7 +176,7 @@ func (s *idStream[Reply, Item]) attempt(ctx context.Context, missing int64, use 
 // stalled returns the error of a stream that ended because it was silent, or err.
 func stalled(ctx context.Context, err error) error {
 	if errors.Is(context.Cause(ctx), errStalled) {
-		e := newError(ErrDeadlineExceeded, codes.DeadlineExceeded, "%v within %v", errStalled, maxOutage)
+		e := newError(ErrDeadlineExceeded, codes.DeadlineExceeded, "%v within %v", errStalled, maxSilence)
 		e.causes = []error{context.DeadlineExceeded}
 		return e
 	}
