@@ -124,12 +124,14 @@ def guide() -> str:
     return "".join(each.text for each in blocks(page) if each.language == "ts")
 
 
-def test_the_guide_prints_what_it_shows(node_consumer: Path, tmp_path: Path) -> None:
+def test_the_guide_prints_what_it_shows(node_consumer: Path, secrets: Secrets, tmp_path: Path) -> None:
     """The blocks of docs/guides/node.md compile as one strict program, and print what they show."""
     with running(tmp_path) as server:
         text = guide()
         assert text.count("127.0.0.1:50051") >= 2
-        (node_consumer / "src/guide.ts").write_text(text.replace("127.0.0.1:50051", server.address))
+        program = text.replace("127.0.0.1:50051", server.address).replace("/etc/idalloc/ca.pem", str(secrets.ca))
+        program = program.replace("/run/secrets/idalloc-token", str(secrets.token_file))
+        (node_consumer / "src/guide.ts").write_text(program)
         run(node_consumer, "npm", "run", "build")
         printed = run(node_consumer, "node", "dist/guide.js")
     shown = re.findall(r"console\.log\(.*\); // (.+)$", text, re.MULTILINE)

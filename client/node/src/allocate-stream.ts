@@ -1,13 +1,12 @@
 // Many calls over one stream: AllocateStream.
 
-import { status } from '@grpc/grpc-js';
 import { abortOf } from './abort.js';
 import type { CallOptions, Connection, Duplex, Open } from './connection.js';
-import { closed, fromStatus, IdallocError, invalidReply, late } from './errors.js';
+import { closed, fromStatus, type IdallocError, invalidReply, late, unreachable } from './errors.js';
 import { checkTimeout } from './options.js';
 import { type AllocatedRange, type DocIds, toAllocatedRange, toDocIds } from './ranges.js';
 import { type DocIdRequest, docIdRequest, type RangeRequest, rangeRequest } from './requests.js';
-import { isStreamFull, MAX_STALL_MS, Retries, retryDelayMs } from './retries.js';
+import { isStreamFull, MAX_STALL_MS, requestDelayMs, type Retries } from './retries.js';
 import {
   type AllocateStreamRequest,
   type AllocateStreamResponse,
@@ -18,8 +17,6 @@ import {
 const MAX_IN_FLIGHT = 500;
 // How long after its deadline a request's answer may arrive: the server answers at the deadline, too.
 const GRACE_MS = 1000;
-// The reasons of a stream that ended without a status of its server: it was reset, or no answer came.
-const NO_STATUS = new Set(['CANCELLED', 'DEADLINE_EXCEEDED']);
 
 /** A request of a caller, until the caller has its reply, an error, or no time left. */
 interface Pending {
@@ -41,7 +38,7 @@ interface Pending {
  */
 export class AllocateStream implements AsyncDisposable {
   readonly #connection: Connection;
-  readonly #retries = new Retries();
+  readonly #retries: Retries;
   // The requests whose callers wait; an answer to another one is dropped.
   readonly #waiting = new Set<Pending>();
   // The requests to send: from the end of `next`, then `added` in order. Thus it costs the same for any number of them.
@@ -57,13 +54,14 @@ export class AllocateStream implements AsyncDisposable {
   #watch: NodeJS.Timeout | undefined;
   #number = 0n;
   #stream: Duplex<AllocateStreamRequest> | undefined;
-  // While a stream is opened, or the next attempt waits.
-  #isOpening = false;
+  // While the next attempt waits.
+  #isWaiting = false;
   #isClosed = false;
   readonly #forgetClose: () => void;
 
   private constructor(connection: Connection) {
     this.#connection = connection;
+    this.#retries = connection.streamRetries();
     this.#forgetClose = connection.closing((reason) => this.#close(reason as IdallocError));
   }
 
@@ -168,11 +166,13 @@ export class AllocateStream implements AsyncDisposable {
     this.#added = this.#added.filter((pending) => this.#waiting.has(pending));
   }
 
-  /** Sends what is to be sent, if the stream is open and the server may get more. */
+  /** Opens the stream if need be, and sends what is to be sent, if the server may get more. */
   #send(): void {
     if (this.#stream === undefined) {
-      if (!this.#isOpening && this.#waiting.size > 0) void this.#open();
-      return;
+      if (this.#isWaiting || this.#waiting.size === 0) return;
+      const open = this.#connection.open(this.#retries);
+      const receive = (answer: AllocateStreamResponse) => this.#receive(answer);
+      this.#stream = this.#connection.duplex(rpcs.allocateStream, open, receive, (error) => this.#broken(error, open));
     }
     while (this.#sent.length < MAX_IN_FLIGHT) {
       const pending = this.#takeNext();
@@ -212,7 +212,8 @@ export class AllocateStream implements AsyncDisposable {
       this.#watch ??= setTimeout(() => {
         this.#watch = undefined;
         const now = Date.now();
-        if (now >= this.#endOfPatience()) this.#stream?.end(late(`no answer for ${now - this.#progressedAt} ms`));
+        const text = `the stream broke: no answer for ${now - this.#progressedAt} ms`;
+        if (now >= this.#endOfPatience()) this.#stream?.end(unreachable(text));
         else this.#watchAnswers();
       }, this.#endOfPatience() - Date.now()).unref();
     }
@@ -220,27 +221,6 @@ export class AllocateStream implements AsyncDisposable {
 
   #endOfPatience(): number {
     return Math.min(this.#progressedAt + MAX_STALL_MS, this.#latestDeadline + GRACE_MS);
-  }
-
-  async #open(): Promise<void> {
-    this.#isOpening = true;
-    let open: Open;
-    try {
-      open = await this.#connection.open(Date.now() + MAX_STALL_MS, undefined);
-    } catch (error) {
-      this.#isOpening = false;
-      this.#failAll(error);
-      return;
-    }
-    this.#isOpening = false;
-    if (this.#isClosed) return;
-    this.#stream = this.#connection.duplex(
-      rpcs.allocateStream,
-      open,
-      (answer) => this.#receive(answer),
-      (error) => void this.#broken(error, open),
-    );
-    this.#send();
   }
 
   #receive(answer: AllocateStreamResponse): void {
@@ -265,7 +245,7 @@ export class AllocateStream implements AsyncDisposable {
     const error = fromStatus(answer.error);
     pending.failure = error;
     if (!isStreamFull(error)) pending.failures++; // other calls use up the stream's limit
-    const delay = retryDelayMs(error, pending.failures, pending.deadline);
+    const delay = requestDelayMs(error, pending.failures, pending.deadline);
     if (delay === undefined) {
       pending.fail(error);
       return;
@@ -278,37 +258,27 @@ export class AllocateStream implements AsyncDisposable {
   }
 
   /** Opens another stream for the requests without an answer, unless a retry cannot help. */
-  async #broken(cause: unknown, open: Open): Promise<void> {
+  #broken(error: unknown, open: Open): void {
     this.#stream = undefined;
     this.#next.push(...this.#sent.reverse());
     this.#sent = [];
     this.#watchAnswers();
     if (this.#isClosed || this.#waiting.size === 0) return;
-    // Then the next stream shows why.
-    const hasNoStatus = cause instanceof IdallocError && NO_STATUS.has(cause.reason);
-    const error = hasNoStatus ? this.#broke(cause) : cause;
-    for (const pending of this.#waiting) pending.failure = hasNoStatus ? (pending.failure ?? error) : error;
-    this.#isOpening = true;
-    let delay = 0;
+    for (const pending of this.#waiting) pending.failure = error;
+    let delay: number;
     try {
-      const deadline = Date.now() + MAX_STALL_MS;
-      const hasNewToken = await this.#connection.hasNewToken(error, open, deadline);
-      if (!hasNewToken) delay = this.#retries.delayMs(error, this.#connection.hasAnswered);
+      const hasNewToken = this.#connection.hasNewToken(error, open);
+      delay = hasNewToken ? 0 : this.#retries.delayMs(error, this.#connection.hasAnswered);
     } catch (lasting) {
-      this.#isOpening = false;
       this.#failAll(lasting);
       return;
     }
+    this.#isWaiting = true;
     setTimeout(() => {
-      this.#isOpening = false;
+      this.#isWaiting = false;
       if (this.#waiting.size === 0) this.#retries.reset();
       this.#send();
     }, delay).unref();
-  }
-
-  #broke(cause: IdallocError): IdallocError {
-    const text = `${this.#connection.name}: the stream broke: ${cause.message}`;
-    return new IdallocError('SERVER_UNREACHABLE', text, { code: status.UNAVAILABLE }, { cause });
   }
 
   /** Fails all requests. The next one begins anew. */

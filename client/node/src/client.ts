@@ -6,7 +6,7 @@ import { AllocateStream } from './allocate-stream.js';
 import { type CallOptions, Connection } from './connection.js';
 import { fromStatus, IdallocError, invalidReply } from './errors.js';
 import { checkTimeout, type ConnectOptions } from './options.js';
-import { Pool, type PoolOptions } from './pool.js';
+import { type Allocate, Pool, type PoolOptions } from './pool.js';
 import { type AllocatedRange, checkDisjoint, DEFAULT_CHUNK, type DocIds, type Expected } from './ranges.js';
 import { toAllocatedRange, toDocIds } from './ranges.js';
 import {
@@ -23,8 +23,8 @@ import {
   textOf,
   type UuidRequest,
 } from './requests.js';
-import { MAX_STALL_MS, Retries } from './retries.js';
 import {
+  type AllocateRangeResponse,
   type AllocateRangeResult,
   DocIdView,
   GenerateUuidRequest,
@@ -55,10 +55,11 @@ export interface ParsedId {
 }
 
 /**
- * Makes a client. It does no I/O: the first call reads files and connects. Keep one for each process or worker thread;
- * any number of async functions may share it.
+ * Makes a client. It reads the files of TLS and of the token; the first call connects. Keep one for
+ * each process or worker thread; any number of async functions may share it.
  *
  * @throws TypeError if the options contradict each other
+ * @throws IdallocError INVALID_CONFIG for a file that cannot be used
  */
 export function connect(options: ConnectOptions): Client {
   return new Client(options);
@@ -67,8 +68,9 @@ export function connect(options: ConnectOptions): Client {
 /**
  * A connection to the servers of one store. Make it with `connect`.
  *
- * Each failed call throws an {@link IdallocError}, or the reason of its signal. The client retries a unary call that
- * ended with the status UNAVAILABLE, at most four times within its deadline. A retry never returns an id twice: at worst
+ * Each failed call throws an {@link IdallocError}, or the reason of its signal. The client retries a
+ * unary call that ended with UNAVAILABLE, in up to five rounds within its deadline. One that reads or
+ * has a `requestId` goes to another server if one hangs. A retry never returns an id twice: at worst
  * it leaves a gap.
  */
 export class Client implements AsyncDisposable {
@@ -174,7 +176,13 @@ export class Client implements AsyncDisposable {
 
   /** Makes a pool, which returns the ids of one sequence one by one from memory. */
   pool(sequence: string, options: PoolOptions = {}): Pool {
-    const pool = new Pool((idCount, signal) => this.allocateRange({ sequence, idCount }, { signal }), options);
+    const lateIds = ({ range }: AllocateRangeResponse) => range?.idCount ?? 0n;
+    const allocate: Allocate = async (idCount, signal) => {
+      const message = rangeRequest({ sequence, idCount });
+      const reply = await this.#connection.unary(rpcs.allocateRange, message, { signal }, lateIds);
+      return toAllocatedRange(reply, exactly(idCount));
+    };
+    const pool = new Pool(allocate, options);
     const forget = this.#connection.closing(() => pool.close());
     abortOf(pool.closing)(forget);
     return pool;
@@ -213,10 +221,10 @@ export class Client implements AsyncDisposable {
     convert: (reply: Reply, expected: Expected, before: Result | undefined) => Result,
   ): AsyncGenerator<Result, void, undefined> {
     const deadline = timeoutMs === undefined ? Infinity : Date.now() + checkTimeout(timeoutMs);
-    const retries = new Retries(deadline);
+    const retries = this.#connection.streamRetries(deadline);
     let missing = request.totalIdCount;
     while (missing > 0n) {
-      const open = await this.#connection.open(Math.min(deadline, Date.now() + MAX_STALL_MS), signal);
+      const open = this.#connection.open(retries, signal);
       const rest = { ...request, totalIdCount: missing };
       let result: Result | undefined;
       try {
@@ -229,7 +237,7 @@ export class Client implements AsyncDisposable {
         }
         if (missing > 0n) throw invalidReply(`the stream ended with ${missing} ids missing`);
       } catch (error) {
-        if (await this.#connection.hasNewToken(error, open, deadline, signal)) continue;
+        if (this.#connection.hasNewToken(error, open)) continue;
         await this.#connection.wait(retries.delayMs(error, this.#connection.hasAnswered), signal);
       }
     }

@@ -1,21 +1,18 @@
-// A channel to the servers: opened by the first call, with deadlines, retries, typed errors and reports of calls.
+// The calls to the servers: with deadlines, retries, typed errors and reports.
 
 import { Client as GrpcClient, type Metadata, type MethodDefinition, type ServiceError, status } from '@grpc/grpc-js';
 import { abortOf, type Ending, TIMED_OUT, within } from './abort.js';
-import { closed, errorOf, IdallocError, late } from './errors.js';
-import {
-  type CallReport,
-  channelOptions,
-  checkOptions,
-  checkTimeout,
-  type ConnectOptions,
-  readCredentials,
-  targetOf,
-  Token,
-} from './options.js';
-import { MAX_STALL_MS, retryDelayMs } from './retries.js';
+import { closed, errorOf, IdallocError, late, TLS_CAUSES, unreachable } from './errors.js';
+import { addressesOf, channelOptions, checkOptions, checkTimeout } from './options.js';
+import type { CallReport, ConnectOptions } from './options.js';
+import { isRetryable, MAX_STALL_MS, REFILL, Retries, STREAM } from './retries.js';
+import { Secrets } from './secrets.js';
+import { type Server, Servers } from './servers.js';
 
 const DEFAULT_TIMEOUT_MS = 5000;
+const MIN_PATIENCE_MS = 500;
+const PROBE_MS = 250;
+const SUSPICIOUS = new Set(['SERVER_UNREACHABLE', 'SERVER_DRAINING']);
 
 /** Limits of one call. */
 export interface CallOptions {
@@ -25,10 +22,21 @@ export interface CallOptions {
   timeoutMs?: number | undefined;
 }
 
-/** @internal The channel, and the metadata of a call. */
+/** @internal The server of an attempt, and its metadata. */
 export interface Open {
+  readonly server: Server;
   readonly rpc: GrpcClient;
   readonly metadata: Metadata;
+}
+
+/** A unary call, which may need several attempts. */
+interface Call<Request, Reply> {
+  readonly method: MethodDefinition<Request, Reply>;
+  readonly request: Request;
+  readonly deadline: number;
+  readonly signal: AbortSignal | undefined;
+  /** For the refill of a pool: returns how many ids a late answer brings. */
+  readonly lateIds: ((reply: Reply) => bigint) | undefined;
 }
 
 /** @internal A stream of requests. */
@@ -44,21 +52,23 @@ export class Connection {
   /** The addresses, for errors. */
   readonly name: string;
   readonly #options: ConnectOptions;
-  readonly #target: string;
-  readonly #token: Token;
+  readonly #secrets: Secrets;
+  readonly #servers: Servers;
   // They are called by `close`.
   readonly #endings = new Set<(reason: unknown) => void>();
-  #connecting: Promise<GrpcClient> | undefined;
-  #rpc: GrpcClient | undefined;
+  #latencyMs = 0; // smoothed
   #hasAnswered = false;
   #isClosed = false;
 
   constructor(options: ConnectOptions) {
-    this.#target = targetOf(options.addresses);
-    checkOptions(this.#target, options);
+    const addresses = addressesOf(options.addresses);
+    checkOptions(addresses, options);
     this.name = [options.addresses].flat().join(', ');
     this.#options = options;
-    this.#token = new Token(options);
+    this.#secrets = new Secrets(options);
+    this.#servers = new Servers(addresses, (address) => {
+      return new GrpcClient(address.target, this.#secrets.credentials, channelOptions(address, options));
+    });
     this.timeoutMs = options.timeoutMs ?? DEFAULT_TIMEOUT_MS;
   }
 
@@ -74,16 +84,17 @@ export class Connection {
     return () => this.#endings.delete(listener);
   };
 
-  /** Makes a unary call, with its retries. */
+  /** Makes a unary call, with its retries. With `lateIds` it is one round of a pool's refill. */
   async unary<Request, Reply>(
     method: MethodDefinition<Request, Reply>,
     request: Request,
     { signal, timeoutMs = this.timeoutMs }: CallOptions,
+    lateIds?: (reply: Reply) => bigint,
   ): Promise<Reply> {
     const deadline = Date.now() + checkTimeout(timeoutMs);
     const started = performance.now();
     try {
-      const reply = await this.#retry(method, request, deadline, signal);
+      const reply = await this.#repeat({ method, request, deadline, signal, lateIds });
       this.report(method, started);
       return reply;
     } catch (error) {
@@ -96,11 +107,12 @@ export class Connection {
   async *stream<Request, Reply>(
     method: MethodDefinition<Request, Reply>,
     request: Request,
-    { rpc, metadata }: Open,
+    open: Open,
     deadline: number,
     signal: AbortSignal | undefined,
   ): AsyncGenerator<Reply, void, undefined> {
     const started = performance.now();
+    const { rpc, metadata } = open;
     const { path, requestSerialize, responseDeserialize } = method;
     const call = rpc.makeServerStreamRequest(path, requestSerialize, responseDeserialize, request, metadata, {
       deadline,
@@ -124,7 +136,7 @@ export class Connection {
         yield value;
       }
     } catch (error) {
-      failure = isStalled ? late(`no message arrived within ${MAX_STALL_MS} ms`) : this.#failure(error, signal);
+      failure = isStalled ? late(`no message arrived within ${MAX_STALL_MS} ms`) : this.#failure(error, open, signal);
       throw failure;
     } finally {
       forget();
@@ -136,11 +148,11 @@ export class Connection {
   /** Opens a stream of requests. `onEnd` is called once, with the error that ended it. */
   duplex<Request, Reply>(
     { path, requestSerialize, responseDeserialize }: MethodDefinition<Request, Reply>,
-    { rpc, metadata }: Open,
+    open: Open,
     onReply: (reply: Reply) => void,
     onEnd: (error: unknown) => void,
   ): Duplex<Request> {
-    const call = rpc.makeBidiStreamRequest(path, requestSerialize, responseDeserialize, metadata);
+    const call = open.rpc.makeBidiStreamRequest(path, requestSerialize, responseDeserialize, open.metadata);
     const forget = this.#track(call, undefined);
     let hasEnded = false;
     const end = (error: unknown) => {
@@ -148,7 +160,7 @@ export class Connection {
       hasEnded = true;
       forget();
       call.cancel();
-      onEnd(this.#failure(error, undefined));
+      onEnd(this.#failure(error, open, undefined));
     };
     call.on('data', (reply: Reply) => {
       if (hasEnded) return;
@@ -156,8 +168,7 @@ export class Connection {
       onReply(reply);
     });
     call.on('error', end);
-    const details = { code: status.UNAVAILABLE };
-    const ended = new IdallocError('SERVER_UNREACHABLE', 'the server ended the stream', details);
+    const ended = unreachable('the server ended the stream');
     call.on('end', () => setImmediate(end, ended));
     return { write: (request) => call.write(request), end };
   }
@@ -167,24 +178,30 @@ export class Connection {
     if (this.#isClosed) return;
     this.#isClosed = true;
     for (const end of [...this.#endings]) end(closed('client'));
-    void this.#connecting?.then((rpc) => rpc.close()).catch(() => {});
+    this.#servers.close();
   }
 
-  /** Returns the channel and the token. It reads their files within the limits of a call. */
-  async open(deadline: number, signal: AbortSignal | undefined): Promise<Open> {
+  /** The attempts of a stream. */
+  streamRetries(deadline?: number): Retries {
+    return new Retries(this.#servers, deadline, STREAM);
+  }
+
+  /** Returns the server of the next attempt, and the token. */
+  open(retries: Retries, signal?: AbortSignal): Open {
     signal?.throwIfAborted();
     if (this.#isClosed) throw closed('client');
-    const metadata = this.#token.metadata;
-    if (this.#rpc !== undefined && metadata !== undefined) return { rpc: this.#rpc, metadata };
-    const opened = await this.#within(this.#read(), deadline, signal);
-    if (opened === TIMED_OUT) throw late('the files of TLS and of the token could not be read in time');
-    return opened;
+    if (this.#secrets.refresh()) this.#servers.renew();
+    return this.#openWith(retries.pick());
+  }
+
+  #openWith(server: Server): Open {
+    return { server, rpc: server.rpc, metadata: this.#secrets.metadata };
   }
 
   /** Whether a call that failed has another token now. */
-  async hasNewToken(error: unknown, { metadata }: Open, deadline: number, signal?: AbortSignal): Promise<boolean> {
-    if (!(error instanceof IdallocError) || error.code !== status.UNAUTHENTICATED) return false;
-    return (await this.#within(this.#token.hasChanged(metadata), deadline, signal)) === true;
+  hasNewToken(error: unknown, { metadata }: Open): boolean {
+    const isRejected = error instanceof IdallocError && error.code === status.UNAUTHENTICATED;
+    return isRejected && this.#secrets.hasChanged(metadata);
   }
 
   /** Waits before a retry. */
@@ -192,65 +209,64 @@ export class Connection {
     await within(new Promise<never>(() => {}), ms, abortOf(signal), this.closing);
   }
 
-  #within<T>(promise: Promise<T>, deadline: number, signal: AbortSignal | undefined): Promise<T | typeof TIMED_OUT> {
-    return within(promise, deadline - Date.now(), abortOf(signal), this.closing);
-  }
-
-  async #read(): Promise<Open> {
-    this.#connecting ??= this.#connect();
-    try {
-      this.#rpc = await this.#connecting;
-    } catch (error) {
-      this.#connecting = undefined; // the next call reads the files again
-      throw error;
-    }
-    return { rpc: this.#rpc, metadata: this.#token.metadata ?? (await this.#token.read()) };
-  }
-
-  async #connect(): Promise<GrpcClient> {
-    const credentials = await readCredentials(this.#options.tls);
-    return new GrpcClient(this.#target, credentials, channelOptions(this.#target, this.#options));
-  }
-
-  async #retry<Request, Reply>(
-    method: MethodDefinition<Request, Reply>,
-    request: Request,
-    deadline: number,
-    signal: AbortSignal | undefined,
-  ): Promise<Reply> {
+  async #repeat<Request, Reply>(call: Call<Request, Reply>): Promise<Reply> {
+    const { deadline, signal, lateIds } = call;
+    const retries = new Retries(this.#servers, deadline, lateIds && REFILL);
     let isRejected = false; // for its token
-    let failure: unknown;
-    for (let failures = 0; ; ) {
-      const open = await this.open(deadline, signal);
+    for (;;) {
+      const open = this.open(retries, signal);
+      const started = performance.now();
       try {
-        const reply = await this.#unary(method, request, open, deadline, signal);
-        this.#hasAnswered = true;
+        const reply = await this.#attempt(call, open, retries);
+        this.#latencyMs += 0.2 * (performance.now() - started - this.#latencyMs);
         return reply;
       } catch (error) {
-        if (!isRejected && (await this.hasNewToken(error, open, deadline, signal))) {
-          isRejected = true;
-          continue;
-        }
-        const delay = retryDelayMs(error, ++failures, deadline);
-        if (delay === undefined) throw isLate(error) && failure !== undefined ? late(error.message, failure) : error;
-        failure = error;
-        await this.wait(delay, signal);
+        if (!isRejected && this.hasNewToken(error, open)) isRejected = true;
+        else await this.wait(retries.delayMs(error, this.#hasAnswered), signal);
       }
     }
   }
 
-  #unary<Request, Reply>(
-    { path, requestSerialize, responseDeserialize }: MethodDefinition<Request, Reply>,
-    request: Request,
-    { rpc, metadata }: Open,
-    deadline: number,
-    signal: AbortSignal | undefined,
-  ): Promise<Reply> {
+  /** Makes an attempt. Without an answer it sends a probe, and if need be the second attempt. */
+  async #attempt<Request, Reply>(call: Call<Request, Reply>, open: Open, retries: Retries): Promise<Reply> {
+    const started = performance.now();
+    const { server, rpc } = open;
+    const first = this.#send(call, open);
+    const early = await within(first, Math.max(MIN_PATIENCE_MS, 4 * this.#latencyMs));
+    if (early !== TIMED_OUT) return early;
+    const isAnswered = first.then(() => true);
+    if ((await within(Promise.race([isAnswered, server.probe()]), PROBE_MS)) === true) {
+      this.#latencyMs = Math.max(this.#latencyMs, performance.now() - started);
+      return first;
+    }
+    this.#servers.suspect(server, rpc);
+    if (retries.hasSecond || !(call.lateIds || isRepeatable(call.method, call.request))) return first;
+    retries.hasSecond = true;
+    const second = this.#send(call, this.#openWith(this.#servers.second(server, rpc, retries.asked)));
+    let answer: Reply | undefined;
+    const drop = (reply: Reply) => {
+      if (reply !== answer && call.lateIds) this.report(call.method, started, undefined, call.lateIds(reply));
+    };
+    try {
+      answer = await firstAnswer([first, second]);
+      return answer;
+    } finally {
+      for (const attempt of [first, second]) attempt.then(drop, () => {});
+    }
+  }
+
+  #send<Request, Reply>({ method, request, deadline, signal }: Call<Request, Reply>, open: Open): Promise<Reply> {
+    const { rpc, metadata } = open;
+    const { path, requestSerialize, responseDeserialize } = method;
     return new Promise((resolve, reject) => {
       const done = (error: ServiceError | null, reply?: Reply) => {
         forget();
-        if (error) reject(this.#failure(error, signal));
-        else resolve(reply!);
+        if (error) {
+          reject(this.#failure(error, open, signal));
+          return;
+        }
+        this.#hasAnswered = true;
+        resolve(reply!);
       };
       const options = { deadline };
       const call = rpc.makeUnaryRequest(path, requestSerialize, responseDeserialize, request, metadata, options, done);
@@ -267,23 +283,29 @@ export class Connection {
     };
   }
 
-  #failure(error: unknown, signal: AbortSignal | undefined): unknown {
+  /** Returns the error that ended an attempt. It may make the server suspect. */
+  #failure(error: unknown, { server, rpc }: Open, signal: AbortSignal | undefined): unknown {
     if (signal?.aborted) return signal.reason;
     if (this.#isClosed) return closed('client');
     const failure = errorOf(error);
-    if (!(failure instanceof IdallocError) || failure.reason !== 'SERVER_UNREACHABLE') return failure;
+    if (!(failure instanceof IdallocError) || !SUSPICIOUS.has(failure.reason)) return failure;
+    this.#servers.suspect(server, rpc);
     const { reason, message, details, cause } = failure;
-    return new IdallocError(reason, `${this.name}: ${message}`, details, { cause });
+    if (reason !== 'SERVER_UNREACHABLE') return failure;
+    const tls = TLS_CAUSES.find(({ pattern }) => pattern.test(message));
+    const text = `${this.name}: ${tls ? `${tls.text} (${message})` : message}`;
+    return new IdallocError(reason, text, tls ? { ...details, metadata: { tls: tls.kind } } : details, { cause });
   }
 
-  /** Reports a call to the hook. */
-  report({ path }: { readonly path: string }, started: number, error?: unknown): void {
+  /** Reports a call to the hook, or the ids of a late answer. */
+  report({ path }: { readonly path: string }, started: number, error?: unknown, dropped?: bigint): void {
     if (this.#options.onCall === undefined) return;
     const failed = error === undefined ? {} : { error: error instanceof IdallocError ? error : aborted(error) };
     const report: CallReport = {
       method: path.slice(path.lastIndexOf('/') + 1),
       durationMs: performance.now() - started,
       ...failed,
+      ...(dropped === undefined ? {} : { dropped }),
     };
     try {
       this.#options.onCall(report);
@@ -296,11 +318,21 @@ export class Connection {
   }
 }
 
-function aborted(reason: unknown): IdallocError {
-  return new IdallocError('CANCELLED', 'the caller aborted the call', { code: status.CANCELLED }, { cause: reason });
+/** Whether a second attempt does no harm: the call reads, or has a request id. */
+function isRepeatable({ path }: { readonly path: string }, request: unknown): boolean {
+  return /\/(Get|List|Parse)[^/]*$/.test(path) || Boolean((request as { requestId?: string }).requestId);
 }
 
-/** Whether grpc-js ended a call at its deadline. */
-function isLate(error: unknown): error is IdallocError {
-  return error instanceof IdallocError && error.reason === 'DEADLINE_EXCEEDED';
+/** Returns the first reply or lasting error; after a retryable error, that of the other attempt. */
+function firstAnswer<Reply>(attempts: Promise<Reply>[]): Promise<Reply> {
+  return Promise.race(attempts).catch((error: unknown) => {
+    if (!isRetryable(error)) throw error;
+    return Promise.any(attempts).catch(({ errors }: AggregateError) => {
+      throw errors.find((each) => !isRetryable(each)) ?? error;
+    });
+  });
+}
+
+function aborted(reason: unknown): IdallocError {
+  return new IdallocError('CANCELLED', 'the caller aborted the call', { code: status.CANCELLED }, { cause: reason });
 }

@@ -8,13 +8,29 @@ import { Status } from './gen/google/rpc/status.js';
 
 const TYPE = 'type.googleapis.com/google.rpc.';
 const DOMAIN = 'idalloc';
-// grpc-js's messages for a connection that broke, and for a stream that was reset: a proxy resets one that is silent for
-// long, and a server that stops may close the connection with an error code. grpc-js calls these INTERNAL.
-const BROKEN = /triggered by internal client error|RST_STREAM/;
+// grpc-js's messages for a connection that broke or a stream that was reset, which have many codes.
+const BROKEN =
+  /^(Stream refused|Connection dropped|Call cancelled$|Bandwidth exhausted|Protocol not|Received RST_STREAM|Failed to start)/;
 // grpc-js's message for a reply that is not the protobuf message.
 const UNPARSABLE = 'Response message parsing error';
 // No server may make a program wait for longer than an hour.
 const MAX_RETRY_DELAY_MS = 3_600_000;
+/** @internal The causes of a TLS failure in grpc-js's messages, which quote Node and OpenSSL. */
+export const TLS_CAUSES = [
+  { kind: 'expired', pattern: /certificate has expired/, text: "the server's certificate has expired" },
+  {
+    kind: 'untrusted',
+    pattern: /self.signed certificate|unable to (verify|get)|certificate signature failure/,
+    text: "the server's certificate is signed by an untrusted CA",
+  },
+  { kind: 'name', pattern: /altnames/, text: "the server's certificate is not valid for the expected name" },
+  { kind: 'plaintext', pattern: /wrong.version|packet.length|http.request/, text: 'the server does not use TLS' },
+  {
+    kind: 'closed',
+    pattern: /No connection.*(ECONNRESET|EPIPE|Failed to connect|Connection closed|Socket closed|disconnected|alert)/s,
+    text: 'the server closed the connection before it answered, as one that requires TLS or a client certificate does',
+  },
+];
 
 /** What an error says besides its reason and its message. */
 export interface ErrorDetails {
@@ -104,13 +120,20 @@ export function late(text: string, failure?: unknown): IdallocError {
   return new IdallocError('DEADLINE_EXCEEDED', `${text}; the last attempt: ${failure}`, details, { cause: failure });
 }
 
+/** @internal Returns the error of a server that did not answer. */
+export function unreachable(text: string): IdallocError {
+  return new IdallocError('SERVER_UNREACHABLE', text, { code: status.UNAVAILABLE });
+}
+
 /** Returns the IdallocError for an error of a generated stub of `@idalloc/client/v1`; any other error as it is. */
 export function errorOf(error: unknown): unknown {
   if (error instanceof IdallocError || !isServiceError(error)) return error;
   const message = error.details || error.message;
   if (message.startsWith(UNPARSABLE)) return invalidReply('the reply cannot be parsed as protobuf');
   const [bytes] = error.metadata?.get('grpc-status-details-bin') ?? [];
-  const code = error.code === status.INTERNAL && BROKEN.test(message) ? status.UNAVAILABLE : error.code;
+  // A server that is killed while it shuts down answers CANCELLED.
+  const isCancelled = error.code === status.CANCELLED && message !== 'Cancelled on client';
+  const code = isCancelled || BROKEN.test(message) ? status.UNAVAILABLE : error.code;
   let anys: Any[] = [];
   try {
     if (bytes instanceof Uint8Array) anys = Status.decode(bytes).details;

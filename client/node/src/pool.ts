@@ -4,6 +4,7 @@ import { status } from '@grpc/grpc-js';
 import { abortOf, MAX_TIMER_MS, TIMED_OUT, within } from './abort.js';
 import { closed, IdallocError, invalidArgument, late } from './errors.js';
 import { checkDisjoint, checkRange, type IdRange } from './ranges.js';
+import { backoffMs } from './retries.js';
 
 /**
  * Requests a range of `idCount` ids. It must end within a deadline of its own. An IdallocError lets the pool adapt the
@@ -29,7 +30,7 @@ export interface PoolOptions {
 }
 
 export interface NextOptions {
-  /** How long to wait for a range or a quota; at most 2^31 - 1, default 10,000. */
+  /** How long to wait for a range or a quota, in milliseconds; at most 2^31 - 1, default 10,000. */
   timeoutMs?: number | undefined;
   signal?: AbortSignal | undefined;
 }
@@ -41,10 +42,6 @@ const FAST_MS = 500;
 const MAX_RANGE_SIZE = 1_000_000;
 // How many ranges in a row that had expired on arrival are an error.
 const MAX_LATE_RANGES = 3;
-const MIN_RETRY_DELAY_MS = 10;
-// The waits while no server answers.
-const INITIAL_BACKOFF_MS = 100;
-const MAX_BACKOFF_MS = 2000;
 
 /** A half of a range. */
 class Part {
@@ -109,8 +106,8 @@ export class Pool implements AsyncIterable<bigint>, AsyncDisposable {
   // Whether ranges are used up before they expire. The pool prefetches only then.
   #inDemand = true;
   #lateRanges = 0;
-  // Failures since the last range; undefined before the first range, when the address may be wrong.
-  #failures: number | undefined;
+  // Failures since the last range.
+  #failures = 0;
   // The error of the last request; undefined after a range.
   #failure: unknown;
   #pending: Pending | undefined;
@@ -134,13 +131,13 @@ export class Pool implements AsyncIterable<bigint>, AsyncDisposable {
   }
 
   /**
-   * Returns the next id. It waits for a range if none is at hand, while a quota is used up, and (after the first range)
-   * while no server answers in time.
+   * Returns the next id. It waits for a range if none is at hand: for a quota, or for a server.
    *
-   * A caller that stops waiting takes no id; the range requested for it goes to the next callers.
+   * All callers wait for the same request, each for its own time. A caller that stops waiting takes
+   * no id; the range goes to the next callers.
    *
-   * @throws IdallocError as from AllocateRange, DEADLINE_EXCEEDED, EXPIRED_ON_ARRIVAL if three ranges in a row came too
-   * late; the next call tries again. CLOSED after `close`
+   * @throws IdallocError as from AllocateRange; after `timeoutMs` the last error, or DEADLINE_EXCEEDED;
+   * EXPIRED_ON_ARRIVAL if three ranges in a row came too late. The next call tries again. CLOSED after `close`
    * @throws the reason of the signal, after it was aborted
    */
   next(options: NextOptions = {}): Promise<bigint> {
@@ -209,7 +206,7 @@ export class Pool implements AsyncIterable<bigint>, AsyncDisposable {
       if (this.#pause !== undefined && this.#pause.until >= deadline) throw this.#pause.error;
       const { done } = this.#pause ?? this.#pending ?? this.#request(true);
       const error = await within(done, deadline - this.#clock.monotonic(), abortOf(signal));
-      if (error === TIMED_OUT) throw late(`no id arrived within ${timeoutMs} ms`, this.#failure);
+      if (error === TIMED_OUT) throw this.#failure ?? late(`no id arrived within ${timeoutMs} ms`);
       if (error !== undefined) throw error;
       signal?.throwIfAborted();
       const id = this.tryNext();
@@ -314,23 +311,17 @@ export class Pool implements AsyncIterable<bigint>, AsyncDisposable {
     if (error.reason === 'QUOTA_EXCEEDED' && retryDelayMs !== undefined) {
       // A call may overdraw the quota, and all calls fail until it is refilled: smaller ranges make shorter waits.
       if (retryDelayMs > FAST_MS) this.#halve();
-      if (isDemanded) this.#startPause(error, retryDelayMs);
+      if (isDemanded) this.#startPause(error, backoffMs(1, retryDelayMs));
       return true;
     }
-    const isUnanswered = error.code === status.UNAVAILABLE || error.code === status.DEADLINE_EXCEEDED;
-    if (isUnanswered && this.#failures !== undefined) {
-      const backoff = Math.min(MAX_BACKOFF_MS, INITIAL_BACKOFF_MS * 2 ** this.#failures++);
-      const delay = Math.max(backoff, retryDelayMs ?? 0);
-      if (isDemanded) this.#startPause(error, delay);
-      else this.#prefetchLater(delay);
-      return true;
-    }
-    return false;
+    if (error.code !== status.UNAVAILABLE && error.code !== status.DEADLINE_EXCEEDED) return false;
+    const delay = backoffMs(++this.#failures, retryDelayMs);
+    if (isDemanded) this.#startPause(error, delay);
+    else this.#prefetchLater(delay);
+    return true;
   }
 
-  #startPause(error: IdallocError, retryDelayMs: number): void {
-    // Jitter, so that clients that wait for the same quota do not retry at the same moment.
-    const delay = Math.max(MIN_RETRY_DELAY_MS, retryDelayMs) * (1 + 0.2 * Math.random());
+  #startPause(error: IdallocError, delay: number): void {
     const { done, end } = newPending();
     const resume = () => {
       clearTimeout(timer);

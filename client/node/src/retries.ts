@@ -1,29 +1,45 @@
-// When a call is repeated, and when a broken stream is opened again.
+// When another attempt is made, and on which server.
 
 import { status } from '@grpc/grpc-js';
-import { IdallocError } from './errors.js';
+import { IdallocError, late } from './errors.js';
+import type { Server, Servers } from './servers.js';
 
 const INITIAL_BACKOFF_MS = 100;
 const MAX_BACKOFF_MS = 2000;
-// The attempts of a call, and the longest delay before the next one.
-const MAX_ATTEMPTS = 5;
-const MAX_DELAY_MS = 5000;
 /** @internal How long a stream may make no progress. A restart of a server takes less. */
 export const MAX_STALL_MS = 60_000;
-// The same while no server has ever answered: there may be none at the address.
-const MAX_FIRST_STALL_MS = 4000;
-// A quota may take hours: then the caller must know.
-const MAX_QUOTA_DELAY_MS = 30_000;
 
-/**
- * @internal Returns how long a call waits before its next attempt after so many failures; undefined if a retry cannot
- * help or come in time.
- */
-export function retryDelayMs(error: unknown, failures: number, deadline: number): number | undefined {
-  if (!(error instanceof IdallocError) || failures >= MAX_ATTEMPTS) return undefined;
-  if (!isTemporary(error) && !isStreamFull(error)) return undefined;
-  const delay = error.retryDelayMs ?? backoffMs(failures);
-  return delay > Math.min(deadline - Date.now(), MAX_DELAY_MS) ? undefined : delay;
+/** @internal When retries end. The caller must know of a delay above `maxDelayMs`. */
+const UNARY = { rounds: 5, maxDelayMs: 5000, maxQuotaDelayMs: 0, maxStallMs: Infinity, maxFirstStallMs: Infinity };
+/** @internal The pool repeats its refill. */
+export const REFILL = { ...UNARY, rounds: 1 };
+/** @internal While no server has ever answered, there may be none at the address. */
+export const STREAM = {
+  rounds: Infinity,
+  maxDelayMs: MAX_STALL_MS,
+  maxQuotaDelayMs: 30_000,
+  maxStallMs: MAX_STALL_MS,
+  maxFirstStallMs: 4000,
+};
+
+/** @internal The wait after so many failures. Clients must not return at the same moment. */
+export function backoffMs(failures: number, leastMs = 0): number {
+  const backoff = Math.min(MAX_BACKOFF_MS, INITIAL_BACKOFF_MS * 2 ** Math.max(0, failures - 1));
+  return Math.max(backoff, leastMs) * (1 + 0.2 * Math.random());
+}
+
+/** @internal Whether another attempt may succeed. */
+export function isRetryable(error: unknown): error is IdallocError {
+  return error instanceof IdallocError && error.code === status.UNAVAILABLE;
+}
+
+/** @internal Returns how long a request of a stream waits, if another attempt may help. */
+export function requestDelayMs(error: IdallocError, failures: number, deadline: number): number | undefined {
+  const least = error.retryDelayMs ?? 0;
+  const delay = backoffMs(failures, least);
+  const mayHelp = isRetryable(error) || isStreamFull(error);
+  const isInTime = failures < UNARY.rounds && least <= UNARY.maxDelayMs && Date.now() + delay < deadline;
+  return mayHelp && isInTime ? delay : undefined;
 }
 
 /** @internal Whether a request was rejected since other requests of its stream ask for too many ids. */
@@ -31,58 +47,58 @@ export function isStreamFull(error: IdallocError): boolean {
   return error.reason === 'QUOTA_EXCEEDED' && error.details.metadata?.['subject'] === 'stream';
 }
 
-/** @internal Decides whether a stream is opened again. */
+/** @internal The attempts of a call or a stream, in rounds. */
 export class Retries {
+  /** The servers that this round has asked. */
+  readonly asked = new Set<Server>();
+  /** Whether the call has sent its second attempt. */
+  hasSecond = false;
   #failures = 0;
-  // When the first of the failures came.
-  #failedAt = 0;
+  #failedAt = 0; // first
+  #last: IdallocError | undefined;
 
   /** @param deadline - when the attempts end, in milliseconds since 1970 */
-  constructor(private readonly deadline = Infinity) {}
+  constructor(
+    private readonly servers: Servers,
+    private readonly deadline = Infinity,
+    private readonly limits = UNARY,
+  ) {}
 
   /** Forgets the failures: a message arrived, or no caller waits. */
   reset(): void {
     this.#failures = 0;
   }
 
-  /**
-   * Returns how long to wait before the next attempt. Throws the error if a retry cannot help or come in time.
-   *
-   * @param hasAnswered - whether a server has ever answered the client
-   */
+  /** Returns the server of the next attempt. */
+  pick(): Server {
+    if (!this.servers.hasUsable(this.asked)) this.asked.clear();
+    const server = this.servers.pick(this.asked);
+    this.asked.add(server);
+    return server;
+  }
+
+  /** Returns the wait before the next attempt. Throws the error if it cannot help or come in time. */
   delayMs(error: unknown, hasAnswered: boolean): number {
     if (!(error instanceof IdallocError)) throw error;
-    const delay = error.reason === 'QUOTA_EXCEEDED' ? this.#quotaDelayMs(error) : this.#stallDelayMs(error, hasAnswered);
-    if (Date.now() + delay >= this.deadline) throw error;
+    const delay = this.#delayMs(error, hasAnswered);
+    if (delay === undefined || Date.now() + delay >= this.deadline) {
+      // grpc-js ended the attempt at the deadline.
+      throw error.reason === 'DEADLINE_EXCEEDED' && this.#last ? late(error.message, this.#last) : error;
+    }
+    this.#last = error;
     return delay;
   }
 
-  #quotaDelayMs(error: IdallocError): number {
-    const { retryDelayMs: delay } = error;
-    if (delay === undefined || delay > MAX_QUOTA_DELAY_MS) throw error;
-    return jittered(delay);
-  }
-
-  #stallDelayMs(error: IdallocError, hasAnswered: boolean): number {
-    if (!isTemporary(error)) throw error;
+  #delayMs(error: IdallocError, hasAnswered: boolean): number | undefined {
+    const { reason, retryDelayMs: least = 0 } = error;
+    const { rounds, maxDelayMs, maxQuotaDelayMs, maxStallMs, maxFirstStallMs } = this.limits;
+    if (reason === 'QUOTA_EXCEEDED') return least > 0 && least <= maxQuotaDelayMs ? backoffMs(0, least) : undefined;
+    if (!isRetryable(error)) return undefined;
+    if (this.servers.hasUsable(this.asked)) return 0;
     if (this.#failures++ === 0) this.#failedAt = Date.now();
-    const delay = Math.max(backoffMs(this.#failures), error.retryDelayMs ?? 0);
-    const most = hasAnswered || error.reason !== 'SERVER_UNREACHABLE' ? MAX_STALL_MS : MAX_FIRST_STALL_MS;
-    if (Date.now() + delay - this.#failedAt > most) throw error;
-    return delay;
+    const delay = backoffMs(this.#failures, least);
+    const stall = Date.now() + delay - this.#failedAt;
+    const maxMs = hasAnswered || reason !== 'SERVER_UNREACHABLE' ? maxStallMs : maxFirstStallMs;
+    return this.#failures >= rounds || least > maxDelayMs || stall > maxMs ? undefined : delay;
   }
-}
-
-/** Whether the same call may succeed at once or soon. A server that shuts down also answers CANCELLED. */
-function isTemporary(error: IdallocError): boolean {
-  return error.code === status.UNAVAILABLE || error.reason === 'CANCELLED';
-}
-
-function backoffMs(failures: number): number {
-  return jittered(Math.min(MAX_BACKOFF_MS, INITIAL_BACKOFF_MS * 2 ** Math.max(0, failures - 1)));
-}
-
-/** Adds up to a fifth: clients that wait for the same server or quota must not return at the same moment. */
-function jittered(delay: number): number {
-  return delay * (1 + 0.2 * Math.random());
 }

@@ -64,17 +64,6 @@ test('a broken stream is opened again, and the requests without an answer are se
   assert.equal(server.streams, 4);
 });
 
-test('so is a stream that a proxy reset', async () => {
-  await ids(1);
-  const reset = failure(status.INTERNAL, '', {}, 'Received RST_STREAM with code 2 (Internal server error)');
-  server.endings.push(reset, failure(status.CANCELLED, '', {}, ''));
-  server.breaks.push(0, 0);
-  stream.close();
-  stream = client.allocateStream();
-  assert.equal((await ids(3)).length, 3);
-  assert.equal(server.streams, 4);
-});
-
 test('a lasting error fails all calls; the next one opens another stream', async () => {
   server.endings.push(failure(status.UNAUTHENTICATED, 'UNAUTHENTICATED'));
   server.breaks.push(0);
@@ -145,11 +134,6 @@ test('a call ends at its deadline, by its signal or by close; the others get the
   stream.close();
   await assert.rejects(waiting, hasReason('CLOSED'));
   await assert.rejects(stream.allocateRange(orders), hasReason('CLOSED'));
-});
-
-test('without a server it fails after a few seconds at most', async () => {
-  server.stop();
-  await assert.rejects(stream.allocateRange(orders, { timeoutMs: 20_000 }), hasReason('SERVER_UNREACHABLE'));
 });
 
 test('each request is one call for the hook', async () => {

@@ -70,6 +70,8 @@ export class FakeServer {
   readonly sizes: bigint[] = [];
   /** The tokens of calls. */
   readonly tokens: string[] = [];
+  /** The names in the certificates of callers. */
+  readonly names: (string | undefined)[] = [];
   /** The token that calls must have. */
   token: string | undefined;
   /** The requests of ranges. */
@@ -90,15 +92,16 @@ export class FakeServer {
   /** Added to the numbers of answers in AllocateStream. */
   skew = 0n;
   streams = 0;
+  /** The latency of unary calls. */
+  delayMs = 0;
   #server = new Server();
 
-  static async start(port = 0, host = '127.0.0.1'): Promise<FakeServer> {
+  static async start(port = 0, host = '127.0.0.1', tls = ServerCredentials.createInsecure()): Promise<FakeServer> {
     const fake = new FakeServer();
     fake.#server.addService(v1.IdAllocatorServiceService, fake.#handlers());
     fake.#server.addService(v1.SequenceServiceService, fake.#sequences());
     const bound = await new Promise<number>((resolve, reject) => {
-      const insecure = ServerCredentials.createInsecure();
-      fake.#server.bindAsync(`${host}:${port}`, insecure, (error, found) => (error ? reject(error) : resolve(found)));
+      fake.#server.bindAsync(`${host}:${port}`, tls, (error, found) => (error ? reject(error) : resolve(found)));
     });
     fake.address = `${host}:${bound}`;
     return fake;
@@ -135,11 +138,13 @@ export class FakeServer {
 
   #answer<Request, Reply>(make: (request: Request) => Changed<Reply>) {
     return (call: ServerUnaryCall<Request, Reply>, callback: sendUnaryData<Reply>) => {
+      this.names.push(call.getAuthContext().sslPeerCertificate?.subject.CN?.toString());
       this.tokens.push(String(call.metadata.get('authorization')[0]));
       const reply = this.#rejection(call) ?? this.failures.shift() ?? make(call.request);
       if (reply === undefined) return; // never
-      if (reply instanceof Error) callback(reply);
-      else callback(null, reply);
+      const answer = () => (reply instanceof Error ? callback(reply) : callback(null, reply));
+      if (this.delayMs > 0) setTimeout(answer, this.delayMs);
+      else answer();
     };
   }
 
