@@ -67,7 +67,8 @@ class Sources:
         shutil.copytree(ROOT / "protos", folder / "protos")
         shutil.copy(ROOT / "Makefile", folder)
         (folder / "tests/support").mkdir(parents=True)
-        shutil.copy(ROOT / "tests/support/wrong_replies.json", folder / "tests/support")
+        for table in ("wrong_replies.json", "broken_transports.json"):
+            shutil.copy(ROOT / "tests/support" / table, folder / "tests/support")
         pom = self.project / "pom.xml"
         pom.write_text(re.sub("<version>.*</version>", f"<version>{version}</version>", pom.read_text(), count=1))
 

@@ -1,6 +1,7 @@
 package io.idalloc.client;
 
 import com.google.protobuf.Duration;
+import io.grpc.CallOptions;
 import io.grpc.ClientCall;
 import io.grpc.Context;
 import io.grpc.Metadata;
@@ -34,16 +35,15 @@ import java.util.function.ToLongFunction;
  *
  * <p>The stream opens with the first request. If it breaks, its server stops or is silent for 60 s,
  * the requests without an answer are sent again over a new one: the ids of a lost answer are a gap,
- * unless the request has a request id.
+ * unless the request has a request id. A request whose time is over gets the error of the break.
+ *
+ * <p>Functions of the futures run on threads of the package, never on that of the stream.
  */
 public final class AllocateStream implements AutoCloseable {
   /** The most requests without an answer; the server's limit is 1,000. */
   static final int MAX_IN_FLIGHT = 500;
 
-  /**
-   * How often a request is sent because the server or its store is unavailable, as gRPC's retry
-   * policy sends a unary call.
-   */
+  /** How often a request is sent because the server or its store is unavailable, as a unary call. */
   static final int MAX_ATTEMPTS = 5;
 
   /** The longest wait before a request is sent again. */
@@ -59,19 +59,18 @@ public final class AllocateStream implements AutoCloseable {
   // The lock guards what follows.
   private final Deque<Pending> sent = new ArrayDeque<>(); // on the open stream, without an answer
   private final Deque<Pending> waiting = new ArrayDeque<>(); // to be sent
-  private final Outage outage;
+  private final Rounds rounds;
   private long number; // of the last request that was sent
   private Attempt open; // or null
   private int abandoned; // requests whose callers left since the last look
   private boolean isWaiting; // for the next attempt
-  private boolean hasNewToken; // whether the last break was by a replaced token
   private IdallocException broken; // why the last stream ended; null since its next answer
   private boolean isClosed;
 
   AllocateStream(Calls calls, Clock clock) {
     this.calls = calls;
     this.clock = clock;
-    this.outage = new Outage(clock);
+    this.rounds = calls.rounds(clock);
     calls.join(this);
   }
 
@@ -164,18 +163,17 @@ public final class AllocateStream implements AutoCloseable {
         });
     returned.whenComplete((value, error) -> result.cancel(true)); // its caller left
     enqueue(pending);
-    return returned;
+    return Calls.handOver(returned);
   }
 
-  /** Converts an error; a deadline says why the stream broke, if there was no answer since. */
+  /** Converts an error; a caller whose time is over gets the last one since an answer. */
   private IdallocException late(Throwable error) {
     if (!(error instanceof TimeoutException)) {
       return calls.failure(error);
     }
     lock.lock();
     try {
-      String why = broken == null ? "" : "; the last attempt: " + broken;
-      return IdallocException.timedOut("no answer in time" + why);
+      return broken != null ? broken.copy() : IdallocException.timedOut("no answer in time");
     } finally {
       lock.unlock();
     }
@@ -237,7 +235,7 @@ public final class AllocateStream implements AutoCloseable {
       sent.add(pending);
       pending.sentAt = clock.nanos();
       pending.message.setNumber(++number).setTimeout(toMessage(left));
-      open.streaming.call().sendMessage(pending.message.build());
+      open.streaming.call.sendMessage(pending.message.build());
       open.watch();
     }
   }
@@ -259,14 +257,12 @@ public final class AllocateStream implements AutoCloseable {
         return;
       }
       if (sent.isEmpty() || answer.getNumber() != number - sent.size() + 1) {
-        attempt.streaming.call().cancel("an answer without a request", null);
+        attempt.streaming.call.cancel("an answer without a request", null);
         return;
       }
       pending = sent.remove();
-      outage.over();
+      rounds.over();
       broken = null;
-      hasNewToken = false;
-      calls.answered();
       sendWaiting();
     } finally {
       lock.unlock();
@@ -293,7 +289,7 @@ public final class AllocateStream implements AutoCloseable {
       pending.result.completeExceptionally(error);
       return;
     }
-    OptionalLong delay = pending.outage(clock).delay(error, true);
+    OptionalLong delay = pending.backoff.delay(error);
     long wait = Math.min(delay.orElse(Long.MAX_VALUE), MAX_DELAY);
     if (delay.isEmpty() || pending.deadline - clock.nanos() <= wait) {
       pending.result.completeExceptionally(error);
@@ -305,7 +301,7 @@ public final class AllocateStream implements AutoCloseable {
   /** Opens another stream for the requests without an answer, or gives them its error. */
   private void ended(Attempt attempt, IdallocException error) {
     List<Pending> failed = new ArrayList<>();
-    boolean isRejected = attempt.streaming.isReplaced(error); // it may read the file
+    boolean isReplaced = attempt.streaming.isReplaced(error); // it may read the file
     lock.lock();
     try {
       if (attempt != open) {
@@ -320,10 +316,7 @@ public final class AllocateStream implements AutoCloseable {
       if (waiting.isEmpty()) {
         return;
       }
-      boolean isReplaced = !hasNewToken && isRejected;
-      hasNewToken = isReplaced;
-      OptionalLong delay =
-          isReplaced ? OptionalLong.of(0) : outage.delay(error, calls.hasAnswered());
+      OptionalLong delay = rounds.delay(error, isReplaced);
       if (delay.isPresent()) {
         isWaiting = true;
         clock.after(delay.getAsLong(), this::reopen);
@@ -338,7 +331,6 @@ public final class AllocateStream implements AutoCloseable {
   }
 
   private void reopen() {
-    calls.reconnect();
     lock.lock();
     try {
       isWaiting = false;
@@ -368,7 +360,7 @@ public final class AllocateStream implements AutoCloseable {
     }
     calls.leave(this);
     if (attempt != null) {
-      attempt.streaming.call().cancel("the program closed the stream", null);
+      attempt.streaming.call.cancel("the program closed the stream", null);
     }
     unanswered.forEach(each -> each.completeExceptionally(IdallocException.closed("stream")));
   }
@@ -381,7 +373,7 @@ public final class AllocateStream implements AutoCloseable {
     final Function<AllocateStreamResponse, Boolean> answer;
     int failures;
     long sentAt;
-    private Outage outage;
+    final Rounds.Backoff backoff = new Rounds.Backoff();
 
     Pending(
         AllocateStreamRequest.Builder message,
@@ -393,30 +385,25 @@ public final class AllocateStream implements AutoCloseable {
       this.result = result;
       this.answer = answer;
     }
-
-    Outage outage(Clock clock) {
-      if (outage == null) {
-        outage = new Outage(clock);
-      }
-      return outage;
-    }
   }
 
   /** One stream. */
   private final class Attempt extends ClientCall.Listener<AllocateStreamResponse> {
-    final Calls.Streaming<AllocateStreamRequest, AllocateStreamResponse> streaming;
+    final Calls.Attempt<AllocateStreamRequest, AllocateStreamResponse> streaming;
     private boolean isWatched; // whether a look at the oldest request is due
 
     Attempt() {
       // Not in a caller's context, whose end would cancel the stream of all.
       Context outer = Context.ROOT.attach();
       try {
-        streaming = calls.new Streaming<>(IdAllocatorServiceGrpc.getAllocateStreamMethod());
-        streaming.call().start(this, new Metadata());
+        streaming =
+            calls.new Attempt<>(
+                rounds.next(), IdAllocatorServiceGrpc.getAllocateStreamMethod(), CallOptions.DEFAULT);
+        streaming.call.start(this, new Metadata());
       } finally {
         Context.ROOT.detach(outer);
       }
-      streaming.call().request(MAX_IN_FLIGHT);
+      streaming.call.request(MAX_IN_FLIGHT);
     }
 
     /** Ends the stream if its oldest request has no answer for 60 s. The caller holds the lock. */
@@ -425,7 +412,7 @@ public final class AllocateStream implements AutoCloseable {
         return;
       }
       isWatched = true;
-      long due = sent.peek().sentAt + Outage.LONGEST.toNanos() - clock.nanos();
+      long due = sent.peek().sentAt + calls.longestOutage - clock.nanos();
       clock.after(Math.max(0, due), this::look);
     }
 
@@ -436,8 +423,8 @@ public final class AllocateStream implements AutoCloseable {
         if (this != open || sent.isEmpty()) {
           return;
         }
-        if (clock.nanos() - sent.peek().sentAt >= Outage.LONGEST.toNanos()) {
-          streaming.call().cancel("the server was silent for 60 s", null);
+        if (clock.nanos() - sent.peek().sentAt >= calls.longestOutage) {
+          streaming.call.cancel("the server was silent for 60 s", null);
         } else {
           watch();
         }
@@ -449,17 +436,13 @@ public final class AllocateStream implements AutoCloseable {
     @Override
     public void onMessage(AllocateStreamResponse message) {
       answered(this, message);
-      streaming.call().request(1);
+      streaming.call.request(1);
     }
 
     @Override
     public void onClose(Status status, Metadata trailers) {
-      IdallocException error =
-          status.isOk()
-              ? IdallocException.of(
-                  Reason.SERVER_UNREACHABLE, Status.Code.UNAVAILABLE, "the stream ended")
-              : calls.failure(status.asRuntimeException(trailers));
-      ended(this, error);
+      Status ended = status.isOk() ? Status.UNAVAILABLE.withDescription("the stream ended") : status;
+      ended(this, streaming.failure(ended.asRuntimeException(trailers)));
     }
   }
 }

@@ -9,8 +9,9 @@ import java.util.Optional;
  * @param method the RPC, such as {@code "AllocateRange"}; {@code "Pool"} for dropped ids
  * @param sequence the sequence; empty for document ids and batches
  * @param ids how many ids arrived
- * @param dropped how many ids a pool dropped, because they expired or it was closed
- * @param duration how long the call took, with gRPC's retries
+ * @param dropped how many ids a pool dropped: they expired, it was closed, or another server had
+ *     answered before
+ * @param duration how long the call took, with its retries
  * @param error the error, if the call failed
  */
 public record CallEvent(

@@ -3,15 +3,18 @@ package io.idalloc.client;
 import io.grpc.CallOptions;
 import io.grpc.Channel;
 import io.grpc.ClientCall;
-import io.grpc.ClientInterceptor;
-import io.grpc.ClientInterceptors;
+import io.grpc.Context;
 import io.grpc.Deadline;
-import io.grpc.ManagedChannel;
+import io.grpc.Grpc;
 import io.grpc.MethodDescriptor;
 import io.grpc.Status;
+import io.grpc.StatusRuntimeException;
 import io.grpc.stub.ClientCalls;
 import io.grpc.stub.StreamObserver;
 import java.time.Duration;
+import java.util.HashSet;
+import java.util.Locale;
+import java.util.Map;
 import java.util.Optional;
 import java.util.Set;
 import java.util.concurrent.CancellationException;
@@ -19,53 +22,84 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutionException;
+import java.util.concurrent.ForkJoinPool;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.function.Consumer;
 import java.util.function.Function;
 import java.util.function.ToLongFunction;
+import java.util.regex.Pattern;
 
-/** Calls over a channel: deadlines, the token, errors, events, and their end with the client. */
+/** Calls of servers: attempts, deadlines, the token, errors, events, and their end. */
 final class Calls implements AutoCloseable {
-  private final Channel channel;
-  private final ManagedChannel owned; // null if the channel belongs to the caller
+  private static final long MIN_PATIENCE = Duration.ofMillis(500).toNanos();
+  private static final long PROBE_LIMIT = Duration.ofMillis(250).toNanos();
+  private static final long MAX_RETRY_DELAY = Duration.ofSeconds(5).toNanos();
+  private static final int MAX_ROUNDS = 5;
+  private static final Pattern BROKEN =
+      Pattern.compile("HTTP/2 error code|RST_STREAM|GOAWAY|http2 exception|channel closed");
+  // gRPC's threads must not run the functions of callers, which may wait for other calls.
+  private static final ForkJoinPool CALLBACKS =
+      new ForkJoinPool(4, ForkJoinPool.defaultForkJoinWorkerThreadFactory, null, true);
+
+  /** What a second attempt of a call does while the first one may still be served. */
+  enum Repeat {
+    /** It takes ids that nobody uses. */
+    NEVER,
+    /** It gets the same ids, as that of a call with a request id. */
+    SAME_IDS,
+    /** The ids of the later answer are dropped. The call, of a pool, has one round. */
+    REFILL
+  }
+
+  /** A unary call: its request, and how its reply becomes a result with ids. */
+  record Unary<Q, R, T>(
+      MethodDescriptor<Q, R> method,
+      Q request,
+      String sequence,
+      Repeat repeat,
+      Function<R, T> convert,
+      ToLongFunction<T> countIds) {}
+
+  private final Servers servers;
   private final String target; // for errors; empty if unknown
   private final Token token; // null without
   private final Duration timeout;
   private final Consumer<CallEvent> observer;
   private final Set<AutoCloseable> open = ConcurrentHashMap.newKeySet(); // ended by close
   private volatile boolean isClosed;
-  private volatile boolean hasAnswered;
+  /** Without progress for so long, an error of a stream is final. Tests make it shorter. */
+  volatile long longestOutage = Duration.ofSeconds(60).toNanos();
+  // The smoothed latency, in nanoseconds. The first call of a JVM is slower than others.
+  private volatile long latency = Duration.ofMillis(250).toNanos();
 
   Calls(
-      Channel channel,
-      ManagedChannel owned,
+      Servers servers,
       String target,
       Token token,
       Duration timeout,
       Consumer<CallEvent> observer) {
-    this.channel = channel;
-    this.owned = owned;
+    this.servers = servers;
     this.target = target;
     this.token = token;
     this.timeout = timeout;
     this.observer = observer;
   }
 
-  /** Returns the channel, whose calls send the token. */
+  /** Returns a channel to the servers in turn, whose calls send the token. */
   Channel channel() {
-    if (token == null) {
-      return channel;
-    }
-    return ClientInterceptors.intercept(
-        channel,
-        new ClientInterceptor() {
-          @Override
-          public <Q, R> ClientCall<Q, R> interceptCall(
-              MethodDescriptor<Q, R> method, CallOptions options, Channel next) {
-            return next.newCall(method, options.withCallCredentials(token.new Bearer()));
-          }
-        });
+    return new Channel() {
+      @Override
+      public <Q, R> ClientCall<Q, R> newCall(MethodDescriptor<Q, R> method, CallOptions options) {
+        CallOptions own = token == null ? options : options.withCallCredentials(token.new Bearer());
+        return servers.pick(Set.of()).channel().newCall(method, own);
+      }
+
+      @Override
+      public String authority() {
+        return servers.pick(Set.of()).channel().authority();
+      }
+    };
   }
 
   Duration timeout() {
@@ -76,20 +110,9 @@ final class Calls implements AutoCloseable {
     return isClosed;
   }
 
-  boolean hasAnswered() {
-    return hasAnswered;
-  }
-
-  /** Records that a server has answered. */
-  void answered() {
-    hasAnswered = true;
-  }
-
-  /** Makes gRPC connect again now: its own backoff grows to two minutes. */
-  void reconnect() {
-    if (owned != null) {
-      owned.resetConnectBackoff();
-    }
+  /** Returns the attempts of a stream. */
+  Rounds rounds(Clock clock) {
+    return new Rounds(servers, clock, Integer.MAX_VALUE, longestOutage);
   }
 
   /** Ends a part of the client with it, until {@code leave}. */
@@ -116,136 +139,232 @@ final class Calls implements AutoCloseable {
   public void close() {
     isClosed = true;
     open.forEach(Calls::close);
-    if (owned != null) {
-      owned.shutdownNow();
-    }
+    servers.close();
   }
 
-  /** The credentials and the call of one attempt. */
-  private record Attempt<Q, R>(ClientCall<Q, R> call, Optional<Token.Bearer> bearer) {}
+  /** One attempt of a call. */
+  final class Attempt<Q, R> {
+    final Servers.Server server;
+    final Channel channel;
+    final ClientCall<Q, R> call;
+    private final Token.Bearer bearer; // null without a token
 
-  private <Q, R> Attempt<Q, R> attempt(MethodDescriptor<Q, R> method, Deadline deadline) {
-    CallOptions options = CallOptions.DEFAULT;
-    if (deadline != null) {
-      options = options.withDeadline(deadline);
+    Attempt(Servers.Server server, MethodDescriptor<Q, R> method, CallOptions options) {
+      this.server = server;
+      channel = server.channel();
+      bearer = token == null ? null : token.new Bearer();
+      call = channel.newCall(method, token == null ? options : options.withCallCredentials(bearer));
     }
-    if (token == null) {
-      return new Attempt<>(channel.newCall(method, options), Optional.empty());
+
+    /** Converts its error, which may make the server suspect. */
+    IdallocException failure(Throwable error) {
+      // Without this attribute the connection was not ready.
+      boolean isConnecting = call.getAttributes().get(Grpc.TRANSPORT_ATTR_REMOTE_ADDR) == null;
+      IdallocException failure = Calls.this.failure(error, isConnecting);
+      if (failure.reason().equals(Reason.SERVER_UNREACHABLE)
+          || failure.reason().equals(Reason.SERVER_DRAINING)) {
+        server.suspect();
+      }
+      return failure;
     }
-    Token.Bearer bearer = token.new Bearer();
-    options = options.withCallCredentials(bearer);
-    return new Attempt<>(channel.newCall(method, options), Optional.of(bearer));
+
+    /** Whether the server refused a token that the file does not have any more. */
+    boolean isReplaced(IdallocException failure) {
+      return failure.code() == Status.Code.UNAUTHENTICATED && bearer != null && bearer.isReplaced();
+    }
   }
 
   /**
    * Makes a unary call. The future gets the converted reply, or an IdallocException; its
    * cancellation cancels the call.
    */
-  <Q, R, T> CompletableFuture<T> unary(
-      MethodDescriptor<Q, R> method,
-      Q request,
-      String sequence,
-      Function<R, T> convert,
-      ToLongFunction<T> countIds) {
+  <Q, R, T> CompletableFuture<T> unary(Unary<Q, R, T> unary) {
     long begun = System.nanoTime();
     CompletableFuture<T> result = new CompletableFuture<>();
     if (isClosed) {
       result.completeExceptionally(IdallocException.closed("client"));
       return result;
     }
-    AutoCloseable part =
-        () -> result.completeExceptionally(IdallocException.closed("client"));
+    AutoCloseable part = () -> result.completeExceptionally(IdallocException.closed("client"));
     join(part);
     result.whenComplete(
         (value, error) -> {
           leave(part);
-          Optional<IdallocException> failure =
-              error == null ? Optional.empty() : Optional.of(failure(error));
-          observe(method, sequence, value == null ? 0 : countIds.applyAsLong(value), begun, failure);
+          Optional<IdallocException> failure = Optional.ofNullable(error).map(this::failure);
+          long ids = value == null ? 0 : unary.countIds.applyAsLong(value);
+          observe(unary.method, unary.sequence, ids, begun, failure);
         });
-    send(method, request, Deadline.after(timeout.toNanos(), TimeUnit.NANOSECONDS), result, convert);
+    UnaryAttempts<Q, R, T> attempts = new UnaryAttempts<>(unary, result);
+    attempts.send(attempts.rounds.next());
     return result;
   }
 
-  private <Q, R, T> void send(
-      MethodDescriptor<Q, R> method,
-      Q request,
-      Deadline deadline,
-      CompletableFuture<T> result,
-      Function<R, T> convert) {
-    if (result.isDone()) { // cancelled or closed meanwhile
-      return;
+  /** The states of a unary call, in the words of docs/explanation/client-calls.md. */
+  private final class UnaryAttempts<Q, R, T> {
+    private final Unary<Q, R, T> unary;
+    private final CompletableFuture<T> result;
+    private final Rounds rounds;
+    private final Deadline deadline = Deadline.after(timeout.toNanos(), TimeUnit.NANOSECONDS);
+    private final Context context = Context.current();
+    private final Set<Attempt<Q, R>> pending = new HashSet<>(); // guarded by the monitor
+    private boolean hasSecond; // whether the second attempt was made; guarded by the monitor
+    private volatile IdallocException last; // the error of the last round
+
+    UnaryAttempts(Unary<Q, R, T> unary, CompletableFuture<T> result) {
+      this.unary = unary;
+      this.result = result;
+      int most = unary.repeat == Repeat.REFILL ? 1 : MAX_ROUNDS;
+      this.rounds = new Rounds(servers, Clock.SYSTEM, most, timeout.toNanos());
     }
-    Attempt<Q, R> attempt = attempt(method, deadline);
-    ClientCalls.asyncUnaryCall(
-        attempt.call,
-        request,
-        new StreamObserver<R>() {
-          private R reply;
 
-          @Override
-          public void onNext(R message) {
-            reply = message;
-          }
+    private void send(Servers.Server server) {
+      if (!result.isDone()) { // cancelled or closed meanwhile
+        start(add(server));
+      }
+    }
 
-          @Override
-          public void onError(Throwable error) {
-            IdallocException failure = failure(error);
-            if (failure.reason().equals(Reason.SERVER_UNREACHABLE)) {
-              reconnect(); // or the next calls fail until gRPC connects again
-            }
-            if (isReplaced(attempt, failure) && !result.isDone()) {
-              send(method, request, deadline, result, convert);
-            } else {
-              result.completeExceptionally(failure);
-            }
-          }
+    private synchronized Attempt<Q, R> add(Servers.Server server) {
+      CallOptions options = CallOptions.DEFAULT.withDeadline(deadline);
+      Attempt<Q, R> attempt = new Attempt<>(server, unary.method, options);
+      pending.add(attempt);
+      return attempt;
+    }
 
-          @Override
-          public void onCompleted() { // gRPC has checked that there is a reply
-            answered();
-            try {
-              result.complete(convert.apply(reply));
-            } catch (RuntimeException e) {
-              result.completeExceptionally(e);
+    private synchronized boolean isPending(Attempt<Q, R> attempt) {
+      return pending.contains(attempt) && !result.isDone();
+    }
+
+    private void start(Attempt<Q, R> attempt) {
+      long sentAt = System.nanoTime();
+      long patience = Math.max(MIN_PATIENCE, 4 * latency);
+      Runnable ended = Clock.SYSTEM.after(patience, () -> probe(attempt, sentAt));
+      StreamObserver<R> answer =
+          new StreamObserver<>() {
+            private R reply;
+
+            @Override
+            public void onNext(R message) {
+              reply = message;
             }
-          }
-        });
-    // Only once the call has started: gRPC starts no call that was cancelled before.
-    result.whenComplete(
+
+            @Override
+            public void onError(Throwable error) {
+              ended.run();
+              failed(attempt, error);
+            }
+
+            @Override
+            public void onCompleted() { // gRPC has checked that there is a reply
+              ended.run();
+              answered(reply, System.nanoTime() - sentAt);
+            }
+          };
+      context.run(() -> ClientCalls.asyncUnaryCall(attempt.call, unary.request, answer));
+      // Only once the call has started: gRPC starts no call that was cancelled before.
+      result.whenComplete(
+          (value, error) -> {
+            if (error != null) {
+              attempt.call.cancel("the caller left", error);
+            }
+          });
+    }
+
+    private void answered(R reply, long duration) {
+      T value;
+      try {
+        value = unary.convert.apply(reply);
+      } catch (RuntimeException e) {
+        result.completeExceptionally(e);
+        return;
+      }
+      if (result.complete(value)) {
+        latency += (duration - latency) / 5;
+      } else if (unary.repeat == Repeat.REFILL) {
+        dropped(unary.sequence, unary.countIds.applyAsLong(value));
+      }
+    }
+
+    private void failed(Attempt<Q, R> attempt, Throwable error) {
+      if (result.isDone()) {
+        return;
+      }
+      IdallocException failure = attempt.failure(error);
+      boolean isOther; // whether the other attempt may be answered
+      synchronized (this) {
+        pending.remove(attempt);
+        isOther = !pending.isEmpty();
+      }
+      boolean isReplaced = attempt.isReplaced(failure);
+      if (failure.code() != Status.Code.UNAVAILABLE && !isReplaced) {
+        boolean isLate = failure.code() == Status.Code.DEADLINE_EXCEEDED && last != null;
+        result.completeExceptionally(isLate ? last : failure);
+      } else if (!isOther) {
+        last = failure;
+        long delay = rounds.delay(failure, isReplaced).orElse(Long.MAX_VALUE);
+        boolean isLong = delay > 0 && failure.retryDelay().toNanos() > MAX_RETRY_DELAY;
+        if (isLong || delay > deadline.timeRemaining(TimeUnit.NANOSECONDS)) {
+          result.completeExceptionally(failure);
+        } else {
+          Clock.SYSTEM.after(delay, () -> send(rounds.next()));
+        }
+      }
+    }
+
+    /** Asks a silent server whether it is alive; if it is not, another one gets the call, too. */
+    private void probe(Attempt<Q, R> silent, long sentAt) {
+      if (isPending(silent)) {
+        silent
+            .server
+            .probe(silent.channel)
+            .copy()
+            .completeOnTimeout(false, PROBE_LIMIT, TimeUnit.NANOSECONDS)
+            .thenAcceptAsync(isAlive -> probed(silent, sentAt, isAlive));
+      }
+    }
+
+    private void probed(Attempt<Q, R> silent, long sentAt, boolean isAlive) {
+      if (!isPending(silent)) {
+        return;
+      }
+      if (isAlive) {
+        latency = Math.max(latency, System.nanoTime() - sentAt);
+        return;
+      }
+      silent.server.suspect();
+      Attempt<Q, R> second;
+      synchronized (this) {
+        if (unary.repeat == Repeat.NEVER || hasSecond || !isPending(silent)) {
+          return;
+        }
+        hasSecond = true;
+        second = add(rounds.other());
+      }
+      start(second);
+    }
+  }
+
+  /** Returns a future for a caller, whose functions run on threads of their own. */
+  static <T> CompletableFuture<T> handOver(CompletableFuture<T> result) {
+    CompletableFuture<T> returned = new CompletableFuture<>();
+    result.whenCompleteAsync(
         (value, error) -> {
-          if (error != null) {
-            attempt.call.cancel("the caller left", error);
+          if (error == null) {
+            returned.complete(value);
+          } else {
+            returned.completeExceptionally(error);
           }
-        });
-  }
-
-  private static boolean isReplaced(Attempt<?, ?> attempt, IdallocException failure) {
-    return failure.code() == Status.Code.UNAUTHENTICATED
-        && attempt.bearer.isPresent()
-        && attempt.bearer.get().isReplaced();
-  }
-
-  /** A call that streams, and whether its error may be one of a replaced token. */
-  final class Streaming<Q, R> {
-    private final Attempt<Q, R> attempt;
-
-    Streaming(MethodDescriptor<Q, R> method) {
-      attempt = attempt(method, null);
-    }
-
-    ClientCall<Q, R> call() {
-      return attempt.call;
-    }
-
-    /** Whether another attempt would send another token. */
-    boolean isReplaced(IdallocException failure) {
-      return Calls.isReplaced(attempt, failure);
-    }
+        },
+        CALLBACKS);
+    returned.whenComplete((value, error) -> result.cancel(true)); // if its caller left
+    return returned;
   }
 
   /** Converts the error of a call that its caller did not end. */
   IdallocException failure(Throwable error) {
+    return failure(error, false);
+  }
+
+  private IdallocException failure(Throwable error, boolean isConnecting) {
     Throwable cause =
         error instanceof CompletionException || error instanceof ExecutionException
             ? error.getCause()
@@ -270,21 +389,26 @@ final class Calls implements AutoCloseable {
     }
     // A server that stops cancels calls that it has not begun, a proxy resets streams that were
     // silent for long, a killed server closes the connection, and another port speaks no HTTP/2.
+    // gRPC gives each of these the code of its HTTP/2 error, and no details.
     boolean isBroken =
         failure.reason().equals(Reason.CANCELLED)
-            || failure.reason().equals("UNKNOWN") && failure.getMessage().contains("channel closed")
-            || failure.reason().equals(Reason.INTERNAL)
-                && failure.metadata().isEmpty()
-                && failure.getMessage().matches(".*(RST_STREAM|GOAWAY|http2 exception).*");
-    if (isBroken && cause instanceof io.grpc.StatusRuntimeException) {
-      failure = failure.asUnreachable();
+            || failure.reason().equals(failure.code().name())
+                && BROKEN.matcher(failure.getMessage()).find();
+    String message = failure.getMessage();
+    if (isBroken && cause instanceof StatusRuntimeException) {
+      message = "the call broke: " + message;
+    } else if (!failure.reason().equals(Reason.SERVER_UNREACHABLE)
+        || !target.isEmpty() && message.startsWith(target)) {
+      return failure;
     }
-    if (failure.reason().equals(Reason.SERVER_UNREACHABLE)
-        && !target.isEmpty()
-        && !failure.getMessage().startsWith(target)) {
-      return failure.withMessage(target + ": " + failure.getMessage());
+    Optional<Tls.Failure> tls = isConnecting ? Tls.Failure.find(cause) : Optional.empty();
+    if (tls.isPresent()) {
+      message = tls.get().description + " (" + message + ")";
     }
-    return failure;
+    message = target.isEmpty() ? message : target + ": " + message;
+    Optional<String> kind = tls.map(each -> each.name().toLowerCase(Locale.ROOT));
+    return failure.asUnreachable(
+        message, kind.map(each -> Map.of("tls", each)).orElse(failure.metadata()));
   }
 
   /** Reports a finished call. */

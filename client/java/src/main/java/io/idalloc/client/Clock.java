@@ -17,14 +17,16 @@ interface Clock {
         }
 
         @Override
-        public void after(long nanos, Runnable task) {
-          CompletableFuture.delayedExecutor(nanos, TimeUnit.NANOSECONDS).execute(task);
+        public Runnable after(long nanos, Runnable task) {
+          CompletableFuture<Void> timer = new CompletableFuture<>();
+          timer.completeOnTimeout(null, nanos, TimeUnit.NANOSECONDS).thenRunAsync(task);
+          return () -> timer.cancel(false);
         }
       };
 
   /** Returns nanoseconds since an arbitrary moment; a suspend of the machine counts. */
   long nanos();
 
-  /** Runs a task on another thread after a time. */
-  void after(long nanos, Runnable task);
+  /** Runs a task on another thread after a time, and returns what prevents that. */
+  Runnable after(long nanos, Runnable task);
 }

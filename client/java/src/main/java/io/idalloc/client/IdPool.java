@@ -33,6 +33,9 @@ public final class IdPool implements AutoCloseable {
   /** The default of the server's setting max_ids_per_call. */
   static final long MAX_RANGE_SIZE = 1_000_000;
 
+  /** How long a caller waits that gives no time. */
+  static final Duration OUTAGE_LIMIT = Duration.ofSeconds(10);
+
   /** So many ranges in a row that had expired on arrival are an error. */
   static final int MAX_LATE_RANGES = 3;
 
@@ -77,25 +80,25 @@ public final class IdPool implements AutoCloseable {
   }
 
   /**
-   * Returns the next id. It waits no longer than the client's timeout.
+   * Returns the next id. It waits no longer than 10 s.
    *
    * @return the id
    * @throws IdallocException as {@link #next(Duration)}
    */
   public long next() {
     long id = take(current);
-    return id != NONE ? id : await(calls.timeout());
+    return id != NONE ? id : await(OUTAGE_LIMIT);
   }
 
   /**
-   * Returns the next id. If none is at hand, it waits: for a range, for a quota, and while the
-   * server is unavailable, if it has answered before. What was requested for a caller that gave up
-   * stays for others. After an error, the next call tries again.
+   * Returns the next id. If none is at hand, it waits: for a range, for a quota, and while no
+   * server is available. What was requested for a caller that gave up stays for others. After an
+   * error, the next call tries again.
    *
    * @param timeout how long to wait
    * @return an id that no other call returns
-   * @throws IdallocException the server refused a range, the time has passed, the pool is closed, or
-   *     the thread was interrupted
+   * @throws IdallocException the server refused a range, the time has passed (with the error of the
+   *     last attempt), the pool is closed, or the thread was interrupted
    */
   public long next(Duration timeout) {
     long id = take(current);
@@ -103,14 +106,30 @@ public final class IdPool implements AutoCloseable {
   }
 
   /**
-   * As {@link #next()}, without a limit of time: use {@link CompletableFuture#orTimeout}. Cancelling
-   * the future leaves the id to others, or as a gap if it has been taken.
+   * As {@link #next()}. Cancelling the future leaves the id to others, or as a gap if it has been
+   * taken. Functions of the future run on threads of the package.
    *
    * @return the id
    */
   public CompletableFuture<Long> nextAsync() {
+    return nextAsync(OUTAGE_LIMIT);
+  }
+
+  /**
+   * As {@link #nextAsync()}, for a caller with another limit.
+   *
+   * @param timeout how long to wait
+   * @return the id
+   */
+  public CompletableFuture<Long> nextAsync(Duration timeout) {
     long id = take(current);
-    return id != NONE ? CompletableFuture.completedFuture(id) : await(new Waiter(Long.MAX_VALUE));
+    if (id != NONE) {
+      return CompletableFuture.completedFuture(id);
+    }
+    CompletableFuture<Long> result = await(new Waiter(clock.nanos() + timeout.toNanos()));
+    Runnable ended = clock.after(timeout.toNanos(), () -> result.completeExceptionally(late()));
+    result.whenComplete((taken, error) -> ended.run());
+    return Calls.handOver(result);
   }
 
   /** Returns the future of a caller that waits. */
@@ -136,17 +155,16 @@ public final class IdPool implements AutoCloseable {
     }
   }
 
+  /** Returns the error of a caller whose time is over: the last one, if an attempt has failed. */
   private IdallocException late() {
-    String message = "no id of sequence '" + sequence + "' in time";
     lock.lock();
     try {
-      if (refill != null && refill.failure != null) {
-        message += "; the last attempt: " + refill.failure;
-      }
+      return refill != null && refill.failure != null
+          ? refill.failure.copy()
+          : IdallocException.timedOut("no id of sequence '" + sequence + "' in time");
     } finally {
       lock.unlock();
     }
-    return IdallocException.timedOut(message);
   }
 
   /** Gives a caller an id as soon as there is one. */
@@ -291,7 +309,6 @@ public final class IdPool implements AutoCloseable {
     Context outer = Context.ROOT.attach();
     try {
       request = source.allocate(sequence, count);
-      request.orTimeout(Outage.LONGEST.toNanos(), TimeUnit.NANOSECONDS); // if the client's is longer
     } catch (RuntimeException | Error e) { // or all callers would wait for it
       request = CompletableFuture.failedFuture(e);
     } finally {
@@ -352,7 +369,7 @@ public final class IdPool implements AutoCloseable {
         }
       }
       if (failure != null && delay.isEmpty() && sent.isWanted()) {
-        delay = sent.outage.delay(failure, calls.hasAnswered());
+        delay = sent.backoff.delay(failure);
       }
       sent.failure = failure;
       if (delay.isEmpty()) {
@@ -362,7 +379,6 @@ public final class IdPool implements AutoCloseable {
       lock.unlock();
     }
     if (delay.isPresent()) {
-      calls.reconnect();
       if (delay.getAsLong() == 0) {
         send(sent);
       } else {
@@ -473,7 +489,7 @@ public final class IdPool implements AutoCloseable {
 
   /** The way to the next range: one request at a time, until it succeeds or its error is final. */
   private final class Refill {
-    final Outage outage = new Outage(clock);
+    final Rounds.Backoff backoff = new Rounds.Backoff();
     volatile IdallocException failure; // of the last request
     boolean hasGrown; // whether its size was chosen; guarded by the lock
     private final List<Waiter> waiters = new ArrayList<>(); // guarded by the lock

@@ -1,5 +1,6 @@
 package io.idalloc.client;
 
+import io.grpc.CallOptions;
 import io.grpc.ClientCall;
 import io.grpc.Metadata;
 import io.grpc.MethodDescriptor;
@@ -17,8 +18,9 @@ import java.util.function.ToLongFunction;
 
 /**
  * Ids that arrive in parts, such as ranges, until a total is reached. The next part is allocated
- * when it is read. If the stream breaks, it is opened again for the missing ids; it fails after 60 s
- * without progress. The time that the program spends between two parts does not count.
+ * when it is read. If the stream breaks, it is opened again at a usable server for the missing ids;
+ * it fails after 60 s without progress. The time that the program spends between two parts does not
+ * count.
  *
  * <p>One thread reads it. Another one may close it.
  *
@@ -98,9 +100,8 @@ public final class IdStream<T> implements Iterator<T>, AutoCloseable {
   private final class Attempts<Q, R> {
     private final Source<Q, R, T> source;
     private final long chunk;
-    private final Outage outage = new Outage(clock);
+    private final Rounds rounds = calls.rounds(clock);
     private long missing;
-    private boolean hasNewToken; // whether the last break was by a replaced token
     private volatile Attempt<Q, R> open; // or null
 
     Attempts(Source<Q, R, T> source, long total, long chunk) {
@@ -117,7 +118,9 @@ public final class IdStream<T> implements Iterator<T>, AutoCloseable {
         }
         Attempt<Q, R> attempt = open;
         if (attempt == null) {
-          attempt = new Attempt<>(calls.new Streaming<>(source.method), source.request.apply(missing));
+          attempt = new Attempt<>(
+                  calls.new Attempt<>(rounds.next(), source.method, CallOptions.DEFAULT),
+                  source.request.apply(missing));
           open = attempt;
           if (isClosed()) { // close may have missed the attempt
             end();
@@ -130,9 +133,7 @@ public final class IdStream<T> implements Iterator<T>, AutoCloseable {
           attempt.last = part;
           long count = source.countIds.applyAsLong(part);
           missing -= count;
-          calls.answered();
-          outage.over();
-          hasNewToken = false;
+          rounds.over();
           calls.observe(source.method, source.sequence, count, begun, Optional.empty());
           if (missing == 0) {
             end(); // the status of the call does not matter any more
@@ -146,15 +147,11 @@ public final class IdStream<T> implements Iterator<T>, AutoCloseable {
     }
 
     private void await(Attempt<Q, R> attempt, IdallocException error, long begun) {
-      boolean isReplaced = !hasNewToken && attempt.streaming.isReplaced(error);
-      hasNewToken = isReplaced;
-      OptionalLong delay =
-          isReplaced ? OptionalLong.of(0) : outage.delay(error, calls.hasAnswered());
+      OptionalLong delay = rounds.delay(error, attempt.sent.isReplaced(error));
       if (delay.isEmpty() && !isClosed()) {
         calls.observe(source.method, source.sequence, 0, begun, Optional.of(error));
         throw error;
       }
-      calls.reconnect();
       try {
         closed.await(delay.orElse(0), TimeUnit.NANOSECONDS);
       } catch (InterruptedException e) {
@@ -172,23 +169,23 @@ public final class IdStream<T> implements Iterator<T>, AutoCloseable {
   }
 
   private final class Attempt<Q, R> extends ClientCall.Listener<R> {
-    private final Calls.Streaming<Q, R> streaming;
+    private final Calls.Attempt<Q, R> sent;
     private final BlockingQueue<Arrived<R>> arrived = new LinkedBlockingQueue<>();
     private T last; // the latest part, or null
 
-    Attempt(Calls.Streaming<Q, R> streaming, Q request) {
-      this.streaming = streaming;
-      streaming.call().start(this, new Metadata());
-      streaming.call().sendMessage(request);
-      streaming.call().halfClose();
+    Attempt(Calls.Attempt<Q, R> sent, Q request) {
+      this.sent = sent;
+      sent.call.start(this, new Metadata());
+      sent.call.sendMessage(request);
+      sent.call.halfClose();
     }
 
     /** Waits for the next message, and for no longer than an outage. */
     R receive() {
-      streaming.call().request(1);
+      sent.call.request(1);
       Arrived<R> got;
       try {
-        got = arrived.poll(Outage.LONGEST.toNanos(), TimeUnit.NANOSECONDS);
+        got = arrived.poll(calls.longestOutage, TimeUnit.NANOSECONDS);
       } catch (InterruptedException e) {
         cancel();
         throw Calls.interrupted();
@@ -203,11 +200,11 @@ public final class IdStream<T> implements Iterator<T>, AutoCloseable {
       if (got.status.isOk()) {
         throw IdallocException.invalidReply("the stream ended with ids missing");
       }
-      throw calls.failure(got.status.asRuntimeException(got.trailers));
+      throw sent.failure(got.status.asRuntimeException(got.trailers));
     }
 
     void cancel() {
-      streaming.call().cancel("the program closed the stream", null);
+      sent.call.cancel("the program closed the stream", null);
     }
 
     @Override

@@ -5,8 +5,8 @@ import io.grpc.ChannelCredentials;
 import io.grpc.ClientInterceptor;
 import io.grpc.Grpc;
 import io.grpc.InsecureChannelCredentials;
+import io.grpc.ManagedChannel;
 import io.grpc.ManagedChannelBuilder;
-import io.grpc.TlsChannelCredentials;
 import io.idalloc.v1.AllocateRangeRequest;
 import io.idalloc.v1.AllocateRangeResult;
 import io.idalloc.v1.BatchAllocateRangesRequest;
@@ -17,7 +17,7 @@ import io.idalloc.v1.StreamDocIdsRequest;
 import io.idalloc.v1.StreamDocIdsResponse;
 import io.idalloc.v1.StreamRangesRequest;
 import io.idalloc.v1.StreamRangesResponse;
-import java.io.IOException;
+import java.net.InetAddress;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
@@ -28,22 +28,24 @@ import java.util.Objects;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
 import java.util.function.Consumer;
-import java.util.stream.Stream;
+import java.util.function.Supplier;
 
 /**
  * A connection to the servers of one store. Build one, and share it: threads may call all methods
  * concurrently.
  *
- * <p>gRPC repeats a unary call that ended with {@code UNAVAILABLE}: five attempts within about 1.5
- * s, and within the call's timeout. Pools and streams continue over an outage of up to 60 s, if the
- * server has answered before.
+ * <p>The client itself retries, and gRPC does not. It asks another server if one is unavailable or
+ * hangs; a unary call that no server answers is repeated in five rounds, which take about 1.5 s, and
+ * within its timeout. Pools wait 10 s, or the time that their caller gives; streams continue over an
+ * outage of up to 60 s. A client uses no proxy of the JVM or the environment.
  *
  * <p>Each blocking method has a twin that ends in {@code Async}. The cancellation of its future
- * cancels the call; an error of it is an {@link IdallocException}. An interrupt ends a blocking
- * call with the reason {@link Reason#CANCELLED}, and stays set.
+ * cancels the call; an error of it is an {@link IdallocException}. Functions of a future run on
+ * threads of a {@link java.util.concurrent.ForkJoinPool} of this package, and may wait for other
+ * calls. An interrupt ends a blocking call with the reason {@link Reason#CANCELLED}, and stays set.
  */
 public final class IdallocClient implements AutoCloseable {
-  private final Calls calls;
+  final Calls calls;
 
   private IdallocClient(Calls calls) {
     this.calls = calls;
@@ -53,7 +55,8 @@ public final class IdallocClient implements AutoCloseable {
    * Returns a builder of a client of the servers at a target.
    *
    * @param target {@code host:50051}, several of them with commas, or a target of gRPC, such as
-   *     {@code dns:///idalloc:50051}; calls alternate between all addresses of a target
+   *     {@code dns://10.0.0.53/idalloc:50051}; calls alternate between all addresses of a target, and
+   *     of a name that has several of one family (IPv4, if it has such)
    * @return the builder
    */
   public static Builder builder(String target) {
@@ -61,45 +64,15 @@ public final class IdallocClient implements AutoCloseable {
   }
 
   /**
-   * Returns a client that uses an existing channel, which {@code close} leaves open. The channel
-   * needs {@link #serviceConfig()} for retries. The timeout of a unary call is 5 s.
+   * Returns a client that uses an existing channel, which {@code close} leaves open. The channel is
+   * one server to the client, and must not retry by itself. The timeout of a unary call is 5 s.
    *
    * @param channel the channel
    * @return the client
    */
   public static IdallocClient fromChannel(Channel channel) {
     return new IdallocClient(
-        new Calls(channel, null, "", null, Builder.DEFAULT_TIMEOUT, event -> {}));
-  }
-
-  /**
-   * Returns the retry policy of the services, for {@link ManagedChannelBuilder#defaultServiceConfig}.
-   *
-   * @return the service config, as {@code service_config.json} beside the protos, without the
-   *     streams, which the client repeats itself
-   */
-  public static Map<String, ?> serviceConfig() {
-    List<Map<String, ?>> names =
-        List.of(
-            Map.of("service", "idalloc.v1.IdAllocatorService"),
-            Map.of("service", "idalloc.v1.SequenceService"),
-            Map.of("service", "idalloc.v1.NodeService"));
-    Map<String, ?> policy =
-        Map.of(
-            "maxAttempts", 5.0,
-            "initialBackoff", "0.1s",
-            "maxBackoff", "2s",
-            "backoffMultiplier", 2.0,
-            "retryableStatusCodes", List.of("UNAVAILABLE", "CANCELLED"));
-    // gRPC would wait as long as a server asks, and a stream may have no deadline.
-    List<Map<String, ?>> streams =
-        Stream.of("StreamRanges", "StreamDocIds", "AllocateStream")
-            .<Map<String, ?>>map(
-                name -> Map.of("service", "idalloc.v1.IdAllocatorService", "method", name))
-            .toList();
-    return Map.of(
-        "methodConfig",
-        List.of(Map.of("name", names, "retryPolicy", policy), Map.of("name", streams)));
+        new Calls(new Servers(channel), "", null, Builder.DEFAULT_TIMEOUT, event -> {}));
   }
 
   /**
@@ -111,7 +84,7 @@ public final class IdallocClient implements AutoCloseable {
    * @throws IdallocException the call failed
    */
   public AllocatedRange allocateRange(String sequence, long count) {
-    return Calls.await(allocateRangeAsync(sequence, count));
+    return allocateRange(RangeRequest.of(sequence, count));
   }
 
   /**
@@ -122,7 +95,7 @@ public final class IdallocClient implements AutoCloseable {
    * @throws IdallocException the call failed
    */
   public AllocatedRange allocateRange(RangeRequest request) {
-    return Calls.await(allocateRangeAsync(request));
+    return Calls.await(allocate(request, repeat(request)));
   }
 
   /**
@@ -143,6 +116,14 @@ public final class IdallocClient implements AutoCloseable {
    * @return the range
    */
   public CompletableFuture<AllocatedRange> allocateRangeAsync(RangeRequest request) {
+    return Calls.handOver(allocate(request, repeat(request)));
+  }
+
+  private static Calls.Repeat repeat(RangeRequest request) {
+    return request.requestId().isPresent() ? Calls.Repeat.SAME_IDS : Calls.Repeat.NEVER;
+  }
+
+  private CompletableFuture<AllocatedRange> allocate(RangeRequest request, Calls.Repeat repeat) {
     AllocateRangeRequest message;
     try {
       message = Replies.message(request);
@@ -150,11 +131,13 @@ public final class IdallocClient implements AutoCloseable {
       return CompletableFuture.failedFuture(e);
     }
     return calls.unary(
-        IdAllocatorServiceGrpc.getAllocateRangeMethod(),
-        message,
-        request.sequence(),
-        reply -> Replies.range(reply, request.count(), request.count(), request.withTexts()),
-        AllocatedRange::count);
+        new Calls.Unary<>(
+            IdAllocatorServiceGrpc.getAllocateRangeMethod(),
+            message,
+            request.sequence(),
+            repeat,
+            reply -> Replies.range(reply, request.count(), request.count(), request.withTexts()),
+            AllocatedRange::count));
   }
 
   /**
@@ -187,12 +170,19 @@ public final class IdallocClient implements AutoCloseable {
     } catch (IdallocException e) {
       return CompletableFuture.failedFuture(e);
     }
-    return calls.unary(
-        IdAllocatorServiceGrpc.getBatchAllocateRangesMethod(),
-        batch.build(),
-        "",
-        reply -> results(reply, requests),
-        results -> results.stream().flatMap(each -> each.range().stream()).mapToLong(AllocatedRange::count).sum());
+    return Calls.handOver(
+        calls.unary(
+            new Calls.Unary<>(
+                IdAllocatorServiceGrpc.getBatchAllocateRangesMethod(),
+                batch.build(),
+                "",
+                Calls.Repeat.NEVER,
+                reply -> results(reply, requests),
+                results ->
+                    results.stream()
+                        .flatMap(each -> each.range().stream())
+                        .mapToLong(AllocatedRange::count)
+                        .sum())));
   }
 
   private static List<RangeResult> results(
@@ -292,12 +282,15 @@ public final class IdallocClient implements AutoCloseable {
     } catch (IdallocException e) {
       return CompletableFuture.failedFuture(e);
     }
-    return calls.unary(
-        IdAllocatorServiceGrpc.getGenerateDocIdMethod(),
-        Replies.docIdRequest(count),
-        "",
-        reply -> docIds(Replies.runs(reply.getRunsList(), count, count, null)),
-        List::size);
+    return Calls.handOver(
+        calls.unary(
+            new Calls.Unary<>(
+                IdAllocatorServiceGrpc.getGenerateDocIdMethod(),
+                Replies.docIdRequest(count),
+                "",
+                Calls.Repeat.NEVER,
+                reply -> docIds(Replies.runs(reply.getRunsList(), count, count, null)),
+                List::size)));
   }
 
   static List<String> docIds(List<DocIdRun> runs) {
@@ -355,13 +348,17 @@ public final class IdallocClient implements AutoCloseable {
    */
   public IdPool pool(String sequence) {
     return new IdPool(
-        calls, Objects.requireNonNull(sequence, "sequence"), this::allocateRangeAsync, Clock.SYSTEM);
+        calls,
+        Objects.requireNonNull(sequence, "sequence"),
+        (name, count) -> allocate(RangeRequest.of(name, count), Calls.Repeat.REFILL),
+        Clock.SYSTEM);
   }
 
   /**
    * Returns the channel, for the generated stubs of calls that this class lacks: the administration
-   * of sequences, the node and UUIDs. Its calls send the token, and have no deadline of their own;
-   * {@link IdallocException#of(Throwable)} converts their errors.
+   * of sequences, the node and UUIDs. Its calls go to the servers in turn and send the token. They
+   * are not repeated, and have no deadline of their own; {@link IdallocException#of(Throwable)}
+   * converts their errors.
    *
    * @return the channel
    */
@@ -369,7 +366,7 @@ public final class IdallocClient implements AutoCloseable {
     return calls.channel();
   }
 
-  /** Ends all calls, pools and streams with {@link Reason#CLOSED}, and the connection. */
+  /** Ends all calls, pools and streams with {@link Reason#CLOSED}, and the connections. */
   @Override
   public void close() {
     calls.close();
@@ -409,9 +406,10 @@ public final class IdallocClient implements AutoCloseable {
     }
 
     /**
-     * Encrypts connections, and trusts the CAs of a file.
+     * Encrypts connections, and trusts the CAs of a file. Files of TLS are read again after a
+     * second; after a change, new calls use a new connection.
      *
-     * @param ca certificates in PEM; read once
+     * @param ca certificates in PEM
      * @return this
      */
     public Builder tls(Path ca) {
@@ -422,8 +420,8 @@ public final class IdallocClient implements AutoCloseable {
     /**
      * Presents a client certificate.
      *
-     * @param certificate the certificate chain in PEM; read once
-     * @param key the private key in PEM (PKCS #8)
+     * @param certificate the certificate chain in PEM
+     * @param key the private key in PEM (PKCS #8, or PKCS #1 of RSA), not encrypted
      * @return this
      */
     public Builder clientCertificate(Path certificate, Path key) {
@@ -449,7 +447,7 @@ public final class IdallocClient implements AutoCloseable {
      *
      * @param token the token
      * @return this
-     * @throws IdallocException it is not a token
+     * @throws IdallocException {@link Reason#INVALID_CONFIG}: it is not a token
      */
     public Builder token(String token) {
       this.token = Token.ofText(token);
@@ -462,7 +460,8 @@ public final class IdallocClient implements AutoCloseable {
      *
      * @param file the file
      * @return this
-     * @throws IdallocException the file cannot be read, or has no token
+     * @throws IdallocException {@link Reason#INVALID_CONFIG}: the file cannot be read, or has no
+     *     token
      */
     public Builder tokenFile(Path file) {
       this.token = Token.ofFile(file);
@@ -480,8 +479,7 @@ public final class IdallocClient implements AutoCloseable {
     }
 
     /**
-     * Limits each unary call, with its retries, and the wait of {@link IdPool#next()}. The default
-     * is 5 s.
+     * Limits each unary call, with its retries. The default is 5 s.
      *
      * @param timeout the limit
      * @return this
@@ -521,52 +519,50 @@ public final class IdallocClient implements AutoCloseable {
      * Builds the client. It does not connect: the first call does.
      *
      * @return the client
-     * @throws IdallocException the target has another form, or a file cannot be used
+     * @throws IdallocException the target has another form, or a file cannot be used, with {@link
+     *     Reason#INVALID_CONFIG}
      */
     public IdallocClient build() {
-      String parsed = Targets.parse(target);
-      if (token != null && !hasTls && !isTokenInPlaintext && !Targets.isLocal(parsed)) {
+      return build(InetAddress::getAllByName);
+    }
+
+    IdallocClient build(Targets.Lookup lookup) {
+      List<Targets.Address> addresses = Targets.parse(target);
+      boolean isLocal = addresses.stream().allMatch(Targets.Address::isLocal);
+      if (token != null && !hasTls && !isTokenInPlaintext && !isLocal) {
         throw IdallocException.invalid(
             "token", "is sent to " + target + " only over TLS: call tls()");
       }
-      ManagedChannelBuilder<?> builder =
-          newBuilder(parsed, credentials())
-              .defaultServiceConfig(serviceConfig())
-              .defaultLoadBalancingPolicy("round_robin")
-              .enableRetry()
-              .intercept(interceptors)
-              .keepAliveTime(KEEPALIVE.toNanos(), TimeUnit.NANOSECONDS)
-              .keepAliveTimeout(KEEPALIVE_TIMEOUT.toNanos(), TimeUnit.NANOSECONDS);
-      if (serverName != null) {
-        builder.overrideAuthority(serverName);
-      }
-      var channel = builder.build();
-      return new IdallocClient(new Calls(channel, channel, target, token, timeout, observer));
+      ChannelCredentials insecure = InsecureChannelCredentials.create();
+      Supplier<ChannelCredentials> credentials = hasTls ? new Tls(ca, certificate, key) : () -> insecure;
+      List<ClientInterceptor> own = List.copyOf(interceptors);
+      String name = serverName;
+      Servers servers =
+          new Servers(
+              addresses,
+              lookup,
+              credentials,
+              (address, current) -> connect(address, current, name == null ? address.authority() : name, own));
+      return new IdallocClient(new Calls(servers, target, token, timeout, observer));
     }
 
-    private ManagedChannelBuilder<?> newBuilder(String parsed, ChannelCredentials credentials) {
+    private static ManagedChannel connect(
+        Targets.Address address,
+        ChannelCredentials credentials,
+        String authority,
+        List<ClientInterceptor> interceptors) {
       try {
-        return Grpc.newChannelBuilder(parsed, credentials);
-      } catch (RuntimeException e) { // such as a file that has no certificate
-        throw IdallocException.invalid(hasTls ? "tls" : "target", "cannot be used: " + e.getMessage());
-      }
-    }
-
-    private ChannelCredentials credentials() {
-      if (!hasTls) {
-        return InsecureChannelCredentials.create();
-      }
-      TlsChannelCredentials.Builder tls = TlsChannelCredentials.newBuilder();
-      try {
-        if (ca != null) {
-          tls.trustManager(ca.toFile());
-        }
-        if (certificate != null) {
-          tls.keyManager(certificate.toFile(), key.toFile());
-        }
-        return tls.build();
-      } catch (IOException e) {
-        throw IdallocException.invalid("tls", "cannot read a file: " + e.getMessage());
+        ManagedChannelBuilder<?> builder =
+            Grpc.newChannelBuilder(address.target(), credentials)
+                .disableRetry() // the client retries
+                .disableServiceConfigLookUp()
+                .proxyDetector(server -> null)
+                .intercept(interceptors)
+                .keepAliveTime(KEEPALIVE.toNanos(), TimeUnit.NANOSECONDS)
+                .keepAliveTimeout(KEEPALIVE_TIMEOUT.toNanos(), TimeUnit.NANOSECONDS);
+        return (authority.isEmpty() ? builder : builder.overrideAuthority(authority)).build();
+      } catch (RuntimeException e) {
+        throw IdallocException.invalid("target", "cannot be used: " + e.getMessage());
       }
     }
   }

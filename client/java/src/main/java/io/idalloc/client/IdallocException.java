@@ -54,6 +54,18 @@ public final class IdallocException extends RuntimeException {
     return new IdallocException(details, field + ": " + problem, null);
   }
 
+  /** Returns the error of a file of the configuration. */
+  static IdallocException invalidConfig(String field, String problem) {
+    Details details =
+        new Details(
+            Status.Code.FAILED_PRECONDITION,
+            Reason.INVALID_CONFIG,
+            Map.of("field", field),
+            List.of(field),
+            Duration.ZERO);
+    return new IdallocException(details, field + ": " + problem, null);
+  }
+
   static IdallocException invalidReply(String problem) {
     return of(Reason.INVALID_REPLY, Status.Code.INTERNAL, problem);
   }
@@ -135,10 +147,10 @@ public final class IdallocException extends RuntimeException {
       root = root.getCause();
     }
     String text = message.replaceAll("\\s*Channel Pipeline: \\[.*\\]", "");
-    if (root == null || root == cause || root.getMessage() == null) {
-      return text;
-    }
-    return text.contains(root.getMessage()) ? text : text + ": " + root.getMessage();
+    String behind = root == null || root == cause ? null : root.getMessage();
+    text = behind == null || text.contains(behind) ? text : text + ": " + behind;
+    return text.replaceAll("\\b(io|javax?|sun)(\\.\\w+)+[.$][A-Z][\\w$]*(: )?", ""); // classes
+
   }
 
   /** Returns the same error with the stack of this thread, for one that several threads get. */
@@ -146,21 +158,16 @@ public final class IdallocException extends RuntimeException {
     return new IdallocException(details, getMessage(), this);
   }
 
-  /** Returns the same error with another message. */
-  IdallocException withMessage(String message) {
-    return new IdallocException(details, message, this);
-  }
-
-  /** Returns the error of a connection that broke, to which gRPC gave another code. */
-  IdallocException asUnreachable() {
+  /** Returns the error of a connection that broke, to which gRPC may have given another code. */
+  IdallocException asUnreachable(String message, Map<String, String> metadata) {
     Details changed =
         new Details(
             Status.Code.UNAVAILABLE,
             Reason.SERVER_UNREACHABLE,
-            details.metadata,
+            metadata,
             details.fields,
             details.retryDelay);
-    return new IdallocException(changed, "the call broke: " + getMessage(), this);
+    return new IdallocException(changed, message, this);
   }
 
   /**

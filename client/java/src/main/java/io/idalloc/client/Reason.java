@@ -65,7 +65,17 @@ public final class Reason {
   /** A fault of the server. */
   public static final String INTERNAL = "INTERNAL";
 
-  /** Of this package: no server answered. An untrusted certificate also looks like this. */
+  /**
+   * Of this package: a file of TLS or of a token cannot be used. The message names it, and what to
+   * do.
+   */
+  public static final String INVALID_CONFIG = "INVALID_CONFIG";
+
+  /**
+   * Of this package: no server answered, or the connection broke. If TLS failed, {@code tls} of the
+   * metadata is {@code untrusted}, {@code expired}, {@code name}, {@code plaintext} or {@code
+   * closed}.
+   */
   public static final String SERVER_UNREACHABLE = "SERVER_UNREACHABLE";
 
   /** Of this package: no answer in time. */

@@ -3,8 +3,6 @@ package io.idalloc.client;
 import io.grpc.CallCredentials;
 import io.grpc.Metadata;
 import io.grpc.Status;
-import java.io.IOException;
-import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.concurrent.Executor;
@@ -28,22 +26,27 @@ final class Token {
   }
 
   static Token ofText(String text) {
-    return new Token(null, checked(text.strip()));
+    return new Token(null, checked("token", "it", text));
   }
 
   static Token ofFile(Path file) {
-    try {
-      return new Token(file, checked(Files.readString(file).strip()));
-    } catch (IOException e) {
-      throw IdallocException.invalid("tokenFile", "cannot read " + file + ": " + e);
-    }
+    return new Token(file, read(file));
   }
 
-  private static String checked(String text) {
-    if (text.isEmpty() || !text.chars().allMatch(c -> 0x20 < c && c < 0x7f)) {
-      throw IdallocException.invalid("token", "must be one token of printable ASCII");
+  private static String read(Path file) {
+    return checked("tokenFile", file.toString(), Tls.text("tokenFile", file));
+  }
+
+  private static String checked(String setting, String what, String text) {
+    String token = text.strip();
+    if (token.isEmpty()) {
+      throw IdallocException.invalidConfig(setting, what + " is empty; put one token into it");
     }
-    return text;
+    if (!token.chars().allMatch(c -> 0x20 < c && c < 0x7f)) {
+      throw IdallocException.invalidConfig(
+          setting, what + " must be one token of printable ASCII, without spaces and line breaks");
+    }
+    return token;
   }
 
   /** Returns the token. A file that cannot be read leaves the token from before. */
@@ -57,8 +60,8 @@ final class Token {
   private void read() {
     lock.lock();
     try {
-      text = checked(Files.readString(file).strip());
-    } catch (IOException | IdallocException e) {
+      text = read(file);
+    } catch (IdallocException e) {
       // The file may be in the middle of its replacement.
     } finally {
       readAt = System.nanoTime();

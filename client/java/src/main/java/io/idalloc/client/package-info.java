@@ -10,7 +10,7 @@
  *
  * <p>Platform and virtual threads may share a client, a pool and an {@link
  * io.idalloc.client.AllocateStream}. Each failure is an {@link
- * io.idalloc.client.IdallocException}. A retry, by gRPC or by the caller, never returns an id
+ * io.idalloc.client.IdallocException}. A retry, by the client or by the caller, never returns an id
  * twice: at worst it leaves a gap. The package does not log; see {@link
  * io.idalloc.client.IdallocClient.Builder#observer} for metrics.
  */

@@ -17,8 +17,14 @@ final class FakeClock implements Clock {
   }
 
   @Override
-  public synchronized void after(long delay, Runnable task) {
-    timers.add(new Timer(nanos + delay, task));
+  public synchronized Runnable after(long delay, Runnable task) {
+    Timer timer = new Timer(nanos + delay, task);
+    timers.add(timer);
+    return () -> remove(timer);
+  }
+
+  private synchronized void remove(Timer timer) {
+    timers.remove(timer);
   }
 
   synchronized int timers() {

@@ -10,6 +10,7 @@ import io.grpc.Metadata;
 import io.grpc.Server;
 import io.grpc.ServerCall;
 import io.grpc.ServerCallHandler;
+import io.grpc.ServerCredentials;
 import io.grpc.ServerInterceptor;
 import io.grpc.Status;
 import io.grpc.protobuf.StatusProto;
@@ -68,8 +69,12 @@ final class FakeServer implements AutoCloseable {
   }
 
   FakeServer(int port) throws IOException {
+    this(port, InsecureServerCredentials.create());
+  }
+
+  FakeServer(int port, ServerCredentials credentials) throws IOException {
     server =
-        Grpc.newServerBuilderForPort(port, InsecureServerCredentials.create())
+        Grpc.newServerBuilderForPort(port, credentials)
             .addService(new Service())
             .intercept(new Tokens())
             .build()
