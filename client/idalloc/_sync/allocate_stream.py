@@ -83,7 +83,7 @@ class AllocateStream:
         if self._call is not None and not self._is_abandoned():
             self._call.cancel()
 
-    clear = close
+    _discard = close
 
     def _clear_after_fork(self) -> None:
         """Forget the parent's stream, in the child of a fork."""

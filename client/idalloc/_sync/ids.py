@@ -57,7 +57,10 @@ class Ids(Iterator[int]):
             self._next_part()
 
     def clear(self) -> None:
-        """Discard all prefetched ids, and return no more: the client is closed."""
+        """Discard all prefetched ids. A thread that is in ``next()`` may still return one."""
+        self._pool.clear()
+
+    def _discard(self) -> None:
         self._pool.close()
 
     def _clear_after_fork(self) -> None:

@@ -60,8 +60,8 @@ def channel_options(config: ChannelConfig, own: Sequence[tuple[str, str | int]] 
 class IdHolder(Protocol):
     """An object that holds ids in memory."""
 
-    def clear(self) -> None:
-        """Discard the ids."""
+    def _discard(self) -> None:
+        """Discard the ids, and those that arrive later: the client is closed."""
 
     def _clear_after_fork(self) -> None:
         """Discard the ids in a fork's child, where a lock of another thread is never released."""
@@ -210,7 +210,7 @@ class Connection:
             self._closed = True
             stubs, self._stubs = self._stubs, None
         for holder in list(self._holders):
-            holder.clear()
+            holder._discard()
         return stubs
 
     def fork_error(self) -> str:

@@ -36,7 +36,10 @@ class Ids(AsyncIterator[int]):
             await self._next_part()
 
     def clear(self) -> None:
-        """Discard all prefetched ids, and return no more: the client is closed."""
+        """Discard all prefetched ids."""
+        self._pool.clear()
+
+    def _discard(self) -> None:
         self._pool.close()
 
     def _clear_after_fork(self) -> None:

@@ -70,7 +70,7 @@ class SingleRequestStream:
         return await client._call(call, timeout=pending.time_left())
 
     async def _exchange(self, pending: Pending[Any]) -> Any:
-        """Return the reply or error of a request, unless the timeout or ``clear`` ends it."""
+        """Return the reply or error of a request, unless the timeout or ``_discard`` ends it."""
         timeout = self._timeout = asyncio.timeout(self._client.timeout)
         try:
             async with timeout:
@@ -107,7 +107,7 @@ class SingleRequestStream:
         self._has_answered = True
         return outcome
 
-    def clear(self) -> None:
+    def _discard(self) -> None:
         """End the stream and the call in flight, whose reads and writes gRPC may not end."""
         self._end()
         if self._timeout is not None and not self._timeout.expired():

@@ -34,7 +34,7 @@ func run(ctx context.Context, arguments []string) error {
 	client, err := idalloc.New(arguments[1],
 		idalloc.WithTLS(idalloc.TLS{CAFile: os.Getenv("CA"), CertFile: os.Getenv("CERT"), KeyFile: os.Getenv("KEY")}),
 		token(),
-		idalloc.WithTimeout(15*time.Second),
+		idalloc.WithTimeout(30*time.Second),
 		idalloc.WithObserver(func(event idalloc.Event) {
 			mu.Lock()
 			defer mu.Unlock()

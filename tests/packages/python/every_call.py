@@ -144,7 +144,7 @@ async def every_call(kind: Any, sequence: str) -> dict[str, Any]:
         await got(client.node())
     except RuntimeError as error:
         found["Client.close"] = str(error)
-    configured = kind.from_environment(timeout=10)
+    configured = kind.from_environment(timeout=30)
     found["Client.from_environment"] = (await got(configured.node())).version
     await got(configured.close())
     return found

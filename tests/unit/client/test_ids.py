@@ -157,3 +157,11 @@ def test_closing_wakes_a_thread_that_waits_for_ids(server: FakeServer) -> None:
         client.close()
         with pytest.raises((RuntimeError, idalloc.IdallocError)):
             waiting.result(5)
+
+
+def test_ids_go_on_after_clear(client: idalloc.Client) -> None:
+    """clear() discards the ids at hand; next() returns later ones."""
+    ids = client.ids("orders")
+    first = next(ids)
+    ids.clear()
+    assert next(ids) > first

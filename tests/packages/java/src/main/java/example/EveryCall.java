@@ -25,7 +25,7 @@ import java.util.concurrent.TimeUnit;
 
 /** Makes every call against a server with TLS: EveryCall SERVER. Prints what each one returned, a line each. */
 public final class EveryCall {
-  private static final Duration PATIENCE = Duration.ofSeconds(15);
+  private static final Duration PATIENCE = Duration.ofSeconds(30);
 
   private EveryCall() {}
 
