@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { after, describe, test } from 'node:test';
-import { type Client, connect } from '../src/index.js';
+import { type Client, connect, type IdallocError } from '../src/index.js';
 import { FakeServer } from './fake-server.js';
 import { type Broken, Wire } from './wire.js';
 
@@ -35,10 +35,16 @@ async function outcomes(broken: Broken, breaks: number, timeoutMs: number): Prom
   return found;
 }
 
+async function reasons(broken: Broken, timeoutMs: number): Promise<IdallocError[]> {
+  return (await outcomes(broken, Infinity, timeoutMs)).map((each) => each.status === 'rejected' && each.reason);
+}
+
 describe('broken transports', { concurrency: true, timeout: 120_000 }, () => {
   for (const broken of JSON.parse(readFileSync(file, 'utf8')) as Broken[]) {
     test(`${broken.name} is SERVER_UNREACHABLE`, async () => {
-      const failed = (await outcomes(broken, Infinity, 3000)).map((each) => each.status === 'rejected' && each.reason);
+      // On a busy machine the time of the pool may be over before a connection breaks.
+      let failed = await reasons(broken, 3000);
+      if (failed.some((each) => each?.reason === 'DEADLINE_EXCEEDED')) failed = await reasons(broken, 60_000);
       assert.deepEqual(failed.map((each) => each && [each.reason, each.code]), Array(4).fill(['SERVER_UNREACHABLE', 14]));
       // Calls outlast two of these connections.
       const ids = (await outcomes(broken, 2, 60_000)).flatMap((each) => (each.status === 'fulfilled' ? each.value : []));

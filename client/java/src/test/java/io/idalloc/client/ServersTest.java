@@ -89,19 +89,30 @@ class ServersTest {
   @ParameterizedTest
   @MethodSource("table")
   void aBrokenTransportIsAnUnreachableServer(BrokenServer.Fault fault) throws IOException {
-    Duration soon = Duration.ofMillis(400);
+    // On a busy machine the first time may be over before a connection breaks.
+    if (reasons(fault, Duration.ofMillis(400)).contains(Reason.DEADLINE_EXCEEDED)) {
+      assertEquals(Set.of(Reason.SERVER_UNREACHABLE), reasons(fault, Duration.ofSeconds(30)));
+    }
+  }
+
+  /** Returns the reasons of all kinds of calls over connections that break. */
+  private Set<String> reasons(BrokenServer.Fault fault, Duration timeout) throws IOException {
+    Set<String> reasons = ConcurrentHashMap.newKeySet();
     try (var broken = broken(fault, Integer.MAX_VALUE);
-        var client = IdallocClient.builder(broken.address()).timeout(soon).build()) {
-      client.calls.longestOutage = soon.toNanos();
+        var client = IdallocClient.builder(broken.address()).timeout(timeout).build()) {
+      client.calls.longestOutage = timeout.toNanos();
       together(
-          calls(soon).stream(),
+          calls(timeout).stream(),
           call -> {
             var error = assertThrows(IdallocException.class, () -> call.apply(client));
-            assertEquals(Reason.SERVER_UNREACHABLE, error.reason(), error::toString);
-            assertEquals(Status.Code.UNAVAILABLE, error.code());
+            reasons.add(error.reason());
+            boolean isLate = error.reason().equals(Reason.DEADLINE_EXCEEDED);
+            assertTrue(isLate || error.reason().equals(Reason.SERVER_UNREACHABLE), error::toString);
+            assertTrue(isLate || error.code() == Status.Code.UNAVAILABLE, error::toString);
           });
-      assertTrue(broken.connections.get() < 30, () -> broken.connections + " connections");
+      assertTrue(broken.connections.get() < 100, () -> broken.connections + " connections");
     }
+    return reasons;
   }
 
   @ParameterizedTest
