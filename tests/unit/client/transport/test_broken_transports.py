@@ -78,7 +78,7 @@ def by_asyncio(target: str, limit: float) -> Iterator[Callable[[], list[int]]]:
         yield partial(run, timeout, kind)
 
 
-@pytest.mark.parametrize("calls", [by_threads, by_asyncio])
+@pytest.mark.parametrize("calls", [by_threads, pytest.param(by_asyncio, marks=pytest.mark.test_long)])
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
 def test_a_broken_transport_is_server_unreachable(
     row: dict[str, Any], calls: Callable[[str, float], Iterator[Callable[[], list[int]]]], no_backoff: None
@@ -107,7 +107,7 @@ def error_of(call: Callable[[float], object]) -> Exception | None:
     return None
 
 
-@pytest.mark.parametrize("calls", [by_threads, by_asyncio])
+@pytest.mark.parametrize("calls", [by_threads, pytest.param(by_asyncio, marks=pytest.mark.test_long)])
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
 def test_calls_outlast_two_broken_connections(
     row: dict[str, Any],
@@ -137,7 +137,7 @@ class TestHungServer:
 
     @pytest.mark.parametrize("targets", ["{0},{1}", "{1},{0}", "{0},{0},{1}"])
     def test_a_call_with_a_request_id_asks_another(self, targets: str, server: FakeServer) -> None:
-        """A call with a request id does not wait for its timeout, and is sent to one more server."""
+        """A call with a request id does not wait for its timeout; one more server is asked."""
         with breaking(HUNG) as hung, idalloc.Client(targets.format(hung, server.target), timeout=30) as client:
             for _ in range(2):
                 began = time.monotonic()
