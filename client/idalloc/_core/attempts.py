@@ -133,6 +133,8 @@ class Attempts(Generic[S, T]):
                 return self.resend_at - now
             self._send()
         attempt = self.open[0]
+        if attempt.ended:
+            return self.step()
         if len(self._asked) == 1 and not self._is_alive:
             return self._probe_if_silent(attempt, now) or self.step()
         return self._expires(attempt) - now

@@ -59,14 +59,12 @@ class Refills:
             now = time.monotonic()
             if self.current is None and now < self._resume_at:
                 seconds = self._resume_at - now
-            elif not (seconds := self._step()):
+            elif not (seconds := self._step(wake)):
                 continue
             is_idle = self.current is None or not self.current.attempts.open
             if now >= deadline or (is_idle and now + seconds >= deadline):
                 late = self._failure or DeadlineExceeded(f"no range of {self._client.target} in time")
                 raise copy(late) from late.__cause__
-            if self.current is not None:
-                self.current.wakes[wake] = None
             return min(seconds, deadline - now)
         if self.current is None and self._pool.should_prefetch():
             self._begin(is_prefetch=True).attempts.step()
@@ -84,9 +82,10 @@ class Refills:
         self.current = refill  # last, as a signal handler may raise before
         return refill
 
-    def _step(self) -> float:
+    def _step(self, wake: Callable[[], object]) -> float:
         """Do what is due; return the seconds until more is due, or 0 if a refill ended."""
         refill = self.current or self._begin(is_prefetch=False)
+        refill.wakes[wake] = None  # first, as an answer may come at any moment
         attempts = refill.attempts
         try:
             seconds = attempts.step()
