@@ -23,6 +23,7 @@ from tests.support.signal_places import Conditions, Interrupt, Places
 pytestmark = [
     pytest.mark.test_long,
     pytest.mark.child,
+    pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
