@@ -131,7 +131,7 @@ class Attempts(Generic[S, T]):
         if not self.open:
             if now < self.resend_at:
                 return self.resend_at - now
-            self._send()
+            self.send()
         attempt = self.open[0]
         if attempt.ended:
             return self.step()
@@ -160,10 +160,11 @@ class Attempts(Generic[S, T]):
             return probed_at + PROBE_SECONDS - now
         else:
             attempt.server.is_suspect = True
-            self._send()
+            self.send()
         return 0.0
 
-    def _send(self) -> None:
+    def send(self) -> None:
+        """Begin an attempt."""
         server = self._client._servers.pick(self._asked)
         self._asked.append(server)
         self.open.append(self._client._send(server, self.pending, self._end))

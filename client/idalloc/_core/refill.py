@@ -67,7 +67,7 @@ class Refills:
                 raise copy(late) from late.__cause__
             return min(seconds, deadline - now)
         if self.current is None and self._pool.should_prefetch():
-            self._begin(is_prefetch=True).attempts.step()
+            self._begin(is_prefetch=True).attempts.send()  # no outcome of it is this caller's
         return None
 
     def clear(self) -> Refill | None:
