@@ -119,9 +119,10 @@ class BaseClient:
     def _use_addresses(self, found: Iterable[tuple[Any, ...]]) -> None:
         """Use the servers that the name resolves to."""
         assert self._name  # noqa: S101 - `_must_resolve` returned true
-        dropped, latency = self._servers.dropped_ids, self._servers.latency
+        before = self._servers
         self._use_servers(addresses(self._name, found) or [self.target])
-        self._servers.dropped_ids, self._servers.latency = dropped, latency
+        self._servers.dropped_ids = before.dropped_ids
+        self._servers.latency = before.latency
 
     def _failed(self, server: Connection, error: IdallocError) -> None:
         """Suspect a server without an answer, or one that drains, until it answers a probe."""
@@ -163,7 +164,8 @@ class BaseClient:
         with _invalid_arguments():
             target, settings, arguments = from_environment()
         client = cls(target, timeout=timeout, log=log, **arguments)
-        client._settings, client._stamps = settings, settings.stamps()
+        client._settings = settings
+        client._stamps = settings.stamps()
         return client
 
     def _read_changed_files(self, *, at_once: bool = False) -> bool:

@@ -184,18 +184,26 @@ class Attempts(Generic[S, T]):
             if delay:
                 self._asked.clear()
             self.resend_at = now + delay
-            self._probe, self._is_alive = None, False
+            self._probe = None
+            self._is_alive = False
         else:
-            self._has_reply, self.asked = True, attempt.asked
+            self._has_reply = True
+            self.asked = attempt.asked
             servers.answered(now - attempt.sent_at)
             for late in self.open:
                 if late.ended:
-                    servers.count_dropped(late.future)
+                    self._drop(late.future)
             self.open.clear()
 
     def _end(self, ended: list[Any], future: Any) -> None:
         """Record the end of an RPC; gRPC's thread calls this."""
         if self._has_reply:
-            self._client._servers.count_dropped(future)
+            self._drop(future)
+            return
         ended.append(future)
         self._changed()
+
+    def _drop(self, late: Any) -> None:
+        """Count the ids of a late answer, unless it brings the same ids as the answer in time."""
+        if not getattr(self.pending.call.request, "request_id", ""):
+            self._client._servers.count_dropped(late)

@@ -72,7 +72,8 @@ class Refills:
 
     def clear(self) -> Refill | None:
         """Forget the current refill, and return it."""
-        refill, self.current = self.current, None
+        refill = self.current
+        self.current = None
         return refill
 
     def _begin(self, *, is_prefetch: bool) -> Refill:
@@ -103,7 +104,8 @@ class Refills:
                 refill.error = error if isinstance(error, Exception) else None
                 refill.wake()
                 raise
-            self._failure, self._resume_at = error, time.monotonic() + delay  # type: ignore[assignment]
+            self._failure = error  # type: ignore[assignment] # only these have a delay
+            self._resume_at = time.monotonic() + delay
             refill.wake()
             return 0.0
         return seconds

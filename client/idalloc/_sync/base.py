@@ -56,7 +56,8 @@ class BaseClient(_base.BaseClient):
         self._find_servers()
         if call.is_repeatable:
             return self._repeat(pending)
-        metadata, tried = self._metadata(), list[Connection]()
+        metadata = self._metadata()
+        tried: list[Connection] = []
         while True:
             connection = self._servers.pick(tried)
             tried.append(connection)
@@ -96,9 +97,12 @@ class BaseClient(_base.BaseClient):
     def _send(
         self, server: Connection, pending: Pending[Any], end: Callable[[list[Any], Any], None]
     ) -> Attempt[Connection]:
-        request, asked, ended = pending.call.request, self._now(), list[Any]()
+        request = pending.call.request
+        ended: list[Any] = []
+        asked = self._now()
         stubs = server.stubs()
-        metadata, timeout = self._metadata(), pending.time_left()
+        metadata = self._metadata()
+        timeout = pending.time_left()
         with translate_rpc_errors(self.target), server.abandon_if_interrupted(stubs):
             future = stubs.rpc(request).future(request, timeout=timeout, metadata=metadata)
             server.keep_until_done(future)
@@ -106,7 +110,8 @@ class BaseClient(_base.BaseClient):
         return Attempt(server, future, ended, stubs, asked, time.monotonic())
 
     def _probe(self, server: Connection, changed: Callable[[], None]) -> list[Any]:
-        stubs, ended = server.stubs(), list[Any]()
+        stubs = server.stubs()
+        ended: list[Any] = []
 
         def end(probe: Any) -> None:
             server.end_probe(is_answered=is_answer(probe.code()))

@@ -75,10 +75,11 @@ class Ids(Iterator[int]):
         client._connection.stubs()  # raises if the client is closed
         deadline = time.monotonic() + self._timeout
         woken = SimpleQueue[None]()  # see `AllocateStream._exchange`
-        wake, refill = partial(woken.put, None), None
+        wake = partial(woken.put, None)
+        refill = None
         while True:
+            client._find_servers()  # without the lock, as a name server may be slow
             with self._lock:
-                client._find_servers()
                 current = refills.current
                 if current is not None and any(not each.server.is_open(each.stubs) for each in current.attempts.open):
                     # The channel was abandoned: its thread may never deliver the answer.

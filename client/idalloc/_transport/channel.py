@@ -169,6 +169,7 @@ class Connection:
             raise
         except BaseException as error:
             leak((stubs, call))
+            self.is_probed = False  # or no later call would probe it
             if self._stubs is stubs:
                 self._stubs = None
             if isinstance(error, ValueError):  # gRPC's, if the channel was closed before the call

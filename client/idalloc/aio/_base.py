@@ -71,11 +71,13 @@ class BaseClient(_base.BaseClient):
         await self._find_servers()
         if call.is_repeatable:
             return await self._repeat(pending)
-        metadata, tried = self._metadata(), list[Connection]()
+        metadata = self._metadata()
+        tried: list[Connection] = []
         while True:
             connection = self._servers.pick(tried)
             tried.append(connection)
-            asked, began = self._now(), monotonic()
+            asked = self._now()
+            began = monotonic()
             rpc = connection.stubs().rpc(call.request)
             try:
                 with translate_rpc_errors(self.target):
@@ -141,8 +143,12 @@ class BaseClient(_base.BaseClient):
     def _send(
         self, server: Connection, pending: Pending[Any], end: Callable[[list[Any], Any], None]
     ) -> Attempt[Connection]:
-        request, asked, ended, stubs = pending.call.request, self._now(), list[Any](), server.stubs()
-        metadata, timeout = self._metadata(), pending.time_left()
+        request = pending.call.request
+        asked = self._now()
+        stubs = server.stubs()
+        metadata = self._metadata()
+        timeout = pending.time_left()
+        ended: list[Any] = []
 
         async def run() -> Any:
             with translate_rpc_errors(self.target):
@@ -158,7 +164,8 @@ class BaseClient(_base.BaseClient):
         return Attempt(server, task, ended, stubs, asked, monotonic())
 
     def _probe(self, server: Connection, changed: Callable[[], None]) -> list[Any]:
-        stubs, ended = server.stubs(), list[Any]()
+        stubs = server.stubs()
+        ended: list[Any] = []
 
         async def run() -> None:
             code = grpc.StatusCode.CANCELLED
@@ -172,8 +179,8 @@ class BaseClient(_base.BaseClient):
                 ended.append(code)
                 changed()
 
+        self._start_task(run())  # a signal handler may raise in it
         server.is_probed = True
-        self._start_task(run())
         return ended
 
     def _outcome(self, attempt: Attempt[Connection]) -> Any:

@@ -53,7 +53,8 @@ class Ids(AsyncIterator[int]):
         client, refills = self._client, self._refills
         client._connection.stubs()  # raises if the client is closed
         deadline = time.monotonic() + self._timeout
-        woken, refill = asyncio.Event(), None
+        woken = asyncio.Event()
+        refill = None
         await client._find_servers()
         while (seconds := refills.poll(deadline, woken.set, refill)) is not None:
             refill = refills.current

@@ -86,6 +86,20 @@ def test_silence_is_followed_by_a_probe_and_another_attempt(world: World) -> Non
     assert world._servers.dropped_ids == 3
 
 
+def test_a_late_answer_with_a_request_id_drops_nothing(world: World) -> None:
+    """With a request id the late answer brings the ids that the caller has."""
+    world.attempts.pending.call = allocate_range("orders", 3, idempotent=True)
+    world.attempts.step()
+    world.now += 0.5
+    world.attempts.step()
+    world.now += 0.25
+    world.attempts.step()
+    world.answer(1)
+    assert world.attempts.step() == 0
+    world.answer(0)
+    assert world._servers.dropped_ids == 0
+
+
 def test_an_answered_probe_means_a_slow_store(world: World) -> None:
     """While the server answers probes, nothing more is sent; patience grows."""
     world.attempts.step()
