@@ -166,8 +166,8 @@ class Attempts(Generic[S, T]):
     def send(self) -> None:
         """Begin an attempt."""
         server = self._client._servers.pick(self._asked)
-        self._asked.append(server)
         self.open.append(self._client._send(server, self.pending, self._end))
+        self._asked.append(server)  # last: an interrupted attempt was none
 
     def _take(self, attempt: Attempt[S], now: float) -> None:
         """Take the outcome of an attempt that has ended."""

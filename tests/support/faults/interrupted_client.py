@@ -122,7 +122,8 @@ def main(target: str, log: str, signals: int, seed: int) -> None:
     if not target:
         memory = InMemoryStub()
         pool.MAX_RANGE_SIZE = 16  # frequent refills
-        client._connection._open_stubs = lambda: memory  # type: ignore[assignment,return-value]
+        for each in client._connections:
+            each._open_stubs = lambda: memory  # type: ignore[assignment,return-value]
     taken: list[int] = []
     methods, probes = methods_of(client, taken, has_server=bool(target))
     # The client leaves the channel of an interrupted call open.
