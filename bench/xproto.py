@@ -20,8 +20,8 @@ from typing import Any
 import idalloc
 from bench import added_documents, document, machine
 from tests.support import environments
-from tests.support.mysql import server as mysql
 from tests.support.processes import running
+from tests.xproto.support.mysql import server as mysql
 
 SESSIONS = (1, 8, 32)
 

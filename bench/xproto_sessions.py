@@ -15,8 +15,8 @@ import time
 import uvloop
 
 from idalloc.xprotocol.v1 import connection_pb2, crud_pb2
-from idalloc_server.xproto import frames
-from tests.support.xproto_client import XClient, insert
+from idalloc_xproto import frames
+from tests.xproto.support.client import XClient, insert
 
 _INSERT = next(kind for kind, cls in frames.CLIENT_MESSAGES.items() if cls is crud_pb2.Insert)
 _SCHEMA = "bench"

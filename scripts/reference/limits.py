@@ -8,7 +8,6 @@ from idalloc._core.defaults import DEFAULT_TIMEOUT
 from idalloc._transport.channel import MAX_CONNECTIONS
 from idalloc_server.auth import audit, limits, quotas, rejected_callers, turns
 from idalloc_server.backup.command import MAX_MOVED_TO_LENGTH
-from idalloc_server.documents import cost, json_text, like
 from idalloc_server.domain import errors, generations
 from idalloc_server.domain.administration import index, paging
 from idalloc_server.domain.allocation import burned, high_water_marks, reserve, survey
@@ -23,11 +22,9 @@ from idalloc_server.node import issuers
 from idalloc_server.rpc import batches, health, id_allocator, request_stream, sequences, status
 from idalloc_server.settings.model import Settings
 from idalloc_server.store.cluster import connections as store_connections
-from idalloc_server.store.cratedb import documents
-from idalloc_server.store.sqlite import documents as sqlite_documents
 from idalloc_server.telemetry import log_queue, metrics, recent, series
 from idalloc_server.workers import supervisor
-from idalloc_server.xproto import (
+from idalloc_xproto import (
     capabilities,
     expect,
     listener,
@@ -37,6 +34,9 @@ from idalloc_server.xproto import (
     sql,
     variables,
 )
+from idalloc_xproto.documents import cost, json_text, like
+from idalloc_xproto.stores import cratedb as crate_documents
+from idalloc_xproto.stores import sqlite as sqlite_documents
 from scripts.reference import links
 from scripts.reference.markdown import document, prose, table
 from scripts.reference.settings import shown_number
@@ -344,7 +344,8 @@ LIMITS = {
         ),
         Limit(
             "documents that a statement changes or removes",
-            f"{number(sqlite_documents.MAX_CHANGED_DOCUMENTS)}; on CrateDB {number(documents.MAX_CHANGED_DOCUMENTS)}",
+            f"{number(sqlite_documents.MAX_CHANGED_DOCUMENTS)}; on CrateDB "
+            f"{number(crate_documents.MAX_CHANGED_DOCUMENTS)}",
             "error 1105; nothing is changed",
             "their keys are in memory. CrateDB has no transactions: the server first tries the change on all of them",
         ),

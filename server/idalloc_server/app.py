@@ -34,8 +34,8 @@ from idalloc_server.store.urls import keeps_documents
 from idalloc_server.telemetry.logs import log_every_second, watch_burned
 from idalloc_server.telemetry.metrics import CallMetrics
 from idalloc_server.telemetry.traces import Traces, open_traces
-from idalloc_server.xproto import port as xproto_port
-from idalloc_server.xproto.port import XProtocolPort
+from idalloc_xproto import port as xproto_port
+from idalloc_xproto.port import XProtocolPort
 
 _log = structlog.get_logger("idalloc")
 

@@ -13,7 +13,7 @@ from idalloc.cli import _UNREACHABLE_HINTS
 from idalloc.v1 import id_allocator_pb2, id_allocator_pb2_grpc
 from idalloc_server.auth.access import ADMIN
 from idalloc_server.auth.authorize import RULES
-from idalloc_server.xproto import operations
+from idalloc_xproto import operations
 from tests.support.cratedb.tables_of_users import table_with_a_row
 from tests.support.documents import blocks, free_port, run_page
 from tests.support.environments import mysqlx_python
@@ -82,7 +82,7 @@ def test_the_guide_names_the_error_of_each_refused_statement(mysqlx: Path, tmp_p
     statements = [*(statement for statement, _ in rows), "orders.add({'_id': 'first'})", "orders.find('price = 3')"]
     with running(tmp_path, xproto_listen="127.0.0.1:0") as server:
         uri = f"mysqlx://shop:any@{server.xproto}?ssl-mode=DISABLED"
-        script = ROOT / "tests/support/mysql/run_statements.py"
+        script = ROOT / "tests/xproto/support/mysql/run_statements.py"
         done = subprocess.run([mysqlx, script, uri], input=json.dumps(statements), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     errors = [*(int(error) for _, error in rows), 5116, 0]

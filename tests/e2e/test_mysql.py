@@ -12,8 +12,8 @@ from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
 from tests.support import environments
 from tests.support.fake_store import FakeClock, MemoryStore
-from tests.support.mysql import server
 from tests.support.paths import ROOT
+from tests.xproto.support.mysql import server
 
 pytestmark = [
     pytest.mark.mysql,
@@ -30,7 +30,7 @@ def insert() -> Iterator[Insert]:
     interpreter = environments.mysqlx_python()
     with server.running() as port:
         client = subprocess.Popen(
-            [interpreter, ROOT / "tests/support/mysql/insert_documents.py", str(port)],
+            [interpreter, ROOT / "tests/xproto/support/mysql/insert_documents.py", str(port)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -10,9 +10,9 @@ import pytest
 
 from idalloc import Client
 from idalloc.xprotocol.v1 import statement_pb2
-from idalloc_server.xproto import frames
+from idalloc_xproto import frames
 from tests.support.processes import IDALLOC, Server, environment, running
-from tests.support.xproto_client import connected
+from tests.xproto.support.client import connected
 
 
 def prefix(server: Server) -> int:

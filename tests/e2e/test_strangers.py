@@ -15,7 +15,7 @@ import trustme
 
 from idalloc.v1 import id_allocator_pb2
 from idalloc.xprotocol.v1 import connection_pb2
-from idalloc_server.xproto import frames
+from idalloc_xproto import frames
 from tests.e2e.test_access import new_token
 from tests.e2e.test_crate import Crate
 from tests.support import http2

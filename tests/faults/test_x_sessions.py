@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from idalloc_server.xproto import frames
-from idalloc_server.xproto.listener import LOGIN_SECONDS
+from idalloc_xproto import frames
+from idalloc_xproto.listener import LOGIN_SECONDS
 from tests.faults.test_overload import Overload
 from tests.support.faults.resources import ResourceMonitor
 from tests.support.faults.scenario import Scenario
 from tests.support.waiting import wait_until
-from tests.support.xproto_client import connected
+from tests.xproto.support.client import connected
 
 pytestmark = pytest.mark.parametrize("transport", ["grpcio", "native"])
 

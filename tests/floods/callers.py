@@ -31,7 +31,7 @@ import grpc.aio
 from bench.turns import percentile
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
-from tests.support.xproto_client import XClient
+from tests.xproto.support.client import XClient
 
 RATE = 20
 # Each such call is made on a new connection.

@@ -28,13 +28,13 @@ from typing import Any, NamedTuple
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.xprotocol.v1 import connection_pb2
-from idalloc_server.xproto import frames
+from idalloc_xproto import frames
 from tests.floods.cpu_share import CpuShare
 from tests.support import http2
 from tests.support.faults.attacks import ORDERS, TLS_HELLO
 from tests.support.faults.floods import FLOODS as HTTP2_FLOODS
 from tests.support.faults.floods import WRONG_TOKEN
-from tests.support.xproto_client import XClient, set_tls
+from tests.xproto.support.client import XClient, set_tls
 
 # The share of a core that a flood may use: of strangers, and of guests, who fill streams.
 CPU_SHARE, GUESTS_SHARE = 0.3, 1.0

@@ -16,7 +16,7 @@ from idalloc_server.rpc import batches, health, id_allocator, request_stream, se
 from idalloc_server.settings.model import Settings
 from idalloc_server.store.opensearch import setup
 from idalloc_server.workers import supervisor
-from idalloc_server.xproto import session
+from idalloc_xproto import session
 from scripts.reference.setting_notes import lease_factor, reserve_factor
 from tests.support.paths import ROOT
 

@@ -23,8 +23,8 @@ from tests.support.fake_store import FakeClock
 from tests.support.faults.scenario import Scenario
 from tests.support.processes import Server
 from tests.support.waiting import hold_for
-from tests.support.xproto_client import connected
 from tests.upgrade.conftest import EACH_STORE
+from tests.xproto.support.client import connected
 
 pytestmark = [
     pytest.mark.test_long,

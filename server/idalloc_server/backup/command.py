@@ -251,7 +251,7 @@ def _read_documents(source: str, *, clients_stopped: bool) -> list[bytes]:
         fail("the URL of the index has a secret, which every user of this machine sees: use password_file", 2)
 
     async def read() -> list[bytes]:
-        from idalloc_server.store.opensearch.documents import read_documents
+        from idalloc_server.backup.counter_index import read_documents
 
         http, index = open_index(source)
         try:

@@ -17,10 +17,10 @@ from idalloc_server.domain.idempotency.allocator import IdempotentAllocator, wit
 from idalloc_server.domain.sequences.formats import compile_format
 from idalloc_server.domain.sequences.model import Reset
 from idalloc_server.domain.uuids import UUID_BYTES, UuidGenerator
+from idalloc_server.notices import generated_ids
 from idalloc_server.rpc.batches import MAX_BATCH_REQUESTS, RangeBatch
 from idalloc_server.rpc.request_stream import RequestStream
 from idalloc_server.rpc.status import Status
-from idalloc_server.xproto import notice
 
 # What 0 means in id_count (auth/access_control.py charges as many), and in chunk_id_count.
 DEFAULT_ID_COUNT = 1
@@ -323,7 +323,7 @@ class IdAllocatorServicer:
             values = range(id_range.first_id, id_range.first_id + id_range.id_count * id_range.step, id_range.step)
             reply.texts.extend(compile_format(id_range.sequence.format).format_ids(values, id_range.period, prefix))
         elif view == pb.RANGE_VIEW_NOTICE and isinstance(reply, pb.AllocateRangeResponse):
-            reply.notice.CopyFrom(notice.insert_id_notice(id_range.first_id))
+            reply.notice.CopyFrom(generated_ids.insert_id_notice(id_range.first_id))
 
     def _check_count(self, field: str, value: int, most: int, default: int = DEFAULT_ID_COUNT) -> int:
         if not value:
@@ -368,11 +368,11 @@ def _doc_id_fields(runs: list[DocIdRun], view: pb.DocIdView.ValueType) -> dict[s
     if view != pb.DOC_ID_VIEW_COMPACT:
         texts = [text for run in runs for text in run.texts()] if len(runs) > 1 else runs[0].texts()
         if view == pb.DOC_ID_VIEW_NOTICE_FRAME:
-            fields["notice_frame"] = notice.doc_ids_frame(texts)
+            fields["notice_frame"] = generated_ids.doc_ids_frame(texts)
         else:
             fields["doc_ids"] = texts
         if view == pb.DOC_ID_VIEW_FULL:
-            fields["notice"] = notice.doc_ids_notice(texts)
+            fields["notice"] = generated_ids.doc_ids_notice(texts)
     return fields
 
 

@@ -18,7 +18,7 @@ from idalloc_server.store.urls import open_documents, open_store, open_witness
 from idalloc_server.telemetry.traces import Traces
 
 if TYPE_CHECKING:  # a server without documents does not load them
-    from idalloc_server.documents.protocol import Documents
+    from idalloc_xproto.documents.protocol import Documents
 
 # The pause between attempts to open an unavailable store at startup.
 OPEN_RETRY_SECONDS = 1.0

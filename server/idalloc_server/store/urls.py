@@ -17,10 +17,10 @@ from idalloc_server.store.sqlite.store import SqliteStore
 from idalloc_server.store.witness import check_files, check_hosts, refused_as_witness
 
 if TYPE_CHECKING:
-    from idalloc_server.documents.protocol import Documents
     from idalloc_server.store.cluster.transport import Transport
     from idalloc_server.store.cratedb.http import CrateHttp
     from idalloc_server.store.opensearch.http import OpenSearchHttp
+    from idalloc_xproto.documents.protocol import Documents
 
 _Http = TypeVar("_Http", bound="Transport")
 
@@ -114,8 +114,8 @@ def open_witness(url: str, store_url: str, timeout: float = 40.0) -> Witness:
 
 
 def _sqlite_witness(path: Path, store_url: str) -> Witness:
-    from idalloc_server.store.sqlite.documents import documents_path
     from idalloc_server.store.sqlite.witness import SqliteWitness
+    from idalloc_xproto.stores.sqlite import documents_path
 
     if not store_url.startswith("sqlite://"):
         return SqliteWitness(path)
@@ -182,11 +182,11 @@ def open_documents(url: str, timeout: float = 40.0) -> "Documents":
     """
     kind, separator, _ = url.partition("://")
     if separator and kind == "sqlite":
-        from idalloc_server.store.sqlite.documents import BUSY_TIMEOUT, SqliteDocuments, documents_path
+        from idalloc_xproto.stores.sqlite import BUSY_TIMEOUT, SqliteDocuments, documents_path
 
         return SqliteDocuments(documents_path(_sqlite_path(url)), min(BUSY_TIMEOUT, timeout))
     if separator and kind == "crate":
-        from idalloc_server.store.cratedb.documents import CrateDocuments
+        from idalloc_xproto.stores.cratedb import CrateDocuments
 
         _, http, schema = _crate_http(url, timeout)
         return CrateDocuments(http, schema, timeout)

@@ -10,9 +10,6 @@ from urllib.parse import urlsplit
 import pytest
 import structlog
 
-from idalloc_server.documents.document import Document
-from idalloc_server.documents.protocol import Documents, Inserted, Rewritten
-from idalloc_server.documents.selection import Selection
 from idalloc_server.domain.errors import (
     StartRefused,
     StoreAnsweredError,
@@ -28,6 +25,9 @@ from idalloc_server.store.cluster.transport import HostTimeouts
 from idalloc_server.store.cratedb.http import CrateHttp
 from idalloc_server.store.cratedb.store import CrateStore
 from idalloc_server.store.urls import open_documents, open_store
+from idalloc_xproto.documents.document import Document
+from idalloc_xproto.documents.protocol import Documents, Inserted, Rewritten
+from idalloc_xproto.documents.selection import Selection
 from tests.support.cratedb.emulator import CrateEmulator, Fault
 from tests.support.fake_store import FakeClock
 from tests.support.store_backends import REAL_CRATEDB, CrateBackend, skip_before_oids

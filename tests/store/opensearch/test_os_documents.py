@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from idalloc_server.backup.counter_index import read_documents
 from idalloc_server.domain.errors import StartRefused, StoreFailure, StoreRefused, StoreUnavailable
-from idalloc_server.store.opensearch.documents import read_documents
 from idalloc_server.store.urls import open_index
 from tests.store.conftest import OPENSEARCH, REAL_OPENSEARCH
 from tests.support.opensearch.backend import OpenSearchBackend

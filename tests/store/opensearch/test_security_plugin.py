@@ -14,12 +14,12 @@ import pytest
 import structlog
 import trustme
 
+from idalloc_server.backup.counter_index import read_documents
 from idalloc_server.domain.errors import StartRefused, StoreAnsweredError, StoreRefused, StoreUnreachable
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Demand, RecordedAllocation
 from idalloc_server.domain.store.retention import Retention
 from idalloc_server.store.cluster.connections import Request
-from idalloc_server.store.opensearch.documents import read_documents
 from idalloc_server.store.opensearch.http import read_answer
 from idalloc_server.store.opensearch.indices import INDICES
 from idalloc_server.store.urls import open_index, open_store

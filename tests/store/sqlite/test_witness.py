@@ -9,9 +9,9 @@ import pytest
 
 from idalloc_server.domain.errors import StartRefused, StoreRefused
 from idalloc_server.domain.witness.marks import Replacement, WitnessMark
-from idalloc_server.store.sqlite.documents import SqliteDocuments
 from idalloc_server.store.sqlite.store import SqliteStore
 from idalloc_server.store.sqlite.witness import SqliteWitness
+from idalloc_xproto.stores.sqlite import SqliteDocuments
 from tests.store.sqlite.conftest import execute
 from tests.support.fake_store import FakeClock
 

@@ -24,7 +24,7 @@ import grpc
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.xprotocol.v1 import connection_pb2
-from idalloc_server.xproto import frames
+from idalloc_xproto import frames
 from tests.support import http2
 from tests.support.faults.floods import flood
 

@@ -1,0 +1,83 @@
+"""Translates errors of statements on documents to MySQL's."""
+
+from collections.abc import Callable
+from typing import Any
+
+from idalloc_xproto.documents import errors
+from idalloc_xproto.errors import XError, not_supported, unknown_collection, unknown_schema
+
+# The errors that have MySQL's text.
+_ERRORS: dict[type[errors.DocumentsError], Callable[[Any], XError]] = {
+    errors.UnknownSchema: lambda error: unknown_schema(error.schema),
+    errors.UnknownCollection: lambda error: unknown_collection(error.schema, error.name),
+    errors.NotServed: lambda error: not_supported(error.what),
+    errors.PatternTooComplex: lambda error: not_supported(error.what),
+    errors.NotANumber: lambda error: XError(1292, f"Truncated incorrect DOUBLE value: '{error.text}'", "22007"),
+    errors.DuplicateKey: lambda _: XError(
+        5116, "Document contains a field value that is not unique but required to be"
+    ),
+    errors.NotADocument: lambda _: XError(5115, "Document is missing a required field"),
+    errors.TooDeep: lambda _: XError(3157, "The JSON document exceeds the maximum depth.", "22032"),
+    errors.Busy: lambda _: XError(1205, "Lock wait timeout exceeded; try restarting transaction"),
+    errors.WriteConflict: lambda _: XError(
+        1213, "Deadlock found when trying to get lock; try restarting transaction", "40001"
+    ),
+    errors.InvalidEscape: lambda _: XError(1210, "Incorrect arguments to ESCAPE"),
+    errors.NoJsonToLookFor: lambda _: XError(
+        3146,
+        "Invalid data type for JSON data in argument 2 to function json_contains;"
+        " a JSON string or JSON type is required.",
+        "22032",
+    ),
+    errors.NoNumberInJson: lambda _: XError(
+        3156, "Invalid JSON value for CAST to DOUBLE from column json_extract at row 1", "22018"
+    ),
+    errors.NumberTooLarge: lambda _: XError(
+        3155, "Out of range JSON value for CAST to DOUBLE from column json_extract at row 1", "22003"
+    ),
+    errors.TooManyToSort: lambda _: XError(
+        1038, "Out of sort memory, consider increasing server sort buffer size", "HY001"
+    ),
+    errors.CallerLeft: lambda _: XError(1317, "Query execution was interrupted", "70100"),
+    errors.TookTooLong: lambda _: XError(
+        3024, "Query execution was interrupted, maximum statement execution time exceeded"
+    ),
+    errors.DocumentTooLarge: lambda _: XError(
+        3150, "The JSON value is too big to be stored in a JSON column.", "22032"
+    ),
+}
+# The codes and SQL states of the errors that keep idalloc's text.
+_CODES: dict[type[errors.DocumentsError], tuple[int, str]] = {
+    errors.TooMuchWork: (1104, "42000"),
+    errors.ArgumentsTooLarge: (1153, "08S01"),
+    errors.ResultTooLarge: (1301, "HY000"),
+    errors.TooManyValues: (3150, "22032"),
+}
+
+
+def to_xerror(error: errors.DocumentsError) -> XError:
+    """Return MySQL's error for one of ``documents``."""
+    if isinstance(error, errors.InvalidJson):
+        where = (
+            "1 to function cast_as_json"
+            if isinstance(error, errors.InvalidLiteral)
+            else "2 to function json_merge_patch"
+        )
+        text = f'Invalid JSON text in argument {where}: "{error.reason}" at position {error.position}.'
+        return XError(3141, text, "22032")
+    if known := _ERRORS.get(type(error)):
+        return known(error)
+    code, state = _CODES.get(type(error), (1105, "HY000"))
+    return XError(code, str(error), state)
+
+
+class _AsXErrors:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, errors.DocumentsError):
+            raise to_xerror(error) from error
+
+
+as_xerrors = _AsXErrors()  # raises MySQL's errors in place of those of ``documents`` in a ``with``

@@ -1,0 +1,73 @@
+"""What the identity of a session may do and see, with an audit of its changes and denials."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from idalloc_server.auth.access import Identity
+from idalloc_server.auth.audit import Audit
+from idalloc_server.auth.limits import Limits
+from idalloc_server.domain.errors import PermissionDenied, Refusal, StoreOutcomeUnknown
+from idalloc_xproto.document_roles import has_role, may_see
+from idalloc_xproto.errors import XError
+from idalloc_xproto.operations import Operation
+
+
+@dataclass(eq=False)
+class SessionRights:
+    """The ``Rights`` of a session."""
+
+    identity: Callable[[], Identity]  # returns the session's identity under the current policy
+    limits: Limits  # records what is denied
+    audit: Audit  # records what is changed
+    peer: str  # the client's address
+    host: str  # the client's host, for the error
+
+    def require(self, operation: Operation, schema: str, collection: str = "") -> None:
+        identity = self.identity()
+        if not has_role(identity, operation.role, schema, collection):
+            raise self._denied(identity, operation, schema, collection)
+
+    def visible(self, names: Iterable[str], schema: str = "") -> list[str]:
+        identity = self.identity()
+        if schema:
+            return [name for name in names if may_see(identity, schema, name)]
+        return [name for name in names if may_see(identity, name)]
+
+    @contextmanager
+    def audited(self, operation: Operation, schema: str, collection: str = "") -> Iterator[dict[str, Any]]:
+        self.require(operation, schema, collection)
+        with self.audit.record_admin_call(
+            identity=self.identity().name,
+            peer=self.peer,
+            method=operation.method,
+            outcome_of=_outcome_of,
+            **_target(schema, collection),
+        ) as record:
+            yield record
+
+    def _denied(self, identity: Identity, operation: Operation, schema: str, collection: str) -> XError:
+        """Record a denied operation, and return its error."""
+        name, kind = (f"{schema}.{collection}", "collection") if collection else (schema, "schema")
+        refusal = PermissionDenied(identity.name, operation.role, name, kind)
+        self.limits.record_denied(operation.method, identity, refusal, self.peer, **_target(schema, collection))
+        user, table = f"'{identity.name}'@'{self.host}'", collection or schema
+        return XError(1142, f"{operation.command} command denied to user {user} for table '{table}'", "42000")
+
+
+def _target(schema: str, collection: str) -> dict[str, str]:
+    return {"schema": schema, "collection": collection} if collection else {"schema": schema}
+
+
+def _outcome_of(error: Exception) -> dict[str, str]:
+    """Return the outcome of a failed change, without its text, which may have document values."""
+    match error:
+        case StoreOutcomeUnknown():
+            return {"code": error.status, "reason": error.reason, "outcome": "unknown"}
+        case Refusal():
+            return {"code": error.status, "reason": error.reason}
+        case XError():
+            return {"code": str(error.code)}
+        case _:
+            return {"code": "INTERNAL", "reason": "INTERNAL"}

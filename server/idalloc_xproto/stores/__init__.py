@@ -1,0 +1,1 @@
+"""Documents of MySQL's clients, in the stores that idalloc supports."""

@@ -1,0 +1,1 @@
+from tests.fuzz.conftest import tried as tried
