@@ -24,7 +24,7 @@ from idalloc_server.listen import transport as transports
 from idalloc_server.node import garbage
 from idalloc_server.rpc.calls import CallLayer, TransportTraits
 from idalloc_server.rpc.draining import Draining
-from idalloc_server.rpc.port import LEFT_ERRORS, add_service
+from idalloc_server.rpc.server import LEFT_ERRORS, add_service
 from idalloc_server.telemetry.metrics import CallMetrics
 
 # It has the fields of a first reply and the size of a later one.

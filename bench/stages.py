@@ -36,7 +36,7 @@ from bench.run import CONCURRENCY, Contender, ratio, unary_with_ghz
 from bench.servers import running
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc_server import __main__ as server
-from idalloc_server.rpc import port
+from idalloc_server.rpc import server as rpc_server
 from idalloc_server.rpc.calls import CallLayer, Service
 from idalloc_server.rpc.id_allocator import IdAllocatorServicer
 
@@ -161,7 +161,7 @@ def _handlers(layer: CallLayer, servicer: IdAllocatorServicer) -> dict[str, Hand
 
     def surround(handler: Any) -> Any:
         servicing = SimpleNamespace(descriptor=servicer.descriptor, AllocateRange=handler)
-        return port.CoroutineFunction(layer._handler(servicing, _METHOD))
+        return rpc_server.CoroutineFunction(layer._handler(servicing, _METHOD))
 
     whole = surround(servicer.AllocateRange)
 
@@ -171,10 +171,12 @@ def _handlers(layer: CallLayer, servicer: IdAllocatorServicer) -> dict[str, Hand
         return reply
 
     make, serialize = grpc.unary_unary_rpc_method_handler, pb.AllocateRangeResponse.SerializeToString
-    decode, surrounded = port._decoder(_METHOD), [surround(each) for each in (answer, check, allocate)]
+    decode, surrounded = rpc_server._decoder(_METHOD), [surround(each) for each in (answer, check, allocate)]
     made = [make(answer, pb.AllocateRangeRequest.FromString, serialize), make(answer, decode, serialize)]
     made += [make(each, decode, serialize) for each in surrounded]
-    return dict(zip(_STAGES, [*made, make(whole, decode), make(port.CoroutineFunction(twice), decode)], strict=True))
+    return dict(
+        zip(_STAGES, [*made, make(whole, decode), make(rpc_server.CoroutineFunction(twice), decode)], strict=True)
+    )
 
 
 def _serve(found: Path) -> None:
@@ -187,14 +189,16 @@ def _serve(found: Path) -> None:
         made: Service = make(layer, servicer)
         return made
 
-    def add(one: grpc.aio.Server, served: Service, *, registered: bool, add_service: Any = port.add_service) -> None:
+    def add(
+        one: grpc.aio.Server, served: Service, *, registered: bool, add_service: Any = rpc_server.add_service
+    ) -> None:
         if served.descriptor is IdAllocatorServicer.descriptor:
             one.add_generic_rpc_handlers(tuple(turns))
         else:
             add_service(one, served, registered=registered)
 
     setattr(CallLayer, "service", service)  # noqa: B010  # mypy
-    setattr(port, "add_service", add)  # noqa: B010
+    setattr(rpc_server, "add_service", add)  # noqa: B010
     atexit.register(lambda: found.write_text(json.dumps(turns[0].medians())))
     typer.run(server.serve)
 

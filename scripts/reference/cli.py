@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from idalloc.cli import app
-from idalloc_server.settings.model import Settings
+from idalloc_server.settings.installed import installed
 from scripts.reference import links
 from scripts.reference.cli_examples import EXAMPLES, EXIT_CODES
 from scripts.reference.markdown import block, document, one_line, prose, table
@@ -89,7 +89,7 @@ def commands() -> dict[str, Any]:
 def _section(name: str, command: Any) -> str:
     arguments = [each for each in command.params if each.param_type_name == "argument"]
     own = [each for each in command.params if each.name not in _SHARED and not getattr(each, "hidden", False)]
-    settings = [each for each in own if each.name in Settings.model_fields and each.metavar == "VALUE"]
+    settings = [each for each in own if each.name in installed().settings.model_fields and each.metavar == "VALUE"]
     rows = [_row(each) for each in own if each not in settings]
     usage = ["idalloc", name, "[OPTIONS]", *(_usage(each) for each in arguments)]
     shared = [f"`{each.opts[0]}`" for each in command.params if each.name in _SHARED]

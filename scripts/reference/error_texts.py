@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from idalloc_server.domain.errors import Refusal
 from scripts.reference.markdown import ROOT
 
-SERVER = ROOT / "server/idalloc_server"
+SERVER = ROOT / "server"
 
 
 def texts() -> dict[str, list[str]]:

@@ -20,7 +20,7 @@ from idalloc_server.http.status_page import page as status_page
 from idalloc_server.listen import connections, open_files, transport
 from idalloc_server.node import issuers
 from idalloc_server.rpc import batches, health, id_allocator, request_stream, sequences, status
-from idalloc_server.settings.model import Settings
+from idalloc_server.settings.installed import installed
 from idalloc_server.store.cluster import connections as store_connections
 from idalloc_server.telemetry import log_queue, metrics, recent, series
 from idalloc_server.workers import supervisor
@@ -62,7 +62,7 @@ class Limit(NamedTuple):
 
 def _setting(name: str, unit: str = "") -> str:
     """Return a setting and its default."""
-    return f"{name}, {number(Settings.model_fields[name].default)}{unit}"
+    return f"{name}, {number(installed().settings.model_fields[name].default)}{unit}"
 
 
 def number(value: float) -> str:

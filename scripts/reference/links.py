@@ -3,10 +3,10 @@
 from idalloc.cli import _environment
 from idalloc.v1 import id_allocator_pb2, node_pb2, sequences_pb2
 from idalloc.v1.error_reason_pb2 import ErrorReason
-from idalloc_server.settings.model import Settings
+from idalloc_server.settings.installed import installed
 from idalloc_server.settings.sources import ENV_PREFIX
 
-SETTINGS = {name: f"settings.md#{name}" for name in Settings.model_fields}
+SETTINGS = {name: f"settings.md#{name}" for name in installed().settings.model_fields}
 _NAMES = [name.removeprefix("ERROR_REASON_") for name, number in ErrorReason.items() if number]
 REASONS = {reason: f"errors.md#{reason.lower()}" for reason in _NAMES}
 SERVICES = [

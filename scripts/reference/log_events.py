@@ -12,7 +12,7 @@ from idalloc_server.domain.allocation.burned import BurnCause
 from scripts.reference import links
 from scripts.reference.markdown import ROOT, block, document, prose, table
 
-SERVER = ROOT / "server/idalloc_server"
+SERVER = ROOT / "server"
 MEANINGS = Path(__file__).with_name("log_events.toml")
 
 _LEVELS = ("debug", "info", "warning", "error", "exception", "critical", "log")
@@ -184,7 +184,7 @@ def _section(name: str, event: Event, meaning: dict[str, Any]) -> str:
 
 def _causes() -> list[tuple[str, str]]:
     """Return the causes of burned ids, with the comments in the source."""
-    lines = (SERVER / "domain/allocation/burned.py").read_text().splitlines()
+    lines = (SERVER / "idalloc_server/domain/allocation/burned.py").read_text().splitlines()
     comments = {line.split(" = ")[0].strip(): line.partition("  # ")[2] for line in lines if " = " in line}
     return [(f"`{cause}`", prose(comments[cause.name])) for cause in BurnCause]
 

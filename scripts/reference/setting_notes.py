@@ -8,7 +8,8 @@ from idalloc_server.domain.document_ids.start_timestamps import STALE_AFTER
 from idalloc_server.files.watch import POLL_SECONDS
 from idalloc_server.listen.connections import MAX_HTTP_CONNECTIONS, MAX_PROBE_CONNECTIONS
 from idalloc_server.listen.transport import MAX_BLOCKED_WRITES, MAX_CONNECTION_GRACE_SECONDS
-from idalloc_server.rpc.services import STREAMS_SHARE
+from idalloc_server.rpc.port import STREAMS_SHARE
+from idalloc_server.settings.installed import installed
 from idalloc_server.settings.model import Settings
 from idalloc_server.store.cratedb.schema import _SUPPORTED
 from idalloc_server.telemetry.log_queue import FLUSH_SECONDS, MAX_QUEUED_BYTES
@@ -202,5 +203,5 @@ What does not fit is lost and counted in [`log_lines_lost`](log-events.md#log_li
 {FLUSH_SECONDS:g} s for the queue. Each error reason has up to {MAX_CAUSES} causes a second in the log; further ones
 are logged as `others`.""",
 }
-if unknown := NOTES.keys() - Settings.model_fields.keys():
+if unknown := NOTES.keys() - installed().settings.model_fields.keys():
     raise ValueError(f"notes on settings that do not exist: {unknown}")

@@ -1,7 +1,7 @@
 """settings.md: the server's settings, its access file, and the variables of the client."""
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from json import dumps
 from typing import Literal, get_args, get_origin
 
@@ -15,6 +15,7 @@ from idalloc_server.auth.access_file import NAME_TYPES, _IdentityEntry, _QuotaEn
 from idalloc_server.settings.model import _DAY, Settings
 from idalloc_server.settings.persisted import NAMES
 from idalloc_server.settings.sources import ENV_PREFIX
+from idalloc_xproto.settings import XProtocolSettings
 from scripts.reference.cli import root_options
 from scripts.reference.markdown import block, document, prose, table, unwrapped
 from scripts.reference.setting_notes import NOTES
@@ -142,16 +143,17 @@ def page() -> str:
         raise ValueError(f"describe these variables of the client here: {_ARGUMENTS.keys() ^ {*_environment.CLIENT}}")
     Settings(**tomllib.loads(_EXAMPLE))
     parse(_ACCESS_EXAMPLE.replace("…", "0" * 64).encode(), "the example")
-    overview = [
-        (f"[`{name}`](#{name})", f"`{_toml(name, field)}`", prose(str(field.description)))
-        for name, field in Settings.model_fields.items()
-    ]
+    own = Settings.model_fields
+    of_x_protocol = {name: each for name, each in XProtocolSettings.model_fields.items() if name not in own}
     return document(
         _HEAD,
         block("toml", _EXAMPLE),
         "## All settings of the server",
-        table(("setting", "default", "meaning"), overview),
-        *(_section(name, field) for name, field in Settings.model_fields.items()),
+        _overview(own),
+        *(_section(name, field) for name, field in own.items()),
+        "## All settings of the X Protocol's port",
+        _overview(of_x_protocol),
+        *(_section(name, field) for name, field in of_x_protocol.items()),
         _ACCESS,
         block("toml", _ACCESS_EXAMPLE),
         "### `[[identity]]`",
@@ -163,6 +165,14 @@ def page() -> str:
         "## Other variables",
         table(("variable", "meaning"), [(f"`{name}`", meaning) for name, meaning in _OTHERS.items()]),
     )
+
+
+def _overview(fields: Mapping[str, FieldInfo]) -> str:
+    rows = [
+        (f"[`{name}`](#{name})", f"`{_toml(name, field)}`", prose(str(field.description)))
+        for name, field in fields.items()
+    ]
+    return table(("setting", "default", "meaning"), rows)
 
 
 def _section(name: str, field: FieldInfo) -> str:

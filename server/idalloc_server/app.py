@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -12,7 +12,7 @@ import structlog
 from idalloc_server.auth.access import AccessPolicy
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.auth.access_file import AccessFile
-from idalloc_server.domain.clock import Clock, SystemClock
+from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.files.descriptors import reserve
 from idalloc_server.listen import transport
@@ -21,21 +21,14 @@ from idalloc_server.node import garbage
 from idalloc_server.node.change import NodeChanges
 from idalloc_server.node.issuers import Issuers
 from idalloc_server.node.mode import ProcessMode
+from idalloc_server.node.ports import Port, ServedNode, other_ports
 from idalloc_server.node.report import NodeReport
-from idalloc_server.rpc.id_allocator import IdAllocatorServicer
 from idalloc_server.rpc.methods import METHOD_TYPES
-from idalloc_server.rpc.node import NodeServicer
 from idalloc_server.rpc.port import RpcPort
-from idalloc_server.rpc.sequences import SequencesServicer
-from idalloc_server.rpc.services import RpcServices
 from idalloc_server.settings.model import Settings
 from idalloc_server.store.stores import Stores
-from idalloc_server.store.urls import keeps_documents
 from idalloc_server.telemetry.logs import log_every_second, watch_burned
-from idalloc_server.telemetry.metrics import CallMetrics
-from idalloc_server.telemetry.traces import Traces, open_traces
-from idalloc_xproto import port as xproto_port
-from idalloc_xproto.port import XProtocolPort
+from idalloc_server.telemetry.traces import open_traces
 
 _log = structlog.get_logger("idalloc")
 
@@ -61,195 +54,168 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
     )
     required = access_control.requires_authentication
     transport.check_settings(settings, requires_authentication=required)
-    has_documents = keeps_documents(settings.store)
-    xproto_port.check_settings(settings, keeps_documents=has_documents, requires_authentication=required)
+    factories = other_ports(settings).values()
+    for factory in factories:
+        factory.check_settings(settings, requires_authentication=required)
     traces = open_traces(os.environ)
-    port = RpcPort(settings, shares_port=is_worker)
-    holder = f"{socket.gethostname()} {port.address}"
-    http = None
+    rpc = RpcPort(settings, access_control, clock, traces, mode.wait_all_closed, shares_port=is_worker)
+    further = [factory(settings, access_control, shares_port=is_worker) for factory in factories]
+    own: list[Port] = [rpc]
     if (settings.http_listen or settings.probe_listen) and not is_worker:
         from idalloc_server.http.port import HttpPort  # only here: see HttpPort
 
-        http = HttpPort(settings, access_control, clock, METHOD_TYPES)
-    has_documents = bool(settings.xproto_listen)
-    timeout = settings.store_timeout
-    stores = Stores(settings.store, settings.witness, clock, timeout, traces, has_documents=has_documents)
+        own.insert(0, HttpPort(settings, access_control, clock, METHOD_TYPES))
+    ports = [*further, *own]  # gRPC's is the last one: while another cannot start, it serves nothing
+    stores = Stores(settings.store, settings.witness, clock, settings.store_timeout, traces)
     reserve.fill()
     try:
-        if http:
-            await http.start()
-        await stores.open(mode.opening)
+        for port in own:
+            await port.open()
+        await stores.open(mode.opening, [each.open for each in further])
+        holder = f"{socket.gethostname()} {rpc.addresses['address']}"
         issuers = await Issuers.claim(settings, clock, stores.counters, holder, mode.workers)
-        opened = _Opened(settings, clock, stores, port, traces, access_file, access_control)
-        node = _Node(opened, mode, issuers)
-        if http:
-            http.source = node.report
-        if is_worker:
-            port.bind()
-        await node.start_xproto()
-        await node.serve_until_stopped(http.urls if http else {})
+        node = _Node(
+            settings=settings,
+            mode=mode,
+            stores=stores,
+            issuers=issuers,
+            rpc=rpc,
+            further=further,
+            ports=ports,
+            access_file=access_file,
+            access_control=access_control,
+        )
+        await node.start()
+        await node.serve_until_stopped()
     finally:
-        if http:
-            await http.close()
-        await port.server.stop(None)
+        for port in ports:
+            await port.close()
         await stores.close()
-        port.release_address()
         reserve.close()
         if traces is not None:
             await traces.close()
 
 
-@dataclass(frozen=True)
-class _Opened:
-    """What a start opens before the node: its stores, its port, and who may call."""
-
-    settings: Settings
-    clock: Clock
-    stores: Stores
-    port: RpcPort
-    traces: Traces | None
-    access_file: AccessFile | None
-    access_control: AccessControl
-
-
+@dataclass(kw_only=True)
 class _Node:
     """A server process on an open store, with its own start timestamp."""
 
-    def __init__(self, opened: _Opened, mode: ProcessMode, issuers: Issuers) -> None:
-        settings, stores, access_control = opened.settings, opened.stores, opened.access_control
-        allocator, doc_ids = issuers.allocator, issuers.doc_ids
-        self._opened = opened
-        self._mode = mode
-        self._issuers = issuers
-        changes = NodeChanges(doc_ids, mode.node_settings, mode.workers)
-        self._xproto = XProtocolPort(
-            settings,
-            access_control,
-            stores.documents,
-            doc_ids,
-            changes.change,
-            allocator.burned,
-            shares_port=mode.workers is not None,
-        )
-        metrics = CallMetrics()
-        self._rpc = RpcServices(settings, opened.port, access_control, metrics, allocator.store_health, opened.traces)
+    settings: Settings
+    mode: ProcessMode
+    stores: Stores
+    issuers: Issuers
+    rpc: RpcPort
+    further: Sequence[Port]  # of other packages
+    ports: Sequence[Port]  # all of them, in the order of their start
+    access_file: AccessFile | None
+    access_control: AccessControl
+
+    def __post_init__(self) -> None:
         self.report = NodeReport(
-            calls=metrics,
-            issuers=issuers,
-            audit=access_control.audit,
-            store_calls=stores.calls,
-            addresses={"address": opened.port.address, "store": stores.counters.address},
-            workers=settings.workers,
-            is_draining=lambda: self._rpc.draining.has_begun,
-            add_port_metrics=self._xproto.count,
-            witnessed=stores.witnessed,
-        )
-        self._rpc.add(
-            IdAllocatorServicer(
-                allocator,
-                doc_ids,
-                opened.clock,
-                settings.max_ids_per_call,
-                issuers.request_ids,
-                issuers.uuids,
-                issuers.start.node,
-                self._rpc.calls.record_failure,
-            ),
-            SequencesServicer(issuers.sequences),
-            NodeServicer(allocator, doc_ids, stores.counters.address, changes, stores.witness_address),
+            calls=self.rpc.metrics,
+            issuers=self.issuers,
+            audit=self.access_control.audit,
+            store_calls=self.stores.calls,
+            addresses={**self.rpc.addresses, "store": self.stores.counters.address},
+            workers=self.settings.workers,
+            is_draining=lambda: self.rpc.draining.has_begun,
+            count_ports=[each.count for each in self.ports],
+            witnessed=self.stores.witnessed,
         )
 
-    async def start_xproto(self) -> None:
-        """Start the X Protocol's port. If that is refused, nothing else of the node runs yet.
+    async def start(self) -> None:
+        """Start the ports. If one is refused, nothing else of the node runs yet.
 
         Raises:
-            StartRefused: Its address cannot be used.
+            StartRefused: An address cannot be used.
         """
+        changes = NodeChanges(self.issuers.doc_ids, self.mode.node_settings, self.mode.workers)
+        node = ServedNode(self.issuers, changes, self.report)
         try:
-            await self._xproto.start()
+            for port in self.ports:
+                await port.start(node)
         except StartRefused:
-            await self._xproto.close()
-            if self._mode.workers is None:
-                await self._issuers.release_prefix()
+            if self.mode.workers is None:
+                await self.issuers.release_prefix()
             raise
 
-    async def serve_until_stopped(self, ports: Mapping[str, str]) -> None:
+    async def serve_until_stopped(self) -> None:
         """Serve until a stop signal, then drain.
 
         Before this call a stop signal ends the process at once.
-
-        Args:
-            ports: The URLs of the HTTP port and of that of probes, see ``HttpPort``.
         """
-        opened, mode = self._opened, self._mode
+        mode = self.mode
         for number in mode.control.stop_signals:
             asyncio.get_running_loop().add_signal_handler(number, mode.control.stop_requested.set)
         try:
             async with asyncio.TaskGroup() as tasks:
                 background = [tasks.create_task(job) for job in self._background()]
-                await opened.port.server.start()
-                await mode.wait_all_ready(self._issuers.doc_ids, opened.access_control, opened.stores.counters.opened)
-                self._rpc.set_serving()
+                await mode.wait_all_ready(self.issuers.doc_ids, self.access_control, self.stores.counters.opened)
+                self.rpc.set_serving()
                 garbage.freeze()
+                addresses = {name: address for port in self.ports for name, address in port.addresses.items()}
                 mode.report_serving(
-                    opened.port.address,
-                    opened.stores.counters.address,
-                    opened.settings.node_prefix,
-                    {**ports, "xproto": self._xproto.address},
+                    addresses.pop("address"),
+                    self.stores.counters.address,
+                    self.settings.node_prefix,
+                    addresses,
                 )
                 await mode.control.stop_requested.wait()
                 mode.report_stopping()
-                await self._rpc.drain(mode.control.drain_timeout, self._xproto.drain, mode.wait_all_closed)
+                async with asyncio.TaskGroup() as draining:
+                    for port in self.ports:
+                        draining.create_task(port.drain(mode.control.drain_timeout))
                 for task in background:
                     task.cancel()
         finally:
-            await self._xproto.close()
+            for port in self.further:
+                await port.close()
             await self._release()
 
     def _background(self) -> list[Coroutine[None, None, None]]:
-        opened, allocator = self._opened, self._issuers.allocator
+        allocator = self.issuers.allocator
         jobs = [
-            *self._issuers.background(),
+            *self.issuers.background(),
             self.report.sample(),
             self.report.survey(),
-            self._mode.report(self.report),
+            self.mode.report(self.report),
             watch_burned(allocator.burned.pop_new),
             garbage.freeze_new_sequences(lambda: allocator.sequence_count),
-            log_every_second(opened.access_control.audit.log_totals, self._rpc.calls.failed.log),
+            log_every_second(self.access_control.audit.log_totals, self.rpc.calls.failed.log),
             allocator.store_health.evaluate_every_second(
-                lambda error: self._rpc.health.set_store_serving(serving=not error)
+                lambda error: self.rpc.health.set_store_serving(serving=not error)
             ),
             self._reload(),
             reserve.refill(),
         ]
-        if opened.settings.http_listen:
-            jobs.append(self._issuers.index.follow())
-        if opened.access_file:
-            jobs.append(opened.access_file.follow(self._apply_access))
+        if self.settings.http_listen:
+            jobs.append(self.issuers.index.follow())
+        if self.access_file:
+            jobs.append(self.access_file.follow(self._apply_access))
         return jobs
 
     async def _reload(self) -> None:
         """Reload the files on each request, until cancelled."""
-        opened, control = self._opened, self._mode.control
+        control = self.mode.control
         while True:
             await control.reload_requested.wait()
             control.reload_requested.clear()
             _log.info("reloading")
-            if opened.access_file:
-                opened.access_file.reload()
-            if opened.port.certificates:
-                await asyncio.to_thread(opened.port.certificates.reload)
+            if self.access_file:
+                self.access_file.reload()
+            if self.rpc.certificates:
+                await asyncio.to_thread(self.rpc.certificates.reload)
 
     def _apply_access(self, access: AccessPolicy) -> None:
-        self._opened.access_control.apply_policy(access)
-        if self._opened.access_control.requires_authentication:
-            self._mode.require_authentication()
+        self.access_control.apply_policy(access)
+        if self.access_control.requires_authentication:
+            self.mode.require_authentication()
 
     async def _release(self) -> None:
         """Return unused ids to the store, and release the prefix with the last worker."""
-        in_time = await self._issuers.close()
-        self._opened.access_control.audit.log_totals()
-        self._rpc.calls.failed.log()
-        if await self._mode.wait_all_drained() and in_time:
-            await self._issuers.release_prefix()  # All workers hold it under one name.
-        self._mode.report_final_counts(self.report.final_counts())
+        in_time = await self.issuers.close()
+        self.access_control.audit.log_totals()
+        self.rpc.calls.failed.log()
+        if await self.mode.wait_all_drained() and in_time:
+            await self.issuers.release_prefix()  # All workers hold it under one name.
+        self.mode.report_final_counts(self.report.final_counts())

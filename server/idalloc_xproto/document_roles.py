@@ -8,7 +8,7 @@ the collection.
 
 from functools import lru_cache
 
-from idalloc_server.auth.access import ROLES, Identity, Role
+from idalloc_server.auth.sessions import ROLES, Identity, Role
 from idalloc_server.domain.sequences.patterns import ANY, Patterns
 
 _DOT = "."

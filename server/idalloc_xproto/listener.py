@@ -13,9 +13,7 @@ from typing import NamedTuple
 from google.protobuf.message import Message
 
 from idalloc.xprotocol.v1.statement_pb2 import StmtExecute
-from idalloc_server.auth.access import ADMIN, Identity
-from idalloc_server.auth.audit import Audit
-from idalloc_server.auth.client_certificates import auth_context_of
+from idalloc_server.auth.sessions import ADMIN, Audit, Identity, auth_context_of
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.errors import PermissionDenied, Refusal, Unauthenticated
 from idalloc_server.listen.connections import HANDSHAKE_SECONDS, HEADER_SECONDS, Accepted, Limits, Listener

@@ -6,10 +6,7 @@ from hashlib import sha256
 from math import inf
 from typing import Any, NamedTuple
 
-from idalloc_server.auth.access import ANONYMOUS, Identity
-from idalloc_server.auth.authenticate import Authenticator
-from idalloc_server.auth.client_certificates import ClientCertificates
-from idalloc_server.auth.limits import Limits
+from idalloc_server.auth.sessions import ANONYMOUS, AccessControl, Identity
 from idalloc_server.domain.errors import Unauthenticated
 
 
@@ -41,9 +38,12 @@ class Credential(NamedTuple):
 class Logins:
     """Authenticates sessions, and charges the documents that they add."""
 
-    authenticator: Authenticator  # has the current policy
-    limits: Limits  # charges quotas, and limits rejected callers
-    certificates: ClientCertificates | None  # None if clients present none
+    access_control: AccessControl
+
+    def __post_init__(self) -> None:
+        self.authenticator = self.access_control.authenticator  # has the current policy
+        self.limits = self.access_control.limits  # charges quotas, and limits rejected callers
+        self.certificates = self.access_control.certificates  # None if clients present none
 
     def log_in(self, method: str, name: str, token: str | None, peer: Peer) -> Credential | None:
         """Return what the session logs in with; None if the name and the token match no identity.

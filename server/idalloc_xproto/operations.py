@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from idalloc_server.auth.access import ADMIN, ALLOCATE, READ, Role
+from idalloc_server.auth.sessions import ADMIN, ALLOCATE, READ, Role
 
 
 class Operation(NamedTuple):

@@ -1,103 +1,97 @@
-"""Builds the X Protocol's port from the settings: documents, certificates and access control."""
+"""The X Protocol's port: documents, certificates and access control, from the settings."""
 
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import cast
 
-from idalloc_server.auth.access_control import AccessControl
-from idalloc_server.domain.allocation.burned import BurnCause, BurnedIds
-from idalloc_server.domain.document_ids.generator import DocIdGenerator
+from idalloc_server.auth.sessions import AccessControl
+from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.listen.connections import Limits
 from idalloc_server.listen.tls import ReloadingTlsContext
+from idalloc_server.listen.transport import check_reachable
+from idalloc_server.node.ports import Port, ServedNode
 from idalloc_server.settings.model import Settings
 from idalloc_server.telemetry import families
 from idalloc_server.telemetry.metrics import Counts
-
-if TYPE_CHECKING:
-    from idalloc_xproto.documents.protocol import Documents
-    from idalloc_xproto.listener import XListener
-    from idalloc_xproto.variables import ChangeNode
+from idalloc_xproto.collections import Collections
+from idalloc_xproto.documents.side_thread import SideThread
+from idalloc_xproto.listener import Services, XListener
+from idalloc_xproto.logins import Logins
+from idalloc_xproto.settings import XProtocolSettings
+from idalloc_xproto.stores.urls import check_store, open_documents
 
 # What the log names in place of a sequence for burned document ids.
 _BURNED_SEQUENCE = "document ids"
+# The share of a drain for which statements run on; see ``RpcPort``, which ends its streams then.
+STATEMENTS_SHARE = 0.8
 
 
-def check_settings(settings: Settings, *, keeps_documents: bool, requires_authentication: bool) -> None:
-    """Check the settings of the port.
-
-    Args:
-        settings: All settings.
-        keeps_documents: Whether the store keeps documents.
-        requires_authentication: Whether callers must authenticate.
-
-    Raises:
-        StartRefused: The store keeps no documents, or callers would have to send their tokens in
-            clear text.
-    """
-    if settings.xproto_listen and not keeps_documents:
-        raise StartRefused("xproto_listen", "documents need a store of sqlite:// or crate://: remove xproto_listen")
-    if settings.xproto_listen and requires_authentication and not settings.tls_cert:
-        raise StartRefused(
-            "xproto_listen", "with access_file, clients send their token as the password: set tls_cert and tls_key"
-        )
-
-
-class XProtocolPort:
-    """The port of the X Protocol.
-
-    Without ``xproto_listen`` it serves nothing, and loads no modules for it.
+class XProtocolPort(Port):
+    """The port of the X Protocol, a ``PortFactory``.
 
     Args:
         settings: All settings.
         access_control: Authenticates and authorizes the sessions.
-        documents: The open store of documents; None without ``xproto_listen``.
-        doc_ids: Generates document ids.
-        change_node: Changes the node's settings, and keeps them over restarts if asked to.
-        burned: Counts ids that no stored document has.
         shares_port: Whether other workers bind the same port.
 
     Raises:
         StartRefused: A setting or a file prevents the start.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        access_control: AccessControl,
-        documents: "Documents | None",
-        doc_ids: DocIdGenerator,
-        change_node: "ChangeNode",
-        burned: BurnedIds,
-        *,
-        shares_port: bool,
-    ) -> None:
+    def __init__(self, settings: Settings, access_control: AccessControl, *, shares_port: bool) -> None:
+        self._settings = cast(XProtocolSettings, settings)
+        self._access_control = access_control
+        self._shares_port = shares_port
         self._listener: XListener | None = None
         self._following: asyncio.Task[None] | None = None
         self._tls: ReloadingTlsContext | None = None
-        if documents is None:
-            return
-        from idalloc_xproto import collections, listener
-        from idalloc_xproto.documents.side_thread import SideThread
-
         if settings.tls_cert:
             requires = bool(settings.tls_client_ca)
             self._tls = ReloadingTlsContext(
                 settings.tls_cert, settings.tls_key, settings.tls_client_ca, requires_client_certificate=requires
             )
+        self._documents = open_documents(settings.store, settings.store_timeout)
         self._thread = SideThread("statements")
-        self._collections = collections.Collections(documents, settings.xproto_max_message_bytes, self._thread)
-        services = listener.Services(
+        self._collections = Collections(self._documents, self._settings.xproto_max_message_bytes, self._thread)
+
+    @staticmethod
+    def check_settings(settings: Settings, *, requires_authentication: bool) -> None:
+        """See ``PortFactory``.
+
+        Raises:
+            StartRefused: The store keeps no documents, or callers would have to send their tokens
+                in clear text.
+        """
+        check_reachable(settings, "xproto_listen", requires_authentication=requires_authentication)
+        check_store(settings.store, settings.witness)
+        if requires_authentication and not settings.tls_cert:
+            raise StartRefused(
+                "xproto_listen", "with access_file, clients send their token as the password: set tls_cert and tls_key"
+            )
+
+    @property
+    def addresses(self) -> Mapping[str, str]:
+        return {"xproto": self._listener.address} if self._listener else {}
+
+    async def open(self) -> None:
+        await self._documents.open()
+
+    async def start(self, node: ServedNode) -> None:
+        settings, access_control = self._settings, self._access_control
+        burned = node.issuers.allocator.burned
+        services = Services(
             statements=self._collections,
-            documents=documents,
+            documents=self._documents,
             thread=self._thread,
-            doc_ids=doc_ids,
-            change_node=change_node,
-            logins=access_control.logins,
+            doc_ids=node.issuers.doc_ids,
+            change_node=node.changes.change,
+            logins=Logins(access_control),
             audit=access_control.audit,
             burn=lambda count: burned.add(_BURNED_SEQUENCE, "", BurnCause.DOCUMENT_NOT_STORED, count),
         )
-        self._listener = listener.XListener(
+        self._listener = XListener(
             settings.xproto_listen,
             services,
             tls=self._tls.context if self._tls else None,
@@ -108,16 +102,13 @@ class XProtocolPort:
                 settings.max_connections_per_address,
                 age=settings.max_connection_age,
             ),
-            reuse_port=shares_port,
+            reuse_port=self._shares_port,
         )
-
-    @property
-    def address(self) -> str:
-        """The address, with the port in use once started; empty if nothing is served."""
-        return self._listener.address if self._listener else ""
+        await self._listener.start()
+        if self._tls:
+            self._following = asyncio.create_task(self._tls.follow())
 
     def count(self, counts: Counts) -> None:
-        """Add the metrics of the port; it has none if nothing is served."""
         if self._listener is None:
             return
         counts.counters |= {
@@ -126,28 +117,16 @@ class XProtocolPort:
         }
         counts.gauges[families.XPROTO_CONNECTIONS] = {"": self._listener.connection_count}
 
-    async def start(self) -> None:
-        """Bind the address and accept connections.
-
-        Raises:
-            StartRefused: The address cannot be used.
-        """
-        if self._listener is None:
-            return
-        await self._listener.start()
-        if self._tls:
-            self._following = asyncio.create_task(self._tls.follow())
-
     async def drain(self, timeout: float) -> None:
-        """End each connection after its present statement, or after ``timeout`` seconds."""
+        """End each connection after its present statement, or near ``timeout`` seconds."""
         if self._listener:
-            await self._listener.drain(timeout)
+            await self._listener.drain(timeout * STATEMENTS_SHARE)
 
     async def close(self) -> None:
-        """Close the address and all connections."""
         if self._following:
             self._following.cancel()
             await asyncio.wait([self._following])
         if self._listener:
             await self._listener.close()
-            self._thread.close()
+        self._thread.close()
+        await self._documents.close()

@@ -5,9 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from idalloc_server.auth.access import Identity
-from idalloc_server.auth.audit import Audit
-from idalloc_server.auth.limits import Limits
+from idalloc_server.auth.sessions import Audit, Identity, Limits
 from idalloc_server.domain.errors import PermissionDenied, Refusal, StoreOutcomeUnknown
 from idalloc_xproto.document_roles import has_role, may_see
 from idalloc_xproto.errors import XError

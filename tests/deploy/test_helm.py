@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from idalloc.v1 import id_allocator_pb2
-from idalloc_server.settings.model import Settings
+from idalloc_server.settings.installed import installed
 from idalloc_server.workers.supervisor import STOP_MARGIN_SECONDS
 from tests.support.alert_rules import ALERTS
 from tests.support.environments import deploy_program, installed_program
@@ -108,9 +108,9 @@ class TestChart:
         variables = environment(objects(*values))
         own = {name: value for name, value in variables.items() if name.startswith("IDALLOC_")}
         settings = {name.removeprefix("IDALLOC_").lower(): value for name, value in own.items()}
-        assert set(settings) <= {*Settings.model_fields}
+        assert set(settings) <= {*installed().settings.model_fields}
         assert {*variables} - {*own} == ({"OTEL_EXPORTER_OTLP_ENDPOINT"} if FULL in values else set())
-        assert Settings.model_validate(settings).node_prefix == 3
+        assert installed().settings.model_validate(settings).node_prefix == 3
 
     def test_secrets_are_files_only(self, values: list[str | Path]) -> None:
         """No variable reads a secret; each file that a variable names is in a mounted secret."""

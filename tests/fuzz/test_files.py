@@ -24,13 +24,13 @@ from idalloc_server.domain.errors import StartRefused
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Reset, Sequence, name_of_period
 from idalloc_server.domain.store.records import Row
 from idalloc_server.settings import sources
-from idalloc_server.settings.model import Settings
+from idalloc_server.settings.installed import installed
 from idalloc_server.settings.persisted import NAMES, NodeSettingsFile
 from tests.fuzz.inputs import ODD_TEXTS, TEXTS, TRIED, mutated, tries
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.planted_logs import Planted, PlantedLog
 
-SETTINGS = sorted(Settings.model_fields)
+SETTINGS = sorted(installed().settings.model_fields)
 # Valid and odd values of settings in TOML.
 LITERALS = [
     "0", "1", "-1", "65535", "65536", "9223372036854775808", "9" * 5_000, "0x1F", "1_000", "1.5", "-0.0", "nan", "inf",

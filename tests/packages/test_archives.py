@@ -14,23 +14,23 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NODE = ROOT / "client/node"
 
 
-SOURCES = {"client": ROOT / "client/idalloc", "server": ROOT / "server/idalloc_server"}
+PACKAGES = [ROOT / each for each in ("client/idalloc", "server/idalloc_server", "server/idalloc_xproto")]
 
 
-def test_the_wheel_has_both_packages_and_nothing_else(python_dist: list[Path]) -> None:
-    """The wheel has all files of the two packages, the licence, and the metadata."""
+def test_the_wheel_has_all_packages_and_nothing_else(python_dist: list[Path]) -> None:
+    """The wheel has all files of the packages, the licence, and the metadata."""
     info = f"idalloc-{PROJECT['version']}.dist-info"
-    files = {file.relative_to(ROOT / top) for top, folder in SOURCES.items() for file in files_in(folder)}
+    files = {file.relative_to(folder.parent) for folder in PACKAGES for file in files_in(folder)}
     metadata = {f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")}
     with zipfile.ZipFile(python_dist[1]) as wheel:
         assert {*wheel.namelist()} == {*map(str, files)} | metadata
         assert wheel.read(f"{info}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
-    assert {Path("idalloc/py.typed"), Path("idalloc_server/py.typed"), Path("idalloc/v1/service_config.json")} <= files
+    assert {*map(Path, ("idalloc/py.typed", "idalloc_server/py.typed", "idalloc/v1/service_config.json"))} <= files
 
 
 def test_the_sdist_has_what_the_wheel_is_built_from(python_dist: list[Path]) -> None:
-    """The sdist has the two packages and the files of the project: no other client, no test."""
-    files = {str(file.relative_to(ROOT)) for folder in SOURCES.values() for file in files_in(folder)}
+    """The sdist has the packages and the files of the project: no other client, no test."""
+    files = {str(file.relative_to(ROOT)) for folder in PACKAGES for file in files_in(folder)}
     others = {"CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml", ".gitignore"}
     with tarfile.open(python_dist[0]) as archive:
         assert {each.name.partition("/")[2] for each in archive if each.isfile()} == files | others

@@ -29,9 +29,9 @@ from idalloc_server.rpc.draining import Draining
 from idalloc_server.rpc.health import HealthServicer
 from idalloc_server.rpc.id_allocator import IdAllocatorServicer
 from idalloc_server.rpc.node import NodeServicer
-from idalloc_server.rpc.port import LEFT_ERRORS, add_service
 from idalloc_server.rpc.reflection import AuthenticatedReflection
 from idalloc_server.rpc.sequences import SequencesServicer
+from idalloc_server.rpc.server import LEFT_ERRORS, add_service
 from idalloc_server.telemetry.metrics import CallMetrics
 from tests.support.fake_store import MemoryStore
 from tests.support.identities import ACCESS

@@ -20,8 +20,8 @@ from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import SequenceInvalid
 from idalloc_server.rpc.calls import CallLayer, TransportTraits
 from idalloc_server.rpc.draining import Draining
-from idalloc_server.rpc.port import LEFT_ERRORS, add_service
 from idalloc_server.rpc.sequences import SequencesServicer
+from idalloc_server.rpc.server import LEFT_ERRORS, add_service
 from idalloc_server.telemetry.metrics import CallMetrics
 from tests.support.fake_store import FakeClock, Fault, MemoryStore
 from tests.support.rpc_errors import Details, details_of

@@ -13,7 +13,7 @@ from idalloc_server.domain.store import retention
 from idalloc_server.http.status_page import page
 from idalloc_server.listen import transport
 from idalloc_server.rpc import batches, health, id_allocator, request_stream, sequences
-from idalloc_server.settings.model import Settings
+from idalloc_server.settings.installed import installed
 from idalloc_server.store.opensearch import setup
 from idalloc_server.workers import supervisor
 from idalloc_xproto import session
@@ -40,14 +40,14 @@ def power(value: int) -> str:
 
 def default(setting: str) -> float:
     """Return the default of a numeric setting."""
-    value = Settings.model_fields[setting].default
+    value = installed().settings.model_fields[setting].default
     assert isinstance(value, int | float)
     return value
 
 
 def bounds(setting: str) -> str:
     """Return the range of a numeric setting, such as "0 to 65535"."""
-    found = {type(each).__name__: each for each in Settings.model_fields[setting].metadata}
+    found = {type(each).__name__: each for each in installed().settings.model_fields[setting].metadata}
     return f"{found['Ge'].ge} to {found['Le'].le}"
 
 
@@ -62,7 +62,7 @@ def of_protos() -> Claims:
     assert mysql == bounds("auto_increment_offset") == bounds("auto_increment_increment")
     prefixes = f"0 to {formats.MAX_PREFIX}"
     assert prefixes == bounds("node_prefix")
-    creates = "on" if Settings.model_fields["auto_create_sequences"].default else "off"
+    creates = "on" if installed().settings.model_fields["auto_create_sequences"].default else "off"
     return {
         "Sequence.name": [name],
         "Sequence.description": [f"at most {number(validation.MAX_DESCRIPTION)} characters"],

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from idalloc_server.domain.sequences import validation
-from idalloc_server.settings.model import Settings
+from idalloc_server.settings.installed import installed
 from tests.support import documented
 from tests.support.documented import Claims
 from tests.support.paths import ROOT
@@ -129,7 +129,7 @@ def test_documents_state_the_defaults_and_limits_of_the_code() -> None:
 
 def test_help_states_the_limits_of_the_code() -> None:
     """The descriptions of settings in `idalloc serve --help` agree with the code."""
-    texts = {name: str(field.description) for name, field in Settings.model_fields.items()}
+    texts = {name: str(field.description) for name, field in installed().settings.model_fields.items()}
     assert problems(texts, documented.of_help()) == []
 
 
@@ -161,6 +161,6 @@ def test_a_limit_that_nothing_checks_is_found() -> None:
 def test_a_number_that_only_the_code_changes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A number that changes in the code, but not in the documents, is found."""
     monkeypatch.setattr(validation, "MAX_LABELS", 65)
-    monkeypatch.setattr(Settings.model_fields["outage_reserve"], "default", 200.0)
+    monkeypatch.setattr(installed().settings.model_fields["outage_reserve"], "default", 200.0)
     assert any("Sequence.labels" in each for each in of_protos())
     assert any("`outage_reserve`" in each for each in of_documents())

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from idalloc_server.listen.transport import check_settings
-from idalloc_server.settings.model import Settings
+from idalloc_server.settings.installed import installed
 from idalloc_server.settings.sources import load
 from tests.support.paths import ROOT
 
@@ -28,7 +28,9 @@ def test_the_image_starts_as_it_is_run(file: str) -> None:
     for command in commands:
         given = dict(re.findall(r"--env (IDALLOC_\w+)=(\S+)", command))
         variables = {
-            k: v for k, v in (IMAGE | given).items() if k.removeprefix("IDALLOC_").lower() in Settings.model_fields
+            k: v
+            for k, v in (IMAGE | given).items()
+            if k.removeprefix("IDALLOC_").lower() in installed().settings.model_fields
         }
         settings = load({}, None, variables).settings
         check_settings(settings, requires_authentication=bool(settings.access_file))

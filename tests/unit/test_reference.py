@@ -10,7 +10,7 @@ import pytest
 
 from idalloc.cli import _environment
 from idalloc.v1.error_reason_pb2 import ErrorReason
-from idalloc_server.settings.model import Settings
+from idalloc_server.settings.installed import installed
 from scripts.reference import api, cli, limits, links, log_events, python_api
 from scripts.reference.cli_examples import EXAMPLES
 from scripts.reference.pages import FOLDER, IN_GIT, PAGES, read
@@ -44,7 +44,7 @@ def test_each_page_is_generated() -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("settings.md", lambda: Settings.model_fields),
+        ("settings.md", lambda: installed().settings.model_fields),
         ("settings.md", lambda: [f"IDALLOC_{name}" for name in _environment.CLIENT]),
         ("cli.md", lambda: [f"idalloc {name}" for name in cli.commands()]),
         ("errors.md", lambda: [each.removeprefix("ERROR_REASON_") for each, number in ErrorReason.items() if number]),
@@ -96,7 +96,7 @@ def test_an_example_is_a_valid_command_line(name: str) -> None:
 
 def test_each_limit_of_the_code_is_known_to_the_page() -> None:
     """Each new constant MAX_… of server and client core is on the page, or named internal."""
-    folders = ("server/idalloc_server", "client/idalloc/_core", "client/idalloc/_transport")
+    folders = ("server", "client/idalloc/_core", "client/idalloc/_transport")
     sources = [path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py")]
     found = set(re.findall(r"^(?:\w+, )*((?:MAX|LARGEST|LONGEST)_\w+)\b.* = ", "\n".join(sources), re.MULTILINE))
     rows = (ROOT / "scripts/reference/limits.py").read_text().partition("\nLIMITS = ")[2]

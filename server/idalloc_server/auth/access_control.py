@@ -39,7 +39,6 @@ from idalloc_server.domain.allocation.config import admit_creation
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import PermissionDenied, Refusal, RequestIdBurned, RequestIdReused
 from idalloc_server.domain.sequences.model import MAX_NAME_BYTES
-from idalloc_xproto.logins import Logins
 
 # How often a stream that waits for its quota checks whether it must end.
 STREAM_POLL_SECONDS = 0.2
@@ -82,7 +81,6 @@ class AccessControl:
         self.authenticator = Authenticator(
             current, self.limits, requires_authentication, metadata_of, peer_of, certificates
         )
-        self.logins = Logins(self.authenticator, self.limits, certificates)  # of the X Protocol
         self._max_ids = max_ids_per_call
         # If not, only administrative calls are wrapped, for the audit.
         self._checks_calls = policy is not None or certificates is not None

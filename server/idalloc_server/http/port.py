@@ -16,6 +16,7 @@ from idalloc_server.http.server import Handler, HttpServer
 from idalloc_server.http.status_page.page import Source, StatusPage
 from idalloc_server.listen.connections import MAX_HTTP_CONNECTIONS, MAX_PROBE_CONNECTIONS, Limits
 from idalloc_server.listen.tls import ReloadingTlsContext
+from idalloc_server.node.ports import Port, ServedNode
 from idalloc_server.settings.model import Settings
 from idalloc_server.telemetry.exposition import CONTENT_TYPE, Exposition
 from idalloc_server.telemetry.families import BUILD_INFO, CERTIFICATE_EXPIRES
@@ -24,7 +25,7 @@ from idalloc_server.telemetry.metrics import Counts
 STARTS = "the server starts"
 
 
-class HttpPort:
+class HttpPort(Port):
     """The HTTP port, and the port of probes.
 
     A process without them does not import this module: aiohttp takes a third of the time of a
@@ -79,24 +80,27 @@ class HttpPort:
         return [(path, names.require(handler, unless=authenticates)) for path, handler in routes]
 
     @property
-    def urls(self) -> Mapping[str, str]:
-        """The URLs ``http`` and ``probes`` of the ports that are served."""
+    def addresses(self) -> Mapping[str, str]:
         return {name: server.url for name, server in self._servers.items()}
 
-    async def start(self) -> None:
-        """Bind the addresses and answer requests.
-
-        Raises:
-            StartRefused: An address is in use, or cannot be bound.
-        """
+    async def open(self) -> None:
+        """Bind the addresses, and answer requests: probes ask while the server starts."""
         for server in self._servers.values():
             await server.start()
         self._tasks.append(asyncio.create_task(self._sample_calls()))
         if self._files:
             self._tasks.append(asyncio.create_task(self._files.follow()))
 
+    async def start(self, node: ServedNode) -> None:
+        self.source = node.report
+
+    async def drain(self, timeout: float) -> None:
+        """Serve on: probes ask whether the server drains."""
+
+    def count(self, counts: Counts) -> None:
+        """Add nothing: the port has no metrics."""
+
     async def close(self) -> None:
-        """Close the addresses and all connections."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:

@@ -42,9 +42,7 @@ def _limit() -> int:
 
 
 def _without_grpc(settings: Settings) -> int:
-    ports = {
-        "http_listen": MAX_HTTP_CONNECTIONS,
-        "probe_listen": MAX_PROBE_CONNECTIONS,
-        "xproto_listen": settings.xproto_max_connections,
-    }
-    return OWN + RESERVED + sum(most for name, most in ports.items() if getattr(settings, name))
+    limits = {"http": MAX_HTTP_CONNECTIONS, "probe": MAX_PROBE_CONNECTIONS}
+    suffix = "_max_connections"  # of the ports of other packages
+    limits |= {name.removesuffix(suffix): limit for name, limit in settings if name.endswith(suffix)}
+    return OWN + RESERVED + sum(limit for port, limit in limits.items() if getattr(settings, f"{port}_listen"))

@@ -73,11 +73,21 @@ def check_settings(settings: Settings, *, requires_authentication: bool = False)
         for name, value in (("tls_cert", uses_tls(settings)), ("max_connection_age", settings.max_connection_age)):
             if value:
                 raise StartRefused(name, "is not supported by native: remove it, or use --transport grpcio")
-    for name in ("listen", "http_listen", "xproto_listen"):
-        _check_reachable(settings, name, requires_authentication=requires_authentication)
+    for name in ("listen", "http_listen"):
+        check_reachable(settings, name, requires_authentication=requires_authentication)
 
 
-def _check_reachable(settings: Settings, name: str, *, requires_authentication: bool) -> None:
+def check_reachable(settings: Settings, name: str, *, requires_authentication: bool) -> None:
+    """Check that other machines reach an address only with authentication and TLS.
+
+    Args:
+        settings: All settings.
+        name: The setting of the address.
+        requires_authentication: Whether callers must authenticate.
+
+    Raises:
+        StartRefused: Other machines reach it without; the message has the next step.
+    """
     listen = getattr(settings, name)
     if settings.insecure or not listen or not is_reachable(listen):
         return

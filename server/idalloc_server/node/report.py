@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +36,7 @@ class NodeReport:
     addresses: Mapping[str, Any]  # of the server and of its store
     workers: int  # how many processes the server has; only a single one decides which sequences have a series
     is_draining: Callable[[], bool]
-    add_port_metrics: Callable[[Counts], None]  # adds the metrics of other ports
+    count_ports: Sequence[Callable[[Counts], None]]  # add the metrics of the ports
     witnessed: WitnessedStore | None = None  # the store, if it has a witness
     series: IssuedSeries = field(init=False)
     answers: dict[str, Answer] = field(init=False)  # to questions of the HTTP port, by name, with JSON values
@@ -118,7 +118,6 @@ class NodeReport:
             families.IDS_BURNED: Counter({str(each): self._allocator.burned.by_cause[each] for each in BurnCause}),
             families.STORE_CALLS: self.store_calls,
             families.GENERATIONS_ENDED: Counter({"": self.issuers.sequences.generations_ended}),
-            families.STREAM_ANSWERS: self.calls.stream_answers,
             families.LOG_LINES_LOST: Counter({str(share): lost_lines()[share] for share in Share}),
         }
         families.count_rejections(counts.counters, self.audit.rejected)
@@ -136,5 +135,6 @@ class NodeReport:
         }
         if self.witnessed is not None:
             counts.gauges[families.WITNESS_UP] = {"": int(self.witnessed.is_witness_up)}
-        self.add_port_metrics(counts)
+        for count_port in self.count_ports:
+            count_port(counts)
         return counts

@@ -1,134 +1,198 @@
-"""The gRPC port of a process: its server on its address, and its certificates."""
+"""The gRPC port of a process: which services are served, and how they end at a stop."""
 
-import os
-from collections.abc import Awaitable, Callable, Generator
-from functools import partial
-from typing import Any
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 
-import grpc
-from google.protobuf.descriptor import MethodDescriptor
-from google.protobuf.message import DecodeError
-from google.protobuf.message_factory import GetMessageClass
+import structlog
 
+from idalloc_server.auth.access_control import AccessControl
+from idalloc_server.domain.clock import Clock
 from idalloc_server.listen import open_files, transport
-from idalloc_server.listen.reservation import ReservedAddress, cannot_bind
+from idalloc_server.listen.reservation import ReservedAddress
 from idalloc_server.listen.tls import Certificates
-from idalloc_server.rpc.calls import UNDECODABLE, Service
-from idalloc_server.settings.address import unix_path
+from idalloc_server.node.ports import Port, ServedNode
+from idalloc_server.rpc.calls import CallLayer, Servicer, TransportTraits
+from idalloc_server.rpc.draining import Draining
+from idalloc_server.rpc.health import HealthServicer
+from idalloc_server.rpc.id_allocator import IdAllocatorServicer
+from idalloc_server.rpc.node import NodeServicer
+from idalloc_server.rpc.reflection import AuthenticatedReflection
+from idalloc_server.rpc.sequences import SequencesServicer
+from idalloc_server.rpc.server import LEFT_ERRORS, add_service, bind
 from idalloc_server.settings.model import Settings
+from idalloc_server.telemetry import families
+from idalloc_server.telemetry.metrics import CallMetrics, Counts
+from idalloc_server.telemetry.traces import Traces
 
-# What a server raises when it writes a stream whose client has left: grpcio may raise it before it
-# cancels the call.
-LEFT_ERRORS = (grpc.aio.InternalError,)
-# A Unix socket is accessible to the server's user and group.
-SOCKET_UMASK = 0o117
+# The share of drain_timeout after which running streams are ended.
+STREAMS_SHARE = 0.8
+# A stop closes the port when no call arrived for this long and none runs. grpc answers a call that
+# arrives during the close with CANCELLED, which callers do not retry.
+QUIET_SECONDS = 0.1
+# The longest wait for that: calls may run long, and callers may send without a pause.
+MAX_QUIET_WAIT_SECONDS = 1.0
+# The longest wait for clients to read the last replies and to acknowledge the close of their
+# connections.
+LAST_REPLIES_SECONDS = 5.0
+# The grace of the stop that sends GOAWAY; a stop without grace ends it. If both ended in one turn
+# of the event loop, grpcio would use a server that it has destroyed, and crash.
+UNENDING_GRACE_SECONDS = 86_400.0
 
-
-_METHOD_HANDLERS: dict[tuple[bool, bool], Any] = {
-    (False, False): grpc.unary_unary_rpc_method_handler,
-    (False, True): grpc.unary_stream_rpc_method_handler,
-    (True, True): grpc.stream_stream_rpc_method_handler,
-}
-
-
-class CoroutineFunction(partial[Awaitable[Any]]):
-    """A coroutine function that grpcio recognizes at less cost.
-
-    At each call grpcio checks whether a handler is awaitable, and only then whether it is a
-    coroutine function. The second check takes 3 µs, so this class passes the first one.
-    """
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        """Make grpcio call the handler; nothing awaits the handler itself."""
-        raise TypeError("call the handler, and await the result")
+_log = structlog.get_logger("idalloc")
 
 
-def add_service(server: grpc.aio.Server, service: Service, *, registered: bool) -> None:
-    """Serve a service on a server.
+class RpcPort(Port):
+    """This server's own services, health and reflection, with one layer around every call.
 
     Args:
-        server: The server, before its start.
-        service: The service.
-        registered: See ``transport.needs_registered_methods``.
-    """
-    handlers = {}
-    for method in service.descriptor.methods:
-        make = _METHOD_HANDLERS[method.client_streaming, method.server_streaming]
-        is_serialized = method.name in service.serialized
-        serialize = None if is_serialized else GetMessageClass(method.output_type).SerializeToString
-        handler = service.handlers[method.name]
-        if not registered and not method.server_streaming:  # native makes the second check alone
-            handler = CoroutineFunction(handler)
-        handlers[method.name] = make(handler, _decoder(method), serialize)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.name, handlers),))
-    if registered:
-        server.add_registered_method_handlers(service.name, handlers)
-
-
-def _decoder(method: MethodDescriptor) -> Callable[[bytes], Any]:
-    parse = GetMessageClass(method.input_type).FromString
-
-    def decode(content: bytes) -> Any:
-        try:
-            return parse(content)
-        except DecodeError:
-            return UNDECODABLE
-
-    return decode
-
-
-class RpcPort:
-    """The gRPC port of a process, bound at once unless it is shared.
-
-    Args:
+        settings: All settings.
+        access_control: Authenticates, authorizes and limits the calls.
+        clock: The clock of leases and dates.
+        traces: Traces the calls; None if traces are off.
+        wait_all_closed: See ``ProcessMode``.
         shares_port: Whether this process is one of several workers, which bind the same port.
 
     Raises:
         StartRefused: A file or the address cannot be used.
     """
 
-    def __init__(self, settings: Settings, *, shares_port: bool) -> None:
+    health: HealthServicer  # from the start on
+    calls: CallLayer  # from the start on
+
+    def __init__(
+        self,
+        settings: Settings,
+        access_control: AccessControl,
+        clock: Clock,
+        traces: Traces | None,
+        wait_all_closed: Callable[[], Awaitable[None]],
+        *,
+        shares_port: bool,
+    ) -> None:
+        self._settings = settings
+        self._access_control = access_control
+        self._clock = clock
+        self._traces = traces
+        self._wait_all_closed = wait_all_closed
+        self._shares_port = shares_port
         self.certificates = None  # the TLS files; None without TLS
         if transport.uses_tls(settings):
             self.certificates = Certificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
-        self._credentials = self.certificates.credentials() if self.certificates else None
-        self.server = transport.make_server(
+        self._server = transport.make_server(
             settings.transport,
             reuse_port=shares_port,
             max_connection_age=settings.max_connection_age,
             max_connections=open_files.most_grpc_connections(settings),
         )
-        self._registered = transport.needs_registered_methods(settings.transport)
-        self.address = settings.listen  # with the port in use once bound
+        self._address = settings.listen  # with the port in use once bound
         self._reserved = None if shares_port else ReservedAddress(settings.listen)
-        # Bind before the store is opened: a port in use costs no store call. A worker binds later,
-        # since connections to its port would wait for it while other workers could answer. Its
-        # supervisor has reserved the port.
-        if not shares_port:
-            self.bind()
+        self._can_send_goaway = transport.can_send_goaway(settings.transport)
+        self.metrics = CallMetrics()
+        self.draining = Draining(self.metrics)
 
-    def bind(self) -> None:
-        """Bind the address, and put the port in use into it; the server answers once started."""
-        listen, server = self.address, self.server
-        before = os.umask(SOCKET_UMASK)
-        try:
-            if self._credentials:
-                port = server.add_secure_port(listen, self._credentials)
-            else:
-                port = server.add_insecure_port(listen)
-        except RuntimeError as error:
-            raise cannot_bind(listen, error) from None
-        finally:
-            os.umask(before)
-        if not unix_path(listen):
-            self.address = f"{listen.rpartition(':')[0]}:{port}"
+    @property
+    def addresses(self) -> Mapping[str, str]:
+        return {"address": self._address}
 
-    def add(self, *services: Service) -> None:
-        """Serve services."""
-        for service in services:
-            add_service(self.server, service, registered=self._registered)
+    async def open(self) -> None:
+        # A worker binds later: connections to its port would wait for it while others could answer.
+        if not self._shares_port:
+            self._bind()
 
-    def release_address(self) -> None:
-        """Release the address for other processes; a worker's is released by its supervisor."""
+    def _bind(self) -> None:
+        self._address = bind(self._server, self._address, self.certificates)
+
+    async def start(self, node: ServedNode) -> None:
+        access_control, settings, issuers = self._access_control, self._settings, node.issuers
+        allocator, addresses = issuers.allocator, node.report.describe()
+        self.calls = CallLayer(
+            self.metrics,
+            self.draining,
+            access_control,
+            allocator.store_health,
+            transport=TransportTraits(transport.can_push_back(settings.transport), LEFT_ERRORS),
+            log_each=settings.log_level == "debug",
+            traces=self._traces,
+        )
+        servicers: tuple[Servicer, ...] = (
+            IdAllocatorServicer(
+                allocator,
+                issuers.doc_ids,
+                self._clock,
+                settings.max_ids_per_call,
+                request_ids=issuers.request_ids,
+                uuids=issuers.uuids,
+                node_id=issuers.start.node,
+                record_failure=self.calls.record_failure,
+            ),
+            SequencesServicer(issuers.sequences),
+            NodeServicer(allocator, issuers.doc_ids, addresses["store"], node.changes, addresses.get("witness", "")),
+        )
+        names = [each.descriptor.full_name for each in servicers]
+        self.health = HealthServicer(names, access_control.certificates, access_control.peer_of)
+        names.append(HealthServicer.descriptor.full_name)
+        self._reflection = AuthenticatedReflection(names, access_control, self.calls, self.draining)
+        registered = transport.needs_registered_methods(settings.transport)
+        for service in (*map(self.calls.service, servicers), self.health.service(), *self._reflection.services()):
+            add_service(self._server, service, registered=registered)
+        if self._shares_port:
+            self._bind()
+        await self._server.start()
+
+    def count(self, counts: Counts) -> None:
+        counts.counters[families.STREAM_ANSWERS] = self.metrics.stream_answers
+
+    async def close(self) -> None:
+        await self._server.stop(None)
         if self._reserved:
             self._reserved.close()
+
+    def set_serving(self) -> None:
+        """Set the health of the services and of the store, which the start used."""
+        self.health.set_serving(serving=True)
+        self.health.set_store_serving(serving=True)
+
+    async def drain(self, timeout: float) -> None:
+        """Reject new calls, close connections, and wait for running calls.
+
+        End streams near ``timeout``.
+
+        Args:
+            timeout: How long running calls may continue, in seconds.
+        """
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+
+        def remaining(share: float = 1.0) -> float:
+            return max(0.0, start + timeout * share - loop.time())
+
+        _log.info("draining", calls=self.metrics.in_flight, drain_timeout=timeout)
+        self.health.set_serving(serving=False)
+        if self._can_send_goaway:
+            self.draining.hold_new_calls()
+        else:
+            self.draining.reject_calls()
+        await self.draining.wait_until_quiet(QUIET_SECONDS, timeout=min(MAX_QUIET_WAIT_SECONDS, timeout / 2))
+        closing = None
+        if self._can_send_goaway:
+            closing = asyncio.create_task(self._server.stop(UNENDING_GRACE_SECONDS))
+            await asyncio.sleep(0)  # It has sent GOAWAY: rejections arrive after it, so their callers reconnect.
+        with suppress(TimeoutError):  # The supervisor kills an unresponsive worker later.
+            await asyncio.wait_for(self._wait_all_closed(), MAX_QUIET_WAIT_SECONDS)
+        self.draining.reject_calls()
+        if not await self.draining.wait_for_calls(timeout=remaining(STREAMS_SHARE)):
+            self.draining.end_streams()
+            await self.draining.wait_for_calls(timeout=remaining())
+        self.health.end()
+        if closing:
+            # It ends when each client has read all replies and its connection is closed.
+            await asyncio.wait({closing}, timeout=min(LAST_REPLIES_SECONDS, remaining()))
+        else:
+            await asyncio.sleep(QUIET_SECONDS)  # Native's stop does not wait for threads that write the last replies.
+        await self._server.stop(None)
+        if closing:
+            await closing
+        # The server does not wait for the handlers that it cancels (grpc/grpc#37239); they count
+        # burned ids.
+        await self.draining.wait_for_calls(timeout=1)

@@ -20,6 +20,7 @@ from idalloc_server.domain.store.identity import Opening
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.witness.identity import open_with_witness
 from idalloc_server.domain.witness.marks import Witness
+from idalloc_server.settings.installed import installed
 from idalloc_server.settings.model import Settings
 from idalloc_server.settings.sources import load
 from idalloc_server.store.urls import open_store, open_witness
@@ -36,18 +37,21 @@ ConfigFile = Annotated[
 ]
 
 
-def with_settings_as_flags(command: Any, only: Iterable[str] = tuple(Settings.model_fields)) -> Any:
-    """Add an option for each setting to a command: ``Settings`` is the only list of them."""
+def with_settings_as_flags(command: Any, only: Iterable[str] = ()) -> Any:
+    """Add an option for each setting to a command, or for some: the model is the only list of them.
+
+    A port that is not installed has one option, which names the missing package.
+    """
     *parameters, _ = inspect.signature(command).parameters.values()
-    defaults = Settings().model_dump()
-    for name in only:
-        default = defaults[name]
-        option = typer.Option(
-            f"--{name.replace('_', '-')}",
-            # Typer would parse [native] as markup.
-            help=escape(f"{Settings.model_fields[name].description} Default: {default}"),
-            metavar="VALUE",
-        )
+    model, missing = installed()
+    helps = {
+        name: f"{model.model_fields[name].description} Default: {default}"
+        for name, default in model().model_dump().items()
+    }
+    helps |= {f"{port}_listen": f"The port {port} is not installed." for port in missing}
+    for name in only or helps:
+        # Typer would parse [native] as markup.
+        option = typer.Option(f"--{name.replace('_', '-')}", help=escape(helps[name]), metavar="VALUE")
         parameters.append(
             inspect.Parameter(
                 name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]

@@ -1,10 +1,10 @@
-"""All settings of a server, with their defaults and rules."""
+"""The settings of a server, with their defaults and rules."""
 
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 from urllib.parse import quote
 
 from pydantic import (
@@ -39,6 +39,7 @@ def _seconds(value: object) -> object:
 
 _Duration = Annotated[float, BeforeValidator(_seconds), PlainSerializer(lambda seconds: f"{seconds:g}s")]
 _Positive = Annotated[_Duration, Field(gt=0)]
+HttpAddress = Annotated[str, AfterValidator(check_http_address)]  # HOST:PORT, or empty for none
 _UInt16 = Annotated[int, Field(ge=1, le=65535)]
 
 
@@ -57,14 +58,18 @@ def _default_store() -> str:
 
 
 class Settings(BaseModel):
-    """All settings of a server. Durations are in seconds; users write ``30s``."""
+    """The settings of a server. Durations are in seconds; users write ``30s``.
+
+    A port of another package adds its own in a subclass, see ``settings_model``.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    renamed: ClassVar[Mapping[str, str]] = {"access": "access_file"}  # former names, and the names now
 
     listen: Annotated[str, AfterValidator(check_listen_address)] = Field(
         "127.0.0.1:50051", description="Listen address, HOST:PORT or unix:/PATH; port 0 selects a free port."
     )
-    http_listen: Annotated[str, AfterValidator(check_http_address)] = Field(
+    http_listen: HttpAddress = Field(
         "", description="Address of the HTTP port for probes, metrics and the status page, HOST:PORT; empty for none."
     )
     http_hosts: Annotated[str, AfterValidator(check_host_names)] = Field(
@@ -72,23 +77,14 @@ class Settings(BaseModel):
         description="Names besides localhost and that of http_listen under which the HTTP port answers while nobody "
         "authenticates, separated by commas.",
     )
-    probe_listen: Annotated[str, AfterValidator(check_http_address)] = Field(
+    probe_listen: HttpAddress = Field(
         "",
         description="Address of a port for the probes alone, /livez and /readyz, HOST:PORT; empty for none.",
-    )
-    xproto_listen: Annotated[str, AfterValidator(check_http_address)] = Field(
-        "", description="Address of the X Protocol's port for MySQL's X DevAPI clients, HOST:PORT; empty for none."
-    )
-    xproto_max_message_bytes: Annotated[int, Field(ge=65_536, le=2**30)] = Field(
-        4 * 2**20, description="Maximum size of a message of an X DevAPI client, in bytes."
-    )
-    xproto_max_connections: Annotated[int, Field(ge=1, le=100_000)] = Field(
-        100, description="Maximum number of connections of X DevAPI clients to a process."
     )
     max_connections_per_address: Annotated[int, Field(ge=1, le=100_000)] = Field(
         50,
         description="Maximum number of connections of one address to the HTTP port, and of those without a login to "
-        "the X Protocol's port of a process.",
+        "any other port of a process but gRPC's.",
     )
     transport: Literal["grpcio", "native"] = Field(
         "grpcio", description="The gRPC transport: grpcio, or native (idalloc[native]), which is experimental."

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from idalloc_server.domain.errors import StartRefused
+from idalloc_server.settings.installed import installed
 from idalloc_server.settings.model import Settings, state_folder
 from idalloc_server.settings.persisted import NodeSettingsFile
 from idalloc_server.store.credentials import has_secret
@@ -20,8 +21,6 @@ _NOT_SETTINGS = re.compile(
     r"SERVER(_NAME)?|TIMEOUT|TLS|CA|CERT|KEY|TOKEN(_FILE|_INSECURE)?|CONFIG|TEST_\w+"
     r"|(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)"
 )
-# Former names of settings, and their names now.
-_RENAMED = {"access": "access_file", "xproto_max_message": "xproto_max_message_bytes"}
 # Settings whose value is in no error: it may have a password, or be a key instead of the key's
 # file.
 _SECRET = frozenset({"store", "witness", "tls_cert", "tls_key", "tls_client_ca", "access_file"})
@@ -77,15 +76,16 @@ _Source = tuple[Mapping[str, Any], Callable[[str], str]]
 def _merge(sources: list[_Source]) -> tuple[Settings, dict[str, str]]:
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
+    model = installed().settings
     for source, describe in sources:
         for name, value in source.items():
             values[name], origins[name] = value, describe(name)
-            if name in _RENAMED:
-                raise StartRefused(origins[name], f"is now {describe(_RENAMED[name]).partition(' in ')[0]}")
-            if name not in Settings.model_fields:
-                raise StartRefused(origins[name], "there is no such setting; `idalloc serve --help` lists all")
+            if name in model.renamed:
+                raise StartRefused(origins[name], f"is now {describe(model.renamed[name]).partition(' in ')[0]}")
+            if name not in model.model_fields:
+                raise StartRefused(origins[name], _unknown(name))
     try:
-        return Settings(**values), origins
+        return model(**values), origins
     except ValidationError as error:
         first = error.errors()[0]
         message = first["msg"].removeprefix("Value error, ")
@@ -96,6 +96,13 @@ def _merge(sources: list[_Source]) -> tuple[Settings, dict[str, str]]:
             if name not in _SECRET:
                 message = f"{message}, not {first['input']!r}"
         raise StartRefused(origins.get(name, name), message[:1].lower() + message[1:]) from None
+
+
+def _unknown(name: str) -> str:
+    port = name.partition("_")[0]
+    if port in installed().missing:
+        return f"this installation has no port {port}: pip install --force-reinstall 'idalloc[server]'"
+    return "there is no such setting; `idalloc serve --help` lists all"
 
 
 def _read_toml(path: str) -> dict[str, Any]:

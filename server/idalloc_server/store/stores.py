@@ -3,8 +3,8 @@
 import asyncio
 import inspect
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, cast
 
 import structlog
 
@@ -14,11 +14,8 @@ from idalloc_server.domain.store.identity import Opening
 from idalloc_server.domain.store.protocol import WRITES, Store
 from idalloc_server.domain.witness.marks import Witness
 from idalloc_server.domain.witness.store import WitnessedStore
-from idalloc_server.store.urls import open_documents, open_store, open_witness
+from idalloc_server.store.urls import open_store, open_witness
 from idalloc_server.telemetry.traces import Traces
-
-if TYPE_CHECKING:  # a server without documents does not load them
-    from idalloc_xproto.documents.protocol import Documents
 
 # The pause between attempts to open an unavailable store at startup.
 OPEN_RETRY_SECONDS = 1.0
@@ -80,21 +77,18 @@ def _counting(call: Callable[..., Awaitable[Any]], name: str, calls: Counter[str
 
 
 class Stores:
-    """The store of the counters, and that of documents.
+    """The store of the counters, and its witness.
 
     Args:
-        url: The URL of both.
+        url: The URL of the store.
         witness: The URL of the witness; empty without one.
         clock: See ``open_store``.
         timeout: The timeout of a call, and of the attempts to open an unavailable store, in
             seconds.
         traces: Traces the writes; None if traces are off.
-        has_documents: Whether documents are served.
     """
 
-    def __init__(
-        self, url: str, witness: str, clock: Clock, timeout: float, traces: Traces | None, *, has_documents: bool
-    ) -> None:
+    def __init__(self, url: str, witness: str, clock: Clock, timeout: float, traces: Traces | None) -> None:
         self.calls: Counter[str] = Counter()  # of the store and its witness, by method and outcome
         self.witnessed: WitnessedStore | None = None  # the counters, if they have a witness
         self._timeout = timeout
@@ -106,19 +100,18 @@ class Stores:
             self.witnessed = WitnessedStore(store, opened, timeout)
             store = cast(Store, self.witnessed)
         self.counters: Store = store
-        # None if documents are not served
-        self.documents: Documents | None = open_documents(url, timeout) if has_documents else None
 
     @property
     def witness_address(self) -> str:
         """The address of the witness, without secrets; empty without one."""
         return self.witnessed.witness_address if self.witnessed else ""
 
-    async def open(self, opening: Opening) -> None:
+    async def open(self, opening: Opening, others: Sequence[Callable[[], Awaitable[None]]]) -> None:
         """Open them; retry while one is unavailable.
 
         Args:
             opening: How the counters are opened.
+            others: Open what ports keep in stores, after the counters.
 
         Raises:
             StartRefused: One cannot be used.
@@ -129,8 +122,8 @@ class Stores:
         while True:
             try:
                 await self.counters.open(opening)
-                if self.documents:
-                    await self.documents.open()
+                for open_other in others:
+                    await open_other()
                 return
             except StoreUnavailable as error:
                 if loop.time() + OPEN_RETRY_SECONDS > deadline:
@@ -140,6 +133,4 @@ class Stores:
 
     async def close(self) -> None:
         """Close them."""
-        if self.documents:
-            await self.documents.close()
         await self.counters.close()

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from idalloc_server.store.cluster.transport import Transport
     from idalloc_server.store.cratedb.http import CrateHttp
     from idalloc_server.store.opensearch.http import OpenSearchHttp
-    from idalloc_xproto.documents.protocol import Documents
 
 _Http = TypeVar("_Http", bound="Transport")
 
@@ -75,12 +74,12 @@ def open_store(url: str, clock: Clock, timeout: float = 40.0) -> Store:
     """
     kind = _kind(url)
     if kind == "sqlite":
-        return SqliteStore(_sqlite_path(url), clock)
+        return SqliteStore(sqlite_path(url), clock)
     # Imported late: a server on SQLite starts a fifth faster without an HTTP client.
     if kind == "crate":
         from idalloc_server.store.cratedb.store import CrateStore
 
-        return CrateStore(*_crate_http(url, timeout))
+        return CrateStore(*crate_http(url, timeout))
     from idalloc_server.store.opensearch.store import OpenSearchStore
 
     return OpenSearchStore(*_opensearch_http(url, kind, timeout), timeout)
@@ -101,13 +100,13 @@ def open_witness(url: str, store_url: str, timeout: float = 40.0) -> Witness:
     with refused_as_witness():
         kind = _kind(url)
         if kind == "sqlite":
-            return _sqlite_witness(_sqlite_path(url), store_url)
+            return _sqlite_witness(sqlite_path(url), store_url)
         if not store_url.startswith("sqlite://"):
             check_hosts(_hosts(url), _hosts(store_url))
         if kind == "crate":
             from idalloc_server.store.cratedb.witness import CrateWitness
 
-            return CrateWitness(*_crate_http(url, timeout))
+            return CrateWitness(*crate_http(url, timeout))
         from idalloc_server.store.opensearch.witness import OpenSearchWitness
 
         return OpenSearchWitness(*_opensearch_http(url, kind, timeout), timeout)
@@ -115,13 +114,27 @@ def open_witness(url: str, store_url: str, timeout: float = 40.0) -> Witness:
 
 def _sqlite_witness(path: Path, store_url: str) -> Witness:
     from idalloc_server.store.sqlite.witness import SqliteWitness
-    from idalloc_xproto.stores.sqlite import documents_path
 
     if not store_url.startswith("sqlite://"):
         return SqliteWitness(path)
-    store = _sqlite_path(store_url)
-    check_files(path, {store: "the file of the store", documents_path(store): "the file of the store's documents"})
+    store = sqlite_path(store_url)
+    check_files(path, {store: "the file of the store"})
     return SqliteWitness(path, store)
+
+
+def check_apart(witness: str, file: Path, what: str) -> None:
+    """Check that a file of a port beside the store is not the file of the witness.
+
+    Args:
+        witness: The setting ``witness``; empty without one.
+        file: The port's file.
+        what: What the file is, for the error.
+
+    Raises:
+        StartRefused: It is the witness's.
+    """
+    if witness.startswith("sqlite://"):
+        check_files(sqlite_path(witness), {file: what})
 
 
 def _kind(url: str) -> str:
@@ -151,7 +164,12 @@ def _split(url: str) -> SplitResult:
     return parts._replace(netloc=authority)
 
 
-def _sqlite_path(url: str) -> Path:
+def sqlite_path(url: str) -> Path:
+    """Return the file of a SQLite URL.
+
+    Raises:
+        StartRefused: The URL is invalid.
+    """
     parts = _split(url)
     path = Path(re.sub("^//+", "/", unquote(parts.path)))  # POSIX, and so Path, keeps two leading slashes
     if parts.netloc or not path.is_absolute() or not path.name or "\0" in path.name:
@@ -163,34 +181,6 @@ def _sqlite_path(url: str) -> Path:
     if parts.query or parts.fragment:
         raise _invalid("a SQLite URL takes no parameters; write ? as %3F and # as %23 in its path")
     return path
-
-
-def keeps_documents(url: str) -> bool:
-    """Return whether documents of MySQL's clients can be kept beside the counters of a store."""
-    return url.partition("://")[0] not in _OPENSEARCH_KINDS
-
-
-def open_documents(url: str, timeout: float = 40.0) -> "Documents":
-    """Return a store's documents, not connected yet; ``Documents.open`` connects.
-
-    Args:
-        url: The setting ``store``; see ``open_store``.
-        timeout: The timeout of a statement, in seconds.
-
-    Raises:
-        StartRefused: The URL is invalid.
-    """
-    kind, separator, _ = url.partition("://")
-    if separator and kind == "sqlite":
-        from idalloc_xproto.stores.sqlite import BUSY_TIMEOUT, SqliteDocuments, documents_path
-
-        return SqliteDocuments(documents_path(_sqlite_path(url)), min(BUSY_TIMEOUT, timeout))
-    if separator and kind == "crate":
-        from idalloc_xproto.stores.cratedb import CrateDocuments
-
-        _, http, schema = _crate_http(url, timeout)
-        return CrateDocuments(http, schema, timeout)
-    raise _invalid(f"a store of kind {kind!r} keeps no documents")
 
 
 def open_index(url: str, timeout: float = 40.0) -> "tuple[OpenSearchHttp, str]":
@@ -235,8 +225,12 @@ class _Cluster(NamedTuple):
         return http(self.hosts, authorization=self.authorization, tls=self.tls, timeout=timeout)
 
 
-def _crate_http(url: str, timeout: float) -> "tuple[str, CrateHttp, str]":
-    """Return the address of a URL for people, its transport, and its schema."""
+def crate_http(url: str, timeout: float) -> "tuple[str, CrateHttp, str]":
+    """Return the address of a URL of CrateDB for people, its transport, and its schema.
+
+    Raises:
+        StartRefused: The URL is invalid.
+    """
     from idalloc_server.store.cratedb.http import CrateHttp
 
     cluster = _split_cluster(url, _CLUSTERS["crate"], ("schema", "tls", "ca", *SECRETS))

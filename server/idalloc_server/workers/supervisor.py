@@ -24,6 +24,7 @@ from idalloc_server.listen import transport
 from idalloc_server.listen.reservation import ReservedAddress
 from idalloc_server.node import announcements
 from idalloc_server.node.mode import stop_signals
+from idalloc_server.node.ports import other_ports
 from idalloc_server.node.rates import RATES, sum_of
 from idalloc_server.settings.model import Settings
 from idalloc_server.settings.persisted import SETTINGS, NodeSettingsFile
@@ -67,6 +68,7 @@ class Supervisor:
         self._exited_counts = Counts()
         self._exits = 0
         self._series = SeriesNames()
+        self._addresses: dict[str, str] = {}  # of the ports of other packages
         # Stays true once any worker required authentication, even if the access file is emptied
         # later.
         self._requires_authentication = False
@@ -116,7 +118,7 @@ class Supervisor:
         self._http = SupervisorHttp(self._settings, policy, access_file, self._workers.values(), self.counts)
         address = ReservedAddress(self._settings.listen, shared=True)
         self._settings = self._settings.model_copy(update={"listen": address.name})
-        documents = self._reserve_xproto()
+        others = self._reserve_other_ports()
         reserve.fill()
         self._serving = asyncio.create_task(self._serve())
         try:
@@ -126,22 +128,25 @@ class Supervisor:
             await self._http.close()
             address.close()
             reserve.close()
-            if documents:
-                documents.close()
+            for each in others:
+                each.close()
         if not self._serving.cancelled():
             self._serving.result()  # It raises.
         announcements.announce_stopped(self.counts())
         return self._exit_code
 
-    def _reserve_xproto(self) -> ReservedAddress | None:
-        """Reserve the address of the X Protocol's port, which all workers share.
+    def _reserve_other_ports(self) -> list[ReservedAddress]:
+        """Reserve the addresses of further ports, which all workers share.
 
-        Put the port into the settings.
+        Put the ports in use into the settings.
         """
-        if not self._settings.xproto_listen:
-            return None
-        reserved = ReservedAddress(self._settings.xproto_listen, shared=True, setting="xproto_listen")
-        self._settings = self._settings.model_copy(update={"xproto_listen": reserved.name})
+        reserved = []
+        for name, factory in other_ports(self._settings).items():
+            factory.check_settings(self._settings, requires_authentication=self._requires_authentication)
+            setting = f"{name}_listen"
+            reserved.append(ReservedAddress(getattr(self._settings, setting), shared=True, setting=setting))
+            self._settings = self._settings.model_copy(update={setting: reserved[-1].name})
+            self._addresses[name] = reserved[-1].name
         return reserved
 
     async def _serve(self) -> None:
@@ -158,7 +163,7 @@ class Supervisor:
             serving.address,
             serving.store,
             serving.prefix,
-            {**self._http.urls, "xproto": self._settings.xproto_listen},
+            {**self._http.addresses, **self._addresses},
             workers=self._settings.workers,
             created=self._created,
         )

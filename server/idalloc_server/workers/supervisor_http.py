@@ -65,9 +65,9 @@ class SupervisorHttp:
         self._following: asyncio.Task[None] | None = None
 
     @property
-    def urls(self) -> Mapping[str, str]:
+    def addresses(self) -> Mapping[str, str]:
         """See ``HttpPort``; empty if nothing is served."""
-        return self._port.urls if self._port else {}
+        return self._port.addresses if self._port else {}
 
     async def start(self) -> None:
         """Bind the address and answer requests.
@@ -76,7 +76,7 @@ class SupervisorHttp:
             StartRefused: The address is in use, or cannot be bound.
         """
         if self._port:
-            await self._port.start()
+            await self._port.open()
         if self._access_file:
             self._following = asyncio.create_task(self._access_file.follow(self._access_control.apply_policy))
 

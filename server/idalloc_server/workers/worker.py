@@ -22,7 +22,7 @@ from idalloc_server.domain.store.identity import ANY_STORE, Opening
 from idalloc_server.node.change import Workers
 from idalloc_server.node.mode import ProcessControl
 from idalloc_server.node.report import NodeReport
-from idalloc_server.settings.model import Settings
+from idalloc_server.settings.installed import installed
 from idalloc_server.settings.persisted import NodeSettingsFile
 from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.metrics import Counts
@@ -66,7 +66,7 @@ class Worker:
     """
 
     def __init__(self, pipe: Pipe, start: messages.Start) -> None:
-        self.settings = Settings.model_construct(**start.settings)  # The supervisor has validated them.
+        self.settings = installed().settings.model_construct(**start.settings)  # The supervisor has validated them.
         # When a terminal closes, the supervisor gets SIGHUP, too.
         self.control = ProcessControl(self.settings.drain_timeout, (signal.SIGTERM, signal.SIGINT))
         self.node_settings = NodeSettingsFile(*start.node_settings)

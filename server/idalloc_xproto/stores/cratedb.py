@@ -34,7 +34,7 @@ from idalloc_server.domain.errors import (
 from idalloc_server.domain.store.batches import Batches
 from idalloc_server.store.cratedb.http import CrateHttp, Row, may_answer_soon
 from idalloc_server.store.cratedb.schema import KEY_COLUMNS, set_up_all
-from idalloc_server.store.cratedb.tables import DOCUMENT_COLLECTIONS, DOCUMENT_SCHEMAS, DOCUMENT_TABLES
+from idalloc_server.store.cratedb.tables import Table
 from idalloc_xproto.documents.document import Document
 from idalloc_xproto.documents.errors import DuplicateKey, UnknownCollection, UnknownSchema, WriteConflict
 from idalloc_xproto.documents.protocol import PAGE, PAGE_TEXT, Change, Inserted, Rewritten
@@ -43,6 +43,13 @@ from idalloc_xproto.documents.side_thread import LEAST_STEPS, SideThread
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
+
+# Each collection has a table of its own besides, which ``CrateDocuments`` creates.
+DOCUMENT_COLLECTIONS = Table(
+    "document_collections", {"collection_key": "TEXT", "schema_name": "TEXT", "collection_name": "TEXT"}
+)
+DOCUMENT_SCHEMAS = Table("document_schemas", {"name": "TEXT"})
+DOCUMENT_TABLES = (DOCUMENT_COLLECTIONS, DOCUMENT_SCHEMAS)
 
 _ROWS_AN_INSERT = 1000
 # The most adds of one document that share a request, and the most characters of such a document.

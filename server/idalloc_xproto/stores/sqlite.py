@@ -13,7 +13,6 @@ from typing import TypeVar
 
 from idalloc_server.domain.errors import StoreAnsweredError
 from idalloc_server.store.sqlite.database import Database
-from idalloc_server.store.sqlite.errors import is_busy
 from idalloc_server.store.sqlite.schema import DOCUMENTS_ID, create_own_tables
 from idalloc_xproto.documents.document import Document
 from idalloc_xproto.documents.errors import Busy, DuplicateKey, UnknownCollection, UnknownSchema
@@ -175,7 +174,7 @@ def _busy() -> Iterator[None]:
     try:
         yield
     except StoreAnsweredError as error:
-        if isinstance(error.__cause__, sqlite3.Error) and is_busy(error.__cause__):
+        if (error.code or 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise Busy(str(error)) from error
         raise
 

@@ -24,10 +24,11 @@ from idalloc_server.domain.store.records import Demand
 from idalloc_server.store.cluster.transport import HostTimeouts
 from idalloc_server.store.cratedb.http import CrateHttp
 from idalloc_server.store.cratedb.store import CrateStore
-from idalloc_server.store.urls import open_documents, open_store
+from idalloc_server.store.urls import open_store
 from idalloc_xproto.documents.document import Document
 from idalloc_xproto.documents.protocol import Documents, Inserted, Rewritten
 from idalloc_xproto.documents.selection import Selection
+from idalloc_xproto.stores.urls import open_documents
 from tests.support.cratedb.emulator import CrateEmulator, Fault
 from tests.support.fake_store import FakeClock
 from tests.support.store_backends import REAL_CRATEDB, CrateBackend, skip_before_oids

@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from idalloc_server.store.urls import open_documents
 from idalloc_xproto.documents.criteria import ID, Call, Field, Value
 from idalloc_xproto.documents.document import Document
 from idalloc_xproto.documents.errors import DuplicateKey, NotADocument, UnknownCollection, UnknownSchema
 from idalloc_xproto.documents.json_text import dump, load
 from idalloc_xproto.documents.protocol import PAGE_TEXT, Documents, Inserted, Rewritten
 from idalloc_xproto.documents.selection import Selection
+from idalloc_xproto.stores.urls import open_documents
 from tests.support.store_backends import WITH_DOCUMENTS, Opener, SqlBackend
 
 pytestmark = pytest.mark.parametrize("opener", WITH_DOCUMENTS, indirect=True)

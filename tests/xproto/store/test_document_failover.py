@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from idalloc_server.domain.errors import StoreFailure, StoreOutcomeUnknown, StoreUnreachable
-from idalloc_server.store.urls import open_documents
 from idalloc_xproto.documents.document import Document
 from idalloc_xproto.documents.errors import DuplicateKey
 from idalloc_xproto.documents.protocol import Documents, Inserted
+from idalloc_xproto.stores.urls import open_documents
 from tests.support.cratedb.emulator import CrateEmulator, Fault
 from tests.xproto.store.test_contract_documents import with_key
 

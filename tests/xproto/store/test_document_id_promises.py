@@ -12,12 +12,13 @@ from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
 from idalloc_server.listen.connections import Limits
-from idalloc_server.store.urls import open_documents
 from idalloc_xproto.collections import Collections
 from idalloc_xproto.documents.cost import MAX_SIZE
 from idalloc_xproto.documents.protocol import Documents
 from idalloc_xproto.documents.side_thread import SideThread
 from idalloc_xproto.listener import Services, XListener
+from idalloc_xproto.logins import Logins
+from idalloc_xproto.stores.urls import open_documents
 from tests.support.fake_store import FakeClock
 from tests.support.store_backends import WITH_DOCUMENTS, Opener
 from tests.xproto.store.test_contract_documents import documents
@@ -75,7 +76,7 @@ class Nodes:
             thread=SideThread("messages"),
             doc_ids=doc_ids,
             change_node=change,
-            logins=access.logins,
+            logins=Logins(access),
             audit=access.audit,
             burn=cast(Callable[[int], None], burn),
         )

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from idalloc_server.store.urls import open_documents
 from idalloc_xproto.documents.document import Document
 from idalloc_xproto.documents.errors import DuplicateKey
 from idalloc_xproto.documents.protocol import Documents
 from idalloc_xproto.stores import cratedb as crate_documents
+from idalloc_xproto.stores.urls import open_documents
 from tests.store.conftest import CRATEDB
 from tests.support.store_backends import Opener
 from tests.xproto.store.test_contract_documents import documents, with_key

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from idalloc_server.store.urls import open_documents
 from idalloc_xproto.documents.document import Document
 from idalloc_xproto.documents.errors import Busy
+from idalloc_xproto.stores.urls import open_documents
 
 
 async def test_a_locked_file_is_busy_after_store_timeout(tmp_path: Path) -> None:

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from idalloc_server.domain.errors import StoreAnsweredError, StoreOutcomeUnknown
-from idalloc_server.store.urls import open_documents
 from idalloc_xproto.documents.document import Document
 from idalloc_xproto.documents.errors import DuplicateKey
 from idalloc_xproto.documents.protocol import Documents
 from idalloc_xproto.documents.selection import Selection
+from idalloc_xproto.stores.urls import open_documents
 from tests.support.cratedb.emulator import CrateEmulator, Fault
 
 MANY = [Document(f"{number:04}", "{}") for number in range(1001)]  # two statements

@@ -21,6 +21,7 @@ from idalloc_xproto.documents.cost import MAX_SIZE
 from idalloc_xproto.documents.protocol import Documents
 from idalloc_xproto.documents.side_thread import SideThread
 from idalloc_xproto.listener import Services, XListener
+from idalloc_xproto.logins import Logins
 from idalloc_xproto.stores.sqlite import SqliteDocuments
 from tests.support.certificates import Certificates
 from tests.support.fake_store import MemoryStore
@@ -76,7 +77,7 @@ async def served(folder: Path, *identities: Identity) -> AsyncIterator[Served]:
         thread=thread,
         doc_ids=doc_ids,
         change_node=NodeChanges(doc_ids).change,
-        logins=access.logins,
+        logins=Logins(access),
         audit=access.audit,
         burn=lambda count: None,
     )

@@ -27,6 +27,7 @@ from idalloc_xproto.documents import cost
 from idalloc_xproto.documents.document import Document
 from idalloc_xproto.documents.side_thread import SideThread
 from idalloc_xproto.listener import Services, XListener
+from idalloc_xproto.logins import Logins
 from idalloc_xproto.stores.sqlite import SqliteDocuments
 from idalloc_xproto.variables import IDLE_SECONDS
 from tests.support.waiting import hold_for_async, until
@@ -72,7 +73,7 @@ async def listening(
         thread=SideThread("messages"),
         doc_ids=cast(Any, node),
         change_node=node.change,
-        logins=access.logins,
+        logins=Logins(access),
         audit=access.audit,
         burn=cast(Callable[[int], None], print),
     )

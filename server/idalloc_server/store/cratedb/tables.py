@@ -76,9 +76,3 @@ WITNESS_MARKS = Table(
     "witness_marks",
     _columns("name TEXT, generation BIGINT, value BIGINT, step BIGINT, token TEXT, gaps TEXT, seen TEXT"),
 )
-# Each collection has a table of its own besides, which ``CrateDocuments`` creates.
-DOCUMENT_COLLECTIONS = Table(
-    "document_collections", _columns("collection_key TEXT, schema_name TEXT, collection_name TEXT")
-)
-DOCUMENT_SCHEMAS = Table("document_schemas", _columns("name TEXT"))
-DOCUMENT_TABLES = (DOCUMENT_COLLECTIONS, DOCUMENT_SCHEMAS)

@@ -10,7 +10,7 @@ import pytest
 import idalloc
 from idalloc import aio, cli
 from idalloc.cli import _environment
-from idalloc_server.settings.model import Settings
+from idalloc_server.settings.installed import installed
 from idalloc_server.settings.sources import _NOT_SETTINGS
 from tests.support.command_line import Command
 from tests.support.fake_server import FakeServer
@@ -207,7 +207,7 @@ def test_server_and_kubernetes_variables_are_known(
     server: FakeServer, environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Variables of the server, Kubernetes and the tests print no warning."""
-    for name in Settings.model_fields:
+    for name in installed().settings.model_fields:
         environment.setenv(f"IDALLOC_{name.upper()}", "x")
     for name in ("CONFIG", "SERVICE_HOST", "SERVICE_PORT_GRPC", "PORT", "PORT_50051_TCP_ADDR", "TEST_SEED"):
         environment.setenv(f"IDALLOC_{name}", "x")
@@ -217,7 +217,7 @@ def test_server_and_kubernetes_variables_are_known(
 
 def test_client_and_server_know_the_same_variables() -> None:
     """The client knows all settings of the server; the server ignores the client's variables."""
-    assert {name.upper() for name in Settings.model_fields} <= set(_environment.SERVER)
+    assert {name.upper() for name in installed().settings.model_fields} <= set(_environment.SERVER)
     assert all(_NOT_SETTINGS.fullmatch(name) for name in _environment.CLIENT)
 
 
@@ -257,7 +257,9 @@ def test_help_keeps_words_in_brackets(
     assert cli.main((*command, "--help")) == 0
     printed = capsys.readouterr().out
     brackets = {
-        word for field in Settings.model_fields.values() for word in re.findall(r"\[\w+\]", str(field.description))
+        word
+        for field in installed().settings.model_fields.values()
+        for word in re.findall(r"\[\w+\]", str(field.description))
     }
     assert brackets == {"[native]"}
     assert all(word in printed for word in brackets)

@@ -41,7 +41,7 @@ def report_of(allocator: Allocator, witnessed: WitnessedStore | None = None) -> 
         start_timestamps=Mock(has_conflict=False),
     )
     audit = Mock(rejected={})
-    return NodeReport(CallMetrics(), issuers, audit, Counter(), {}, 1, lambda: False, lambda _: None, witnessed)
+    return NodeReport(CallMetrics(), issuers, audit, Counter(), {}, 1, lambda: False, [], witnessed)
 
 
 @pytest.mark.parametrize(

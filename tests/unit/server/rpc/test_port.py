@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from idalloc_server.rpc.port import CoroutineFunction
+from idalloc_server.rpc.server import CoroutineFunction
 
 
 async def answer(request: str, context: object) -> str:
