@@ -1,39 +1,8 @@
 """The session that runs a statement, as the statement sees it."""
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
-from idalloc_xproto.operations import Operation
-
-
-class Rights(Protocol):
-    """What the caller of a statement may do and see."""
-
-    def require(self, operation: Operation, schema: str, collection: str = "") -> None:
-        """Check that the caller has the role of an operation on a collection, or on a schema.
-
-        Raises:
-            XError: 1142, the caller lacks the role; the audit records it.
-        """
-
-    def visible(self, names: Iterable[str], schema: str = "") -> list[str]:
-        """Return those collections of a schema on which the caller has any role.
-
-        Without ``schema`` the names are schemas: it returns those on which, or on anything in
-        which, the caller has a role. Statements answer any other name as one that does not exist.
-        """
-
-    def audited(
-        self, operation: Operation, schema: str, collection: str = ""
-    ) -> AbstractContextManager[dict[str, Any]]:
-        """Check the role of an administrative operation, and audit what this block does.
-
-        The block may add fields to the record: how much it changed, and nothing of a document.
-
-        Raises:
-            XError: See ``require``.
-        """
+from idalloc_xproto.rights import SessionRights
 
 
 class Caller(Protocol):
@@ -43,7 +12,7 @@ class Caller(Protocol):
     connection_id: int
 
     @property
-    def rights(self) -> Rights:
+    def rights(self) -> SessionRights:
         """What the caller may do and see."""
 
     @property

@@ -14,7 +14,7 @@ from idalloc_xproto.operations import Operation
 
 @dataclass(eq=False)
 class SessionRights:
-    """The ``Rights`` of a session."""
+    """What the caller of a statement, a session, may do and see."""
 
     identity: Callable[[], Identity]  # returns the session's identity under the current policy
     limits: Limits  # records what is denied
@@ -23,11 +23,26 @@ class SessionRights:
     host: str  # the client's host, for the error
 
     def require(self, operation: Operation, schema: str, collection: str = "") -> None:
+        """Check that the caller has the role of an operation on a collection, or on a schema.
+
+        Raises:
+            XError: 1142, the caller lacks the role; the audit records it.
+        """
         identity = self.identity()
-        if not has_role(identity, operation.role, schema, collection):
-            raise self._denied(identity, operation, schema, collection)
+        if has_role(identity, operation.role, schema, collection):
+            return
+        name, kind = (f"{schema}.{collection}", "collection") if collection else (schema, "schema")
+        refusal = PermissionDenied(identity.name, operation.role, name, kind)
+        self.limits.record_denied(operation.method, identity, refusal, self.peer, **_target(schema, collection))
+        user, table = f"'{identity.name}'@'{self.host}'", collection or schema
+        raise XError(1142, f"{operation.command} command denied to user {user} for table '{table}'", "42000")
 
     def visible(self, names: Iterable[str], schema: str = "") -> list[str]:
+        """Return those collections of a schema on which the caller has any role.
+
+        Without ``schema`` the names are schemas: it returns those on which, or on anything in
+        which, the caller has a role. Statements answer any other name as one that does not exist.
+        """
         identity = self.identity()
         if schema:
             return [name for name in names if may_see(identity, schema, name)]
@@ -35,6 +50,13 @@ class SessionRights:
 
     @contextmanager
     def audited(self, operation: Operation, schema: str, collection: str = "") -> Iterator[dict[str, Any]]:
+        """Check the role of an administrative operation, and audit what this block does.
+
+        The block may add fields to the record: how much it changed, and nothing of a document.
+
+        Raises:
+            XError: See ``require``.
+        """
         self.require(operation, schema, collection)
         with self.audit.record_admin_call(
             identity=self.identity().name,
@@ -44,14 +66,6 @@ class SessionRights:
             **_target(schema, collection),
         ) as record:
             yield record
-
-    def _denied(self, identity: Identity, operation: Operation, schema: str, collection: str) -> XError:
-        """Record a denied operation, and return its error."""
-        name, kind = (f"{schema}.{collection}", "collection") if collection else (schema, "schema")
-        refusal = PermissionDenied(identity.name, operation.role, name, kind)
-        self.limits.record_denied(operation.method, identity, refusal, self.peer, **_target(schema, collection))
-        user, table = f"'{identity.name}'@'{self.host}'", collection or schema
-        return XError(1142, f"{operation.command} command denied to user {user} for table '{table}'", "42000")
 
 
 def _target(schema: str, collection: str) -> dict[str, str]:

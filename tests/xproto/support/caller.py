@@ -14,6 +14,7 @@ from idalloc_xproto.documents.protocol import Documents
 from idalloc_xproto.documents.side_thread import SideThread
 from idalloc_xproto.errors import XError
 from idalloc_xproto.operations import Operation
+from idalloc_xproto.rights import SessionRights
 
 
 def numbered() -> Iterator[str]:
@@ -21,8 +22,11 @@ def numbered() -> Iterator[str]:
     yield from (f"00006b02428c{serial:016x}" for serial in range(1, 2**63))
 
 
-class AllRights:
+class AllRights(SessionRights):
     """The rights of a caller that may do everything. Nothing is recorded."""
+
+    def __init__(self) -> None:
+        pass
 
     def require(self, operation: Operation, schema: str, collection: str = "") -> None:
         pass
