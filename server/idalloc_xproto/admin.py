@@ -8,10 +8,9 @@ from idalloc_xproto import frames
 from idalloc_xproto.caller import Caller
 from idalloc_xproto.documents.like import like_pattern
 from idalloc_xproto.documents.protocol import Documents
-from idalloc_xproto.errors import XError, no_schema, not_supported, unknown_schema
+from idalloc_xproto.errors import XError, no_schema, not_supported, text_of, unknown_schema
 from idalloc_xproto.names import check_names
 from idalloc_xproto.operations import CREATE_COLLECTION, DROP_COLLECTION, LIST
-from idalloc_xproto.texts import text_of
 
 # MySQL's commands that idalloc does not serve.
 _NOT_SERVED = frozenset(

@@ -26,12 +26,11 @@ from idalloc_xproto.documents.json_text import Json, dump, key_of, load, parse
 from idalloc_xproto.documents.protocol import PAGE_TEXT, Documents, Inserted
 from idalloc_xproto.documents.selection import Chooser, Selection
 from idalloc_xproto.documents.side_thread import LEAST_STEPS, SideThread
-from idalloc_xproto.errors import XError, no_schema, not_supported
+from idalloc_xproto.errors import XError, no_schema, not_supported, text_of
 from idalloc_xproto.expressions import Expressions, check_content_type, document_path
 from idalloc_xproto.names import check_names
 from idalloc_xproto.operations import ADD, FIND, MODIFY, REMOVE, REPLACE
 from idalloc_xproto.selection import projection_of, selection_of
-from idalloc_xproto.texts import text_of
 
 _LONGEST_DOCUMENT = 2**32 - 1  # MySQL's length of a JSON column
 _TEXT, _JSON = 0, 2  # content types of octets

@@ -6,45 +6,38 @@ from typing import Any
 from idalloc_xproto.documents import errors
 from idalloc_xproto.errors import XError, not_supported, unknown_collection, unknown_schema
 
-# The errors that have MySQL's text.
+# The errors whose text in MySQL has a part of the error in it.
 _ERRORS: dict[type[errors.DocumentsError], Callable[[Any], XError]] = {
     errors.UnknownSchema: lambda error: unknown_schema(error.schema),
     errors.UnknownCollection: lambda error: unknown_collection(error.schema, error.name),
     errors.NotServed: lambda error: not_supported(error.what),
     errors.PatternTooComplex: lambda error: not_supported(error.what),
     errors.NotANumber: lambda error: XError(1292, f"Truncated incorrect DOUBLE value: '{error.text}'", "22007"),
-    errors.DuplicateKey: lambda _: XError(
-        5116, "Document contains a field value that is not unique but required to be"
-    ),
-    errors.NotADocument: lambda _: XError(5115, "Document is missing a required field"),
-    errors.TooDeep: lambda _: XError(3157, "The JSON document exceeds the maximum depth.", "22032"),
-    errors.Busy: lambda _: XError(1205, "Lock wait timeout exceeded; try restarting transaction"),
-    errors.WriteConflict: lambda _: XError(
-        1213, "Deadlock found when trying to get lock; try restarting transaction", "40001"
-    ),
-    errors.InvalidEscape: lambda _: XError(1210, "Incorrect arguments to ESCAPE"),
-    errors.NoJsonToLookFor: lambda _: XError(
+}
+# MySQL's codes, texts and SQL states of the errors whose text is always the same.
+_TEXTS: dict[type[errors.DocumentsError], tuple[int, str, str]] = {
+    errors.DuplicateKey: (5116, "Document contains a field value that is not unique but required to be", "HY000"),
+    errors.NotADocument: (5115, "Document is missing a required field", "HY000"),
+    errors.TooDeep: (3157, "The JSON document exceeds the maximum depth.", "22032"),
+    errors.Busy: (1205, "Lock wait timeout exceeded; try restarting transaction", "HY000"),
+    errors.WriteConflict: (1213, "Deadlock found when trying to get lock; try restarting transaction", "40001"),
+    errors.InvalidEscape: (1210, "Incorrect arguments to ESCAPE", "HY000"),
+    errors.NoJsonToLookFor: (
         3146,
         "Invalid data type for JSON data in argument 2 to function json_contains;"
         " a JSON string or JSON type is required.",
         "22032",
     ),
-    errors.NoNumberInJson: lambda _: XError(
-        3156, "Invalid JSON value for CAST to DOUBLE from column json_extract at row 1", "22018"
+    errors.NoNumberInJson: (3156, "Invalid JSON value for CAST to DOUBLE from column json_extract at row 1", "22018"),
+    errors.NumberTooLarge: (
+        3155,
+        "Out of range JSON value for CAST to DOUBLE from column json_extract at row 1",
+        "22003",
     ),
-    errors.NumberTooLarge: lambda _: XError(
-        3155, "Out of range JSON value for CAST to DOUBLE from column json_extract at row 1", "22003"
-    ),
-    errors.TooManyToSort: lambda _: XError(
-        1038, "Out of sort memory, consider increasing server sort buffer size", "HY001"
-    ),
-    errors.CallerLeft: lambda _: XError(1317, "Query execution was interrupted", "70100"),
-    errors.TookTooLong: lambda _: XError(
-        3024, "Query execution was interrupted, maximum statement execution time exceeded"
-    ),
-    errors.DocumentTooLarge: lambda _: XError(
-        3150, "The JSON value is too big to be stored in a JSON column.", "22032"
-    ),
+    errors.TooManyToSort: (1038, "Out of sort memory, consider increasing server sort buffer size", "HY001"),
+    errors.CallerLeft: (1317, "Query execution was interrupted", "70100"),
+    errors.TookTooLong: (3024, "Query execution was interrupted, maximum statement execution time exceeded", "HY000"),
+    errors.DocumentTooLarge: (3150, "The JSON value is too big to be stored in a JSON column.", "22032"),
 }
 # The codes and SQL states of the errors that keep idalloc's text.
 _CODES: dict[type[errors.DocumentsError], tuple[int, str]] = {
@@ -67,6 +60,8 @@ def to_xerror(error: errors.DocumentsError) -> XError:
         return XError(3141, text, "22032")
     if known := _ERRORS.get(type(error)):
         return known(error)
+    if fixed := _TEXTS.get(type(error)):
+        return XError(*fixed)
     code, state = _CODES.get(type(error), (1105, "HY000"))
     return XError(code, str(error), state)
 

@@ -44,6 +44,18 @@ def unknown_collection(schema: str, name: str) -> XError:
     return XError(1146, f"Table '{schema}.{name}' doesn't exist", "42S02")
 
 
+def text_of(content: bytes) -> str:
+    """Decode a text that a client sent as UTF-8.
+
+    Raises:
+        XError: The content is not UTF-8.
+    """
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise XError(1300, f"Invalid utf8mb4 character string: '{content[error.start :][:6].hex().upper()}'") from None
+
+
 def from_refusal(refusal: Refusal) -> XError:
     """Return the error for a refusal: 1226 for a quota, otherwise 1105 with its first line."""
     if isinstance(refusal, QuotaExceeded):

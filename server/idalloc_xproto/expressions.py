@@ -18,8 +18,7 @@ from idalloc_xproto.documents.criteria import NULL, ArrayOf, Call, Field, Key, N
 from idalloc_xproto.documents.errors import InvalidJson
 from idalloc_xproto.documents.evaluation import OPERATORS, Context, Run, is_constant, json_of
 from idalloc_xproto.documents.json_text import number_text, parse
-from idalloc_xproto.errors import XError, not_supported
-from idalloc_xproto.texts import text_of
+from idalloc_xproto.errors import XError, not_supported, text_of
 
 _T = TypeVar("_T")
 

@@ -26,14 +26,13 @@ from idalloc_xproto.documents.cost import steps_of_message
 from idalloc_xproto.documents.errors import DocumentsError
 from idalloc_xproto.documents.protocol import Documents
 from idalloc_xproto.documents.side_thread import SideThread
-from idalloc_xproto.errors import XError, from_refusal, unknown_schema
+from idalloc_xproto.errors import XError, from_refusal, text_of, unknown_schema
 from idalloc_xproto.login import shown
 from idalloc_xproto.logins import Credential, Logins, Peer
 from idalloc_xproto.rights import SessionRights
 from idalloc_xproto.session import Execute, LogIn, Request, Reset, Session, StartTls, kind_of
 from idalloc_xproto.sql import Sql
 from idalloc_xproto.stream import Stream
-from idalloc_xproto.texts import text_of
 from idalloc_xproto.variables import IDLE_SECONDS, ChangeNode, Variables
 
 # How long a client may take to log in, at first and after a session, to read a part of a reply, and
