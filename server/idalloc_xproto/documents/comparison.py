@@ -69,7 +69,9 @@ def compare_json(left: Any, right: Any, check: Check = no_check) -> int:
             if difference := compare_json(one, other, check):
                 return difference
         return len(left) - len(right)
-    return _compare_numbers(left, right) if rank == _NUMBER else 0 if left is None else _compare(left, right)
+    if rank == _NUMBER and type(left) is not type(right):
+        return _compare(exact(left), exact(right))
+    return 0 if left is None else _compare(left, right)
 
 
 def contains(target: Any, candidate: Any, check: Check = no_check) -> bool:
@@ -104,7 +106,8 @@ _RANKS: dict[type, int] = {
 }
 
 
-def _same(value: Any) -> Any:
+def same(value: Any) -> Any:
+    """Return the value itself."""
     return value
 
 
@@ -115,12 +118,6 @@ def _compare(left: Any, right: Any) -> int:
 def exact(number: int | float | Decimal) -> int | Decimal:
     """Return a number as MySQL compares it with an exact one: a double as its shortest text."""
     return Decimal(repr(number)) if isinstance(number, float) else number
-
-
-def _compare_numbers(left: int | float | Decimal, right: int | float | Decimal) -> int:
-    if type(left) is not type(right):
-        left, right = exact(left), exact(right)
-    return _compare(left, right)
 
 
 def _compare_padded(left: str, right: str) -> int:
@@ -142,8 +139,8 @@ def _compare_objects(left: dict[str, Any], right: dict[str, Any], check: Check) 
 
 
 JSON_RULE = Rule(AS_JSON, compare_json)
-_DOUBLES = Rule(AS_DOUBLE, _compare, _same)
-STRICT_DOUBLES = Rule(AS_DOUBLE_STRICTLY, _compare, _same)
-_NUMBERS = Rule({}, _compare, _same)
+_DOUBLES = Rule(AS_DOUBLE, _compare, same)
+STRICT_DOUBLES = Rule(AS_DOUBLE_STRICTLY, _compare, same)
+_NUMBERS = Rule({}, _compare, same)
 _PADDED = Rule(AS_TEXT, _compare_padded, lambda text: text.rstrip(" "))
-_BYTES = Rule(AS_TEXT, _compare, _same)
+_BYTES = Rule(AS_TEXT, _compare, same)

@@ -160,17 +160,12 @@ def steps_of_parts(documents: Sequence[Document], parts: int) -> int:
 
     Without parts it is 0: the documents are not parsed.
     """
-    return parts and (_DOCUMENT + parts) * len(documents) + steps_of_text(sum(len(each.text) for each in documents))
+    return parts and (_DOCUMENT + parts) * len(documents) + sum(len(each.text) for each in documents) // _CHARACTERS
 
 
 def steps_of_message(size: int) -> int:
     """Return about how many steps it takes to parse a message of ``size`` bytes."""
     return size // _BYTES
-
-
-def steps_of_text(length: int) -> int:
-    """Return about how many steps it takes to parse ``length`` characters."""
-    return length // _CHARACTERS
 
 
 def count_parts(*nodes: Node | None, is_strict: bool = False, before: int = 0) -> int:

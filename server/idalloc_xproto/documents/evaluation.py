@@ -81,9 +81,11 @@ def compile_node(node: Node, context: Context) -> Expression:
     if isinstance(node, Key):
         return Expression(Type.KEY, lambda document: plain_text(document["_id"]))  # type: ignore[call-overload,index]
     if isinstance(node, ObjectOf):
-        return _object_of(node, context)
+        members = [(name, json_of(member, context)) for name, member in node.members]
+        return _built(node, lambda document: {name: member(document) for name, member in members})
     if isinstance(node, ArrayOf):
-        return _array_of(node, context)
+        items = [json_of(item, context) for item in node.items]
+        return _built(node, lambda document: [item(document) for item in items])
     return _call(node, context)
 
 
@@ -102,11 +104,7 @@ def json_of(node: Node, context: Context) -> Run:
     Raises:
         NotServed: MySQL's rule for its types is not known.
     """
-    return _json_of(compile_node(node, context.hidden))
-
-
-def _json_of(expression: Expression) -> Run:
-    run = _converted(expression, AS_JSON)
+    run = _converted(compile_node(node, context.hidden), AS_JSON)
 
     def value(document: Json) -> Any:
         found = run(document)
@@ -148,18 +146,6 @@ def _call(node: Call, context: Context) -> Expression:
     if context.is_strict:
         run(None)  # an error in a constant condition fails the statement
     return _folded(Type.FOLDED, run)
-
-
-def _object_of(node: ObjectOf, context: Context) -> Expression:
-    inner = context.hidden
-    members = [(name, _json_of(compile_node(member, inner))) for name, member in node.members]
-    return _built(node, lambda document: {name: member(document) for name, member in members})
-
-
-def _array_of(node: ArrayOf, context: Context) -> Expression:
-    inner = context.hidden
-    items = [_json_of(compile_node(item, inner)) for item in node.items]
-    return _built(node, lambda document: [item(document) for item in items])
 
 
 def _built(node: Node, run: Run) -> Expression:
@@ -205,23 +191,22 @@ def _by_key(node: Node, expression: Expression, others: Sequence[Expression], co
     return compile_node(Key(), context) if is_indexed else expression
 
 
-def _once(run: Run, convert: Callable[[Any], Any]) -> Run:
-    """Convert a constant once; if that fails, return a function that fails when it is run."""
-    value = run(None)
-    try:
-        constant = value if value is NULL else convert(value)
-    except DocumentsError:
-        return lambda _: convert(value)
-    return lambda _: constant
-
-
 def _converted(expression: Expression, converters: Converters) -> Run:
+    """Return the function that evaluates and converts an expression; it converts a constant once.
+
+    If the conversion of a constant fails, the function fails when it is run.
+    """
     kind, run, is_constant = expression
     convert = converters.get(kind)
     if convert is None:
         return run
     if is_constant:
-        return _once(run, convert)
+        given = run(None)
+        try:
+            constant = given if given is NULL else convert(given)
+        except DocumentsError:
+            return lambda _: convert(given)
+        return lambda _: constant
 
     def converted(document: Json) -> Any:
         value = run(document)
@@ -299,12 +284,8 @@ def _negated(compile_: _Compile) -> _Compile:
     return lambda operands, context: _not(compile_(operands, context))
 
 
-def _always(known: bool) -> Run:
-    return lambda _: known
-
-
-# AND and OR whose value does not depend on the document.
-_DECIDED = {False: _always(False), True: _always(True)}
+# The operators whose value does not depend on the document.
+_DECIDED: dict[bool, Run] = {False: lambda _: False, True: lambda _: True}
 
 
 def _and_or(*, decisive: bool) -> _Compile:
@@ -360,7 +341,7 @@ def _is(operands: Sequence[Node], context: Context) -> Run:
     tested, expected = operands
     wanted = expected.value if isinstance(expected, Value) else NULL
     if isinstance(tested, Key) and wanted is NULL:
-        return _always(False)
+        return _DECIDED[False]
     run = compile_node(tested, context.hidden).run if wanted is NULL else _truth(tested, context.hidden)
     return lambda document: run(document) is wanted
 

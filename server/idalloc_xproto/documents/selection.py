@@ -100,7 +100,9 @@ class Chooser:
             if predicate is not None and not predicate(content):
                 continue
             if sort_keys:
-                self._keep(document, [sort_key(content) for sort_key, _ in sort_keys])
+                keys = [sort_key(content) for sort_key, _ in sort_keys]
+                selection.budget.count_sorted(document, [value for _, value in keys])
+                self._to_sort.append((keys, document))
                 continue
             self._seen += 1
             if self._seen > offset:
@@ -113,10 +115,6 @@ class Chooser:
             self._to_sort.sort(key=lambda each, index=index: each[0][index], reverse=descending)  # type: ignore[misc]
         limit, offset = self._selection.limit, self._selection.offset
         return [document for _, document in self._to_sort[offset : None if limit is None else offset + limit]]
-
-    def _keep(self, document: Document, keys: list[SortKey]) -> None:
-        self._selection.budget.count_sorted(document, [value for _, value in keys])
-        self._to_sort.append((keys, document))
 
 
 async def chosen_keys(

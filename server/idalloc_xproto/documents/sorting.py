@@ -4,7 +4,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, TypeAlias
 
-from idalloc_xproto.documents.comparison import Check, exact, no_check
+from idalloc_xproto.documents.comparison import Check, exact, no_check, same
 from idalloc_xproto.documents.criteria import ID, NULL, Key, Node
 from idalloc_xproto.documents.evaluation import Context, compile_node
 from idalloc_xproto.documents.json_text import Json
@@ -32,23 +32,15 @@ def sort_key_of(node: Node, *, is_strict: bool = False, check: Check = no_check)
     return sort_key
 
 
-def _nothing(_: Any) -> None:
-    return None
-
-
-def _all(value: Any) -> Any:
-    return value
-
-
 # MySQL sorts objects and arrays by length only.
 _PARTS: dict[type, tuple[int, Callable[[Any], Any]]] = {
-    type(NULL): (0, _nothing),
-    type(None): (1, _nothing),
-    int: (2, _all),
+    type(NULL): (0, lambda _: None),
+    type(None): (1, lambda _: None),
+    int: (2, same),
     float: (2, exact),
-    Decimal: (2, _all),
-    str: (3, _all),
+    Decimal: (2, same),
+    str: (3, same),
     dict: (4, len),
     list: (5, len),
-    bool: (6, _all),
+    bool: (6, same),
 }
