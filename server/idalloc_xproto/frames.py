@@ -241,11 +241,6 @@ def rows_affected(count: int) -> bytes:
     return state_changed(notice_pb2.SESSION_PARAMETER_ROWS_AFFECTED, count)
 
 
-def client_id(number: int) -> bytes:
-    """Return the frame of the notice of a connection's number."""
-    return state_changed(notice_pb2.SESSION_PARAMETER_CLIENT_ID_ASSIGNED, number)
-
-
 def produced_message(text: str) -> bytes:
     """Return the frame of a notice with a text. As in MySQL, its inner lengths have four bytes."""
     content = text.encode()

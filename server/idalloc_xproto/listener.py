@@ -162,7 +162,7 @@ class _Connection:
         limits, audit = self._services.logins.limits, self._services.audit
         self.rights = SessionRights(self._identity, limits, audit, accepted.peer, host)
         self._admin = Admin(self._services.documents)
-        self._sql = Sql(self._services.documents, self._variables, self, self._use)
+        self._sql = Sql(self._services.documents, self._variables, self)
 
     def drain(self) -> None:
         """Read no more: the session ends after its present statement."""
@@ -290,20 +290,17 @@ class _Connection:
         """End a request with an error; return its code."""
         # Not where it is caught: a variable there would form a cycle with the traceback, whose
         # frames keep the message in memory.
-        error = self._error(failure)
-        self._session.fail(error)
-        return error.code
-
-    def _error(self, failure: XError | DocumentsError | Refusal) -> XError:
         match failure:
             case XError():
-                return failure
+                error = failure
             case Unauthenticated():
-                return self._access_denied(self._credential.name if self._credential else "", failure)
+                error = self._access_denied(self._credential.name if self._credential else "", failure)
             case DocumentsError():
-                return document_errors.to_xerror(failure)
+                error = document_errors.to_xerror(failure)
             case _:
-                return from_refusal(failure)
+                error = from_refusal(failure)
+        self._session.fail(error)
+        return error.code
 
     def _access_denied(self, user: str, refusal: Unauthenticated) -> XError:
         return XError(1045, f"Access denied for user '{user}'@'{self._host}': {refusal}", fatal=True)
@@ -331,13 +328,9 @@ class _Connection:
     async def _execute(self, message: Message) -> None:
         self._services.logins.limits.charge_call(_STATEMENT, self._identity())
         self._unsent = 0
-        if isinstance(message, StmtExecute):
-            await self._run_text(message)
-        else:
+        if not isinstance(message, StmtExecute):
             await self._services.statements.execute(message, self)
-
-    async def _run_text(self, message: StmtExecute) -> None:
-        """Run a statement of SQL, or a command of ``mysqlx``."""
+            return
         namespace = message.namespace or "sql"
         text = text_of(message.stmt)
         if namespace not in ("sql", "mysqlx"):
@@ -348,9 +341,6 @@ class _Connection:
             found = await self._admin.execute(text, message.args, self)
         for frame in found:
             await self.send(frame)
-
-    def _use(self, schema: str) -> None:
-        self.schema = schema
 
     def _identity(self) -> Identity:
         assert self._credential is not None  # noqa: S101 - statements follow a login

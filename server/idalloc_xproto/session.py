@@ -11,7 +11,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from idalloc.xprotocol.v1 import connection_pb2, crud_pb2, expect_pb2, statement_pb2
+from idalloc.xprotocol.v1 import connection_pb2, crud_pb2, expect_pb2, notice_pb2, statement_pb2
 from idalloc_xproto import frames
 from idalloc_xproto.capabilities import Capabilities
 from idalloc_xproto.errors import XError
@@ -140,9 +140,12 @@ class Session:
         """Handle frames up to the next request; return None if bytes are missing, or at the end."""
         for _ in range(MESSAGES_A_TURN):
             try:
-                if self.is_closed or (found := self._take()) is None:
+                if self.is_closed or (found := self._reader.take()) is None:
                     return None
                 request = self._handle(*found)
+            except frames.FrameTooLong:
+                self.is_closed = True
+                return None
             except XError as failure:
                 self.fail(failure)
             else:
@@ -151,13 +154,6 @@ class Session:
             if self.next_size > MAX_CONTROL_MESSAGE:
                 break  # the owner looks at its size before it asks again
         return Pause()
-
-    def _take(self) -> tuple[int, bytes] | None:
-        try:
-            return self._reader.take()
-        except frames.FrameTooLong:
-            self.is_closed = True
-            return None
 
     def reply(self, frame: bytes) -> None:
         """Add a frame of the reply to the current request."""
@@ -176,7 +172,7 @@ class Session:
         self._reader.max_length = self._max_message_bytes
         self._expectations = Expectations()
         self._output += [
-            frames.client_id(self._connection_id),
+            frames.state_changed(notice_pb2.SESSION_PARAMETER_CLIENT_ID_ASSIGNED, self._connection_id),
             frames.frame(frames.AUTHENTICATE_OK, connection_pb2.AuthenticateOk(auth_data=b"")),
         ]
 

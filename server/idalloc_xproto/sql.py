@@ -49,8 +49,7 @@ class Sql:
 
     documents: Documents
     variables: Variables
-    caller: Caller  # the session
-    use: Callable[[str], None]  # changes its default schema
+    caller: Caller  # the session, whose default schema USE changes
 
     def __post_init__(self) -> None:
         self._rights = self.caller.rights
@@ -115,7 +114,7 @@ class Sql:
             if dropped is not None:
                 record |= {"changed": 1, "collections": dropped}
                 if self.caller.schema == name:
-                    self.use("")
+                    self.caller.schema = ""
                 return [frames.rows_affected(dropped)]
             record["changed"] = 0
             failure = XError(1008, f"Can't drop database '{name}'; database doesn't exist")
@@ -136,7 +135,7 @@ class Sql:
         check_names(name)
         if name not in await self._schemas():
             raise unknown_schema(name)
-        self.use(name)
+        self.caller.schema = name
         return [frames.rows_affected(0)]
 
     async def _count_schemas(self, match: re.Match[str]) -> Iterable[bytes]:

@@ -122,8 +122,7 @@ class Stream(asyncio.Protocol):
         self._transport.write(before)
         # The loop gives the transport to TLS before it waits: all later bytes belong to the
         # handshake.
-        loop = asyncio.get_running_loop()
-        self._transport = await loop.start_tls(
+        self._transport = await self._loop.start_tls(
             self._transport, self, context, server_side=True, ssl_handshake_timeout=timeout
         )
         self._is_secure = True

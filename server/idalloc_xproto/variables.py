@@ -2,9 +2,10 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from idalloc.xprotocol.v1 import notice_pb2
+from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.errors import PermissionDenied, Refusal
 from idalloc_xproto import frames
 from idalloc_xproto.errors import XError, not_supported
@@ -32,14 +33,6 @@ class Assignment(NamedTuple):
     value: int | str | None  # None for DEFAULT
 
 
-class Node(Protocol):
-    """The settings of document ids of this node."""
-
-    @property
-    def settings(self) -> Mapping[str, int]:
-        """The settings, by their names on the wire."""
-
-
 # Changes the node's settings, and if the second argument is True, keeps them over restarts.
 ChangeNode = Callable[[Mapping[str, int], bool], Awaitable[None]]
 
@@ -48,7 +41,7 @@ ChangeNode = Callable[[Mapping[str, int], bool], Awaitable[None]]
 class Variables:
     """The variables of one session."""
 
-    node: Node
+    node: DocIdGenerator  # has the node's settings
     change_node: ChangeNode
     max_message_bytes: int  # of the largest message
     own: dict[str, int] = field(default_factory=dict, init=False)  # set by the session

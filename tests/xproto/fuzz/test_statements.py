@@ -4,6 +4,7 @@ import asyncio
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf.message import Message
@@ -122,8 +123,9 @@ def test_random_sql_is_answered(world: World, tried: str) -> None:
     @given(statements | commands, st.lists(messages(notice_pb2.Any.DESCRIPTOR), max_size=3), st.booleans())
     def check(text: str, args: list[Message], is_sql: bool) -> None:
         TRIED[tried] += 1
-        caller, node = FakeCaller(schema="raw"), FakeNode()
-        sql = Sql(world.documents, Variables(node, node.change, 2**24), caller, lambda schema: None)
+        caller = FakeCaller(schema="raw")
+        node: Any = FakeNode()
+        sql = Sql(world.documents, Variables(node, node.change, 2**24), caller)
         message = statement_pb2.StmtExecute(stmt=text.encode("utf-8", "replace"), args=args)  # type: ignore[arg-type]
         if parsed(frames.frame(12, message)) is None:
             return

@@ -81,18 +81,16 @@ class FakeCaller:
     def burn_ids(self, count: int) -> None:
         raise NotImplementedError
 
-    def use(self, schema: str) -> None:
-        self.schema = schema
-
 
 class Server:
     """The SQL and the commands of one session."""
 
     def __init__(self) -> None:
         self.documents, self.node, self.caller = FakeDocuments(), FakeNode(), FakeCaller()
-        self.variables = Variables(self.node, self.node.change, 2**24)
+        node: Any = self.node
+        self.variables = Variables(node, self.node.change, 2**24)
         documents: Any = self.documents
-        self.sql = Sql(documents, self.variables, self.caller, self.caller.use)
+        self.sql = Sql(documents, self.variables, self.caller)
         self.admin = Admin(documents)
 
     async def run(self, statement: str, *args: notice_pb2.Any) -> list[tuple[int, bytes]]:
