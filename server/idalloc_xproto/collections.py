@@ -185,7 +185,8 @@ class Collections:
         expressions = Expressions(message.args, schema, budget)
         steps = cost.steps_of_message(message.ByteSize())
         with caller.rights.audited(MODIFY, schema, name) as record, as_xerrors:
-            changes = await self.thread.run(steps, _changes, message, expressions.of_update())
+            values = Expressions(message.args, schema, budget, in_update=True)
+            changes = await self.thread.run(steps, _changes, message, values)
             selection = await self.thread.run(steps, selection_of, message, expressions, budget, may_skip=False)
             done = await self.documents.rewrite(
                 schema, name, selection, lambda text: apply_changes(text, changes, budget)
@@ -259,16 +260,12 @@ def _rows(message: crud.Insert, expressions: Expressions, collection: str) -> li
     documents = []
     for number, row in enumerate(message.row, 1):
         content = _row(row.field[0], expressions, of_json)
-        key = _key(content["_id"], number) if "_id" in content else _MARK
+        try:
+            key = key_of(content["_id"]) if "_id" in content else _MARK
+        except errors.KeyTooLong:
+            raise XError(1406, f"Data too long for column '_id' at row {number}", "22001") from None
         documents.append(Document(key, dump({"_id": _MARK} | content)))
     return documents
-
-
-def _key(value: Json, number: int) -> str:
-    try:
-        return key_of(value)
-    except errors.KeyTooLong:
-        raise XError(1406, f"Data too long for column '_id' at row {number}", "22001") from None
 
 
 def _with_ids(documents: Sequence[Document], doc_ids: Sequence[str]) -> list[Document]:
@@ -370,8 +367,7 @@ _INVALID_OPERATIONS: tuple[tuple[Callable[[crud.UpdateOperation, _Path], bool], 
 )
 
 
-def _check_operation(operation: crud.UpdateOperation) -> None:
-    """Check the type and the path of an operation of an update."""
+def _change(operation: crud.UpdateOperation, expressions: Expressions) -> Change:
     items = operation.source.document_path
     for is_invalid, code, text in _INVALID_OPERATIONS:
         if is_invalid(operation, items):
@@ -382,11 +378,7 @@ def _check_operation(operation: crud.UpdateOperation) -> None:
     if any(item.type not in without_wildcards for item in items):
         text = "In this situation, path expressions may not contain the * and ** tokens or an array range."
         raise XError(3149, text, "42000")
-
-
-def _change(operation: crud.UpdateOperation, expressions: Expressions) -> Change:
-    _check_operation(operation)
-    kind, path = _KINDS[operation.operation], document_path(operation.source.document_path)
+    kind, path = _KINDS[operation.operation], document_path(items)
     if kind is Kind.REMOVE:
         if not path:
             raise XError(3153, "The path expression '$' is not allowed in this context.", "42000")

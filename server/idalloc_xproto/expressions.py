@@ -60,16 +60,13 @@ class Expressions:
     schema: str  # of functions without one, for the error
     budget: Budget  # what the statement may still spend
     _: KW_ONLY
-    in_update: bool = False  # whether they are the values of an update
+    # Whether they are the values of an update: an unknown column there is another error.
+    in_update: bool = False
     # How many parts the expressions of ``value`` have for each document.
     parts: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self._read: dict[tuple[int, Callable[[pb.Scalar], Any]], tuple[Any, int]] = {}
-
-    def of_update(self) -> "Expressions":
-        """Return a translator for an update's values: an unknown column there is another error."""
-        return Expressions(self.args, self.schema, self.budget, in_update=True)
 
     def node(self, expression: expr.Expr) -> Node:
         """Return the criteria of an expression.
@@ -90,7 +87,8 @@ class Expressions:
         if expression.type == expr.EXPR_TYPE_FUNC_CALL:
             name = expression.function_call.name
             if name.name.lower() in _AGGREGATES and not name.schema_name:
-                raise not_supported(f"{name.name}({_star(expression.function_call.param)})")
+                params = [param.operator.name for param in expression.function_call.param]
+                raise not_supported(f"{name.name}({'*' if params == ['*'] else ''})")
             schema = name.schema_name or self.schema
             raise XError(1305, f"FUNCTION {schema}.{name.name} does not exist", "42000")
         raise XError(5153, "Mysqlx::Expr::Expr::VARIABLE is not supported yet")
@@ -147,7 +145,11 @@ class Expressions:
         if not least <= len(operator.param) <= (most or len(operator.param)):
             raise XError(5151, text)
         call = Call(name, tuple(map(self.node, operator.param)))
-        _check_syntax(call)
+        # MySQL would write these as invalid SQL, or with another meaning.
+        if name in ("is", "is_not") and not _is_word(call.operands[1]):
+            raise XError(1064, f"You have an error in your SQL syntax; {name} needs TRUE, FALSE or NULL", "42000")
+        if name not in ("&&", "||", "not") and any(map(_is_not_in_array, call.operands)):
+            raise not_supported(f"not in with an array inside of {name}")
         is_value = len(operator.param) > 0 and operator.param[0].type in (
             expr.EXPR_TYPE_PLACEHOLDER,
             expr.EXPR_TYPE_OPERATOR,
@@ -226,19 +228,6 @@ def _number(number: float) -> int | Decimal | float:
     return number if "e" in text else Decimal(text) if "." in text else int(text)
 
 
-def _check_syntax(call: Call) -> None:
-    """Check that MySQL would write a call as valid SQL with the same meaning.
-
-    Raises:
-        XError: It would not.
-    """
-    if call.operator in ("is", "is_not") and not _is_word(call.operands[1]):
-        text = f"You have an error in your SQL syntax; {call.operator} needs TRUE, FALSE or NULL"
-        raise XError(1064, text, "42000")
-    if call.operator not in ("&&", "||", "not") and any(map(_is_not_in_array, call.operands)):
-        raise not_supported(f"not in with an array inside of {call.operator}")
-
-
 def _is_not_in_array(node: Node) -> bool:
     """Return whether a node is NOT JSON_CONTAINS(...), which MySQL writes without parentheses."""
     return isinstance(node, Call) and node.operator == "not_in" and _is_in_array(node)
@@ -275,8 +264,3 @@ def _octets(octets: pb.Octets) -> Value | NotJson:
         return Value(parse(text), is_json=True)
     except InvalidJson as error:
         return NotJson(error)
-
-
-def _star(params: Sequence[expr.Expr]) -> str:
-    """Return the star of a call such as ``count(*)``, or an empty text."""
-    return "*" if [param.operator.name for param in params] == ["*"] else ""

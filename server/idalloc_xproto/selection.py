@@ -87,7 +87,7 @@ def _limit(message: crud.Find | crud.Update | crud.Delete, expressions: Expressi
 
 
 def _limit_number(expression: expr.Expr, expressions: Expressions) -> int:
-    scalar = expressions.read(expression, _itself)
+    scalar = expressions.read(expression, lambda scalar: scalar)
     if scalar.type == pb.SCALAR_TYPE_V_UINT:
         return scalar.v_unsigned_int & _MAX_UNSIGNED
     if scalar.type != pb.SCALAR_TYPE_V_SINT:
@@ -96,7 +96,3 @@ def _limit_number(expression: expr.Expr, expressions: Expressions) -> int:
     if scalar.v_signed_int < 0:
         raise XError(1690, f"BIGINT UNSIGNED value is out of range in '{scalar.v_signed_int}'", "22003")
     return scalar.v_signed_int
-
-
-def _itself(scalar: pb.Scalar) -> pb.Scalar:
-    return scalar
