@@ -81,7 +81,7 @@ def test_the_cluster_of_the_store_is_refused(url: str, store: str) -> None:
 class TestFiles:
     @pytest.mark.parametrize("is_there", [False, True])
     def test_the_file_of_the_store_is_refused(self, tmp_path: Path, is_there: bool) -> None:
-        """P3: a file of the store or its documents is no witness, by any path, even if missing."""
+        """P3: the file of the store is no witness, by any path, even if missing."""
         folder = tmp_path / "real"
         folder.mkdir()
         (tmp_path / "link").symlink_to(folder)
@@ -99,8 +99,6 @@ class TestFiles:
             for url, store in ((path, folder / "ids.db"), (folder / "ids.db", path)):
                 with pytest.raises(StartRefused, match=r"^witness: .* the file of the store, .*; name another file"):
                     open_witness(f"sqlite://{url}", f"sqlite://{store}")
-        with pytest.raises(StartRefused, match="is the file of the store's documents"):
-            open_witness(f"sqlite://{tmp_path}/link/ids-documents.db", f"sqlite://{folder}/ids.db")
         open_witness(f"sqlite://{folder}/marks.db", f"sqlite://{folder}/ids.db")
 
     async def test_the_disk_of_the_store_is_logged(self, tmp_path: Path) -> None:

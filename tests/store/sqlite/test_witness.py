@@ -11,7 +11,6 @@ from idalloc_server.domain.errors import StartRefused, StoreRefused
 from idalloc_server.domain.witness.marks import Replacement, WitnessMark
 from idalloc_server.store.sqlite.store import SqliteStore
 from idalloc_server.store.sqlite.witness import SqliteWitness
-from idalloc_xproto.stores.sqlite import SqliteDocuments
 from tests.store.sqlite.conftest import execute
 from tests.support.fake_store import FakeClock
 
@@ -22,12 +21,6 @@ async def make_store(path: Path) -> None:
     store = SqliteStore(path, FakeClock())
     await store.open()
     await store.close()
-
-
-async def make_documents(path: Path) -> None:
-    documents = SqliteDocuments(path)
-    await documents.open()
-    await documents.close()
 
 
 async def make_other(path: Path) -> None:
@@ -42,7 +35,6 @@ async def make_text(path: Path) -> None:
     ("make", "why"),
     [
         (make_store, "is a store of idalloc; name another file"),
-        (make_documents, "is a file of documents of idalloc; name another file"),
         (make_other, "is a SQLite database of another program; name another file"),
         (make_text, "cannot use .* as a SQLite database"),
     ],
@@ -59,13 +51,12 @@ async def test_another_file_is_refused(tmp_path: Path, make: Callable[[Path], Aw
 
 
 async def test_a_witness_is_no_store(tmp_path: Path) -> None:
-    """P3: a witness is refused as a store and as a file of documents."""
+    """P3: a witness is refused as a store."""
     witness = SqliteWitness(tmp_path / "marks.db")
     await witness.open()
     await witness.close()
-    for other in (SqliteStore(tmp_path / "marks.db", FakeClock()), SqliteDocuments(tmp_path / "marks.db")):
-        with pytest.raises(StartRefused, match=r"^store: "):
-            await other.open()
+    with pytest.raises(StartRefused, match=r"^store: "):
+        await SqliteStore(tmp_path / "marks.db", FakeClock()).open()
 
 
 async def test_an_edited_mark_is_refused(tmp_path: Path) -> None:
