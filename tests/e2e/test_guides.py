@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import grpc
@@ -11,12 +10,9 @@ import pytest
 from idalloc._core.tls_errors import _CAUSES
 from idalloc.cli import _UNREACHABLE_HINTS
 from idalloc.v1 import id_allocator_pb2, id_allocator_pb2_grpc
-from idalloc_server.auth.access import ADMIN
 from idalloc_server.auth.authorize import RULES
-from idalloc_xproto import operations
 from tests.support.cratedb.tables_of_users import table_with_a_row
 from tests.support.documents import blocks, free_port, run_page
-from tests.support.environments import mysqlx_python
 from tests.support.paths import ROOT
 from tests.support.processes import running
 from tests.support.trace_collector import Collector, Span
@@ -57,38 +53,6 @@ def test_choosing_a_key_passes_the_ids_of_a_table(tmp_path: Path, subtests: pyte
         run_page("docs/guides/choosing-a-key.md", tmp_path, subtests, ports={4200: crate})
 
 
-@pytest.fixture
-def mysqlx() -> Path:
-    """A Python with MySQL's client, which the first use installs."""
-    return mysqlx_python()
-
-
-@pytest.mark.test_long
-@pytest.mark.timeout(300)
-def test_mysql_clients_get_what_the_guide_shows(mysqlx: Path, tmp_path: Path, subtests: pytest.Subtests) -> None:
-    """The programs of the guide print what it shows, with MySQL's own Python client."""
-    assert mysqlx.is_relative_to(ROOT / ".venv-mysqlx")
-    files = ["examples", ".venv-mysqlx"]
-    run_page("docs/guides/mysql-xdevapi.md", tmp_path, subtests, files=files)
-
-
-@pytest.mark.test_long
-@pytest.mark.timeout(300)
-def test_the_guide_names_the_error_of_each_refused_statement(mysqlx: Path, tmp_path: Path) -> None:
-    """Each statement of the guide's table ends with its error, and the collection is as before."""
-    page = (GUIDES / "mysql-xdevapi.md").read_text().partition("## What is out")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| `(.*)` \| (\d+) \|$", page, re.MULTILINE)
-    assert len(rows) > 10
-    statements = [*(statement for statement, _ in rows), "orders.add({'_id': 'first'})", "orders.find('price = 3')"]
-    with running(tmp_path, xproto_listen="127.0.0.1:0") as server:
-        uri = f"mysqlx://shop:any@{server.xproto}?ssl-mode=DISABLED"
-        script = ROOT / "tests/xproto/support/mysql/run_statements.py"
-        done = subprocess.run([mysqlx, script, uri], input=json.dumps(statements), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    errors = [*(int(error) for _, error in rows), 5116, 0]
-    assert dict(zip(statements, json.loads(done.stdout), strict=True)) == dict(zip(statements, errors, strict=True))
-
-
 def test_the_policy_of_the_languages_guide_awaits_a_lone_server(tmp_path: Path) -> None:
     """The guide's policy is the protos' but for its waits; a call with it outlasts a start."""
     page = (GUIDES / "languages.md").read_text()
@@ -123,16 +87,6 @@ def test_the_table_of_roles_has_every_rpc() -> None:
     assert {role: {*re.findall(r"`(\w+)`", row)} for role, row in rows.items()} == {
         role: {method.rpartition("/")[2] for method, rule in RULES.items() if rule.role == role} for role in rows
     }
-
-
-def test_the_guide_has_every_operation_on_documents() -> None:
-    """The guide names each audited operation: those that need admin, those logged if denied."""
-    known = {each for each in vars(operations).values() if isinstance(each, operations.Operation)}
-    page = (GUIDES / "access-control.md").read_text()
-    bullet = page.partition("- `method` is `xproto/` and ")[2].partition("\n- ")[0]
-    changing, denied = ({*re.findall(r"`([a-z]\w*)`", text)} for text in bullet.split(" A denied statement "))
-    assert changing == {each.name for each in known if each.role == ADMIN}
-    assert denied == {each.name for each in known if each.role != ADMIN} | {"why"}
 
 
 @pytest.mark.test_long

@@ -13,7 +13,7 @@ WHOLE = {
     "docs/guides/languages.md": "tests/e2e/test_guides.py",
     "docs/guides/load-tests.md": "tests/e2e/test_guides.py",
     "docs/guides/migration.md": "tests/e2e/test_guides.py",
-    "docs/guides/mysql-xdevapi.md": "tests/e2e/test_guides.py",
+    "docs/guides/mysql-xdevapi.md": "tests/xproto/e2e/test_guides.py",
     "docs/guides/opensearch.md": "tests/e2e/test_opensearch_documents.py",
     "docs/guides/python-sdk.md": "tests/e2e/test_sdk_guides.py",
     "docs/guides/sequences.md": "tests/e2e/test_sequence_guides.py",
@@ -78,7 +78,7 @@ NOT_RUN = {
         "python3 -m venv .venv-mysqlx": "the test has installed the same packages",
         "npm ci --prefix examples/mysql/node": MYSQL_CLIENTS,
         "mvn -q -B -f examples/mysql/java package": MYSQL_CLIENTS,
-        "SELECT collection_key, ": "tests/store/cratedb/test_document_rests.py runs it",
+        "SELECT collection_key, ": "tests/xproto/store/test_document_rests.py runs it",
     },
     "docs/guides/node.md": dict.fromkeys(
         (

@@ -1,4 +1,4 @@
-"""The X Protocol's port of a real server: access control, workers, metrics, a drain and kills."""
+"""The X Protocol's port of a real server: access, workers, metrics, a drain, kills, strangers."""
 
 import asyncio
 import hashlib
@@ -14,8 +14,11 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from idalloc.xprotocol.v1 import connection_pb2
+from idalloc.xprotocol.v1 import connection_pb2, statement_pb2
+from idalloc_xproto import frames
 from tests.e2e.test_http import metrics
+from tests.e2e.test_persist import free_address
+from tests.e2e.test_strangers import LOOPBACK, SECRET, STRANGERS, holding, opened, port_of
 from tests.support.certificates import Certificates, issue
 from tests.support.processes import IDALLOC, Server, running, running_beside
 from tests.support.server_calls import log_events, refused_start
@@ -305,3 +308,64 @@ async def test_killed_servers_keep_what_they_answered(kind: str, tmp_path: Path,
             stored = [json.loads(row)["_id"] for row in (await client.find()).rows]
     assert set(received) <= set(stored)
     assert len(set(stored)) == len(stored)
+
+
+@pytest.mark.test_long
+async def test_sql_persists_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restart keeps what PERSIST set, also where a later SET GLOBAL differed, and no more."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    settings = {"listen": free_address(), "xproto_listen": "127.0.0.1:0"}
+    names = ("auto_increment_increment", "auto_increment_offset", "mysqlx_document_id_unique_prefix")
+    read = f"SELECT {', '.join(f'@@{name}' for name in names)}"
+
+    async def run(server: Server, *statements: str) -> list[int]:
+        async with connected(server.xproto) as client:
+            for statement in statements:
+                assert (await client.sql(statement)).code == 0
+            reply = await client.sql(read)
+            [row] = [payload for kind, payload in reply.frames if kind == frames.ROW]
+            return [field[0] for field in statement_pb2.Row.FromString(row).field]
+
+    with running(tmp_path, **settings) as server:
+        mixed = "SET GLOBAL auto_increment_increment = 8, PERSIST mysqlx_document_id_unique_prefix = 5"
+        twice = "SET PERSIST auto_increment_offset = 3, GLOBAL auto_increment_offset = 4"
+        assert await run(server, mixed, twice) == [8, 4, 5]
+        server.stop(signal.SIGKILL)
+    with running(tmp_path, **settings) as server:
+        assert await run(server) == [1, 3, 5]
+
+
+@pytest.mark.test_long
+def test_strangers_on_the_port_of_the_x_protocol_are_ended_first(tmp_path: Path) -> None:
+    """Connections without a login make room for a new one, even of their address; sessions stay."""
+    with running(tmp_path, http_listen=LOOPBACK, xproto_listen=LOOPBACK) as server:
+        port = port_of(server, "xproto")
+        with holding(port, 150, ["127.0.0.1", *STRANGERS]):
+            with opened(port) as late:
+                assert late.recv(5)[4] == 11  # the hello
+            with opened(port, STRANGERS[0]) as other:
+                assert other.recv(5)[4] == 11
+
+
+@pytest.mark.test_long
+def test_no_byte_of_a_login_is_in_a_reply_or_the_log(tmp_path: Path) -> None:
+    """A token sent as user, schema, mechanism or proof is in no reply of X and in no log."""
+    token = SECRET[7:] + "_of_the_usual_length_of_a_token"
+    starts = [
+        connection_pb2.AuthenticateStart(mech_name=token),
+        connection_pb2.AuthenticateStart(mech_name="PLAIN", auth_data=f"{token}\0{token}\0{token}".encode()),
+        connection_pb2.AuthenticateStart(mech_name="MYSQL41"),
+    ]
+    proof = connection_pb2.AuthenticateContinue(auth_data=f"{token}\0{token}\0*{token}".encode())
+    with running(tmp_path, http_listen=LOOPBACK, xproto_listen=LOOPBACK) as server:
+        for start in starts:
+            with opened(port_of(server, "xproto"), sent=frames.frame(4, start) + frames.frame(5, proof)) as connection:
+                connection.settimeout(10)
+                reply = b""
+                while not any(text in reply for text in (b"authentication method", b"Unknown database")):
+                    part = connection.recv(65536)
+                    assert part, reply
+                    reply += part
+            assert b"one_of_the_secrets" not in reply
+        assert server.stop() == 0
+    assert "one_of_the_secrets" not in server.log.read_text()
