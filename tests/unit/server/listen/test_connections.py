@@ -16,7 +16,6 @@ from idalloc_server.files import descriptors
 from idalloc_server.listen import connections, open_files
 from idalloc_server.listen.connections import Accepted, Limits, Listener
 from idalloc_server.settings.model import Settings
-from idalloc_xproto.settings import XProtocolSettings
 from tests.support.waiting import until
 
 
@@ -312,11 +311,18 @@ def test_the_reserve_lends_and_fills_again() -> None:
     assert reserve._held == []
 
 
+class PortSettings(Settings):
+    """The settings of a server with a port of another package."""
+
+    other_listen: str = ""
+    other_max_connections: int = 100
+
+
 def test_grpc_leaves_descriptors_for_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """grpcio gets the descriptors that all else leaves, but at least half of a low limit."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1000, 1000))
     plain = Settings()
-    others = XProtocolSettings(http_listen="127.0.0.1:0", xproto_listen="127.0.0.1:0", probe_listen="127.0.0.1:0")
+    others = PortSettings(http_listen="127.0.0.1:0", other_listen="127.0.0.1:0", probe_listen="127.0.0.1:0")
     own = open_files.OWN + descriptors.RESERVED
     assert open_files.most_grpc_connections(plain) == 1000 - own
     assert open_files.most_grpc_connections(others) == 1000 - own - 200 - 100 - 16
