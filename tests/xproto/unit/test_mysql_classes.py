@@ -11,8 +11,8 @@ from idalloc.xprotocol.v1 import notice_pb2
 from idalloc_server.domain.document_ids.generator import DocIdRun
 from idalloc_server.notices.generated_ids import doc_ids_frame, insert_id_notice, notice_frame
 from tests.support import environments
+from tests.support.mysql import recordings
 from tests.support.paths import ROOT
-from tests.xproto.support.mysql import recordings
 
 # The first run installs MySQL's client.
 pytestmark = [pytest.mark.timeout(300), pytest.mark.test_long]

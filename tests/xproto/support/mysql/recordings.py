@@ -1,37 +1,11 @@
-"""Recordings of a real MySQL in the folder data; its README describes them."""
+"""Conversations with a real MySQL in the folder data; its README describes them."""
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.support.mysql.recordings import lines
+
 _DATA = Path(__file__).parent / "data"
-
-
-class Transitions(NamedTuple):
-    """Ids issued in sequence under the same variables."""
-
-    case: str
-    offset: int
-    increment: int
-    timestamp_before: int
-    serial_before: int
-    ids: list[str]
-
-
-class Notice(NamedTuple):
-    """A notice of generated document ids."""
-
-    source: str
-    ids: list[str]
-    frame: bytes
-
-
-class Restart(NamedTuple):
-    """Restarts of one server: its clock at each start, and the ids that it generated then."""
-
-    case: str
-    boots: list[tuple[float, list[str]]]
 
 
 class Conversation(NamedTuple):
@@ -48,7 +22,7 @@ class Conversation(NamedTuple):
 
 
 def conversations() -> list[Conversation]:
-    return [_conversation(line) for line in _lines("frames.jsonl")]
+    return [_conversation(line) for line in lines(_DATA / "frames.jsonl")]
 
 
 def _conversation(line: dict[str, Any]) -> Conversation:
@@ -65,33 +39,3 @@ def _conversation(line: dict[str, Any]) -> Conversation:
             replies[index].append(bytes.fromhex(frame))
     sent = [bytes.fromhex(frame) for frame in line["sent"]]
     return Conversation(line["case"], line["setup"], sent, replies, unasked, closed, line.get("stored", []))
-
-
-def transitions() -> list[Transitions]:
-    return [
-        Transitions(
-            case=line["case"],
-            offset=line["offset"],
-            increment=line["increment"],
-            timestamp_before=int(line["timestamp_before"], 16),
-            serial_before=int(line["serial_before"], 16),
-            ids=line["ids"],
-        )
-        for line in _lines("transitions.jsonl")
-    ]
-
-
-def notices() -> list[Notice]:
-    return [Notice(line["source"], line["ids"], bytes.fromhex(line["frame"])) for line in _lines("notices.jsonl")]
-
-
-def restarts() -> list[Restart]:
-    return [
-        Restart(line["case"], [(boot["clock"], boot["drawn"]) for boot in line["boots"]])
-        for line in _lines("restarts.jsonl")
-    ]
-
-
-def _lines(name: str) -> Iterator[dict[str, Any]]:
-    with (_DATA / name).open() as lines:
-        yield from map(json.loads, lines)

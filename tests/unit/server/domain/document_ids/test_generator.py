@@ -17,8 +17,8 @@ from idalloc_server.domain.errors import (
     StoreUnavailable,
 )
 from tests.support.fake_store import FakeClock, Fault, MemoryStore, lost_reply, rejected, unreachable
+from tests.support.mysql import recordings
 from tests.support.waiting import settle
-from tests.xproto.support.mysql import recordings
 
 NOW = 1_700_000_000
 

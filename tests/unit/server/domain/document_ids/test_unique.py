@@ -14,8 +14,8 @@ from idalloc_server.domain.store.protocol import Store
 from idalloc_server.store.sqlite.store import SqliteStore
 from tests.support.fake_process import FakeProcess
 from tests.support.fake_store import FakeClock, MemoryStore
+from tests.support.mysql import recordings
 from tests.support.paths import ROOT
-from tests.xproto.support.mysql import recordings
 
 NOW = 1_700_000_000
 

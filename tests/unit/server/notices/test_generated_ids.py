@@ -11,7 +11,7 @@ from idalloc_server.notices.generated_ids import (
     insert_id_notice,
     notice_frame,
 )
-from tests.xproto.support.mysql import recordings
+from tests.support.mysql import recordings
 
 DOC_IDS = st.lists(st.text("0123456789abcdef", min_size=28, max_size=28), min_size=1, max_size=300)
 
