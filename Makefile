@@ -90,8 +90,8 @@ test-mysql: .venv/ready ## compare with a live MySQL (not part of test)
 	IDALLOC_TEST_MYSQL=1 $(bin)/pytest -m mysql $(ARGS)
 
 faults: .venv/ready ## the long forms of the fault scenarios (ARGS="-k pause"); writes docs/operations/fault-tests.md
-	IDALLOC_TEST_EXAMPLES=$${IDALLOC_TEST_EXAMPLES:-1000} $(bin)/pytest -n 2 tests/faults tests/unit/server/test_state_machine.py \
-	  tests/unit/server/test_exploration.py \
+	IDALLOC_TEST_EXAMPLES=$${IDALLOC_TEST_EXAMPLES:-1000} $(bin)/pytest -n 2 tests/faults tests/xproto/faults \
+	  tests/unit/server/test_state_machine.py tests/unit/server/test_exploration.py \
 	  --full --document docs/operations/fault-tests.md $(ARGS)
 
 explore: .venv/ready ## explore every order of events of small scenarios, deeper than the tests do (SECONDS=600)

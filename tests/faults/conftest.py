@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if not item.get_closest_marker("long")]
     for item in items:
-        if item.nodeid.startswith("tests/faults/"):  # real processes that are killed, paused, filled up and restarted
+        if "/faults/test_" in item.nodeid:  # real processes that are killed, paused, filled up and restarted
             item.add_marker(pytest.mark.test_long)
         if item.get_closest_marker("scenario") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_SECONDS if full else SHORT_SECONDS), append=False)

@@ -43,7 +43,7 @@ PATIENCE = 20.0
 
 
 class Attack:
-    """A process of ``tests/support/faults/attacks.py``."""
+    """A process of attacks, such as ``tests/support/faults/attacks.py``."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
@@ -73,13 +73,14 @@ class Overload:
     transport: str
     watch: ResourceMonitor  # the node's resources
     bystander: ClientProcess  # the well-behaved client
+    program: str = "tests.support.faults.attacks"  # the module of the attacks
 
     @contextmanager
     def attack(self, attack: str, number: int, **options: Any) -> Iterator[Attack]:
         """Run an attack for the block: complete at its start; its connections close at its end."""
         command = {"target": self.node.address, "attack": attack, "number": number} | options
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.faults.attacks", json.dumps(command)],
+            [sys.executable, "-m", self.program, json.dumps(command)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

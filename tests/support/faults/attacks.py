@@ -15,7 +15,7 @@ import struct
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any
@@ -23,8 +23,6 @@ from typing import Any
 import grpc
 
 from idalloc.v1 import id_allocator_pb2 as pb
-from idalloc.xprotocol.v1 import connection_pb2
-from idalloc_xproto import frames
 from tests.support import http2
 from tests.support.faults.floods import flood
 
@@ -254,43 +252,6 @@ def _codes(target: str, number: int, concurrency: int, call: Callable[[int], tup
         return Outcomes(pool.map(answer, range(number)))
 
 
-def x_sessions(target: str, number: int, *, until: str, **_others: Any) -> Outcomes:
-    """Open X Protocol connections: up to the server's hello, half a login, or a whole one."""
-    host, _, port = target.rpartition(":")
-    seen = Outcomes()
-    for _ in range(number):
-        connection = socket.create_connection((host, int(port)), timeout=60)
-        OPEN.append(connection)
-        kind = _x_frame(connection)
-        if kind == frames.NOTICE and until != "hello":
-            start = connection_pb2.AuthenticateStart(mech_name="MYSQL41")
-            connection.sendall(frames.frame(4, start))
-            kind = _x_frame(connection)
-            if until == "session":
-                connection.sendall(frames.frame(5, connection_pb2.AuthenticateContinue(auth_data=b"\0x\0*00")))
-                while (kind := _x_frame(connection)) == frames.NOTICE:
-                    pass
-        seen[str(kind)] += 1
-    return seen
-
-
-def _x_frame(connection: socket.socket) -> int:
-    """Read a frame, and return its type."""
-    with connection.makefile("rb", buffering=0) as file:
-        length = struct.unpack("<I", _exactly(file, 4))[0]
-        return _exactly(file, length)[0]
-
-
-def _exactly(file: Any, count: int) -> bytes:
-    read = b""
-    while len(read) < count:
-        more: bytes = file.read(count - len(read))
-        if not more:
-            raise ConnectionError("closed")
-        read += more
-    return read
-
-
 def _is_open(connection: socket.socket) -> bool:
     connection.setblocking(False)
     try:
@@ -327,15 +288,19 @@ ATTACKS: dict[str, Callable[..., Outcomes]] = {
         metadata,
         wrong_requests,
         flood,
-        x_sessions,
     )
 }
 
 
-if __name__ == "__main__":
+def run(attacks: Mapping[str, Callable[..., Outcomes]]) -> None:
+    """Run the attack that the program's argument names; see the module."""
     options = {"concurrency": 8, "seconds": 1e9, "size": 64_000_000} | json.loads(sys.argv[1])
     if folder := options.get("tls"):
         options["tls"] = http2.client_context(folder)
-    print(json.dumps(ATTACKS[options.pop("attack")](**options)), flush=True)
+    print(json.dumps(attacks[options.pop("attack")](**options)), flush=True)
     sys.stdin.read()
     print(sum(map(_is_open, OPEN)), flush=True)
+
+
+if __name__ == "__main__":
+    run(ATTACKS)

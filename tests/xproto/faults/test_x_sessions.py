@@ -42,7 +42,7 @@ def overload(scenario: Scenario, transport: str, max_connections: int) -> Iterat
         )
         scenario.wait_for_records([bystander], 100)
         with ResourceMonitor(node.process.pid) as watch:
-            yield Overload(scenario, node, transport, watch, bystander)
+            yield Overload(scenario, node, transport, watch, bystander, "tests.xproto.support.sessions")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
