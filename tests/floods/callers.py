@@ -3,9 +3,9 @@
 ``python -m tests.floods.callers '{"seconds": 20, "token": …, "grpc": "127.0.0.1:50051", "http":
 "https://…/", …}'``
 
-Options: ``x`` (the address of the X Protocol), ``tls`` (a file with the authority of the server's
-certificate), ``grpc_tls`` (whether gRPC has TLS), ``calls_http`` (whether a caller reads the page),
-``calls_rid`` (whether one sends request ids).
+Options: ``tls`` (a file with the authority of the server's certificate), ``grpc_tls`` (whether gRPC
+has TLS), ``calls_http`` (whether a caller reads the page), ``calls_rid`` (whether one sends request
+ids).
 After a call of each caller it prints ``ready`` and waits for a line. Then it calls, and prints an
 ``Observed`` for each caller as JSON.
 
@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 import grpc.aio
@@ -31,7 +31,6 @@ import grpc.aio
 from bench.turns import percentile
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
-from tests.xproto.support.client import XClient
 
 RATE = 20
 # Each such call is made on a new connection.
@@ -99,10 +98,9 @@ class Callers:
         self._tls = ssl.create_default_context(cafile=options["tls"]) if options.get("tls") else None
         self._metadata = [("authorization", f"Bearer {options['token']}")]
         self._stack = AsyncExitStack()
-        self._x_turn = asyncio.Lock()
         self.calls: dict[str, Call] = {}
 
-    async def __aenter__(self) -> "Callers":
+    async def __aenter__(self) -> Self:
         if "grpc" in self._options:
             self._channel = await self._stack.enter_async_context(self._new_channel())
             self.calls["grpc"] = self._call_grpc
@@ -111,11 +109,6 @@ class Callers:
         self._session = await self._stack.enter_async_context(self._new_session())
         if self._options.get("calls_http"):
             self.calls["http"] = self._call_http
-        if "x" in self._options:
-            self._client = await self._new_client()
-            await self._client.sql("CREATE SCHEMA IF NOT EXISTS s")
-            await self._client.create_collection()
-            self.calls["x"] = self._call_x
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -164,34 +157,11 @@ class Callers:
             answer.raise_for_status()
             await answer.read()
 
-    async def _new_client(self) -> XClient:
-        client = await XClient.connect(self._options["x"])
-        self._stack.callback(client.close)
-        await client.read()
-        assert self._tls
-        await client.start_tls(self._tls)
-        reply = await client.log_in_plain("steady", self._options["token"])
-        assert reply.code == 0, reply.text
-        return client
 
-    async def _call_x(self, is_new: bool) -> None:
-        if is_new:
-            client = await self._new_client()
-            await self._add(client)
-            client.close()
-        else:
-            async with self._x_turn:  # a session has one statement at a time
-                await self._add(self._client)
-
-    async def _add(self, client: XClient) -> None:
-        reply = await client.add('{"a": 1}')
-        assert reply.code == 0, reply.text
-
-
-async def main(options: dict[str, Any]) -> dict[str, Observed]:
+async def main(options: dict[str, Any], kind: type[Callers]) -> dict[str, Observed]:
     """Call as the options say; return what each caller saw, and ``probes``."""
     seconds = options["seconds"]
-    async with Callers(options) as callers:
+    async with kind(options) as callers:
         for call in callers.calls.values():
             await call(False)
         print("ready", flush=True)
@@ -202,6 +172,11 @@ async def main(options: dict[str, Any]) -> dict[str, Observed]:
         return dict(zip(jobs, await asyncio.gather(*jobs.values()), strict=True))
 
 
-if __name__ == "__main__":
-    found = asyncio.run(main(json.loads(sys.argv[1])))
+def run(kind: type[Callers]) -> None:
+    """Run the program with a class of callers."""
+    found = asyncio.run(main(json.loads(sys.argv[1]), kind))
     print(json.dumps({name: vars(each) for name, each in found.items()}))
+
+
+if __name__ == "__main__":
+    run(Callers)

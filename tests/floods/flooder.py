@@ -20,31 +20,28 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import cache
 from itertools import cycle
 from typing import Any, NamedTuple
 
 from idalloc.v1 import id_allocator_pb2 as pb
-from idalloc.xprotocol.v1 import connection_pb2
-from idalloc_xproto import frames
 from tests.floods.cpu_share import CpuShare
 from tests.support import http2
 from tests.support.faults.attacks import ORDERS, TLS_HELLO
 from tests.support.faults.floods import FLOODS as HTTP2_FLOODS
 from tests.support.faults.floods import WRONG_TOKEN
-from tests.xproto.support.client import XClient, set_tls
 
 # The share of a core that a flood may use: of strangers, and of guests, who fill streams.
 CPU_SHARE, GUESTS_SHARE = 0.3, 1.0
 # Loopback addresses of strangers; callers have 127.0.0.1.
 STRANGERS = [f"127.0.0.{number}" for number in range(2, 10)]
 # Connections that a flood holds at once: those that cost both sides a handshake, and silent ones.
-_HELD, _SILENT = 400, 2_300
+HELD, SILENT = 400, 2_300
 _CONNECTING = 32  # at the same time
 _BOMB_BYTES = 64_000_000
-_CALLS, _TURN_SECONDS, _CONNECT_SECONDS = 100, 0.5, 10.0
+CALLS, _TURN_SECONDS, _CONNECT_SECONDS = 100, 0.5, 10.0
 # The requests without an answer of each stream.
 _AHEAD = 10
 _WRONG = "Bearer " + "x" * 43
@@ -144,13 +141,13 @@ async def half_handshakes(flooder: Flooder) -> None:
         await flooder.hold(connection, TLS_HELLO)
 
 
-def _then_reset(writer: asyncio.StreamWriter) -> None:
+def then_reset(writer: asyncio.StreamWriter) -> None:
     """Let the end of a connection be a reset."""
     found = writer.get_extra_info("socket")
     found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-async def _unread(flooder: Flooder, connection: Connection, opening: bytes, more: bytes) -> None:
+async def unread(flooder: Flooder, connection: Connection, opening: bytes, more: bytes) -> None:
     """Send bytes, then more of them twice a second, and read nothing."""
     _, writer = connection
     transport: Any = writer.transport
@@ -183,7 +180,7 @@ def _frames(kind: str) -> Turn:
                 for batch in HTTP2_FLOODS[kind]:
                     writer.write(batch)
                     await writer.drain()
-                    flooder.seen["sent"] += bool(batch) * _CALLS
+                    flooder.seen["sent"] += bool(batch) * CALLS
                     await flooder.share.pause()
                     if reading.done() or flooder.is_over:
                         return
@@ -200,7 +197,7 @@ async def half_calls(flooder: Flooder) -> None:
     async with _http2(flooder) as connection:
         calls = [
             http2.headers(stream, "AllocateRange") + http2.frame(http2.DATA, 0, stream, b"\0\0\0\x01\0half")
-            for stream in range(1, 2 * _CALLS, 2)
+            for stream in range(1, 2 * CALLS, 2)
         ]
         flooder.seen["sent"] += len(calls)
         await flooder.hold(connection, b"".join(calls))
@@ -211,10 +208,10 @@ async def unread_calls(flooder: Flooder) -> None:
     async with _http2(flooder, 0) as connection:
         calls = [
             http2.headers(stream, "AllocateRange", WRONG_TOKEN) + http2.message(stream, ORDERS)
-            for stream in range(1, 2 * _CALLS, 2)
+            for stream in range(1, 2 * CALLS, 2)
         ]
         flooder.seen["sent"] += len(calls)
-        await _unread(flooder, connection, b"".join(calls), http2.frame(http2.PING, 0, 0, bytes(8)))
+        await unread(flooder, connection, b"".join(calls), http2.frame(http2.PING, 0, 0, bytes(8)))
 
 
 async def gzip_bombs(flooder: Flooder) -> None:
@@ -256,8 +253,8 @@ def _full_streams(identity: str, **fields: Callable[[], Any]) -> Turn:
 
         async with _http2(flooder, 2**31 - 1) as (reader, writer):
             writer.write(http2.frame(http2.WINDOW_UPDATE, 0, 0, struct.pack(">I", 2**31 - 1 - 65_535)))
-            streams = {*range(1, 2 * _CALLS, 2)}
-            newest = 2 * _CALLS - 1
+            streams = {*range(1, 2 * CALLS, 2)}
+            newest = 2 * CALLS - 1
             writer.write(b"".join(map(opening, streams)))
             while not flooder.is_over:
                 head = await reader.readexactly(9)
@@ -311,13 +308,13 @@ async def http_resets(flooder: Flooder) -> None:
     async with flooder.connected() as (_, writer):
         writer.write(_http_request(path="/"))
         flooder.seen["sent"] += 1
-        _then_reset(writer)
+        then_reset(writer)
 
 
 async def unread_pages(flooder: Flooder) -> None:
     """Send requests, and read no answer."""
     async with flooder.connected(buffer=1) as connection:
-        await _unread(flooder, connection, _http_request(path="/") * _CALLS, _http_request(path="/") * _CALLS)
+        await unread(flooder, connection, _http_request(path="/") * CALLS, _http_request(path="/") * CALLS)
 
 
 async def wrong_tokens(flooder: Flooder) -> None:
@@ -342,55 +339,6 @@ async def gzip_bodies(flooder: Flooder) -> None:
             await asyncio.wait_for(flooder.hold(connection, head + body), _TURN_SECONDS)
 
 
-@asynccontextmanager
-async def _x_client(flooder: Flooder) -> AsyncIterator[XClient]:
-    async with flooder.connected(is_plain=True) as (reader, writer):
-        client = XClient(reader, writer)
-        await client.read()  # the hello
-        yield client
-
-
-_ASK = frames.frame(1, connection_pb2.CapabilitiesGet())
-
-
-async def half_x_messages(flooder: Flooder) -> None:
-    """Send half a message."""
-    async with _x_client(flooder) as client:
-        await flooder.hold((client.reader, client.writer), b"\x64\0\0\0\x04half")
-
-
-async def half_x_handshakes(flooder: Flooder) -> None:
-    """Ask for TLS, and send the beginning of its handshake."""
-    async with _x_client(flooder) as client:
-        await client.ask(set_tls())
-        await flooder.hold((client.reader, client.writer), TLS_HELLO)
-
-
-async def x_resets(flooder: Flooder) -> None:
-    """Reset a connection right after a message."""
-    async with _x_client(flooder) as client:
-        client.writer.write(_ASK)
-        flooder.seen["sent"] += 1
-        _then_reset(client.writer)
-
-
-async def unread_x_replies(flooder: Flooder) -> None:
-    """Ask for the capabilities, and read no reply."""
-    async with flooder.connected(is_plain=True, buffer=1) as connection:
-        await _unread(flooder, connection, _ASK * _CALLS, _ASK * _CALLS)
-
-
-async def x_logins(flooder: Flooder) -> None:
-    """Log in over TLS with a wrong token, until the server ends the connection."""
-    async with _x_client(flooder) as client:
-        assert flooder.tls
-        await client.start_tls(flooder.tls)
-        while True:
-            await client.log_in_plain("root", "x" * 43)
-            flooder.seen["sent"] += 1
-            await flooder.share.pause()
-
-
 class Flood(NamedTuple):
     """A flood."""
 
@@ -402,14 +350,14 @@ class Flood(NamedTuple):
 # By protocol and name.
 FLOODS: dict[str, dict[str, Flood]] = {
     "grpc": {
-        "half requests": Flood(half_calls, _HELD),
-        "half-open TLS": Flood(half_handshakes, _SILENT, needs_tls=True),
-        "silent": Flood(silent, _SILENT),
+        "half requests": Flood(half_calls, HELD),
+        "half-open TLS": Flood(half_handshakes, SILENT, needs_tls=True),
+        "silent": Flood(silent, SILENT),
         "rapid resets": Flood(_frames("rapid_resets"), 4),
         "continuations": Flood(_frames("continuations"), 4),
         "settings": Flood(_frames("settings"), 4),
         "pings": Flood(_frames("pings"), 4),
-        "slow reads": Flood(unread_calls, _HELD),
+        "slow reads": Flood(unread_calls, HELD),
         "gzip": Flood(gzip_bombs, 4),
         "wrong tokens": Flood(_frames("rejected_calls"), 4),
     },
@@ -421,21 +369,13 @@ FLOODS: dict[str, dict[str, Flood]] = {
         "full streams, request ids, quota": Flood(_full_streams("metered", request_id=_new_request_id), 5),
     },
     "http": {
-        "half requests": Flood(half_http_requests, _HELD),
-        "half-open TLS": Flood(half_handshakes, _SILENT, needs_tls=True),
-        "silent": Flood(silent, _SILENT),
+        "half requests": Flood(half_http_requests, HELD),
+        "half-open TLS": Flood(half_handshakes, SILENT, needs_tls=True),
+        "silent": Flood(silent, SILENT),
         "resets": Flood(http_resets, 4),
-        "slow reads": Flood(unread_pages, _HELD),
+        "slow reads": Flood(unread_pages, HELD),
         "gzip": Flood(gzip_bodies, 4),
         "wrong tokens": Flood(wrong_tokens, 4),
-    },
-    "x": {
-        "half requests": Flood(half_x_messages, _HELD),
-        "half-open TLS": Flood(half_x_handshakes, _SILENT, needs_tls=True),
-        "silent": Flood(silent, _SILENT),
-        "resets": Flood(x_resets, 4),
-        "slow reads": Flood(unread_x_replies, _HELD),
-        "logins": Flood(x_logins, 4, needs_tls=True),
     },
 }
 
@@ -448,11 +388,11 @@ def client_context(authority: str, protocol: str) -> ssl.SSLContext:
     return context
 
 
-async def main(options: dict[str, Any]) -> Counter[str]:
+async def main(options: dict[str, Any], floods: Mapping[str, Mapping[str, Flood]]) -> Counter[str]:
     """Flood as the options say, and return the counts."""
     protocol = options["protocol"]
     tls = client_context(options["tls"], protocol) if options.get("tls") else None
-    flood = FLOODS[protocol][options["flood"]]
+    flood = floods[protocol][options["flood"]]
     if flood.turn in (gzip_bombs, gzip_bodies):
         _bomb_frames()
     print("ready", flush=True)
@@ -464,6 +404,11 @@ async def main(options: dict[str, Any]) -> Counter[str]:
     return flooder.seen
 
 
-if __name__ == "__main__":
+def run(floods: Mapping[str, Mapping[str, Flood]]) -> None:
+    """Run the program with floods like ``FLOODS``."""
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of each connection that a server closes
-    print(json.dumps(asyncio.run(main(json.loads(sys.argv[1])))))
+    print(json.dumps(asyncio.run(main(json.loads(sys.argv[1]), floods))))
+
+
+if __name__ == "__main__":
+    run(FLOODS)

@@ -75,7 +75,9 @@ def measure(target: Target, kind: str, flood: str, seconds: float, *, same_addre
     with ExitStack() as stack:
         programs = [("callers", target.callers | {"seconds": seconds})] + [("flooder", options)] * bool(flood)
         # All have started before any is measured.
-        calling, *flooding = [stack.enter_context(_program(*each)) for each in programs]
+        calling, *flooding = [
+            stack.enter_context(_program(f"{KINDS[kind].package}.{name}", each)) for name, each in programs
+        ]
         with _used(target.pids) as used:
             for each in (*flooding, calling):
                 assert each.stdin
@@ -91,10 +93,10 @@ def measure(target: Target, kind: str, flood: str, seconds: float, *, same_addre
 
 
 @contextmanager
-def _program(name: str, options: dict[str, Any]) -> Iterator["subprocess.Popen[str]"]:
-    """Run a program of this folder, wait until it is ready, and kill it at the end of the block."""
+def _program(module: str, options: dict[str, Any]) -> Iterator["subprocess.Popen[str]"]:
+    """Run a program, wait until it is ready, and kill it at the end of the block."""
     process = subprocess.Popen(
-        [sys.executable, "-m", f"tests.floods.{name}", json.dumps(options)],
+        [sys.executable, "-m", module, json.dumps(options)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -103,7 +105,7 @@ def _program(name: str, options: dict[str, Any]) -> Iterator["subprocess.Popen[s
     with process:
         try:
             assert process.stdout
-            assert process.stdout.readline() == "ready\n", f"the {name} did not start"
+            assert process.stdout.readline() == "ready\n", f"{module} did not start"
             yield process
         finally:
             process.kill()

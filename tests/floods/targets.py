@@ -10,10 +10,13 @@ from typing import Any, NamedTuple
 
 import trustme
 
-from tests.floods.flooder import FLOODS
+from tests.floods import flooder
 from tests.support.processes import IDALLOC, Server, running
 from tests.support.proxy import Proxy, proxying, serving
+from tests.xproto.floods import flooder as x_flooder
 
+# All floods: this is the one import of the annex.
+FLOODS = flooder.FLOODS | x_flooder.FLOODS
 LOOPBACK = "127.0.0.1:0"
 # Strangers have no certificate, so the limits behind TLS are reached.
 NO_CLIENT_CERTIFICATES = {"require_client_certificate: true": "require_client_certificate: false"}
@@ -37,6 +40,7 @@ class Kind(NamedTuple):
     protocol: str  # a key of ``FLOODS``
     has_goal: bool  # whether strangers must not be noticed there
     about: str  # what it is and who calls
+    package: str = "tests.floods"  # of the programs that flood and call
 
 
 KINDS = {
@@ -74,6 +78,7 @@ KINDS = {
         "x",
         True,
         "The port of the X Protocol with TLS. Besides the caller of gRPC, one adds a document at the same rate.",
+        "tests.xproto.floods",
     ),
 }
 

@@ -9,9 +9,8 @@ import pytest
 from tests.floods import page
 from tests.floods.callers import Observed, pace
 from tests.floods.cpu_share import CpuShare
-from tests.floods.flooder import FLOODS
 from tests.floods.measure import Result
-from tests.floods.targets import KINDS, floods_of
+from tests.floods.targets import FLOODS, KINDS, floods_of
 
 
 class FakeTimes:
