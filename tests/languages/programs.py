@@ -86,7 +86,7 @@ def java_steps() -> list[list[str]]:
 
     They need no network once Maven's local repository has all packages.
     """
-    mvn = ["mvn", "-B", "-q"]  # tests/languages/test_mysql_clients.py runs the steps in another folder
+    mvn = ["mvn", "-B", "-q"]  # tests/xproto/languages/test_mysql_clients.py runs the steps in another folder
     return [[*mvn, "-f", str(ROOT / "client" / "java"), "-DskipTests", "install"], [*mvn, "package"]]
 
 

@@ -33,7 +33,7 @@ BY_HEADING = {
 }
 FRAMEWORKS = "tests/languages/test_frameworks.py runs the program"
 INDEX = "it needs a package index"
-MYSQL_CLIENTS = "tests/languages/test_mysql_clients.py runs it"
+MYSQL_CLIENTS = "tests/xproto/languages/test_mysql_clients.py runs it"
 NODE_CONSUMER = "tests/packages/test_node.py installs the package and runs it"
 PROGRAMS = "tests/languages/test_programs.py runs the program"
 PYTHON_EXAMPLES = "tests/e2e/test_examples.py runs the program"
