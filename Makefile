@@ -26,6 +26,8 @@ protoc = PATH="$(CURDIR)/.venv-gen/bin:$$PATH" .venv-gen/bin/python -m grpc_tool
   --proto_path=protos --proto_path=third_party/googleapis
 lock := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
   --custom-compile-command 'make lock' $(ARGS)
+# What `test` runs of the tests.
+pytest_short = $(bin)/pytest -n $(JOBS) --dist worksteal --hypothesis-profile few -m 'not mysql and not test_long and not languages and not xproto'
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,7 +38,10 @@ run: .venv/server ## start a server (ARGS="--listen 127.0.0.1:50052 …")
 
 test: .venv/ready ## lint, type checks and all tests but the long ones, in under 5 minutes (ARGS="-k name" goes to pytest)
 	@$(MAKE) --no-print-directory --jobs=$(JOBS) lint type gen-check .build/collected
-	$(bin)/pytest -n $(JOBS) --dist worksteal --hypothesis-profile few -m 'not mysql and not test_long and not languages and not xproto' $(ARGS)
+	$(pytest_short) $(ARGS)
+
+test-ids: .venv/ready ## the id server's tests alone, without the annex's
+	$(pytest_short) --ignore=tests/xproto $(ARGS)
 
 # Compiles what has changed of the tests once; otherwise each of pytest's processes does.
 .build/collected: .venv/ready $(shell find bench tests -name '*.py' 2>/dev/null)
@@ -54,13 +59,13 @@ test-upgrade: .venv/ready ## run servers of the version before and of this one o
 	$(bin)/pytest -n 2 --dist loadgroup tests/upgrade $(ARGS)
 
 test-languages: .venv/ready test-packages ## build and run the examples in Go, Java, Node and Python; skips languages that are not installed
-	$(bin)/pytest -m languages tests/languages $(ARGS)
+	$(bin)/pytest -m languages tests/languages tests/xproto/languages $(ARGS)
 
 test-packages: .venv/ready ## build the packages of the clients, and run programs that install them; part of test-languages
 	$(bin)/pytest -m languages tests/packages $(ARGS)
 
 test-xproto: .venv/ready ## compare MySQL's clients for Python, Node and Java with MySQL's answers; skips what is not installed
-	$(bin)/pytest -n 0 tests/xproto $(ARGS)
+	$(bin)/pytest -n 0 tests/xproto/clients $(ARGS)
 
 test-fresh: ## run each target once in a fresh clone on a bare Debian 13 (needs root and debootstrap; ARGS=--quick leaves out the slow ones)
 	@scripts/in_debian.sh $(or $(SUITE),trixie) python3 scripts/fresh_targets.py $(ARGS)
@@ -101,7 +106,7 @@ mutants: .venv/ready ## run the tests of the domain against its seeded faults (A
 	$(bin)/python -m tests.support.mutants --document docs/operations/mutants.md $(ARGS)
 
 fuzz: .venv/ready ## random and damaged input for RPCs, files and the X Protocol: 20,000 of each, 100,000 frames of sessions; takes hours
-	IDALLOC_TEST_FUZZ_EXAMPLES=$${IDALLOC_TEST_FUZZ_EXAMPLES:-20000} $(bin)/pytest tests/fuzz --timeout 0 $(ARGS)
+	IDALLOC_TEST_FUZZ_EXAMPLES=$${IDALLOC_TEST_FUZZ_EXAMPLES:-20000} $(bin)/pytest tests/fuzz tests/xproto/fuzz --timeout 0 $(ARGS)
 
 soak: .venv/ready ## ten minutes under load: memory, descriptors and threads stay flat; then 15 in which no alert may fire (needs prometheus)
 	$(bin)/pytest -s tests/faults/test_soak.py --soak 600 --document docs/operations/fault-tests.md $(ARGS)
@@ -343,4 +348,4 @@ no_generator = requirements/gen.txt has no wheels for this Python, but for 3.11 
 	$(call venv,.venv-gen,$<)
 	@touch $@
 
-.PHONY: help run test test-fresh test-long test-upgrade test-languages test-packages test-xproto lint type format test-mysql trace load profile bench-clients bench-envoy bench-peers bench-opensearch bench-faults bench-xproto bench-growth faults explore mutants fuzz soak floods gen gen-check generated docs docs-reference prefix baseline lock tools dist version packages packages-go packages-maven image clean
+.PHONY: help run test test-fresh test-ids test-long test-upgrade test-languages test-packages test-xproto lint type format test-mysql trace load profile bench-clients bench-envoy bench-peers bench-opensearch bench-faults bench-xproto bench-growth faults explore mutants fuzz soak floods gen gen-check generated docs docs-reference prefix baseline lock tools dist version packages packages-go packages-maven image clean

@@ -14,6 +14,7 @@ SHORT = {"test-fresh": ["--dry-run"], "explore": ["SECONDS=1"]}
 # The targets that take long, and how they take less.
 SLOW = {
     "test": ["ARGS=tests/unit/test_requirements.py"],
+    "test-ids": ["ARGS=tests/unit/test_requirements.py"],
     "mutants": ["ARGS=expired-lease-issues"],
     "test-long": ["ARGS=tests/deploy/test_release.py"],
     "test-upgrade": [],
